@@ -27,7 +27,7 @@ sys.path.pop(0)  # this folder, which has another `train`
 sys.path.extend(str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "distributed"))
 from train.killing import LAYOUTS, SAME, Killable, drawn, furthest  # what the tests do in short
 
-STEPS, CHECKPOINT_EVERY = 200, 4
+STEPS, CHECKPOINT_EVERY = 1000, 4
 
 
 def killed_again_and_again(name: str, kills: int, seed: int, place: Path) -> dict[str, Any]:
@@ -35,12 +35,12 @@ def killed_again_and_again(name: str, kills: int, seed: int, place: Path) -> dic
     model, layout, other = LAYOUTS[name]
     alone, run = (Killable(place / what, model, layout, STEPS, CHECKPOINT_EVERY) for what in ("alone", "killed"))
     alone.ends()
-    wanted, counted, moved = alone.losses(), Counter[str](), None
+    wanted, counted, drafts, moved = alone.losses(), Counter[str](), 0, None
     for number, kill in enumerate(drawn(f"{name} {seed}", kills, STEPS)):
         begun = time.monotonic()
         assert run.killed(kill), f"{kill}: the run had ended before"
         counted[f"{kill.victim} {kill.moment}"] += 1
-        found = run.losses()
+        found, drafts = run.losses(), drafts + run.has_draft()
         right = all(wanted[step] == found[step] for step in found)
         print(f"{name} {number + 1}/{kills}: {kill}; died after step {max(found, default=0)}, losses "
               f"{'equal' if right else 'DIFFER'}, {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
@@ -51,7 +51,7 @@ def killed_again_and_again(name: str, kills: int, seed: int, place: Path) -> dic
     moved.ends()
     return {
         "layout": name, "kills": kills, "steps": STEPS, "same_bits": run.losses() == wanted, "by": dict(counted),
-        "elsewhere": str(other), "furthest_elsewhere": furthest(moved.losses(), wanted),
+        "half_written": drafts, "elsewhere": str(other), "furthest_elsewhere": furthest(moved.losses(), wanted),
     }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/kills"))
     arguments = parser.parse_args()
     each = -(-arguments.kills // len(arguments.layouts))
-    rows, fine = [("layout", "kills", "losses to the last bit", "then in", "furthest there")], True
+    rows, fine = [("layout", "kills", "in a save", "losses to the last bit", "then in", "furthest there")], True
     for name in arguments.layouts:
         report = arguments.out / f"{name}-{each}-{arguments.seed}.json"
         if not report.exists():
@@ -74,10 +74,10 @@ def main() -> int:
         said = json.loads(report.read_text())
         fine &= said["same_bits"] and said["furthest_elsewhere"] <= SAME
         rows.append(
-            (name, str(said["kills"]), "equal" if said["same_bits"] else "differ", said["elsewhere"],
+            (name, str(said["kills"]), str(said["half_written"]), "equal" if said["same_bits"] else "differ", said["elsewhere"],
              f"{said['furthest_elsewhere']:.1e}")
         )  # fmt: skip
-    print(plain_block(Table(rows=tuple(rows), right=(1, 4))))
+    print(plain_block(Table(rows=tuple(rows), right=(1, 2, 5))))
     return 0 if fine else 1
 
 

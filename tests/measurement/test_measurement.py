@@ -130,7 +130,8 @@ def test_the_summary_is_of_the_whole_run(tmp_path: Path) -> None:
     with LogWriter(path) as log:
         for step, seconds in enumerate((9.0, 2.0, 1.0), start=1):
             log.write(step_line(record(step, step_time_s=seconds), RATES, {}))
-    found = summarised(read_log(path), RATES, log_path="log.jsonl", unigram_entropy_nats=5.0, held_out_loss=None)
+    found = summarised(read_log(path), RATES, log_path="log.jsonl", unigram_entropy_nats=5.0, held_out_loss=None,
+                       planned=(1e6, 0.5))  # fmt: skip
     assert (found["steps"], found["first_loss"], found["last_loss"]) == (3, 10.0, 10.0 / 3)
     assert (found["step_time_s"], found["tokens_per_s"], found["seconds"]) == (2.0, 2**19, 12.0)
     text = summary_text(found)
@@ -141,6 +142,26 @@ def test_the_summary_is_of_the_whole_run(tmp_path: Path) -> None:
     text = summary_text(found | {"held_out_loss": "nan", "mfu": None})
     assert "nan nats per token, nan below how often each token comes alone: 5.0000 nats per token" in text
     assert "MFU" not in text
+
+
+def test_the_summary_has_the_checkpoints_beside_the_plan(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with LogWriter(path) as log:
+        for step, write_s, stall_s in ((1, 0.5, 0.25), (2, 0.75, 0.125), (3, 2.0, 0.625)):
+            log.write(step_line(record(step, step_time_s=1.0), RATES, {}))
+            log.write(
+                {"event": "checkpoint", "step": step, "write_s": write_s, "stall_s": stall_s, "num_bytes": 3_000_000}
+            )
+    found = summarised(read_log(path), RATES, log_path="log.jsonl", unigram_entropy_nats=5.0, held_out_loss=None,
+                       planned=(2.5e6, 0.5))  # fmt: skip
+    assert found["checkpoints"] == {
+        "number": 3, "num_bytes": 3e6, "write_s": 0.75, "stall_s": 0.25, "stalled": 0.25, "planned_bytes": 2.5e6,
+        "planned_write_s": 0.5,
+    }  # fmt: skip
+    assert (
+        "saved      3 checkpoints of 3 MB, planned 2.5 MB; 750 ms to write, planned 500 ms; training waited 250 ms for each, 25% "
+        "of its time"
+    ) in summary_text(found)
 
 
 def test_a_folder_is_read_back_and_refused_where_there_is_none(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ LAYOUTS = {
 VICTIMS = ("rank 0", "rank 1", "all", "launcher")
 MOMENTS = ("in a step", "in a step", "in a save", "in the start")
 FOREVER_S = 900.0
+TAIL_BYTES = 4096  # more than a line of the log
 SAME = 1e-10  # of float64 on another layout, whose sums have another order
 
 
@@ -114,9 +115,18 @@ class Killable:
     def _is_time(self, kill: Kill, launcher: int) -> bool:
         if kill.moment == "in the start":
             return launcher not in _ranks(self.out, launcher)
-        if kill.moment == "in a save" and not any(self.out.glob("checkpoints/.step-*.writing/*")):
-            return False
-        return len(self.losses()) >= kill.step
+        return self._last_step() >= kill.step and (kill.moment != "in a save" or self.has_draft())
+
+    def has_draft(self) -> bool:
+        """Whether a checkpoint is, or was when the processes died, half written."""
+        return any(self.out.glob("checkpoints/.step-*.writing/*"))
+
+    def _last_step(self) -> int:
+        """The step of the last whole line of the log."""
+        with suppress(OSError, IndexError, ValueError), (self.out / "log.jsonl").open("rb") as file:
+            file.seek(max(os.path.getsize(file.name) - TAIL_BYTES, 0))
+            return int(json.loads(file.read().split(b"\n")[-2]).get("step", 0))
+        return 0
 
     def _kill(self, launcher: int, victim: str) -> None:
         with suppress(ProcessLookupError):

@@ -205,7 +205,7 @@ def parts() -> Parts:
     return Parts(
         join=join, leave=world.stop, trainer=Bigram,
         checkpoints=lambda folder, recipe: Checkpointer(
-            folder, keep=recipe.keep_checkpoints, timeout=timedelta(seconds=recipe.timeout_s)
+            folder, keep=recipe.keep_checkpoints, keep_every=recipe.keep_every, timeout=timedelta(seconds=recipe.timeout_s)
         ),
         probe=lambda plan, world: {"products": 1e-3, "memory": 2e-3},
     )  # fmt: skip

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,33 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, 30, 4, keep=2)
     assert names(tmp_path) == {"step-00000004", "step-00000030"}
     assert latest(tmp_path) == tmp_path / "step-00000030"
+
+
+def test_every_so_many_steps_one_is_kept_for_good(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path, keep=2, keep_every=30) as checkpoints:
+        for step in range(10, 110, 10):
+            checkpoints.save(step, {"step": step})
+        saved = checkpoints.finished()
+    assert sorted(int(path.name[5:]) for path in tmp_path.iterdir()) == [30, 60, 90, 100]
+    assert [one.step for one in saved] == list(range(10, 110, 10))
+    assert all(0 < one.write_s <= one.stall_s for one in saved), (
+        "a save that is waited for holds the training up all the while"
+    )
+
+
+def test_beside_a_save_the_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seconds to write are those of the thread that writes, the stall is the copy."""
+    go, finish = threading.Event(), checkpointer._finish
+    monkeypatch.setattr(checkpointer, "_finish", lambda *given: (go.wait(), finish(*given)))
+    with Checkpointer(tmp_path, keep=1) as checkpoints:
+        checkpoints.start(1, {"w": Piece((1000,), (0,), torch.zeros(1000)), "step": 1})
+        assert checkpoints.finished() == []
+        time.sleep(0.2)
+        go.set()
+        checkpoints.wait()
+        (saved,) = checkpoints.finished()
+    assert saved.write_s > 0.2 > saved.stall_s
+    assert saved.num_bytes == 4000
 
 
 def test_what_was_written_last_stays_though_it_is_no_newest(tmp_path: Path) -> None:

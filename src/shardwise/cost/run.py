@@ -108,7 +108,8 @@ def training_run(
     given = reliability or Reliability()
     size = checkpoint_bytes(architecture, job)
     ideal_s = job.tokens / job.global_batch_tokens * estimate.step_time_s
-    pace = _pace(size, cluster.num_devices, estimate.step_time_s, given)
+    write_s = checkpoint_seconds(architecture, job, cluster.num_devices, given)
+    pace = _pace(write_s, cluster.num_devices, estimate.step_time_s, given)
     wall_s = ideal_s / pace.goodput if pace.goodput > 0 else math.inf
     chip_hours = cluster.num_devices * wall_s / SECONDS_PER_HOUR
     if not math.isfinite(chip_hours * MOST):
@@ -139,8 +140,18 @@ class _Pace(NamedTuple):
     interval_s: float | None = None
 
 
-def _pace(size: float, num_devices: int, step_s: float, given: Reliability) -> _Pace:
-    write_s = size / (given.checkpoint_bytes_per_s_per_device * num_devices)
+def checkpoint_seconds(architecture: Architecture, job: Job, num_devices: int, reliability: Reliability) -> float:
+    """d: seconds to write a checkpoint of a run, at the bandwidth that each device has to the storage.
+
+    >>> from shardwise.model.load import load_model
+    >>> job = Job(global_batch_tokens=2**22, seq_len=4096)
+    >>> round(checkpoint_seconds(load_model("llama-3-8b"), job, 64, Reliability(checkpoint_bytes_per_s_per_device=1e9)), 2)
+    1.76
+    """
+    return checkpoint_bytes(architecture, job) / (reliability.checkpoint_bytes_per_s_per_device * num_devices)
+
+
+def _pace(write_s: float, num_devices: int, step_s: float, given: Reliability) -> _Pace:
     mtbf_s = time_between_failures(num_devices, given)
     if mtbf_s is None:
         return _Pace(1.0, {"checkpoints": 0.0, "interruptions": 0.0}, write_s)

@@ -27,6 +27,7 @@ SCHEMA = "shardwise.log/1"
 LOSS, VALIDATION_LOSS, SECONDS = "loss_metrics/global_avg_loss", "validation_metrics/loss", "time_metrics/end_to_end(s)"
 DATA_SECONDS, DATA_PART = "time_metrics/data_loading(s)", "time_metrics/data_loading(%)"
 INSPECTED, EVENT = "inspected", "event"
+CHECKPOINT = "checkpoint"  # an event: a checkpoint of the step is complete
 TERM = "seconds/"  # ours, before the name of a term
 OWN = ("learning_rate", "num_tokens", "num_targets")
 OF_SOME = (

@@ -11,11 +11,24 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from shardwise.errors import InputError
-from shardwise.measurement.log import Log
+from shardwise.measurement.log import CHECKPOINT, EVENT, Log
 from shardwise.measurement.throughput import Throughput
-from shardwise.units import counted, format_percent, format_seconds
+from shardwise.units import counted, format_bytes, format_percent, format_seconds
 
 SCHEMA = "shardwise.run_summary/1"
+
+
+class CheckpointsPayload(TypedDict):
+    """Checkpoints of a run: the median bytes of their files, the median seconds until one was on the disk and in which the
+    training waited for it, the share of the run's time in which it waited for any, and the plan's bytes and seconds of one."""
+
+    number: int
+    num_bytes: float
+    write_s: float
+    stall_s: float
+    stalled: float
+    planned_bytes: float
+    planned_write_s: float
 
 
 class SummaryPayload(TypedDict):
@@ -33,13 +46,18 @@ class SummaryPayload(TypedDict):
     hfu: float | None
     num_tokens: int
     seconds: float
+    checkpoints: CheckpointsPayload | None
     log: str
 
 
 def summarised(
-    log: Log, throughput: Throughput, *, log_path: str, unigram_entropy_nats: float, held_out_loss: float | None
-) -> dict[str, Any]:
-    """Losses in nats, and rates of the median step: the first steps of a run are slower than the rest."""
+    log: Log, throughput: Throughput, *, log_path: str, unigram_entropy_nats: float, held_out_loss: float | None,
+    planned: tuple[float, float],
+) -> dict[str, Any]:  # fmt: skip
+    """Losses in nats, and rates of the median step: the first steps of a run are slower than the rest.
+
+    `planned`: bytes of a checkpoint, and seconds to write it.
+    """
     if not log.steps:
         raise InputError(f"{log_path}: found no step; a run of at least one is required")
     first, last = log.steps[0], log.steps[-1]
@@ -50,7 +68,21 @@ def summarised(
         "step_time_s": median(record.step_time_s for record in log.timed),
         "tokens_per_s": throughput.tokens_per_s(middle), "mfu": throughput.mfu(middle), "hfu": throughput.hfu(middle),
         "num_tokens": sum(record.num_tokens for record in log.steps),
-        "seconds": sum(record.step_time_s for record in log.steps), "log": log_path,
+        "seconds": sum(record.step_time_s for record in log.steps), "checkpoints": _checkpoints(log, *planned),
+        "log": log_path,
+    }  # fmt: skip
+
+
+def _checkpoints(log: Log, planned_bytes: float, planned_write_s: float) -> dict[str, float] | None:
+    saved = [event for event in log.events if event[EVENT] == CHECKPOINT]
+    if not saved:
+        return None
+    stall_s = [event["stall_s"] for event in saved]
+    return {
+        "number": len(saved), "num_bytes": median(event["num_bytes"] for event in saved),
+        "write_s": median(event["write_s"] for event in saved), "stall_s": median(stall_s),
+        "stalled": sum(stall_s) / (sum(stall_s) + sum(record.step_time_s for record in log.steps)),
+        "planned_bytes": planned_bytes, "planned_write_s": planned_write_s,
     }  # fmt: skip
 
 
@@ -83,7 +115,18 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     lines.append(
         f"  median     {format_seconds(summary['step_time_s'])} a step, {summary['tokens_per_s']:,.0f} tokens/s{used}"
     )
+    if summary.get("checkpoints"):
+        lines.append(f"  saved      {_saved(summary['checkpoints'])}")
     return "\n".join([*lines, f"  log        {summary['log']}"])
+
+
+def _saved(found: Mapping[str, Any]) -> str:
+    return (
+        f"{counted(found['number'], 'checkpoint')} of {format_bytes(found['num_bytes'])}, planned "
+        f"{format_bytes(found['planned_bytes'])}; {format_seconds(found['write_s'])} to write, planned "
+        f"{format_seconds(found['planned_write_s'])}; training waited {format_seconds(found['stall_s'])} for each, "
+        f"{format_percent(found['stalled'])} of its time"
+    )
 
 
 def _beside(gained: float) -> str:

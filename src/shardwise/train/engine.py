@@ -162,8 +162,8 @@ class Engine:
             pending = self.updater.step(rate, norm, loss_scale=loss_scale, is_update=is_update)
         for one in pending:
             one.wait()
-        first = losses[:1] if self.judged is not None else []  # is summed already
-        loss, *further = (*first, *map(self.summed, losses[len(first) :]))
+        num_summed = 0 if self.judged is None else 1
+        loss, *further = losses[:num_summed] + [self.summed(one) for one in losses[num_summed:]]
         return StepResult(loss, norm, tuple(further), skipped, is_update)
 
     def _is_judged_well(self, losses: list[Tensor], norm: Tensor) -> bool:

@@ -44,6 +44,8 @@ GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "--force": {"action": "store_true", "help": "replace the run that is in --out"},
         "--device": {"choices": DEVICES, "default": "auto", "help": "default: GPUs if there are any"},
         "--checkpoint-every": {"metavar": "N", "help": "steps between checkpoints (default: at the end only)"},
+        "--keep-last": {"metavar": "N", "help": "the newest checkpoints that are kept (default: 2)"},
+        "--keep-every": {"metavar": "M", "help": "keep those of every M-th step too (default: no others)"},
         "--policy": {
             "action": "append", "default": [], "metavar": "NAME=ACTION",
             "help": "what non-finite (default: stop), loss-spike, norm-spike do: stop, skip, rewind or ignore; may be repeated",
@@ -196,6 +198,8 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
         "initial": (getattr(arguments, "from"), lambda text: str(Path(text).resolve())),
         "validate_every": (arguments.validate_every, lambda text: whole(text, "--validate-every")),
         "checkpoint_every": (arguments.checkpoint_every, lambda text: whole(text, "--checkpoint-every")),
+        "keep_checkpoints": (arguments.keep_last, lambda text: parse_count(text, what="--keep-last")),
+        "keep_every": (arguments.keep_every, lambda text: whole(text, "--keep-every")),
         "compile": (arguments.compile or None, bool),
     }
     given = {name: (text, make) for name, (text, make) in parsers.items() if text is not None}

@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.measurement.folder import write_json
-from shardwise.measurement.log import INSPECTED, cut_log, read_log
+from shardwise.measurement.log import CHECKPOINT, INSPECTED, cut_log, read_log
 from shardwise.measurement.memory_trace import STEPS as MEMORY_STEPS
 from shardwise.measurement.memory_trace import memory_of, write_memory
 from shardwise.measurement.record import StepRecord
@@ -28,7 +28,7 @@ from shardwise.train.remedy import Remedies
 from shardwise.train.stop import StopRequest, exit_code
 from shardwise.train.together import agreed, largest
 from shardwise.train.waits import begin_stage
-from shardwise.train.watch import Watch, throughput_of
+from shardwise.train.watch import Watch, planned_checkpoints, throughput_of
 from shardwise.units import counted
 
 
@@ -70,6 +70,7 @@ class Loop:
             begin_stage(f"the end, after step {self.trainer.step}")
             if self.trainer.step > first:
                 agreed(self.world, lambda: self.checkpoints.save(self.trainer.step, self.trainer.state()))
+                self._log_checkpoints(watch)
             self.measuring.end()
             if stopped:
                 self._say_how_to_go_on(watch, stopped)
@@ -139,6 +140,7 @@ class Loop:
                 watch.step(record, {"n_tokens_seen": seen, **used(str(self.world.device)), **marks})
             if trainer.trouble is not None:
                 remedies.apply(trainer.trouble, watch)
+            self._log_checkpoints(watch)
             if trainer.step < recipe.steps:
                 if stopped := self._asked_to_stop():
                     return stopped
@@ -155,6 +157,12 @@ class Loop:
         record, trace = self.trainer.profiled_step()
         write_trace(self.settings.out, trace)
         return record
+
+    def _log_checkpoints(self, watch: Watch | None) -> None:
+        for saved in self.checkpoints.finished():
+            if watch:
+                more = {"stall_s": saved.stall_s, "write_s": saved.write_s, "num_bytes": saved.num_bytes}
+                watch.event(CHECKPOINT, saved.step, more)
 
     def _asked_to_stop(self) -> int:
         """The signal by which any rank is asked to stop, on all ranks; 0: none."""
@@ -211,6 +219,7 @@ class Loop:
         found = summarised(
             read_log(out.log), throughput_of(self.plan, str(self.world.device)), log_path=str(out.log),
             held_out_loss=held_out_loss, unigram_entropy_nats=self.data.train.shards.index.unigram_entropy_nats,
+            planned=planned_checkpoints(self.plan),
         )  # fmt: skip
         write_json(out.summary, found)
         return found

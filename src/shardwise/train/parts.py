@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +15,7 @@ from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
 from shardwise.measurement.trace import RankTrace
 from shardwise.planning.plan import Plan
-from shardwise.train.checkpoint.checkpointer import Restored
+from shardwise.train.checkpoint.checkpointer import Restored, Saved
 from shardwise.train.flags import Device
 from shardwise.train.meeting import Meeting
 from shardwise.train.policy import Judge, Trouble
@@ -82,6 +82,9 @@ class Checkpoints(Protocol):
     def start(self, step: int, state: State, /) -> None:
         """Begin to write one, beside the steps that follow."""
 
+    def finished(self) -> Sequence[Saved]:
+        """What has been completed since this was last asked."""
+
     def __enter__(self) -> Checkpoints: ...
     def __exit__(self, *raised: Any) -> None:
         """Wait until what was begun is written."""
@@ -112,6 +115,11 @@ def own_parts() -> Parts:
         return world.World(instance_of(plan, recipe).mesh, place, meeting=meeting, timeout=timeout)
 
     def checkpoints(folder: Path, recipe: Recipe) -> Checkpoints:
-        return Checkpointer(folder, keep=recipe.keep_checkpoints, timeout=timedelta(seconds=recipe.timeout_s))
+        return Checkpointer(
+            folder,
+            keep=recipe.keep_checkpoints,
+            keep_every=recipe.keep_every,
+            timeout=timedelta(seconds=recipe.timeout_s),
+        )
 
     return Parts(join=join, leave=world.stop, probe=probe, trainer=trainer.Trainer, checkpoints=checkpoints)

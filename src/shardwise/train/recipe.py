@@ -39,8 +39,9 @@ class Recipe:
     and the rest are dropped (Lepikhin et al. 2020, GShard, 2.2; Fedus et al. 2021, Switch Transformer, equation 3); None: none.
     `prediction_weight` multiplies the loss of multi-token prediction, the mean over its modules.
     `respect_documents`: attention and targets keep to their document. `compile` hands each block to torch.compile. A validation
-    loss is taken every `validate_every` steps and a checkpoint written every `checkpoint_every` (0: at the end only), of which
-    `keep_checkpoints` are kept. A rank without a sign of life for `silent_after_s` is named, and no wait for another rank is
+    loss is taken every `validate_every` steps and a checkpoint written every `checkpoint_every` (0: at the end only); the newest
+    `keep_checkpoints` are kept, and those whose step is a multiple of `keep_every` (0: no others).
+    A rank without a sign of life for `silent_after_s` is named, and no wait for another rank is
     longer than `timeout_s`. `initial` is a folder of Hugging Face, torchtitan or Megatron-LM with whose weights the run begins,
     and with the constants of its arithmetic where the folder has them; None: values of its own, from the seed.
 
@@ -77,6 +78,7 @@ class Recipe:
     validate_every: int = 0
     checkpoint_every: int = 0
     keep_checkpoints: int = 2
+    keep_every: int = 0
     silent_after_s: float = 30.0
     timeout_s: float = 600.0
     initial: str | None = None
@@ -94,7 +96,7 @@ class Recipe:
         for name in ("steps", "bucket_bytes", "keep_checkpoints", "loss_scale_interval"):
             if getattr(self, name) < 1:
                 yield f"{name} is {getattr(self, name)}; at least 1"
-        for name in ("warmup_steps", "decay_steps", "validate_every", "checkpoint_every", "max_rewinds"):
+        for name in ("warmup_steps", "decay_steps", "validate_every", "checkpoint_every", "keep_every", "max_rewinds"):
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; at least 0"
         choices: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "reduction": REDUCTIONS, "balance": BALANCES}

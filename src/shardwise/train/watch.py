@@ -14,6 +14,8 @@ from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import LOCAL
 from shardwise.cost.estimate import mfu_format
 from shardwise.cost.pricing import Pricing
+from shardwise.cost.reliability import Reliability
+from shardwise.cost.run import checkpoint_bytes, checkpoint_seconds
 from shardwise.errors import MissingValueError
 from shardwise.measurement.log import EVENT, INSPECTED, SCHEMA, VALIDATION_LOSS, LogWriter, step_line
 from shardwise.measurement.record import StepRecord
@@ -45,6 +47,15 @@ def _peak(chip: Chip, form: str) -> float | None:
         return None if chip.name == LOCAL else chip.peak(form)
     except MissingValueError:
         return None
+
+
+def planned_checkpoints(plan: Plan) -> tuple[float, float]:
+    """Bytes of a checkpoint and seconds to write it, as the plan has them or would have them by default."""
+    reliability = plan.run.reliability if plan.run else Reliability()
+    return (
+        checkpoint_bytes(plan.model, plan.job),
+        checkpoint_seconds(plan.model, plan.job, plan.layout.num_devices, reliability),
+    )
 
 
 class Watch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -36,18 +37,33 @@ class Restored:
     damaged: Mapping[int, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A save that is complete: its step, the seconds in which the training waited for it, those until it was on the disk, and on
+    the first rank the bytes of all its files."""
+
+    step: int
+    stall_s: float
+    write_s: float
+    num_bytes: int
+
+
 class Checkpointer:
-    """The checkpoints of a run in `folder`, of which the `keep` newest are kept.
+    """The checkpoints of a run in `folder`, of which the `keep` newest are kept, and those whose step is a multiple of
+    `keep_every` (0: no others).
 
     All ranks of the job make one and call its methods together, in the same order; with no process group it is one process.
     One save at most is under way: every method waits for it first, and raises what it failed with, on all ranks. No wait for
     another rank is longer than `timeout`.
     """
 
-    def __init__(self, folder: str | Path, *, keep: int, timeout: timedelta = TIMEOUT) -> None:
-        if keep < 1:
-            raise InputError(f"checkpoint: keep is {keep}; at least 1 is required")
-        self.folder, self.keep, self.ranks = Path(folder), keep, Ranks.join(timeout)
+    def __init__(self, folder: str | Path, *, keep: int, keep_every: int = 0, timeout: timedelta = TIMEOUT) -> None:
+        for name, number, least in (("keep", keep, 1), ("keep_every", keep_every, 0)):
+            if number < least:
+                raise InputError(f"checkpoint: {name} is {number}; at least {least} is required")
+        self.folder, self.keep, self.keep_every, self.ranks = Path(folder), keep, keep_every, Ranks.join(timeout)
+        self._stall_s: dict[int, float] = {}  # of saves that were begun
+        self._written: list[tuple[int, float, int]] = []  # those that are complete
         self._buffers: dict[int, Tensor] = {}  # used again by every save: memory is slow to pin
         self._under_way: tuple[int, Future[None]] | None = None
 
@@ -56,24 +72,34 @@ class Checkpointer:
 
         Raises `InputError` where the folder cannot be written, `ValueError` for a state that cannot be saved.
         """
+        begun = time.perf_counter()
         self.start(step, state)
         self.wait()
+        self._stall_s[step] = time.perf_counter() - begun
 
     def start(self, step: int, state: State) -> None:
         """Copy the state and write it in the background; tensors may change when this returns. Raises as `save` does."""
+        begun = time.perf_counter()
         self.wait()
         pieces, values = split(state)
         copied, done = self._copied(pieces), Future[None]()
 
         def run() -> None:
             try:
-                write(self.folder, step, copied, values, self.keep, self.ranks)
+                num_bytes = write(self.folder, step, copied, values, (self.keep, self.keep_every), self.ranks)
+                self._written.append((step, time.perf_counter() - begun, num_bytes))
                 done.set_result(None)
             except BaseException as error:
                 done.set_exception(error)
 
         self._under_way = (step, done)
         threading.Thread(target=run, name="checkpoint", daemon=True).start()  # a daemon: a process may end without it
+        self._stall_s[step] = time.perf_counter() - begun
+
+    def finished(self) -> list[Saved]:
+        """The saves that were completed since this was last asked, on this rank."""
+        written, self._written = self._written, []
+        return [Saved(step, self._stall_s.pop(step), write_s, num_bytes) for step, write_s, num_bytes in written]
 
     def wait(self) -> None:
         """Until the save that is under way is complete; raises what it failed with."""
@@ -146,21 +172,26 @@ class Checkpointer:
 
 
 def write(
-    folder: Path, step: int, pieces: Sequence[tuple[str, Piece]], values: dict[str, Any], keep: int, ranks: Ranks
-) -> None:
-    """Write the checkpoint of a step from all ranks, and give it its name when all have written; else remove its draft."""
+    folder: Path, step: int, pieces: Sequence[tuple[str, Piece]], values: dict[str, Any], kept: tuple[int, int],
+    ranks: Ranks,
+) -> int:  # fmt: skip
+    """Write the checkpoint of a step from all ranks, and give it its name when all have written; else remove its draft.
+
+    `kept`: how many of the newest are kept, and of which steps all. On the first rank: the bytes of its files; elsewhere 0.
+    """
     common = _common(ranks.agree(lambda: (step, values)))
     try:
         ranks.on_first(lambda: _begin(folder, step))
         written = write_pieces(draft(folder, step), pieces, ranks)
-        ranks.on_first(lambda: _finish(folder, step, common, written, keep))
+        ranks.on_first(lambda: _finish(folder, step, common, written, kept))
+        return sum(file.bytes for file in written[1].values()) if written else 0
     except LostRankError:
         raise  # nothing can be agreed any more
     except Exception as error:
         ranks.on_first(lambda: give_up(folder, step))
-        kept = ranks.from_first(lambda: _name(latest(folder)))
+        newest = ranks.from_first(lambda: _name(latest(folder)))
         if isinstance(error, InputError):
-            raise InputError(*(f"{problem}: the latest checkpoint is {kept}" for problem in error.problems)) from None
+            raise InputError(*(f"{problem}: the latest checkpoint is {newest}" for problem in error.problems)) from None
         raise
 
 
@@ -169,14 +200,14 @@ def _begin(folder: Path, step: int) -> None:
         begin(folder, step)
 
 
-def _finish(folder: Path, step: int, values: dict[str, Any], written: Written | None, keep: int) -> None:
+def _finish(folder: Path, step: int, values: dict[str, Any], written: Written | None, kept: tuple[int, int]) -> None:
     """On the first rank, when all have written."""
     assert written is not None
     tensors, files = written
     part = draft(folder, step)
     with named(folder):
         write_manifest(part, Manifest(step, values, tensors, files))
-        publish(folder, step, keep)
+        publish(folder, step, *kept)
 
 
 def _text(path: Path | None) -> str | None:

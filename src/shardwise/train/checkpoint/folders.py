@@ -62,8 +62,9 @@ def begin(folder: Path, step: int) -> None:
     draft(folder, step).mkdir()
 
 
-def publish(folder: Path, step: int, keep: int) -> None:
-    """Give the draft of a step its name, in place of an older one of that step, and leave the `keep` newest."""
+def publish(folder: Path, step: int, keep: int, keep_every: int = 0) -> None:
+    """Give the draft of a step its name, in place of an older one of that step, and leave the `keep` newest and those whose step
+    is a multiple of `keep_every` (0: no others)."""
     target = place(folder, step)
     if target.exists():
         target.rename(_hidden(target, "replaced"))
@@ -72,7 +73,10 @@ def publish(folder: Path, step: int, keep: int) -> None:
     sync(folder)
     found = complete(folder)
     for old in sorted(found)[:-keep]:
-        if old != step:  # what was written just now stays, though there may be later ones of a run taken up before them
+        is_kept = keep_every and old % keep_every == 0
+        if (
+            old != step and not is_kept
+        ):  # what was written just now stays, though there may be later ones of a run taken up before them
             found[old].rename(_hidden(found[old], "removed"))
     _remove_hidden(folder)
 

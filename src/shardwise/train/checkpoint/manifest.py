@@ -89,7 +89,8 @@ def read_payload(folder: Path) -> dict[str, Any]:
     """The content of the file. Raises `DamagedError` for a folder without one, and for a file that is damaged."""
     path = folder / MANIFEST
     try:
-        payload = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        payload = json.loads(text)
     except OSError as error:
         raise DamagedError(
             f"checkpoint: cannot read {path}: {error.strerror}; a folder step-... that a run has written is required"
@@ -98,6 +99,8 @@ def read_payload(folder: Path) -> dict[str, Any]:
         raise DamagedError(f"checkpoint: {path} is not JSON: {error}; {WRITTEN}") from None
     if not isinstance(payload, dict):
         raise DamagedError(f"checkpoint: {path} holds a {type(payload).__name__}; {WRITTEN}")
+    if payload.get("schema") == SCHEMA and not seal_fault(payload) and text.removesuffix("\n") != json.dumps(payload):
+        raise DamagedError(f"checkpoint: {path} is damaged (the same content, written in another way); {WRITTEN}")
     return payload
 
 
