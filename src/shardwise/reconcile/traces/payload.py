@@ -7,9 +7,12 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict
 
+from shardwise.layout.layout import Layout
 from shardwise.layout.payload import LayoutPayload
 from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.planning.neighbours import Remedy
 from shardwise.planning.payload import layout_of_plan
+from shardwise.planning.plan import Plan
 from shardwise.reconcile.traces.arrivals import Lateness
 from shardwise.reconcile.traces.bottlenecks import Bottleneck
 from shardwise.reconcile.traces.differences import Difference
@@ -42,6 +45,18 @@ class OfDifference(TypedDict):
     difference_s: float
 
 
+class OfRemedy(TypedDict):
+    """The layout, as in every payload."""
+
+    layout: LayoutPayload
+
+
+class OfBottleneck(TypedDict):
+    """The change of layout that would save most, if any would."""
+
+    remedy: Annotated[dict[str, Any], Fields(Remedy, OfRemedy)] | None
+
+
 class TracePayload(TypedDict):
     """A traced step: seconds of each rank, where it differs from the planned one, who came late to collectives, and
     what stalled; `bottlenecks` where they were asked for."""
@@ -58,7 +73,7 @@ class TracePayload(TypedDict):
     differences: list[Annotated[dict[str, Any], Fields(Difference, OfDifference)]]
     lateness: list[Lateness]
     stalls: list[Stall]
-    bottlenecks: list[Bottleneck] | None
+    bottlenecks: list[Annotated[dict[str, Any], Fields(Bottleneck, OfBottleneck)]] | None
 
 
 def trace_payload(found: Traced, *, bottlenecks: bool = False) -> dict[str, Any]:
@@ -70,7 +85,7 @@ def trace_payload(found: Traced, *, bottlenecks: bool = False) -> dict[str, Any]
         "clock_error_s": found.step.error_s, "ranks": [_occupancy(one) for one in found.occupancies],
         "differences": [{**asdict(one), "difference_s": one.difference_s} for one in found.differences],
         "lateness": [asdict(one) for one in found.lateness], "stalls": [asdict(one) for one in found.stalls],
-        "bottlenecks": [asdict(one) for one in found.bottlenecks] if bottlenecks else None,
+        "bottlenecks": [_bottleneck(one, plan) for one in found.bottlenecks] if bottlenecks else None,
     }  # fmt: skip
 
 
@@ -78,3 +93,8 @@ def _occupancy(one: Occupancy) -> dict[str, Any]:
     overlaps = [{**asdict(traffic), "share": traffic.share} for traffic in one.overlaps]
     sums = {"busy_s": one.busy_s, "exposed_s": one.exposed_s, "idle_s": one.idle_s}
     return {**asdict(one), **sums, "overlaps": overlaps}
+
+
+def _bottleneck(one: Bottleneck, plan: Plan) -> dict[str, Any]:
+    change = one.remedy and {**asdict(one.remedy), "layout": layout_of_plan(plan, Layout.parse(one.remedy.layout))}
+    return {**asdict(one), "remedy": change}
