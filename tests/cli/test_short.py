@@ -43,7 +43,7 @@ def test_a_plan_is_said_in_few_lines(capsys: pytest.CaptureFixture[str]) -> None
         r"^  layout +\w+=\d+ .*recompute=\w+$",
         r"^  memory +[\d.]+ GB of 80 GB \(fits, \d+% free\)$",
         r"^  step +[\d.]+ m?s \(90% prediction interval [\d.]+ m?s to [\d.]+ m?s\) predicted for fused$",
-        r"^  bound by +compute; \d+% of communication exposed$",
+        r"^  bound by +compute \(\d+% of the step\); \d+% of communication exposed$",
         r"^  run +1T tokens in [\d.]+ days, ",
         r"^next, with --out plan\.json: shardwise explain plan\.json",
         r"^with -v: .*time of a step, memory of a device, other shapes",

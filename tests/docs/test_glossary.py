@@ -1,4 +1,4 @@
-"""Texts use the words of the glossary: the phrases that it replaces are found nowhere."""
+"""Texts use the words of the glossary: the phrases that `CONTRIBUTING.md` replaces are found nowhere."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from shardwise.cli import build_parser, verb_parsers
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "shardwise"
-GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 TABLE = re.compile(r"## Phrases that are replaced\n.*?\|---\|---\|\n((?:\|[^\n]*\n?)+)", re.DOTALL)
 
 
 def replacements() -> dict[str, str]:
-    """The glossary's table: a phrase, and what to say."""
-    rows = TABLE.search(GLOSSARY.read_text(encoding="utf-8"))
+    """The table: a phrase, and what to say."""
+    rows = TABLE.search(CONTRIBUTING.read_text(encoding="utf-8"))
     assert rows is not None
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows.group(1).splitlines()]
     return {phrase: say for phrases, say in cells for phrase in phrases.split(", ")}
@@ -33,7 +33,7 @@ PHRASE = re.compile(rf"\b(?:{'|'.join(map(re.escape, SAY))})\b", re.IGNORECASE)
 
 
 def replaced(text: str) -> list[str]:
-    """A line for each phrase of the text that the glossary replaces, wherever the text's lines break."""
+    """A line for each phrase of the text that the table replaces, wherever the text's lines break."""
     words = re.sub(r"\s+", " ", CODE.sub("", text))
     return [
         f"...{words[max(hit.start() - 40, 0) : hit.end() + 40]}...: say {SAY[hit.group().lower()]}"

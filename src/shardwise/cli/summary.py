@@ -45,7 +45,8 @@ def _decided_by(plan: Plan, smallest_change: str | None) -> Iterator[tuple[str, 
         yield "", f"smallest change that fits: {smallest_change}"
     yield "step", _seconds(plan)
     yield "", f"{estimate.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {estimate.mfu:.1%}"
-    yield "bound by", f"{estimate.bound}; {overlap_text(plan.job.convention, exposed_share(plan.cluster), estimate)}"
+    overlap = overlap_text(plan.job.convention, exposed_share(plan.cluster), estimate)
+    yield "bound by", f"{estimate.bound} ({estimate.bound_share:.0%} of the step); {overlap}"
     if plan.run:
         yield "run", run_text(plan.run)
 

@@ -70,6 +70,11 @@ class Estimate(Pictured):
         return shown_estimate(self)
 
     @property
+    def bound_share(self) -> float:
+        """The share of the step's time that `bound` takes."""
+        return _parts(self.time)[self.bound] / sum(self.time.values())
+
+    @property
     def caveats(self) -> tuple[str, ...]:
         """The notes that qualify the numbers: all but the source of a prediction's constants."""
         return caveats(self.notes)
@@ -174,8 +179,14 @@ def _waste(pricing: Pricing, stages: Sequence[Stage]) -> dict[str, float]:
 
 
 def _bound(time: Mapping[str, float]) -> str:
-    """The largest part of the step: compute, the bubble, the optimizer, or the communication of one axis."""
+    """The name of the largest part of the step."""
+    parts = _parts(time)
+    return max(parts, key=lambda name: parts[name])
+
+
+def _parts(time: Mapping[str, float]) -> dict[str, float]:
+    """The seconds of a step by what may bound it: compute, the bubble, the optimizer, the communication of one axis."""
     groups = {"compute": time["forward"] + time["backward"] + time["recompute"]}
     groups |= {f"communication over {axis}": time[axis] for axis in COMMUNICATION}
     groups |= {"pipeline bubble": time["bubble"], "optimizer": time["optimizer"], "the host's link": time["host"]}
-    return max(groups, key=lambda name: groups[name])
+    return groups

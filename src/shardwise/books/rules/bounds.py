@@ -26,7 +26,8 @@ def fsdp_min_tokens_per_chip(alpha: float, num_axes: int = 1) -> float:
     """Tokens per chip from which DP or FSDP over `num_axes` axes is compute-bound (850 on v5p, three axes).
 
     DP's backward pass and FSDP's forward and backward passes all do B/X FLOPs per byte, so all have this bound.
-    Formula: alpha / M. Unit: tokens/chip. Assumes: communication behind compute, rings on all axes.
+    Formula: alpha / M. Unit: tokens/chip.
+    Assumes: communication behind compute, rings on all axes (an axis that does not wrap has about half the bandwidth).
     Source: the book, "Training", FSDP; the note, 2.2 and 2.3.
     """
     return alpha / num_axes
@@ -36,6 +37,7 @@ def tp_max_degree(alpha: float, d_ff: float, num_axes: int = 1) -> float:
     """Largest degree of tensor parallelism that is compute-bound, for any batch.
 
     Formula: M·F / alpha. Unit: chips.
+    Assumes: communication behind compute, rings on all axes (an axis that does not wrap has about half the bandwidth).
     Source: the book, "Training", tensor parallelism; the note, 2.4, which writes it as a bound on the width.
     """
     return num_axes * d_ff / alpha
@@ -87,7 +89,8 @@ def mixed_min_tokens_per_chip(
     Under `sum` the two kinds of communication follow one another, under `max` they run at once on different axes: 453.6 and
     113.4 for Llama-3 70B on v5p.
     Formula: 4·alpha² / (Mx·My·F) under `sum`, a quarter of it under `max`. Unit: tokens/chip.
-    Assumes: the split is `fsdp_optimal_degree`, whole or not.
+    Assumes: the split is `fsdp_optimal_degree`, whole or not; rings on all axes (an
+    axis that does not wrap has about half the bandwidth).
     Source: the book, "Training", mixed FSDP and TP (`sum`); the note, 2.5 (`max`).
     """
     factor = chosen({"sum": 4.0, "max": 1.0}, overlap, "overlap")
@@ -135,7 +138,9 @@ def mixed_math_over_comms(
 ) -> float:
     """Time of compute over time of communication at the best split; it grows as the square root of the batch.
 
-    Formula: sqrt(tokens per chip / the bound of `mixed_min_tokens_per_chip`). Source: the book, "Training".
+    Formula: sqrt(tokens per chip / the bound of `mixed_min_tokens_per_chip`).
+    Assumes: rings on all axes (an axis that does not wrap has about half the bandwidth).
+    Source: the book, "Training".
     """
     return math.sqrt(tokens_per_chip / mixed_min_tokens_per_chip(alpha, d_ff, fsdp_axes, tp_axes, overlap))
 
