@@ -37,7 +37,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "symbolic.py": ("unit/test_symbolic.py", "unit/layout", "unit/cost"),
     "precision.py": ("unit/cost", "unit/test_choices.py", "train/test_memory.py"),
     "job.py": ("unit/test_job.py", "unit/cost", "planning"),
-    "optimizer.py": ("unit/test_optimizer.py", "unit/test_choices.py", "train/test_memory.py", "property/test_derivation.py"),
+    "optimizer": ("unit/test_optimizer.py", "unit/test_choices.py", "train/test_memory.py", "property/test_derivation.py"),
     "loss.py": ("unit/cost", "planning", "unit/test_choices.py"),
     "issuing.py": ("unit/test_choices.py", "unit/lowering", "unit/cost"),
     "data": ("data", "train", "cli/test_tokenize.py"),

@@ -61,8 +61,10 @@ def dropping(dropped: Dropped, patch: pytest.MonkeyPatch) -> None:
 
         patch.setattr(Exchange, name, issued)
 
-    wrapped("all_reduce", lambda self, values, axes, reduction="sum": None)
-    wrapped("all_gather", lambda self, whole, part, axes: whole.view(-1, part.numel()).copy_(part.view(-1)))
+    wrapped("all_reduce", lambda self, values, axes, reduction="sum", carries=None: None)
+    wrapped(
+        "all_gather", lambda self, whole, part, axes, carries=None: whole.view(-1, part.numel()).copy_(part.view(-1))
+    )
     wrapped("reduce_scatter", _own_part)
     wrapped("all_to_all", lambda self, received, sent, axes, rows=None: _as_sent(received, sent))
     wrapped("shift", lambda self, received, sent, axes: _all_as_sent(received, sent))
@@ -79,7 +81,7 @@ def dropping(dropped: Dropped, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(routed_moving, "start_counts", telling)
 
 
-def _own_part(self: Exchange, part: Tensor, whole: Tensor, axes: Axes) -> None:
+def _own_part(self: Exchange, part: Tensor, whole: Tensor, axes: Axes, carries: object = None) -> None:
     place = self.world.position(axes)
     part.view(-1).copy_(whole.view(-1)[place * part.numel() : (place + 1) * part.numel()])
 

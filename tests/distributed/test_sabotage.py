@@ -77,8 +77,8 @@ def wrong_axis() -> None:
 def scaled_expert_gradient() -> None:
     gradient = experts.expert_gradient
 
-    def scaled(left: Tensor, right: Tensor, routing: Any, out: Tensor, *, add: bool) -> Tensor:
-        return gradient(left, right * 1.001, routing, out, add=add)
+    def scaled(left: Tensor, right: Tensor, routing: Any, out: Tensor, **given: Any) -> Tensor:
+        return gradient(left, right * 1.001, routing, out, **given)
 
     experts.expert_gradient = scaled
 

@@ -308,9 +308,11 @@ def test_its_fields_reach_the_update(
     given: list[Mapping[str, float]] = []
     original = engine_optimizers.torch_optimizer
 
-    def judged(name: str, matrices: Any, others: Any, fields: Mapping[str, float]) -> torch.optim.Optimizer:
+    def judged(
+        name: str, matrices: Any, others: Any, fields: Mapping[str, float], *formats: Any
+    ) -> torch.optim.Optimizer:
         given.append(fields)
-        return original(name, matrices, others, fields)
+        return original(name, matrices, others, fields, *formats)
 
     monkeypatch.setattr("shardwise.train.parallel.update.torch_optimizer", judged)
     flags = write_inputs(tmp_path, small_plan(optimizer=optimizer))

@@ -200,7 +200,9 @@ def test_a_collective_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) 
 def test_a_collective_in_another_format_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, gather = planned(DENSE, Layout(fsdp=256, zero_stage=3)), Exchange.all_gather
     monkeypatch.setattr(
-        Exchange, "all_gather", lambda own, whole, part, axes: gather(own, whole.float(), part.float(), axes)
+        Exchange,
+        "all_gather",
+        lambda own, whole, part, axes, *carries: gather(own, whole.float(), part.float(), axes, *carries),
     )
     found = rehearsed(plan)
     assert not found.collectives.equal

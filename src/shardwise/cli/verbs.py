@@ -45,7 +45,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
         Verb("rehearse", "run one rank of a plan without the others"),
         Verb("train", "train the model of a plan as it says, and measure it"),
         Verb("reconcile", "compare a run with its plan, term by term"),
-        Verb("trace", "compare a measured step with the planned one, and find what holds it up"),
+        Verb("trace", "compare a measured step with the plan, find bottlenecks"),
         Verb("mfu", "MFU of a measured run, and where the rest of its time goes"),
         Verb("bench", "measure what this machine reaches"),
         Verb("calibrate", "fit predictions to runs and micro-benchmarks of your own"),

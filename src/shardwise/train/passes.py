@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -118,7 +118,7 @@ class StepPasses:
             if not (self.trains and parts.instance.turns):
                 parts.gatherer.end()
         if on_way.output is None:
-            own = [loss / self.loss_scale for loss in (on_way.loss, *on_way.further)]
+            own = self._unscaled((on_way.loss, *on_way.further))
             self.losses = [one + earlier for one, earlier in zip(own, self.losses, strict=True)] if self.losses else own
         else:
             self.inbox[action], on_way.output = Arriving(on_way.output), None
@@ -131,6 +131,10 @@ class StepPasses:
         return (
             {place: penalty * self.loss_scale for place, penalty in found.items()} if self.loss_scale != 1.0 else found
         )
+
+    def _unscaled(self, losses: Sequence[Tensor]) -> list[Tensor]:
+        """Losses without the factor of their gradients; the same tensors where there is none."""
+        return [*losses] if self.loss_scale == 1.0 else [loss / self.loss_scale for loss in losses]
 
     def _backward(self, action: Action) -> None:
         """Of the whole, of the part that the stage before waits for, or of the weights' gradients."""
