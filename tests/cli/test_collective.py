@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from answers import answer
 
+from shardwise.cli.collective import parse_axes
 from shardwise.errors import InputError
 
 V5E = ["all-gather", "2048x8192", "--axes", "4", "--on", "tpu-v5e"]
@@ -124,7 +125,7 @@ WRONG = [
     (["all-gather", "0MB", "--axes", "4", "--on", "tpu-v5e"], ["at least 1 byte"]),
     (["all-gather", "0x4", "--axes", "4", "--on", "tpu-v5e"], ["at least 1 byte"]),
     (["all-gather", "4x4", "--axes", "4", "--on", "tpu-v5e", "--dtype", "bf17"], ["'bf17'", "bf16"]),
-    (["all-gather", "1MB", "--axes", "4x4", "--on", "tpu-v5e"], ["'4x4'", "separated by commas"]),
+    (["all-gather", "1MB", "--axes", "4:4", "--on", "tpu-v5e"], ["'4:4'", "separated by commas"]),
     (["all-gather", "1MB", "--axes", "0", "--on", "tpu-v5e"], ["'0'", "such as 4"]),
     (["all-gather", "1MB", "--axes", "1", "--on", "tpu-v5e"], ["group of 1 device"]),
     (["all-gather", "1MB", "--axes", "4", "--on", "tpu-v9"], ["'tpu-v9'", "tpu-v5p"]),
@@ -184,3 +185,7 @@ def test_a_group_between_pods() -> None:
         run("all-reduce", "1GB", "--axes", "16,16,8", "--on", "tpu-v5e:16x16*4")
     with pytest.raises(InputError, match="--draw: found a group over several pods"):
         run("all-reduce", "1GB", "--axes", "2,2,2", "--on", "tpu-v5e:2x2*2", "--draw", "x.svg")
+
+
+def test_axes_are_separated_by_commas_or_x() -> None:
+    assert parse_axes("4x4") == parse_axes("4,4") == (4, 4)

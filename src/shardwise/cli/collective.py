@@ -112,9 +112,9 @@ def parse_axes(text: str) -> tuple[int, ...]:
     """The sizes of `--axes`."""
     from shardwise.errors import InputError
 
-    parts = text.split(",")
+    parts = text.replace("x", ",").split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise InputError(f"--axes: found {text!r}; sizes separated by commas are required, such as 4 or 4,4")
+        raise InputError(f"--axes: found {text!r}; sizes separated by commas or x are required, such as 4, 4,4 or 4x4")
     return tuple(int(part) for part in parts)
 
 

@@ -24,7 +24,7 @@ EXAMPLES = (
     "shardwise figures strategies-16x16x16 --out strategies.svg",
     "shardwise figures zero-stages tp-scaling --out folder/",
 )
-REMARK = "With --out figures/ and no name all are drawn, with a page, figures/index.html, in half a minute."
+REMARK = "With --out figures/ and no name all are drawn, with a page, figures/index.html."
 PAGE = "index.html"
 
 
