@@ -81,12 +81,15 @@ class Precision:
         """Bytes of a parameter's master copy; 0 where the weights are their own."""
         return bytes_per_element(self.master) if self.master else 0.0
 
+    def moment_formats(self, optimizer: Optimizer) -> dict[str, str]:
+        """The format of each moment by name."""
+        squares = self.second_moment or self.moments
+        return {name: squares if one.of_squares else self.moments for name, one in optimizer.moments.items()}
+
     def moment_bytes(self, optimizer: Optimizer) -> float:
         """Bytes of a parameter's moments, and of the gradient that is cast for the update."""
         copy = bytes_per_element(self.update_gradients) if self.update_gradients else 0.0
-        squares = self.second_moment or self.moments
-        formats = (squares if moment.of_squares else self.moments for moment in optimizer.moments.values())
-        return sum(map(bytes_per_element, formats)) + copy
+        return sum(map(bytes_per_element, self.moment_formats(optimizer).values())) + copy
 
     @property
     def product_format(self) -> str:

@@ -49,6 +49,8 @@ def test_every_verb_is_offered_with_its_line() -> None:
         (["export", "plan.json", "--to", ""], tuple(TARGETS)),
         (["show", "st"], ["stacks"]),
         (["show", "precisions", "fp8_del"], ["fp8_delayed"]),
+        (["show", "optimizers", "mu"], ["muon"]),
+        (["show", "optimizers", "--precision", "fp8_del"], ["fp8_delayed"]),
         (["simulate", "plan.json", "--overlap", "p"], ["per_axis"]),
         (["rule", "tp_max_b"], ["tp_max_by_heads"]),
         (["rule", "tp_max_degree", "alpha=3", ""], ["d_ff=", "num_axes="]),

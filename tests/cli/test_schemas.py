@@ -69,6 +69,7 @@ SESSIONS = (
     "show stacks nemo-25 --chip h100",
     "show targets",
     "show rules",
+    "show optimizers muon --precision fp16_fp32_update",
     "figures",
     "figures zero-stages",
     "validate --source torchtitan",

@@ -18,8 +18,9 @@ from shardwise.cluster.stacks import calibration_of, fitted, stack_named, stack_
 from shardwise.errors import InputError
 from shardwise.job import PRECISIONS
 from shardwise.model.load import model_names
+from shardwise.optimizer.table import OPTIMIZERS
 
-KINDS = ("models", "chips", "clusters", "precisions", "stacks")
+KINDS = ("models", "chips", "clusters", "precisions", "stacks", "optimizers")
 
 
 def shown(*arguments: str) -> str:
@@ -33,8 +34,9 @@ def payload(*arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [("models", model_names()), ("chips", chip_names()), ("precisions", PRECISIONS), ("stacks", stack_names())],
-)
+    [("models", model_names()), ("chips", chip_names()), ("precisions", PRECISIONS), ("stacks", stack_names()),
+     ("optimizers", OPTIMIZERS)],
+)  # fmt: skip
 def test_a_table_has_a_line_for_each_entry(kind: str, names: tuple[str, ...]) -> None:
     text = shown(kind)
     for name in names:
@@ -213,6 +215,9 @@ def test_what_was_not_measured_has_no_source() -> None:
         (("models", "nope"), "model: found 'nope'; the catalogue has "),
         (("clusters", "h1000"), "cluster: found 'h1000'; CHIP:COUNT"),
         (("clusters", "nowhere.toml"), "cluster: cannot read nowhere.toml"),
+        (("optimizers", "adam-w"), "optimizer: found 'adam-w' (did you mean 'adamw'?); "),
+        (("optimizers", "--precision", "bf17"), "precision: found 'bf17' (did you mean 'bf16'?); one of "),
+        (("chips", "--precision", "bf16"), "--precision: found with chips; it goes with optimizers"),
         (("precisions", "bf17"), "precision: found 'bf17' (did you mean 'bf16'?); one of "),
     ],
 )
@@ -239,3 +244,31 @@ def test_multi_token_prediction_is_counted_apart() -> None:
     assert lines["num_params"][1] == "671,026,404,352"
     assert lines["num_predict_params"][1] == "11,610,067,968"
     assert "num_predict_params" not in shown("models", "llama-3-8b")
+
+
+@pytest.mark.parametrize(
+    ("precision", "matrices", "others"),
+    [("bf16", 4 + 4, 4 + 8), ("bf16_bf16_moments", 4 + 2, 4 + 4), ("bf16_no_master", 4, 8), ("fp8_lm_o3", 2 + 1, 2 + 3),
+     ("fp16_fp32_update", 4 + 4 + 4, 4 + 8 + 4)],
+)  # fmt: skip
+def test_an_optimizer_has_its_bytes_under_a_recipe(precision: str, matrices: int, others: int) -> None:
+    """Of Muon one momentum, of what AdamW updates two; the sources of the recipes say how wide they are."""
+    (entry,) = payload("optimizers", "muon", "--precision", precision)["entries"]
+    values = {key: one["value"] for key, one in entry["values"].items()}
+    assert (values["state_bytes_per_parameter"], values["others.state_bytes_per_parameter"]) == (matrices, others)
+    assert ("master" in values["state"]) == (precision != "bf16_no_master")
+    text = shown("optimizers", "muon", "--precision", precision)
+    assert f"state of matrices of blocks, whole: {matrices} bytes of a parameter" in text
+    assert f"state of all else, by adamw: {others} bytes of a parameter" in text
+
+
+def test_an_optimizer_has_every_field_with_its_limits() -> None:
+    (entry,) = payload("optimizers", "sgd")["entries"]
+    values = {key: one["value"] for key, one in entry["values"].items()}
+    assert (values["state"], values["others"], values["whole_matrices"]) == (["master", "momentum_buffer"], None, False)
+    nesterov = [values[f"fields.nesterov.{key}"] for key in ("default", "minimum", "below", "whole", "of_matrices")]
+    assert nesterov == [0.0, 0.0, 2.0, True, False]
+    lines = {line.split()[0]: line for line in shown("optimizers", "sgd").splitlines()}
+    assert "0.9  at least 0, below 1 " in lines["momentum"]
+    assert lines["nesterov"].split()[1:3] == ["0", "whole,"]
+    assert lines["weight_decay"].endswith("; 0 for norms and biases")

@@ -8,21 +8,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from shardwise.cli import show_networks, show_rules, show_stacks, show_targets
+from shardwise.cli import show_networks, show_optimizers, show_rules, show_stacks, show_targets
 from shardwise.cli.arguments import add_output_arguments
 from shardwise.cli.section import Report, Row, Section, Table
-from shardwise.cli.show_values import shown
+from shardwise.cli.show_values import first_words, shown
 from shardwise.errors import InputError
 from shardwise.parser import Parser
 from shardwise.sourced import SourcedValue, catalogue_payload
 
-WIDEST_SOURCE = 100  # of a table
 DESCRIPTION = "List what the catalogues have. With a name: every value of it with its source."
 EXAMPLES = (
     "shardwise show models qwen",
     "shardwise show chips h200",
     'shardwise show clusters "tpu-v5e:16x16*4" --json',
     "shardwise show stacks nemo-25 --chip h100",
+    "shardwise show optimizers muon --precision bf16_bf16_moments",
 )
 
 
@@ -44,6 +44,12 @@ def configure(parser: Parser) -> None:
     catalogue.add_argument(
         "--chip", metavar="NAME", completes="chips", help="of a stack: show the constants of this chip beside its own"
     )
+    catalogue.add_argument(
+        "--precision",
+        metavar="NAME",
+        completes="precisions",
+        help="of optimizers: the recipe of their state (default: bf16)",
+    )
     add_output_arguments(parser)
 
 
@@ -57,9 +63,13 @@ class Catalogue(NamedTuple):
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The catalogue, those of its entries that a name is a part of, or one entry; as text or as JSON."""
-    kind, name = _catalogues(arguments.chip)[arguments.kind], arguments.name
+    kind, name = _catalogues(arguments.chip, arguments.precision)[arguments.kind], arguments.name
     if arguments.chip and not (arguments.kind == "stacks" and (name or arguments.json)):
         raise InputError("--chip: found without a stack; it goes with one, such as show stacks nemo-25 --chip h100")
+    if arguments.precision and arguments.kind != "optimizers":
+        raise InputError(
+            f"--precision: found with {arguments.kind}; it goes with optimizers, such as show optimizers muon --precision fp32"
+        )
     listed = _listed(names_of(arguments.kind), name)
     if arguments.json:
         entries = {entry: kind.values(entry) for entry in listed or [name]}
@@ -75,7 +85,7 @@ def _listed(names: Sequence[str], text: str | None) -> Sequence[str]:
     return [] if text in names else [name for name in names if text in name]
 
 
-def _catalogues(chip: str | None) -> Mapping[str, Catalogue]:
+def _catalogues(chip: str | None, precision: str | None) -> Mapping[str, Catalogue]:
     from shardwise.cluster.sourced_network import chip_values, cluster_values
     from shardwise.cluster.sourced_stack import stack_values
     from shardwise.export.sourced_target import target_values
@@ -105,6 +115,11 @@ def _catalogues(chip: str | None) -> Mapping[str, Catalogue]:
         ),
         "rules": Catalogue(
             show_rules.values_of, show_rules.rules_table, show_rules.rule_entry
+        ),
+        "optimizers": Catalogue(
+            partial(show_optimizers.values_of, precision=precision),
+            partial(show_optimizers.optimizers_table, precision=precision),
+            partial(show_optimizers.optimizer_entry, precision=precision),
         ),
     }  # fmt: skip
 
@@ -189,22 +204,14 @@ def _precisions(names: Sequence[str]) -> Report:
             recipe.activations,
             recipe.product_format,
         )
-        rows.append((name, f"{recipe.bytes_per_parameter:g}", *formats, _first_words(recipe.source)))
+        rows.append((name, f"{recipe.bytes_per_parameter:g}", *formats, first_words(recipe.source)))
     return [Section([Table(rows=tuple(rows), right=(1,))])]
-
-
-def _first_words(source: str) -> str:
-    """A source without what it says, where that makes a table too wide."""
-    if len(source) <= WIDEST_SOURCE:
-        return source
-    clause = source.partition(";")[0]
-    return clause if len(clause) <= WIDEST_SOURCE else clause.partition(":")[0]
 
 
 NAMES: Mapping[str, Callable[[], tuple[str, ...]]] = {
     "models": _model_names, "chips": show_networks.chip_names, "clusters": show_networks.cluster_names,
     "precisions": _precision_names, "stacks": show_stacks.stack_names, "targets": show_targets.target_names,
-    "rules": show_rules.rule_names,
+    "rules": show_rules.rule_names, "optimizers": show_optimizers.optimizer_names,
 }  # fmt: skip
 
 

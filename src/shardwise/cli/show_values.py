@@ -10,6 +10,7 @@ UNITS = {
     "bytes": "B",
     "usd_per_hour": "USD/h",
 }  # by a part of a value's name
+WIDEST_SOURCE = 100  # of a table
 
 
 def shown(key: str, value: Any) -> str:
@@ -36,3 +37,11 @@ def shown(key: str, value: Any) -> str:
     if key.endswith("latency_s"):
         return format_seconds(float(value))
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def first_words(source: str) -> str:
+    """A source without what it says, where that makes a table too wide."""
+    if len(source) <= WIDEST_SOURCE:
+        return source
+    clause = source.partition(";")[0]
+    return clause if len(clause) <= WIDEST_SOURCE else clause.partition(":")[0]

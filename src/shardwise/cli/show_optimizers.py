@@ -1,0 +1,141 @@
+"""The part of `show` about optimizers: their state under a precision recipe, and their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from shardwise.cli.section import Block, Report, Row, Section, Table
+from shardwise.cli.show_values import first_words
+from shardwise.sourced import SourcedValue
+
+if TYPE_CHECKING:
+    from shardwise.optimizer.optimizer import Field, Optimizer
+    from shardwise.precision import Precision
+
+
+def optimizer_names() -> tuple[str, ...]:
+    from shardwise.optimizer.table import optimizer_names as names
+
+    return names()
+
+
+def values_of(name: str, precision: str | None = None) -> list[SourcedValue]:
+    """State and bytes of a parameter, of matrices and of all else where these differ, and every field."""
+    from shardwise.optimizer.table import optimizer_named
+
+    one, recipe = optimizer_named(name), _recipe(precision)
+    found: list[SourcedValue] = [
+        ("whole_matrices", one.whole is not None, one.source),
+        ("others", _others(one), one.source),
+        ("precision", recipe.name, recipe.source),
+    ]
+    for prefix, part in _kinds(one):
+        formats = _formats(part, recipe)
+        found.append((f"{prefix}state", list(formats), part.source))
+        found += [(f"{prefix}state.{tensor}.format", format, recipe.source) for tensor, format in formats.items()]
+        found.append((f"{prefix}state_bytes_per_parameter", _bytes(part, recipe), recipe.source))
+    for field_name, field in one.fields.items():
+        found += [(f"fields.{field_name}.{key}", value, one.source) for key, value in _values_of_field(field).items()]
+    return found
+
+
+def _values_of_field(field: Field) -> dict[str, object]:
+    low, high = field.limits
+    return {
+        "default": field.default, "minimum": low, "below": high, "whole": field.whole, "of_matrices": field.of_matrices,
+        "meaning": field.help,
+    }  # fmt: skip
+
+
+def _recipe(precision: str | None) -> Precision:
+    from shardwise.precision import precision_named
+
+    return precision_named(precision or "bf16")
+
+
+def _kinds(one: Optimizer) -> Iterator[tuple[str, Optimizer]]:
+    """What updates matrices, and what updates all else where that is another one, with the prefix of its values."""
+    yield "", one
+    if one.others is not None:
+        yield "others.", one.others
+
+
+def _others(one: Optimizer) -> str | None:
+    from shardwise.optimizer.table import OPTIMIZERS
+
+    return next((name for name, other in OPTIMIZERS.items() if other is one.others), None)
+
+
+def _formats(one: Optimizer, recipe: Precision) -> dict[str, str]:
+    """The number format of each tensor of the state; no master copy where the weights are their own, and the gradient where the
+    update has a copy of its own."""
+    from shardwise.optimizer.optimizer import GRADIENT, MASTER
+
+    own = {MASTER: recipe.master, **recipe.moment_formats(one), GRADIENT: recipe.update_gradients}
+    return {name: format for name, format in own.items() if format is not None}
+
+
+def _bytes(one: Optimizer, recipe: Precision) -> float:
+    return recipe.master_bytes + recipe.moment_bytes(one)
+
+
+def optimizers_table(names: Sequence[str], precision: str | None = None) -> Report:
+    """Optimizers with their state and its bytes."""
+    from shardwise.optimizer.table import optimizer_named
+
+    recipe = _recipe(precision)
+    rows: list[Row] = [("optimizer", "state", "bytes/parameter", "others by", "fields", "source")]
+    for name in names:
+        one = optimizer_named(name)
+        tensors, others = ", ".join(_formats(one, recipe)) or "none", _others(one) or "-"
+        rows.append((name, tensors, f"{_bytes(one, recipe):g}", others, f"{len(one.fields)}", first_words(one.source)))
+    return [Section([Table(rows=tuple(rows), right=(2, 4))]), Section([_remark(recipe)])]
+
+
+def _remark(recipe: Precision) -> str:
+    from shardwise.dtypes import bytes_per_element
+
+    further = bytes_per_element(recipe.weights) + recipe.gradient_bytes
+    return (
+        f"state and its bytes are those of {recipe.name} (--precision names another recipe); weights and gradients take "
+        f"{further:g} more"
+    )
+
+
+def optimizer_entry(name: str, precision: str | None = None) -> Report:
+    """The state of a parameter, tensor by tensor, and the fields with their defaults and limits."""
+    from shardwise.optimizer.table import optimizer_named
+
+    one, recipe = optimizer_named(name), _recipe(precision)
+    blocks: list[Block] = []
+    for prefix, part in _kinds(one):
+        of = (
+            ""
+            if one.others is None
+            else f" of all else, by {_others(one)}"
+            if prefix
+            else " of matrices of blocks, whole"
+        )
+        blocks += [f"  state{of}: {_bytes(part, recipe):g} bytes of a parameter", _state_table(part, recipe)]
+    blocks += ["  fields", _fields_table(one), f"  source: {one.source}", f"  source of the formats: {recipe.source}"]
+    return [Section(blocks, title=f"{name} under {recipe.name}")]
+
+
+def _state_table(one: Optimizer, recipe: Precision) -> Table:
+    from shardwise.dtypes import bytes_per_element
+
+    rows: list[Row] = [("tensor", "format", "bytes/parameter")]
+    rows += [(tensor, format, f"{bytes_per_element(format):g}") for tensor, format in _formats(one, recipe).items()]
+    return Table(rows=tuple(rows), right=(2,), indent=4)
+
+
+def _fields_table(one: Optimizer) -> Table:
+    rows: list[Row] = [("field", "default", "limits", "meaning")]
+    for name, field in one.fields.items():
+        low, high = field.limits
+        limits = f"{'whole, ' if field.whole else ''}at least {low:g}, below {high:g}"
+        rows.append(
+            (name, f"{field.default:g}", limits, field.help + ("; 0 for norms and biases" if field.of_matrices else ""))
+        )
+    return Table(rows=tuple(rows), right=(1,), indent=4)
