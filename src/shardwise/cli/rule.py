@@ -26,7 +26,7 @@ def configure(parser: Parser) -> None:
     rule = parser.group("rule")
     rule.add_argument("name", metavar="NAME", completes="rules", help="a rule, as `shardwise show rules` names it")
     rule.add_argument(
-        "values", nargs="*", metavar="KEY=VALUE", completes=_keys,
+        "values", nargs="*", default=[], metavar="KEY=VALUE", completes=_keys,
         help="what the rule takes, such as tokens=4Ki, bytes_per_s=3.2TB/s or memory_bytes=80GB; without one: say what it takes",
     )  # fmt: skip
     add_output_arguments(parser)
