@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import pytest
 from train.shard_files import Documents, write_shards
@@ -18,7 +19,7 @@ def shards_of(tmp_path_factory: pytest.TempPathFactory) -> WriteShards:
     """Writes documents, each into a new folder, and opens the shards: for any number of examples of a property."""
     place, numbers = tmp_path_factory.mktemp("shards"), count()
 
-    def write(documents: Documents, held_out: Documents = (), **settings: int) -> TokenShards:
+    def write(documents: Documents, held_out: Documents = (), **settings: Any) -> TokenShards:
         return write_shards(place / str(next(numbers)), documents, held_out, **settings)
 
     return write

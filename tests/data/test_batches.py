@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.data.batches import IGNORED, Batch, Batches
+from shardwise.data.batches import Batch, Batches
 from shardwise.data.order import BatchRamp
+from shardwise.data.sequences import IGNORED
 from shardwise.data.shards import TokenShards
 from shardwise.errors import InputError
 
@@ -133,7 +134,7 @@ def test_one_step_can_be_the_whole_held_out_split(shards: TokenShards) -> None:
     whole = Batches(shards, seq_len=8, batch=batches.num_sequences, seed=None)
     taken = [part.sequences_B for replica in range(3) for part in whole.sequences(0, replica, 3, 2)]
     assert sorted(np.concatenate(taken).tolist()) == list(range(batches.num_sequences))
-    assert whole.epoch(1) == 1.0
+    assert whole.epochs(1) == (1.0,)
 
 
 def test_a_split_that_is_too_short_is_refused(shards_of: Shards) -> None:

@@ -13,7 +13,7 @@ from shardwise.errors import InputError
 from shardwise.measurement.folder import RunFolder, RunOf
 from shardwise.measurement.log import LogWriter, cut_log, read_log, step_line
 from shardwise.measurement.record import MEASURED_TERMS, StepRecord
-from shardwise.measurement.summary import summarised, summary_text
+from shardwise.measurement.summary import Drawn, summarised, summary_text
 from shardwise.measurement.throughput import Throughput
 
 RATES = Throughput(
@@ -131,7 +131,7 @@ def test_the_summary_is_of_the_whole_run(tmp_path: Path) -> None:
         for step, seconds in enumerate((9.0, 2.0, 1.0), start=1):
             log.write(step_line(record(step, step_time_s=seconds), RATES, {}))
     found = summarised(read_log(path), RATES, log_path="log.jsonl", unigram_entropy_nats=5.0, held_out_loss=None,
-                       planned=(1e6, 0.5))  # fmt: skip
+                       planned=(1e6, 0.5), sources={"data": Drawn(1.0, 0.5, None)})  # fmt: skip
     assert (found["steps"], found["first_loss"], found["last_loss"]) == (3, 10.0, 10.0 / 3)
     assert (found["step_time_s"], found["tokens_per_s"], found["seconds"]) == (2.0, 2**19, 12.0)
     text = summary_text(found)
@@ -139,6 +139,10 @@ def test_the_summary_is_of_the_whole_run(tmp_path: Path) -> None:
     assert "held out   4.2500 nats per token, 0.7500 below how" in summary_text(found | {"held_out_loss": 4.25})
     assert "held out   5.2500 nats per token, 0.2500 above how" in summary_text(found | {"held_out_loss": 5.25})
     assert "3 steps, 3,145,728 tokens in 12 s" in text
+    assert found["sources"] == {"data": {"share": 1.0, "epochs": 0.5, "held_out_loss": None}}
+    code = {"share": 0.3, "epochs": 1.25, "held_out_loss": 4.5}
+    both = summary_text(found | {"sources": found["sources"] | {"code": code}}).splitlines()
+    assert "  code       30% of the sequences, 1.25 epochs, held out 4.5000 nats per token" in both
     text = summary_text(found | {"held_out_loss": "nan", "mfu": None})
     assert "nan nats per token, nan below how often each token comes alone: 5.0000 nats per token" in text
     assert "MFU" not in text
@@ -153,7 +157,7 @@ def test_the_summary_has_the_checkpoints_beside_the_plan(tmp_path: Path) -> None
                 {"event": "checkpoint", "step": step, "write_s": write_s, "stall_s": stall_s, "num_bytes": 3_000_000}
             )
     found = summarised(read_log(path), RATES, log_path="log.jsonl", unigram_entropy_nats=5.0, held_out_loss=None,
-                       planned=(2.5e6, 0.5))  # fmt: skip
+                       planned=(2.5e6, 0.5), sources={})  # fmt: skip
     assert found["checkpoints"] == {
         "number": 3, "num_bytes": 3e6, "write_s": 0.75, "stall_s": 0.25, "stalled": 0.25, "planned_bytes": 2.5e6,
         "planned_write_s": 0.5,

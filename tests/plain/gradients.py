@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from shardwise.data.batches import IGNORED
+from shardwise.data.sequences import IGNORED
 
 Gated = Callable[[Tensor, Tensor], Tensor]
 # The loss is made for a part of the rows at a time: at most so many parts, so that a GPU launches few kernels and what is in

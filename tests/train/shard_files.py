@@ -15,8 +15,9 @@ Documents = Sequence[Sequence[int]]
 
 
 def write_shards(
-    out: Path, documents: Documents, held_out: Documents = (), *, shard_tokens: int = 2**20, vocab_size: int = 1000
-) -> TokenShards:
+    out: Path, documents: Documents, held_out: Documents = (), *, shard_tokens: int = 2**20, vocab_size: int = 1000,
+    tokenizer_sha256: str = "0" * 64,
+) -> TokenShards:  # fmt: skip
     with whole_folder(out) as folder:
         splits = {}
         for name, texts in (("train", documents), ("held_out", held_out)):
@@ -25,7 +26,7 @@ def write_shards(
                 writer.add(np.array(tokens, "<u2"), 1)
             splits[name] = writer.finish()
         index = Index(
-            dtype="uint16", vocab_size=vocab_size, end_token="</s>", end_id=0, tokenizer_sha256="0" * 64,
+            dtype="uint16", vocab_size=vocab_size, end_token="</s>", end_id=0, tokenizer_sha256=tokenizer_sha256,
             held_out_fraction=0.0, unigram_entropy_nats=1.0, **splits,
         )  # fmt: skip
         write_index(folder, index, b"{}")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from train.formulas import EXACT, NARROW, Formula, Largest, assert_near, gradients_of, random
 
-from shardwise.data.batches import IGNORED
+from shardwise.data.sequences import IGNORED
 from shardwise.engine.torch.functions import FUNCTIONS, rotate, rotate_back
 from shardwise.engine.torch.loss import capped, cross_entropy
 from shardwise.engine.torch.norms import NORMS

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from train import stand_in
+from train.shard_files import write_shards
 from train.stand_in import Bigram, small_plan, write_inputs
 
 from shardwise.measurement.folder import RunFolder, read_json
@@ -121,8 +122,54 @@ def held_out_sequences(flags: Sequence[str]) -> list[int]:
     """The sequences of a validation loss: all of the held-out text."""
     settings = settings_of(build_parser().parse_args([*flags, "--steps", "1"]))
     held_out = open_data(load_plan(flags[0]), settings).held_out
-    assert held_out is not None
-    return [int(number) for number in held_out.batch(0).sequences_B]
+    return [int(number) for number in held_out["data"].batch(0).sequences_B]
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> list[str]:
+    """Flags of a run on a mixture of two sources, the second of which is small."""
+    flags = write_inputs(tmp_path)
+    write_shards(tmp_path / "code", [[1, 2, 3, 0] * 10], [[1, 2, 3, 0] * 10], vocab_size=stand_in.VOCAB)
+    first, second = f"{flags[2]}=0.75", f"{tmp_path / 'code'}=0.25"
+    return [flags[0], "--data", first, *flags[3:], "--data", second, "--learning-rate", "5", "--schedule", "constant"]
+
+
+def test_a_mixture_is_drawn_by_weight_and_resumes_at_the_same_sample(
+    mixed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train([*mixed, "--steps", "12"]) == 0
+    whole, summary = log_of(mixed), read_json(tmp_path / "run" / "summary.json")
+    assert RunFolder(tmp_path / "run").read().recipe["data"] == [
+        [str(tmp_path / "data"), 0.75],
+        [str(tmp_path / "code"), 0.25],
+    ]
+    sources = summary["sources"]
+    in_code = (10 * 4 - 1) // stand_in.SEQ_LEN
+    assert {name: one["share"] for name, one in sources.items()} == {"data": 0.75, "code": 0.25}
+    assert sources["code"]["epochs"] == 12 * 8 * 0.25 / in_code
+    mean = 0.75 * sources["data"]["held_out_loss"] + 0.25 * sources["code"]["held_out_loss"]
+    assert summary["held_out_loss"] == pytest.approx(mean)
+    last = json.loads((tmp_path / "run" / "log.jsonl").read_text().splitlines()[-1])
+    assert last["validation_metrics/loss/code"] == sources["code"]["held_out_loss"]
+    assert train([*mixed, "--steps", "5", "--force"]) == 0
+    assert train([*mixed, "--steps", "12", "--resume"]) == 0
+    assert [record.loss for record in log_of(mixed).steps] == [record.loss for record in whole.steps]
+    capsys.readouterr()
+    other = [word.replace("=0.25", "=0.5") for word in mixed]
+    assert train([*other, "--steps", "15", "--resume"]) == 2
+    assert "--resume: found data of fingerprint" in capsys.readouterr().err
+
+
+def test_sources_that_cannot_be_mixed(mixed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_shards(tmp_path / "other", [[1, 0] * 20], vocab_size=stand_in.VOCAB, tokenizer_sha256="a" * 64)
+    for source, part in (
+        ("code=-1", "--data: found 'code=-1'; DIR or DIR=WEIGHT, with a weight above 0, is required"),
+        ("code=much", "--data: found 'much'"),
+        (f"{tmp_path / 'code'}=2", "more than once; each folder once"),
+        (f"{tmp_path / 'other'}=1", "other: its tokenizer's hash is aaaaaaaaaaaa; 000000000000 is required"),
+    ):
+        assert train([*mixed, "--steps", "2", "--data", source]) == 2
+        assert part in capsys.readouterr().err
 
 
 def stopping(after: int, number: int) -> type[Bigram]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from executing import Executor, batch_of, decoder_of, errors, random_weights
 
-from shardwise.data.batches import IGNORED
+from shardwise.data.sequences import IGNORED
 from shardwise.derive.derivation import derive_unit
 from shardwise.engine.numpy.routing import Router
 from shardwise.engine.numpy.step import run_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwise.data.batches import IGNORED
+from shardwise.data.sequences import IGNORED
 from shardwise.engine.torch.loss import cross_entropy
 from shardwise.engine.torch.split_loss import SplitVocabulary
 

@@ -40,7 +40,7 @@ def record(step: int) -> StepRecord:
 
 
 def settings(place: Path, **changes: Any) -> Settings:
-    return Settings(plan=place / "plan.json", data=place, out=RunFolder(place), recipe=Recipe(steps=10), **changes)
+    return Settings(plan=place / "plan.json", out=RunFolder(place), recipe=Recipe(steps=10), **changes)
 
 
 def test_a_terminal_has_one_line_that_is_rewritten(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_terminal_has_one_line_that_is_rewritten(tmp_path: Path) -> None:
         for step in (1, 2, 3):
             watch.step(record(step), {})
         progress = terminal.getvalue()[before:]
-        watch.validation(3, 2.25)
+        watch.validation(3, 2.25, {})
     assert progress.count("\n") == 0
     lines = progress.split("\r\x1b[K")[1:]
     assert [line.split()[1] for line in lines] == ["1/10", "2/10", "3/10"]
@@ -80,7 +80,7 @@ def test_tensorboard_gets_every_number_of_the_log(tmp_path: Path, monkeypatch: p
         small_plan(), settings(tmp_path, tensorboard=True), device="cpu", first_step=0, stream=io.StringIO()
     ) as watch:
         watch.step(record(1), {})
-        watch.validation(1, 2.25)
+        watch.validation(1, 2.25, {})
     assert ("loss_metrics/global_avg_loss", 2.5, 1) in written
     assert ("validation_metrics/loss", 2.25, 1) in written
     assert written[-1][0] == "closed"
@@ -120,5 +120,5 @@ def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path, terminal: bo
     with Watch(small_plan(), settings(tmp_path), device="cpu", first_step=0, stream=gone) as watch:
         for step in range(1, 4):
             watch.step(record(step), {})
-        watch.validation(3, 2.25)
+        watch.validation(3, 2.25, {})
     assert len(read_log(tmp_path / "log.jsonl").steps) == 3

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from shardwise.data.mixture import Mixture
 from shardwise.data.order import BatchRamp, Int64s, sequence_numbers
-from shardwise.data.shards import TokenShards
-from shardwise.errors import InputError, require
-
-Places = Sequence[tuple[int, int]]  # parts of each sequence: the first place of each, and how many
-IGNORED = -100  # the target that PyTorch's cross_entropy leaves out (its `ignore_index`)
+from shardwise.data.sequences import IGNORED, Places, Sequences
+from shardwise.data.shards import TokenShards, require_one_tokenizer
+from shardwise.errors import collect, require
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,51 +43,60 @@ class Batch:
 
 
 class Batches:
-    """Sequences of `seq_len` tokens, and which of them each step and each replica takes.
+    """Sequences of `seq_len` tokens of one or several sources, and which of them each step and each replica takes.
 
-    Sequence k is tokens k·T to (k + 1)·T of the split as inputs and the ones behind them as targets; documents follow on
-    each other, and tokens at the end that fill no sequence are left out. Nothing is kept between steps: any step can be
+    Sources are drawn by their weights (`Mixture`), and each is taken in the order that it has alone, epoch after epoch. Sequences
+    and documents of a source are numbered behind those of the sources before it. Nothing is kept between steps: any step can be
     asked for first, so a run resumes at its step's number, on any number of replicas.
     """
 
     def __init__(
-        self, shards: TokenShards, *, seq_len: int, batch: BatchRamp | int, seed: int | None = 0, ignore_boundaries: bool = False
+        self, shards: TokenShards | Sequence[TokenShards], *, seq_len: int, batch: BatchRamp | int, seed: int | None = 0,
+        ignore_boundaries: bool = False, weights: Sequence[float] = (),
     ) -> None:  # fmt: skip
-        """`batch`: sequences of the global batch. `seed`: of the order in each epoch; None: that of the text.
+        """`batch`: sequences of the global batch. `seed`: of the order in each epoch; None: that of the text. `weights`: one for
+        each source, by which its sequences are drawn; (): as many of each.
 
         `ignore_boundaries`: the target behind a document's end, which is the start of another, is `IGNORED`. Raises
-        `InputError` for a split that is too short for one sequence.
+        `InputError` for a split that is too short for one sequence, sources of different tokenizers, and weights that are not
+        positive.
         """
-        ramp = BatchRamp(((0, batch),)) if isinstance(batch, int) else batch
-        if seq_len < 1:
-            raise InputError(f"seq_len: found {seq_len}; at least 1 is required")
-        if shards.num_tokens <= seq_len:
-            raise InputError(
-                f"{shards.folder}: {shards.name} has {shards.num_tokens:,} tokens; sequences of {seq_len:,} require at least "
-                f"{seq_len + 1:,}: give more text"
-                f"{', a larger --held-out' if shards.name == 'held_out' else ''} or shorter sequences"
-            )
-        self.shards, self.seq_len, self.ramp, self.seed = shards, seq_len, ramp, seed
-        self.ignore_boundaries = ignore_boundaries
+        shards = (shards,) if isinstance(shards, TokenShards) else tuple(shards)
+        self.ramp = BatchRamp(((0, batch),)) if isinstance(batch, int) else batch
+        self.seq_len, self.seed = seq_len, seed
+        *sources, self.mixture, _ = collect(
+            *(partial(Sequences, one, seq_len, ignore_boundaries=ignore_boundaries) for one in shards),
+            lambda: Mixture(weights or [1] * len(shards)),
+            lambda: require_one_tokenizer(shards),
+        )
+        self.sources: tuple[Sequences, ...] = tuple(sources)
+        counts = [(len(one), one.shards.num_documents) for one in self.sources]
+        starts = np.cumsum([(0, 0), *counts], axis=0, dtype=np.int64)
+        self._sequence_starts, self._document_starts = starts[:-1, 0], starts[:-1, 1]
 
     @property
     def num_sequences(self) -> int:
-        """Sequences of one epoch."""
-        return (self.shards.num_tokens - 1) // self.seq_len
+        """Sequences of all sources, each counted once."""
+        return sum(map(len, self.sources))
 
     def global_batch_seqs(self, step: int) -> int:
         """Sequences of the global batch of a step."""
         return self.ramp.sequences(step)
 
-    def epoch(self, step: int) -> float:
-        """How often every sequence has been taken before a step."""
-        return self.ramp.first_sample(step) / self.num_sequences
+    def epochs(self, step: int) -> tuple[float, ...]:
+        """How often every sequence of each source has been taken before a step."""
+        counts = self.mixture.counts(self.ramp.first_sample(step))
+        return tuple(count / len(source) for count, source in zip(counts, self.sources, strict=True))
 
     def sequence_numbers(self, step: int) -> Int64s:
         """The sequences of the global batch of a step, in order."""
         first = self.ramp.first_sample(step)
-        samples = np.arange(first, first + self.ramp.sequences(step), dtype=np.int64)
-        return sequence_numbers(samples, self.num_sequences, self.seed)
+        drawn, own = self.mixture.drawn(np.arange(first, first + self.ramp.sequences(step), dtype=np.int64))
+        found: Int64s = self._sequence_starts[drawn]
+        for source in np.unique(drawn):
+            here = drawn == source
+            found[here] += sequence_numbers(own[here], len(self.sources[source]), self.seed)
+        return found
 
     def batch(self, step: int) -> Batch:
         """The global batch of a step."""
@@ -117,28 +126,26 @@ class Batches:
 
     def num_targets(self, step: int) -> int:
         """Targets of the global batch that count in the loss: every replica knows them without asking the others."""
-        starts = self.sequence_numbers(step) * self.seq_len
-        num_boundaries = 0
-        if self.ignore_boundaries:
-            num_boundaries = (self.shards.num_ends(starts + self.seq_len) - self.shards.num_ends(starts)).sum()
-        return len(starts) * self.seq_len - int(num_boundaries)
+        numbers = self.sequence_numbers(step)
+        sources = self._sources_of(numbers)
+        return sum(
+            source.num_targets(numbers[sources == number] - self._sequence_starts[number])
+            for number, source in enumerate(self.sources)
+        )
+
+    def _sources_of(self, numbers: Int64s) -> Int64s:
+        found: Int64s = np.searchsorted(self._sequence_starts, numbers, side="right") - 1
+        return found
 
     def _read(self, numbers: Int64s, places: Places | None = None) -> Batch:
-        parts = places or ((0, self.seq_len),)
-        place_T = np.concatenate([np.arange(first, first + count) for first, count in parts])
-        inputs, targets, documents = np.empty((3, len(numbers), len(place_T)), np.int64)
+        num_places = self.seq_len if places is None else sum(count for _, count in places)
+        inputs, targets, documents = np.empty((3, len(numbers), num_places), np.int64)
         begins = []
-        for row, number in enumerate(numbers.tolist()):
-            start = number * self.seq_len
-            tokens = [self.shards.tokens(start + first, start + first + count + 1) for first, count in parts]
-            inputs[row], targets[row] = (
-                np.concatenate([one[cut] for one in tokens]) for cut in (np.s_[:-1], np.s_[1:])
-            )
-            document, ends = self.shards.begins(start, start + self.seq_len + 1)
-            begins.append(ends - start)
-            documents[row] = document + np.searchsorted(begins[row], place_T, side="right")
-            if self.ignore_boundaries:
-                targets[row, np.isin(place_T + 1, begins[row])] = IGNORED
+        for row, (number, source) in enumerate(zip(numbers, self._sources_of(numbers), strict=True)):
+            found = self.sources[source].read(int(number - self._sequence_starts[source]), places)
+            inputs[row], targets[row] = found.inputs_T, found.targets_T
+            documents[row] = self._document_starts[source] + found.documents_T
+            begins.append(found.begins_N)
         return Batch(
             sequences_B=numbers,
             inputs_BT=inputs,

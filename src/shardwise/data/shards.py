@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 from shardwise.data.blocks import SUMS_DTYPE, CheckedBlocks
 from shardwise.data.index import AGAIN, DTYPES, ENDS_DTYPE, TOKENIZER_FILE, Index, Shard, read_index
 from shardwise.data.tokenizer import Tokenizer, parse_tokenizer
-from shardwise.errors import InputError
+from shardwise.errors import InputError, require
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -165,3 +166,16 @@ class TokenShards:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"{self.folder / name}: cannot read: {reason}; {AGAIN}") from None
+
+
+def require_one_tokenizer(sources: Sequence[TokenShards]) -> None:
+    """Raise `InputError` that names each source whose tokens are of another tokenizer than the first one's."""
+    required = sources[0].index.tokenizer_sha256
+    require(
+        [
+            f"{one.folder}: its tokenizer's hash is {one.index.tokenizer_sha256[:12]}; {required[:12]} is required, that of "
+            f"{sources[0].folder}: tokenize again with --tokenizer {sources[0].folder / TOKENIZER_FILE}"
+            for one in sources
+            if one.index.tokenizer_sha256 != required
+        ]
+    )

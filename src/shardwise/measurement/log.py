@@ -29,6 +29,7 @@ DATA_SECONDS, DATA_PART = "time_metrics/data_loading(s)", "time_metrics/data_loa
 INSPECTED, EVENT = "inspected", "event"
 CHECKPOINT = "checkpoint"  # an event: a checkpoint of the step is complete
 TERM = "seconds/"  # ours, before the name of a term
+EPOCHS = "epochs/"  # ours, before the name of a source of a mixture: how often it has been passed through
 OWN = ("learning_rate", "num_tokens", "num_targets")
 OF_SOME = (
     "auxiliary_loss",

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from typing_extensions import TypedDict
 
@@ -31,6 +31,15 @@ class CheckpointsPayload(TypedDict):
     planned_write_s: float
 
 
+class SourcePayload(TypedDict):
+    """A source of the data: its share of the sequences, how often each of its own has been taken, and the loss of its held-out
+    text."""
+
+    share: float
+    epochs: float
+    held_out_loss: float | str | None
+
+
 class SummaryPayload(TypedDict):
     """What came out of a run. Losses are nats per token; one that is not finite is its name, such as "nan"."""
 
@@ -47,16 +56,25 @@ class SummaryPayload(TypedDict):
     num_tokens: int
     seconds: float
     checkpoints: CheckpointsPayload | None
+    sources: dict[str, SourcePayload]
     log: str
+
+
+class Drawn(NamedTuple):
+    """What was taken of a source, as its payload says it."""
+
+    share: float
+    epochs: float
+    held_out_loss: float | None
 
 
 def summarised(
     log: Log, throughput: Throughput, *, log_path: str, unigram_entropy_nats: float, held_out_loss: float | None,
-    planned: tuple[float, float],
+    planned: tuple[float, float], sources: Mapping[str, Drawn],
 ) -> dict[str, Any]:  # fmt: skip
     """Losses in nats, and rates of the median step: the first steps of a run are slower than the rest.
 
-    `planned`: bytes of a checkpoint, and seconds to write it.
+    `planned`: bytes of a checkpoint, and seconds to write it. `sources`: by name.
     """
     if not log.steps:
         raise InputError(f"{log_path}: found no step; a run of at least one is required")
@@ -69,6 +87,9 @@ def summarised(
         "tokens_per_s": throughput.tokens_per_s(middle), "mfu": throughput.mfu(middle), "hfu": throughput.hfu(middle),
         "num_tokens": sum(record.num_tokens for record in log.steps),
         "seconds": sum(record.step_time_s for record in log.steps), "checkpoints": _checkpoints(log, *planned),
+        "sources": {
+            name: {**one._asdict(), "held_out_loss": _plain(one.held_out_loss)} for name, one in sources.items()
+        },
         "log": log_path,
     }  # fmt: skip
 
@@ -107,6 +128,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
             f"  held out   {_nats(summary['held_out_loss'])}, {_beside(gained)} how often each token comes alone: "
             f"{_nats(summary['unigram_entropy_nats'])}"
         )
+    lines += _mixture(summary.get("sources", {}))
     used = (
         f", MFU {format_percent(summary['mfu'])}, HFU {format_percent(summary['hfu'])}"
         if summary["mfu"] is not None
@@ -118,6 +140,18 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     if summary.get("checkpoints"):
         lines.append(f"  saved      {_saved(summary['checkpoints'])}")
     return "\n".join([*lines, f"  log        {summary['log']}"])
+
+
+def _mixture(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each source where there are several."""
+    lines = []
+    for name, one in sources.items() if len(sources) > 1 else ():
+        loss = one["held_out_loss"]
+        held_out = "" if loss is None else f", held out {_nats(loss)}"
+        lines.append(
+            f"  {name:<10} {format_percent(one['share'])} of the sequences, {one['epochs']:.2f} epochs{held_out}"
+        )
+    return lines
 
 
 def _saved(found: Mapping[str, Any]) -> str:

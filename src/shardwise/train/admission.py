@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,18 +25,41 @@ from shardwise.precision import precision_named
 from shardwise.schedule.build import problems
 from shardwise.train.flags import Settings
 from shardwise.train.recipe import Recipe, recipe_payload
+from shardwise.train.sources import source_names
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The sequences of both splits; None where no document, or less than a sequence, is held out."""
+    """The sequences of both splits. `names` are those of the sources, and `held_out` has those that hold out a sequence."""
 
+    names: tuple[str, ...]
     train: Batches
-    held_out: Batches | None
+    held_out: Mapping[str, Batches]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The share of each source in what is drawn."""
+        return dict(zip(self.names, self.train.mixture.shares, strict=True))
 
     @property
     def fingerprint(self) -> str:
-        return self.train.shards.index.fingerprint
+        """That of the only source, or a hash of those of all, in order, with how they are drawn."""
+        found = [source.shards.index.fingerprint for source in self.train.sources]
+        drawn = list(zip(found, self.train.mixture.num_draws, strict=True))
+        return found[0] if len(found) == 1 else hashlib.sha256(json.dumps(drawn).encode("utf-8")).hexdigest()
+
+    @property
+    def unigram_entropy_nats(self) -> float:
+        """Nats per token of a model that knows how often each source has each token: the mean by share."""
+        entropies = (source.shards.index.unigram_entropy_nats for source in self.train.sources)
+        return math.fsum(share * one for share, one in zip(self.train.mixture.shares, entropies, strict=True))
+
+    def mean(self, losses: Mapping[str, float]) -> float | None:
+        """The mean of held-out losses by the shares of their sources; None without any."""
+        if not losses:
+            return None
+        shares = self.shares
+        return sum(shares[name] * loss for name, loss in losses.items()) / sum(shares[name] for name in losses)
 
 
 def require_compilable(layout: Layout, recipe: Recipe) -> None:
@@ -69,23 +95,35 @@ def require_world(plan: Plan, world_size: int) -> None:
 def open_data(plan: Plan, settings: Settings) -> Data:
     """The data of a run. Raises `InputError` for what is damaged, too short, or of a larger vocabulary than the model's."""
     recipe, seq_len = settings.recipe, plan.job.seq_len
-    shards = TokenShards(settings.data)
-    shards.require_vocabulary(plan.model.vocab_size)
+    sources = collect(*(partial(_opened, folder, plan) for folder, _ in recipe.data))
     batch = BatchRamp(recipe.batch_ramp or ((0, plan.job.num_seqs),))
-    train = Batches(shards, seq_len=seq_len, batch=batch, seed=recipe.seed, ignore_boundaries=recipe.respect_documents)
+    train = Batches(
+        sources, seq_len=seq_len, batch=batch, seed=recipe.seed, ignore_boundaries=recipe.respect_documents,
+        weights=[weight for _, weight in recipe.data],
+    )  # fmt: skip
+    names = source_names(recipe.data)
+    held_out = zip(
+        names, collect(*(partial(_held_out, folder, plan, recipe) for folder, _ in recipe.data)), strict=True
+    )
+    return Data(names, train, {name: batches for name, batches in held_out if batches is not None})
+
+
+def _opened(folder: str, plan: Plan) -> TokenShards:
+    shards = TokenShards(folder)
+    shards.require_vocabulary(plan.model.vocab_size)
+    return shards
+
+
+def _held_out(folder: str, plan: Plan, recipe: Recipe) -> Batches | None:
+    """The held-out text of a source as one step, of every sequence in the text's order; None where there is less than one."""
     try:
-        return Data(train, _held_out(plan, settings))
+        shards, seq_len = TokenShards(folder, "held_out"), plan.job.seq_len
+        every = max((shards.num_tokens - 1) // seq_len, 1)
+        return Batches(shards, seq_len=seq_len, batch=every, seed=None, ignore_boundaries=recipe.respect_documents)
     except InputError:
         if recipe.validate_every:
             raise
-        return Data(train, None)
-
-
-def _held_out(plan: Plan, settings: Settings) -> Batches:
-    """The held-out text as one step, of every sequence in the text's order."""
-    shards, seq_len = TokenShards(settings.data, "held_out"), plan.job.seq_len
-    every = max((shards.num_tokens - 1) // seq_len, 1)
-    return Batches(shards, seq_len=seq_len, batch=every, seed=None, ignore_boundaries=settings.recipe.respect_documents)
+        return None
 
 
 def admit(plan: Plan, settings: Settings) -> Data:

@@ -6,6 +6,7 @@ import argparse
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from shardwise.optimizer.table import optimizer_fields
 from shardwise.parser import Parser
 from shardwise.train.policy import POLICIES
 from shardwise.train.recipe import SCHEDULES, Recipe, parse_recipe
+from shardwise.train.sources import Source, parse_source, require_distinct, source_words
 from shardwise.units import parse_count, parse_quantity
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -33,7 +35,11 @@ EXAMPLES = (
 
 GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "run": {
-        "--data": {"required": True, "metavar": "DIR", "help": "token shards that `shardwise tokenize` wrote"},
+        "--data": {
+            "required": True, "action": "append", "metavar": "DIR[=WEIGHT]",
+            "help": "token shards that `shardwise tokenize` wrote; may be repeated: sources are drawn by their weights "
+            "(default: 1)",
+        },
         "--out": {"required": True, "metavar": "DIR", "help": "the run's folder: log, checkpoints and what is run"},
         "--steps": {"metavar": "N", "help": "optimizer steps of the whole run"},
         "--resume": {"action": "store_true", "help": "go on with the run in --out from its latest checkpoint"},
@@ -85,7 +91,6 @@ class Settings:
     """A run as it was asked for."""
 
     plan: Path
-    data: Path
     out: RunFolder
     recipe: Recipe
     resume: bool = False
@@ -97,7 +102,7 @@ class Settings:
     @property
     def resume_command(self) -> str:
         """What goes on with this run."""
-        words = ["shardwise", "train", self.plan, "--data", self.data, "--out", self.out.path, "--resume"]
+        words = ["shardwise", "train", self.plan, *source_words(self.recipe.data), "--out", self.out.path, "--resume"]
         words += [] if self.device == "auto" else ["--device", self.device]
         return shlex.join(map(str, words))
 
@@ -136,7 +141,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         out.require_run()
     recipe = _recipe(arguments, out)
     return Settings(
-        plan=Path(arguments.plan), data=Path(arguments.data), out=out, recipe=recipe,
+        plan=Path(arguments.plan), out=out, recipe=recipe,
         resume=arguments.resume, force=arguments.force, tensorboard=arguments.tensorboard, device=arguments.device,
         profile=_profile(arguments.profile, recipe.steps),
     )  # fmt: skip
@@ -184,6 +189,7 @@ def changed(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
 def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of the recipe that flags of their own give."""
     parsers = {
+        "data": (arguments.data, _sources),
         "steps": (arguments.steps, lambda text: parse_count(text, what="--steps")),
         "learning_rate": (arguments.learning_rate, lambda text: parse_quantity(text, what="--learning-rate", unit="")),
         "schedule": (arguments.schedule, str),
@@ -205,6 +211,12 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     given = {name: (text, make) for name, (text, make) in parsers.items() if text is not None}
     made = collect(*((lambda make=make, text=text: make(text)) for text, make in given.values()))
     return dict(zip(given, made, strict=True))
+
+
+def _sources(texts: Sequence[str]) -> tuple[Source, ...]:
+    sources = tuple(collect(*(partial(parse_source, text) for text in texts)))
+    require_distinct(sources)
+    return sources
 
 
 def _policies(texts: Sequence[str]) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from shardwise.errors import InputError
 from shardwise.measurement.folder import write_json
-from shardwise.measurement.log import CHECKPOINT, INSPECTED, cut_log, read_log
+from shardwise.measurement.log import CHECKPOINT, EPOCHS, INSPECTED, cut_log, read_log
 from shardwise.measurement.memory_trace import STEPS as MEMORY_STEPS
 from shardwise.measurement.memory_trace import memory_of, write_memory
 from shardwise.measurement.record import StepRecord
-from shardwise.measurement.summary import summarised
+from shardwise.measurement.summary import Drawn, summarised
 from shardwise.measurement.trace import write_trace
 from shardwise.planning.plan import Plan
 from shardwise.train.admission import Data, run_of
@@ -74,7 +74,7 @@ class Loop:
             self.measuring.end()
             if stopped:
                 self._say_how_to_go_on(watch, stopped)
-                return Ended(exit_code(stopped), self._summary(None) if self.trainer.step > first else {})
+                return Ended(exit_code(stopped), self._summary({}) if self.trainer.step > first else {})
             return Ended(0, self._summary(self._validate(watch)))
 
     def _say_what_is_not_modelled(self) -> None:
@@ -137,7 +137,7 @@ class Loop:
             record, marks = self._next(first, inspected)
             if watch:
                 seen = self.data.train.ramp.first_sample(record.step) * self.plan.job.seq_len
-                watch.step(record, {"n_tokens_seen": seen, **used(str(self.world.device)), **marks})
+                watch.step(record, {"n_tokens_seen": seen, **used(str(self.world.device)), **self._epochs(), **marks})
             if trainer.trouble is not None:
                 remedies.apply(trainer.trouble, watch)
             self._log_checkpoints(watch)
@@ -196,13 +196,18 @@ class Loop:
             begin_stage(f"the checkpoint of step {step}")
             agreed(self.world, lambda: self.checkpoints.start(step, self.trainer.state()))
 
-    def _validate(self, watch: Watch | None) -> float | None:
-        if self.data.held_out is None:
-            return None
-        loss = self.trainer.validation_loss(self.data.held_out)
-        if watch:
-            watch.validation(self.trainer.step, loss)
-        return loss
+    def _epochs(self) -> dict[str, float]:
+        """How often each source of a mixture has been passed through, as a step's line has it."""
+        epochs = zip(self.data.names, self.data.train.epochs(self.trainer.step), strict=True)
+        return {EPOCHS + name: count for name, count in epochs} if len(self.data.names) > 1 else {}
+
+    def _validate(self, watch: Watch | None) -> Mapping[str, float]:
+        """The loss of each source's held-out text."""
+        losses = {name: self.trainer.validation_loss(batches) for name, batches in self.data.held_out.items()}
+        mean = self.data.mean(losses)
+        if watch and mean is not None:
+            watch.validation(self.trainer.step, mean, losses if len(self.data.names) > 1 else {})
+        return losses
 
     def _say_how_to_go_on(self, watch: Watch | None, stopped: int) -> None:
         if watch:
@@ -211,15 +216,23 @@ class Loop:
                 f"a checkpoint in {self.settings.out.checkpoints}; to go on: {self.settings.resume_command}"
             )
 
-    def _summary(self, held_out_loss: float | None) -> Mapping[str, Any]:
+    def _sources(self, held_out: Mapping[str, float]) -> dict[str, Drawn]:
+        """What was taken of each source, and what is lost on its held-out text."""
+        epochs = self.data.train.epochs(self.trainer.step)
+        return {
+            name: Drawn(share, taken, held_out.get(name))
+            for (name, share), taken in zip(self.data.shares.items(), epochs, strict=True)
+        }
+
+    def _summary(self, held_out: Mapping[str, float]) -> Mapping[str, Any]:
         """What came out, on the first rank, which keeps it in the folder."""
         if self.world.rank > 0:
             return {}
         out = self.settings.out
         found = summarised(
             read_log(out.log), throughput_of(self.plan, str(self.world.device)), log_path=str(out.log),
-            held_out_loss=held_out_loss, unigram_entropy_nats=self.data.train.shards.index.unigram_entropy_nats,
-            planned=planned_checkpoints(self.plan),
+            held_out_loss=self.data.mean(held_out), unigram_entropy_nats=self.data.unigram_entropy_nats,
+            planned=planned_checkpoints(self.plan), sources=self._sources(held_out),
         )  # fmt: skip
         write_json(out.summary, found)
         return found

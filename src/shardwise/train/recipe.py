@@ -11,6 +11,7 @@ from shardwise.errors import require
 from shardwise.issuing import BUCKET_BYTES, REDUCTIONS, Reduction
 from shardwise.optimizer.table import optimizer_fields, optimizer_named
 from shardwise.train.policy import ACTIONS, DEVIATIONS, LOSS_SPIKE, NON_FINITE, NORM_SPIKE, POLICIES, WINDOW, Action
+from shardwise.train.sources import Source
 
 Schedule = Literal["cosine", "wsd", "constant"]
 Balance = Literal["auxiliary", "bias", "none"]
@@ -21,6 +22,8 @@ BALANCES: tuple[Balance, ...] = ("auxiliary", "bias", "none")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """The recipe of a run of `steps` optimizer steps.
+
+    `data` are folders of token shards, each with the weight by which its sequences are drawn.
 
     The learning rate rises over `warmup_steps` to `learning_rate`; `cosine` then falls to `final_fraction` of it at the last
     step, `wsd` stays and falls linearly over the last `decay_steps`. `optimizer` has values for fields of the plan's optimizer
@@ -52,6 +55,7 @@ class Recipe:
     """
 
     steps: int
+    data: tuple[Source, ...] = ()
     learning_rate: float = 3e-4
     schedule: Schedule = "cosine"
     warmup_steps: int = 0

@@ -107,9 +107,10 @@ class Watch:
             self._recent.append(record.step_time_s)
         self._progress(record)
 
-    def validation(self, step: int, loss: float) -> None:
-        """The held-out text has been looked at after so many steps."""
+    def validation(self, step: int, loss: float, of_sources: Mapping[str, float]) -> None:
+        """The held-out text has been looked at after so many steps, and of a mixture that of each source."""
         line = {"step": step, VALIDATION_LOSS: loss}
+        line |= {f"{VALIDATION_LOSS}/{name}": one for name, one in of_sources.items()}
         self._log.write(line)
         self._to_board(line, step)
         self.say(f"step {step}: held-out loss {loss:.4f}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwise.data.batches import IGNORED
+from shardwise.data.sequences import IGNORED
 from shardwise.engine.torch.calls import SIGHT, SIGHTS
 from shardwise.engine.torch.places import Rotation, positions_of, rotation
 from shardwise.engine.torch.rank import Rank

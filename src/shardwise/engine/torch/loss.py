@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shardwise.data.batches import IGNORED
+from shardwise.data.sequences import IGNORED
 from shardwise.engine.torch.functions import at_least_fp32
 
 # The loss is made for a part of the rows at a time: at most so many parts, so that a GPU launches few kernels and what is in

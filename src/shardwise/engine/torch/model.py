@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shardwise.data.batches import IGNORED
+from shardwise.data.sequences import IGNORED
 from shardwise.engine.torch.batch import MicroBatch, Sights
 from shardwise.engine.torch.calls import BALANCE_BIAS, GRADIENTS, PENALTY, ROUTED, TRAINS
 from shardwise.engine.torch.functions import at_least_fp32

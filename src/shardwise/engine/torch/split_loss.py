@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwise.data.batches import IGNORED
+from shardwise.data.sequences import IGNORED
 from shardwise.engine.torch.loss import capped, num_rows
 
 
