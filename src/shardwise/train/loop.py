@@ -169,7 +169,7 @@ class Loop:
         return largest(self.world, self.stop.signal, "the question whether to stop")
 
     def _next(self, first: int, inspected: int) -> tuple[StepRecord, Mapping[str, Any]]:
-        """The next step of a run that began after the `first` ones, and what its line says of how it was watched."""
+        """The next step of a run that began after the `first` ones, and what its line of the log adds about recording."""
         step, profile = self.trainer.step, self.settings.profile
         if step + 1 in profile and step != inspected:
             return self._profiled(), {INSPECTED: True}
