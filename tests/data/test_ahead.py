@@ -53,6 +53,31 @@ def test_the_next_steps_are_read_while_one_is_in_use() -> None:
     assert len(reader.read) <= 1 + DEPTH + 1, "no further than there is room: in hand, waiting, and being handed over"
 
 
+def test_waits_for_the_thread_are_counted() -> None:
+    """The thread reads an item only when the one before is there to be taken, so that this one is not waited for."""
+    reader, tick = Reader(), threading.Event()
+
+    def read(step: int) -> Iterator[str]:
+        for _ in range(int(FOREVER_S / 1e-3)):
+            if ahead.num_waits:  # the first item has been asked for
+                break
+            tick.wait(1e-3)
+        return reader(step)
+
+    ahead = ReadAhead(read, stop=100)
+    items = ahead.step(0)
+    assert next(items) == "0.0"
+    assert (ahead.num_taken, ahead.num_waits) == (1, 1), "nothing can be read before it is asked for"
+    for step in range(20):
+        for number in range(2 if step else 1):
+            reader.wait_for(f"{step}.1" if number == 0 and step else f"{step + 1}.0")
+            assert next(items) == f"{step}.{number if step else 1}"
+        reader.wait_for(f"{step + 1}.0")
+        assert list(items) == []
+        items = ahead.step(step + 1)
+    assert (ahead.num_taken, ahead.num_waits) == (3 * 20, 1)
+
+
 def test_the_last_step_ends_the_reading() -> None:
     before = set(threads())
     ahead = ReadAhead(Reader(), stop=3)

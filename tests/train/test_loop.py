@@ -60,6 +60,7 @@ def test_a_run_learns_and_is_kept_whole(inputs: list[str], capsys: pytest.Captur
     assert summary["held_out_loss"] == log.validation[12] < math.log(stand_in.VOCAB)
     assert held_out_sequences(inputs) == sorted(held_out_sequences(inputs)) == list(range(100 // stand_in.SEQ_LEN))
     assert summary["num_tokens"] == 12 * 8 * stand_in.SEQ_LEN
+    assert summary["data_s"] == 1e-5
     of = folder.read()
     assert (of.recipe["steps"], of.recipe["validate_every"]) == (12, 5)
     assert of.plan["layout"]["dp"] == 1

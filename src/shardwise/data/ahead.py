@@ -55,7 +55,8 @@ class ReadAhead(Generic[Item]):
     """The items that `read` gives for each of the steps up to `stop`, read by a thread while those before are in use.
 
     Steps are requested in order; after any other step the reading starts again from there. What `read` raises is raised where the
-    step's next item is asked for.
+    step's next item is asked for. `num_taken` counts what was asked for, the end of each step included, and `num_waits` how often
+    the thread had not read it by then.
 
     >>> ahead = ReadAhead(lambda step: (f"{step}.{number}" for number in range(2)), stop=10)
     >>> list(ahead.step(0)), list(ahead.step(1)), list(ahead.step(7))
@@ -66,6 +67,7 @@ class ReadAhead(Generic[Item]):
         self.read, self.stop = read, stop
         self._reading: _Reading[Item] | None = None
         self._next = 0
+        self.num_taken = self.num_waits = 0
 
     def step(self, step: int) -> Iterator[Item]:
         """The items of a step; the step before has been taken whole."""
@@ -73,11 +75,17 @@ class ReadAhead(Generic[Item]):
             self._begin(step)
         reading, self._next = self._reading, -1
         assert reading is not None
-        while not isinstance(item := reading.items.get(), _End):
+        while not isinstance(item := self._taken(reading.items), _End):
             yield item
         if item.error is not None:
             raise item.error
         self._next = step + 1
+
+    def _taken(self, items: Queue[Item | _End]) -> Item | _End:
+        """What is next, counted, and whether it had to be waited for."""
+        self.num_waits += items.empty()
+        self.num_taken += 1
+        return items.get()
 
     def _begin(self, step: int) -> None:
         if self._reading is not None:

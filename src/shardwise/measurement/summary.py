@@ -41,7 +41,8 @@ class SourcePayload(TypedDict):
 
 
 class SummaryPayload(TypedDict):
-    """What came out of a run. Losses are nats per token; one that is not finite is its name, such as "nan"."""
+    """What came out of a run. Losses are nats per token; one that is not finite is its name, such as "nan". `step_time_s`
+    and `data_s`, the wait for data in it, are medians."""
 
     schema: Literal["shardwise.run_summary/1"]
     steps: int
@@ -50,6 +51,7 @@ class SummaryPayload(TypedDict):
     held_out_loss: float | str | None
     unigram_entropy_nats: float
     step_time_s: float
+    data_s: float
     tokens_per_s: float
     mfu: float | None
     hfu: float | None
@@ -84,6 +86,7 @@ def summarised(
         "schema": SCHEMA, "steps": last.step, "first_loss": _plain(first.loss), "last_loss": _plain(last.loss),
         "held_out_loss": _plain(held_out_loss), "unigram_entropy_nats": unigram_entropy_nats,
         "step_time_s": median(record.step_time_s for record in log.timed),
+        "data_s": median(record.seconds.get("data", 0.0) for record in log.timed),
         "tokens_per_s": throughput.tokens_per_s(middle), "mfu": throughput.mfu(middle), "hfu": throughput.hfu(middle),
         "num_tokens": sum(record.num_tokens for record in log.steps),
         "seconds": sum(record.step_time_s for record in log.steps), "checkpoints": _checkpoints(log, *planned),
