@@ -24,6 +24,7 @@ from shardwise.planning.codec import parse_plan
 from shardwise.planning.explain.story import fit
 from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import plan_layout
+from shardwise.planning.runnable import require_runnable
 from shardwise.precision import precision_named
 from shardwise.train.recipe import Recipe
 
@@ -255,3 +256,26 @@ def test_a_plan_has_its_optimizer_and_one_of_an_earlier_version_adamw() -> None:
         InputError, match=r"optimizer is 'adam' .did you mean 'adamw'.*; one of adamw, lion, .*sgd is required"
     ):
         parse_plan(wrong)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_number"), [(torch.float32, True), (torch.bfloat16, True), (torch.float16, False)]
+)
+def test_muon_takes_small_gradients_in_formats_of_a_wide_range(dtype: torch.dtype, is_number: bool) -> None:
+    """Why fp16 is refused: of gradients of 1e-5 the squares are 0, and so is the norm that they are divided by."""
+    one = optimizer_named("muon")
+    values = values_of(one.given({}), learning_rate=1.0, step=1)
+    matrix = 1e-5 * torch.randn(64, 96, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    wanted, found = (one.updates["orthogonal"].formula(values, matrix.to(of)) for of in (torch.float64, dtype))
+    assert bool(((found.double() - wanted).norm() < 0.05 * wanted.norm()).item()) == is_number
+    assert (has_problem(dtype) is None) == is_number
+
+
+def has_problem(dtype: torch.dtype) -> str | None:
+    """What the recipe whose activations have this format is refused for."""
+    name = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    try:
+        require_runnable(sw.load_model("llama-3.2-1b"), Layout(), precision_named(name), "muon")
+    except InputError as error:
+        return str(error)
+    return None

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
     plan = load_plan(arguments.plan)
     recipe = changed(Recipe(steps=1), parse_changes(arguments.set, rooms=("recipe",))["recipe"])
-    require_runnable(plan.model, plan.layout, precision_named(plan.job.precision))
+    require_runnable(plan.model, plan.layout, precision_named(plan.job.precision), plan.job.optimizer)
     from shardwise.train.rehearse import rehearse
 
     found = rehearsal(plan, recipe, rehearse(plan, recipe, arguments.rank))

@@ -94,7 +94,7 @@ def _most_seqs(plan: Plan, layout: Layout) -> int:
 
 def _runs(plan: Plan, layout: Layout) -> bool:
     try:
-        require_runnable(plan.model, layout, precision_named(plan.job.precision))
+        require_runnable(plan.model, layout, precision_named(plan.job.precision), plan.job.optimizer)
     except InputError:
         return False
     return True

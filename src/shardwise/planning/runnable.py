@@ -11,6 +11,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import Rule, degrees_of
 from shardwise.model.architecture import Architecture
+from shardwise.optimizer.table import DEFAULT, optimizer_named
 from shardwise.precision import PRECISIONS, Precision
 from shardwise.schedule.schedule import schedule_of
 
@@ -59,9 +60,12 @@ def runnable_job(job: Job) -> Job:
     return replace(job, loss=LOSS)
 
 
-def require_runnable(architecture: Architecture, layout: Layout, precision: Precision) -> None:
-    """Raise `InputError` with everything in a layout and a precision recipe that the engine does not support, and the fix."""
-    require([*_missing(layout), *_broken(architecture, layout), *_unrunnable(precision, layout)])
+def require_runnable(
+    architecture: Architecture, layout: Layout, precision: Precision, optimizer: str = DEFAULT
+) -> None:
+    """Raise `InputError` with everything in a layout, a precision recipe and the optimizer under them that the engine does not
+    support, and the fix."""
+    require([*_missing(layout), *_broken(architecture, layout), *_unrunnable(precision, layout, optimizer)])
 
 
 def _missing(layout: Layout) -> Iterator[str]:
@@ -102,15 +106,16 @@ def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _unrunnable(precision: Precision, layout: Layout) -> Iterator[str]:
-    runs = ", ".join(name for name, one in PRECISIONS.items() if not list(_problems(one, layout)))
+def _unrunnable(precision: Precision, layout: Layout, optimizer: str) -> Iterator[str]:
+    runs = ", ".join(name for name, one in PRECISIONS.items() if not list(_problems(one, layout, optimizer)))
     yield from (
-        f"precision {precision.name}: {problem}; one of {runs} runs" for problem in _problems(precision, layout)
+        f"precision {precision.name}: {problem}; one of {runs} runs"
+        for problem in _problems(precision, layout, optimizer)
     )
 
 
-def _problems(precision: Precision, layout: Layout) -> Iterator[str]:
-    """What the engine does not support of a recipe under a layout."""
+def _problems(precision: Precision, layout: Layout, optimizer: str) -> Iterator[str]:
+    """What the engine does not support of a recipe under a layout with an optimizer."""
     kept = {
         precision.weights, precision.gradients, precision.gradient_reduction, precision.master or precision.weights,
         precision.accumulated_gradients or precision.gradients, precision.activations, precision.moments,
@@ -130,3 +135,9 @@ def _problems(precision: Precision, layout: Layout) -> Iterator[str]:
         yield f"weights in {precision.weights} that zero_stage=3 gathers in {precision.gathered} are planned, not yet runnable"
     if precision.scaling and layout.async_tp:
         yield f"products in {precision.matmul} in pieces (async_tp) are planned, not yet runnable"
+    if optimizer_named(optimizer).whole and precision.activations == "fp16":
+        # the loss's scale is taken off before: the square of an element below 2^-12.5 is 0 in fp16
+        yield (
+            f"{optimizer} takes whole matrices in the format of the activations, and fp16 has no room for the squares of "
+            "small gradients"
+        )

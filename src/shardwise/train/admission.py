@@ -130,7 +130,7 @@ def admit(plan: Plan, settings: Settings) -> Data:
     """All checks of what was given, at once. Raises `InputError`."""
     precision = precision_named(plan.job.precision)
     *_, data = collect(
-        lambda: require_runnable(plan.model, plan.layout, precision),
+        lambda: require_runnable(plan.model, plan.layout, precision, plan.job.optimizer),
         lambda: require_compilable(plan.layout, settings.recipe),
         lambda: require_schedule(plan.layout, [num_seqs for _, num_seqs in settings.recipe.batch_ramp]),
         lambda: None if settings.resume else recipe_payload(settings.recipe, plan.job.optimizer),

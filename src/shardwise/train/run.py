@@ -63,7 +63,7 @@ def _joined(settings: Settings, parts: Parts, stop: StopRequest | None) -> tuple
     """What has to hold before the ranks can meet."""
     with first_of_host_reports(stop):
         plan = load_plan(settings.plan)
-        require_runnable(plan.model, plan.layout, precision_named(plan.job.precision))
+        require_runnable(plan.model, plan.layout, precision_named(plan.job.precision), plan.job.optimizer)
         require_world(plan, int(os.environ.get("WORLD_SIZE", "1")))
         return plan, parts.join(plan, settings.recipe, settings.device)
 

@@ -98,7 +98,7 @@ def verify(plan: Plan, recipe: Recipe, progress: Progress = silent) -> Verificat
 
     Raises `InputError` for a layout that does not run, and where a process fails.
     """
-    require_runnable(plan.model, plan.layout, precision_named(plan.job.precision))
+    require_runnable(plan.model, plan.layout, precision_named(plan.job.precision), plan.job.optimizer)
     smalls = shrunk(plan.model, plan.layout)
     cases = [case_of(plan, recipe, small) for small in smalls]
     found = _in_order(_found(cases), cases, progress)
