@@ -43,8 +43,14 @@ def test_a_timeline_of_characters(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[4] == "rank 0 |F0>F1>......B0<<<<...B1<<<<|"
     assert lines[5] == "rank 1 |...F0>B0<<<<F1>B1<<<<......|"
     assert lines[6] == "  F> forward, B< backward, . idle"
-    assert lines[8].split() == ["rank", "idle", "first", "to", "last", "holds", "of", "it", "for", "W", "only"]
+    assert lines[8].split("  ") == ["rank", " idle", "idle between its passes", "micro-batches held", "for W only"]
     assert lines[9].split() == ["0", "33.3%", "3", "s", "2", "0"]
+
+
+def test_default_times_are_stated(capsys: pytest.CaptureFixture[str]) -> None:
+    stated = "  F, I and W take 1 s each, and B is I and W; --times sets others"
+    assert run(capsys, "1f1b", "--stages", "2", "--micro-batches", "2").splitlines()[2] == stated
+    assert stated not in run(capsys, "1f1b", "--stages", "2", "--micro-batches", "2", "--times", "f=1")
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 132])

@@ -71,7 +71,11 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
     line = _timeline(arguments)
     _write_files(arguments, line)
-    return json.dumps(timeline_payload(line)) if arguments.json else timeline_report(line)
+    return (
+        json.dumps(timeline_payload(line))
+        if arguments.json
+        else timeline_report(line, defaults=arguments.times is None)
+    )
 
 
 def _compare(arguments: argparse.Namespace) -> str | Report:

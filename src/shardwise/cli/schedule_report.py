@@ -14,6 +14,7 @@ from shardwise.units import format_percent
 
 WIDEST = 116  # columns, where there is no terminal
 IDLE, PAIR = ".", "&"
+DEFAULT_TIMES = "  F, I and W take 1 s each, and B is I and W; --times sets others"
 FILL = {FORWARD: ">", BACKWARD: "<", INPUT: "<", WEIGHT: "="}
 LEGEND = {
     FORWARD: "F> forward",
@@ -23,8 +24,8 @@ LEGEND = {
 }
 
 
-def timeline_report(line: Timeline) -> Report:
-    """The schedule, its bubble, the timeline, what ranks hold."""
+def timeline_report(line: Timeline, *, defaults: bool = False) -> Report:
+    """The schedule, its bubble, the timeline, what ranks hold. `defaults`: its seconds are those of passes without `--times`."""
     kinds = {action.kind for _, _, action in line.actions.actions()}
     legend = [words for kind, words in LEGEND.items() if kind in kinds]
     if any(len(slot) > 1 for slots in line.actions.order for slot in slots):
@@ -32,7 +33,10 @@ def timeline_report(line: Timeline) -> Report:
     total = sum(num_messages(line.actions).values())
     drawn = Fitted(lambda width: bars(line, width or WIDEST))
     return [
-        Section([f"  {bubble_text(line)}", f"  {total:,} messages between ranks"], title=title_of(line.actions)),
+        Section(
+            [f"  {bubble_text(line)}", *([DEFAULT_TIMES] if defaults else []), f"  {total:,} messages between ranks"],
+            title=title_of(line.actions),
+        ),
         Section([drawn, f"  {', '.join(legend)}, {IDLE} idle"]),
         Section([_ranks(line)]),
     ]
@@ -81,7 +85,7 @@ def _written(slot: Slot, columns: int) -> str:
 
 def _ranks(line: Timeline) -> Table:
     idle, waits, makespan = line.idle(), line.waits(), line.makespan
-    rows: list[Row] = [("rank", "idle", "first to last", "holds", "of it for W only")]
+    rows: list[Row] = [("rank", "idle", "idle between its passes", "micro-batches held", "for W only")]
     rows += [
         (
             str(rank), format_percent(idle[rank] / makespan if makespan else 0.0), f"{waits[rank]:.6g} s",
