@@ -8,6 +8,7 @@ from collections.abc import Iterable
 # Of two texts that are as alike as difflib's ratio: "tpp" and "tp" have 0.8, "colour" and "source" 0.5. A choice.
 CLOSE = 0.65
 MOST_NAMED = 3  # of names that are equally near
+LEAST_PART = 5  # characters of a part of a name that means the name. A choice
 LONGEST = 100  # characters: what is longer is no misspelt name
 
 
@@ -43,6 +44,11 @@ def nearest(found: object, known: Iterable[object]) -> list[str]:
 
     >>> nearest("meta-llama/Llama-3.1-8B-Instruct", ["llama-3-8b", "llama-3.1-8b", "llama-3.1-70b"])
     ['llama-3.1-8b']
+
+    Where none is alike, those that contain it, if it is long enough to mean them.
+
+    >>> nearest("bubble", ["roofline", "pipeline-bubbles", "zero-stages"])
+    ['pipeline-bubbles']
     """
     if not isinstance(found, str) or len(found) > LONGEST:
         return []
@@ -51,7 +57,10 @@ def nearest(found: object, known: Iterable[object]) -> list[str]:
         return []
     scores = {name: _likeness(_plain(found), _plain(name)) for name in names}
     best = max(scores.values(), default=0.0)
-    return [name for name, score in scores.items() if score == best >= CLOSE][:MOST_NAMED]
+    alike = [name for name, score in scores.items() if score == best >= CLOSE]
+    return (alike or [name for name in names if len(found) >= LEAST_PART and _plain(found) in _plain(name)])[
+        :MOST_NAMED
+    ]
 
 
 def _plain(text: str) -> str:

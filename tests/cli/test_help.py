@@ -108,6 +108,12 @@ def test_the_help_of_all_verbs_loads_none_of_them() -> None:
     }  # fmt: skip
 
 
+def test_no_verb_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.strip()) == ("", build_parser().format_help().strip())
+
+
 def test_the_help_takes_little_time() -> None:
     """Of the processor, so that other processes of a busy machine do not count."""
     seconds = []

@@ -62,6 +62,14 @@ def test_a_text_that_is_no_name_is_near_to_none() -> None:
     assert nearest("tp" * LONGEST, ["tp"]) == []
 
 
+def test_a_long_part_of_a_name_is_near_to_it() -> None:
+    assert nearest("bubble", ["roofline", "pipeline-bubbles", "bubble-of-1f1b"]) == [
+        "pipeline-bubbles",
+        "bubble-of-1f1b",
+    ]
+    assert nearest("line", ["roofline", "pipeline-bubbles"]) == []
+
+
 def test_equals_are_listed_and_a_few_of_them_only() -> None:
     assert did_you_mean("ab", ["ab1", "ab2", "ab3", "ab4"]) == " (did you mean 'ab1', 'ab2' or 'ab3'?)"
     assert unknown("x", ["y"]) == "found 'x'; one of y is required"

@@ -10,7 +10,7 @@ from typing import Any
 from shardwise.cli.verbs import VerbParser, add_verbs, listed
 from shardwise.errors import STOPPED, ShardwiseError, told
 from shardwise.output import complain, write
-from shardwise.parser import Parser, asks_for_json
+from shardwise.parser import USAGE, Parser, asks_for_json
 
 READER_LEFT = 0  # `| head` has all that it wanted
 
@@ -51,8 +51,12 @@ def _parsers() -> tuple[Parser, dict[str, VerbParser]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. Exit codes: 0 fine, 1 the output cannot be written or a rehearsal is not as planned, 2 the input is wrong,
-    3 nothing fits or a limit is missed, 130 stopped by Ctrl-C."""
-    as_json = asks_for_json(sys.argv[1:] if argv is None else argv)
+    3 nothing fits or a limit is missed, 130 stopped by Ctrl-C. Without a verb it prints the help, on standard error."""
+    words = sys.argv[1:] if argv is None else argv
+    as_json = asks_for_json(words)
+    if not words:
+        complain(build_parser().format_help())
+        return USAGE
     try:
         arguments = build_parser().parse_args(argv)
         from shardwise.cli.answer import answered  # behind --help, which does without
