@@ -63,9 +63,9 @@ def test_a_text_that_is_no_name_is_near_to_none() -> None:
 
 
 def test_a_long_part_of_a_name_is_near_to_it() -> None:
-    assert nearest("bubble", ["roofline", "pipeline-bubbles", "bubble-of-1f1b"]) == [
+    assert nearest("bubble", ["roofline", "pipeline-bubbles", "interleaved-bubbles"]) == [
         "pipeline-bubbles",
-        "bubble-of-1f1b",
+        "interleaved-bubbles",
     ]
     assert nearest("line", ["roofline", "pipeline-bubbles"]) == []
 
