@@ -67,7 +67,7 @@ def test_a_long_part_of_a_name_is_near_to_it() -> None:
         "pipeline-bubbles",
         "interleaved-bubbles",
     ]
-    assert nearest("pipe", ["roofline", "pipeline-bubbles"]) == []
+    assert nearest("bub", ["roofline", "pipeline-bubbles"]) == []
 
 
 def test_equals_are_listed_and_a_few_of_them_only() -> None:
