@@ -91,6 +91,14 @@ def test_megatron_fsdp_comes_with_its_checkpoints() -> None:
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1\n" in files_of(TARGET, say(TARGET, launch), launch)["launch.sh"]
 
 
+def test_there_is_no_dropout_and_other_options_may_be_given() -> None:
+    """Megatron-LM's defaults are 0.1."""
+    launch = launch_of("fsdp=8 zero_stage=1")
+    text = files_of(TARGET, say(TARGET, launch), launch)["launch.sh"]
+    assert "  --hidden-dropout 0.0\n  --attention-dropout 0.0\n" in text
+    assert text.endswith('"${ARGS[@]}" "$@"\n')
+
+
 def test_the_part_of_a_head_that_turns_is_said_and_read() -> None:
     """RotaryEmbedding of rotary_pos_embedding.py: dim · rotary_percent; its parser's default is 1.0."""
     for options, part in (("", 1.0), ("--rotary-percent 0.5", 0.5)):

@@ -39,7 +39,7 @@ def _parsers() -> tuple[Parser, dict[str, VerbParser]]:
     parser = Parser(
         prog="shardwise",
         usage="shardwise [-h] [--version] VERB ...",
-        description="How to shard a large transformer for training or serving, what it costs, and what bounds it.\n\n" + listed(),
+        description="How to shard the training of a large transformer, what it costs, and what bounds it.\n\n" + listed(),
         epilog="`shardwise VERB --help` says what a verb takes, with examples. With --json an error is JSON too. Exit codes: 0 "
         "fine, 1 the output cannot be written or a rehearsal is not as planned, 2 the input is wrong, 3 nothing fits or a limit "
         "is missed, 130 stopped by Ctrl-C.",

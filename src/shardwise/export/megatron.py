@@ -81,6 +81,7 @@ def _heard_samples(given: Given) -> Mapping[str, Any]:
     return {"job.tokens": float(samples * given.need("seq-length"))} if samples else {}
 
 
+DROPOUTS = ("hidden-dropout", "attention-dropout")
 JOB: tuple[Field, ...] = (
     required("job.seq_len", "seq-length"),
     required("layout.micro_batch_seqs", "micro-batch-size"),
@@ -90,8 +91,10 @@ JOB: tuple[Field, ...] = (
     beside("cross-entropy-fusion-impl", say=lambda launch: {}),
     named("job.optimizer", "optimizer", {"adamw": "adam", "lion": "lion"}, "adam"),
     Field(_samples, _heard_samples),
+    # Plans have no dropout; Megatron-LM's own default is 0.1 (megatron/training/arguments.py, d98e8a64).
+    beside(*DROPOUTS, say=lambda launch: dict.fromkeys(DROPOUTS, 0.0)),
 )
-# What no plan says: data, its tokenizer, learning rate. The script asks for them.
+# What no plan says: data, its tokenizer, learning rate, its schedule, logs, checkpoints. The script asks for the first three.
 YOURS = ('--data-path "${DATA_PATH:?a prefix of indexed data}"', '--tokenizer-type HuggingFaceTokenizer',
          '--tokenizer-model "${TOKENIZER:?a tokenizer}"', '--lr "${LR:?a learning rate}"')  # fmt: skip
 
@@ -102,7 +105,7 @@ def _write(options: Options, launch: Launch) -> Files:
     text = (
         "#!/bin/bash\n# Starts on each node; MEGATRON is a checkout of Megatron-LM.\nset -euo pipefail\n"
         f"export CUDA_DEVICE_MAX_CONNECTIONS={1 if launch.layout.zero_stage < 2 else 32}\n\nARGS=(\n{arguments}\n)\n\n"
-        f'{torchrun(launch.machines, chr(34) + "${MEGATRON:?}/pretrain_gpt.py" + chr(34))} "${{ARGS[@]}}"\n'
+        f'{torchrun(launch.machines, chr(34) + "${MEGATRON:?}/pretrain_gpt.py" + chr(34))} "${{ARGS[@]}}" "$@"\n'
     )
     return {SCRIPT: text}
 
@@ -114,7 +117,9 @@ def _read(files: Files) -> Options:
 
 
 def _notes(launch: Launch) -> Iterator[str]:
-    yield "data, tokenizer and learning rate are yours: set DATA_PATH, TOKENIZER and LR"
+    yield "data, tokenizer and learning rate are yours: set DATA_PATH, TOKENIZER and LR; its schedule, logs and checkpoints too"
+    if not launch.job.tokens:
+        yield f"the length of the run is yours: bash {SCRIPT} --train-iters N, or plan with --tokens"
     if launch.layout.recompute == "selective":
         yield "selective recomputation keeps a dense MLP's activation where it is not fused: memory may be above the plan's"
 

@@ -16,6 +16,12 @@ from shardwise.units import parse_count
 
 LIKE: Mapping[str, Any] = {field.name: field.default for field in fields(Layout)}
 ABSENT: Mapping[str, str] = {"etp": "none", "recompute_layers": "all"}  # how None is written
+# What others call a field: Megatron-LM's and torchtitan's options, and their usual abbreviations.
+ELSEWHERE: Mapping[str, str] = {
+    "vpp": "num_virtual_stages", "vp": "num_virtual_stages", "mbs": "micro_batch_seqs", "micro_batch_size": "micro_batch_seqs",
+    "sp": "sequence_parallel", "zero": "zero_stage", "dp_shard": "fsdp", "dp_replicate": "dp",
+    "activation_checkpoint": "recompute",
+}  # fmt: skip
 
 
 def parse_fields(text: str, *, what: str = "layout", also: Collection[str] = ()) -> dict[str, Any]:
@@ -29,7 +35,7 @@ def parse_fields(text: str, *, what: str = "layout", also: Collection[str] = ())
         key, equals, value = word.partition("=")
         known = (*LIKE, *also)
         if not equals or key not in known:
-            hint = did_you_mean(key, known)
+            hint = f" (did you mean {ELSEWHERE[key]!r}?)" if key in ELSEWHERE else did_you_mean(key, known)
             raise InputError(f"{what}: found {word!r}{hint}; KEY=VALUE with a key of {', '.join(known)} is required")
         if key in found:
             raise InputError(f"{what}: {key} is given twice")

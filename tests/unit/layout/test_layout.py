@@ -27,3 +27,11 @@ def test_devices_and_replicas() -> None:
     assert layout.num_devices == 840
     assert layout.num_replicas == 6
     assert str(layout).startswith("dp=2 fsdp=3 tp=4 cp=5 pp=7 zero_stage=1 sequence_parallel=true")
+
+
+@pytest.mark.parametrize(
+    ("word", "name"), [("vpp=4", "num_virtual_stages"), ("mbs=2", "micro_batch_seqs"), ("sp=true", "sequence_parallel")]
+)
+def test_a_name_of_another_tool_is_understood(word: str, name: str) -> None:
+    with pytest.raises(InputError, match=f"did you mean '{name}'"):
+        Layout.parse(word)
