@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import uvicorn
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 from shardwise.explore.explorer import Explorer
 from shardwise.explore.guard import allowed_hosts
@@ -21,6 +21,9 @@ from shardwise.explore.serving import bound
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATH = next((found for name in NAMES if (found := shutil.which(name))), None)
 WHY = f"no browser: none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)"
+
+WAIT_MS = 120_000.0  # for what follows a search, on a machine that is busy with other tests; what is there already takes no time
+expect.set_options(timeout=WAIT_MS)
 
 
 class Seen(NamedTuple):

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from explore.opened import opened_run
 from playwright.sync_api import Browser, Page, expect
-from web.chromium import PATH, WHY, browser, explorer, watched
+from web.chromium import PATH, WAIT_MS, WHY, browser, explorer, watched
 
 from shardwise.explore.explorer import Explorer
 from shardwise.explore.known import Known
@@ -115,7 +115,7 @@ def test_the_page_writes_seconds_and_bytes_as_python_does(chromium: Browser, url
 
 def test_a_drag_asks_one_question_for_each_number_that_it_shows(chromium: Browser, url: str) -> None:
     page = opened(chromium, url, LAYOUT)
-    page.wait_for_selector(".best", timeout=120_000)  # the search has ended
+    page.wait_for_selector(".best", timeout=WAIT_MS)  # the search has ended
     page.wait_for_selector(".on-front")
     seen = watched(page)
     script = """async values => {
@@ -180,8 +180,8 @@ def test_the_keyboard_alone_reaches_views_numbers_and_the_front(chromium: Browse
     page.keyboard.press("Escape")
     expect(page.locator("dialog[open]")).to_have_count(0)
     assert page.evaluate("document.activeElement.dataset.why") == "step_time_s"
-    expect(page.get_by_role("heading", name="Pareto front")).to_be_visible(timeout=120_000)
-    page.wait_for_selector(".on-front", timeout=120_000)
+    expect(page.get_by_role("heading", name="Pareto front")).to_be_visible(timeout=WAIT_MS)
+    page.wait_for_selector(".on-front", timeout=WAIT_MS)
     page.evaluate("[...document.querySelectorAll('summary')].at(-1).focus()")
     page.keyboard.press("Enter")
     for _ in range(6):  # the table, and the numbers of its first row
@@ -217,7 +217,7 @@ OPENED = """([name, button]) => new Promise(resolve => {
 def test_every_number_of_a_view_says_formula_kind_and_source(chromium: Browser, url: str, view: str) -> None:
     page = opened(chromium, url, f"{LAYOUT}&view={view}")
     if view == "overview":
-        page.wait_for_selector(".best", timeout=120_000)
+        page.wait_for_selector(".best", timeout=WAIT_MS)
         page.wait_for_selector(".on-front")
     names = page.eval_on_selector_all("main [data-why]", "found => [...new Set(found.map(one => one.dataset.why))]")
     place, formula = PLACES[view]
