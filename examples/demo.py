@@ -20,7 +20,7 @@ RUNS = (
     f"bench machine --processes 2 --out {OUT}/machine.toml",
     f"plan {MODEL} {OUT}/machine.toml --batch-tokens 2Ki --seq-len 128 --precision fp32 --runnable --out {OUT}/plan.json",
     f"train {OUT}/plan.json --data {OUT}/data --steps 200 --learning-rate 5e-3 --warmup 20 --out {OUT}/run --force",
-    f"reconcile {OUT}/plan.json {OUT}/run --svg {OUT}/reconcile.svg",
+    f"reconcile {OUT}/plan.json {OUT}/run --plot {OUT}/reconcile.svg",
 )
 
 
