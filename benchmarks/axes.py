@@ -6,7 +6,8 @@
 with Megatron's f and g placed by hand (an AllReduce forward behind each row-cut product, and backward in front of each column-cut
 one). `ring` and `all-gather`: context parallelism on two and four processes against one process on the same tokens. `experts`: a
 step of eight experts, two for each token, against a dense step of the same active FLOPs, in one process. A figure is the median
-over pairs of the other's time over ours, and the 80% range of the pairs: above 1 ours is faster.
+over pairs of the other's time over ours, and the 80% range of the pairs: above 1 ours is faster. `predicted`: the same ratio by
+the planner, for this machine as `bench machine` measures it before (a step by hand is a step of the same plan).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 from train import MODEL, RECIPE, Step, loop_step, paired, report
 
+from shardwise.bench.machine.report import machine
+from shardwise.cluster.stacks import calibrated
 from shardwise.engine.torch.batch import MicroBatch
+from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
+from shardwise.planning.plan import plan_layout
 from shardwise.precision import precision_named
 from shardwise.sharding.mesh import Mesh
 from shardwise.train.engine import Engine
@@ -40,7 +46,19 @@ from plain.block import Block
 
 DENSE = replace(MODEL, num_kv_heads=2, num_layers=4, vocab_size=256)  # a small head: by hand it is whole on each rank
 EXPERTS = replace(DENSE, name="experts", d_ff=512, num_experts=8, experts_per_token=2)
+AS_ACTIVE = replace(DENSE, d_ff=EXPERTS.d_ff * EXPERTS.experts_per_token)
 SEQ_LEN, SEQS = 1024, 1
+TENSOR_BY_HAND = "tp {}, f and g by hand"
+RING_GATHERED = "cp {} zigzag ring, gathered keys and values"
+RING_ALONE = "cp {} zigzag ring, one process"
+EXPERTS_DENSE = "experts, a dense block of the same active FLOPs"
+
+
+class Planned(NamedTuple):
+    """A step that the planner can price."""
+
+    model: Architecture
+    layout: Layout
 
 
 class Asked(NamedTuple):
@@ -122,28 +140,46 @@ def by_hand(ranks: int) -> Step:
 
 def tensor_parallel(asked: Asked, size: int) -> Iterator[tuple[str, list[float]]]:
     ours = engine_step(DENSE, Layout(tp=size, micro_batch_seqs=SEQS))
-    yield f"tp {size}, f and g by hand", paired(ours, by_hand(size), asked.pairs, asked.steps)
+    yield TENSOR_BY_HAND.format(size), paired(ours, by_hand(size), asked.pairs, asked.steps)
 
 
 def context_parallel(asked: Asked, size: int) -> Iterator[tuple[str, list[float]]]:
     # the others wait meanwhile, at the next barrier
     alone: Step = engine_step(DENSE, Layout(micro_batch_seqs=SEQS), Alone()) if dist.get_rank() == 0 else lambda: 0.0
-    gathered, ring = (
-        engine_step(DENSE, Layout(cp=size, cp_variant=variant, micro_batch_seqs=SEQS))
-        for variant in ("all_gather", "zigzag")
-    )
-    yield f"cp {size} zigzag ring, gathered keys and values", paired(ring, gathered, asked.pairs, asked.steps)
-    yield f"cp {size} zigzag ring, one process", paired(ring, alone, asked.pairs, asked.steps)
+    gathered, ring = (engine_step(DENSE, _cut(size, variant)) for variant in ("all_gather", "zigzag"))
+    yield RING_GATHERED.format(size), paired(ring, gathered, asked.pairs, asked.steps)
+    yield RING_ALONE.format(size), paired(ring, alone, asked.pairs, asked.steps)
 
 
 def experts(asked: Asked, size: int) -> Iterator[tuple[str, list[float]]]:
-    ours = engine_step(EXPERTS, Layout(micro_batch_seqs=SEQS), Alone())
-    dense = engine_step(
-        replace(DENSE, d_ff=EXPERTS.d_ff * EXPERTS.experts_per_token), Layout(micro_batch_seqs=SEQS), Alone()
-    )
-    yield "experts, a dense block of the same active FLOPs", paired(ours, dense, asked.pairs, asked.steps)
+    ours, dense = (engine_step(model, Layout(micro_batch_seqs=SEQS), Alone()) for model in (EXPERTS, AS_ACTIVE))
+    yield EXPERTS_DENSE, paired(ours, dense, asked.pairs, asked.steps)
 
 
+def _cut(size: int, variant: str) -> Layout:
+    return Layout(cp=size, cp_variant=variant, micro_batch_seqs=SEQS)
+
+
+def predicted(kind: str, size: int) -> dict[str, float]:
+    """Ratios by the planner, of the other's step over ours."""
+    one = Layout(micro_batch_seqs=SEQS)
+    if kind == "tp":
+        return {TENSOR_BY_HAND.format(size): 1.0}
+    if kind == "experts":
+        return {EXPERTS_DENSE: _seconds(Planned(AS_ACTIVE, one)) / _seconds(Planned(EXPERTS, one))}
+    ring = _seconds(Planned(DENSE, _cut(size, "zigzag")))
+    gathered = _seconds(Planned(DENSE, _cut(size, "all_gather")))
+    return {RING_GATHERED.format(size): gathered / ring, RING_ALONE.format(size): _seconds(Planned(DENSE, one)) / ring}
+
+
+def _seconds(step: Planned) -> float:
+    found = measured_machine(step.layout.num_devices)
+    job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32", loss="in_place")
+    plan = plan_layout(step.model, calibrated(found.cluster, found.calibration), job, step.layout)
+    return plan.estimate.step_time_s
+
+
+measured_machine = cache(machine)
 KINDS = {"tp": tensor_parallel, "cp": context_parallel, "experts": experts}
 WORLDS = (("tp", 2), ("cp", 2), ("cp", 4), ("experts", 1))
 
@@ -161,9 +197,9 @@ def main() -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     for kind, size in WORLDS:
         figures = 2 if kind == "cp" else 1
-        asked = Asked(kind, given.pairs, given.steps)
+        asked, expected = Asked(kind, given.pairs, given.steps), predicted(kind, size)
         for name, ratios in together(work, asked, "cpu", size, figures, "axes"):
-            report(name, ratios, None)
+            report(f"{name} (predicted {expected[name]:.3f})", ratios, None)
     return 0
 
 

@@ -70,7 +70,10 @@ def run_plan(question: Question) -> tuple[float, float]:
     """CPU seconds and peak memory in bytes of `plan` as a process."""
     words = [sys.executable, "-m", "shardwise", "plan", question.model, f"h100:{question.num_devices}"]
     words += ["--batch-tokens", str(question.batch_tokens), "--seq-len", str(question.seq_len)]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }  # as installed
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment)
     _, status, used = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"{' '.join(words)} ended with {status}")
