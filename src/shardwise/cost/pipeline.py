@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, NamedTuple
 
 from shardwise.schedule.schedule import Passes, Schedule, schedule_of
-from shardwise.symbolic import Value
+from shardwise.symbolic import Value, minimum
 
 
 class Pipeline(NamedTuple):
@@ -53,9 +53,12 @@ class Pipeline(NamedTuple):
             return even
         return even + self.uneven * (passes.forward_s + passes.backward_s)
 
-    def in_flight(self, stage: Value) -> Value:
-        """Rounds whose activations a stage holds."""
-        return self._each(self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage))
+    def in_flight(self, stage: Value, holding: Value = 1.0) -> Value:
+        """Rounds whose activations a stage holds; `holding`: so many times what it would with virtual stages that are alike."""
+        alike = self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
+        if isinstance(holding, float) and holding == 1.0:
+            return self._each(alike)
+        return self._each(minimum(self.num_micro_batches, alike * holding))
 
     @property
     def at_end(self) -> Value:

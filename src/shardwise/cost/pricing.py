@@ -33,7 +33,7 @@ from shardwise.model.counts import unit_training_flops
 from shardwise.model.decoder import LAYERS, unit_counts
 from shardwise.network.placed import Links
 from shardwise.network.topology import Topology
-from shardwise.schedule.uneven import waiting
+from shardwise.schedule.uneven import holding, waiting
 from shardwise.symbolic import RepricedValues, Value, maximum
 
 TERMS = tuple(f"{rules.tree}.{name}" for rules in (TIME, MEMORY) for name in rules.by_name)
@@ -54,6 +54,7 @@ class Pricing:
         self.placement = stages_on_ranks(layout)
         uneven = waiting(layout.schedule, self.layers, layout.pp).in_step(self.num_micro_batches)
         self.pipeline = Pipeline(layout.schedule, layout.pp, layout.num_virtual_stages, self.num_micro_batches, uneven)
+        self.holding = holding(layout.schedule, self.layers, layout.pp)
         self.units = tuple(unit_counts(architecture))
         self.host = host_of(layout.offload, cluster.chip)
         self.family = family_of(layout)
@@ -87,7 +88,9 @@ class Pricing:
 
     def memory(self, stage: Stage, number: int) -> Memory:
         """That of one stage, by its index."""
-        return memory_of(stage, number, self.cluster.chip, stepwise=self.pricer.loss.stepwise)
+        return memory_of(
+            stage, number, self.cluster.chip, holding=self.holding[number], stepwise=self.pricer.loss.stepwise
+        )
 
     def slowest(self, stages: Sequence[Stage]) -> Step:
         """The slowest step."""

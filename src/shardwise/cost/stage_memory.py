@@ -204,10 +204,10 @@ class Memory:
         return times_each(self.stage.pipeline.at_once, _largest(self.stage.activation, several, "buffer_bytes"))
 
 
-def memory_of(stage: Stage, number: Value, chip: Chip, *, stepwise: bool = False) -> Memory:
-    """The memory of a device of one stage, by its index (from 0)."""
+def memory_of(stage: Stage, number: Value, chip: Chip, *, holding: Value = 1.0, stepwise: bool = False) -> Memory:
+    """The memory of a device of one stage, by its index (from 0); `holding`: see `Pipeline.in_flight`."""
     return Memory(
-        stage=stage, in_flight=stage.pipeline.in_flight(number), waiting=stage.pipeline.waiting(number),
+        stage=stage, in_flight=stage.pipeline.in_flight(number, holding), waiting=stage.pipeline.waiting(number),
         at_end=stage.pipeline.at_end, runtime_bytes=chip.runtime_bytes, gathers_ahead=chip.vendor != "Google", stepwise=stepwise,
     )  # fmt: skip
 

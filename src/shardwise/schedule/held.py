@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, ActionList, Slot
@@ -41,6 +41,25 @@ def _held(slots: Iterable[Slot]) -> Held:
             if waiting > peak_waiting:
                 peak_waiting = waiting
     return Held(peak, peak_waiting)
+
+
+def most_held(actions: ActionList, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The most that each rank of a list holds where virtual stages have these sizes, in the model's order.
+
+    >>> from shardwise.schedule.build import build
+    >>> most_held(build("interleaved", 2, 4, 2), (1, 1, 1, 1)), most_held(build("interleaved", 2, 4, 2), (3, 2, 1, 1))
+    ((5, 3), (11, 5))
+    """
+    return tuple(_most(slots, sizes) for slots in actions.order)
+
+
+def _most(slots: Iterable[Slot], sizes: Sequence[int]) -> int:
+    held = most = 0
+    for slot in slots:
+        for kind, stage, _ in slot:
+            held += sizes[stage] * (SAVED[kind] + WAITING[kind])
+            most = max(most, held)
+    return most
 
 
 def step_curve(slots: Iterable[tuple[Slot, float, float]], unit: float) -> list[tuple[float, float]]:

@@ -1,9 +1,12 @@
-"""How much longer a step with virtual stages takes where these hold different numbers of layers, by playing its action list.
+"""What a step with virtual stages takes and holds more where these have different numbers of layers, from its action list.
 
 The closed forms of bubbles assume virtual stages that take alike. A rank runs forward through one virtual stage and backward
 through another in turn, while its neighbours are at others: where some hold a layer more, whoever has less waits for them in
 every micro-batch, not at the ends of the step alone. Llama-3-405B on 16 ranks with 7 virtual stages of one or two layers takes
 11% longer than its slowest rank computes, in a step of 128 micro-batches; with 8 of one layer each 1.5%.
+
+They also assume that a rank holds as many micro-batches of one virtual stage as of another. It holds more of those that are
+passed first forward and last backward, its earliest ones, which are those with a layer more.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any, NamedTuple
 from shardwise.schedule.build import build, problems
 from shardwise.schedule.durations import Durations
 from shardwise.schedule.form import Passes
+from shardwise.schedule.held import most_held
 from shardwise.schedule.play import play
 from shardwise.schedule.schedule import ACTION_LISTS
 from shardwise.symbolic import Value, maximum
@@ -58,15 +62,44 @@ def waiting(schedule: str, layers: Sequence[int], num_ranks: int) -> Waiting:
     return NONE if len(set(sizes)) == 1 else _played(schedule, sizes, num_ranks)
 
 
+def holding(schedule: str, layers: Sequence[int], num_ranks: int) -> tuple[float, ...]:
+    """How many times as many layers of micro-batches each rank holds as the closed form of a schedule says.
+
+    >>> holding("interleaved", (1, 2, 2, 1, 1, 1, 1, 1, 1, 1), 2), holding("interleaved", (2, 2, 2, 2), 2)
+    ((1.1363636363636365, 1.2037037037037037), (1.0, 1.0))
+    """
+    alike = len(layers) == num_ranks or len(set(layers)) == 1
+    return (1.0,) * num_ranks if alike else _held(schedule, tuple(layers), num_ranks)
+
+
+@lru_cache(maxsize=4096)
+def _held(schedule: str, layers: tuple[int, ...], num_ranks: int) -> tuple[float, ...]:
+    v, p = len(layers) // num_ranks, min(num_ranks, MOST_RANKS)
+    if problems(schedule, p, 4 * p, v):
+        return (1.0,) * num_ranks
+    form, sizes = ACTION_LISTS[schedule], _of_ranks(schedule, layers, num_ranks, p)
+    in_all = form.placement(p, v).by_rank(sizes)
+    found = [
+        most / float(form.in_flight(p, v, 4 * p, rank) * max(own, 1))
+        for rank, (most, own) in enumerate(zip(most_held(build(schedule, p, 4 * p, v), sizes), in_all, strict=True))
+    ]
+    return tuple(found[round(rank * (p - 1) / (num_ranks - 1))] for rank in range(num_ranks))
+
+
+def _of_ranks(schedule: str, sizes: Sequence[int], num_ranks: int, p: int) -> tuple[int, ...]:
+    """The sizes of the virtual stages of p ranks, from the first to the last."""
+    ranks = {round(rank * (num_ranks - 1) / (p - 1)) for rank in range(p)}
+    placed = zip(sizes, ACTION_LISTS[schedule].placement(num_ranks, len(sizes) // num_ranks).ranks, strict=True)
+    return tuple(size for size, rank in placed if rank in ranks)
+
+
 @lru_cache(maxsize=4096)
 def _played(schedule: str, sizes: tuple[int, ...], num_ranks: int) -> Waiting:
     v, p = len(sizes) // num_ranks, min(num_ranks, MOST_RANKS)
-    ranks = [round(rank * (num_ranks - 1) / (p - 1)) for rank in range(p)]
     if problems(schedule, p, 2 * p, v):
         return NONE
     form = ACTION_LISTS[schedule]
-    placed = zip(sizes, form.placement(num_ranks, v).ranks, strict=True)
-    sizes = tuple(size for size, rank in placed if rank in ranks)
+    sizes = _of_ranks(schedule, sizes, num_ranks, p)
     most = max(form.placement(p, v).by_rank(sizes))
     seconds = tuple(size / most / 3.0 for size in sizes)  # of the fullest rank's micro-batch, a third forward
     durations = Durations(forward=seconds, input=seconds, weight=seconds)

@@ -29,10 +29,12 @@ from shardwise.loss import loss_named
 from shardwise.model.architecture import Architecture
 from shardwise.progress import Progress, silent
 from shardwise.schedule.schedule import NATURAL, natural_schedule
+from shardwise.search.columns import Gathered
 from shardwise.search.pareto import Chunk, Floats, Front, Ints, Row
 from shardwise.search.placed import Placed, place_all
 from shardwise.search.space import Choices, FamilyKey, Policy, Space, build_space, nearest_to_legal
-from shardwise.search.tables import Gathered, Stage, Tables, build_tables
+from shardwise.search.stage_tables import Stage
+from shardwise.search.tables import Tables, build_tables
 from shardwise.symbolic import added
 
 CHUNK = 131072  # rows that are priced at once: long enough that NumPy computes, short enough for the cache
@@ -295,9 +297,10 @@ class _Chunk:
     def memory_bytes(self, policy: Policy) -> Floats:
         """Memory of a device of the fullest stage."""
         fullest = np.zeros((len(self.family.zeros), len(self.candidate)))
-        numbers = (one.number.take(self.stage_row) for one in self.worst)
-        for stage, number in zip(self.stages(policy), numbers, strict=True):
-            memory = memory_of(stage, number, self.search.cluster.chip, stepwise=self.search.stepwise)
+        for stage, worst in zip(self.stages(policy), self.worst, strict=True):
+            number = worst.number.take(self.stage_row)
+            holding = 1.0 if worst.holding is None else worst.holding.take(self.stage_row)
+            memory = memory_of(stage, number, self.search.cluster.chip, holding=holding, stepwise=self.search.stepwise)
             np.maximum(fullest, added(MEMORY.values(memory).values()), out=fullest)
         return fullest
 

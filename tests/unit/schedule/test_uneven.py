@@ -10,7 +10,7 @@ from shardwise.schedule.build import build
 from shardwise.schedule.durations import Durations
 from shardwise.schedule.play import play
 from shardwise.schedule.schedule import schedule_of
-from shardwise.schedule.uneven import NONE, THIRDS, waiting
+from shardwise.schedule.uneven import NONE, THIRDS, holding, waiting
 
 
 def played(schedule: str, sizes: tuple[int, ...], p: int, m: int) -> float:
@@ -60,3 +60,29 @@ def test_of_more_ranks_some_are_played() -> None:
     sizes = (1, *[2] * 32, *[1] * 63)
     found, whole = waiting("interleaved", sizes, 32), played("interleaved", sizes, 32, 128)
     assert 128 + 31 / 3 + found.in_step(128) == pytest.approx(whole, rel=0.05)
+
+
+def test_what_ranks_hold_by_hand() -> None:
+    """Two ranks of two virtual stages, the first of which has two layers and the second one. Rank 0 holds 2 + 2 + 1 + 1 + 2 when
+    it starts backward, and 9 when a forward pass of its first follows a backward pass of its second. Rank 1 holds 2 + 2 + 1, and
+    6 likewise. Of virtual stages of a layer and a half they would hold five and three."""
+    assert holding("interleaved", (2, 2, 1, 1), 2) == pytest.approx((9 / 7.5, 6 / 4.5))
+
+
+@pytest.mark.parametrize("layers", [(2, 2, 2, 2), (3, 1)])
+def test_nothing_more_is_held_of_stages_that_are_alike(layers: tuple[int, ...]) -> None:
+    assert holding("interleaved", layers, 2) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "interleaved_zb", "looped_bfs"])
+def test_micro_batches_do_not_change_how_many_times_as_much_is_held(schedule: str) -> None:
+    layers = (1, *[2] * 16, *[1] * 7)
+    found = holding(schedule, layers, 8)
+    form, most = schedule_of(schedule), 0
+    for m in (32, 64):
+        slots = build(schedule, 8, m, 3).order[1]
+        held = most = 0
+        for action in (action for slot in slots for action in slot):
+            held += layers[action.stage] * {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
+            most = max(most, held)
+        assert found[1] * form.in_flight(8, 3, m, 1) * 5 == pytest.approx(most)
