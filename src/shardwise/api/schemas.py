@@ -43,6 +43,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "convert": ("train.conversion.convert:ConvertPayload",),
     "train": ("measurement.summary:SummaryPayload",),
     "trace": ("reconcile.traces.payload:TracePayload",),
+    "batch": ("batch.payload:BatchFitPayload",),
     "reconcile": ("reconcile.payload:ReconcilePayload",),
 }  # fmt: skip
 ERROR = "schema:ErrorPayload"

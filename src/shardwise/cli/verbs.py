@@ -44,6 +44,7 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
         Verb("verify", "check that a plan's layout trains as one process does"),
         Verb("rehearse", "run one rank of a plan without the others"),
         Verb("train", "train the model of a plan as it says, and measure it"),
+        Verb("batch", "how large a batch pays, from runs at several batches"),
         Verb("reconcile", "compare a run with its plan, term by term"),
         Verb("trace", "compare a measured step with the plan, find bottlenecks"),
         Verb("mfu", "MFU of a measured run, and where the rest of its time goes"),

@@ -21,8 +21,10 @@ from shardwise.model.architecture import Architecture
 NOT_BY_NAME = {"book_rules", "critical_size", "padding_efficiency", "product_flops", "stage_layers", "time_bounds"}
 # Numbers without a unit: ratios of two of a kind, and answers of yes or no.
 PURE = {
-    "causal_scores_over_gemm", "embedding_share", "flops_utilisation", "is_compute_bound", "mixed_math_over_comms",
-    "pipeline_busy_fraction", "tp_comms_over_math", "tp_is_compute_bound", "zero_comms_over_math", "zero_memory_reduction",
+    "causal_scores_over_gemm", "doubling_speedup_ratio", "embedding_share", "flops_utilisation", "improvement_fraction",
+    "is_compute_bound", "linear_learning_rate", "mixed_math_over_comms", "optimal_learning_rate", "pipeline_busy_fraction",
+    "sign_learning_rate", "square_root_learning_rate", "tp_comms_over_math", "tp_is_compute_bound", "zero_comms_over_math",
+    "zero_memory_reduction",
 }  # fmt: skip
 YEAR = re.compile(r"\b(19|20)\d\d\b")
 

@@ -12,6 +12,23 @@ Sources: "the book" is Austin et al., How to Scale Your Model, 2025; "the note" 
 2026; "the playbook" is Tazi et al., The Ultra-Scale Playbook, 2025.
 """
 
+from shardwise.batch.estimators import GradientNoise, gradient_noise
+from shardwise.batch.growing import dynamic_batch_tokens
+from shardwise.batch.learning_rate import (
+    linear_learning_rate,
+    optimal_learning_rate,
+    sign_learning_rate,
+    square_root_learning_rate,
+)
+from shardwise.batch.noise_scale import critical_batch_of_loss
+from shardwise.batch.tradeoff import (
+    BatchTradeoff,
+    StepsAndTokens,
+    doubling_speedup_ratio,
+    improvement_fraction,
+    steps_and_tokens,
+    tradeoff_of_two_runs,
+)
 from shardwise.books.rules.book import Rule, book_rules
 from shardwise.books.rules.bounds import (
     Split,
@@ -37,7 +54,6 @@ from shardwise.books.rules.bounds import (
     tp_max_degree,
     tp_min_d_ff,
 )
-from shardwise.books.rules.critical_batch import BatchTradeoff, critical_batch_of_loss, tokens_per_param_optimal
 from shardwise.books.rules.kernels import (
     KernelCost,
     attended_pairs,
@@ -109,7 +125,13 @@ from shardwise.books.rules.roofline import (
 )
 from shardwise.books.rules.staging import Stage, Staging
 from shardwise.books.rules.systolic import MatrixProduct, SystolicArray, padding_efficiency
-from shardwise.books.rules.training import flops_utilisation, rescaled_seconds, training_flops, training_seconds
+from shardwise.books.rules.training import (
+    flops_utilisation,
+    rescaled_seconds,
+    tokens_per_param_optimal,
+    training_flops,
+    training_seconds,
+)
 from shardwise.books.rules.transformer import (
     BlockFlops,
     ParamsByPart,
@@ -125,6 +147,7 @@ __all__ = [
     "BlockFlops",
     "Bounds",
     "GatherOrReduce",
+    "GradientNoise",
     "KernelCost",
     "LayerTimes",
     "LinearIntensity",
@@ -140,6 +163,7 @@ __all__ = [
     "Stage",
     "Staging",
     "StateBytes",
+    "StepsAndTokens",
     "SystolicArray",
     "Zero3Elements",
     "attainable_flops_per_s",
@@ -164,6 +188,8 @@ __all__ = [
     "dcn_min_tokens_per_pod",
     "dense_flops_per_s",
     "dot_product_cost",
+    "doubling_speedup_ratio",
+    "dynamic_batch_tokens",
     "elementwise_cost",
     "embedding_share",
     "experts_cost",
@@ -172,10 +198,13 @@ __all__ = [
     "fsdp_optimal_degree",
     "gather_or_reduce",
     "gemm_flops_per_token",
+    "gradient_noise",
+    "improvement_fraction",
     "interconnect_intensity",
     "is_compute_bound",
     "kv_cache_bytes_per_token",
     "linear_intensity",
+    "linear_learning_rate",
     "linear_width",
     "math_s",
     "matmul_cost",
@@ -191,6 +220,7 @@ __all__ = [
     "nearest_split",
     "num_hosts",
     "num_pods",
+    "optimal_learning_rate",
     "padding_efficiency",
     "params_by_part",
     "pipeline_bubble_s",
@@ -203,7 +233,10 @@ __all__ = [
     "scores_equal_block_seq_len",
     "scores_equal_projections_seq_len",
     "sequence_training_flops",
+    "sign_learning_rate",
+    "square_root_learning_rate",
     "stage_layers",
+    "steps_and_tokens",
     "time_bounds",
     "tokens_per_chip",
     "tokens_per_param_optimal",
@@ -213,6 +246,7 @@ __all__ = [
     "tp_max_by_heads",
     "tp_max_degree",
     "tp_min_d_ff",
+    "tradeoff_of_two_runs",
     "training_flops",
     "training_seconds",
     "transfer_s",

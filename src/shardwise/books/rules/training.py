@@ -37,3 +37,11 @@ def flops_utilisation(
     Differs: `Estimate.mfu` counts causal attention too.
     """
     return training_flops(num_params, tokens, recompute=recompute) / (seconds * num_chips * flops_per_s)
+
+
+def tokens_per_param_optimal() -> float:
+    """Tokens for each parameter that spend a compute budget best.
+
+    Formula: about 20. Unit: tokens/parameter. Source: Hoffmann et al. 2022, table 3.
+    """
+    return 20.0

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from shardwise.books.rules import BatchTradeoff, critical_batch_of_loss, tokens_per_param_optimal
+from shardwise.batch.noise_scale import critical_batch_of_loss
+from shardwise.batch.tradeoff import BatchTradeoff
+from shardwise.books.rules import tokens_per_param_optimal
 from shardwise.cost.estimate import estimate
 from shardwise.errors import InputError, ShardwiseError
 from shardwise.explore.asked import Asked

@@ -1,0 +1,56 @@
+"""`shardwise batch`: how large a batch pays. What each of its kinds takes and does is in a module of its own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
+
+from shardwise.cli.arguments import add_output_arguments
+from shardwise.cli.section import Report
+from shardwise.errors import InputError
+from shardwise.parser import Parser
+
+DESCRIPTION = """How large a batch pays. `fit` finds the fewest steps and the fewest tokens to a loss, and between them the
+critical batch, from runs at several batches: the folder of a sweep with its runs.jsonl, or a CSV file with the columns
+batch_tokens, steps and seed."""
+EXAMPLES = (
+    "shardwise batch fit sweep/ --plot pareto.svg",
+    "shardwise batch fit runs.csv --json",
+)
+# Each has `add_arguments` for the flags of its own, and `run`.
+KINDS: Mapping[str, str] = {"fit": "shardwise.cli.batch_fit"}
+
+
+def configure(parser: Parser) -> None:
+    """Declare the arguments; the flags of a kind stand under its name."""
+    batch = parser.group("batch")
+    batch.add_argument("what", choices=tuple(KINDS), metavar="WHAT", help=" or ".join(KINDS))
+    batch.add_argument("source", metavar="PATH", help="; ".join(f"of {name}: {_module(name).SOURCE}" for name in KINDS))
+    for name in KINDS:
+        _module(name).add_arguments(parser.group(f"of {name}"))
+    add_output_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> str | Report:
+    """What the kind answers. Raises `InputError` for flags of another kind."""
+    for name in KINDS:
+        given = [] if name == arguments.what else _given(arguments, name)
+        if given:
+            raise InputError(
+                f"{', '.join(given)}: of `batch {name}`; leave out, or `shardwise batch {name}` is required"
+            )
+    found: str | Report = _module(arguments.what).run(arguments)
+    return found
+
+
+def _module(name: str) -> ModuleType:
+    return import_module(KINDS[name])
+
+
+def _given(arguments: argparse.Namespace, name: str) -> list[str]:
+    """Flags of a kind that do not have their default."""
+    own = Parser(add_help=False)
+    _module(name).add_arguments(own.group(name))
+    return [one.option_strings[-1] for one in own._actions if getattr(arguments, one.dest) != one.default]
