@@ -20,6 +20,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.stages import virtual_stages
 from shardwise.model.load import load_model
+from shardwise.planning.abilities import recompute_policies, stack_of
 from shardwise.planning.plan import plan_layout
 
 NEAR = (
@@ -64,9 +65,10 @@ def test_published_launches_are_priced(name: str) -> None:
         assert rate == pytest.approx(published.tokens_per_s_and_gpu, rel=NEAR)
 
 
-def test_what_runs_again_beyond_our_policies_is_named() -> None:
-    assert "recompute-modules" in heard(PUBLISHED["deepseek-v3 by Megatron-FSDP"]).unread
-    assert "recompute-modules" not in heard(PUBLISHED["llama-3-8b"]).unread
+def test_modules_that_are_not_known_are_named() -> None:
+    script = f"torchrun pretrain_gpt.py {SIZES} --recompute-granularity selective --recompute-modules mlp gdn_norm_out"
+    assert "recompute-modules" in read({"a.sh": script}, EIGHT, target="megatron").unread
+    assert "recompute-modules" not in heard(PUBLISHED["deepseek-v3 by Megatron-FSDP"]).unread
 
 
 def launch_of(text: str, model: str = "llama-3-8b", **job: object) -> Launch:
@@ -117,7 +119,7 @@ def test_an_offloaded_optimizer_is_a_precision_aware_one() -> None:
 @pytest.mark.parametrize(
     ("text", "model", "reason"),
     [
-        ("fsdp=8 zero_stage=1 recompute=mla_up_proj", "llama-3-8b", "latent attention"),  # TransformerConfig
+        ("fsdp=8 zero_stage=1 recompute=mla_up_proj", "llama-3-8b", "nothing for recompute=mla_up_proj"),  # TransformerConfig
         ("dp=8 offload=optimizer", "llama-3-8b", "distributed one"),  # OptimizerConfig
         ("fsdp=4 tp=2 zero_stage=1 sequence_parallel=true", "gpt-oss-20b", "have biases"),  # TransformerConfig
         ("fsdp=4 tp=2 zero_stage=1 sequence_parallel=false", "mixtral-8x7b", "sequence parallelism"),  # validate_args
@@ -193,13 +195,35 @@ def test_broken_launches_are_refused_in_clear_words(text: str) -> None:
     assert all(problem and "\n" not in problem for problem in told.value.problems)
 
 
-def test_delayed_scaling_runs_no_norm_again() -> None:
-    """TransformerConfig: delayed scaling does not support moe_act and layernorm recompute for fp8."""
-    model, layout = load_model("llama-3-8b"), Layout.parse("fsdp=8 zero_stage=1 recompute=selective")
-    job = Job(global_batch_tokens=2**20, seq_len=8192)
-    for precision, modules in (("bf16", ["core_attn", "layernorm"]), ("fp8_delayed", ["core_attn"])):
-        told = Launch(
-            model=model, job=replace(job, precision=precision), layout=layout,
-            machines=Machines(num_devices=8, devices_per_node=8),
-        )  # fmt: skip
-        assert say(TARGET, told)["recompute-modules"] == modules
+@pytest.mark.parametrize(
+    ("options", "recompute"),
+    [
+        ("", "none"),
+        ("--recompute-activations", "core_attn"),
+        ("--recompute-granularity selective", "core_attn"),
+        ("--recompute-granularity selective --recompute-modules mlp core_attn", "core_attn+mlp"),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 1", "full"),
+    ],
+)
+def test_modules_that_run_again_are_read_and_said(options: str, recompute: str) -> None:
+    """TransformerConfig: recompute_modules are ["core_attn"] where they are not said."""
+    found = read({"a.sh": f"torchrun pretrain_gpt.py {SIZES} {options}"}, EIGHT, target="megatron").launch
+    assert found.layout.recompute == recompute
+    said = say(TARGET, found).get("recompute-modules", [])
+    assert "+".join(sorted(said)) == (recompute if "c" in recompute or "+" in recompute else "")
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [("llama-3-70b", "fsdp=16 tp=8 pp=4 zero_stage=1 recompute={}"), ("mixtral-8x7b", "fsdp=64 ep=8 zero_stage=1 recompute={}")],
+)
+def test_all_that_a_search_tries_is_said_as_it_is_priced(model: str, layout: str) -> None:
+    cluster = load_cluster("h100:512" if "70b" in model else "h100:64", stack="megatron")
+    policies = recompute_policies(stack_of(cluster), load_model(model), Job(global_batch_tokens=2**22, seq_len=4096))
+    assert len(policies) == 3
+    for policy in policies:
+        launch = launch_of(layout.format(policy), model)
+        assert not refusals(launch, TARGET)
+        files = files_of(TARGET, say(TARGET, launch), launch)
+        assert read(files, launch.machines, target="megatron").launch.layout.recompute == policy
+    assert any("recompute=selective" in one for one in refusals(launch_of(layout.format("selective"), model), TARGET))

@@ -46,7 +46,7 @@ def test_the_simplest_of_what_predictions_do_not_tell_apart_is_taken(model: str,
     architecture = sw.load_model(model)
     taken = sw.plan(architecture, sw.load_cluster(name), job)
     cluster, asked = as_planned(sw.load_cluster(name), job)
-    choices = Choices().of_stack(stack_of(cluster), job)
+    choices = Choices().of_stack(stack_of(cluster), architecture, job)
     found = search(architecture, cluster, asked, choices=choices, reserve=MEMORY_RESERVE)
     room = cluster.chip.memory_bytes * (1 - MEMORY_RESERVE)
     found = Balancing(architecture, cluster, asked, room).of_search(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ MODEL = "a model of the catalogue, such as llama-3-70b, or a Hugging Face config
 PLAN = "a file that `shardwise plan --out` wrote"
 
 
-def policies() -> tuple[str, ...]:
+def policies() -> Collection[str]:
     """Names of the recompute policies."""
     from shardwise.model.recompute import policy_names
 

@@ -29,6 +29,7 @@ from shardwise.lowering.kernels import Kernel
 from shardwise.lowering.traffic import Traffic
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
+from shardwise.model.recompute import policy_named
 from shardwise.network.placed import Links
 from shardwise.optimizer.table import DEFAULT, optimizer_named
 from shardwise.symbolic import Local, Made, Result, Value, Values, added, maximum, minimum
@@ -125,7 +126,7 @@ class UnitPricer:
         family = priced_family(self.structure, self.of_structure(family), name)
         parts = self.parts(family, name)
         saved, logits = self.saved_bytes(parts, values)
-        if family.recompute == "none":
+        if policy_named(family.recompute).keeps_scores:
             saved = saved + SCORES * self.written_scores(parts, values)
         return parts, {
             "saved_bytes": saved, "logits_bytes": logits,

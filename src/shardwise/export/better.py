@@ -88,7 +88,7 @@ def _picked(launch: Launch, cluster: Cluster) -> Layout | None:
 def _neighbours(launch: Launch, cluster: Cluster) -> Iterator[Layout]:
     """Layouts that differ in one choice: those that a search under the stack has, and half or twice the micro-batch."""
     layout, stack = launch.layout, stack_of(cluster)
-    values: dict[str, tuple[Any, ...]] = {} if stack is None else searched_values(stack)
+    values: dict[str, tuple[Any, ...]] = {} if stack is None else searched_values(stack, launch.model, launch.job)
     values.pop("stages", None)
     values["micro_batch_seqs"] = _half_and_twice(layout.micro_batch_seqs)
     values["num_virtual_stages"] = _half_and_twice(layout.num_virtual_stages) if layout.pp > 1 else ()

@@ -19,6 +19,7 @@ from shardwise.export.launchers import torchrun
 from shardwise.export.megatron_layout import LAYOUT
 from shardwise.export.megatron_model import MODEL
 from shardwise.export.target import Files, Need, Target, option_table
+from shardwise.model.recompute_modules import MODULES, modules_in
 
 SCRIPT = "launch.sh"
 PRECISIONS: Mapping[str, Options] = {
@@ -116,12 +117,17 @@ def _read(files: Files) -> Options:
     return options_in(training_command("\n".join(own.values()), ", ".join(own)).arguments, option_table("megatron"))
 
 
+def _missing(launch: Launch) -> list[str]:
+    """Modules to run again that a model has none of: TransformerConfig refuses them, or they do nothing."""
+    return [name for name in modules_in(launch.layout.recompute) if not MODULES[name].of(launch.model)]
+
+
 def _notes(launch: Launch) -> Iterator[str]:
     yield "data, tokenizer and learning rate are yours: set DATA_PATH, TOKENIZER and LR; its schedule, logs and checkpoints too"
     if not launch.job.tokens:
         yield f"the length of the run is yours: bash {SCRIPT} --train-iters N, or plan with --tokens"
-    if launch.layout.recompute == "selective":
-        yield "selective recomputation keeps a dense MLP's activation where it is not fused: memory may be above the plan's"
+    if "core_attn" in modules_in(launch.layout.recompute):
+        yield "recomputation of core_attn frees nothing of fused attention, and runs it twice"
 
 
 TARGET = Target(
@@ -139,8 +145,13 @@ TARGET = Target(
             lambda launch: "experts beside tensor parallelism require sequence parallelism; set sequence_parallel=true",
         ),
         Need(
-            lambda launch: launch.layout.recompute != "mla_up_proj" or launch.model.kv_lora_rank > 0,
-            lambda launch: f"{launch.model.name} has no latent attention for recompute=mla_up_proj; set recompute=none",
+            lambda launch: not launch.layout.recompute_layers or launch.layout.recompute == "full",
+            lambda launch: f"recompute_layers of recompute={launch.layout.recompute}: modules are those of every layer; leave "
+            "recompute_layers out, or set recompute=full",
+        ),
+        Need(
+            lambda launch: not _missing(launch),
+            lambda launch: f"{launch.model.name} has nothing for recompute={'+'.join(_missing(launch))}; leave it out",
         ),
         Need(
             lambda launch: launch.layout.zero_stage > 0

@@ -10,13 +10,11 @@ from shardwise.export.field import Field, Given, Options, beside, flag, same
 from shardwise.export.launch import Launch
 from shardwise.export.megatron_stages import layout_stages, layout_text
 from shardwise.layout.stages import virtual_stages
+from shardwise.model.recompute_modules import MODULES, joined, modules_in
 
 SHARDING = {2: "optim_grads", 3: "optim_grads_params"}  # of Megatron's own FSDP
 VARIANTS = {"zigzag": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
-# Modules that run again: what attention computes between its products, norms and activations of experts. Of a dense MLP the
-# activation runs again by itself where it is fused.
-SELECTIVE = ("core_attn", "layernorm")
-DELAYED = ("fp8_delayed",)  # precisions whose scales are of earlier steps
+USUAL_MODULES = ["core_attn"]  # of --recompute-granularity selective (TransformerConfig)
 
 
 def _replicas(launch: Launch) -> Options:
@@ -107,38 +105,27 @@ def _each(layers: int, stages: int) -> int:
 
 def _recompute(launch: Launch) -> Options:
     layout, stages = launch.layout, virtual_stages(launch.model, launch.layout)
-    match layout.recompute:
-        case "none":
-            return {}
-        case "full":
-            count = layout.recompute_layers
-            method = {"recompute-method": "uniform", "recompute-num-layers": 1} if count is None or count >= max(stages) \
-                else {"recompute-method": "block", "recompute-num-layers": count}  # fmt: skip
-            return {"recompute-granularity": "full", **method}
-        case "selective":
-            return {"recompute-granularity": "selective", "recompute-modules": _modules(launch)}
-        case "mla_up_proj":
-            return {"recompute-granularity": "selective", "recompute-modules": ["mla_up_proj"]}
-    return {}
-
-
-def _modules(launch: Launch) -> list[str]:
-    """What runs again. With delayed scaling norms and activations of experts may not (TransformerConfig refuses both)."""
-    if launch.job.precision in DELAYED:
-        return list(SELECTIVE[:1])
-    return [*SELECTIVE, *(["moe_act"] if launch.model.num_experts else [])]
+    modules = modules_in(layout.recompute)
+    if modules:
+        return {"recompute-granularity": "selective", "recompute-modules": list(modules)}
+    if layout.recompute != "full":
+        return {}
+    count = layout.recompute_layers
+    method = {"recompute-method": "uniform", "recompute-num-layers": 1} if count is None or count >= max(stages) \
+        else {"recompute-method": "block", "recompute-num-layers": count}  # fmt: skip
+    return {"recompute-granularity": "full", **method}
 
 
 def _heard_recompute(given: Given) -> Mapping[str, Any]:
-    granularity, modules = given.get("recompute-granularity"), given.options.get("recompute-modules", ["core_attn"])
+    granularity, modules = given.get("recompute-granularity"), given.options.get("recompute-modules") or USUAL_MODULES
     method, count = given.get("recompute-method"), given.get("recompute-num-layers")
-    if granularity is None:
-        return {"layout.recompute": "selective" if given.get("recompute-activations", False) else "none"}
+    if granularity is None and not given.get("recompute-activations", False):
+        return {"layout.recompute": "none"}
     if granularity == "full":
         return {"layout.recompute": "full", **({"layout.recompute_layers": count} if method == "block" else {})}
-    if set(modules) <= {*SELECTIVE, "moe_act", "mla_up_proj"}:  # others than these are named as not read
+    if set(modules) <= MODULES.keys():  # others than these are named as not read
         given.get("recompute-modules")
-    return {"layout.recompute": "mla_up_proj" if list(modules) == ["mla_up_proj"] else "selective"}
+    return {"layout.recompute": joined(modules)}
 
 
 def _etp(launch: Launch) -> Options:

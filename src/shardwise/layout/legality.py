@@ -341,8 +341,8 @@ def violations(architecture: Architecture, job: Job, num_devices: int, layout: L
              if not r.legal(architecture, job, num_devices, degrees)]  # fmt: skip
     if layout.recompute == "none" and layout.recompute_layers is not None:
         found.append(
-            f"recompute_layers: {layout.recompute_layers} layers of each stage with recompute = none; set recompute=full or "
-            "selective, or leave recompute_layers out"
+            f"recompute_layers: {layout.recompute_layers} layers of each stage with recompute = none; set another "
+            "recompute, such as full, or leave recompute_layers out"
         )
     return found + _wrong_layers(architecture, layout)
 

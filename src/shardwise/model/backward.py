@@ -2,7 +2,7 @@
 
 `backward` transposes the operations one by one, in reverse; nothing about a transformer is written here. What the
 result reads from the forward pass is what has to be saved, or rebuilt: `split_saved` takes a recompute policy (which
-operations' results may be saved) and gives the saved tensors and the minimal slice that rebuilds the others.
+results may be saved) and gives the saved tensors and the minimal slice that rebuilds the others.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Recompute:
 def split_saved(forward: Program, reads: Iterable[str], policy: str) -> Recompute:
     """Split what the backward pass `reads` into saved tensors and a minimal slice of `forward` that recomputes the others."""
     producer = {out: operation for operation in forward.operations for out in operation.outputs}
-    keeps = policy_named(policy).of(forward.operations)
+    saves = policy_named(policy).of(forward)
     saved: list[str] = []
     recomputed: set[int] = set()
     waiting = [name for name in reads if name in forward.tensors]
@@ -141,7 +141,7 @@ def split_saved(forward: Program, reads: Iterable[str], policy: str) -> Recomput
         if name in seen:
             continue
         seen.add(name)
-        if name not in producer or keeps(producer[name]):
+        if name not in producer or saves(name):
             if forward.tensors[name].role not in (Role.WEIGHT, Role.CONSTANT):
                 saved.append(name)
             continue

@@ -262,7 +262,8 @@ class Block:
         return self.norm(x, name) if self.architecture.post_norms else x
 
     def norm(self, x: str, name: str) -> str:
-        return add_norm(self.builder, self.architecture, x, f"{self.prefix}{name}")
+        with self.builder.within(Part.NORM):
+            return add_norm(self.builder, self.architecture, x, f"{self.prefix}{name}")
 
     def map(
         self, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION,

@@ -30,7 +30,8 @@ class Role(StrEnum):
 
 
 class Part(StrEnum):
-    """The part of a model that a weight belongs to. Reports add up by it; nothing is priced by it."""
+    """The part of a model that a tensor belongs to. Reports add up weights by it, and recompute policies name results by it;
+    nothing is priced by it."""
 
     ATTENTION = "attention"  # projections with their biases and adapters, sinks
     MLP = "mlp"  # likewise, and routers, experts, shared experts
@@ -43,8 +44,8 @@ class Part(StrEnum):
 class Tensor:
     """`gradient_of` names the tensor whose whole gradient this is; a gradient from one use of several has none.
 
-    A `frozen` weight is not trained: no gradient of it is wanted, and it has no optimizer state. A decoder's weights have a
-    `part`, other tensors have none.
+    A `frozen` weight is not trained: no gradient of it is wanted, and it has no optimizer state. What a decoder's block holds and
+    makes has a `part`; its residual stream and gradients have none.
     """
 
     name: str
@@ -102,7 +103,7 @@ class ProgramBuilder:
 
     @contextmanager
     def within(self, part: Part | None) -> Iterator[None]:
-        """Weights that are defined meanwhile belong to this part, unless they say another."""
+        """Tensors that are defined meanwhile belong to this part, unless they say another."""
         outer, self.part = self.part, part
         try:
             yield
@@ -110,7 +111,7 @@ class ProgramBuilder:
             self.part = outer
 
     def tensor(self, name: str, dims: Iterable[str], role: Role) -> str:
-        self.tensors[name] = Tensor(name, tuple(dims), role)
+        self.tensors[name] = Tensor(name, tuple(dims), role, part=self.part)
         return name
 
     def input(self, name: str, dims: Iterable[str], role: Role) -> str:

@@ -1,51 +1,60 @@
 """Recompute policies: whose results the forward pass saves for the backward pass. One table; layouts, search and help read it.
 
-A policy decides for each operation of a block. What it does not save is recomputed from what it saves, by the minimal slice of
+A policy decides for each result of a block. What it does not save is recomputed from what it saves, by the minimal slice of
 the forward pass (`model/backward.py`); a block's input and its weights are always available.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardwise.errors import chosen
+from shardwise.errors import InputError
+from shardwise.model.recompute_modules import LADDER, MODULES, Module, joined, modules_in
+from shardwise.names import unknown
 
 if TYPE_CHECKING:
+    from shardwise.model.architecture import Architecture
     from shardwise.model.operations import Operation
+    from shardwise.model.program import Program
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """`keeps` says whether the results of an operation may be saved; `summary` describes the policy for people.
 
-    Of a block's products, only the first and every `product_step`th after it may be saved.
+    Of a block's products, only the first and every `product_step`th after it may be saved; of the rest, what no module of
+    `modules` discards. `keeps_scores`: attention that writes its scores to memory keeps them for the backward pass.
     """
 
     summary: str
     keeps: Callable[[Operation], bool]
     product_step: int = 1
+    modules: tuple[Module, ...] = ()
+    keeps_scores: bool = False
 
-    def of(self, operations: Iterable[Operation]) -> Callable[[Operation], bool]:
-        """The same for the operations of one block, which it counts."""
-        products = [id(operation) for operation in operations if operation.kind == "contract"]
+    def of(self, block: Program) -> Callable[[str], bool]:
+        """Of the name of a block's result, whether it may be saved."""
+        products = [id(operation) for operation in block.operations if operation.kind == "contract"]
         passed = set(products) - set(products[:: self.product_step])
-        return lambda operation: id(operation) not in passed and self.keeps(operation)
+        kept = (operation for operation in block.operations if id(operation) not in passed and self.keeps(operation))
+        names = {name for operation in kept for name in operation.outputs}
+        discarded = {name for name in names for one in self.modules if one.discards(block, block.tensors[name])}
+        return (names - discarded).__contains__
+
+
+def _keeps_all(operation: Operation) -> bool:
+    return True
 
 
 def _hands_over(operation: Operation) -> bool:
     return getattr(operation, "function", "") == "handover"
 
 
-def _reads_latent(operation: Operation) -> bool:
-    """A product with a normalised latent of multi-head latent attention."""
-    return operation.kind == "contract" and any(name.endswith("latent_norm.out") for name in operation.inputs)
-
-
 # From the policy that saves the most to the one that saves the least.
 POLICIES: dict[str, Policy] = {
-    "none": Policy("keep whatever the backward pass reads", lambda operation: True),
+    "none": Policy("keep whatever the backward pass reads", _keeps_all, keeps_scores=True),
     # S0: "big matmuls only". Tokens that went to their experts or came back are kept too, as their AllToAll costs more
     # than their bytes.
     "selective": Policy(
@@ -65,20 +74,74 @@ FURTHER: dict[str, Policy] = {
         lambda operation: operation.kind in ("contract", "scan"),
         product_step=2,
     ),
-    # DeepSeek-AI 2024, DeepSeek-V3 Technical Report (arXiv 2412.19437), section 3.2.3: all norms and MLA's up-projections are run
-    # again, and of SwiGLU the inputs are kept; Megatron-Core, --recompute-modules layernorm mla_up_proj moe_act.
-    "mla_up_proj": Policy(
-        "as selective, and rebuild what latent attention makes of its latents too",
-        lambda operation: POLICIES["selective"].keeps(operation) and not _reads_latent(operation),
-    ),
 }
 
 
+def _of_modules(names: tuple[str, ...]) -> Policy:
+    """Save all but what some modules discard."""
+    modules = tuple(MODULES[name] for name in names)
+    summary = "run again " + "; ".join(module.summary for module in modules)
+    return Policy(summary, _keeps_all, modules=modules, keeps_scores="core_attn" not in names)
+
+
 def policy_named(name: str) -> Policy:
-    """A policy of either table. Raises `InputError` that lists the names."""
-    return chosen({**POLICIES, **FURTHER}, name, "recompute")
+    """A policy of either table, or of modules. Raises `InputError` that lists the names.
+
+    >>> policy_named("layernorm+moe_act").summary
+    'run again norms in front of experts and of latent attention; activations of experts'
+    """
+    policy = {**POLICIES, **FURTHER}.get(name)
+    if policy is None and not modules_in(name):
+        raise InputError(f"recompute: {unknown(name, policy_names())}")
+    return policy or _of_modules(modules_in(name))
 
 
-def policy_names() -> tuple[str, ...]:
+class PolicyNames(Collection[str]):
+    """The names that a layout may use. Modules may be joined too; those that are listed are single.
+
+    >>> "mlp" in PolicyNames(), "layernorm+moe_act" in PolicyNames(), len(PolicyNames())
+    (True, True, 11)
+    """
+
+    def __contains__(self, name: object) -> bool:
+        return name in POLICIES or name in FURTHER or (isinstance(name, str) and bool(modules_in(name)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*POLICIES, *FURTHER, *MODULES))
+
+    def __len__(self) -> int:
+        return len(POLICIES) + len(FURTHER) + len(MODULES)
+
+
+def policy_names() -> PolicyNames:
     """The names that a layout may use."""
-    return (*POLICIES, *FURTHER)
+    return PolicyNames()
+
+
+def parts_of_policy(name: str) -> tuple[str, ...]:
+    """What software has to have for a policy: each of its modules, or the policy itself.
+
+    >>> parts_of_policy("layernorm+moe_act"), parts_of_policy("full")
+    (('layernorm', 'moe_act'), ('full',))
+    """
+    return modules_in(name) or (name,)
+
+
+def searched_policies(has: Collection[str], model: Architecture, *, writes_scores: bool = False) -> tuple[str, ...]:
+    """Of the policies and modules that software has, what a search for a model tries, from the one that saves the most.
+
+    Policies of either table, the further ones where there is no `selective`; and its modules, cumulatively: attention first
+    where it `writes_scores`.
+
+    >>> import shardwise as sw
+    >>> searched_policies(("none", "core_attn", "mlp", "full"), sw.load_model("llama-3-8b"))
+    ('none', 'mlp', 'full')
+    """
+    further = () if "selective" in has else FURTHER
+    kept = [name for name in (*POLICIES, *further) if name in has and name != "full"]
+    ladder = (*(("core_attn",),) * writes_scores, *LADDER)
+    steps = [[one for one in step if one in has and MODULES[one].of(model)] for step in ladder]
+    cumulated = [
+        joined(one for up_to in steps[: number + 1] for one in up_to) for number, step in enumerate(steps) if step
+    ]
+    return (*kept, *cumulated, *(["full"] if "full" in has else []))

@@ -17,7 +17,7 @@ from shardwise.layout.context import VARIANTS, variant_names
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import OF_MODES, RULES, Degrees, Rule, degrees_of
 from shardwise.model.architecture import Architecture
-from shardwise.model.recompute import POLICIES
+from shardwise.model.recompute import POLICIES, parts_of_policy, searched_policies
 from shardwise.planning.runnable import RUNNABLE_RULES
 from shardwise.schedule.schedule import NATURAL, SCHEDULES, natural_schedule
 from shardwise.symbolic import Value
@@ -25,6 +25,9 @@ from shardwise.symbolic import Value
 OWN = "shardwise"  # the stack whose rules are those of the engine too
 SPLITTING = ("tp", "cp", "pp", "ep")
 BESIDE = {"pp": "in a pipeline", "cp": "with context parallelism", "ep": "with expert parallelism"}
+# Modules that discard what they give are not run again with scales from earlier steps. Source: Megatron-Core 0.20.0,
+# TransformerConfig: "Delayed scaling does not support moe_act and layernorm recompute for fp8".
+NOT_DELAYED = ("layernorm", "moe_act")
 USUAL_FORMATS = ("fp64", "fp32", "bf16", "fp16")  # of products, in any stack
 
 
@@ -39,8 +42,8 @@ def as_run(stack: Stack | None, layout: Layout) -> Layout:
     return replace(layout, async_tp=True) if overlaps else layout
 
 
-def searched_values(stack: Stack) -> dict[str, tuple[Any, ...]]:
-    """The values of a search's choices that a stack has, in the search's order.
+def searched_values(stack: Stack, architecture: Architecture, job: Job) -> dict[str, tuple[Any, ...]]:
+    """The values of a search's choices that a stack has for a model and a job, in the search's order.
 
     Asynchronous tensor parallelism is left out for the engine of `train`, which has it in no schedule that splits the backward
     pass; such schedules are left out for a stack that is known only by its kind.
@@ -50,12 +53,31 @@ def searched_values(stack: Stack) -> dict[str, tuple[Any, ...]]:
     return {
         "zero_stage": _stages(runs.zero),
         "sequence_parallel": (0, 1) if runs.sequence_parallel else (0,),
-        "recompute": tuple(name for name in runs.recompute if name in POLICIES or "selective" not in runs.recompute),
+        "recompute": recompute_policies(stack, architecture, job),
         "cp_variant": tuple(name for name in VARIANTS if name in runs.cp_variants) or variant_names()[:1],
         "async_tp": (0, 1) if overlapped else (0,),
         "schedule": _searched_schedules(stack),
         "stages": _dealt_out(runs.uneven_stages)[:1],
     }
+
+
+def recompute_policies(stack: Stack | None, architecture: Architecture, job: Job) -> tuple[str, ...]:
+    """The recompute policies that are worth trying under a stack (None: a bound), from the one that saves the most.
+
+    >>> import shardwise as sw
+    >>> job = sw.Job(global_batch_tokens=2**20, seq_len=4096)
+    >>> recompute_policies(stack_named("megatron"), sw.load_model("mixtral-8x7b"), job)
+    ('none', 'layernorm+moe_act', 'full')
+    """
+    if stack is None:
+        return tuple(POLICIES)
+    has = [name for name in stack.abilities.recompute if not _delayed(job, name)]
+    return searched_policies(has, architecture, writes_scores=stack.unfused_attention)
+
+
+def _delayed(job: Job, module: str) -> bool:
+    """Whether a module may not be run again under a job's precision."""
+    return module in NOT_DELAYED and precision_named(job.precision).scaling == "delayed"
 
 
 def _searched_schedules(stack: Stack) -> tuple[str, ...]:
@@ -199,7 +221,8 @@ def _some_variant(stack: Stack, architecture: Architecture, job: Job, degrees: D
 
 def lacking(stack: Stack, architecture: Architecture, job: Job, layout: Layout) -> list[str]:
     """What a stack does not support of a layout and its job, with what it does instead; empty where it runs all of it."""
-    return [*_of_layout(stack, architecture, job, layout), *_of_choices(stack, _chosen(layout)), *_of_job(stack, job)]
+    chosen = _chosen(layout)
+    return [*_of_layout(stack, architecture, job, layout), *_of_choices(stack, job, chosen), *_of_job(stack, job)]
 
 
 def _of_layout(stack: Stack, architecture: Architecture, job: Job, layout: Layout) -> Iterator[str]:
@@ -218,7 +241,7 @@ def _chosen(layout: Layout) -> dict[str, Any]:
     return {name: getattr(layout, name) for name in ("schedule", "recompute", "offload", "async_tp")}
 
 
-def _of_choices(stack: Stack, chosen: Mapping[str, Any]) -> Iterator[str]:
+def _of_choices(stack: Stack, job: Job, chosen: Mapping[str, Any]) -> Iterator[str]:
     """What a stack lacks among some choices; a missing axis is reported alone."""
     runs = stack.abilities
     has: dict[str, tuple[Any, ...]] = {
@@ -229,9 +252,15 @@ def _of_choices(stack: Stack, chosen: Mapping[str, Any]) -> Iterator[str]:
         **{axis: (1,) for axis in SPLITTING if axis not in runs.axes},
     }  # fmt: skip
     for name, value in chosen.items():
-        if name in has and value not in has[name]:
+        parts = parts_of_policy(value) if name == "recompute" else (value,)
+        if name in has and not set(parts) <= set(has[name]):
             known = " or ".join(str(one).lower() for one in has[name])
             yield f"{stack.name} has no {name}={str(value).lower()}; {name}={known} is what it runs"
+        elif name == "recompute" and (refused := [part for part in parts if _delayed(job, part)]):
+            yield (
+                f"{stack.name} does not run {' and '.join(refused)} again with delayed scaling, found precision "
+                f"{job.precision}; recompute=none, mlp or full, or another precision, is required"
+            )
 
 
 def _of_job(stack: Stack, job: Job) -> Iterator[str]:
@@ -246,4 +275,4 @@ def _of_job(stack: Stack, job: Job) -> Iterator[str]:
 
 def refused(stack: Stack, job: Job, asked: Mapping[str, Any]) -> list[str]:
     """What the stack does not run of a job and of the choices that are pinned."""
-    return [*_of_job(stack, job), *_of_choices(stack, asked)] if stack.known else []
+    return [*_of_job(stack, job), *_of_choices(stack, job, asked)] if stack.known else []

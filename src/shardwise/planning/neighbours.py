@@ -32,10 +32,11 @@ class Remedy:
 Amount = Callable[[Layout, Estimate], float]
 
 
-def neighbours(layout: Layout) -> Iterator[tuple[str, Layout]]:
-    """Layouts with one choice changed: those that `explain` prices, degrees halved for more replicas, more ZeRO, smaller
-    micro-batches, and more virtual stages."""
-    yield from one_change(layout)
+def neighbours(plan: Plan) -> Iterator[tuple[str, Layout]]:
+    """Layouts with one choice of a plan changed: those that `explain` prices, degrees halved for more replicas, more ZeRO,
+    smaller micro-batches, and more virtual stages."""
+    layout = plan.layout
+    yield from one_change(plan)
     grown = "fsdp" if layout.zero_stage else "dp"
     for axis in AXES:
         degree = getattr(layout, axis)
@@ -65,11 +66,7 @@ def remedy(plan: Plan, measured_s: float, amount: Amount) -> Remedy | None:
     it; all else changes as predicted, with the plan's own prediction of what was lost left out on both sides.
     """
     mine = amount(plan.layout, plan.estimate)
-    found = [
-        one
-        for what, layout in neighbours(plan.layout)
-        if (one := _judged(plan, what, layout, measured_s, mine, amount))
-    ]
+    found = [one for what, layout in neighbours(plan) if (one := _judged(plan, what, layout, measured_s, mine, amount))]
     best = max(found, key=lambda one: one.saves_s, default=None)
     return best if best and best.saves_s >= LEAST * plan.estimate.step_time_s else None
 

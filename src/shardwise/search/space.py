@@ -7,7 +7,7 @@ degrees are kept once per factorisation; everything else is a small integer that
 from __future__ import annotations
 
 import itertools
-from collections import ChainMap, Counter
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from shardwise.layout.family import Mode
 from shardwise.layout.layout import OFFLOADS, offloaded_by
 from shardwise.layout.legality import ALIKE_STAGES, EVEN_BATCH, OF_MODES, RULES, Rule, no_experts
 from shardwise.model.architecture import Architecture
-from shardwise.model.recompute import FURTHER, POLICIES
+from shardwise.model.recompute import POLICIES, policy_names
 from shardwise.names import did_you_mean, unknown
 from shardwise.planning.abilities import binding_rules, refused, searched_values
 from shardwise.planning.runnable import RUNNABLE_RULES
@@ -37,7 +37,7 @@ NUMERIC = (*AXES, "num_virtual_stages", "zero_stage", "micro_batch_seqs")  # wha
 BALANCED, EVEN = STAGES = ("balanced", "even")  # how layers are dealt out to pipeline stages
 FLAGS = ("sequence_parallel", "async_tp")
 NAMED: Mapping[str, Collection[str]] = {  # choices by name
-    "recompute": ChainMap(FURTHER, POLICIES),  # as they are when one is chosen
+    "recompute": policy_names(),
     "cp_variant": VARIANTS,
     "offload": OFFLOADS,
     "schedule": SCHEDULES,
@@ -163,8 +163,9 @@ class Choices(Limits):
         """Whether some of the layouts keep the optimizer's state in host memory."""
         return any(offloaded_by(offload).optimizer for offload in self.offload)
 
-    def of_stack(self, stack: Stack | None, job: Job) -> Choices:
-        """The choices limited to what a stack supports; values that were not pinned become the stack's own.
+    def of_stack(self, stack: Stack | None, architecture: Architecture, job: Job) -> Choices:
+        """The choices limited to what a stack supports for a model and a job; values that were not pinned become the stack's
+        own.
 
         With `runnable` the choices stay as they are: the engine of `train` runs them, whatever stack prices them. Raises
         `InputError` for pinned values that the stack does not support.
@@ -176,7 +177,7 @@ class Choices(Limits):
         usual = Choices()
         has: Any = {
             name: values
-            for name, values in searched_values(stack).items()
+            for name, values in searched_values(stack, architecture, job).items()
             if name not in self.asked and getattr(self, name) == getattr(usual, name)
         }
         return replace(self, stack=stack, **has)
@@ -212,7 +213,7 @@ def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
     if problems:
         return problems
     if pins.get("recompute") == "none" and "recompute_layers" in pins:
-        problems.append("pin: recompute_layers needs recompute=full or selective; drop one of the two")
+        problems.append("pin: recompute_layers needs another recompute, such as full; drop one of the two")
     return problems + [
         f"pin: {name} = {pins[name]} is above its maximum {most}; drop one of the two"
         for name, most in maxima.items()
@@ -223,7 +224,7 @@ def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
 def _required(name: str, value: Any) -> str:
     """What is required of a value that does not meet it; empty where it does."""
     if name in NAMED:
-        return "" if value in tuple(NAMED[name]) else f"one of {', '.join(NAMED[name])}"
+        return "" if value in NAMED[name] else f"one of {', '.join(NAMED[name])}"
     if name in FLAGS:
         return "" if value in (0, 1) else "true or false"
     whole = isinstance(value, int) and not isinstance(value, bool)

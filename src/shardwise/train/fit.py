@@ -11,12 +11,12 @@ from shardwise.cost.estimate import Estimate, estimate
 from shardwise.errors import NothingFitsError
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import violations
+from shardwise.model.recompute import POLICIES
 from shardwise.planning.plan import Plan
 from shardwise.planning.runnable import pins_text
 from shardwise.units import format_bytes
 
 Change = Mapping[str, Any]  # fields of a layout, with their new values
-LEANER = ("none", "selective", "alternate", "full")  # recompute policies, each with less memory than the one before
 
 
 def require_memory(plan: Plan, available: int, device: str) -> None:
@@ -63,10 +63,10 @@ def _priced(plan: Plan, layout: Layout) -> Estimate | None:
 
 def _recompute(layout: Layout) -> Iterator[Change]:
     """Policies that keep less; of one that a part of the layers has, all of them."""
-    for policy in ("selective", "full"):
-        leaner = LEANER.index(policy) - LEANER.index(layout.recompute)
-        if leaner > 0 or (leaner == 0 and layout.recompute_layers is not None):
-            part: Change = {} if layout.recompute_layers is None else {"recompute_layers": None}
+    leaner = tuple(POLICIES)[1:] if layout.recompute == "none" else ("full",)
+    part: Change = {} if layout.recompute_layers is None else {"recompute_layers": None}
+    for policy in dict.fromkeys((layout.recompute, *leaner)):
+        if part or policy != layout.recompute:
             yield {"recompute": policy, **part}
 
 

@@ -58,7 +58,9 @@ def layout_controls(asked: Asked, *, free: bool) -> Iterator[Control]:
             layout.num_virtual_stages,
             options.of("num_virtual_stages", virtual),
         )
-    names: dict[str, tuple[str, Sequence[Any]]] = {"recompute": ("recompute", policy_names())}
+    names: dict[str, tuple[str, Sequence[Any]]] = {
+        "recompute": ("recompute", tuple(dict.fromkeys((*policy_names(), layout.recompute))))
+    }
     names |= {"schedule": ("schedule", pipeline_names())} if layout.pp > 1 else {}
     names |= {"cp_variant": ("context variant", variant_names())} if layout.cp > 1 else {}
     names |= {"offload": ("offload", OFFLOADS)}

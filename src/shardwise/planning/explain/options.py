@@ -13,7 +13,7 @@ from typing import Any
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import violations
-from shardwise.model.recompute import POLICIES
+from shardwise.planning.abilities import recompute_policies, stack_of
 from shardwise.planning.explain.against import best_placed
 from shardwise.planning.explain.reasons import verdict
 from shardwise.planning.plan import Plan
@@ -44,7 +44,7 @@ def options(plan: Plan) -> tuple[Option, ...]:
     """Every option but the plan itself, each layout once."""
     seen = {_bare(plan.layout)}
     found = []
-    for what, layout in (*one_change(plan.layout), *_recipes(plan)):
+    for what, layout in (*one_change(plan), *_recipes(plan)):
         if _bare(layout) not in seen:
             seen.add(_bare(layout))
             found.append(judged(plan, what, layout))
@@ -80,14 +80,20 @@ def _over(priced: Estimate) -> str:
     return f"needs {format_bytes(priced.memory_bytes)} of {format_bytes(priced.memory_capacity_bytes)}"
 
 
-def one_change(layout: Layout) -> Iterator[tuple[str, Layout]]:
-    """The layout with one choice changed: a lower ZeRO stage, other recomputation and micro-batches, an axis turned into
+def policies_of(plan: Plan) -> tuple[str, ...]:
+    """The recompute policies of the plan's stack, from the one that saves the most."""
+    return recompute_policies(stack_of(plan.cluster), plan.model, plan.job)
+
+
+def one_change(plan: Plan) -> Iterator[tuple[str, Layout]]:
+    """The plan's layout with one choice changed: a lower ZeRO stage, other recomputation and micro-batches, an axis turned into
     replicas."""
+    layout = plan.layout
     for stage in range(layout.zero_stage - 1, -1, -1):
         less = _with_zero(layout, stage)
         also = f", with ep = {less.ep} in place of {layout.ep}" if less.ep != layout.ep else ""
         yield f"ZeRO stage {stage} in place of {layout.zero_stage}{also}", less
-    for policy in POLICIES:
+    for policy in policies_of(plan):
         every = replace(layout, recompute=policy, recompute_layers=None)
         other = "on all layers" if policy == layout.recompute else f"in place of {layout.recompute}"
         yield f"recompute {policy} {other}", every
@@ -165,7 +171,7 @@ def _pipelines(plan: Plan, beside: Layout, rest: int) -> Iterator[tuple[str, Lay
 
 def _least_recompute(plan: Plan, layout: Layout) -> Layout:
     """The layout with the first of the policies under which it fits; the last where none does."""
-    tried = [replace(layout, recompute=policy) for policy in POLICIES]
+    tried = [replace(layout, recompute=policy) for policy in policies_of(plan)]
     return next((one for one in tried if _fits(plan, one)), tried[-1])
 
 

@@ -22,7 +22,7 @@ from shardwise.job import precision_named
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica, violations
 from shardwise.model.counts import num_params, num_trained_params
-from shardwise.model.recompute import POLICIES
+from shardwise.planning.explain.options import policies_of
 from shardwise.planning.explain.reasons import MEMORY_RESERVE, verdict
 from shardwise.planning.plan import Plan
 from shardwise.units import format_bytes
@@ -199,7 +199,7 @@ def binding(plan: Plan) -> str:
 def _neighbours(plan: Plan) -> Iterator[tuple[str, Estimate]]:
     """Layouts one change away that would use more memory and less time."""
     layout = plan.layout
-    policies = tuple(POLICIES)  # those that keep more come first
+    policies = policies_of(plan)  # those that keep more come first
     changes: list[dict[str, object]] = [
         {"recompute": policy, "recompute_layers": None if policy == "none" else layout.recompute_layers}
         for policy in policies[: policies.index(layout.recompute) if layout.recompute in policies else -1]

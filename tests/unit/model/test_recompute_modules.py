@@ -1,0 +1,84 @@
+"""What Megatron-Core's modules of a block discard, against the bytes that its layers save.
+
+Independent truth: Transformer Engine's LayerNormLinear saves its input and the normalised input, flash attention its queries,
+keys, values, output and log-sum-exp, SwiGLU its two inputs, and the second matrix of the MLP the activation (Transformer Engine
+2.x, pytorch/module/layernorm_linear.py, attention; Megatron-Core d98e8a64, fusions/fused_bias_swiglu.py).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwise.model.architecture import Architecture
+from shardwise.model.backward import backward, split_saved
+from shardwise.model.decoder import UNITS
+from shardwise.model.load import load_model
+from shardwise.model.program import Role, density
+from shardwise.model.recompute import policy_named, searched_policies
+from shardwise.model.recompute_modules import MODULES, joined, modules_in
+from shardwise.symbolic import Values, product
+
+
+def saved_bytes(model: Architecture, policy: str, unit: str = "block") -> float:
+    """Bytes per token of a layer in bf16, statistics in fp32."""
+    block = UNITS[unit](model.structure.sizeless())
+    given = backward(block, given=block.outputs, wanted=block.wanted)
+    values = Values({**model.dims, "T": 1, "B": 1})
+    tensors = [block.tensors[name] for name in split_saved(block, given.program.inputs, policy).saved]
+    own = [one for one in tensors if one.role is not Role.CONSTANT]
+    each = ((product(one.dims) * density(one.role)).evaluate(values) * (4 if one.role is Role.STATISTIC else 2) for one in own)
+    return float(sum(each))
+
+
+def test_a_dense_layer_of_llama_3_70b() -> None:
+    model = load_model("llama-3-70b")
+    d, f, heads, kv = 8192, 28672, 64 * 128, 8 * 128
+    norms, attention, mlp = 2 * 2 * 2 * d, 2 * (heads + 2 * kv + heads), 2 * 3 * f
+    statistics = 2 * 4 + 64 * 4  # of two norms, and the log-sum-exp of each head
+    whole = norms + attention + mlp + statistics
+    assert saved_bytes(model, "none") == whole
+    assert saved_bytes(model, "mlp") == whole - mlp - 2 * d - 4  # the norm is a part of the first matrix's layer
+    assert saved_bytes(model, "core_attn") == whole - 64 * 4
+    for nothing in ("layernorm", "moe_act", "mla_up_proj", "moe", "shared_experts"):
+        assert saved_bytes(model, nothing) == whole
+        assert not MODULES[nothing].of(model)
+
+
+def test_a_layer_of_mixtral() -> None:
+    model = load_model("mixtral-8x7b")
+    whole, d, f, k = saved_bytes(model, "none"), 4096, 14336, 2
+    assert whole - saved_bytes(model, "moe_act") == 2 * k * f
+    assert whole - saved_bytes(model, "layernorm") == 2 * d + 4  # in front of experts a norm stands alone
+    assert whole - saved_bytes(model, "layernorm+moe_act") == 2 * k * f + 2 * d + 4
+    gates = 2 * 8
+    assert whole - saved_bytes(model, "moe") == 2 * k * (3 * f + 2 * d) + gates
+    assert saved_bytes(model, "mlp") == whole
+
+
+def test_a_layer_of_deepseek_v3() -> None:
+    model = load_model("deepseek-v3")
+    whole, heads, d = saved_bytes(model, "none"), 128, 7168
+    made, latents = heads * (192 + 192 + 128), 1536 + 512
+    kept = 64  # the rotary part of the keys, one for all heads, is an input of what is run again
+    assert whole - saved_bytes(model, "mla_up_proj") == 2 * (made + latents - kept) + 2 * 4
+    assert whole - saved_bytes(model, "layernorm") == 2 * (2 * d + 4)
+    assert whole - saved_bytes(model, "shared_experts") == 2 * 3 * 2048
+    dense = saved_bytes(model, "none", "dense_block")
+    assert dense - saved_bytes(model, "mlp", "dense_block") == 2 * (3 * 18432 + d) + 4
+    assert dense - saved_bytes(model, "layernorm", "dense_block") == 2 * d + 4  # in front of the MLP it is a part of it
+
+
+def test_a_policy_names_its_modules_in_order() -> None:
+    assert modules_in("layernorm+moe_act") == ("layernorm", "moe_act")
+    for none in ("moe_act+layernorm", "mlp+mlp", "mlp+", "full", "none", ""):
+        assert modules_in(none) == ()
+    assert modules_in(joined(["shared_experts", "core_attn"])) == ("core_attn", "shared_experts")
+    assert policy_named("core_attn").keeps_scores is False
+    assert policy_named("mlp").keeps_scores is True
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b"])
+def test_what_is_searched_saves_ever_less(name: str) -> None:
+    model = load_model(name)
+    found = [saved_bytes(model, policy) for policy in searched_policies(("none", *MODULES, "full"), model)]
+    assert found == sorted(found, reverse=True)
