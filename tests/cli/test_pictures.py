@@ -336,3 +336,12 @@ def test_verbs_load_no_framework() -> None:
         "assert not {'numpy', 'torch', 'jax'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    "words", [("B=240,D=8192,F=28672",), ("B=240,", "D=8192,", "F=28672"), ("B=240", "D=8192", "F=28672")]
+)
+def test_sizes_may_be_several_words(words: tuple[str, ...]) -> None:
+    assert answer("roofline", "matmul", *words, "tpu-v5e").startswith(
+        "matmul [240, 8,192] · [8,192, 28,672] in bf16 on tpu-v5e"
+    )

@@ -46,7 +46,7 @@ def test_the_name_alone_says_what_the_rule_takes() -> None:
         "formula  4·alpha² / (Mx·My·F)",
         "assumes  the split is",
         "source   Austin",
-        "letters  B ",
+        "letters  F hidden width (d_ff); Mx axes",
     ):
         assert f"\n  {line}" in text
 

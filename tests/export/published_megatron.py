@@ -96,7 +96,7 @@ PUBLISHED = {
         "--moe-token-dispatcher-type flex --moe-grouped-gemm --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 "
         "--qk-pos-emb-head-dim 64 --v-head-dim 128 --mtp-num-layers 1 --bf16 --use-megatron-fsdp "
         "--data-parallel-sharding-strategy optim_grads_params --ckpt-format fsdp_dtensor",
-        "h100:256", "fsdp=256 ep=8 zero_stage=3 micro_batch_seqs=4 recompute=layernorm+mla_up_proj+mlp+moe", "bf16_fp32_main_gradients",
-        model="deepseek-v3",
+        "h100:256", "fsdp=256 ep=8 zero_stage=3 micro_batch_seqs=4 recompute=layernorm+mla_up_proj+mlp+moe",
+        "bf16_fp32_main_gradients", model="deepseek-v3",
     ),
 }  # fmt: skip

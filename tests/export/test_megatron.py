@@ -119,7 +119,11 @@ def test_an_offloaded_optimizer_is_a_precision_aware_one() -> None:
 @pytest.mark.parametrize(
     ("text", "model", "reason"),
     [
-        ("fsdp=8 zero_stage=1 recompute=mla_up_proj", "llama-3-8b", "nothing for recompute=mla_up_proj"),  # TransformerConfig
+        (
+            "fsdp=8 zero_stage=1 recompute=mla_up_proj",
+            "llama-3-8b",
+            "nothing for recompute=mla_up_proj",
+        ),  # TransformerConfig
         ("dp=8 offload=optimizer", "llama-3-8b", "distributed one"),  # OptimizerConfig
         ("fsdp=4 tp=2 zero_stage=1 sequence_parallel=true", "gpt-oss-20b", "have biases"),  # TransformerConfig
         ("fsdp=4 tp=2 zero_stage=1 sequence_parallel=false", "mixtral-8x7b", "sequence parallelism"),  # validate_args
@@ -215,7 +219,10 @@ def test_modules_that_run_again_are_read_and_said(options: str, recompute: str) 
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [("llama-3-70b", "fsdp=16 tp=8 pp=4 zero_stage=1 recompute={}"), ("mixtral-8x7b", "fsdp=64 ep=8 zero_stage=1 recompute={}")],
+    [
+        ("llama-3-70b", "fsdp=16 tp=8 pp=4 zero_stage=1 recompute={}"),
+        ("mixtral-8x7b", "fsdp=64 ep=8 zero_stage=1 recompute={}"),
+    ],
 )
 def test_all_that_a_search_tries_is_said_as_it_is_priced(model: str, layout: str) -> None:
     cluster = load_cluster("h100:512" if "70b" in model else "h100:64", stack="megatron")

@@ -229,7 +229,11 @@ def test_a_plan_for_a_stack_refuses_what_it_does_not_run(
 
 def test_a_pinned_value_stays_where_the_stack_would_search_more() -> None:
     stack = stack_named("torchtitan")
-    found = Choices().narrowed({"async_tp": False, "schedule": "1f1b"}, {}).of_stack(stack, sw.load_model("llama-3-8b"), JOB)
+    found = (
+        Choices()
+        .narrowed({"async_tp": False, "schedule": "1f1b"}, {})
+        .of_stack(stack, sw.load_model("llama-3-8b"), JOB)
+    )
     assert (found.async_tp, found.schedule) == ((0,), ("1f1b",))
     assert found.stack == stack
 

@@ -174,9 +174,8 @@ def test_the_command_line_knows_it(policy: str, capsys: pytest.CaptureFixture[st
 def test_without_the_entry_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8 recompute=attention"]) == 2
     assert (
-        "recompute is 'attention'; one of none, selective, full, alternate, core_attn, layernorm, moe_act, mla_up_proj, mlp, moe, "
-        "shared_experts is required"
-        in capsys.readouterr().err
+        "recompute is 'attention'; one of none, selective, full, alternate, core_attn, layernorm, moe_act, mla_up_proj, "
+        "mlp, moe, shared_experts is required" in capsys.readouterr().err
     )
 
 

@@ -1,7 +1,7 @@
 """The noise scale from norms of gradients.
 
-Letters: g the true gradient, Sigma the covariance of one example's gradient, G(B) the mean gradient of B examples (or tokens),
-b < B two batches.
+Letters: g the true gradient; Sigma the covariance of one example's gradient; G the mean gradient of a batch of examples, or of
+tokens; b the smaller batch (small_batch); B the larger one (large_batch).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Batches that follow the noise scale during a run, and what they save against a constant batch.
 
-Letters: s the progress of a run, in steps of batches without noise, B_noise(s) the noise scale there in tokens, lambda in tokens
-how many more tokens a step less is worth.
+Letters: s the progress of a run, in steps of batches without noise; B tokens of a batch; B_noise the noise scale there, in tokens
+(noise_tokens, noise_scale); lambda tokens that a step less is worth (exchange_tokens).
 """
 
 from __future__ import annotations

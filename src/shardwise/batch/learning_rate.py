@@ -1,7 +1,8 @@
 """The learning rate of another batch.
 
-Letters: eta the learning rate, B the batch that it is for, in any unit, B_0 and eta_0 those that are known, B_noise the noise
-scale in the unit of B.
+Letters: eta the learning rate; B the batch that it is for, in any unit (new_batch); B_0 the batch that is known (batch); eta_0
+its learning rate (learning_rate); eta_max the learning rate of batches without noise (max_learning_rate); B_noise the noise
+scale in the unit of B; r B / B_noise (batch_over_noise).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ def optimal_learning_rate(batch: float, noise_scale: float, max_learning_rate: f
     >>> optimal_learning_rate(1e6, noise_scale=1e6, max_learning_rate=6e-4)
     0.0003
     """
-    return max_learning_rate / (1.0 + noise_scale / batch) ** exponent
+    return float(max_learning_rate / (1.0 + noise_scale / batch) ** exponent)
 
 
 def linear_learning_rate(learning_rate: float, batch: float, new_batch: float) -> float:

@@ -1,6 +1,6 @@
 """The noise scale of a gradient as a value: how large, how sure, and where it comes from.
 
-Letters: L loss in nats per token.
+Letters: L loss in nats per token (loss).
 """
 
 from __future__ import annotations

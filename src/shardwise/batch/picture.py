@@ -30,10 +30,11 @@ def pareto_chart(found: TradeoffFit) -> LineChart:
         for seed in seeds
     ]
     loss = "the loss" if found.target_loss is None else f"a loss of {found.target_loss:g}"
+    front = tuple(_curve(law, low / BEYOND, high * BEYOND))
     return LineChart(
         title=f"Steps and tokens to {loss}, by the size of the batch", subtitle=_said(found),
         x=Axis(title="steps S"), y=Axis(title="tokens E"),
-        lines=(Line(label="(S/S_min - 1)(E/E_min - 1) = 1", points=_curve(law, low / BEYOND, high * BEYOND), reference=True),),
+        lines=(Line(label="(S/S_min - 1)(E/E_min - 1) = 1", points=front, reference=True),),
         clouds=tuple(clouds), points=(Point(label="knee", x=2 * law.min_steps, y=2 * law.min_tokens),),
         markers=(Marker(label="S_min", x=law.min_steps),),
     )  # fmt: skip

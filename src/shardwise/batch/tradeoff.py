@@ -1,7 +1,7 @@
 """Steps and tokens to a loss, by the size of the batch.
 
-Letters: B tokens of a batch, B_noise the noise scale of the gradient in tokens, S(B) steps and E(B) tokens to a fixed loss, S_min
-and E_min the fewest of each, r = B / B_noise.
+Letters: B tokens of a batch (batch_tokens); B_noise the noise scale of the gradient in tokens (noise_tokens); S steps to a loss
+(steps); E tokens to it; S_min the fewest steps (min_steps); E_min the fewest tokens; r B / B_noise (batch_over_noise).
 """
 
 from __future__ import annotations

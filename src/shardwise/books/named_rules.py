@@ -24,6 +24,10 @@ Number = float | int | bool
 LETTERS = re.compile(r"^Letters[^:]*: (.+?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
 LABEL = re.compile(r"(?<!\S)(Formula|Unit|Assumes|Differs|Source): ")
 WORKS = {"the book": BOOK, "the note": NOTE, "the playbook": PLAYBOOK}  # as sources of docstrings name them
+PROSE = re.compile(
+    r"1F1B|\d+e\d+|\b(?!(?:alpha|eta|lambda|Sigma)(?:\b|_))[A-Za-z]*[a-z]{2}\w*|\b(?:FLOP|MFU|HFU|TP|DP|FSDP)s?\b|`[^`]*`"
+)  # words of a formula
+SYMBOL = re.compile(r"alpha|lambda|Sigma|eta(?:_\w+)?|[A-Za-z](?:_\w+|[xy](?![a-z]))?")
 PURE = re.compile(r"share|fraction|ratio|_over_")  # names of numbers without a unit
 
 
@@ -172,7 +176,8 @@ def _named(name: str, function: Any) -> NamedRule | None:
     said = {label: _line(one).rstrip(".") for label, one in zip(labelled[::2], labelled[1::2], strict=True)}
     summary, _, remarks = text.partition("\n\n")
     return NamedRule(
-        name=name, function=function, topic=_topic(function), letters=_letters(function), summary=_line(summary),
+        name=name, function=function, topic=_topic(function), summary=_line(summary),
+        letters=_letters(function, said["Formula"], hints),
         remarks=_line(remarks), unit=said.get("Unit", ""), formula=said["Formula"], assumes=said.get("Assumes", ""),
         differs=said.get("Differs", ""), source=_spelt(said["Source"]),
         parameters=tuple(
@@ -187,10 +192,25 @@ def _topic(function: Any) -> str:
     return _line((inspect.getdoc(sys.modules[function.__module__]) or "").partition("\n\n")[0]).rstrip(".")
 
 
-def _letters(function: Any) -> str:
-    """What the letters of formulas mean: in the rule's file, or where that does not say it in all of them."""
+def _letters(function: Any, formula: str, parameters: Collection[str]) -> str:
+    """What the letters of a formula mean, and which parameters they are: as the rule's file says, or else that of all of them."""
     told = (inspect.getdoc(sys.modules[function.__module__]) or "", inspect.getdoc(rules) or "")
-    return next(_line(found[1]).rstrip(".") for found in map(LETTERS.search, told) if found)
+    meanings: dict[str, str] = {}
+    for found in filter(None, map(LETTERS.search, told)):
+        for item in _line(found[1]).rstrip(".").split("; "):
+            letter, _, meaning = item.partition(" ")
+            meanings.setdefault(letter, _named_here(meaning, parameters))
+    used = set(SYMBOL.findall(PROSE.sub(" ", formula)))
+    return "; ".join(f"{letter} {meaning}" for letter, meaning in meanings.items() if letter in used)
+
+
+def _named_here(meaning: str, parameters: Collection[str]) -> str:
+    """A letter's meaning with those of its parameters that a rule takes."""
+    if not meaning.endswith(")"):
+        return meaning
+    text, _, names = meaning.removesuffix(")").rpartition(" (")
+    own = [name for name in names.split(", ") if name in parameters]
+    return f"{text} ({', '.join(own)})" if own else text
 
 
 def _line(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from typing import TYPE_CHECKING
 
 from shardwise.changes import parse_changes, replaced
@@ -47,7 +48,7 @@ def configure(parser: Parser) -> None:
     """Declare the arguments."""
     kernel, chip, output = parser.groups("kernel", "chip", "output")
     kernel.add_argument("kernel", metavar="KERNEL", completes="models", help="a kernel, or a model of the catalogue")
-    kernel.add_argument("sizes", metavar="SIZES", help=f"its sizes by letter, such as {EXAMPLE}")
+    kernel.add_argument("sizes", metavar="SIZES", nargs="+", help=f"its sizes by letter, such as {EXAMPLE}")
     chip.add_argument(
         "chip",
         metavar="CHIP",
@@ -117,7 +118,7 @@ def _kernels(arguments: argparse.Namespace, chip: Chip) -> list[KernelRoofline]:
     """The kernel and those beside it; an option reaches the kernels that have it, or the only one."""
     from shardwise.books.roofline import kernel_form, kernel_roofline
 
-    texts = [f"{arguments.kernel} {arguments.sizes}", *arguments.others]
+    texts = [f"{arguments.kernel} {','.join(arguments.sizes)}", *arguments.others]
     found = []
     for text in texts:
         name, _, sizes = text.strip().partition(" ")
@@ -163,7 +164,7 @@ def _model_and_sizes(arguments: argparse.Namespace) -> tuple[Architecture, dict[
         hint = did_you_mean(arguments.kernel, FORMS)
         kernels = f"KERNEL: found {arguments.kernel!r}{hint}; one of {', '.join(FORMS)}, or a model is required"
         raise InputError(kernels, *error.problems) from None
-    sizes = parse_sizes(arguments.sizes)
+    sizes = parse_sizes(",".join(arguments.sizes))
     problems = block_problems(sizes)
     given = {
         "--dtype": arguments.dtype != "bf16", "--weights": arguments.weights, "--from": arguments.origin != "hbm",
@@ -185,7 +186,7 @@ def parse_sizes(text: str) -> dict[str, int]:
 
     problems: list[str] = []
     sizes: dict[str, int] = {}
-    for word in text.split(","):
+    for word in filter(None, re.split(r",\s*|\s+", text.strip())):
         letter, equals, value = (part.strip() for part in word.partition("="))
         if not equals or not letter or letter in sizes:
             problems.append(f"SIZES: found {word!r}; LETTER=NUMBER, each letter once, is required, such as {EXAMPLE}")

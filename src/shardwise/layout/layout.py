@@ -127,7 +127,7 @@ class Layout:
                 else ""
             )
             for name, allowed in choices.items()
-            if (value := getattr(self, name)) not in allowed  # type: ignore[operator]
+            if (value := getattr(self, name)) not in allowed
         ]
         if not problems and self.etp not in (None, 1, self.tp):
             problems.append(f"layout: etp is {self.etp!r}; 1 for whole experts, or tp = {self.tp}, is required")

@@ -26,7 +26,7 @@ OUTSIDE_UP = ("q_latent", "kv_latent", "k_rotary_flat", "attended", "lse", "atte
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """`discards` says of a tensor of a block whether it is made again; `of` whether a model has anything that is."""
+    """`discards`: whether a tensor of a block is recomputed; `of`: whether a model has anything that is."""
 
     summary: str
     discards: Callable[[Program, Tensor], bool]

@@ -40,8 +40,24 @@ def test_every_rule_says_what_it_gives_how_and_after_whom(rule: NamedRule) -> No
     assert rule.formula
     assert YEAR.search(rule.source), "a work with its year"
     assert not re.search(r"the (book|note|playbook)\b", rule.source), "spelt out"
-    assert rule.letters
     assert rule.topic
+
+
+@pytest.mark.parametrize("rule", named_rules().values(), ids=named_rules())
+def test_every_capital_of_a_formula_is_explained_and_nothing_else(rule: NamedRule) -> None:
+    """Those that the formula explains itself are not among them."""
+    words = re.sub(r"1F1B|`[^`]*`|\b(?:[A-Z]+s|MFU|FSDP|DP|TP|FLOP)\b|\w*[a-z]{2}\w*", " ", rule.formula)
+    used = set(re.findall(r"[A-Z][xy]?", words)) - {"I"}
+    told = {item.partition(" ")[0] for item in rule.letters.split("; ")}
+    assert used <= told
+    assert {one for one in told if re.fullmatch("[A-Z]", one)} <= used | {"E", "S"}
+
+
+def test_letters_name_the_parameters_that_the_rule_takes() -> None:
+    """Of model width, hidden width and axes those of this rule."""
+    assert named_rules()["tp_is_compute_bound"].letters == (
+        "F hidden width (d_ff); M axes of the torus (num_axes); alpha C / W (alpha)"
+    )
 
 
 def small(one: Parameter) -> str:
@@ -52,7 +68,7 @@ def small(one: Parameter) -> str:
 
 @pytest.mark.parametrize("rule", named_rules().values(), ids=named_rules())
 def test_every_rule_has_a_value_and_every_number_its_unit(rule: NamedRule) -> None:
-    few = {"zero_stage": "1", "pp": "3"}
+    few = {"zero_stage": "1", "pp": "3", "small_batch": "2e9", "other_steps": "2e9", "other_tokens": "4e9"}
     given = {one.name: few.get(one.name) or small(one) for one in rule.parameters if one.required}
     found = evaluated(rule, given)
     assert set(found.given) == {one.name for one in rule.parameters}

@@ -26,7 +26,10 @@ def saved_bytes(model: Architecture, policy: str, unit: str = "block") -> float:
     values = Values({**model.dims, "T": 1, "B": 1})
     tensors = [block.tensors[name] for name in split_saved(block, given.program.inputs, policy).saved]
     own = [one for one in tensors if one.role is not Role.CONSTANT]
-    each = ((product(one.dims) * density(one.role)).evaluate(values) * (4 if one.role is Role.STATISTIC else 2) for one in own)
+    each = (
+        (product(one.dims) * density(one.role)).evaluate(values) * (4 if one.role is Role.STATISTIC else 2)
+        for one in own
+    )
     return float(sum(each))
 
 

@@ -1,7 +1,9 @@
 """FLOPs and bytes of single kernels, and the size from which compute binds them.
 
-Letters: [B, D] · [D, F] of a product; B sequences of T queries and S keys with N query heads of width H on K key-value
-heads; E experts of which a token takes k.
+Letters of sizes: B rows of activations, or sequences (batch); D width in (d_in, d_model); F width out (d_out, d_ff); T queries
+of a sequence (queries); S keys of a sequence (keys); N query heads (num_heads, length); H width of a head (head_dim); K
+key-value heads (num_kv_heads); G query heads of a key-value head (queries_per_kv_head); E experts (num_experts); k experts of a
+token (experts_per_token); A arrays (num_arrays); I critical intensity (intensity).
 """
 
 from __future__ import annotations

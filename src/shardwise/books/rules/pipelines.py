@@ -1,4 +1,9 @@
-"""Pipelines: how long their stages wait, what these send, and which layers they have."""
+"""Pipelines: how long their stages wait, what these send, and which layers they have.
+
+Letters: p pipeline stages (pp); m micro-batches (num_micro_batches); v virtual stages of a stage (num_virtual_stages); f
+seconds of a micro-batch's forward pass (forward_s); b seconds of its backward pass (backward_s); T tokens of a micro-batch
+(tokens); D model width (d_model).
+"""
 
 from __future__ import annotations
 
@@ -40,13 +45,13 @@ def pipeline_times(
 
 
 def pipeline_bubble_s(
-    schedule: str, pp: int, forward_s: float, backward_s: float, weight_s: float, overlapped_s: float
+    schedule: str, pp: int, forward_s: float, backward_s: float, weight_s: float = 0.0, overlapped_s: float = 0.0
 ) -> float:  # fmt: skip
     """Seconds that a stage waits in a step of many micro-batches under a schedule (by any of its names); see `Schedule`.
 
-    backward_s: the whole backward pass of a micro-batch, weight_s the part of it for the weights' gradients. overlapped_s: a
-    forward and a backward pass run together.
-    Formula: that of the schedule; (p - 1)(F + B) of 1F1B. Source: the playbook, "Zero bubble and DualPipe"; DualPipe's README.
+    backward_s: the whole backward pass of a micro-batch; weight_s, where it is split: its part for the weights' gradients;
+    overlapped_s, of DualPipe: a forward and a backward pass run together.
+    Formula: that of the schedule; (p - 1)·(f + b) of 1F1B. Source: the playbook, "Zero bubble and DualPipe"; DualPipe's README.
     """
     passes = Passes(forward_s, backward_s, weight_s, overlapped_s)
     form = schedule_of(chosen(pipelines_by_any_name(), schedule, "schedule"))
