@@ -53,7 +53,7 @@ def test_the_payload(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["bytes_per_token"] == found["sequence_bytes"] == 2**19
     assert found["cluster"] is None
     found = json.loads(run(capsys, *arguments, "--on", "h100:1", "--set", "chip.memory_bytes=10GB")[1])
-    assert found["cluster"]["memory_bytes"] == 10e9
+    assert (found["cluster"]["name"], found["cluster"]["memory_bytes"]) == ("h100:1", 10e9)
 
 
 def test_the_books_leave_no_memory_to_the_runtime(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,7 +126,7 @@ class _Devices:
                     if key not in following or found < following[key]:
                         following[key] = found
             best = self._reaching(following, self.num_devices - device - 1)
-        return min((one for (held, _), one in best.items() if held == num_layers), default=None)
+        return min(best.values(), default=None)
 
     def _choices(self, device: int, most: int, dense: int) -> Iterator[tuple[int, int, float]]:
         """The numbers of layers that a device can have, how many of them are leading dense ones, and its time: `most` at most,
@@ -139,7 +139,8 @@ class _Devices:
             yield count, own_dense, seconds
 
     def _reaching(self, found: dict[tuple[int, int], Division], num_left: int) -> dict[tuple[int, int], Division]:
-        """The numbers from which so many devices can hold all remaining layers: none takes more than `_most`."""
+        """The numbers from which so many devices can hold all remaining layers: none takes more than `_most`. Without devices that
+        is all layers."""
         least = self.pricing.architecture.num_layers - num_left * self._most
         return {key: one for key, one in found.items() if key[0] >= least}
 
