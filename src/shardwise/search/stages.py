@@ -139,8 +139,8 @@ class _Devices:
             yield count, own_dense, seconds
 
     def _reaching(self, found: dict[tuple[int, int], Division], num_left: int) -> dict[tuple[int, int], Division]:
-        """The numbers from which so many devices can hold all remaining layers: none takes more than `_most`. Without devices that
-        is all layers."""
+        """The numbers from which so many devices can hold all remaining layers: none takes more than `_most`. Behind the last
+        device these are all layers."""
         least = self.pricing.architecture.num_layers - num_left * self._most
         return {key: one for key, one in found.items() if key[0] >= least}
 
