@@ -38,6 +38,10 @@ OF_SOME = (
     "prediction_loss",
     "loss_scale",
     "num_skipped",
+    "small_norm_squared",
+    "big_norm_squared",
+    "small_tokens",
+    "big_tokens",
 )  # likewise
 
 

@@ -25,6 +25,9 @@ class StepRecord:
     `prediction_loss` is of one with multi-token prediction: the mean over its modules, without its weight. No other loss has part
     in `loss`. A run in fp16 has the `loss_scale` of the step that follows, and how many steps were left out so far
     (`num_skipped`), for their gradients were not finite.
+
+    A step that measured the noise scale has what it follows from: the mean squared norm of the gradients of parts of the batch,
+    of `small_tokens` each, and that of the whole batch of `big_tokens`, both of the loss per token and before they are clipped.
     Raises `InputError` for another term and for a time that no step takes.
     """
 
@@ -42,6 +45,10 @@ class StepRecord:
     prediction_loss: float | None = None
     loss_scale: float | None = None
     num_skipped: int | None = None
+    small_norm_squared: float | None = None
+    big_norm_squared: float | None = None
+    small_tokens: float | None = None
+    big_tokens: float | None = None
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.seconds if name not in MEASURED_TERMS]
