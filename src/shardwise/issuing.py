@@ -29,6 +29,7 @@ class IssuePolicy:
     `reduction`: when gradients that rest whole (ZeRO-0 and -1) are reduced: `after` the backward pass, `per_parameter` as each is
     ready, or `bucketed`, as soon as `bucket_bytes` of them are. A bucket ends with its unit, however few bytes it holds.
     `reduce_each_micro_batch`: in every micro-batch, not in a step's last only. `statistics`: how often the routers' are summed.
+    `noise_scale`: the norm of each micro-batch's gradient is taken, from which the gradient noise scale follows.
     Raises `InputError` for a choice that does not exist and for buckets without room.
 
     >>> IssuePolicy(reduction="per_parameter").most_bytes
@@ -39,6 +40,7 @@ class IssuePolicy:
     bucket_bytes: float = BUCKET_BYTES
     reduce_each_micro_batch: bool = False
     statistics: Statistics = "never"
+    noise_scale: bool = False
 
     def __post_init__(self) -> None:
         chosen(dict.fromkeys(REDUCTIONS), self.reduction, "reduction")

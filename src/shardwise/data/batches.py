@@ -126,7 +126,15 @@ class Batches:
 
     def num_targets(self, step: int) -> int:
         """Targets of the global batch that count in the loss: every replica knows them without asking the others."""
-        numbers = self.sequence_numbers(step)
+        return self._count_targets(self.sequence_numbers(step))
+
+    def targets_of_replicas(self, step: int, num_replicas: int, micro_batch_seqs: int) -> Iterator[list[int]]:
+        """Of each global micro-batch of a step the targets of each replica's part, likewise."""
+        numbers, size = self.sequence_numbers(step), num_replicas * micro_batch_seqs
+        for start in range(0, len(numbers), size):
+            yield [self._count_targets(part) for part in np.array_split(numbers[start : start + size], num_replicas)]
+
+    def _count_targets(self, numbers: Int64s) -> int:
         sources = self._sources_of(numbers)
         return sum(
             source.num_targets(numbers[sources == number] - self._sequence_starts[number])

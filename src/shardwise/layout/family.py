@@ -55,6 +55,12 @@ class Family:
         return BATCH + EXPERT if self.experts else BATCH
 
     @property
+    def replica_axes(self) -> Axes:
+        """Axes that split sequences and no weight where it is used: every gradient is a sum over them of what replicas have. Of
+        experts, which take the rows of a whole `ep` group, no rank has the gradient of its own sequences alone."""
+        return tuple(axis for axis in self.batch_axes if axis not in self.expert_axes)
+
+    @property
     def zero_axes(self) -> Axes:
         """Axes that ZeRO shards over."""
         return ("fsdp", *EXPERT, "cp") if self.experts else ZERO

@@ -1,4 +1,4 @@
-"""Collectives of a step that carry no tensor of the model: the norm of all gradients, and what routers did."""
+"""Collectives of a step that carry no tensor of the model: norms of gradients, and what routers did."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from shardwise.derive.derivation import derived_unit
-from shardwise.derive.shardings import optimizer_rest
+from shardwise.derive.shardings import optimizer_rest, weight_use
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import BATCH, EXPERT, TP, Family
 from shardwise.lowering.traffic import PIPELINE, Traffic
@@ -19,7 +19,7 @@ from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import constant, product
 
-NORM, ROUTING, AUXILIARY = "norm", "routing", "auxiliary loss"
+NORM, NOISE, ROUTING, AUXILIARY = "norm", "noise scale", "routing", "auxiliary loss"
 NUM_ROUTERS = "num_routers"  # the symbol for how many blocks have a router
 CONTROL_UNIT = "head"  # with whose traffic it is priced: every model has one
 ORDER: Axes = ("pp", *BATCH, *EXPERT, "cp", *TP)
@@ -27,8 +27,8 @@ ORDER: Axes = ("pp", *BATCH, *EXPERT, "cp", *TP)
 
 @lru_cache(maxsize=1024)
 def control_traffic(structure: Structure, family: Family, policy: IssuePolicy) -> tuple[Traffic, ...]:
-    """The norm's AllReduce and, as often as the policy says, that of the routers' statistics of all layers at once; where these
-    make a loss, its sum over the stages."""
+    """The norm's AllReduce, that of the noise scale where it is measured, and, as often as the policy says, that of the routers'
+    statistics of all layers at once; where these make a loss, its sum over the stages."""
     family = replace(family, experts=structure.experts)
     found = [
         Traffic(
@@ -36,6 +36,13 @@ def control_traffic(structure: Structure, family: Family, policy: IssuePolicy) -
             reason="each rank has squared its own part of the gradients",
         )
     ]  # fmt: skip
+    if policy.noise_scale:
+        found.append(
+            Traffic(
+                CONTROL_UNIT, "update", Kind.ALL_REDUCE, noise_axes(structure, family), Role.STATISTIC, constant(1.0),
+                (NOISE,), reason="each rank has squared its own part of each micro-batch's gradient",
+            )
+        )  # fmt: skip
     if structure.experts and policy.statistics == "micro_batch":
         found.append(
             Traffic(
@@ -68,6 +75,16 @@ def norm_axes(structure: Structure, family: Family) -> Axes:
     One AllReduce over all of them: what a rank shares with others of that group it counts in part.
     """
     split = {"pp", *(axis for spec_axes in _state_axes(structure, family) for axis in spec_axes)}
+    return tuple(axis for axis in ORDER if axis in split)
+
+
+def noise_axes(structure: Structure, family: Family) -> Axes:
+    """The axes that split micro-batches among replicas, or a trained weight where it is used, and the stages: over them the
+    squares of every micro-batch's gradient are added up."""
+    split = {"pp", *family.replica_axes}
+    for name in structure_units(structure):
+        unit = derived_unit(structure, family, name)
+        split.update(*(weight_use(unit.family, dims).sharded_axes for dims in unit.trained.values()))
     return tuple(axis for axis in ORDER if axis in split)
 
 

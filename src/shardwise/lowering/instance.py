@@ -17,7 +17,7 @@ from shardwise.layout.legality import degrees_of
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
 from shardwise.layout.stages import stages_on_ranks
 from shardwise.lowering import stages as pipeline
-from shardwise.lowering.control import NUM_ROUTERS, norm_axes, routing_axes
+from shardwise.lowering.control import NUM_ROUTERS, noise_axes, norm_axes, routing_axes
 from shardwise.lowering.groups import Group, groups_of
 from shardwise.lowering.instruction import Instruction, Start
 from shardwise.lowering.parameters import (
@@ -150,6 +150,11 @@ class Instance:
         return self.several(norm_axes(self.architecture.structure, self.family))
 
     @cached_property
+    def noise_axes(self) -> Axes:
+        """Those over which the squares of every micro-batch's gradient are summed."""
+        return self.several(noise_axes(self.architecture.structure, self.family))
+
+    @cached_property
     def routing_axes(self) -> Axes:
         """Those that split tokens where their experts are chosen, over which the routers' statistics are summed."""
         experts = self.architecture.num_experts > 0
@@ -165,6 +170,8 @@ class Instance:
         used |= {self.several(one.axes) for path, unit in every for one in self.moving(path, unit)}
         traffic = (one for kind in {unit for _, unit in every} for one in self.traffic(kind))
         used |= {self.several(one.axes) for one in traffic if one.role is Role.DIRECTION}
+        if self.policy.noise_scale:
+            used |= {self.noise_axes, *(self.several(sync.within(self.family.replica_axes)) for sync in syncs)}
         used |= {OPPOSITE} if any(self.at(rank).shared for rank in range(self.layout.pp)) else set()
         return frozenset(used - {()})
 

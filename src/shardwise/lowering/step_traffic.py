@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shardwise.dtypes import bytes_per_element
 from shardwise.lowering.control import NUM_ROUTERS, control_traffic
 from shardwise.lowering.flat import FlatArrays
+from shardwise.lowering.noise import between_ends
 from shardwise.lowering.parameters import EMBEDDING, TIED, PlacedUnit, unit_paths
 from shardwise.lowering.traffic import OPPOSITE, PIPELINE, Traffic
 from shardwise.model.decoder import BORROWED, PREDICTS
@@ -34,7 +35,8 @@ def issued_step(instance: Instance, num_micro_batches: int) -> Counter[Issued]:
     passes = Counter((action.kind, action.stage) for step in steps for action in step.slot)
     activations = ((one, times) for of_pass, times in passes.items() for one in issued_pass(instance, *of_pass))
     messages = ((one, 1) for step in steps for ends in _messages(instance, step) for one in ends)
-    for one, times in (*_weights(instance, passes), *_control(instance, passes), *activations, *messages):
+    ends = between_ends(instance, num_micro_batches)
+    for one, times in (*_weights(instance, passes), *ends, *_control(instance, passes), *activations, *messages):
         if one.axes:
             found[one] += times
     return found

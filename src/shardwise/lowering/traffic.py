@@ -99,7 +99,7 @@ def axis_group(axes: Axes) -> str:
 
 def unit_traffic(unit: Unit, policy: IssuePolicy, single: Set[str] = frozenset()) -> tuple[Traffic, ...]:
     """All collectives of one unit; slices are none. `single`: axes that are known to have one device (see `weight_groups`)."""
-    weights = (traffic for group in weight_groups(unit, single) for traffic in _of_group(unit.name, group, policy))
+    weights = (traffic for group in weight_groups(unit, single) for traffic in _of_group(unit, group, policy))
     return (*_counted(_joined(_of_activations(unit))), *weights)
 
 
@@ -163,14 +163,20 @@ def _counted(collectives: Iterable[Traffic]) -> Iterator[Traffic]:
         yield one
 
 
-def _of_group(unit: str, group: WeightGroup, policy: IssuePolicy) -> Iterator[Traffic]:
+def _of_group(unit: Unit, group: WeightGroup, policy: IssuePolicy) -> Iterator[Traffic]:
     """The collectives on a group's flat arrays. What was scattered is reduced, over the axes that replicate it, in parts."""
+    within = group.sync.within(unit.family.replica_axes)
+    if policy.noise_scale and group.trained and within:
+        yield Traffic(
+            unit.name, "backward", Kind.ALL_REDUCE, within, Role.WEIGHT_GRADIENT, group.arrays, group.weights,
+            reason="the norm of a micro-batch's gradient is of the whole sum over its sequences",
+        )  # fmt: skip
     for move in group.moves:
         role = Role.WEIGHT if move.kind is Kind.ALL_GATHER else Role.WEIGHT_GRADIENT
         role = Role.DIRECTION if move.of_direction else role
         in_parts = move.kind is Kind.ALL_REDUCE and bool(group.sync.scatter or group.sync.step_scatter)
         yield Traffic(
-            unit, _phase(move, group, policy), move.kind, move.axes, role, replace(group.arrays, in_parts=in_parts),
+            unit.name, _phase(move, group, policy), move.kind, move.axes, role, replace(group.arrays, in_parts=in_parts),
             group.weights, reason=_reason(move), derived=group.derived_as(move),
         )  # fmt: skip
 

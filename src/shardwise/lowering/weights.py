@@ -53,6 +53,15 @@ class Sync(NamedTuple):
         """The axes over which the optimizer's state, or a frozen weight, is split."""
         return self.scatter or self.step_scatter or self.gather
 
+    @property
+    def summed(self) -> Axes:
+        """The axes over which its gradient is a partial sum when a backward pass has made it."""
+        return (self.scatter or self.step_scatter) + self.reduce
+
+    def within(self, replicas: Axes) -> Axes:
+        """Of these the axes along which ranks have parts of the same sequences' gradient."""
+        return tuple(axis for axis in self.summed if axis not in replicas)
+
 
 # What a collective on a weight or its gradient is for: by whether it runs once per step, its kind, and whether it moves what the
 # optimizer makes of a gradient.

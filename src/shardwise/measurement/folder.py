@@ -6,6 +6,7 @@ recipe.json      the recipe
 log.jsonl        a line for each step
 measured.json    what one step held and issued, and the machine before and after the run
 summary.json     what came out, when the run has ended
+noise.json       the gradient noise scale, of a run that has ended and measured it
 checkpoints/     and tensorboard/, where asked for
 trace/           timelines of steps, a file for each rank (`measurement.trace`), where asked for
 lock             held by the system for the ranks of the run as long as one of them lives (`train.lock`)
@@ -60,6 +61,10 @@ class RunFolder:
     @property
     def summary(self) -> Path:
         return self.path / "summary.json"
+
+    @property
+    def noise(self) -> Path:
+        return self.path / "noise.json"
 
     @property
     def measured(self) -> Path:
@@ -124,7 +129,7 @@ class RunFolder:
             for old in (self.checkpoints, self.tensorboard, self.trace):
                 shutil.rmtree(old, ignore_errors=True)
             self.path.mkdir(parents=True, exist_ok=True)
-            for file in (self.log, self.summary, self.measured):
+            for file in (self.log, self.summary, self.measured, self.noise):
                 file.unlink(missing_ok=True)
             self.write(of)
         except OSError as error:

@@ -56,7 +56,7 @@ def reconcile(plan: Plan, run: MeasuredRun) -> Reconciliation:
     return Reconciliation(
         machine=run.seen.machine, changes=changes, time=time, attribution=attributed,
         memory=step_memory(plan.estimate.memory, run.seen),
-        collectives=collectives(plan, run.recipe, run.watched.num_tokens, run.seen.collectives),
+        collectives=collectives(plan, run.recipe.of_step(run.watched.step - 1), run.watched.num_tokens, run.seen.collectives),
         remarks=tuple(_remarks(plan, run.seen, changes)), advice=tuple(_advice(plan, time, run.seen, noisy=bool(noise(changes)))),
     )  # fmt: skip
 

@@ -111,7 +111,7 @@ def rehearsal(plan: Plan, recipe: Recipe, seen: Rehearsed) -> Rehearsal:
         ranks=layout.num_devices, seen=seen, memory=step_memory(planned, measured),
         planned_micro_batches=int(num_micro_batches(plan.job, degrees_of(layout))),
         collectives=collectives(
-            plan, recipe, num_seqs * plan.job.seq_len, seen.inspection.collectives, even=True, pp_rank=pp_rank
+            plan, recipe.of_step(0), num_seqs * plan.job.seq_len, seen.inspection.collectives, even=True, pp_rank=pp_rank
         ),
     )  # fmt: skip
 

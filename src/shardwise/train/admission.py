@@ -83,6 +83,17 @@ def require_schedule(layout: Layout, batches: Iterable[int]) -> None:
             )
 
 
+def require_parts(layout: Layout, recipe: Recipe, batches: Iterable[int]) -> None:
+    """Raise `InputError` where the noise scale is to be measured and some global batch, in sequences, is a single part."""
+    together = layout.ep if layout.ep > 1 else 1
+    for num_seqs in batches if recipe.noise_scale_every else ():
+        if num_seqs <= together * layout.micro_batch_seqs:
+            raise InputError(
+                f"--noise-scale-every: found a batch of {num_seqs} sequences in one part; two, a micro-batch or replica each, "
+                "are required: plan with a smaller micro_batch_seqs, or a larger batch"
+            )
+
+
 def require_world(plan: Plan, world_size: int) -> None:
     """Raise `InputError` for another number of processes than the plan has devices."""
     if world_size != plan.layout.num_devices:
@@ -133,6 +144,9 @@ def admit(plan: Plan, settings: Settings) -> Data:
         lambda: require_runnable(plan.model, plan.layout, precision, plan.job.optimizer),
         lambda: require_compilable(plan.layout, settings.recipe),
         lambda: require_schedule(plan.layout, [num_seqs for _, num_seqs in settings.recipe.batch_ramp]),
+        lambda: require_parts(
+            plan.layout, settings.recipe, [plan.job.num_seqs, *(num_seqs for _, num_seqs in settings.recipe.batch_ramp)]
+        ),
         lambda: None if settings.resume else recipe_payload(settings.recipe, plan.job.optimizer),
         lambda: open_data(plan, settings),
     )

@@ -25,6 +25,7 @@ from shardwise.train.loss_scaling import LossScaler
 from shardwise.train.memory import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
 from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.parallel.flat import FlatGroup, Interval
+from shardwise.train.parallel.noise import SmallNorms
 from shardwise.train.parallel.reducer import GradientReducer
 from shardwise.train.parallel.update import Updater
 from shardwise.train.parallel.weights import WeightGatherer
@@ -45,7 +46,8 @@ class StepResult:
     """The loss of the global batch, and the norm of its gradients before they are clipped; scalars on the device.
 
     `further`: the losses of multi-token prediction by module, with their weight. `skipped`: the gradients of the scaled loss were
-    not finite. `is_update`: the weights were updated.
+    not finite. `is_update`: the weights were updated. `small_squares`: where the noise scale is measured, the sum of the squared
+    norms of the gradients of each replica's micro-batches, whose sum is the gradient.
     """
 
     loss: Tensor
@@ -53,6 +55,7 @@ class StepResult:
     further: tuple[Tensor, ...] = ()
     skipped: bool = False
     is_update: bool = True
+    small_squares: Tensor | None = None
 
 
 class Engine:
@@ -71,8 +74,9 @@ class Engine:
             if axes == PIPELINE:
                 world.group(axes, onward=False)
         trained = [group for group in self.groups if group.group.trained]
+        self.norms = SmallNorms(instance, self.exchange)
         self.reducer = GradientReducer(
-            trained, self._gradient_names(), self.exchange, reduction=recipe.reduction,
+            trained, self._gradient_names(), self.exchange, self.norms, reduction=recipe.reduction,
             each_pass=recipe.reduce_each_micro_batch,
         )  # fmt: skip
         self.gatherer = self._gatherer()
@@ -148,13 +152,14 @@ class Engine:
     ) -> StepResult:
         """One optimizer step, the `step`th from 0, of this process's micro-batches of a batch with so many targets in all."""
         self.balancer.begin_step()
+        self.norms.begin_step(measures=self.recipe.measures_noise_at(step))
         loss_scale = self.scaler.scale if self.scaler else 1.0
         passes = StepPasses(self._parts(), micro_batches, num_targets, num_micro_batches, loss_scale=loss_scale)
         losses = passes.run() or self._none()
         self.reducer.end_step()
         self.balancer.end_step(self._none()[0])
         self.gradients_ended()
-        norm = self.updater.norm() / loss_scale
+        norm, squares = self.updater.norm() / loss_scale, self.norms.end_step()
         skipped = self._is_skipped(norm)
         is_update = self._is_judged_well(losses, torch.zeros_like(norm) if skipped else norm) and not skipped
         with self.clock("optimizer"):
@@ -164,7 +169,8 @@ class Engine:
             one.wait()
         num_summed = 0 if self.judged is None else 1
         loss, *further = losses[:num_summed] + [self.summed(one) for one in losses[num_summed:]]
-        return StepResult(loss, norm, tuple(further), skipped, is_update)
+        small_squares = None if squares is None else squares / loss_scale**2
+        return StepResult(loss, norm, tuple(further), skipped, is_update, small_squares)
 
     def _is_judged_well(self, losses: list[Tensor], norm: Tensor) -> bool:
         """Whether the weights may be updated, by whoever judges; the first loss is summed for that."""

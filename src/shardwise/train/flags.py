@@ -56,6 +56,7 @@ GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "action": "append", "default": [], "metavar": "NAME=ACTION",
             "help": "what non-finite (default: stop), loss-spike, norm-spike do: stop, skip, rewind or ignore; may be repeated",
         },
+        "--noise-scale-every": {"metavar": "N", "help": "steps between measurements of the gradient noise scale (default: none)"},
         "--validate-every": {"metavar": "N", "help": "steps between losses of the held-out text (default: at the end only)"},
     },
     "training": {
@@ -202,6 +203,7 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
         ),
         "reduction": (arguments.reduce, str),
         "initial": (getattr(arguments, "from"), lambda text: str(Path(text).resolve())),
+        "noise_scale_every": (arguments.noise_scale_every, lambda text: whole(text, "--noise-scale-every")),
         "validate_every": (arguments.validate_every, lambda text: whole(text, "--validate-every")),
         "checkpoint_every": (arguments.checkpoint_every, lambda text: whole(text, "--checkpoint-every")),
         "keep_checkpoints": (arguments.keep_last, lambda text: parse_count(text, what="--keep-last")),

@@ -30,6 +30,7 @@ def policy_of(recipe: Recipe, *, routed: bool) -> IssuePolicy:
         reduction=recipe.reduction, bucket_bytes=recipe.bucket_bytes,
         reduce_each_micro_batch=recipe.reduce_each_micro_batch,
         statistics=STATISTICS[recipe.balance] if routed else "never",
+        noise_scale=recipe.noise_scale_every > 0,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from shardwise.train.checkpoint.checkpointer import Restored
 from shardwise.train.device_memory import used
 from shardwise.train.flags import Settings
 from shardwise.train.measure import Measuring
+from shardwise.train.noise import write_noise
 from shardwise.train.parts import Checkpoints, Trainer, World
 from shardwise.train.remedy import Remedies
 from shardwise.train.stop import StopRequest, exit_code
@@ -229,8 +230,10 @@ class Loop:
         if self.world.rank > 0:
             return {}
         out = self.settings.out
+        log = read_log(out.log)
+        write_noise(out, log)
         found = summarised(
-            read_log(out.log), throughput_of(self.plan, str(self.world.device)), log_path=str(out.log),
+            log, throughput_of(self.plan, str(self.world.device)), log_path=str(out.log),
             held_out_loss=self.data.mean(held_out), unigram_entropy_nats=self.data.unigram_entropy_nats,
             planned=planned_checkpoints(self.plan), sources=self._sources(held_out),
         )  # fmt: skip

@@ -141,7 +141,7 @@ class StepPasses:
         parts, place = self.parts, action[1:]
         on_way = self.on_way[place]
         dx = self._taken(Action(BACKWARD, action.stage + 1, action.micro_batch)) if action.kind != WEIGHT else None
-        parts.reducer.begin_pass(parts.instance.giving(action.kind, action.stage))
+        parts.reducer.begin_pass(parts.instance.giving(action.kind, action.stage), action.micro_batch)
         with parts.clock("backward"), parts.around(action):
             if action.kind == WEIGHT:
                 parts.model.weights(on_way)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, assert_never
 
 from shardwise.errors import require
@@ -42,7 +42,8 @@ class Recipe:
     and the rest are dropped (Lepikhin et al. 2020, GShard, 2.2; Fedus et al. 2021, Switch Transformer, equation 3); None: none.
     `prediction_weight` multiplies the loss of multi-token prediction, the mean over its modules.
     `respect_documents`: attention and targets keep to their document. `compile` hands each block to torch.compile. A validation
-    loss is taken every `validate_every` steps and a checkpoint written every `checkpoint_every` (0: at the end only); the newest
+    loss is taken every `validate_every` steps, the gradient noise scale is measured every `noise_scale_every` (0: never) and a
+    checkpoint written every `checkpoint_every` (0: at the end only); the newest
     `keep_checkpoints` are kept, and those whose step is a multiple of `keep_every` (0: no others).
     A rank without a sign of life for `silent_after_s` is named, and no wait for another rank is
     longer than `timeout_s`. `initial` is a folder of Hugging Face, torchtitan or Megatron-LM with whose weights the run begins,
@@ -80,6 +81,7 @@ class Recipe:
     respect_documents: bool = False
     compile: bool = False
     validate_every: int = 0
+    noise_scale_every: int = 0
     checkpoint_every: int = 0
     keep_checkpoints: int = 2
     keep_every: int = 0
@@ -100,7 +102,15 @@ class Recipe:
         for name in ("steps", "bucket_bytes", "keep_checkpoints", "loss_scale_interval"):
             if getattr(self, name) < 1:
                 yield f"{name} is {getattr(self, name)}; at least 1"
-        for name in ("warmup_steps", "decay_steps", "validate_every", "checkpoint_every", "keep_every", "max_rewinds"):
+        for name in (
+            "warmup_steps",
+            "decay_steps",
+            "validate_every",
+            "checkpoint_every",
+            "keep_every",
+            "max_rewinds",
+            "noise_scale_every",
+        ):
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; at least 0"
         choices: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "reduction": REDUCTIONS, "balance": BALANCES}
@@ -132,6 +142,14 @@ class Recipe:
     def policies(self) -> dict[str, Action]:
         """What each policy does, by its name."""
         return {NON_FINITE: self.non_finite, LOSS_SPIKE: self.loss_spike, NORM_SPIKE: self.norm_spike}
+
+    def measures_noise_at(self, step: int) -> bool:
+        """Whether the noise scale is measured in a step, counted from 0."""
+        return self.noise_scale_every > 0 and (step + 1) % self.noise_scale_every == 0
+
+    def of_step(self, step: int) -> Recipe:
+        """The recipe as a step, counted from 0, issues it: one that measures no noise scale issues nothing for it."""
+        return self if self.measures_noise_at(step) else replace(self, noise_scale_every=0)
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of a step, counted from 0; the first one of a warm-up is not 0.

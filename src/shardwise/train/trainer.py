@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -18,12 +19,13 @@ from shardwise.planning.plan import Plan
 from shardwise.train.checkpoint.loading import BUFFER, LEFT_OUT
 from shardwise.train.checkpoint.piece import Json, Piece
 from shardwise.train.conversion.formats import open_stored
-from shardwise.train.engine import Engine
+from shardwise.train.engine import Engine, StepResult
 from shardwise.train.feed import Feed
 from shardwise.train.initial import begin_with
 from shardwise.train.inspect import watched
 from shardwise.train.issued import instance_of
 from shardwise.train.locate import common_trouble, first_non_finite
+from shardwise.train.noise import noise_sample, targets_of_parts
 from shardwise.train.parallel.flat import Interval
 from shardwise.train.policy import NON_FINITE, Judge, Trouble
 from shardwise.train.profile import profiled_step
@@ -86,7 +88,18 @@ class Trainer:
             loss_scale=None if engine.scaler is None else engine.scaler.scale,
             num_skipped=None if engine.scaler is None else engine.scaler.num_skipped,
             prediction_loss=float(sum(further)) / self.recipe.prediction_weight if further else None,
+            **self._noise(step, result, norm),
         )  # fmt: skip
+
+    def _noise(self, step: int, result: StepResult, norm: float) -> dict[str, float]:
+        """What the record has of the noise scale, where the step measured it."""
+        if result.small_squares is None:
+            return {}
+        instance = self.engine.instance
+        num_parts = self.world.mesh.size(instance.several(instance.family.replica_axes))
+        targets = targets_of_parts(self.batches, step, self.layout, num_parts)
+        sample = noise_sample(float(result.small_squares), norm, targets)
+        return {} if sample is None else asdict(sample)
 
     def _is_update(self, own_loss: Tensor, loss: Tensor, norm: Tensor) -> bool:
         """Whether a step whose gradients are reduced may update the weights, the same on all ranks; if not, its origin is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -128,10 +128,11 @@ class FlatGroup:
 
     def alike(self) -> Iterator[tuple[frozenset[str], slice]]:
         """Rows of this process's part whose parameters are split over the same axes where they are used, with these."""
-        rows = [(one.member.parameter.use.sharded_axes, one.start, one.start + one.size) for one in self.intervals()]
-        for axes, run in itertools.groupby(rows, key=lambda row: row[0]):
-            found = list(run)
-            yield axes, slice(found[0][1], found[-1][2])
+        return _runs((one.member, one.start, one.size) for one in self.intervals())
+
+    def used_alike(self) -> Iterator[tuple[frozenset[str], slice]]:
+        """The same rows of a whole array."""
+        return _runs((member, member.start, self._window(member).volume) for member in self.group.members)
 
     def copies(self, axes: Collection[str], among: Axes) -> int:
         """How many processes along `among`, and of the opposite stage, have the same part of gradients whose parameters are split
@@ -161,3 +162,10 @@ class FlatGroup:
         """Hand what was updated to this process's part of the weights."""
         if self.has_master:
             self.shard.copy_(self.state)
+
+
+def _runs(places: Iterable[tuple[Member, int, int]]) -> Iterator[tuple[frozenset[str], slice]]:
+    """Of parameters, each with where it starts and its size, those in a row that the same axes split."""
+    for axes, run in itertools.groupby(places, key=lambda place: place[0].parameter.use.sharded_axes):
+        found = list(run)
+        yield axes, slice(found[0][1], found[-1][1] + found[-1][2])

@@ -27,6 +27,7 @@ class GroupGradients:
         self.uses = Counter[str]()  # how many units of this pass give a gradient of each member
         self.absent = Counter[str]()  # of these gradients
         self.left = 0  # passes of this step that are still to come
+        self.measured = False  # the norm of each pass's gradients is taken
         self.low = self._low()
         self.moving: Tensor | None = None
         self.arriving: Tensor | None = None
@@ -41,9 +42,9 @@ class GroupGradients:
             return None
         return flat.zeros(flat.group.padded_size, formats.gradients)
 
-    def begin_step(self, num_passes: int) -> None:
-        """So many passes will give gradients of the group."""
-        self.fresh, self.begun, self.left = True, set(), num_passes
+    def begin_step(self, num_passes: int, *, measured: bool) -> None:
+        """So many passes will give gradients of the group. `measured`: the norm of those of each is taken."""
+        self.fresh, self.begun, self.left, self.measured = True, set(), num_passes, measured
 
     def begin_pass(self, uses: Counter[str]) -> None:
         """So many units are going to give a gradient of each member."""
@@ -60,20 +61,28 @@ class GroupGradients:
         return self.left == 0
 
     @property
+    def apart(self) -> bool:
+        """Whether this pass's gradients have an array of their own: those that are scattered, and behind the first pass those
+        whose norm is taken."""
+        is_first = not self.begun and len(self.uses) == len(self.members)
+        return self.flat.scatters or (self.measured and not is_first)
+
+    @property
     def array(self) -> Tensor:
         """Where this micro-batch's gradients are put, or added up."""
         flat = self.flat
-        if not flat.scatters:
+        if not self.apart:
             return flat.gradients
         if self.moving is None:
-            self.moving = flat.zeros(flat.group.padded_size, flat.formats.reduced)
+            dtype = flat.formats.reduced if flat.scatters else flat.gradients.dtype
+            self.moving = flat.zeros(flat.group.padded_size, dtype)
             self.made(self.moving)
         return self.moving
 
     def adds(self, name: str) -> bool:
         """Whether a gradient is added to what is there."""
         first = self.absent[name] == self.uses[name]
-        return not first or (name in self.begun and not self.flat.scatters)
+        return not first or (name in self.begun and not self.apart)
 
     def target(self, name: str) -> tuple[Tensor | None, bool]:
         """Where products may write a parameter's gradient, and whether they add it; nowhere, where formats differ."""
@@ -97,6 +106,15 @@ class GroupGradients:
         self.absent[name] -= 1
         self.absent += Counter()  # what is there of is not absent
         return not self.absent
+
+    def add_up(self) -> None:
+        """What had an array of its own for its norm's sake is added to where gradients rest."""
+        if self.moving is None or self.flat.scatters:
+            return
+        for name in self.uses:
+            resting, given = (self.flat.view(one, self.members[name]) for one in (self.flat.gradients, self.moving))
+            resting.add_(given) if name in self.begun else resting.copy_(given)
+        self.moving = None
 
     def send(self) -> None:
         """All are there: begin to sum them over the mesh."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.parallel.flat import FlatGroup
 from shardwise.train.parallel.gradients import GroupGradients
+from shardwise.train.parallel.noise import SmallNorms
 
 Paths = tuple[str, ...]
 Names = Mapping[str, Mapping[str, str]]  # by unit's path, of each trained weight that it uses the parameter's full name
@@ -35,15 +36,16 @@ class GradientReducer:
     """The gradients of all groups. `groups` in the order in which they are ready; they are sent in this order on every process.
 
     `names` are those of the weights whose gradients each unit gives. `reduction`: "after" the backward pass, or as soon as a
-    group is ready. `each_pass`: not only in a step's last.
+    group is ready. `each_pass`: not only in a step's last. `norms` takes those of each pass, before anything is sent.
     """
 
     def __init__(
-        self, groups: Sequence[FlatGroup], names: Names, exchange: Exchange, *, reduction: str, each_pass: bool
-    ) -> None:
+        self, groups: Sequence[FlatGroup], names: Names, exchange: Exchange, norms: SmallNorms, *, reduction: str,
+        each_pass: bool,
+    ) -> None:  # fmt: skip
         self.groups = [GroupGradients(group, exchange) for group in groups]
         self.group_of = {name: one for one in self.groups for name in one.members}
-        self.names = names
+        self.names, self.norms = names, norms
         self.after, self.each_pass = reduction == "after", each_pass
         self.passing: list[GroupGradients] = []  # those that this pass gives gradients of
         self.num_sent = 0
@@ -64,11 +66,12 @@ class GradientReducer:
         for paths, times in passes.items():
             found.update({id(one): times for one, _ in self._given_by(paths)})
         for one in self.groups:
-            one.begin_step(found[id(one)])
+            one.begin_step(found[id(one)], measured=self.norms.measures)
 
-    def begin_pass(self, paths: Paths) -> None:
-        """The units at these paths are going to give their gradients."""
+    def begin_pass(self, paths: Paths, micro_batch: int) -> None:
+        """The units at these paths are going to give their gradients of a micro-batch."""
         given = self._given_by(paths)
+        self.norms.micro_batch = micro_batch
         self.passing, self.num_sent = [one for one, _ in given], 0
         for one, uses in given:
             one.begin_pass(uses)
@@ -80,6 +83,8 @@ class GradientReducer:
         return [(one, of_group) for one, of_group in found if of_group]
 
     def _ready(self, one: GroupGradients) -> None:
+        self.norms.take(one)
+        one.add_up()
         if one.flat.splits_weights:
             one.flat.release()
         if one.flat.scatters or not self.after:

@@ -1,0 +1,119 @@
+"""The squared norms that the noise scale follows from are those of a plain loop in every layout; what is issued is the list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from harness import run_ranks
+from plain import build, initialise
+from training import POSITIONS, SEED, Case, engine_of, run_step
+
+from shardwise.layout.layout import Layout
+from shardwise.sharding.collective import Issued
+from shardwise.train.capture import Capture
+from shardwise.verify.training.judge import differing
+
+MEASURED = {"noise_scale_every": 1, "balance": "none"}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of the first step: the sum of the squared norms of the parts, the norm of the whole, and what the step issued."""
+
+    squares: float
+    norm: float
+    issued: list[Issued]
+
+
+def of(model: str = "dense", *, num_seqs: int = 8, recipe: dict[str, object] | None = None, **layout: object) -> Case:
+    return Case(model, Layout(**layout), num_seqs=num_seqs, recipe={**MEASURED, **(recipe or {})})  # type: ignore[arg-type]
+
+
+CASES = {
+    "one process": of(),
+    "one process, two sequences each": of(micro_batch_seqs=2),
+    "one process, uneven": of(micro_batch_seqs=3),
+    "dp": of(dp=2),
+    "dp, two sequences each": of(dp=2, micro_batch_seqs=2),
+    "dp, one micro-batch": of(dp=2, micro_batch_seqs=4),
+    "dp in each micro-batch": of(dp=2, recipe={"reduce_each_micro_batch": True}),
+    "dp after": of(dp=2, recipe={"reduction": "after"}),
+    "dp 3, a rank without a sequence": of(dp=3, num_seqs=7),
+    "fsdp without zero": of(fsdp=2),
+    "zero-1": of(fsdp=2, zero_stage=1),
+    "zero-2": of(fsdp=2, zero_stage=2),
+    "zero-3": of(fsdp=2, zero_stage=3),
+    "hybrid zero-1": of(dp=2, fsdp=2, zero_stage=1),
+    "hybrid zero-2": of(dp=2, fsdp=2, zero_stage=2),
+    "hybrid zero-3": of(dp=2, fsdp=2, zero_stage=3),
+    "tp": of(tp=2),
+    "tp 4 sp": of(tp=4, sequence_parallel=True),
+    "tp 2 sp, dp": of(tp=2, sequence_parallel=True, dp=2),
+    "tp 2 sp, zero-3": of(tp=2, sequence_parallel=True, fsdp=2, zero_stage=3),
+    "uneven vocabulary, tp 2": of("uneven", tp=2),
+    "cp": of(cp=2, zero_stage=1),
+    "cp zigzag, zero-2": of(cp=2, cp_variant="zigzag", fsdp=2, zero_stage=2),
+    "cp without zero": of(cp=2),
+    "tied": of("tied", dp=2),
+    "tied zero-2": of("tied", fsdp=2, zero_stage=2),
+    "adapted": of("adapted", dp=2),
+    "pp": of(pp=2, schedule="1f1b"),
+    "pp zb-h1": of(pp=2, schedule="zb_h1"),
+    "pp interleaved": of("deep", pp=2, schedule="interleaved", num_virtual_stages=2),
+    "pp, zero-2": of(pp=2, schedule="1f1b", fsdp=2, zero_stage=2),
+    "pp, tp 2 sp": of(pp=2, schedule="1f1b", tp=2, sequence_parallel=True),
+    "pp, tied": of("deep tied", pp=2, schedule="1f1b"),
+    "pp, tied, zero-2": of("deep tied", pp=2, schedule="1f1b", fsdp=2, zero_stage=2),
+    "pp zb-v, tied": of("deep tied", pp=2, schedule="zb_v", num_virtual_stages=2),
+    "dualpipe": of("deep", pp=2, schedule="dualpipe"),
+    "dualpipe, tied": of("deep tied", pp=2, schedule="dualpipe"),
+    "pp, predicting": of("tied predicting", pp=2, schedule="1f1b"),
+    "routed": of("routed"),
+    "routed, dp": of("routed", dp=2),
+    "ep": of("routed", fsdp=2, ep=2, zero_stage=1),
+    "ep, dp, zero-2": of("routed", dp=2, fsdp=2, ep=2, zero_stage=2),
+    "ep, zero-3, two sequences each": of("routed", fsdp=4, ep=2, zero_stage=3, num_seqs=8),
+    "ep, tp, whole": of("routed", fsdp=1, ep=2, etp=1, tp=2, sequence_parallel=True),
+    "ep, cp": of("routed", fsdp=2, ep=2, cp=2, zero_stage=1),
+}  # fmt: skip
+
+
+def measured(case: Case) -> Seen:
+    engine = engine_of(case)
+    with Capture(engine.world) as capture:
+        result = run_step(engine, case, 0)
+    assert result.small_squares is not None
+    return Seen(result.small_squares.item(), result.norm.item(), capture.sequence)
+
+
+def plain_squares(case: Case) -> tuple[float, float]:
+    """The same by autograd: the gradient of each part by itself."""
+    recipe = case.recipe_of()
+    model = build(case.architecture, dtype=torch.float64)
+    initialise(model, SEED)
+    trained = [one for one in model.parameters() if one.requires_grad]
+    squares, whole = 0.0, [torch.zeros_like(one) for one in trained]
+    for batch in case.micro_batches(0, 0, 1):
+        rows = len(batch.ids_BT)
+        num_parts = case.layout.num_replicas // case.instance().mesh.size(("ep",))
+        for part in torch.arange(rows).tensor_split(num_parts):
+            output = model(batch.ids_BT[part], batch.targets_BT[part], case.num_seqs * POSITIONS, None)
+            gradients = torch.autograd.grad(output.total(recipe.prediction_weight), trained, allow_unused=True)
+            for into, gradient in zip(whole, gradients, strict=True):
+                if gradient is not None:
+                    into += gradient
+                    squares += float(gradient.square().sum())
+    return squares, float(sum(one.square().sum() for one in whole)) ** 0.5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_have_the_norms_of_a_plain_loop(name: str) -> None:
+    case = CASES[name]
+    squares, norm = plain_squares(case)
+    ranks = run_ranks(measured, case.layout.num_devices, case)
+    for seen in ranks:
+        assert seen.norm == pytest.approx(norm, rel=1e-12)
+        assert seen.squares == pytest.approx(squares, rel=1e-10)
+    assert not differing(case.small(), [seen.issued for seen in ranks])
