@@ -43,7 +43,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "convert": ("train.conversion.convert:ConvertPayload",),
     "train": ("measurement.summary:SummaryPayload",),
     "trace": ("reconcile.traces.payload:TracePayload",),
-    "batch": ("batch.payload:BatchFitPayload",),
+    "batch": ("batch.payload:BatchFitPayload", "planning.run_noise_payload:RunNoisePayload"),
     "reconcile": ("reconcile.payload:ReconcilePayload",),
 }  # fmt: skip
 ERROR = "schema:ErrorPayload"

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from types import ModuleType
 
 from shardwise.cli.arguments import add_output_arguments
+from shardwise.cli.pictures import picture_name
 from shardwise.cli.section import Report
 from shardwise.errors import InputError
 from shardwise.parser import Parser
 
-DESCRIPTION = """How large a batch pays. `fit` finds the fewest steps and the fewest tokens to a loss, and between them the
-critical batch, from runs at several batches: the folder of a sweep with its runs.jsonl, or a CSV file with the columns
-batch_tokens, steps and seed."""
+DESCRIPTION = """How large a batch pays. `noise` gives the gradient noise scale that a run measured. `fit` finds the fewest steps
+and the fewest tokens to a loss, and between them the critical batch, from runs at several batches: the folder of a sweep with its
+runs.jsonl, or a CSV file with the columns batch_tokens, steps and seed."""
 EXAMPLES = (
+    "shardwise batch noise runs/a --plot noise.svg",
     "shardwise batch fit sweep/ --plot pareto.svg",
     "shardwise batch fit runs.csv --json",
 )
-# Each has `add_arguments` for the flags of its own, and `run`.
-KINDS: Mapping[str, str] = {"fit": "shardwise.cli.batch_fit"}
+# Each has `add_arguments` for the flags of its own, and `run`; one that draws says what as its `PICTURE`.
+KINDS: Mapping[str, str] = {"noise": "shardwise.cli.batch_noise", "fit": "shardwise.cli.batch_fit"}
 
 
 def configure(parser: Parser) -> None:
@@ -30,6 +32,9 @@ def configure(parser: Parser) -> None:
     batch.add_argument("source", metavar="PATH", help="; ".join(f"of {name}: {_module(name).SOURCE}" for name in KINDS))
     for name in KINDS:
         _module(name).add_arguments(parser.group(f"of {name}"))
+    parser.group("output").add_argument(
+        "--plot", type=picture_name, metavar="FILE", help=f"draw {'; '.join(_pictures())}"
+    )
     add_output_arguments(parser)
 
 
@@ -41,8 +46,18 @@ def run(arguments: argparse.Namespace) -> str | Report:
             raise InputError(
                 f"{', '.join(given)}: of `batch {name}`; leave out, or `shardwise batch {name}` is required"
             )
+    if arguments.plot and not _picture(arguments.what):
+        raise InputError(f"--plot: `batch {arguments.what}` draws nothing; leave it out")
     found: str | Report = _module(arguments.what).run(arguments)
     return found
+
+
+def _picture(name: str) -> str:
+    return getattr(_module(name), "PICTURE", "")
+
+
+def _pictures() -> Iterator[str]:
+    yield from (f"of {name}: {_picture(name)}" for name in KINDS if _picture(name))
 
 
 def _module(name: str) -> ModuleType:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from shardwise.cli.pictures import picture_name, write_picture
+from shardwise.cli.pictures import write_picture
 from shardwise.cli.section import Block, Report, Row, Section, Table
 from shardwise.parser import Group
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from shardwise.batch.fit import TradeoffFit
 
 SOURCE = "the folder of a sweep, or a CSV file"
+PICTURE = "steps against tokens, and the knee"
 
 
 def add_arguments(group: Group) -> None:
-    """The flags of `fit`."""
-    group.add_argument("--plot", type=picture_name, metavar="FILE", help="draw steps against tokens, and the knee")
+    """It has no flags of its own."""
 
 
 def run(arguments: argparse.Namespace) -> str | Report:
