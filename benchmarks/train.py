@@ -1,6 +1,6 @@
 """How fast the trainer's step is beside what one would write by hand, and beside PyTorch's DistributedDataParallel.
 
-    python benchmarks/train.py [--pairs 9] [--steps 3] [--dtype fp32] [--what one transformers ddp variants]
+    python benchmarks/train.py [--pairs 9] [--steps 3] [--dtype fp32] [--what one transformers ddp variants noise]
 
 One process: the engine's step against a plain loop over a decoder with autograd (`tests/plain`: forward, backward,
 clip_grad_norm_, fused AdamW, gradients set to None), against the same loop over `transformers`' Llama, and, for a model of
@@ -8,7 +8,8 @@ experts, against a plain loop over that. `compiled`: the engine with torch.compi
 processes: the engine's bucketed data parallelism against DistributedDataParallel (25 MiB buckets, gradients as views of them) in
 a plain loop. Both sides run in turn in the same processes; a figure is the median over pairs of hand-written over engine time,
 and the 80% range of the pairs: above 1 the engine is faster. Variants: the engine's own ways to reduce gradients against the
-first of them, everything reduced after the backward pass.
+first of them, everything reduced after the backward pass. Noise: the engine's step against one that measures the gradient noise
+scale, on one process whose micro-batches are the parts; every step that measures takes that much longer, and no other.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from plain import build, initialise  # the decoder that tests judge the engine by
 
 REQUIRED = 0.98
+MEASURING = 0.99  # of a step without it: measuring takes at most 1%
 MODEL = Architecture(
     name="benchmark", num_layers=6, d_model=384, d_ff=1024, num_heads=6, num_kv_heads=2, head_dim=64, vocab_size=4096
 )
@@ -52,7 +54,7 @@ EXPERTS = replace(MODEL, name="experts", d_ff=512, num_experts=8, experts_per_to
 SEQ_LEN, SEQS, ACCUMULATION = 256, 2, 2  # sequences of a micro-batch on each process, micro-batches of a step
 RECIPE = Recipe(steps=10**6, schedule="constant", learning_rate=1e-4)
 FIELDS = optimizer_named("adamw").given(RECIPE.optimizer)
-WHAT = ("one", "experts", "compiled", "transformers", "ddp", "variants")
+WHAT = ("one", "experts", "compiled", "transformers", "ddp", "variants", "noise")
 Step = Callable[[], float]
 
 
@@ -239,6 +241,10 @@ def main() -> int:
     if "transformers" in arguments.what:
         ratios = paired(engine_step(precision, 1), transformers_step(dtype), arguments.pairs, arguments.steps)
         report("one process, a plain loop over transformers' Llama", ratios, None)
+    if "noise" in arguments.what:
+        measuring, step = (engine_step(precision, 1, noise_scale_every=every) for every in (1, 0))
+        ratios = paired(measuring, step, arguments.pairs, arguments.steps)
+        good &= report("one process, measuring the noise scale, not measuring it", ratios, MEASURING)
     if {"ddp", "variants"} & set(arguments.what):
         with tempfile.TemporaryDirectory() as folder:
             queue = mp.get_context("spawn").SimpleQueue()
