@@ -30,7 +30,8 @@ from shardwise.lowering.control import control_traffic
 from shardwise.lowering.template import unit_template
 from shardwise.model.load import load_model
 from shardwise.schedule.schedule import natural_schedule
-from shardwise.search.search import SearchResult, search
+from shardwise.search.result import SearchResult
+from shardwise.search.search import search
 from shardwise.search.space import FACTORED, Choices, factorisations
 
 LARGEST_DIFFERENCE = 1e-9

@@ -12,7 +12,8 @@ from shardwise.layout.legality import EVEN_BATCH, degrees_of
 from shardwise.model.architecture import Architecture
 from shardwise.network.topology import Switched
 from shardwise.planning.explain import RESOLUTION
-from shardwise.search.search import Found, SearchResult, search
+from shardwise.search.result import Found, SearchResult
+from shardwise.search.search import search
 from shardwise.search.space import AXES, Choices
 
 EQUAL = 1e-5  # relative; bounds that differ by less differ only in the rounding up of shards

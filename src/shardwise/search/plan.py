@@ -30,7 +30,8 @@ from shardwise.planning.plan import Alternative, Plan, SearchSummary, as_planned
 from shardwise.progress import Progress, silent
 from shardwise.schedule.schedule import NATURAL, SCHEDULES, natural_schedule
 from shardwise.search.choose import NUM_NEAR, simplest
-from shardwise.search.search import Found, SearchResult, search
+from shardwise.search.result import Found, SearchResult
+from shardwise.search.search import search
 from shardwise.search.space import AXES, BALANCED, QUARTERS, Choices
 from shardwise.search.stages import Balancing
 

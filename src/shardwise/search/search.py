@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,7 @@ from shardwise.schedule.schedule import NATURAL, natural_schedule
 from shardwise.search.columns import Gathered
 from shardwise.search.pareto import Chunk, Floats, Front, Ints, Row
 from shardwise.search.placed import Placed, place_all
+from shardwise.search.result import Found, SearchResult
 from shardwise.search.space import Choices, FamilyKey, Policy, Space, build_space, nearest_to_legal
 from shardwise.search.stage_tables import Stage
 from shardwise.search.tables import Tables, build_tables
@@ -40,34 +41,6 @@ from shardwise.symbolic import added
 CHUNK = 131072  # rows that are priced at once: long enough that NumPy computes, short enough for the cache
 SLACK = 1 - 1e-12  # for a bound: with zero parts, sums are rounded in another order
 MOST_KEPT = 0.7  # of the columns of a chunk: where more are kept, what was gathered for all of them serves
-
-
-class Found:
-    """A layout that the search kept, with its time and its memory; `made` is the layout, or makes it on first use."""
-
-    __slots__ = ("_made", "memory_bytes", "step_time_s")
-
-    def __init__(self, made: Layout | Callable[[], Layout], step_time_s: float, memory_bytes: float) -> None:
-        self._made, self.step_time_s, self.memory_bytes = made, step_time_s, memory_bytes
-
-    @property
-    def layout(self) -> Layout:
-        """The layout."""
-        if not isinstance(self._made, Layout):
-            self._made = self._made()
-        return self._made
-
-    def _key(self) -> tuple[Layout, float, float]:
-        return self.layout, self.step_time_s, self.memory_bytes
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Found) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def __repr__(self) -> str:
-        return f"Found({self.layout!r}, {self.step_time_s!r}, {self.memory_bytes!r})"
 
 
 class _Weightless(dict[str, StateCost]):
@@ -80,26 +53,6 @@ class _Weightless(dict[str, StateCost]):
 
 
 WEIGHTLESS = _Weightless()
-
-
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    """`best`: fitting layouts by step time; `pareto`: by memory; `leanest`: the least memory of all, fitting
-    or not; `by_factorisation`: the fastest fitting layout of each way to factor the devices over the axes, `even` the same of
-    those that share the batch out evenly."""
-
-    best: tuple[Found, ...]
-    pareto: tuple[Found, ...]
-    leanest: Found
-    by_factorisation: tuple[Found, ...]
-    even: tuple[Found, ...]
-    sampled: tuple[Found, ...]
-    space: Mapping[str, list[Any]]
-    num_candidates: int
-    num_layouts: int
-    num_fitting: int
-    num_illegal_by_rule: Mapping[str, int]
-    cpu_seconds: float
 
 
 def search(

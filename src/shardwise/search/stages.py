@@ -22,7 +22,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.stages import fewest_layers, layers_per_stage, stages_on_ranks
 from shardwise.model.architecture import Architecture
-from shardwise.search.search import Found, SearchResult
+from shardwise.search.result import Found, SearchResult
 
 NEAR = 1.35  # times the best step: even stages of those behind cost at most a third, as in DeepSeek-V3 on 16 of them
 NUM_TRIED = 8  # of these the fastest: some ten milliseconds each
