@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.batch.ramp import BatchRamp
 from shardwise.data.batches import Batch, Batches
-from shardwise.data.order import BatchRamp
 from shardwise.data.sequences import IGNORED
 from shardwise.data.shards import TokenShards
 from shardwise.errors import InputError
@@ -98,7 +98,7 @@ def test_a_run_that_resumes_goes_on_as_if_it_had_not_stopped(shards: TokenShards
     script = (
         "import sys\n"
         "from shardwise.data.batches import Batches\n"
-        "from shardwise.data.order import BatchRamp\n"
+        "from shardwise.batch.ramp import BatchRamp\n"
         "from shardwise.data.shards import TokenShards\n"
         f"batches = Batches(TokenShards({str(shards.folder)!r}), seq_len=5, batch=BatchRamp({RAMP.values}), seed=3)\n"
         "print([batches.batch(step).inputs_BT.tolist() for step in range(4, 12)])\n"

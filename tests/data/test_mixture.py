@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwise.batch.ramp import BatchRamp
 from shardwise.data.batches import Batches
 from shardwise.data.mixture import Mixture
-from shardwise.data.order import BatchRamp
 from shardwise.data.shards import TokenShards
 from shardwise.errors import InputError
 

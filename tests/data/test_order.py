@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.data.order import BatchRamp, _mixed, permuted, sequence_numbers
+from shardwise.batch.ramp import BatchRamp
+from shardwise.data.order import _mixed, permuted, sequence_numbers
 from shardwise.errors import InputError
 
 SEEDS = st.integers(-(2**70), 2**70)

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from train.shard_files import write_shards
 
 import shardwise as sw
+from shardwise.batch.ramp import BatchRamp
 from shardwise.data.batches import Batches
 from shardwise.errors import InputError
 from shardwise.job import Job
@@ -46,10 +47,11 @@ VOCAB, SEQ_LEN = 32, 16
 
 
 def small_plan(
-    devices: int = 1, *, batch_seqs: int = 8, vocab_size: int = VOCAB, optimizer: str = "adamw", **layout: Any
-) -> Plan:
+    devices: int = 1, *, batch_seqs: int = 8, vocab_size: int = VOCAB, num_layers: int = 2, optimizer: str = "adamw",
+    **layout: Any,
+) -> Plan:  # fmt: skip
     """A plan of a small model for processes of this machine."""
-    model = replace(sw.load_model("gpt-2"), num_layers=2, d_model=32, d_ff=64, num_heads=2, num_kv_heads=2, head_dim=16,
+    model = replace(sw.load_model("gpt-2"), num_layers=num_layers, d_model=32, d_ff=64, num_heads=2, num_kv_heads=2, head_dim=16,
                     vocab_size=vocab_size)  # fmt: skip
     job = Job(global_batch_tokens=batch_seqs * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32", optimizer=optimizer)
     shape = layout or {"dp": devices}
@@ -151,7 +153,7 @@ class Bigram:
                 dist.all_reduce(whole)
         whole *= self.spikes.get(step + 1, 1.0)
         self._update(float(whole[0]), whole[1:])
-        rate = self.recipe.learning_rate_at(step)
+        rate = self._rate(step)
         return StepRecord(
             step=self.step, loss=float(whole[0]), grad_norm=float(whole[1:].norm()), learning_rate=rate,
             num_tokens=self.batches.global_batch_seqs(step) * SEQ_LEN, num_targets=num_targets,
@@ -159,7 +161,7 @@ class Bigram:
         )  # fmt: skip
 
     def _update(self, loss: float, gradient: torch.Tensor) -> None:
-        rate, norm = self.recipe.learning_rate_at(self.step), float(gradient.norm())
+        rate, norm = self._rate(self.step), float(gradient.norm())
         self.step += 1
         self.trouble = self.judge.trouble(self.step, loss, norm)
         if self.trouble is not None:
@@ -167,6 +169,12 @@ class Bigram:
             return
         self.judge.remember(loss, norm)
         self.logits -= rate * gradient.reshape(self.logits.shape)
+
+    def _rate(self, step: int) -> float:
+        return self.recipe.learning_rate_at(step, self.batches.global_batch_seqs(step) / self.plan.job.num_seqs)
+
+    def resize(self, ramp: BatchRamp) -> None:
+        self.batches.ramp = ramp
 
     def pass_over(self, step: int) -> None:
         self.num_left_out += step - self.step

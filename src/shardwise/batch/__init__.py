@@ -6,6 +6,8 @@ estimators      the noise scale from norms of gradients
 quadratic       the noise scale of a quadratic loss, exactly
 learning_rate   the learning rate of another batch
 growing         batches that follow the noise scale, B = sqrt(lambda · B_noise)
+ramp            the batch of each step of a run, and the samples before it
+schedule        how the batch changes in a run, as people write it
 target          what it takes to reach a loss, with any batch
 runs            the runs of a sweep over batches, as they are written
 fit             least squares of S_min and E_min to such runs

@@ -18,6 +18,7 @@ from typing import Any
 from shardwise.errors import InputError, require
 
 FILE = "runs.jsonl"  # of a sweep's folder
+NOT_REACHED = "the loss was not reached"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +121,7 @@ def _run(row: Any, place: str) -> tuple[BatchRun | None, list[str]]:
         problems.append(f"{place}: seed is {seed!r}; a whole number is required")
     if problems or batch is None:
         return None, problems
-    failed = row.get("failed") or (None if steps is not None else "the loss was not reached")
+    failed = row.get("failed") or (None if steps is not None else NOT_REACHED)
     return BatchRun(batch_tokens=batch, steps=steps, seed=int(seed), failed=failed, **others), []
 
 

@@ -22,7 +22,11 @@ EXAMPLES = (
     "shardwise batch fit runs.csv --json",
 )
 # Each has `add_arguments` for the flags of its own, and `run`; one that draws says what as its `PICTURE`.
-KINDS: Mapping[str, str] = {"noise": "shardwise.cli.batch_noise", "fit": "shardwise.cli.batch_fit"}
+KINDS: Mapping[str, str] = {
+    "noise": "shardwise.cli.batch_noise",
+    "sweep": "shardwise.cli.batch_sweep",
+    "fit": "shardwise.cli.batch_fit",
+}
 
 
 def configure(parser: Parser) -> None:

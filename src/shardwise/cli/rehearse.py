@@ -43,8 +43,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.planning.runnable import require_runnable
     from shardwise.precision import precision_named
     from shardwise.reconcile.rehearsal import rehearsal, rehearsal_payload
-    from shardwise.train.flags import changed
     from shardwise.train.recipe import Recipe
+    from shardwise.train.recipe_flags import changed
 
     plan = load_plan(arguments.plan)
     recipe = changed(Recipe(steps=1), parse_changes(arguments.set, rooms=("recipe",))["recipe"])

@@ -81,6 +81,10 @@ class ReadAhead(Generic[Item]):
             raise item.error
         self._next = step + 1
 
+    def restart(self) -> None:
+        """What was read ahead is stale: the next step is read when it is asked for."""
+        self._next = -1
+
     def _taken(self, items: Queue[Item | _End]) -> Item | _End:
         """What is next, counted, and whether it had to be waited for."""
         self.num_waits += items.empty()

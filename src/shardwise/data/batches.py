@@ -11,8 +11,9 @@ from functools import partial
 
 import numpy as np
 
+from shardwise.batch.ramp import BatchRamp
 from shardwise.data.mixture import Mixture
-from shardwise.data.order import BatchRamp, Int64s, sequence_numbers
+from shardwise.data.order import Int64s, sequence_numbers
 from shardwise.data.sequences import IGNORED, Places, Sequences
 from shardwise.data.shards import TokenShards, require_one_tokenizer
 from shardwise.errors import collect, require
@@ -47,7 +48,8 @@ class Batches:
 
     Sources are drawn by their weights (`Mixture`), and each is taken in the order that it has alone, epoch after epoch. Sequences
     and documents of a source are numbered behind those of the sources before it. Nothing is kept between steps: any step can be
-    asked for first, so a run resumes at its step's number, on any number of replicas.
+    asked for first, so a run resumes at its step's number, on any number of replicas. `ramp` may be replaced by one with the same
+    steps before those that are still to come.
     """
 
     def __init__(

@@ -1,14 +1,10 @@
-"""Which samples a step takes, and which sequence a sample is: arithmetic on the step's number, with no state to keep."""
+"""Which sequence a sample is: arithmetic on the sample's number, with no state to keep."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-
-from shardwise.errors import InputError
 
 UInt64s = np.ndarray[Any, np.dtype[np.uint64]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -17,32 +13,6 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 ROUNDS = 6
 # The mixing function of SplitMix64 (Steele, Lea and Flood 2014).
 _GAMMA, _MIX = np.uint64(0x9E3779B97F4A7C15), ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRamp:
-    """Sequences of the global batch: `((0, 64), (1000, 128))` is 64 from step 0 and 128 from step 1000 on."""
-
-    values: tuple[tuple[int, int], ...]
-
-    def __post_init__(self) -> None:
-        steps = [step for step, _ in self.values]
-        if not steps or steps[0] != 0 or any(b <= a for a, b in pairwise(steps)):
-            raise InputError(f"batch: found a ramp from steps {steps}; steps that start at 0 and grow are required")
-        if any(sequences < 1 for _, sequences in self.values):
-            raise InputError(f"batch: found {self.values}; at least one sequence in each batch is required")
-
-    def sequences(self, step: int) -> int:
-        """Sequences of the global batch of a step."""
-        return next(sequences for start, sequences in reversed(self.values) if start <= step)
-
-    def first_sample(self, step: int) -> int:
-        """Samples of all steps before this one: the number of its first."""
-        if step < 0:
-            raise InputError(f"step: found {step}; a step of at least 0 is required")
-        stops = [start for start, _ in self.values[1:]]
-        spans = zip(self.values, [*stops, step], strict=True)
-        return sum(max(min(stop, step) - start, 0) * sequences for (start, sequences), stop in spans)
 
 
 def sequence_numbers(samples: Int64s, num_sequences: int, seed: int | None) -> Int64s:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 from shardwise.data.batches import Batches
-from shardwise.data.order import BatchRamp
 from shardwise.data.shards import TokenShards
 from shardwise.errors import InputError, collect, require
 from shardwise.layout.layout import Layout
@@ -22,10 +21,16 @@ from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import Plan, versions
 from shardwise.planning.runnable import pins_text, require_runnable
 from shardwise.precision import precision_named
-from shardwise.schedule.build import problems
+from shardwise.train.batching import ramp_of_run, require_batches
 from shardwise.train.flags import Settings
 from shardwise.train.recipe import Recipe, recipe_payload
 from shardwise.train.sources import source_names
+
+BATCHES = (
+    "job.global_batch_tokens",
+    "recipe.batch_ramp",
+    "recipe.batch_schedule",
+)  # what a schedule of batches replaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +77,6 @@ def require_compilable(layout: Layout, recipe: Recipe) -> None:
         )
 
 
-def require_schedule(layout: Layout, batches: Iterable[int]) -> None:
-    """Raise `InputError` where the schedule of a pipeline does not run with the micro-batches of some global batch, in
-    sequences."""
-    for num_seqs in batches:
-        count = -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs))
-        for problem in problems(layout.schedule, layout.pp, count, layout.num_virtual_stages):
-            raise InputError(
-                f"a batch of {num_seqs} sequences: {problem}; change recipe.batch_ramp, or plan another layout"
-            )
-
-
-def require_parts(layout: Layout, recipe: Recipe, batches: Iterable[int]) -> None:
-    """Raise `InputError` where the noise scale is to be measured and some global batch, in sequences, is a single part."""
-    together = layout.ep if layout.ep > 1 else 1
-    for num_seqs in batches if recipe.noise_scale_every else ():
-        if num_seqs <= together * layout.micro_batch_seqs:
-            raise InputError(
-                f"--noise-scale-every: found a batch of {num_seqs} sequences in one part; two, a micro-batch or replica each, "
-                "are required: plan with a smaller micro_batch_seqs, or a larger batch"
-            )
-
-
 def require_world(plan: Plan, world_size: int) -> None:
     """Raise `InputError` for another number of processes than the plan has devices."""
     if world_size != plan.layout.num_devices:
@@ -107,9 +90,8 @@ def open_data(plan: Plan, settings: Settings) -> Data:
     """The data of a run. Raises `InputError` for what is damaged, too short, or of a larger vocabulary than the model's."""
     recipe, seq_len = settings.recipe, plan.job.seq_len
     sources = collect(*(partial(_opened, folder, plan) for folder, _ in recipe.data))
-    batch = BatchRamp(recipe.batch_ramp or ((0, plan.job.num_seqs),))
     train = Batches(
-        sources, seq_len=seq_len, batch=batch, seed=recipe.seed, ignore_boundaries=recipe.respect_documents,
+        sources, seq_len=seq_len, batch=ramp_of_run(plan, recipe), seed=recipe.seed, ignore_boundaries=recipe.respect_documents,
         weights=[weight for _, weight in recipe.data],
     )  # fmt: skip
     names = source_names(recipe.data)
@@ -143,10 +125,7 @@ def admit(plan: Plan, settings: Settings) -> Data:
     *_, data = collect(
         lambda: require_runnable(plan.model, plan.layout, precision, plan.job.optimizer),
         lambda: require_compilable(plan.layout, settings.recipe),
-        lambda: require_schedule(plan.layout, [num_seqs for _, num_seqs in settings.recipe.batch_ramp]),
-        lambda: require_parts(
-            plan.layout, settings.recipe, [plan.job.num_seqs, *(num_seqs for _, num_seqs in settings.recipe.batch_ramp)]
-        ),
+        lambda: require_batches(plan, settings.recipe),
         lambda: None if settings.resume else recipe_payload(settings.recipe, plan.job.optimizer),
         lambda: open_data(plan, settings),
     )
@@ -179,17 +158,19 @@ def run_of(plan: Plan, recipe: Recipe, data: Data) -> RunOf:
 def require_same_run(out: RunFolder, plan: Plan, recipe: Recipe, data: Data) -> None:
     """Raise `InputError` that names all in which a run that is to go on differs from what it was: model, data, order of samples.
 
-    Other degrees, micro-batches and schedules of the learning rate are fine.
+    Other degrees, micro-batches and schedules of the learning rate are fine. So are other batches if the recipe has a schedule of
+    them: the checkpoint has those before it.
     """
     before = out.read()
     mine = _identity(plan_payload(plan), asdict(recipe), data.fingerprint)
     found = _identity(before.plan, before.recipe, before.data_fingerprint)
+    scheduled = BATCHES if recipe.batch_schedule is not None else ()
     require(
         [
             f"--resume: found {what} {_short(mine[what])}; the run in {out.path} has {_short(found[what])}, which is required: "
             f"give the same, or start another run with another --out"
             for what in mine
-            if mine[what] != found[what]
+            if mine[what] != found[what] and what not in scheduled
         ]
     )
 
@@ -199,7 +180,9 @@ def _identity(plan: Mapping[str, Any], recipe: Mapping[str, Any], data_fingerpri
     own = {f"model.{name}": value for name, value in model.items() if name != "name"}
     own |= {f"job.{name}": job.get(name) for name in ("seq_len", "global_batch_tokens")}
     own["job.optimizer"] = job.get("optimizer", DEFAULT)  # of a run of an earlier version it is this one
-    own |= {f"recipe.{name}": recipe.get(name) for name in ("seed", "batch_ramp", "respect_documents", "initial")}
+    own |= {f"recipe.{name}": recipe.get(name) for name in ("seed", "respect_documents", "initial")}
+    own["recipe.batch_ramp"] = recipe.get("batch_ramp") or []
+    own["recipe.batch_schedule"] = recipe.get("batch_schedule")
     return own | {"data of fingerprint": data_fingerprint}
 
 

@@ -148,9 +148,11 @@ class Engine:
 
     @torch.no_grad()
     def step(
-        self, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, step: int
-    ) -> StepResult:
-        """One optimizer step, the `step`th from 0, of this process's micro-batches of a batch with so many targets in all."""
+        self, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, step: int,
+        rate: float | None = None,
+    ) -> StepResult:  # fmt: skip
+        """One optimizer step, the `step`th from 0, of this process's micro-batches of a batch with so many targets in all; with
+        another learning `rate` than the recipe's for the plan's batch, where there is one."""
         self.balancer.begin_step()
         self.norms.begin_step(measures=self.recipe.measures_noise_at(step))
         loss_scale = self.scaler.scale if self.scaler else 1.0
@@ -163,7 +165,7 @@ class Engine:
         skipped = self._is_skipped(norm)
         is_update = self._is_judged_well(losses, torch.zeros_like(norm) if skipped else norm) and not skipped
         with self.clock("optimizer"):
-            rate = self.recipe.learning_rate_at(step)
+            rate = self.recipe.learning_rate_at(step) if rate is None else rate
             pending = self.updater.step(rate, norm, loss_scale=loss_scale, is_update=is_update)
         for one in pending:
             one.wait()

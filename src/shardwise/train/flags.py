@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from shardwise.changes import convert, parse_changes, replaced
-from shardwise.errors import InputError, collect
+from shardwise.errors import InputError
 from shardwise.issuing import REDUCTIONS
 from shardwise.measurement.folder import RunFolder
 from shardwise.optimizer.table import optimizer_fields
 from shardwise.parser import Parser
-from shardwise.train.policy import POLICIES
-from shardwise.train.recipe import SCHEDULES, Recipe, parse_recipe
-from shardwise.train.sources import Source, parse_source, require_distinct, source_words
-from shardwise.units import parse_count, parse_quantity
+from shardwise.train.recipe import BATCH_RATES, SCHEDULES, Recipe
+from shardwise.train.recipe_flags import recipe_of, whole
+from shardwise.train.sources import source_words
 
 Device = Literal["auto", "cpu", "cuda"]
 DEVICES: tuple[Device, ...] = ("auto", "cpu", "cuda")
@@ -42,6 +39,7 @@ GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         },
         "--out": {"required": True, "metavar": "DIR", "help": "the run's folder: log, checkpoints and what is run"},
         "--steps": {"metavar": "N", "help": "optimizer steps of the whole run"},
+        "--to-loss": {"metavar": "X", "help": "end once the smoothed training loss is X nats (default: at the last step)"},
         "--resume": {"action": "store_true", "help": "go on with the run in --out from its latest checkpoint"},
         "--from": {
             "metavar": "DIR",
@@ -68,6 +66,14 @@ GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "--clip": {"metavar": "X", "help": "the largest norm of the gradients, or none (default: 1)"},
         "--reduce": {"choices": REDUCTIONS, "help": "when gradients that rest whole are reduced (default: bucketed)"},
         "--compile": {"action": "store_true", "help": "hand each block to torch.compile"},
+        "--batch-schedule": {
+            "metavar": "TEXT",
+            "help": "how the global batch changes, in tokens: 0:64Ki,200M:128Ki, linear:from=64Ki,by=64Ki,over=200M or "
+            "noise:lambda=2Mi (default: the plan's batch)",
+        },
+        "--batch-lr": {
+            "choices": tuple(BATCH_RATES), "help": "how the learning rate, that of the plan's batch, follows (default: none)",
+        },
         "--set": {
             "action": "append", "default": [], "metavar": "KEY=VALUE",
             "help": "another value of the recipe, such as recipe.beta2=0.99 or recipe.batch_ramp=0:64,1000:128; may be repeated",
@@ -140,7 +146,7 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
         raise InputError("--force: found with --resume; one goes on with a run, the other replaces it: leave one out")
     if arguments.resume:
         out.require_run()
-    recipe = _recipe(arguments, out)
+    recipe = recipe_of(arguments, out)
     return Settings(
         plan=Path(arguments.plan), out=out, recipe=recipe,
         resume=arguments.resume, force=arguments.force, tensorboard=arguments.tensorboard, device=arguments.device,
@@ -164,87 +170,3 @@ def _profile(text: str | None, steps: int) -> range:
             f"{min(10, steps)}:{min(13, steps)}"
         )
     return found
-
-
-def _recipe(arguments: argparse.Namespace, out: RunFolder) -> Recipe:
-    given, changes = collect(
-        lambda: _given(arguments) | _policies(arguments.policy),
-        lambda: parse_changes(arguments.set, rooms=("recipe",))["recipe"],
-    )
-    given |= {"batch_ramp": _ramp(changes.pop("batch_ramp"))} if "batch_ramp" in changes else {}
-    if arguments.resume:
-        return replace(changed(parse_recipe(out.read().recipe, str(out.recipe)), changes), **given)
-    if "steps" not in given:
-        raise InputError("--steps: found none; the length of the run is required, such as --steps 200")
-    return changed(Recipe(**given), changes)
-
-
-def changed(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
-    """The recipe with values of its own and of the optimizer's fields replaced by what their texts say."""
-    fields = optimizer_fields()
-    made: Recipe = replaced(recipe, changes, "recipe", fields)
-    values = {name: convert(text, 0.0, f"--set recipe.{name}") for name, text in changes.items() if name in fields}
-    return replace(made, optimizer={**recipe.optimizer, **values})
-
-
-def _given(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of the recipe that flags of their own give."""
-    parsers = {
-        "data": (arguments.data, _sources),
-        "steps": (arguments.steps, lambda text: parse_count(text, what="--steps")),
-        "learning_rate": (arguments.learning_rate, lambda text: parse_quantity(text, what="--learning-rate", unit="")),
-        "schedule": (arguments.schedule, str),
-        "warmup_steps": (arguments.warmup, lambda text: whole(text, "--warmup")),
-        "decay_steps": (arguments.decay, lambda text: whole(text, "--decay")),
-        "seed": (arguments.seed, lambda text: whole(text, "--seed")),
-        "clip_norm": (
-            arguments.clip,
-            lambda text: None if text.strip() == "none" else parse_quantity(text, what="--clip", unit=""),
-        ),
-        "reduction": (arguments.reduce, str),
-        "initial": (getattr(arguments, "from"), lambda text: str(Path(text).resolve())),
-        "noise_scale_every": (arguments.noise_scale_every, lambda text: whole(text, "--noise-scale-every")),
-        "validate_every": (arguments.validate_every, lambda text: whole(text, "--validate-every")),
-        "checkpoint_every": (arguments.checkpoint_every, lambda text: whole(text, "--checkpoint-every")),
-        "keep_checkpoints": (arguments.keep_last, lambda text: parse_count(text, what="--keep-last")),
-        "keep_every": (arguments.keep_every, lambda text: whole(text, "--keep-every")),
-        "compile": (arguments.compile or None, bool),
-    }
-    given = {name: (text, make) for name, (text, make) in parsers.items() if text is not None}
-    made = collect(*((lambda make=make, text=text: make(text)) for text, make in given.values()))
-    return dict(zip(given, made, strict=True))
-
-
-def _sources(texts: Sequence[str]) -> tuple[Source, ...]:
-    sources = tuple(collect(*(partial(parse_source, text) for text in texts)))
-    require_distinct(sources)
-    return sources
-
-
-def _policies(texts: Sequence[str]) -> dict[str, Any]:
-    """What each policy does: "loss-spike=rewind"."""
-    found = {}
-    for text in texts:
-        name, equals, action = text.partition("=")
-        field = name.strip().replace("-", "_")
-        if not equals or field not in POLICIES:
-            names = ", ".join(one.replace("_", "-") for one in POLICIES)
-            raise InputError(f"--policy: found {text!r}; NAME=ACTION is required, with one of {names}")
-        found[field] = action.strip()
-    return found
-
-
-def whole(text: str, what: str) -> int:
-    """A whole number of at least 0. Raises `InputError` for other text."""
-    if text.strip().startswith("-"):
-        raise InputError(f"{what}: found {text!r}; a whole number of at least 0 is required")
-    return 0 if text.strip() == "0" else parse_count(text, what=what)
-
-
-def _ramp(text: str) -> tuple[tuple[int, int], ...]:
-    """Steps and the sequences of the batch from each on: "0:64,1000:128"."""
-    what = "--set recipe.batch_ramp"
-    pairs: Sequence[tuple[str, str, str]] = [part.partition(":") for part in text.split(",") if part.strip()]
-    if not all(colon for _, colon, _ in pairs):
-        raise InputError(f"{what}: found {text!r}; STEP:SEQUENCES,... is required, such as 0:64,1000:128")
-    return tuple((whole(step, what), parse_count(sequences, what=what)) for step, _, sequences in pairs)

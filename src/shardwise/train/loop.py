@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwise.errors import InputError
-from shardwise.measurement.folder import write_json
-from shardwise.measurement.log import CHECKPOINT, EPOCHS, INSPECTED, cut_log, read_log
+from shardwise.measurement.log import CHECKPOINT, EPOCHS, INSPECTED, cut_log
 from shardwise.measurement.memory_trace import STEPS as MEMORY_STEPS
 from shardwise.measurement.memory_trace import memory_of, write_memory
 from shardwise.measurement.record import StepRecord
-from shardwise.measurement.summary import Drawn, summarised
 from shardwise.measurement.trace import write_trace
 from shardwise.planning.plan import Plan
 from shardwise.train.admission import Data, run_of
@@ -23,13 +21,15 @@ from shardwise.train.checkpoint.checkpointer import Restored
 from shardwise.train.device_memory import used
 from shardwise.train.flags import Settings
 from shardwise.train.measure import Measuring
-from shardwise.train.noise import write_noise
-from shardwise.train.parts import Checkpoints, Trainer, World
+from shardwise.train.parts import Checkpoints, State, Trainer, World
+from shardwise.train.reaching import Reaching
 from shardwise.train.remedy import Remedies
+from shardwise.train.resizing import Resizing
+from shardwise.train.result import write_summary
 from shardwise.train.stop import StopRequest, exit_code
 from shardwise.train.together import agreed, largest
 from shardwise.train.waits import begin_stage
-from shardwise.train.watch import Watch, planned_checkpoints, throughput_of
+from shardwise.train.watch import Watch
 from shardwise.units import counted
 
 
@@ -61,16 +61,18 @@ class Loop:
         if self.settings.resume:
             self._resume()
         remedies = Remedies(self.settings, self.world, self.trainer, self.checkpoints)
+        reaching = Reaching(self.settings, self.world)
         if self.settings.resume:
             remedies.resume()
+            reaching.resume()
         self.measuring.begin()
         first = self.trainer.step
         self.stop.in_order()
         with self._watch() if self.world.rank == 0 else nullcontext() as watch:
-            stopped = self._steps(watch, remedies)
+            stopped = self._steps(watch, remedies, reaching)
             begin_stage(f"the end, after step {self.trainer.step}")
             if self.trainer.step > first:
-                agreed(self.world, lambda: self.checkpoints.save(self.trainer.step, self.trainer.state()))
+                agreed(self.world, lambda: self.checkpoints.save(self.trainer.step, self._state()))
                 self._log_checkpoints(watch)
             self.measuring.end()
             if stopped:
@@ -93,6 +95,7 @@ class Loop:
         found = agreed(self.world, lambda: self.checkpoints.restore(self.trainer.state()))
         if found is not None:
             self.trainer.restore(found.values)
+            agreed(self.world, lambda: self._batches.resume(found.values))
             if self.world.rank == 0 and found.damaged:
                 self._say_what_is_lost(found)
         agreed(self.world, self._require_steps)
@@ -127,13 +130,21 @@ class Loop:
     def _watch(self) -> Watch:
         return Watch(self.plan, self.settings, device=str(self.world.device), first_step=self.trainer.step)
 
-    def _steps(self, watch: Watch | None, remedies: Remedies) -> int:
+    @property
+    def _batches(self) -> Resizing:
+        return Resizing(self.plan, self.settings.recipe, self.trainer, self.data.train)
+
+    def _state(self) -> State:
+        """What a checkpoint keeps."""
+        return {**self.trainer.state(), **self._batches.state()}
+
+    def _steps(self, watch: Watch | None, remedies: Remedies, reaching: Reaching) -> int:
         """The steps, but for what follows the last one. The signal that stopped them, or 0."""
         recipe, trainer = self.settings.recipe, self.trainer
         first, inspected = trainer.step, self._inspected_from(trainer.step + 1)
         if stopped := self._asked_to_stop():
             return stopped
-        while trainer.step < recipe.steps:
+        while trainer.step < recipe.steps and not reaching.is_reached:
             begin_stage(f"step {trainer.step + 1}")
             record, marks = self._next(first, inspected)
             if watch:
@@ -142,7 +153,8 @@ class Loop:
             if trainer.trouble is not None:
                 remedies.apply(trainer.trouble, watch)
             self._log_checkpoints(watch)
-            if trainer.step < recipe.steps:
+            reaching.step(record, watch)
+            if trainer.step < recipe.steps and not reaching.is_reached:
                 if stopped := self._asked_to_stop():
                     return stopped
                 self._between(watch)
@@ -195,7 +207,7 @@ class Loop:
             self._validate(watch)
         if recipe.checkpoint_every and step % recipe.checkpoint_every == 0:
             begin_stage(f"the checkpoint of step {step}")
-            agreed(self.world, lambda: self.checkpoints.start(step, self.trainer.state()))
+            agreed(self.world, lambda: self.checkpoints.start(step, self._state()))
 
     def _epochs(self) -> dict[str, float]:
         """How often each source of a mixture has been passed through, as a step's line has it."""
@@ -217,25 +229,9 @@ class Loop:
                 f"a checkpoint in {self.settings.out.checkpoints}; to go on: {self.settings.resume_command}"
             )
 
-    def _sources(self, held_out: Mapping[str, float]) -> dict[str, Drawn]:
-        """What was taken of each source, and what is lost on its held-out text."""
-        epochs = self.data.train.epochs(self.trainer.step)
-        return {
-            name: Drawn(share, taken, held_out.get(name))
-            for (name, share), taken in zip(self.data.shares.items(), epochs, strict=True)
-        }
-
     def _summary(self, held_out: Mapping[str, float]) -> Mapping[str, Any]:
         """What came out, on the first rank, which keeps it in the folder."""
         if self.world.rank > 0:
             return {}
-        out = self.settings.out
-        log = read_log(out.log)
-        write_noise(out, log)
-        found = summarised(
-            log, throughput_of(self.plan, str(self.world.device)), log_path=str(out.log),
-            held_out_loss=self.data.mean(held_out), unigram_entropy_nats=self.data.unigram_entropy_nats,
-            planned=planned_checkpoints(self.plan), sources=self._sources(held_out),
-        )  # fmt: skip
-        write_json(out.summary, found)
-        return found
+        device, steps = str(self.world.device), self.trainer.step
+        return write_summary(self.plan, self.settings, self.data, device=device, steps=steps, held_out=held_out)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from shardwise.batch.ramp import BatchRamp
 from shardwise.data.batches import Batches
 from shardwise.measurement.inspection import Inspection
 from shardwise.measurement.record import StepRecord
@@ -50,6 +51,9 @@ class Trainer(Protocol):
 
     def train_step(self) -> StepRecord:
         """Run the next step."""
+
+    def resize(self, ramp: BatchRamp, /) -> None:
+        """From the next step on take batches as a ramp has them."""
 
     def pass_over(self, step: int, /) -> None:
         """Go on behind step `step`; what lies between is left out."""

@@ -15,8 +15,12 @@ from shardwise.train.sources import Source
 
 Schedule = Literal["cosine", "wsd", "constant"]
 Balance = Literal["auxiliary", "bias", "none"]
+BatchRate = Literal["none", "sqrt", "linear"]
 SCHEDULES: tuple[Schedule, ...] = ("cosine", "wsd", "constant")
 BALANCES: tuple[Balance, ...] = ("auxiliary", "bias", "none")
+# The learning rate is multiplied by this power of the batch over the plan's. Sources: Goyal et al. 2017 (linear, of SGD); Malladi
+# et al. 2022 (square root, of Adam).
+BATCH_RATES: Mapping[BatchRate, float] = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +39,11 @@ class Recipe:
 
     `reduction` says when gradients that rest whole are reduced: `after` the backward pass, `per_parameter` as each is ready, or
     `bucketed`, as soon as `bucket_bytes` of them are. `reduce_each_micro_batch` does so in every micro-batch and not in a step's
-    last one only. `batch_ramp` are pairs of a step and the sequences of the global batch from it on; () : the plan's.
+    last one only. `batch_schedule` says how the global batch changes (`shardwise.batch.schedule`), or `batch_ramp` in pairs of a
+    step and the sequences of the batch from it on; neither: the plan's. `batch_lr` is the rule by which the learning rate, that
+    of the plan's batch, follows; `none` is the default, since published ramps (Brown et al. 2020, GPT-3; DeepSeek-AI 2025,
+    DeepSeek-V3; Megatron-LM's) leave it as it is. The run ends once its smoothed loss is at most `to_loss`
+    (`shardwise.measurement.target`).
 
     `balance` keeps experts evenly loaded: an `auxiliary` loss with `balance_coefficient`, or a `bias` of the choice that moves by
     `balance_rate`. With a `capacity_factor` c an expert takes at most ceil(c · rows / experts) of a rank's rows in a micro-batch,
@@ -73,6 +81,9 @@ class Recipe:
     bucket_bytes: int = BUCKET_BYTES
     reduce_each_micro_batch: bool = False
     batch_ramp: tuple[tuple[int, int], ...] = ()
+    batch_schedule: str | None = None
+    batch_lr: BatchRate = "none"
+    to_loss: float | None = None
     balance: Balance = "auxiliary"
     balance_coefficient: float = 0.01
     balance_rate: float = 1e-3
@@ -114,6 +125,7 @@ class Recipe:
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; at least 0"
         choices: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "reduction": REDUCTIONS, "balance": BALANCES}
+        choices |= {"batch_lr": tuple(BATCH_RATES)}
         choices |= dict.fromkeys(POLICIES, ACTIONS) | {NON_FINITE: ACTIONS[1:]}  # there is no going on with it
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -125,6 +137,10 @@ class Recipe:
         ):  # fmt: skip
             if not low <= getattr(self, name) <= high:
                 yield f"{name} is {getattr(self, name)!r}; a number of {low:g} to {high:g}"
+        if self.batch_ramp and self.batch_schedule is not None:
+            yield f"batch_schedule is {self.batch_schedule!r} beside a batch_ramp; one of the two"
+        if self.to_loss is not None and not 0 < self.to_loss < math.inf:
+            yield f"to_loss is {self.to_loss!r}; a number of nats above 0, or none at all,"
         if self.spike_window < 2:
             yield f"spike_window is {self.spike_window}; at least 2 steps, which have a standard deviation,"
         if not 0 < self.spike_deviations <= 1e3:
@@ -151,14 +167,16 @@ class Recipe:
         """The recipe as a step, counted from 0, issues it: one that measures no noise scale issues nothing for it."""
         return self if self.measures_noise_at(step) else replace(self, noise_scale_every=0)
 
-    def learning_rate_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0; the first one of a warm-up is not 0.
+    def learning_rate_at(self, step: int, batch: float = 1.0) -> float:
+        """The learning rate of a step, counted from 0, whose batch is so many times the plan's; the first one of a warm-up is not
+        0.
 
         Sources: Loshchilov and Hutter 2017 (cosine); Hu et al. 2024, MiniCPM (WSD: warm-up, stable, decay).
         """
+        highest = self.learning_rate * math.pow(batch, BATCH_RATES[self.batch_lr])
         if step < self.warmup_steps:
-            return self.learning_rate * (step + 1) / self.warmup_steps
-        return self.learning_rate * self._part(step)
+            return highest * (step + 1) / self.warmup_steps
+        return highest * self._part(step)
 
     def _part(self, step: int) -> float:
         match self.schedule:

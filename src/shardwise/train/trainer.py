@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwise.batch.ramp import BatchRamp
 from shardwise.data.batches import Batches
 from shardwise.layout.layout import Layout
 from shardwise.measurement.inspection import Inspection
@@ -70,7 +71,9 @@ class Trainer:
         num_targets = self.batches.num_targets(step)
         count = self.batches.num_micro_batches(step, self.layout.num_replicas, self.layout.micro_batch_seqs)
         micro_batches = self.feed.on_device(self._ahead.step(step), clock)
-        result = engine.step(micro_batches, num_targets, count, step)
+        num_seqs = self.batches.global_batch_seqs(step)
+        rate = self.recipe.learning_rate_at(step, num_seqs / self.plan.job.num_seqs)
+        result = engine.step(micro_batches, num_targets, count, step, rate)
         with waiting("the kernels and collectives of the step"):
             loss, norm = float(result.loss), float(result.norm)  # a GPU has finished the step by then
         seconds = clock.end()
@@ -80,8 +83,8 @@ class Trainer:
             self.judge.remember(loss, norm)
         auxiliary, further = engine.balancer.loss, result.further
         return StepRecord(
-            step=self.step, loss=loss, grad_norm=norm, learning_rate=self.recipe.learning_rate_at(step),
-            num_tokens=self.batches.global_batch_seqs(step) * self.batches.seq_len, num_targets=num_targets,
+            step=self.step, loss=loss, grad_norm=norm, learning_rate=rate,
+            num_tokens=num_seqs * self.batches.seq_len, num_targets=num_targets,
             step_time_s=time.perf_counter() - started, seconds=seconds,
             auxiliary_loss=None if auxiliary is None else float(auxiliary), expert_imbalance=engine.balancer.imbalance,
             dropped_share=engine.balancer.dropped_share,
@@ -110,6 +113,11 @@ class Trainer:
         if self.trouble is not None and self.trouble.policy == NON_FINITE:
             self.trouble = self.trouble.found_in(first_non_finite(self.engine, float(own_loss), self.world))
         return self.trouble is None
+
+    def resize(self, ramp: BatchRamp) -> None:
+        """From the next step on take batches as a ramp has them; what was read ahead is read again."""
+        self.batches.ramp = ramp
+        self._ahead.restart()
 
     def pass_over(self, step: int) -> None:
         """Go on behind step `step`; what lies between is left out."""

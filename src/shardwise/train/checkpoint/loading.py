@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from shardwise.errors import InputError, require
+from shardwise.train.batching import BATCH_RAMP
 from shardwise.train.box import Box, Shape
 from shardwise.train.checkpoint.manifest import StoredTensor
 from shardwise.train.checkpoint.piece import State, described, split
@@ -19,7 +20,8 @@ from shardwise.train.checkpoint.reading import common_shape, opened
 SHOWN = 4  # names of tensors in a message
 MODEL = "model."  # what the names of a model's own weights begin with
 BUFFER = "buffer."  # and those of what a model has beside them (`Engine.buffers`)
-LEFT_OUT = "num_left_out"  # steps that did not update the weights; checkpoints of earlier versions lack it
+LEFT_OUT = "num_left_out"  # steps that did not update the weights
+ADDED = frozenset({LEFT_OUT, BATCH_RAMP})  # values that checkpoints of earlier versions lack
 FIX = "load it with the plan and the optimizer that it was saved with"
 Wanted = tuple[str, Shape, str]  # the name of a piece, the shape of its tensor, and its format
 
@@ -41,7 +43,7 @@ def load(path: str | Path, state: State, ranks: Ranks | None = None) -> dict[str
         wanted = dict.fromkeys((name, tuple(shape), dtype) for held, _ in asked or () for name, shape, dtype in held)
         require(list(_problems(path, list(wanted), checkpoint.tensors)))
         names = {name for _, held in asked or () for name in held}
-        require(list(_missing(path, "values", names - {LEFT_OUT}, set(checkpoint.files.values) - {LEFT_OUT})))
+        require(list(_missing(path, "values", names - ADDED, set(checkpoint.files.values) - ADDED)))
 
     ranks.on_first(compare)
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from shardwise.changes import parse_changes
 from shardwise.errors import InputError
 from shardwise.planning.plan import Plan
-from shardwise.train.flags import changed, whole
 from shardwise.train.recipe import Recipe
+from shardwise.train.recipe_flags import changed, whole
 
 # Steep, clipped, and in several buckets, so that each of these counts within a few steps of a small model.
 LEARNING_RATE, CLIP_NORM, BUCKET_BYTES = 1e-2, 0.5, 2_000
