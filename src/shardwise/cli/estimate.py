@@ -14,6 +14,7 @@ from shardwise.cli.arguments import (
     resolve,
     resolve_reliability,
 )
+from shardwise.cli.schedule_of_batches import add_schedule_argument, with_schedule
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ def configure(parser: Parser) -> None:
     """Declare the arguments."""
     add_job_arguments(parser)
     parser.group("job").add_argument("--layout", type=str, required=True, metavar="TEXT", help=layout_help())
+    add_schedule_argument(parser.group("job"))
     add_output_arguments(parser, verbose=True)
 
 
@@ -43,7 +45,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
     model, cluster, job = resolve(arguments)
     layout = parse_layout_text(arguments.layout, model, job)
-    found = plan_layout(model, cluster, job, layout, reliability=resolve_reliability(arguments))
+    reliability = resolve_reliability(arguments)
+    found = with_schedule(arguments, plan_layout(model, cluster, job, layout, reliability=reliability), reliability)
     change = None if found.estimate.fits else _smallest_change(found, arguments.progress)
     if arguments.json:
         return json.dumps(estimate_payload(found, change), indent=2)

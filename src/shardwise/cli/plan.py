@@ -15,6 +15,7 @@ from shardwise.cli.arguments import (
     resolve_several,
 )
 from shardwise.cli.html import add_report_argument, write_plan_report
+from shardwise.cli.schedule_of_batches import add_schedule_argument, with_schedule
 from shardwise.cli.section import Report, Section
 from shardwise.cli.sweep import add_sweep_arguments, require_no_sweep, run_sweep
 from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, collect
@@ -42,6 +43,7 @@ EXAMPLES = (
 def configure(parser: Parser) -> None:
     """Declare the arguments."""
     add_job_arguments(parser, several=True)
+    add_schedule_argument(parser.group("job"))
     search, output = parser.groups("search", "output")
     search.add_argument("--deadline", metavar="TIME", help="finish the --tokens within this, such as 30d, 12h or 2w")
     search.add_argument("--budget", metavar="USD", help="spend at most this on the --tokens, such as 2M or 500k")
@@ -83,6 +85,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.search.plan import plan
 
     pins, maxima = parse_pins(arguments.pin, "--pin"), parse_pins(arguments.max, "--max")
+    _require_one_plan(arguments)
     if arguments.sweep:
         return run_sweep(arguments, pins, maxima)
     require_no_sweep(arguments)
@@ -96,6 +99,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
         require_writable(arguments.out)
     if len(clusters) == 1:
         chosen = plan(model, clusters[0], job, choices=choices, reliability=reliability, progress=progress)
+        chosen = with_schedule(arguments, chosen, reliability)
         _require_within(chosen, limits, choices, progress)
         found: Plan | Comparison = chosen
     else:
@@ -130,6 +134,16 @@ def _require_tokens(arguments: argparse.Namespace, tokens: float | None) -> None
     if given and tokens is None:
         raise InputError(
             f"{' and '.join(given)}: found no --tokens; the length of the run is required, such as --tokens 15T"
+        )
+
+
+def _require_one_plan(arguments: argparse.Namespace) -> None:
+    """A schedule of batches is priced for one plan."""
+    found = [f"{len(arguments.cluster)} clusters"] if len(arguments.cluster) > 1 else []
+    found += ["--sweep"] if arguments.sweep else []
+    if arguments.batch_schedule is not None and found:
+        raise InputError(
+            f"--batch-schedule: found with {' and '.join(found)}; a plan of one cluster is required: plan each by itself"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from shardwise.cost.run import Run
@@ -39,7 +40,21 @@ def run_lines(run: Run) -> Iterator[str]:
             f"written in {format_seconds(run.checkpoint_s)}"
         )
     yield f"{format_count(run.chip_hours)} chip-hours, {_dollars(run)}"
+    yield from _phases(run)
     yield _energy(run)
+
+
+def _phases(run: Run) -> Iterator[str]:
+    """The phases of a run whose batch changes, with the mean of their steps."""
+    if run.phases:
+        mean_s = run.ideal_days * SECONDS_PER_DAY / sum(phase.num_steps for phase in run.phases)
+        yield f"a mean step of {format_seconds(mean_s)}, {format_count(run.tokens / run.num_steps)} tokens; by batch:"
+    for phase in run.phases:
+        dollars = "" if phase.usd is None else f", {format_usd(phase.usd)}"
+        yield (
+            f"  {phase.batch_tokens:,} tokens: {counted(math.ceil(phase.num_steps), 'step')} of "
+            f"{format_seconds(phase.step_time_s)}, {format_days(phase.days)}{dollars}"
+        )
 
 
 def spare_lines(limits: Limits, run: Run | None) -> Iterator[str]:

@@ -52,13 +52,25 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunPhase:
+    """Steps of a run with one batch, in tokens: the seconds of each, and days with interruptions; dollars where they are known."""
+
+    batch_tokens: int
+    num_steps: float
+    step_time_s: float
+    days: float
+    usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A training run from its first step to its last, interruptions included.
 
     `ideal_days` are without interruptions, `days` with them; `goodput` is their ratio. `lost` are the shares of the time spent on
     checkpoints and interruptions: with `goodput` they add up to 1. Seconds, bytes, hours, US dollars (`usd`) and MWh
     (`energy_mwh`) are in the names. Without failures there are no checkpoints, and `mtbf_s` and `checkpoint_interval_s` are None.
-    `usd` and `energy_mwh` are None where the chip has no sourced price or power; `missing` names these.
+    `usd` and `energy_mwh` are None where the chip has no sourced price or power; `missing` names these. `phases` are those of a
+    run whose batch changes.
 
     >>> import shardwise as sw
     >>> run = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024, tokens="10G").run
@@ -85,6 +97,7 @@ class Run:
     reliability: Reliability
     inputs: tuple[Given, ...]
     formulas: Mapping[str, str]
+    phases: tuple[RunPhase, ...] = ()
 
 
 def training_run(
@@ -105,11 +118,22 @@ def training_run(
     """
     if job.tokens is None:
         return None
+    return run_of_steps(
+        architecture, cluster, job, job.tokens / job.global_batch_tokens, estimate.step_time_s, reliability
+    )
+
+
+def run_of_steps(
+    architecture: Architecture, cluster: Cluster, job: Job, num_steps: float, step_time_s: float,
+    reliability: Reliability | None = None,
+) -> Run:  # fmt: skip
+    """The same of a job with `tokens` in so many steps, whose mean takes `step_time_s`."""
+    assert job.tokens is not None
     given = reliability or Reliability()
     size = checkpoint_bytes(architecture, job)
-    ideal_s = job.tokens / job.global_batch_tokens * estimate.step_time_s
+    ideal_s = num_steps * step_time_s
     write_s = checkpoint_seconds(architecture, job, cluster.num_devices, given)
-    pace = _pace(write_s, cluster.num_devices, estimate.step_time_s, given)
+    pace = _pace(write_s, cluster.num_devices, step_time_s, given)
     wall_s = ideal_s / pace.goodput if pace.goodput > 0 else math.inf
     chip_hours = cluster.num_devices * wall_s / SECONDS_PER_HOUR
     if not math.isfinite(chip_hours * MOST):
@@ -119,14 +143,14 @@ def training_run(
         )
     price, power = cluster.chip.price_usd_per_hour, cluster.chip.power_w
     return Run(
-        tokens=job.tokens, num_steps=math.ceil(job.tokens / job.global_batch_tokens), ideal_days=ideal_s / SECONDS_PER_DAY,
+        tokens=job.tokens, num_steps=math.ceil(num_steps), ideal_days=ideal_s / SECONDS_PER_DAY,
         goodput=pace.goodput, lost=pace.lost, days=wall_s / SECONDS_PER_DAY,
         mtbf_s=pace.mtbf_s, num_interruptions=wall_s / pace.mtbf_s if pace.mtbf_s else 0.0,
         checkpoint_bytes=size, checkpoint_s=pace.checkpoint_s, checkpoint_interval_s=pace.interval_s,
         chip_hours=chip_hours, usd=None if price is None else chip_hours * price, price_date=cluster.chip.price_date,
         energy_mwh=None if power is None else chip_hours * power * given.pue / 1e6,
         missing=tuple(name for name in ("price_usd_per_hour", "power_w") if getattr(cluster.chip, name) is None),
-        reliability=given, inputs=tuple(_inputs(architecture, cluster, job, estimate, given)), formulas=FORMULAS,
+        reliability=given, inputs=tuple(_inputs(architecture, cluster, job, (num_steps, step_time_s), given)), formulas=FORMULAS,
     )  # fmt: skip
 
 
@@ -211,14 +235,18 @@ def goodput(interval_s: float, checkpoint_s: float, mtbf_s: float, restart_s: fl
 
 
 def _inputs(
-    architecture: Architecture, cluster: Cluster, job: Job, estimate: Estimate, reliability: Reliability
+    architecture: Architecture, cluster: Cluster, job: Job, steps: tuple[float, float], reliability: Reliability
 ) -> Iterator[Given]:
     """Every value that the run is computed from; those of `Reliability` with the source of the default, or as set."""
     chip, recipe, usual = cluster.chip, precision_named(job.precision), Reliability()
     kept = checkpoint_bytes(architecture, job) / num_trained_params(architecture)
     yield Given(name="tokens", value=job.tokens or 0.0, unit="tokens", source="the job")
-    yield Given(name="global_batch_tokens", value=job.global_batch_tokens, unit="tokens", source="the job")
-    yield Given(name="step_time_s", value=estimate.step_time_s, unit="s", source="the estimate")
+    batch, (num_steps, step_time_s) = job.global_batch_tokens, steps
+    changes = not math.isclose(num_steps * batch, job.tokens or 0.0)
+    of = "mean of the phases" if changes else None
+    yield Given(name="global_batch_tokens", value=(job.tokens or 0.0) / num_steps if changes else batch, unit="tokens",
+                source=of or "the job")  # fmt: skip
+    yield Given(name="step_time_s", value=step_time_s, unit="s", source=of or "the estimate")
     yield Given(name="num_devices", value=cluster.num_devices, unit="devices", source="the cluster")
     yield Given(name="checkpoint_bytes_per_parameter", value=kept, unit="B", source=recipe.source)
     for name, unit in UNITS.items():

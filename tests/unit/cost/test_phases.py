@@ -1,0 +1,75 @@
+"""The price of a run whose batch changes: the sum of its phases, each priced by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+import shardwise as sw
+from shardwise.batch.schedule import parse_schedule
+from shardwise.cli.run_report import run_lines
+from shardwise.cost.phases import scheduled_run
+from shardwise.cost.reliability import Reliability
+from shardwise.cost.run import Run
+from shardwise.errors import InputError
+from shardwise.layout.layout import Layout
+
+MODEL, CLUSTER = sw.load_model("llama-3-8b"), sw.load_cluster("h100:64")
+JOB = sw.Job(global_batch_tokens=2**22, seq_len=8192, tokens=2e12)
+LAYOUT = Layout(fsdp=64, zero_stage=3)
+NEVER_FAILS = Reliability(failures_per_device_hour=0.0)
+
+
+def run_of(text: str, layout: Layout = LAYOUT, **changes: object) -> Run:
+    job = replace(JOB, **changes)  # type: ignore[arg-type]
+    return scheduled_run(MODEL, CLUSTER, job, layout, parse_schedule(text), NEVER_FAILS)
+
+
+def seconds(batches: Sequence[tuple[int, float]]) -> float:
+    """Of so many steps of each batch, each batch priced as a job of its own."""
+    jobs = ((replace(JOB, global_batch_tokens=batch), count) for batch, count in batches)
+    return sum(count * sw.estimate(MODEL, CLUSTER, job, LAYOUT).step_time_s for job, count in jobs)
+
+
+def test_days_and_dollars_are_those_of_the_phases() -> None:
+    first = -(-(10**11) // 2**20) * 2**20  # the first multiple of 2^20 from 100e9 on
+    rest = (2e12 - first) / 2**22
+    run = run_of("0:1Mi,100G:4Mi")
+    assert [phase.num_steps for phase in run.phases] == pytest.approx([first / 2**20, rest])
+    assert run.ideal_days * 86400 == pytest.approx(seconds([(2**20, first / 2**20), (2**22, rest)]), rel=1e-12)
+    assert run.days == run.ideal_days == pytest.approx(sum(phase.days for phase in run.phases))
+    assert run.usd == pytest.approx(sum(phase.usd or 0.0 for phase in run.phases))
+    assert run.usd == pytest.approx(run.days * 24 * 64 * (CLUSTER.chip.price_usd_per_hour or 0.0))
+    assert run.num_steps == pytest.approx(first / 2**20 + rest, abs=1)
+
+
+def test_one_phase_is_the_run_without_a_schedule() -> None:
+    plan = sw.plan(MODEL, CLUSTER, JOB, reliability=NEVER_FAILS)
+    plain = plan.run
+    priced = scheduled_run(plan.model, plan.cluster, plan.job, plan.layout, parse_schedule("4Mi"), NEVER_FAILS)
+    assert plain is not None
+    assert priced.days == pytest.approx(plain.days, rel=1e-12)
+    assert [one.source for one in priced.inputs] == [one.source for one in plain.inputs]
+
+
+def test_a_smaller_batch_has_fewer_micro_batches_and_costs_more_for_a_token() -> None:
+    ramped, whole = run_of("0:512Ki,500G:4Mi"), run_of("4Mi")
+    assert ramped.days > whole.days
+    assert next(one.source for one in ramped.inputs if one.name == "step_time_s") == "mean of the phases"
+    assert any("524,288 tokens: 953,675 steps of" in line for line in run_lines(ramped))
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "part"),
+    [
+        ("0:1Mi,100G:4Mi", {"tokens": None}, "found no --tokens"),
+        ("noise:lambda=1Mi", {}, "the noise scale of the run is not known before it"),
+        ("0:1M", {}, "a batch of 1,000,000 tokens is not a whole number of sequences of 8,192; the nearest are"),
+    ],
+)
+def test_what_cannot_be_priced_is_refused(text: str, changes: dict[str, object], part: str) -> None:
+    with pytest.raises(InputError) as caught:
+        run_of(text, **changes)
+    assert part in str(caught.value)
