@@ -53,7 +53,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPhase:
-    """Steps of a run with one batch, in tokens: the seconds of each, days with interruptions, and dollars where they are known."""
+    """Steps of a run with one batch, in tokens: seconds of each, days with interruptions, and dollars where they are known."""
 
     batch_tokens: int
     num_steps: float
