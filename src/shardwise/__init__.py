@@ -5,7 +5,8 @@
     plan = sw.plan("llama-3-70b", "h100:512", global_batch_tokens="4Mi", seq_len=8192)
     print(plan)
 
-Plans: `plan`, `plan_clusters`, `sweep`, `explain`, `simulation`. Launches of frameworks: `export_plan`, `read_launch`. Prices:
+Plans: `plan`, `plan_clusters`, `plan_to_loss`, `sweep`, `explain`, `simulation`. Launches of frameworks: `export_plan`,
+`read_launch`. Prices:
 `estimate`, `memory`, `roofline`. The books: `rule`, `rules`. What `--json` prints: `json_schemas`. Each takes names and paths, or
 the values that `load_model`, `load_cluster`, `Job` and `Layout.parse` give (`shardwise.api`). Names are loaded when they are
 first used, so that `import shardwise` is fast and imports no NumPy.
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from shardwise.api.costs import estimate, memory, roofline
     from shardwise.api.figures import Figure, figure
     from shardwise.api.launches import export_plan, read_launch
-    from shardwise.api.plans import explain, plan, plan_clusters, simulation
+    from shardwise.api.plans import explain, plan, plan_clusters, plan_to_loss, simulation
     from shardwise.api.schemas import json_schemas
     from shardwise.api.sweeps import sweep
+    from shardwise.batch.noise_scale import NoiseScale
     from shardwise.books.named_rules import NamedRule, RuleValue
     from shardwise.books.roofline import BlockRoofline, KernelRoofline
     from shardwise.books.rules import Rule, book_rules
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from shardwise.progress import Progress
     from shardwise.search.space import Choices
     from shardwise.search.sweep.points import Swept
+    from shardwise.search.to_loss.loss_points import LossSearch
     from shardwise.simulate.result import Simulation
     from shardwise.version import __version__
 
@@ -67,8 +70,10 @@ _HOME = {
     "Layout": "shardwise.layout.layout",
     "LayoutMemory": "shardwise.planning.memory",
     "Limits": "shardwise.planning.compare",
+    "LossSearch": "shardwise.search.to_loss.loss_points",
     "MissedLimitError": "shardwise.errors",
     "MissingValueError": "shardwise.errors",
+    "NoiseScale": "shardwise.batch.noise_scale",
     "NothingFitsError": "shardwise.errors",
     "Reliability": "shardwise.cost.reliability",
     "NamedRule": "shardwise.books.named_rules",
@@ -97,6 +102,7 @@ _HOME = {
     "plan": "shardwise.api.plans",
     "plan_clusters": "shardwise.api.plans",
     "plan_layout": "shardwise.planning.plan",
+    "plan_to_loss": "shardwise.api.plans",
     "read_launch": "shardwise.api.launches",
     "roofline": "shardwise.api.costs",
     "rule": "shardwise.api.books",
@@ -122,9 +128,11 @@ __all__ = [
     "Layout",
     "LayoutMemory",
     "Limits",
+    "LossSearch",
     "MissedLimitError",
     "MissingValueError",
     "NamedRule",
+    "NoiseScale",
     "NothingFitsError",
     "Plan",
     "Progress",
@@ -152,6 +160,7 @@ __all__ = [
     "plan",
     "plan_clusters",
     "plan_layout",
+    "plan_to_loss",
     "read_launch",
     "roofline",
     "rule",

@@ -20,7 +20,18 @@ from shardwise.layout.placement import Placement
 from shardwise.model.recompute import policy_names
 
 SIZES: dict[str, Any] = {"global_batch_tokens": 2**19, "seq_len": 4096}
-FUNCTIONS = ("plan", "plan_clusters", "estimate", "explain", "memory", "roofline", "rules", "simulation", "sweep")
+FUNCTIONS = (
+    "plan",
+    "plan_clusters",
+    "plan_to_loss",
+    "estimate",
+    "explain",
+    "memory",
+    "roofline",
+    "rules",
+    "simulation",
+    "sweep",
+)
 
 
 def test_the_names_of_the_package_are_sorted_and_all_there() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
+from shardwise.batch.noise_scale import NoiseScale
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.load import load_cluster
 from shardwise.errors import InputError, collect, require
@@ -20,6 +21,7 @@ from shardwise.units import parse_count, parse_quantity
 Model = str | os.PathLike[str] | Architecture
 Where = str | os.PathLike[str] | Cluster
 Pins = str | Mapping[str, Any]
+Noise = str | float | os.PathLike[str] | NoiseScale
 
 
 def resolved(

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardwise.api.given import Model, Pins, Where, architecture_of, cluster_of, job_of, layout_of, pins_of, resolved
+from shardwise.api.given import (
+    Model,
+    Noise,
+    Pins,
+    Where,
+    architecture_of,
+    cluster_of,
+    job_of,
+    layout_of,
+    pins_of,
+    resolved,
+)
 from shardwise.cost.reliability import Reliability
 from shardwise.errors import collect
 from shardwise.job import Job
@@ -19,13 +30,14 @@ if TYPE_CHECKING:
     from shardwise.planning.compare import Comparison, Limits
     from shardwise.planning.explain import Explanation
     from shardwise.search.space import Choices
+    from shardwise.search.to_loss.loss_points import Goal, LossSearch
     from shardwise.simulate.result import Simulation
 
 
 def plan(
     model: Model, cluster: Where, job: Job | None = None, *, stack: str | None = None, pins: Pins = "", maxima: Pins = "",
     choices: Choices | None = None, runnable: bool = False, divisible: bool = False, reliability: Reliability | None = None,
-    progress: Progress = silent, **job_fields: Any,
+    noise_scale: Noise | None = None, to_loss: float | None = None, progress: Progress = silent, **job_fields: Any,
 ) -> Plan:  # fmt: skip
     """The best layout for a job on a cluster: the simplest of the fastest that fit, with its estimate and why others lost.
 
@@ -33,7 +45,8 @@ def plan(
     an `overlap` is planned by the lower bound of that convention. `pins` and `maxima` narrow the search, as `--pin` and `--max`
     do: {"tp": 8} or "tp=8 recompute=full"; `choices` are what it may otherwise choose from. `runnable`: only layouts that
     `train` runs, with its loss; `divisible`: only layouts that split the batch evenly. `reliability` has the failure rate,
-    restarts and power for the run of a job with `tokens`. `progress` is called as the search proceeds.
+    restarts and power for the run of a job with `tokens`. `progress` is called as the search proceeds. With a `noise_scale`, or a
+    loss in nats (`to_loss`), the batch that reaches the loss the soonest is chosen too: `plan_to_loss` on one cluster.
 
     Raises `InputError` for anything wrong in these, `NothingFitsError` where no layout fits, with the smallest excess.
 
@@ -53,7 +66,16 @@ def plan(
     True
     >>> sw.plan("llama-3.2-1b", "h100:8", found.job, stack="nemo-25").cluster.calibration.stack
     'nemo-25'
+    >>> sw.plan("gpt-2", "h100:8", noise_scale="128Ki", seq_len=1024).job.global_batch_tokens
+    131072
     """
+    if noise_scale is not None or to_loss is not None:
+        found = plan_to_loss(
+            model, [cluster], job, noise_scale=noise_scale, to_loss=to_loss, stack=stack, pins=pins, maxima=maxima,
+            choices=choices, runnable=runnable, divisible=divisible, reliability=reliability, progress=progress, **job_fields,
+        )  # fmt: skip
+        assert found.plan is not None  # without limits one is chosen
+        return found.plan
     from shardwise.planning.runnable import runnable_job
     from shardwise.search.pins import narrowed
     from shardwise.search.plan import plan as search_plan
@@ -93,6 +115,45 @@ def plan_clusters(
     )
 
 
+def plan_to_loss(
+    model: Model, clusters: Sequence[Where], job: Job | None = None, *, noise_scale: Noise | None = None,
+    to_loss: float | None = None, batches: Sequence[int | str] = (), goal: Goal | None = None, limits: Limits | None = None,
+    stack: str | None = None, pins: Pins = "", maxima: Pins = "", choices: Choices | None = None, runnable: bool = False,
+    divisible: bool = False, reliability: Reliability | None = None, progress: Progress = silent, **job_fields: Any,
+) -> LossSearch:  # fmt: skip
+    """Plan every batch on every cluster, and choose what reaches a loss the soonest, or for the fewest dollars (`goal="usd"`).
+
+    `noise_scale`: tokens, the folder of a run that measured it, or a `NoiseScale`; without it, that of the published law at the
+    loss `to_loss`, in nats per token. `batches` are tokens (default: the job's own batch, or without one doublings around the
+    noise scale). The job's `tokens` are those to the loss with the smallest batch that is given, or without one the fewest. The
+    other arguments are those of `plan_clusters`.
+
+    Raises `InputError` for anything wrong in these, `NothingFitsError` where no batch has a plan.
+
+    >>> import shardwise as sw
+    >>> found = sw.plan_to_loss("gpt-2", ["h100:8", "h100:16"], noise_scale="128Ki", batches=["64Ki", "128Ki"], seq_len=1024)
+    >>> found.plan.cluster.name, [point.batch_tokens for point in found.points[:2]]
+    ('h100:16', [65536, 131072])
+    >>> first, second = (point.time for point in found.points[:2])
+    >>> first.tokens_ratio, second.tokens_ratio, second.loss_s / second.token_s
+    (1.5, 2.0, 2.0)
+    """
+    from shardwise.api.losses import loss_target
+    from shardwise.planning.runnable import runnable_job
+    from shardwise.search.pins import narrowed
+    from shardwise.search.to_loss.loss_search import plan_to_loss as search_to_loss
+
+    target, sizes, what = loss_target(noise_scale, to_loss, batches, job, job_fields)
+    architecture, *several = collect(
+        lambda: architecture_of(model), *(partial(cluster_of, one, stack) for one in clusters)
+    )
+    kept = narrowed(pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices, runnable=runnable, divisible=divisible)
+    return search_to_loss(
+        architecture, several, runnable_job(what) if runnable else what, target, batches=sizes, limits=limits, goal=goal,
+        choices=kept, reliability=reliability, progress=progress,
+    )  # fmt: skip
+
+
 def explain(
     plan: Plan | str | os.PathLike[str], against: str | Layout | None = None, *, term: str | None = None,
     progress: Progress = silent,
@@ -113,10 +174,17 @@ def explain(
     from shardwise.planning.codec import load_plan
     from shardwise.planning.explain import explain as explain_plan
     from shardwise.search.plan import nearest_fitting
+    from shardwise.search.to_loss.doublings import doublings
 
     of = plan if isinstance(plan, Plan) else load_plan(os.fspath(plan))
     nearest = partial(nearest_fitting, of.model, of.cluster, of.job, progress=progress)
-    return explain_plan(of, nearest, other=None if against is None else layout_of(against), term_name=term)
+    return explain_plan(
+        of,
+        nearest,
+        other=None if against is None else layout_of(against),
+        term_name=term,
+        doubled=lambda plan: doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else (),
+    )
 
 
 def simulation(plan: Plan, *, overlap: str = "list", contention: float = 1.0) -> Simulation:

@@ -11,7 +11,10 @@ from shardwise.schema import json_schema
 
 # Where the type of each payload of a verb is. The errors of all verbs are `schema:ErrorPayload`.
 PAYLOADS: Mapping[str, tuple[str, ...]] = {
-    "plan": ("planning.payload:PlanPayload", "planning.compare:ComparisonPayload", "search.sweep.payload:SweepPayload"),
+    "plan": (
+        "planning.payload:PlanPayload", "planning.compare:ComparisonPayload", "search.sweep.payload:SweepPayload",
+        "search.to_loss.loss_payload:ToLossPayload",
+    ),
     "estimate": ("planning.payload:PlanPayload",),
     "explain": ("planning.explain.payload:ExplainPayload",),
     "instructions": ("planning.instructions:InstructionsPayload",),
@@ -56,7 +59,7 @@ def json_schemas(verb: str) -> dict[str, dict[str, Any]]:
 
     >>> import shardwise as sw
     >>> list(sw.json_schemas("plan"))
-    ['shardwise.plan/3', 'shardwise.comparison/2', 'shardwise.sweep/2', 'shardwise.error/1']
+    ['shardwise.plan/3', 'shardwise.comparison/2', 'shardwise.sweep/2', 'shardwise.to_loss/1', 'shardwise.error/1']
     >>> sw.json_schemas("memory")["shardwise.memory/2"]["properties"]["model"]
     {'$ref': '#/$defs/Architecture'}
     """

@@ -58,7 +58,7 @@ def critical_batch_of_loss(loss: float) -> float:
     return float(2e8 / loss ** (1.0 / 0.21))
 
 
-def published_noise_scale(loss: float) -> NoiseScale:
+def published_noise_scale(loss: float, what: str = "loss") -> NoiseScale:
     """The noise scale at a loss in nats per token by the law of Kaplan et al. 2020. Raises `InputError` for no loss above 0.
 
     It is a law of one data set (WebText2) and one tokenizer; another corpus may be several times off.
@@ -68,7 +68,7 @@ def published_noise_scale(loss: float) -> NoiseScale:
     (2547285, True)
     """
     if not 0 < loss < 20:
-        raise InputError(f"loss: found {loss:g}; nats per token, above 0 and below 20, are required")
+        raise InputError(f"{what}: found {loss:g}; nats per token, above 0 and below 20, are required")
     return NoiseScale(tokens=critical_batch_of_loss(loss), source=f"published law at a loss of {loss:g} ({KAPLAN})")
 
 

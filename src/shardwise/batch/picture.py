@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from shardwise.batch.fit import TradeoffFit
 from shardwise.batch.tradeoff import BatchTradeoff
 from shardwise.draw.axis import Axis
@@ -49,7 +47,7 @@ def _said(found: TradeoffFit) -> str:
     )
 
 
-def _curve(law: BatchTradeoff, low: float, high: float) -> Sequence[tuple[float, float]]:
+def _curve(law: BatchTradeoff, low: float, high: float) -> tuple[tuple[float, float], ...]:
     """The law from a batch to another, in equal steps of its logarithm."""
     batches = [low * (high / low) ** (i / (NUM_POINTS - 1)) for i in range(NUM_POINTS)]
     return tuple((law.steps(batch), law.tokens(batch)) for batch in batches)

@@ -12,6 +12,9 @@ from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.cli.section import Report
+    from shardwise.planning.loss_time import Doubling
+    from shardwise.planning.plan import Plan
+    from shardwise.progress import Progress
 
 DESCRIPTION = "Say why a plan is what it is: does it fit, does it reach the batch, what bounds its throughput."
 EXAMPLES = (
@@ -26,6 +29,10 @@ def configure(parser: Parser) -> None:
     plan = parser.group("plan")
     plan.add_argument("plan", metavar="PLAN", help=PLAN)
     plan.add_argument("--against", type=str, metavar="TEXT", help='another layout, such as "tp=8 pp=4 fsdp=16"')
+    plan.add_argument(
+        "--noise-scale", metavar="N|RUN",
+        help="of a plan that was made without: which side of the critical batch it lies on, and what the next doubling gains",
+    )  # fmt: skip
     plan.add_argument("--term", metavar="NAME", help="one term only, such as memory.activations or time.tp")
     add_report_argument(parser)
     add_output_arguments(parser, verbose=True)
@@ -39,13 +46,33 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.planning.explain.payload import explanation_payload
     from shardwise.search.plan import nearest_fitting
 
-    plan = load_plan(arguments.plan)
+    plan = _with_noise(load_plan(arguments.plan), arguments.noise_scale)
     against = arguments.against
     other = None if against is None else parse_layout_text(against, plan.model, plan.job, "--against")
     found = explain(
         plan, lambda layout: nearest_fitting(plan.model, plan.cluster, plan.job, layout, arguments.progress),
-        other=other, term_name=arguments.term,
+        other=other, term_name=arguments.term, doubled=lambda priced: _doubled(priced, arguments.progress),
     )  # fmt: skip
     title = f"{found.model} on {found.cluster}: why this plan"
     write_report(arguments.report, "explain", title, lambda: explanation_payload(found, plan))
     return json.dumps(explanation_payload(found, plan), indent=2) if arguments.json else explain_report(found)
+
+
+def _with_noise(plan: Plan, given: str | None) -> Plan:
+    """The plan with a noise scale that is given: its tokens are then those to the loss with its batch."""
+    from dataclasses import replace
+
+    from shardwise.batch.noise_scale import noise_scale
+    from shardwise.batch.target import LossTarget
+
+    if given is None:
+        return plan
+    batch = None if plan.job.tokens is None else float(plan.job.global_batch_tokens)
+    target = LossTarget(noise=noise_scale(given, "--noise-scale"), tokens=plan.job.tokens, batch_tokens=batch)
+    return replace(plan, to_loss=target)
+
+
+def _doubled(plan: Plan, progress: Progress) -> tuple[Doubling, ...]:
+    from shardwise.search.to_loss.doublings import doublings
+
+    return doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else ()

@@ -8,6 +8,7 @@ from shardwise.cli.interval import step_text
 from shardwise.cli.run_report import run_lines
 from shardwise.cli.section import Block, Marked, Report, Row, Section, Table
 from shardwise.cli.summary import overlap_text
+from shardwise.cli.to_loss_report import doublings_table, noise_text
 from shardwise.cost.estimate import caveats as caveats_of
 from shardwise.cost.recorded import Input
 from shardwise.planning.explain.against import Against, Difference
@@ -45,6 +46,7 @@ def explain_report(found: Explanation) -> Report:
             title="layouts that fit and reach the batch, compared with the plan",
             detail=True,
         ),
+        Section(list(_critical_batch(found))),
         Section(_schedules(found), title="the same degrees under each schedule", detail=True),
         Section(_runners_up(found), title="runners-up, and why each lost", name="runners-up"),
         Section(list(_run(found)), title="what the whole run takes", detail=True),
@@ -107,6 +109,22 @@ def _options(found: Explanation, steps: tuple[int, ...]) -> list[Block]:
             seconds = "" if one.step_time_s is None else f"{format_seconds(one.step_time_s)}, "
             lines += [f"  {one.what}: {seconds}{one.verdict}", f"    {one.layout}"]
     return lines
+
+
+def _critical_batch(found: Explanation) -> Iterator[Block]:
+    """The side of the critical batch, and what the next doubling gains; of plans with a noise scale."""
+    if found.critical_batch is not None:
+        one = found.critical_batch
+        yield f"4. does the batch pay? {one.because}"
+        yield f"   {noise_text(one.target.noise)}"
+        of = "the run" if one.target.tokens is not None else "a billion of the fewest tokens"
+        yield (
+            f"   time to the loss of {of}: {format_seconds(one.time.loss_s)}; of as many tokens whatever the loss: "
+            f"{format_seconds(one.time.token_s)}"
+        )
+        yield "   the next doubling:"
+        yield doublings_table(one.doublings)
+        yield from (f"   twice the {each.doubled}: {each.problem}" for each in one.doublings if each.problem)
 
 
 def _schedules(found: Explanation) -> list[Block]:

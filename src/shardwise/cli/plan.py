@@ -18,7 +18,9 @@ from shardwise.cli.html import add_report_argument, write_plan_report
 from shardwise.cli.schedule_of_batches import add_schedule_argument, with_schedule
 from shardwise.cli.section import Report, Section
 from shardwise.cli.sweep import add_sweep_arguments, require_no_sweep, run_sweep
+from shardwise.cli.to_loss import add_to_loss_arguments, is_to_loss, require_sizes, run_to_loss
 from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, collect
+from shardwise.job import USUAL_SEQ_LEN
 from shardwise.parser import Parser
 from shardwise.units import parse_duration, parse_usd
 
@@ -31,18 +33,22 @@ if TYPE_CHECKING:
 DESCRIPTION = (
     "Search all layouts of a training job on a cluster and choose the fastest that fits. Several clusters are "
     "compared: with a deadline the cheapest that meets it is chosen, otherwise the fastest. "
-    "With --sweep a job is planned for each of several values."
+    "With --sweep a job is planned for each of several values. With --noise-scale the batch is chosen too, and the "
+    "number of devices, by the time or the dollars to a loss."
 )
 EXAMPLES = (
     "shardwise plan llama-3-8b h100:64 --batch-tokens 1Mi --seq-len 8Ki --tokens 1T --out plan.json",
     "shardwise plan llama-3-8b h100:64 tpu-v5p:4x4x4 --batch-tokens 1Mi --seq-len 8Ki --tokens 1T --deadline 60d",
     "shardwise plan llama-3-8b h100:8 --batch-tokens 512Ki --seq-len 8Ki --sweep gpus=8:64:x2 --draw scaling.svg",
+    "shardwise plan llama-3-8b h100:64,128,256,512 --noise-scale 1.2Mi",
 )
+
+AROUND = "with --noise-scale, doublings around it"  # of the batch that is left out
 
 
 def configure(parser: Parser) -> None:
     """Declare the arguments."""
-    add_job_arguments(parser, several=True)
+    add_job_arguments(parser, several=True, sizes=(AROUND, f"with --noise-scale, {USUAL_SEQ_LEN}"))
     add_schedule_argument(parser.group("job"))
     search, output = parser.groups("search", "output")
     search.add_argument("--deadline", metavar="TIME", help="finish the --tokens within this, such as 30d, 12h or 2w")
@@ -56,6 +62,7 @@ def configure(parser: Parser) -> None:
         "--max", action="append", default=[], metavar="KEY=VALUE",
         help="search only layouts with at most this, such as pp=4; may be repeated",
     )  # fmt: skip
+    add_to_loss_arguments(parser)
     search.add_argument(
         "--runnable", action="store_true",
         help="search only layouts that `train` runs, with its kind of loss",
@@ -78,6 +85,7 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The plan, as a report or as JSON; for several clusters their comparison, for several values a sweep."""
     from shardwise.cli.export import write_launch
+    from shardwise.cluster.cluster import several
     from shardwise.planning.codec import dump_plan, require_writable
     from shardwise.planning.runnable import runnable_job
     from shardwise.search.clusters import plan_clusters
@@ -85,11 +93,16 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.search.plan import plan
 
     pins, maxima = parse_pins(arguments.pin, "--pin"), parse_pins(arguments.max, "--max")
+    arguments.cluster = [one for text in arguments.cluster for one in several(text)]
+    choices = narrowed(pins, maxima, runnable=arguments.runnable, divisible=arguments.divisible)
+    if is_to_loss(arguments):
+        _require_tokens(arguments, arguments.tokens)
+        return run_to_loss(arguments, choices, _limits(arguments))
+    require_sizes(arguments)
     _require_one_plan(arguments)
     if arguments.sweep:
         return run_sweep(arguments, pins, maxima)
     require_no_sweep(arguments)
-    choices = narrowed(pins, maxima, runnable=arguments.runnable, divisible=arguments.divisible)
     limits = _limits(arguments)
     model, clusters, job = resolve_several(arguments, arguments.cluster)
     job = runnable_job(job) if arguments.runnable else job
@@ -128,7 +141,7 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     return Limits(deadline_s=deadline, budget_usd=budget)
 
 
-def _require_tokens(arguments: argparse.Namespace, tokens: float | None) -> None:
+def _require_tokens(arguments: argparse.Namespace, tokens: float | str | None) -> None:
     """A limit is one of a whole run, which has a length."""
     given = [f"--{name}" for name in ("deadline", "budget") if getattr(arguments, name) is not None]
     if given and tokens is None:

@@ -82,6 +82,18 @@ def parse_shorthand(text: str) -> Shorthand:
     return Shorthand(match["chip"], shape, bool(match["twisted"]), num_pods)
 
 
+def several(text: str) -> list[str]:
+    """The shorthands of one with several sizes, in its order; any other text is one by itself.
+
+    >>> several("h100:64,128,256"), several("tpu-v5p:4x4x4,4x4x8"), several("mine.toml")
+    (['h100:64', 'h100:128', 'h100:256'], ['tpu-v5p:4x4x4', 'tpu-v5p:4x4x8'], ['mine.toml'])
+    """
+    chip, colon, sizes = text.strip().partition(":")
+    if not colon or "," not in sizes or text.strip().lower().endswith(".toml"):
+        return [text]
+    return [size.strip() if ":" in size else f"{chip}:{size.strip()}" for size in sizes.split(",")]
+
+
 def spread(count: int, groups: Sequence[int], host: int) -> tuple[int, ...] | None:
     """Sizes of the tiers that `count` devices take, from the inside out; None where they do not come out even.
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from shardwise.batch.target import LossTarget
 from shardwise.books.rules import Rule
 from shardwise.cluster.calibration import Calibration, unscaled
 from shardwise.cluster.chip import MOST, Chip
@@ -131,6 +132,7 @@ def parse_plan(payload: Any) -> Plan:
         run=_parse_run(payload["run"], renamed=found != SCHEMA) if payload.get("run") else None,
         bound_s=parse(float, payload["bound_s"], "bound_s") if payload.get("bound_s") is not None else None,
         policy=_parse_policy(payload, cluster),
+        to_loss=parse(LossTarget, payload["to_loss"], "to_loss") if payload.get("to_loss") else None,
     )  # fmt: skip
 
 

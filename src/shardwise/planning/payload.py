@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from shardwise.batch.target import LossTarget
 from shardwise.books.rules import Rule
 from shardwise.cluster.calibration import Calibration
 from shardwise.cluster.chip import Chip
@@ -92,6 +93,7 @@ class PlanPayload(TypedDict):
     run: Run | None
     bound_s: float | None
     issue_policy: IssuePolicy
+    to_loss: LossTarget | None
     smallest_change: NotRequired[str]
 
 
@@ -114,6 +116,7 @@ def plan_payload(plan: Plan) -> Payload:
         "run": asdict(plan.run) if plan.run else None,
         "bound_s": plan.bound_s,
         "issue_policy": asdict(plan.policy),
+        "to_loss": asdict(plan.to_loss) if plan.to_loss else None,
     }
 
 

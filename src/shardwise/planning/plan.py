@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shardwise.batch.target import LossTarget
 from shardwise.books.rules import Rule, book_rules
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.stacks import predicted, rated, typical_stack
@@ -54,7 +55,7 @@ class Plan(Pictured):
     `bound_s` is the lower bound of the step in seconds, with kernels and links at the best that micro-benchmarks reach; None
     where the estimate is that bound itself. `alternatives` are the runners-up with the reason why each lost, `rules` those of
     the books. `run` is the whole run; None for a job without `tokens`. `policy` says which collectives the plan's stack issues
-    for its layout.
+    for its layout. `to_loss` is the loss that batch and devices were chosen for, with the noise scale; None for a given batch.
 
     >>> import shardwise as sw
     >>> plan = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024, tokens="10G")
@@ -74,6 +75,7 @@ class Plan(Pictured):
     run: Run | None = None
     bound_s: float | None = None
     policy: IssuePolicy = field(default_factory=IssuePolicy)
+    to_loss: LossTarget | None = None
 
     def shown(self) -> Shown:
         """The plan as text and picture, as a notebook displays it."""

@@ -5,6 +5,7 @@ story     the three steps of the playbook's decision procedure, as values
 options   what else could have been done, and the step at which it drops out
 constants which measured constant moves the step the most
 against   any other layout, term by term
+critical_batch  which side of the critical batch a plan lies on, and what the next doubling gains
 losses    which kind of loss would make a layout fit
 terms     one term: its formula, its inputs, the expression that it was read off
 report    all of it, as one value; payload: as plain data

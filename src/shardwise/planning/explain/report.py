@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +14,17 @@ from shardwise.layout.placement import default_placement
 from shardwise.planning.abilities import as_run, stack_of
 from shardwise.planning.explain.against import Against, Nearest, against, best_placed, smallest_change
 from shardwise.planning.explain.constants import Constant, constants
+from shardwise.planning.explain.critical_batch import CriticalBatch, critical_batch
 from shardwise.planning.explain.options import Option, options
 from shardwise.planning.explain.reasons import MODEL_ERROR
 from shardwise.planning.explain.schedules import Scheduled, schedules
 from shardwise.planning.explain.story import Batch, Fit, RunnerUp, Throughput, batch, fit, runners_up, throughput
 from shardwise.planning.explain.terms import Term, term
+from shardwise.planning.loss_time import Doubling
 from shardwise.planning.plan import Plan
 from shardwise.units import format_seconds
+
+Doublings = Callable[[Plan], tuple[Doubling, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +32,8 @@ class Explanation(Pictured):
     """Why a plan is what it is, in the order of its decisions: memory, batch, throughput, and the layouts that lost.
 
     `against` compares another layout, `terms` take single terms apart, `constants` are the measured values that the plan is most
-    sensitive to; `model_error` is the error of predictions on held-out runs, as a share of the step.
+    sensitive to; `model_error` is the error of predictions on held-out runs, as a share of the step. `critical_batch` is of plans
+    with a noise scale.
 
     >>> import shardwise as sw
     >>> found = sw.explain(sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024))
@@ -53,6 +58,7 @@ class Explanation(Pictured):
     terms: tuple[Term, ...] = ()
     notes: tuple[str, ...] = ()
     stack: str | None = None
+    critical_batch: CriticalBatch | None = None
 
     def shown(self) -> Shown:
         """The explanation as text and picture, as a notebook displays it."""
@@ -68,8 +74,12 @@ class Explanation(Pictured):
         )
 
 
-def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_name: str | None = None) -> Explanation:
-    """Explain a plan. `nearest` gives the fitting layout that is closest to one that does not fit, or None.
+def explain(
+    plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_name: str | None = None,
+    doubled: Doublings = lambda plan: (),
+) -> Explanation:  # fmt: skip
+    """Explain a plan. `nearest` gives the fitting layout that is closest to one that does not fit, or None; `doubled` plans a
+    plan to a loss again with twice the batch, the devices or both.
 
     The plan and its runners-up are priced again, so that all numbers come from the same version of the model.
     """
@@ -85,6 +95,7 @@ def explain(plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_n
         against=against(priced, other, nearest) if other else None,
         terms=terms, notes=(*_moved(plan, priced), *priced.estimate.notes),
         stack=plan.cluster.calibration.stack if plan.cluster.calibration else None,
+        critical_batch=critical_batch(priced, plan.to_loss, doubled(priced)) if plan.to_loss and not term_name else None,
     )  # fmt: skip
 
 

@@ -1,0 +1,101 @@
+"""`shardwise batch fit` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardwise.batch.tradeoff import BatchTradeoff
+from shardwise.cli import main
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "batch" / "runs.csv"
+LAW = BatchTradeoff(min_steps=1200, noise_tokens=250e3)
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_the_example_was_made_from_a_law_which_comes_back(capsys: pytest.CaptureFixture[str]) -> None:
+    """examples/batch/runs.csv: S_min = 1,200 and B_noise = 250,000, with a scatter of 3%."""
+    code, out, err = run(capsys, "batch", "fit", str(EXAMPLE), "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    for name, truth in (("min_steps", 1200), ("min_tokens", 3e8)):
+        low, high = found[f"{name}_interval90"]
+        assert low <= truth <= high
+        assert found[name] == pytest.approx(truth, rel=0.05)
+    assert found["critical_batch_tokens"] == pytest.approx(250e3, rel=0.05)
+    assert 0.01 < found["rms_residual"] < 0.05
+
+
+def test_a_folder_with_failures_is_reported_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = [
+        {
+            "batch_tokens": batch,
+            "learning_rate": 1e-3,
+            "seed": 0,
+            "steps": LAW.steps(batch),
+            "target_loss": 4.2,
+            "failed": None,
+        }
+        for batch in (2**16, 2**18, 2**20)
+    ]
+    rows.append(
+        {
+            "batch_tokens": 2**22,
+            "learning_rate": 1e-3,
+            "seed": 0,
+            "steps": None,
+            "target_loss": 4.2,
+            "failed": "diverged",
+        }
+    )
+    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    picture = tmp_path / "pareto.svg"
+    code, out, _ = run(capsys, "batch", "fit", str(tmp_path), "--plot", str(picture))
+    assert code == 0
+    for said in (
+        "3 runs to the loss of 4.2, 3 batches",
+        "critical batch  250K tokens",
+        "not fitted: batch 4,194,304, seed 0: diverged",
+    ):
+        assert said in out
+    text = picture.read_text(encoding="utf-8")
+    for said in (
+        "Steps and tokens to a loss of 4.2",
+        "steps S",
+        "tokens E",
+        "knee",
+        "S_min",
+        "Critical batch 250K tokens",
+    ):
+        assert said in text
+
+
+def test_a_critical_batch_that_was_not_run_is_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = "\n".join(f"{batch},{LAW.steps(batch)}" for batch in (2**10, 2**11, 2**12))
+    (tmp_path / "runs.csv").write_text(f"batch_tokens,steps\n{rows}\n", encoding="utf-8")
+    _, out, _ = run(capsys, "batch", "fit", str(tmp_path / "runs.csv"))
+    assert "the critical batch lies above all batches that were run, and is extrapolated: run some above it" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["batch", "fit", "nowhere"], "nowhere: cannot read it"),
+        (["batch", "fot", "runs.csv"], "found 'fot' (did you mean 'fit'?)"),
+        (["batch", "fit", "runs.csv", "--plot", "x.txt"], "a name that ends in .svg"),
+    ],
+)
+def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str) -> None:
+    try:
+        code, _, err = run(capsys, *arguments)
+    except SystemExit as ended:
+        code, err = int(str(ended.code)), capsys.readouterr().err
+    assert code == 2
+    assert problem in err

@@ -1,0 +1,250 @@
+"""`shardwise plan --noise-scale` and `explain` as a user meets them: the table of doublings, the choice, files, wrong input."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.units import SECONDS_PER_DAY
+
+SIZES = ["--seq-len", "1024"]
+PLAN = ["plan", "gpt-2", "h100:4,8,16", *SIZES]
+NOISE = 2**17
+BATCHES = ["--noise-scale", "128Ki", "--batch-tokens", "64Ki:256Ki:x2"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def payload(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    code, out, err = run(capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_every_batch_is_planned_on_every_cluster_and_the_soonest_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    found = payload(capsys, *PLAN, *BATCHES)
+    points = [(one["cluster"], one["batch_tokens"]) for one in found["points"]]
+    assert points == [(f"h100:{n}", batch) for n in (4, 8, 16) for batch in (2**16, 2**17, 2**18)]
+    best = min(one["time"]["loss_s"] for one in found["points"])
+    chosen = found["points"][found["chosen"]]
+    assert chosen["time"]["loss_s"] <= 1.03 * best
+    assert chosen["cluster"] == found["plan"]["cluster"]["name"]
+    assert found["plan"]["to_loss"]["noise"]["tokens"] == NOISE
+
+
+def test_times_to_the_loss_are_steps_of_the_law_times_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand: E_min of a billion tokens, S = 1e9·(1/B_noise + 1/B); interruptions of sixteen devices are few."""
+    for one in payload(capsys, *PLAN, *BATCHES)["points"]:
+        time, batch = one["time"], one["batch_tokens"]
+        steps = 1e9 * (1 / NOISE + 1 / batch)
+        assert time["steps"] == pytest.approx(steps)
+        assert time["tokens"] == pytest.approx(steps * batch)
+        assert time["loss_s"] == pytest.approx(steps * time["step_time_s"], rel=0.01)
+        assert time["token_s"] == pytest.approx(1e9 / batch * time["step_time_s"], rel=0.01)
+        assert time["loss_s"] / time["token_s"] == pytest.approx(1 + batch / NOISE)
+        assert time["side"] == {0.5: "below", 1.0: "at", 2.0: "above"}[batch / NOISE]
+
+
+def test_a_point_is_the_plan_of_its_batch(capsys: pytest.CaptureFixture[str]) -> None:
+    found = payload(capsys, *PLAN, *BATCHES)["points"][4]
+    alone = payload(capsys, "plan", "gpt-2", "h100:8", *SIZES, "--batch-tokens", "128Ki")
+    assert found["layout"]["text"] == alone["layout"]["text"]
+    assert found["time"]["step_time_s"] == alone["estimate"]["step_time_s"]
+
+
+def test_tokens_are_those_of_the_smallest_batch_and_the_run_goes_to_the_loss(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Batches of 64Ki are half the noise scale, 10G tokens of them E_min = 10G / 1.5: batches of 128Ki take twice E_min."""
+    found = payload(capsys, *PLAN, *BATCHES, "--tokens", "10G")
+    assert found["min_tokens"] == pytest.approx(10e9 / 1.5)
+    tokens = {one["batch_tokens"]: one["time"]["tokens"] for one in found["points"]}
+    assert tokens == pytest.approx({2**16: 10e9, 2**17: 10e9 / 1.5 * 2, 2**18: 10e9 / 1.5 * 3})
+    chosen = found["points"][found["chosen"]]
+    assert found["plan"]["run"]["tokens"] == pytest.approx(tokens[chosen["batch_tokens"]])
+    assert chosen["time"]["loss_s"] == pytest.approx(found["plan"]["run"]["days"] * SECONDS_PER_DAY)
+    assert chosen["time"]["usd"] == pytest.approx(found["plan"]["run"]["usd"])
+
+
+def test_without_batches_they_are_doublings_around_the_noise_scale(capsys: pytest.CaptureFixture[str]) -> None:
+    found = payload(capsys, "plan", "gpt-2", "h100:8", *SIZES, "--noise-scale", "16Ki")
+    assert [one["batch_tokens"] for one in found["points"]] == [1024 * 2**i for i in range(9)]
+
+
+def test_the_goal_is_time_or_dollars_and_with_a_deadline_dollars(capsys: pytest.CaptureFixture[str]) -> None:
+    def chosen(*flags: str) -> dict[str, Any]:
+        found = payload(capsys, *PLAN, *BATCHES, *flags)
+        return dict(found["points"][found["chosen"]])
+
+    soonest, cheapest = chosen(), chosen("--minimise", "usd")
+    assert (soonest["num_devices"], cheapest["num_devices"]) == (16, 4)
+    assert cheapest["time"]["chip_hours"] < soonest["time"]["chip_hours"]
+    days = chosen("--tokens", "100G")["time"]["loss_s"] / SECONDS_PER_DAY
+    late = chosen("--tokens", "100G", "--deadline", f"{1.5 * days}d")
+    assert late["num_devices"] > 4
+    assert late["time"]["loss_s"] <= 1.5 * days * SECONDS_PER_DAY
+    assert chosen("--tokens", "100G", "--deadline", "999d")["num_devices"] == 4
+
+
+def test_batch_and_devices_double_along_the_diagonal(capsys: pytest.CaptureFixture[str]) -> None:
+    """The note, 2.2.1: token time halves as long as the step stays, loss time by S(2B) / S(B) of it."""
+    found = payload(capsys, *PLAN, *BATCHES)
+    points = [found["points"][number] for number in found["diagonal"]]
+    assert len({one["batch_tokens"] / one["num_devices"] for one in points}) == 1
+    assert len(points) > 1
+    for small, large in pairwise(points):
+        tokens = large["time"]["token_s"] / small["time"]["token_s"]
+        law = (1 + large["batch_tokens"] / NOISE) / (1 + small["batch_tokens"] / NOISE)
+        assert large["time"]["loss_s"] / small["time"]["loss_s"] == pytest.approx(tokens * law)
+
+
+def test_the_next_doubling_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
+    found = payload(capsys, *PLAN, *BATCHES)
+    both, batch, devices = found["doublings"]
+    chosen = found["points"][found["chosen"]]
+    assert [one["doubled"] for one in found["doublings"]] == ["batch and devices", "batch", "devices"]
+    assert (both["cluster"], batch["cluster"]) == ("h100:32", "h100:16")
+    assert both["batch_tokens"] == 2 * chosen["batch_tokens"] == 2 * devices["batch_tokens"]
+    assert batch["usd_ratio"] == pytest.approx(batch["loss_ratio"])
+    assert both["usd_ratio"] == pytest.approx(2 * both["loss_ratio"], rel=0.01)
+    again = payload(
+        capsys,
+        "plan",
+        "gpt-2",
+        "h100:32",
+        *SIZES,
+        "--noise-scale",
+        "128Ki",
+        "--batch-tokens",
+        str(both["batch_tokens"]),
+    )
+    assert both["loss_ratio"] == pytest.approx(again["points"][0]["time"]["loss_s"] / chosen["time"]["loss_s"])
+
+
+def test_the_report_says_what_a_reader_decides_by(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *PLAN, *BATCHES)
+    assert (code, err) == (0, "")
+    for said in (
+        "noise scale 131K tokens: given", "times and dollars are of a billion of the fewest tokens", "token time", "loss time",
+        "* h100:16", "batch and devices together", "the next doubling of the chosen plan", "the choice at half and twice",
+        "times the critical batch of 131K", "next, with --out plan.json: shardwise explain plan.json",
+    ):  # fmt: skip
+        assert said in out
+
+
+def test_a_loss_alone_has_the_noise_scale_of_the_published_law(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "plan", "gpt-2", "h100:8", *SIZES, "--to-loss", "2.5", "--batch-tokens", "256Ki")
+    assert code == 0
+    assert "noise scale 2.55M tokens: published law at a loss of 2.5 (Kaplan et al." in out
+    assert "note: the noise scale is that of another data set" in out
+
+
+def test_a_measured_noise_scale_is_read_with_its_interval(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    measured = {"schema": "shardwise.noise/1", "tokens": NOISE, "interval90": [NOISE / 4, NOISE * 4], "source": "x"}
+    (tmp_path / "noise.json").write_text(json.dumps(measured), encoding="utf-8")
+    code, out, _ = run(capsys, *PLAN[:3], *SIZES, "--noise-scale", str(tmp_path), "--batch-tokens", "64Ki,128Ki")
+    assert code == 0
+    assert "90% interval 32.8K to 524K: measured: " in out
+    assert "the choice at the interval's ends:" in out
+
+
+def test_a_plan_file_keeps_its_target_and_explain_says_the_side(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = str(tmp_path / "plan.json")
+    assert run(capsys, *PLAN[:2], "h100:8", *SIZES, *BATCHES[:2], "--batch-tokens", "512Ki", "--out", file)[0] == 0
+    plan = sw.load_plan(file)
+    assert plan.to_loss is not None
+    assert (plan.to_loss.noise.tokens, plan.to_loss.batch_tokens) == (NOISE, None)
+    found = payload(capsys, "explain", file)["critical_batch"]
+    assert (found["time"]["side"], len(found["doublings"])) == ("above", 3)
+    _, out, _ = run(capsys, "explain", file)
+    assert (
+        "4. does the batch pay? 524,288 tokens are 4 times the critical batch of 131K, above it: 1.25 times the fewest"
+        in out
+    )
+    assert "twice the batch would take 90% of these steps and 180% of these tokens" in out
+
+
+def test_explain_takes_a_noise_scale_for_any_plan(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = str(tmp_path / "plan.json")
+    assert (
+        run(capsys, "plan", "gpt-2", "h100:8", *SIZES, "--batch-tokens", "64Ki", "--tokens", "10G", "--out", file)[0]
+        == 0
+    )
+    assert payload(capsys, "explain", file)["critical_batch"] is None
+    found = payload(capsys, "explain", file, "--noise-scale", "128Ki")["critical_batch"]
+    assert found["time"]["tokens"] == pytest.approx(10e9)
+    assert found["time"]["side"] == "below"
+
+
+def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for name, where in (("clusters.svg", "h100:4,8,16"), ("batches.svg", "h100:8")):
+        target = tmp_path / name
+        assert run(capsys, "plan", "gpt-2", where, *SIZES, *BATCHES, "--draw", str(target))[0] == 0
+        text = target.read_text(encoding="utf-8")
+        for said in ("time to the loss", "time of the tokens", "halved by each doubling"):
+            assert said in text
+
+
+def test_python_has_what_the_command_line_has(capsys: pytest.CaptureFixture[str]) -> None:
+    found = sw.plan_to_loss(
+        "gpt-2", ["h100:4", "h100:8", "h100:16"], noise_scale="128Ki", batches=[2**16, 2**17, 2**18], seq_len=1024
+    )
+    mine = payload(capsys, *PLAN, *BATCHES)
+    assert [one.time.loss_s for one in found.points if one.time] == [one["time"]["loss_s"] for one in mine["points"]]
+    assert found.chosen == mine["chosen"]
+    assert "h100:16" in found.shown().html()
+    assert found.plan is not None
+    explained = sw.explain(found.plan)
+    assert explained.critical_batch is not None
+    assert explained.critical_batch.doublings[0].loss_ratio == mine["doublings"][0]["loss_ratio"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problems"),
+    [
+        (["plan", "gpt-2", "h100:8"], 2, ["--batch-tokens, --seq-len: missing", "--noise-scale"]),
+        ([*PLAN[:3], "--batch-tokens", "64Ki", "--minimise", "usd"], 2, ["--seq-len: missing", "--minimise: found it without"]),
+        ([*PLAN, "--noise-scale", "lots"], 2, ["--noise-scale: found 'lots'; tokens such as 1.2Mi"]),
+        ([*PLAN, "--noise-scale", "-5"], 2, ["--noise-scale"]),
+        ([*PLAN, "--to-loss", "0"], 2, ["--to-loss: found 0; nats per token"]),
+        ([*PLAN, "--noise-scale", "1Mi", "--batch-tokens", "64Ki,x"], 2, ["--batch-tokens batch: found 'x'"]),
+        ([*PLAN, "--noise-scale", "1Mi", "--batch-tokens", "1000,2048"], 2, ["found 1,000; multiples of --seq-len 1,024"]),
+        ([*PLAN, "--noise-scale", "1Mi", "--sweep", "tp=1,2"], 2, ["--sweep: found beside --noise-scale"]),
+        ([*PLAN, "--noise-scale", "1Mi", "--set", "job.tokens=5"], 2, ["--set job.tokens=5: found beside"]),
+        ([*PLAN, *BATCHES, "--deadline", "1d"], 2, ["--deadline: found no --tokens"]),
+        ([*PLAN, *BATCHES, "--tokens", "10T", "--deadline", "1h"], 3,
+         ["no batch on any cluster meets the deadline", "the nearest, h100:16 with batches of", "more than the deadline"]),
+        (["plan", "llama-3-70b", "h100:1,2", "--noise-scale", "64Ki", "--batch-tokens", "64Ki"], 3,
+         ["h100:1 with batches of 64Ki:", "h100:2 with batches of 64Ki:"]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, problems: list[str]
+) -> None:
+    try:
+        found, _, err = run(capsys, *arguments)
+    except SystemExit as ended:
+        found, err = int(str(ended.code)), capsys.readouterr().err
+    assert found == code
+    for problem in problems:
+        assert problem in err
+    assert "Traceback" not in err
+
+
+def test_several_sizes_of_a_chip_are_several_clusters(capsys: pytest.CaptureFixture[str]) -> None:
+    found = payload(capsys, "plan", "gpt-2", "h100:4,8", *SIZES, "--batch-tokens", "64Ki")
+    assert [one["cluster"] for one in found["clusters"]] == ["h100:4", "h100:8"]
