@@ -105,7 +105,9 @@ def test_products_and_attention_are_run_again_as_derived(structure: str, policy:
     unit = derived_unit(weights.architecture.structure, Family(0, False, policy), "block")
     wanted = Counter(step.operation.kind for step in unit.recompute_steps if hasattr(step, "operation"))
     found = run_again(weights, policy)
-    assert len(found) == SMALL["num_layers"]
+    assert len(found) == SMALL["num_layers"] * bool(
+        unit.recompute_steps
+    )  # modules that the structure lacks run nothing
     for one in found:
         assert (one["contract"], one["scan"]) == (wanted["contract"], wanted["scan"])
 

@@ -115,7 +115,7 @@ def test_each_stage_recomputes_as_many_of_its_own() -> None:
 
 def test_layers_that_recompute_need_a_policy() -> None:
     with pytest.raises(
-        InputError, match="recompute_layers: 4 layers of each stage with recompute = none; set recompute=full"
+        InputError, match="recompute_layers: 4 layers of each stage with recompute = none; set another recompute"
     ):
         run(replace(BASE, recompute_layers=4))
     with pytest.raises(InputError, match="recompute_layers is 0; a whole number of at least 1"):
