@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from shardwise.api.given import Model, Where, architecture_of, cluster_of, job_of, layout_of, resolved
+from shardwise.api.given import (
+    Model,
+    Where,
+    architecture_of,
+    cluster_of,
+    job_of,
+    layout_of,
+    resolved,
+)
+from shardwise.api.given import (
+    stack_of as named_stack_of,
+)
 from shardwise.cluster.chip import Chip
 from shardwise.cost.estimate import Estimate
 from shardwise.errors import InputError, collect, require
@@ -75,7 +86,8 @@ def memory(
     if job is None:
         job_fields = {"seq_len": usual_seq_len(architecture), **job_fields}
         whole = "global_batch_tokens" in job_fields
-        one = job_of(None, {"global_batch_tokens": job_fields["seq_len"], **job_fields})
+        fields = {"global_batch_tokens": job_fields["seq_len"], **job_fields}
+        one = job_of(None, fields, named_stack_of([where], None))
         what = one if whole else filling_job(one, chosen)
     else:
         what = job_of(job, job_fields)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
 from shardwise.batch.noise_scale import NoiseScale
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.load import load_cluster
+from shardwise.cluster.stacks import stack_names, usual_precision
 from shardwise.errors import InputError, collect, require
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
@@ -29,7 +30,9 @@ def resolved(
 ) -> tuple[Architecture, Cluster, Job]:
     """The values that names and fields stand for. Raises `InputError` with all that is wrong with them."""
     architecture, where, what = collect(
-        lambda: architecture_of(model), lambda: cluster_of(cluster, stack), lambda: job_of(job, job_fields)
+        lambda: architecture_of(model),
+        lambda: cluster_of(cluster, stack),
+        lambda: job_of(job, job_fields, stack_of([cluster], stack)),
     )
     return architecture, where, what
 
@@ -59,8 +62,15 @@ def layout_of(layout: str | Layout | None) -> Layout:
     return Layout.parse(layout) if isinstance(layout, str) else layout
 
 
-def job_of(job: Job | None, given: Mapping[str, Any]) -> Job:
-    """The job with some of its fields replaced, or one of these fields alone."""
+def stack_of(clusters: Sequence[Where], stack: str | None) -> str | None:
+    """The software stack that is named, or that of clusters that have one; None where neither is."""
+    calibrations = [one.calibration for one in clusters if isinstance(one, Cluster)]
+    named = {one.stack for one in calibrations if one is not None}
+    return stack or (named.pop() if len(named) == 1 else None)
+
+
+def job_of(job: Job | None, given: Mapping[str, Any], stack: str | None = None) -> Job:
+    """The job with some of its fields replaced, or one of these fields alone, in the precision that is usual under a stack."""
     kinds = {field.name: str(field.type) for field in fields(Job)}
     strange = [name for name in given if name not in kinds]
     require([f"job: no field {name!r}{did_you_mean(name, kinds)}; it has {', '.join(kinds)}" for name in strange])
@@ -73,7 +83,12 @@ def job_of(job: Job | None, given: Mapping[str, Any]) -> Job:
             f"job: {' and '.join(missing)} missing; a Job or its fields are required, such as global_batch_tokens='4Mi', "
             "seq_len=8192"
         )
-    return Job(**values)
+    return Job(**{"precision": _usual_precision(stack), **values})
+
+
+def _usual_precision(stack: str | None) -> str:
+    """That of a stack's users; what is wrong with its name is said where the cluster is loaded."""
+    return usual_precision(stack if stack in stack_names() else None)
 
 
 def _number(value: Any, name: str, kind: str) -> Any:

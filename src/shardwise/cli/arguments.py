@@ -68,10 +68,9 @@ def add_job_arguments(parser: Parser, *, several: bool = False, sizes: tuple[str
     job.add_argument("--tokens", metavar="N", help="tokens of the whole run, such as 15T")
     job.add_argument(
         "--precision",
-        default="bf16",
         metavar="NAME",
         completes="precisions",
-        help="precision recipe, such as fp8_delayed (default: bf16; see: show precisions)",
+        help="precision recipe, such as fp8_delayed (default: that of the stack, else bf16; see: show precisions)",
     )
     own = f"model.num_layers=40, job.optimizer={'|'.join(optimizer_names())}, chip.memory_bytes=96GB or run.pue=1.1"
     add_set_argument(job, "model, job, chip or run", own)
@@ -215,6 +214,7 @@ def _batch_tokens(text: str | None, clusters: Sequence[str]) -> int | None:
 
 
 def _job(arguments: argparse.Namespace, clusters: Sequence[str], changes: Mapping[str, str]) -> Job:
+    from shardwise.cluster.stacks import usual_precision
     from shardwise.job import Job
 
     batch, seq_len, tokens = collect(
@@ -227,7 +227,8 @@ def _job(arguments: argparse.Namespace, clusters: Sequence[str], changes: Mappin
         parse_count(changes["seq_len"], what="--set job.seq_len") if batch is None and "seq_len" in changes else seq_len
     )
     given = {"global_batch_tokens": batch or seq_len, "seq_len": seq_len, "tokens": tokens}
-    job: Job = replaced(Job(**given, precision=arguments.precision, overlap=arguments.overlap), changes, "job")
+    precision = arguments.precision or usual_precision(arguments.stack)
+    job: Job = replaced(Job(**given, precision=precision, overlap=arguments.overlap), changes, "job")
     return job
 
 

@@ -93,7 +93,7 @@ def _ran_flags(arguments: argparse.Namespace) -> Ran:
     if missing:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise InputError(f"mfu: {flags} missing; these, or --plan, --launch or the folder of a run, say what ran")
-    given = {"tokens": None, "overlap": None, "precision": arguments.precision or "bf16"}
+    given = {"tokens": None, "overlap": None}
     model, cluster, job = resolve(argparse.Namespace(**{**vars(arguments), **given}))
     layout = parse_layout_text(arguments.layout, model, job) if arguments.layout else None
     return Ran(

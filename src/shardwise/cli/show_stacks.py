@@ -28,12 +28,15 @@ def stack_entry(name: str, chip: str | None = None) -> Report:
     ]
     sources = dict.fromkeys((one.owner, one.source) for one in found)
     abilities: tuple[Row, ...] = tuple((key, _values(values)) for key, values in stack.abilities.items())
+    usual = [f"  source (precision): {stack.precision_source}"] if stack.precision_source else []
     blocks: list[Block] = [
         Table(rows=tuple(constants), right=(1,), indent=2),
         *(f"  source ({owner}): {source}" for owner, source in sources),
         "  what it runs",
         Table(rows=abilities, head=False, indent=2),
         f"  source (what it runs): {stack.abilities.source}",
+        f"  precision where none is named: {stack.precision}",
+        *usual,
         *([] if chip else ["  --chip NAME shows the constants of a chip beside them"]),
     ]
     return [Section(blocks, title=f"{name}{f' on {chip}' if chip else ''}: a stack of the kind {stack.kind}{facts}")]

@@ -25,7 +25,7 @@ def summary(plan: Plan, smallest_change: str | None = None) -> Section:
     head = (
         f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name} "
         f"({counted(plan.cluster.num_devices, 'device')}), {job.global_batch_tokens:,} tokens per batch, "
-        f"sequences of {job.seq_len:,}" + (f", updated by {job.optimizer}" if job.optimizer != DEFAULT else "")
+        f"sequences of {job.seq_len:,}, precision {job.precision}" + (f", updated by {job.optimizer}" if job.optimizer != DEFAULT else "")
     )
     return Section([lines_table([*_decided_by(plan, smallest_change), *notes(plan)])], title=head)
 

@@ -41,6 +41,7 @@ def stack_values(name: str, chip: str | None = None) -> list[SourcedValue]:
     stack = stack_named(name)
     facts = ("kind", "unfused_attention", "overlaps_tp")
     values: list[SourcedValue] = [(fact, getattr(stack, fact), OWN) for fact in facts]
+    values.append(("precision", stack.precision, stack.precision_source or OWN))
     values += [
         (f"runs.{key}", value if isinstance(value, bool) else list(value), stack.abilities.source)
         for key, value in stack.abilities.items()

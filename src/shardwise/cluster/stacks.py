@@ -62,6 +62,7 @@ OTHERS = (
     (r"megatron|nemo|transformer engine|primus", "fused"),
     (r"", "eager"),
 )
+USUAL_PRECISION = "bf16"  # where no stack is named, or nothing is known of what its users run
 MODELS: Mapping[str, str] = {"dense": "dense models", "moe": "mixtures of experts"}
 KNOWN = 5  # runs of a kind of model by a stack on a chip, from which on its predictions are those of a known stack
 # Chips without published runs, and those that they are like: the same architecture with other memory or links.
@@ -77,7 +78,8 @@ class Stack:
 
     `platforms`: which chips it runs on. `loss`: the cross-entropy that it is taken to have. `abilities`: what it can run.
     `host_s`: seconds that the host takes for a kernel of those that are counted here; 0 where it is never what devices wait for.
-    `overlaps_tp`: it moves tensor parallelism's operands in pieces beside products, whatever a layout says.
+    `overlaps_tp`: it moves tensor parallelism's operands in pieces beside products, whatever a layout says. `precision`: the
+    recipe that its users run where they name none, and where that is said.
     """
 
     name: str
@@ -88,6 +90,8 @@ class Stack:
     unfused_attention: bool = False
     host_s: float = 0.0
     overlaps_tp: bool = False
+    precision: str = USUAL_PRECISION
+    precision_source: str = ""
     known: bool = True
 
     @property
@@ -141,8 +145,26 @@ def stack_named(name: str) -> Stack:
         name=name, kind=entry["kind"], loss=entry.get("loss", LEANEST_LOSS[entry["kind"]]),
         platforms=tuple(entry.get("platforms", ("GPU",))), unfused_attention=entry.get("unfused_attention", False),
         host_s=entry.get("host_s", HOST_S[entry["kind"]]), overlaps_tp=entry.get("overlaps_tp", False),
-        abilities=_abilities(name),
+        abilities=_abilities(name), precision=_inherited(name, "precision", USUAL_PRECISION),
+        precision_source=_inherited(name, "precision_source", ""),
     )  # fmt: skip
+
+
+def _inherited(name: str, key: str, default: str) -> str:
+    """A value of a stack of the table: its own, or that of the stack that it is `as`."""
+    entry = _table()[name]
+    own: str | None = entry.get(key)
+    return own or (_inherited(entry["as"], key, default) if "as" in entry else default)
+
+
+def usual_precision(stack: str | None) -> str:
+    """The precision recipe of a job under a stack, where neither is said: that of the stack's users. Raises `InputError` for an
+    unknown stack.
+
+    >>> usual_precision("nemo-25"), usual_precision(None)
+    ('bf16_fp32_main_gradients', 'bf16')
+    """
+    return USUAL_PRECISION if stack is None else stack_named(stack).precision
 
 
 @lru_cache(maxsize=len(KINDS))

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from shardwise.cluster.stacks import usual_precision
 from shardwise.errors import ShardwiseError
 from shardwise.explore.asked import Asked
 from shardwise.explore.known import OPENED
@@ -62,7 +63,7 @@ def _flags(asked: Asked) -> Iterator[str]:
         "--tokens": None if state.tokens is None else f"{state.tokens:g}",
     }
     yield from (word for flag, value in given.items() if value is not None for word in (flag, value))
-    if state.precision != "bf16":
+    if state.precision != usual_precision(state.stack):
         yield from ("--precision", state.precision)
     for key, value in state.changes:
         yield from ("--set", f"{key}={value}")
@@ -76,7 +77,8 @@ def python(asked: Asked) -> str:
     changed = [key.partition(".")[::2] for key, _ in state.changes]
     fields: dict[str, Any] = {
         "layout": text, "global_batch_tokens": state.batch_tokens, "seq_len": state.seq_len, "tokens": state.tokens,
-        "precision": None if state.precision == "bf16" else state.precision, "overlap": state.overlap, "stack": state.stack,
+        "precision": None if state.precision == usual_precision(state.stack) else state.precision,
+        "overlap": state.overlap, "stack": state.stack,
         **{name: getattr(asked.job, name) for room, name in changed if room == "job"},
     }  # fmt: skip
     given = "".join(f", {name}={value!r}" for name, value in fields.items() if value is not None)

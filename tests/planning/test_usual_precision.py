@@ -1,0 +1,59 @@
+"""The precision of a job that names none is what the stack's users run; a plan says which it has.
+
+Independent truth: Megatron-LM, megatron/training/arguments.py: `accumulate_allreduce_grads_in_fp32` unless --grad-reduce-in-bf16.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.cluster.stacks import stack_named, stack_names, usual_precision
+from shardwise.precision import PRECISIONS
+
+JOB = ("--batch-tokens", "512Ki", "--seq-len", "4096")
+MAIN = "bf16_fp32_main_gradients"
+
+
+@pytest.mark.parametrize("stack", ["megatron", "megatron-2022", "nemo-24", "nemo-25", "megatron-bridge-26"])
+def test_megatron_accumulates_in_fp32_unless_told_otherwise(stack: str) -> None:
+    assert usual_precision(stack) == MAIN
+    assert "grad-reduce-in-bf16" in stack_named(stack).precision_source
+
+
+def test_every_stack_has_a_known_precision() -> None:
+    for name in stack_names():
+        stack = stack_named(name)
+        assert stack.precision in PRECISIONS
+        assert bool(stack.precision_source) == (stack.precision != "bf16")
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision"),
+    [
+        (["--stack", "megatron"], MAIN),
+        (["--stack", "megatron", "--precision", "bf16"], "bf16"),
+        (["--stack", "torchtitan"], "bf16_fp32_reduction"),
+        ([], "bf16"),
+    ],
+)
+def test_the_command_line_takes_it_and_says_it(
+    flags: list[str], precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["estimate", "llama-3.2-1b", "h100:8", *JOB, *flags, "--layout", "fsdp=8"]
+    assert main(words) == 0
+    assert f"sequences of 4,096, precision {precision}" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["job"]["precision"] == precision
+
+
+def test_python_takes_it_too() -> None:
+    fields = {"global_batch_tokens": "512Ki", "seq_len": 4096}
+    where = sw.load_cluster("h100:8", stack="megatron")
+    assert sw.plan("llama-3.2-1b", "h100:8", stack="nemo-25", pins="tp=1", **fields).job.precision == MAIN
+    assert sw.memory("llama-3.2-1b", where, "fsdp=8").job.precision == MAIN
+    assert sw.memory("llama-3.2-1b", where, "fsdp=8", precision="bf16").job.precision == "bf16"
+    assert sw.plan("llama-3.2-1b", where, sw.Job(global_batch_tokens=2**19, seq_len=4096)).job.precision == "bf16"
