@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwise.cluster.cluster import Cluster
+from shardwise.cost.hidden import hidden_in_passes
 from shardwise.cost.pricing import Pricing
 from shardwise.cost.stage import Stage
 from shardwise.cost.time_terms import TIME
@@ -34,11 +36,11 @@ PREDICTION = "a prediction for"
 class Estimate(Pictured):
     """What a layout costs: seconds of a step and bytes of a device, each by term.
 
-    `time` (seconds of the slowest stage) adds up to `step_time_s`; `hidden` is communication that compute hides; `memory`
-    (bytes of the fullest device) adds up to `memory_bytes`. `mfu` and `hfu` are shares of the dense peak, `margin` the free
-    share of `memory_capacity_bytes`. `interval90` is the 90% prediction interval of the step in seconds, None for a lower
-    bound. `waste` has the idle shares of an uneven batch or pipeline. `notes` say whether it is a bound or a prediction, and
-    what that rests on.
+    `time` (seconds of the slowest stage) adds up to `step_time_s`; `hidden` is communication that compute hides, in its own pass
+    or in others; `memory` (bytes of the fullest device) adds up to `memory_bytes`. `mfu` and `hfu` are shares of the dense peak,
+    `margin` the free share of `memory_capacity_bytes`. `interval90` is the 90% prediction interval of the step in seconds, None
+    for a lower bound. `waste` has the idle shares of an uneven batch or pipeline. `notes` say whether it is a bound or a
+    prediction, and what that rests on.
 
     >>> import shardwise as sw
     >>> found = sw.estimate("llama-3-8b", "h100:8", layout="fsdp=8", global_batch_tokens="512Ki", seq_len=4096)
@@ -124,6 +126,8 @@ def mfu_format(job: Job) -> str:
 def _priced(pricing: Pricing) -> Estimate:
     job, cluster, stages = pricing.job, pricing.cluster, pricing.stages()
     step, memory = pricing.slowest(stages), pricing.fullest(stages)[1]
+    hidden = Counter(step.traffic.hidden_s)
+    hidden.update(hidden_in_passes(pricing, step.stage))
     step_s, time = step.total_s, TIME.values(step)
     tokens, devices, peak = job.global_batch_tokens, cluster.num_devices, cluster.chip.peak(mfu_format(job))
     flops_s = model_flops_per_token(pricing.architecture, job.attended_tokens) * tokens / (devices * peak)
@@ -132,7 +136,7 @@ def _priced(pricing: Pricing) -> Estimate:
         step_time_s=step_s, tokens_per_s_per_device=tokens / step_s / devices, mfu=flops_s / step_s,
         hfu=flops_s / step_s * pricing.hardware_ratio(), bound=_bound(time),
         memory_bytes=total, memory_capacity_bytes=capacity, margin=1 - total / capacity, fits=total <= capacity,
-        time=time, hidden={axis: seconds for axis, seconds in step.traffic.hidden_s.items() if seconds > 0},
+        time=time, hidden={axis: seconds for axis, seconds in hidden.items() if seconds > 0},
         memory=memory, train_days=job.tokens / tokens * step_s / 86400 if job.tokens else None,
         interval90=_interval90(pricing, step_s), waste=_waste(pricing, stages), notes=_notes(pricing),
     )  # fmt: skip

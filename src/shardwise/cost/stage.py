@@ -34,12 +34,13 @@ class Stage:
         return self.counts.held
 
     @cached_property
-    def _computing(self) -> Mapping[str, Value]:
+    def computing(self) -> Mapping[str, Value]:
+        """How often a micro-batch passes through each unit."""
         return {**self.counts.units, "carry": self.counts.carries}
 
     def computed(self, field: str, axis: str = "") -> Value:
         """A field of `ActivationCost` over all that the stage computes; `axis`: of a field by parallel axis that of one."""
-        return add_up(self.activation, self._computing, field, axis)
+        return add_up(self.activation, self.computing, field, axis)
 
     def rests(self, field: str, axis: str = "") -> Value:
         """A field of `StateCost` over all whose weights the stage holds."""

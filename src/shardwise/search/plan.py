@@ -15,7 +15,7 @@ from shardwise.errors import NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.model.architecture import Architecture
-from shardwise.planning.abilities import lacking, stack_of
+from shardwise.planning.abilities import as_run, lacking, stack_of
 from shardwise.planning.explain import (
     MEMORY_RESERVE,
     RESOLUTION,
@@ -70,7 +70,7 @@ def plan(
         found = stages.of_search(found)
     progress("runners-up")
     layout = simplest(architecture, cluster, job, found, choices, reserve)
-    layout = stages.of_layout(layout) if balances else layout
+    layout = as_run(stack_of(cluster), stages.of_layout(layout) if balances else layout)
     chosen = estimate(architecture, cluster, job, layout)
     gain = _elsewhere(architecture, cluster, job, asked, chosen, progress)
     return Plan(
@@ -132,9 +132,10 @@ def _alternatives(
     if found.pareto and found.pareto[0].layout not in (layout, *(row.layout for row in picked)):
         picked.append(found.pareto[0])
     for other in picked:
-        priced = estimate(architecture, cluster, job, other.layout)
+        run = as_run(stack_of(cluster), other.layout)
+        priced = estimate(architecture, cluster, job, run)
         leanest = "the least memory; " if other.layout == found.pareto[0].layout else ""
-        yield Alternative(layout=other.layout, estimate=priced, reason=leanest + why_slower(priced, best))
+        yield Alternative(layout=run, estimate=priced, reason=leanest + why_slower(priced, best))
 
 
 def _shape(layout: Layout) -> tuple[int, int, int]:

@@ -1,0 +1,42 @@
+"""Communication that hides in its own pass: with what is exposed of it, it is what it would take alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import shardwise as sw
+from shardwise.cost.estimate import Estimate, estimate
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+
+MODEL = sw.load_model("llama-3-70b")
+JOB = Job(global_batch_tokens=2**21, seq_len=8192)
+LAYOUT = Layout.parse("tp=8 pp=2 fsdp=4 zero_stage=1 sequence_parallel=true")
+
+
+def priced(stack: str | None, layout: Layout) -> Estimate:
+    return estimate(MODEL, sw.load_cluster("h100:64", stack=stack), JOB, layout)
+
+
+@pytest.mark.parametrize("stack", [None, "megatron", "torchtitan"])
+@pytest.mark.parametrize("async_tp", [False, True])
+def test_hidden_and_exposed_traffic_of_tensor_parallelism_add_up(stack: str | None, async_tp: bool) -> None:
+    """Whole: that of a stack and a layout that overlap nothing, whose links are the same."""
+    found = priced(stack, replace(LAYOUT, async_tp=async_tp))
+    whole = priced("torchtitan" if stack else None, LAYOUT)
+    assert whole.hidden.get("tp", 0.0) == 0.0
+    if stack == "megatron" and not async_tp:
+        assert 0.0 < found.hidden["tp"] < found.time["tp"] + found.hidden["tp"]  # beside the weights' gradients
+        return
+    if stack == "megatron":
+        whole = priced("megatron", LAYOUT)
+    total = found.time["tp"] + found.hidden.get("tp", 0.0)
+    assert total == pytest.approx(whole.time["tp"] + whole.hidden.get("tp", 0.0), rel=1e-6)
+    assert (found.hidden.get("tp", 0.0) > 0.0) == async_tp
+
+
+def test_the_step_is_the_same_as_its_terms() -> None:
+    found = priced("megatron", replace(LAYOUT, async_tp=True))
+    assert sum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
