@@ -234,3 +234,14 @@ def test_all_that_a_search_tries_is_said_as_it_is_priced(model: str, layout: str
         files = files_of(TARGET, say(TARGET, launch), launch)
         assert read(files, launch.machines, target="megatron").launch.layout.recompute == policy
     assert any("recompute=selective" in one for one in refusals(launch_of(layout.format("selective"), model), TARGET))
+
+
+def test_a_vocabulary_that_is_guessed_is_noted() -> None:
+    """Megatron-LM's examples leave --vocab-size to the tokenizer."""
+    options = PUBLISHED["llama-3-8b"].options.replace("--vocab-size 128256 ", "")
+    script, machines = {"launch.sh": f"torchrun pretrain_gpt.py {options}"}, machines_of(load_cluster("h100:8"))
+    (note,) = (text for text in read(script, machines).notes if "vocabulary" in text)
+    assert note.startswith("the launch says no vocabulary, which its tokenizer decides: taken to be llama-3-8b")
+    assert "128,256 tokens" in note
+    assert not any("vocabulary" in text for text in heard(PUBLISHED["llama-3-8b"]).notes)
+    assert not any("vocabulary" in text for text in read(script, machines, model=load_model("llama-3-8b")).notes)

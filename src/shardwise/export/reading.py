@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ def read(
     known, given = chosen.options, Given(options, machines, beside, model, chosen.value_problem)
     differing = tuple(differing_machines(files, machines))
     try:
-        launch = _launch(_completed(hear(chosen, given, model), given.beside, chosen), machines, model)
+        parts = _completed(hear(chosen, given, model), given.beside, chosen)
+        launch = _launch(parts, machines, model)
     except InputError as error:
         raise InputError(*error.problems, *differing) from None
     except (TypeError, AttributeError, KeyError, ValueError, ZeroDivisionError) as error:
@@ -82,8 +83,22 @@ def read(
     return Heard(
         target=chosen, options=options, launch=launch,
         unknown=tuple(name for name in options if name not in known),
-        unread=tuple(name for name in given.unheard() if name in known), notes=(*given.notes, *differing),
+        unread=tuple(name for name in given.unheard() if name in known),
+        notes=(*given.notes, *_guessed(parts, launch, model), *differing),
     )  # fmt: skip
+
+
+def _guessed(parts: Parts, launch: Launch, model: Architecture | None) -> Iterator[str]:
+    """A note that the model is that of the catalogue with the same sizes, where the launch does not say its vocabulary."""
+    if model is None and _says_no_vocabulary(parts):
+        yield (
+            f"the launch says no vocabulary, which its tokenizer decides: taken to be {launch.model.name}, whose other sizes are "
+            f"the same, with {launch.model.vocab_size:,} tokens; --model says another"
+        )
+
+
+def _says_no_vocabulary(parts: Parts) -> bool:
+    return parts.get("model.vocab_size") is None
 
 
 def _completed(parts: Parts, beside: Parts, target: Target) -> dict[str, Any]:
@@ -130,7 +145,7 @@ def _launch(parts: Mapping[str, Any], machines: Machines, model: Architecture | 
     """
     if model is not None:
         return launch_from(parts, machines, model)
-    unknown = parts.get("model.vocab_size") is None
+    unknown = _says_no_vocabulary(parts)
     launch = launch_from({**parts, "model.vocab_size": 1} if unknown else parts, machines)
     found = catalogued(launch.model, but=("vocab_size",) if unknown else ())
     if unknown and found is launch.model:
