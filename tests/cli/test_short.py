@@ -36,14 +36,15 @@ def test_the_short_form_leaves_out_details_and_rows_and_names_them() -> None:
 def test_a_plan_is_said_in_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
     """Whether it fits and with how much to spare, the layout, the step with its interval, what bounds it, and what next."""
     lines = shown(capsys, "plan", *JOB, "--tokens", "1T")
-    assert 10 <= len(lines) <= 14
+    assert 11 <= len(lines) <= 15
     text = "\n".join(lines)
     for found in (
         r"^llama-3\.2-1b \(1\.24B parameters\) on h100:16 \(16 devices\)",
         r"^  layout +\w+=\d+ .*recompute=\w+$",
+        r"^ +DP \d+, .*, no recomputation$",
         r"^  memory +[\d.]+ GB of 80 GB \(fits, \d+% free\)$",
         r"^  step +[\d.]+ m?s \(90% prediction interval [\d.]+ m?s to [\d.]+ m?s\) predicted for fused$",
-        r"^  bound by +compute \(\d+% of the step\); \d+% of communication exposed$",
+        r"^  bound by +compute \(\d+% of the step\); \d+% of communication exposed, [\d.]+ m?s$",
         r"^  run +1T tokens in [\d.]+ days, ",
         r"^next, with --out plan\.json: shardwise explain plan\.json",
         r"^with -v: .*time of a step, memory of a device, other shapes",

@@ -74,7 +74,7 @@ def test_each_loss_grows_with_the_constant_that_says_it() -> None:
 
     usual = parts()
     for constant, name in (
-        ({"matmul_fraction": 0.4}, "products below the peak"), ({"attention": 3.0}, "attention below the peak"),
+        ({"matmul_fraction": 0.4}, "GEMM efficiency"), ({"attention": 3.0}, "attention kernel efficiency"),
         ({"launch_s": 1e-4}, "gaps between kernels"), ({"elementwise": 6.0}, REST),
     ):  # fmt: skip
         found = parts(**constant)

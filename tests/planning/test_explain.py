@@ -12,12 +12,16 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.cli.arguments import parse_layout_text
+from shardwise.cli.explain_report import explain_report
+from shardwise.cli.plain import plain
+from shardwise.cli.section import short_form
 from shardwise.cost.estimate import BOUND
 from shardwise.cost.expressions import MEANINGS
 from shardwise.layout.legality import violations
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
 from shardwise.planning.explain import (
     MODEL_ERROR,
+    RESOLUTION,
     Explanation,
     changed_fields,
     explain,
@@ -84,6 +88,23 @@ def test_rich_and_poor(plan: Plan) -> None:
     assert poor.fit.regime == "GPU-poor"
     assert "full activation recomputation is used" in poor.fit.because
     assert "gradient accumulation is used" in poor.fit.because
+    assert "do not fit without" in poor.fit.because
+    spared = told(given(plan, "fsdp=16 recompute=full"))
+    assert spared.fit.regime == "GPU-rich"
+    assert "fit without recomputing activations, though the layout does" in spared.fit.because
+
+
+def test_every_runner_up_within_the_resolution_is_marked(plan: Plan) -> None:
+    found = told(plan)
+    for other in found.runners_up:
+        lead = other.step_time_s / plan.estimate.step_time_s - 1
+        assert ("within the resolution of predictions" in other.reason) == (abs(lead) >= 5e-4 and lead <= RESOLUTION), (
+            other
+        )
+    tied = replace(found.runners_up[0], step_time_s=1.01 * plan.estimate.step_time_s, reason="a tie")
+    slower = replace(tied, step_time_s=1.2 * plan.estimate.step_time_s, reason="no tie")
+    text = plain(short_form(explain_report(replace(found, runners_up=(tied, tied, tied, slower)))))
+    assert (text.count(" a tie"), text.count("no tie")) == (3, 0)
 
 
 def test_memory_binds_where_a_faster_neighbour_does_not_fit(plan: Plan) -> None:

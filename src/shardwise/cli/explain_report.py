@@ -13,6 +13,7 @@ from shardwise.cost.estimate import caveats as caveats_of
 from shardwise.cost.recorded import Input
 from shardwise.planning.explain.against import Against, Difference
 from shardwise.planning.explain.options import BATCH, FIT, LEGAL, THROUGHPUT
+from shardwise.planning.explain.reasons import RESOLUTION
 from shardwise.planning.explain.report import Explanation
 from shardwise.planning.explain.story import Share
 from shardwise.planning.explain.terms import Term
@@ -66,7 +67,7 @@ def _fit(found: Explanation) -> Iterator[Block]:
         f"much, there are {fit.num_devices:,}"
     )
     yield f"   how: {fit.held}"
-    yield f"   {fit.regime}: {fit.because}"
+    yield f"   recomputation: {fit.because}"
     yield f"   binding constraint: {fit.binding}"
     if fit.smallest_change:
         yield f"   smallest change that fits: {fit.smallest_change}"
@@ -141,10 +142,14 @@ def _schedules(found: Explanation) -> list[Block]:
 
 
 def _runners_up(found: Explanation) -> list[Block]:
+    """Each with its reason; in the short form the first, and all whose step predictions do not tell from the plan's."""
     rows: list[Row] = []
     for other in found.runners_up:
         rows += [(format_seconds(other.step_time_s), other.layout), ("", other.reason), ("", other.verdict)]
-    return [Table(rows=tuple(rows), right=(0,), head=False, indent=2, brief=3 * MOST_NAMED)] if rows else []
+    limit = found.throughput.step_time_s * (1 + RESOLUTION)
+    ties = [number for number, other in enumerate(found.runners_up, 1) if other.step_time_s <= limit]
+    brief = 3 * max([MOST_NAMED, *ties])
+    return [Table(rows=tuple(rows), right=(0,), head=False, indent=2, brief=brief)] if rows else []
 
 
 def _run(found: Explanation) -> Iterator[Block]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shardwise.cli.interval import step_text
+from shardwise.cli.layout_words import layout_words
 from shardwise.cli.run_report import run_text
 from shardwise.cli.section import Cell, Marked, Section, lines_table
 from shardwise.cluster.chips import LOCAL, LOCAL_IS
@@ -25,7 +26,8 @@ def summary(plan: Plan, smallest_change: str | None = None) -> Section:
     head = (
         f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name} "
         f"({counted(plan.cluster.num_devices, 'device')}), {job.global_batch_tokens:,} tokens per batch, "
-        f"sequences of {job.seq_len:,}, precision {job.precision}" + (f", updated by {job.optimizer}" if job.optimizer != DEFAULT else "")
+        f"sequences of {job.seq_len:,}, precision {job.precision}"
+        + (f", updated by {job.optimizer}" if job.optimizer != DEFAULT else "")
     )
     return Section([lines_table([*_decided_by(plan, smallest_change), *notes(plan)])], title=head)
 
@@ -34,6 +36,7 @@ def _decided_by(plan: Plan, smallest_change: str | None) -> Iterator[tuple[str, 
     layout, estimate = plan.layout, plan.estimate
     micro_batches = counted(num_micro_batches(plan.job, degrees_of(layout)), "micro-batch")
     yield "layout", str(replace(layout, placement=None))
+    yield "", layout_words(layout)
     yield (
         "batch",
         (
@@ -46,9 +49,16 @@ def _decided_by(plan: Plan, smallest_change: str | None) -> Iterator[tuple[str, 
     yield "step", _seconds(plan)
     yield "", f"{estimate.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {estimate.mfu:.1%}"
     overlap = overlap_text(plan.job.convention, exposed_share(plan.cluster), estimate)
-    yield "bound by", f"{estimate.bound} ({estimate.bound_share:.0%} of the step); {overlap}"
+    yield "bound by", f"{estimate.bound} ({estimate.bound_share:.0%} of the step); {overlap}{_lost_s(estimate)}"
     if plan.run:
         yield "run", run_text(plan.run)
+
+
+def _lost_s(estimate: Estimate) -> str:
+    """Seconds of a step that exposed communication and the pipeline's bubble take."""
+    exposed, bubble = sum(estimate.time[axis] for axis in COMMUNICATION), estimate.time["bubble"]
+    found = f", {format_seconds(exposed)}" if exposed else ""
+    return found + (f"; pipeline bubble {format_seconds(bubble)}" if bubble else "")
 
 
 def fit_cell(estimate: Estimate) -> Marked:

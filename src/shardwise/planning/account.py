@@ -22,13 +22,13 @@ from shardwise.terms import COMMUNICATION
 
 COMPUTE = ("forward", "backward", "recompute")
 # What keeps kernels from the peak, each with the constants that say so at their ideal: taken away one after the other, the time
-# that each of them takes away is its own.
+# that each of them takes away is its own. GEMM efficiency is what products lose below the peak.
 _ATTENTION = CONSTANTS["attention_fraction"].high  # of the peak; the stack's factor then makes it whole
 IDEAL: Mapping[str, Mapping[str, float]] = {
-    "products below the peak": {
+    "GEMM efficiency": {
         "matmul_fraction": 1.0, "fp8_matmul_fraction": 1.0, "grouped_fraction": 1.0, "matmul_ramp": CONSTANTS["matmul_ramp"].low,
     },
-    "attention below the peak": {"attention_fraction": _ATTENTION, "attention": _ATTENTION},
+    "attention kernel efficiency": {"attention_fraction": _ATTENTION, "attention": _ATTENTION},
     "gaps between kernels": {"launch_s": CONSTANTS["launch_s"].low},
 }  # fmt: skip
 REST = "elementwise kernels, waiting for the host, uneven stages"

@@ -7,7 +7,7 @@ import { fill, swatch, words } from "./numbers.js";
 export function drawExplanation(found, context) {
   const { fit, batch, throughput } = found;
   const half = { ...context, width: context.half };
-  const more = [...found.notes, `${fit.held}; ${fit.regime}: ${fit.because}`];
+  const more = [...found.notes, `${fit.held}; recomputation: ${fit.because}`];
   return [
     h("p", { class: "lead" }, found.layout.text),
     h(

@@ -41,12 +41,13 @@ def why_slower(other: Estimate, best: Estimate) -> str:
     if abs(ratio) < 5e-4:
         return f"as fast within 0.05%, {fuller}"
     if ratio < 0:
-        return f"{-ratio:.1%} faster, within the resolution of predictions, and less simple; {fuller}"
+        return f"{-ratio:.1%} faster, within the resolution of predictions, {RESOLUTION:.0%}, and less simple; {fuller}"
     changes = {term: other.time[term] - best.time[term] for term in best.time}
     least = WORTH_SAYING * (other.step_time_s - best.step_time_s)
     worst = sorted((term for term in changes if changes[term] > least), key=lambda t: -changes[t])[:2]
     terms = " and ".join(f"{_label(term)} +{format_seconds(changes[term])}" for term in worst)
-    return f"{ratio:.1%} slower: {terms}; {fuller}"
+    tied = f", within the resolution of predictions, {RESOLUTION:.0%}" if ratio <= RESOLUTION else ""
+    return f"{ratio:.1%} slower{tied}: {terms}; {fuller}"
 
 
 def _label(term: str) -> str:

@@ -42,7 +42,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """Step 1. `regime` is the playbook's; `binding` is what a better layout would need more of.
+    """Step 1. `regime` is the playbook's, poor where the plan's degrees need recomputation to fit in the memory that is planned
+    with; `binding` is what a better layout would need more of.
 
     `state_bytes` are weights, gradients, master copy and moments of the whole model, once; `devices_for_state` hold as much.
     """
@@ -111,7 +112,7 @@ class RunnerUp:
 def fit(plan: Plan, smallest_change: str | None = None) -> Fit:
     """Step 1, fitting a training step in memory."""
     priced, devices = plan.estimate, plan.cluster.num_devices
-    poor = not _fits_without_recompute(plan)
+    poor = not fits_without_recompute(plan)
     recipe, frozen = precision_named(plan.job.precision), num_params(plan.model) - num_trained_params(plan.model)
     state = trained_bytes(plan.model, plan.job) + frozen * bytes_per_element(recipe.weights)
     return Fit(
@@ -140,12 +141,17 @@ def _held(plan: Plan) -> str:
     return "; ".join(ways) or "every device holds all of it"
 
 
-def _fits_without_recompute(plan: Plan) -> bool:
+def fits_without_recompute(plan: Plan) -> bool:
+    """Whether the plan's degrees fit without recomputation, with the memory free that the plan leaves free too."""
     if plan.layout.recompute == "none":
         return plan.estimate.fits
-    return estimate(
-        plan.model, plan.cluster, plan.job, replace(plan.layout, recompute="none", recompute_layers=None)
-    ).fits
+    plain = replace(plan.layout, recompute="none", recompute_layers=None)
+    return estimate(plan.model, plan.cluster, plan.job, plain).memory_bytes <= _room(plan)
+
+
+def _room(plan: Plan) -> float:
+    """Bytes of a device that a plan may fill: it leaves the reserve free, or as much as it does leave."""
+    return plan.estimate.memory_capacity_bytes * (1 - min(MEMORY_RESERVE, max(plan.estimate.margin, 0.0)))
 
 
 def _poor(plan: Plan) -> str:
@@ -155,7 +161,7 @@ def _poor(plan: Plan) -> str:
         "gradient accumulation": num_micro_batches(plan.job, degrees_of(plan.layout)) > 1,
     }
     taken = "; ".join(f"{measure} {'is used' if use else 'is not used'}" for measure, use in used.items())
-    return f"these degrees do not fit without recomputing activations; {taken}"
+    return f"these degrees do not fit without recomputing activations, with {format_bytes(_room(plan))} to plan with; {taken}"
 
 
 def _rich(plan: Plan) -> str:
@@ -171,7 +177,8 @@ def _rich(plan: Plan) -> str:
         advice = "below 10B parameters the playbook uses one technique: tp, or ZeRO-3"
     else:
         advice = "from 10B parameters on the playbook takes tp = 8 with pp, tp = 8 with ZeRO-3, or ZeRO-3 alone"
-    return f"these degrees fit without recomputing activations; {advice}"
+    also = ", though the layout does" if plan.layout.recompute != "none" else ""
+    return f"these degrees fit without recomputing activations{also}; {advice}"
 
 
 def binding(plan: Plan) -> str:
