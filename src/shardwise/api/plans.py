@@ -15,9 +15,9 @@ from shardwise.api.given import (
     architecture_of,
     cluster_of,
     job_of,
-    layout_of,
     pins_of,
     resolved,
+    stack_of,
 )
 from shardwise.cost.reliability import Reliability
 from shardwise.errors import collect
@@ -106,7 +106,7 @@ def plan_clusters(
 
     architecture, what, *several = collect(
         lambda: architecture_of(model),
-        lambda: job_of(job, job_fields),
+        lambda: job_of(job, job_fields, stack_of(clusters, stack)),
         *(partial(cluster_of, one, stack) for one in clusters),
     )
     kept = narrowed(pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices)
@@ -160,8 +160,10 @@ def explain(
 ) -> Explanation:  # fmt: skip
     """Why a plan is what it is: whether it fits, whether it reaches the batch, what bounds its throughput, and the alternatives.
 
-    `plan` is a plan or the path of its file, `against` another layout to compare with, `term` one term to take apart, such as
-    "memory.activations". Raises `InputError` for a layout that breaks a rule and for an unknown term.
+    `plan` is a plan or the path of its file, `against` another layout to compare with: what its text leaves out is chosen as a
+    search does. `term` is one term to take apart, such as "memory.activations".
+
+    Raises `InputError` for a layout that breaks a rule and for an unknown term.
 
     >>> import shardwise as sw
     >>> found = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len=4096)
@@ -171,17 +173,25 @@ def explain(
     >>> [term.layout for term in explanation.terms] == [str(found.layout), explanation.against.layout]
     True
     """
+    from shardwise.layout.text import parse_fields
     from shardwise.planning.codec import load_plan
     from shardwise.planning.explain import explain as explain_plan
+    from shardwise.search.filled import chosen_for, filled
     from shardwise.search.plan import nearest_fitting
     from shardwise.search.to_loss.doublings import doublings
 
     of = plan if isinstance(plan, Plan) else load_plan(os.fspath(plan))
+    other, chosen = against, ""
+    if isinstance(other, str):
+        said = parse_fields(other, what="against")
+        other = filled(of.model, of.cluster, of.job, said)
+        chosen = chosen_for(other, said)
     nearest = partial(nearest_fitting, of.model, of.cluster, of.job, progress=progress)
     return explain_plan(
         of,
         nearest,
-        other=None if against is None else layout_of(against),
+        other=other,
+        filled=chosen,
         term_name=term,
         doubled=lambda plan: doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else (),
     )

@@ -6,12 +6,13 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from shardwise.cli.arguments import PLAN, add_output_arguments, parse_layout_text
+from shardwise.cli.arguments import PLAN, add_output_arguments
 from shardwise.cli.html import add_report_argument, write_report
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
     from shardwise.cli.section import Report
+    from shardwise.layout.layout import Layout
     from shardwise.planning.loss_time import Doubling
     from shardwise.planning.plan import Plan
     from shardwise.progress import Progress
@@ -48,10 +49,11 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
     plan = _with_noise(load_plan(arguments.plan), arguments.noise_scale)
     against = arguments.against
-    other = None if against is None else parse_layout_text(against, plan.model, plan.job, "--against")
+    other, filled = (None, "") if against is None else parse_against(plan, against)
     found = explain(
         plan, lambda layout: nearest_fitting(plan.model, plan.cluster, plan.job, layout, arguments.progress),
-        other=other, term_name=arguments.term, doubled=lambda priced: _doubled(priced, arguments.progress),
+        other=other, filled=filled, term_name=arguments.term,
+        doubled=lambda priced: _doubled(priced, arguments.progress),
     )  # fmt: skip
     title = f"{found.model} on {found.cluster}: why this plan"
     write_report(arguments.report, "explain", title, lambda: explanation_payload(found, plan))
@@ -76,3 +78,15 @@ def _doubled(plan: Plan, progress: Progress) -> tuple[Doubling, ...]:
     from shardwise.search.to_loss.doublings import doublings
 
     return doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else ()
+
+
+def parse_against(plan: Plan, text: str) -> tuple[Layout, str]:
+    """The other layout, with the choices that its text leaves out as a search makes them; and these choices."""
+    from shardwise.layout.text import parse_fields
+    from shardwise.planning.codec import DERIVED, settled_layout
+    from shardwise.search.filled import chosen_for, filled
+
+    said = parse_fields(text, what="--against", also=DERIVED)
+    derived = {key: said.pop(key) for key in DERIVED if key in said}
+    layout = filled(plan.model, plan.cluster, plan.job, said)
+    return settled_layout(layout, derived, plan.model, plan.job), chosen_for(layout, said)

@@ -181,6 +181,8 @@ def _against(other: Against, placement: str) -> Section:
     lines: list[Block] = [
         f"  {other.verdict}: {format_seconds(other.estimate.step_time_s)}, {format_bytes(other.estimate.memory_bytes)}"
     ]
+    if other.filled:
+        lines.append(f"  not said, and chosen as a search does: {other.filled}")
     if other.smallest_change:
         lines.append(f"  smallest change that fits: {other.smallest_change}")
     lines.append(f"  placement {other.placement}; the plan's is {placement}")

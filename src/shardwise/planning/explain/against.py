@@ -28,9 +28,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """Another layout, priced; differences are the other's less the plan's."""
+    """Another layout, priced; differences are the other's less the plan's. `filled`: those of its choices that a search made."""
 
     layout: str
+    filled: str
     placement: str
     changed: Mapping[str, tuple[object, object]]
     estimate: Estimate
@@ -42,15 +43,16 @@ class Against:
     smallest_change: str | None
 
 
-def against(plan: Plan, layout: Layout, nearest: Nearest) -> Against:
-    """Compare with another layout; `nearest` finds a layout that fits. Raises `InputError` with every rule that it breaks.
+def against(plan: Plan, layout: Layout, nearest: Nearest, filled: str = "") -> Against:
+    """Compare with another layout, whose choices in `filled` a search made; `nearest` finds a layout that fits. Raises
+    `InputError` with every rule that it breaks.
 
     A placement that is not given is the fastest one. `lead` is the other's step time over the plan's, minus one.
     """
     placed, priced = best_placed(plan, layout)
     return Against(
-        layout=str(placed), placement=str(placed.placement), changed=changed_fields(plan.layout, placed), estimate=priced,
-        lead=priced.step_time_s / plan.estimate.step_time_s - 1, verdict=verdict(priced, plan.estimate),
+        layout=str(placed), filled=filled, placement=str(placed.placement), changed=changed_fields(plan.layout, placed),
+        estimate=priced, lead=priced.step_time_s / plan.estimate.step_time_s - 1, verdict=verdict(priced, plan.estimate),
         reason=why_slower(priced, plan.estimate) if priced.step_time_s >= plan.estimate.step_time_s else "",
         time=differences(plan.estimate.time, priced.time), memory=differences(plan.estimate.memory, priced.memory),
         smallest_change=None if priced.fits else smallest_change(plan, placed, nearest),

@@ -75,11 +75,11 @@ class Explanation(Pictured):
 
 
 def explain(
-    plan: Plan, nearest: Nearest, *, other: Layout | None = None, term_name: str | None = None,
+    plan: Plan, nearest: Nearest, *, other: Layout | None = None, filled: str = "", term_name: str | None = None,
     doubled: Doublings = lambda plan: (),
 ) -> Explanation:  # fmt: skip
-    """Explain a plan. `nearest` gives the fitting layout that is closest to one that does not fit, or None; `doubled` plans a
-    plan to a loss again with twice the batch, the devices or both.
+    """Explain a plan, against another layout whose choices in `filled` a search made. `nearest` gives the fitting layout that is
+    closest to one that does not fit, or None; `doubled` plans a plan to a loss again with twice the batch, the devices or both.
 
     The plan and its runners-up are priced again, so that all numbers come from the same version of the model.
     """
@@ -92,7 +92,7 @@ def explain(
         placement=str(plan.layout.placement or default_placement(plan.cluster.topology)), model_error=MODEL_ERROR,
         fit=fit(priced, change), batch=batch(priced), throughput=throughput(priced), runners_up=runners_up(priced),
         options=options(priced), schedules=schedules(priced), run=priced.run, constants=constants(priced),
-        against=against(priced, other, nearest) if other else None,
+        against=against(priced, other, nearest, filled) if other else None,
         terms=terms, notes=(*_moved(plan, priced), *priced.estimate.notes),
         stack=plan.cluster.calibration.stack if plan.cluster.calibration else None,
         critical_batch=critical_batch(priced, plan.to_loss, doubled(priced)) if plan.to_loss and not term_name else None,

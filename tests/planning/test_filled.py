@@ -1,0 +1,62 @@
+"""A layout of which some choices are said, compared with what a search makes of the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shardwise as sw
+from shardwise.cli import main
+from shardwise.planning.plan import Plan
+from shardwise.search.filled import chosen_for, filled
+from shardwise.search.pins import narrowed
+
+FIELDS = {"global_batch_tokens": 2**21, "seq_len": 8192}
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return sw.plan("llama-3-70b", "h100:128", stack="nemo-25", **FIELDS)
+
+
+@pytest.mark.parametrize("said", ["tp=8 pp=4 fsdp=4", "tp=4 pp=8 fsdp=4 num_virtual_stages=1", "tp=2 pp=8"])
+def test_unsaid_choices_are_those_of_a_search_with_the_said_ones_pinned(plan: Plan, said: str) -> None:
+    given = {key: int(value) for key, value in (word.split("=") for word in said.split())}
+    found = filled(plan.model, plan.cluster, plan.job, given)
+    assert all(getattr(found, name) == value for name, value in given.items())
+    rest = {"dp": 1, "cp": 1} if "fsdp" in given else {}
+    again = sw.plan(plan.model, plan.cluster, plan.job, choices=narrowed({**rest, **given}, {}))
+    against = sw.explain(plan, said).against
+    assert against is not None
+    assert against.estimate.step_time_s <= again.estimate.step_time_s * 1.001
+    assert against.filled == chosen_for(found, given)
+    assert "async_tp=true" in against.filled  # which the stack always has
+
+
+def test_interleaving_is_not_lost_against_a_plan_that_has_it(plan: Plan) -> None:
+    """The plan's own degrees alone come to the plan's own step."""
+    degrees = {
+        axis: getattr(plan.layout, axis) for axis in ("tp", "cp", "pp", "dp", "fsdp") if getattr(plan.layout, axis) > 1
+    }
+    against = sw.explain(plan, " ".join(f"{axis}={degree}" for axis, degree in degrees.items())).against
+    assert against is not None
+    assert abs(against.lead) < 0.03
+
+
+def test_it_is_said_on_the_command_line(plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "plan.json")
+    job = ("llama-3-8b", "h100:16", "--batch-tokens", "1Mi", "--seq-len", "8192", "--stack", "megatron")
+    assert main(["plan", *job, "--out", path]) == 0
+    capsys.readouterr()
+    assert main(["explain", path, "--against", "tp=4 fsdp=4"]) == 0
+    shown = capsys.readouterr().out
+    assert "  not said, and chosen as a search does: zero_stage=" in shown
+    assert main(["explain", path, "--against", "tp=4 fsdp=4", "--json"]) == 0
+    assert "micro_batch_seqs=" in json.loads(capsys.readouterr().out)["against"]["filled"]
+
+
+def test_what_no_layout_has_is_refused_as_before(plan: Plan) -> None:
+    with pytest.raises(sw.InputError, match="devices"):
+        sw.explain(plan, "tp=8 pp=4 fsdp=2 dp=3")
