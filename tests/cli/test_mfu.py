@@ -67,7 +67,7 @@ def test_a_log_against_the_prediction_of_its_layout(capsys: pytest.CaptureFixtur
         "a log of torchtitan: 31 lines of steps 1 to 300", "27 lines counted", "4 of warm-up", "loss 10.0000 at first, 7.0000 at",
         "by its own count: MFU 38.0%, 1.376 PFLOP/s per device", "for torchtitan: measured is",
         "inside the interval", "memory 50.8 GB (reserved)", "where the measured step goes, by the prediction",
-        "products below the peak", "exposed communication over fsdp", "not explained by the prediction",
+        "GEMM efficiency", "exposed communication over fsdp", "not explained by the prediction",
     ):  # fmt: skip
         assert words in out
     found = payload(capsys, *given)
@@ -253,3 +253,18 @@ def test_a_log_without_a_batch_has_no_account(capsys: pytest.CaptureFixture[str]
     path = tmp_path / "max.log"
     path.write_text("\n".join(maxtext(n, 2.5, 6553.6) for n in range(20)) + "\n")
     assert payload(capsys, str(path), *RAN)["utilisation"]["mfu"] == pytest.approx(51.47e9 * 6553.6 / 989e12, rel=1e-3)  # type: ignore[index]
+
+
+def test_a_plan_may_stand_where_logs_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plan = str(tmp_path / "plan.json")
+    job = ("llama-3-8b", "h100:64", "--batch-tokens", "1Mi", "--seq-len", "8192", "--layout", "fsdp=64")
+    assert run(capsys, "plan", *job[:-2], "--pin", "fsdp=64", "--out", plan)[0] == 0
+    code, out, err = run(capsys, "mfu", plan, "--tokens-per-s", "416k")
+    assert (code, err) == (0, "")
+    assert out == run(capsys, "mfu", "--plan", plan, "--tokens-per-s", "416k")[1]
+    code, _, err = run(capsys, "mfu", plan)
+    assert code == 2
+    assert "found no measurement; one of LOG, --tokens-per-s, --step-time is required" in err
+    code, _, err = run(capsys, "mfu", plan, "--plan", plan, "--tokens-per-s", "416k")
+    assert code == 2
+    assert "one, of the run that was measured, is required" in err

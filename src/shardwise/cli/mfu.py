@@ -62,7 +62,7 @@ def add_ran_arguments(parser: Parser) -> None:
         "--precision",
         metavar="NAME",
         completes="precisions",
-        help="precision recipe (default: bf16; see: show precisions)",
+        help="precision recipe (default: that of the stack, else bf16; see: show precisions)",
     )
     cluster.add_argument(
         "--stack",
@@ -93,6 +93,7 @@ def find(arguments: argparse.Namespace) -> MeasuredRun:
     from shardwise.planning.plan import plan_layout
     from shardwise.search.plan import plan
 
+    arguments = _with_plan(arguments)
     require_one_measurement(arguments)
     ran, measured = measure(arguments, ran_of(arguments))
     used = utilisation(ran.model, ran.cluster, ran.job, measured.tokens_per_s_per_device, ran.layout)
@@ -103,6 +104,23 @@ def find(arguments: argparse.Namespace) -> MeasuredRun:
         return MeasuredRun(ran, measured, used, best, None)
     priced = plan_layout(ran.model, ran.cluster, ran.job, ran.layout)
     return MeasuredRun(ran, measured, used, priced, account(priced, measured.step_time_s, used))
+
+
+def _with_plan(arguments: argparse.Namespace) -> argparse.Namespace:
+    """The arguments with a plan's file that stands where logs do as their `--plan`. Raises `InputError` for a second plan."""
+    from shardwise.errors import InputError
+    from shardwise.planning.codec import is_plan
+
+    plans = [path for path in arguments.logs if is_plan(path)]
+    if not plans:
+        return arguments
+    named = [*([arguments.plan] if arguments.plan else []), *plans]
+    if len(named) > 1:
+        raise InputError(
+            f"mfu: found {len(named)} plans, {', '.join(map(str, named))}; one, of the run that was measured, is required"
+        )
+    logs = [path for path in arguments.logs if path not in plans]
+    return argparse.Namespace(**{**vars(arguments), "plan": plans[0], "logs": logs})
 
 
 def require_one_measurement(arguments: argparse.Namespace) -> None:
