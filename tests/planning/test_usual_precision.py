@@ -55,5 +55,7 @@ def test_python_takes_it_too() -> None:
     where = sw.load_cluster("h100:8", stack="megatron")
     assert sw.plan("llama-3.2-1b", "h100:8", stack="nemo-25", pins="tp=1", **fields).job.precision == MAIN
     assert sw.memory("llama-3.2-1b", where, "fsdp=8").job.precision == MAIN
+    to_loss = sw.plan("gpt-2", "h100:8", noise_scale="128Ki", stack="megatron", seq_len=1024)
+    assert to_loss.job.precision == MAIN
     assert sw.memory("llama-3.2-1b", where, "fsdp=8", precision="bf16").job.precision == "bf16"
     assert sw.plan("llama-3.2-1b", where, sw.Job(global_batch_tokens=2**19, seq_len=4096)).job.precision == "bf16"

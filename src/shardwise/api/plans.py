@@ -143,7 +143,7 @@ def plan_to_loss(
     from shardwise.search.pins import narrowed
     from shardwise.search.to_loss.loss_search import plan_to_loss as search_to_loss
 
-    target, sizes, what = loss_target(noise_scale, to_loss, batches, job, job_fields)
+    target, sizes, what = loss_target(noise_scale, to_loss, batches, job, job_fields, stack_of(clusters, stack))
     architecture, *several = collect(
         lambda: architecture_of(model), *(partial(cluster_of, one, stack) for one in clusters)
     )
