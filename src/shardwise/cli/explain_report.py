@@ -120,7 +120,7 @@ def _critical_batch(found: Explanation) -> Iterator[Block]:
         yield f"   {noise_text(one.target.noise)}"
         of = "the run" if one.target.tokens is not None else "a billion of the fewest tokens"
         yield (
-            f"   time to the loss of {of}: {format_seconds(one.time.loss_s)}; of as many tokens whatever the loss: "
+            f"   of {of}: loss time {format_seconds(one.time.loss_s)}; token time, whatever the loss, "
             f"{format_seconds(one.time.token_s)}"
         )
         yield "   the next doubling:"
