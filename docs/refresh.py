@@ -30,7 +30,13 @@ COMMAND = r"shardwise (?:[^\n]*\\\n)*[^\n]+"
 NEXT = "\n$ "  # between the commands of a session
 SESSION = re.compile(rf"```\n\$ ({COMMAND}(?:\n\$ {COMMAND})*)\n\n(.*?)\n```", re.DOTALL)
 PYTHON = re.compile(r"```python\n(>>> .*?)\n```", re.DOTALL)
-DRAWING = {"roofline": "--plot", "memory": "--plot", "precision": "--plot", "batch": "--plot", "figures": "--out"}  # of others --draw
+DRAWING = {
+    "roofline": "--plot",
+    "memory": "--plot",
+    "precision": "--plot",
+    "batch": "--plot",
+    "figures": "--out",
+}  # of others --draw
 PICTURE = re.compile(r"!\[[^]]*\]\(([^)]+\.svg)\)\n<!-- (shardwise [^\n]+) -->")
 
 

@@ -21,10 +21,8 @@ def search_chart(found: LossSearch) -> LineChart:
     along = [(point, point.time) for point in found.diagonal if point.time]
     if len(along) > 1:
         places = [float(point.num_devices) for point, _ in along]
-        axis = (
-            f"devices, with {format_count(along[0][0].batch_tokens / along[0][0].num_devices)} tokens of the batch each"
-        )
         each = along[0][0].batch_tokens / along[0][0].num_devices
+        axis = f"devices, each with {each:,.0f} tokens of the batch"
         return _chart(found, axis, places, [time for _, time in along], found.target.noise.tokens / each)
     cluster = found.points[found.chosen or 0].cluster
     times = [point.time for point in found.points if point.cluster == cluster and point.time]
