@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from shardwise.planning.explain import Explanation
     from shardwise.planning.memory import LayoutMemory
     from shardwise.planning.plan import Plan, plan_layout
+    from shardwise.planning.run_noise import RunNoise, run_noise
     from shardwise.progress import Progress
     from shardwise.search.space import Choices
     from shardwise.search.sweep.points import Swept
@@ -82,6 +83,7 @@ _HOME = {
     "Rule": "shardwise.books.rules",
     "RuleValue": "shardwise.books.named_rules",
     "Run": "shardwise.cost.run",
+    "RunNoise": "shardwise.planning.run_noise",
     "ShardwiseError": "shardwise.errors",
     "Simulation": "shardwise.simulate.result",
     "Swept": "shardwise.search.sweep.points",
@@ -107,6 +109,7 @@ _HOME = {
     "roofline": "shardwise.api.costs",
     "rule": "shardwise.api.books",
     "rules": "shardwise.api.books",
+    "run_noise": "shardwise.planning.run_noise",
     "simulation": "shardwise.api.plans",
     "sweep": "shardwise.api.sweeps",
     "training_run": "shardwise.cost.run",
@@ -140,6 +143,7 @@ __all__ = [
     "Rule",
     "RuleValue",
     "Run",
+    "RunNoise",
     "ShardwiseError",
     "Simulation",
     "Swept",
@@ -165,6 +169,7 @@ __all__ = [
     "roofline",
     "rule",
     "rules",
+    "run_noise",
     "simulation",
     "sweep",
     "training_run",

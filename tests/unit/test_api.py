@@ -29,6 +29,7 @@ FUNCTIONS = (
     "memory",
     "roofline",
     "rules",
+    "run_noise",
     "simulation",
     "sweep",
 )

@@ -67,7 +67,18 @@ class RunNoise:
 
 
 def run_noise(path: str | Path) -> RunNoise:
-    """The noise scale of the run in a folder. Raises `InputError` where it has no log, or no step measured it."""
+    """The gradient noise scale that the run in a folder measured (`shardwise train --noise-scale-every N`).
+
+    The ratio of means of tr(Sigma) and |G|² over steps with its 90% interval, over the last half of those that measured it
+    (`late`) and in `parts` from its start to its end. Unit: tokens. Raises `InputError` where the folder has no log, or
+    no step measured it. Source: McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1.
+
+    >>> import shardwise as sw
+    >>> sw.run_noise("no/such/run")
+    Traceback (most recent call last):
+    ...
+    shardwise.errors.InputError: no/such/run/log.jsonl: cannot read: No such file or directory; the log of a run is required
+    """
     folder = RunFolder(Path(path))
     return noise_of_records(read_log(folder.log).steps, folder.path)
 

@@ -81,7 +81,7 @@ def _require_schedule(layout: Layout, tokens: int, seq_len: int) -> None:
 
 def _require_parts(layout: Layout, num_seqs: int) -> None:
     """Raise `InputError` where the noise scale is to be measured and a global batch is a single part."""
-    together = layout.ep if layout.ep > 1 else 1
+    together = max(layout.ep * layout.expert_tp // layout.tp, 1)  # replicas whose rows the same experts take
     if num_seqs <= together * layout.micro_batch_seqs:
         raise InputError(
             f"--noise-scale-every: found a batch of {num_seqs} sequences in one part; two, a micro-batch or replica each, are "

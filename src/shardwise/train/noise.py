@@ -16,10 +16,12 @@ from shardwise.planning.run_noise import noise_of_records, sample_of
 
 def noise_sample(squares: float, norm: float, targets: Iterable[int]) -> NoiseSample | None:
     """The sample of a step: `squares` is the sum of the squared norms of the gradients of parts with so many `targets`, `norm`
-    that of their sum. None where the norms are not finite."""
-    if not (math.isfinite(squares) and math.isfinite(norm)):
+    that of their sum. None where the norms are not finite, and of a batch that is a single part: a schedule may make it so small.
+    """
+    tokens = [count for count in targets if count]
+    if len(tokens) < 2 or not (math.isfinite(squares) and math.isfinite(norm)):
         return None
-    return sample_of_parts(squares, norm**2, list(targets))
+    return sample_of_parts(squares, norm**2, tokens)
 
 
 def write_noise(out: RunFolder, log: Log) -> None:

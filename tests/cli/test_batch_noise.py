@@ -1,0 +1,127 @@
+"""`batch noise`: the noise scale of a run's log, in parts, as a picture, and where plans find it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import shardwise as sw
+from shardwise.batch.noise_scale import noise_scale
+from shardwise.cli import main
+from shardwise.errors import InputError
+from shardwise.measurement.folder import RunFolder
+from shardwise.measurement.log import LogWriter, read_log, step_line
+from shardwise.measurement.record import StepRecord
+from shardwise.measurement.throughput import Throughput
+from shardwise.planning.run_noise import sample_of
+from shardwise.train.noise import noise_sample, write_noise
+
+SMALL, BIG, TRACE = 512.0, 4096.0, 2.0e4
+RATES = Throughput(
+    num_devices=1, chip="a CPU", peak_format="fp32", peak_flops_per_s=None, flops_per_token=1e6, hardware_ratio=1.0
+)
+
+
+def record(step: int, *, squared: float | None) -> StepRecord:
+    """A step whose norms are exactly those of a gradient of this squared norm; None: it measured nothing."""
+    noise = {} if squared is None else {
+        "small_norm_squared": squared + TRACE / SMALL, "big_norm_squared": squared + TRACE / BIG, "small_tokens": SMALL,
+        "big_tokens": BIG,
+    }  # fmt: skip
+    return StepRecord(
+        step=step, loss=5.0 - 0.01 * step, grad_norm=1.0, learning_rate=1e-3, num_tokens=int(BIG), num_targets=int(BIG),
+        step_time_s=1.0, **noise,
+    )  # fmt: skip
+
+
+def logged(path: Path, records: Sequence[StepRecord]) -> str:
+    path.mkdir()
+    with LogWriter(RunFolder(path).log) as log:
+        for one in records:
+            log.write(step_line(one, RATES, {}))
+    return str(path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    """100 steps, of which every other one measured: a noise scale of 2,500 tokens, and of 10,000 in the last half."""
+    steps = range(1, 101)
+    return logged(
+        tmp_path / "a", [record(one, squared=None if one % 2 else 8.0 if one <= 50 else 2.0) for one in steps]
+    )
+
+
+def test_the_noise_scale_is_that_of_the_last_half(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["batch", "noise", run, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["schema"] == "shardwise.batch_noise/1"
+    assert found["noise"]["tokens"] == pytest.approx(10_000)
+    assert found["noise"]["interval90"] == pytest.approx([10_000, 10_000])
+    assert (found["num_measured"], found["noise"]["num_measured"], len(found["parts"])) == (50, 25, 10)
+    assert found["progress"] == pytest.approx(1 / (1 + 10_000 / BIG))
+    tokens = [part["noise"]["tokens"] for part in found["parts"]]
+    assert tokens == pytest.approx([2_500] * 5 + [10_000] * 5)
+    assert (found["parts"][0]["first_step"], found["parts"][-1]["last_step"]) == (2, 100)
+    assert found["parts"][0]["seen_tokens"] == pytest.approx(BIG * (1 + 3 + 5 + 7 + 9) / 5)
+
+
+def test_the_report_says_what_the_batch_is_beside_it(run: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["batch", "noise", run]) == 0
+    text = capsys.readouterr().out
+    assert "50 steps measured the noise scale" in text
+    assert "noise scale: 10K tokens, 90% interval 10K to 10K" in text
+    assert "a batch of 4,096 tokens makes 29.1% of the progress" in text
+    assert "from gradients of 512 tokens" in text
+
+
+def test_it_is_drawn(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "noise.svg"
+    assert main(["batch", "noise", run, "--plot", str(target)]) == 0
+    text = target.read_text(encoding="utf-8")
+    assert "noise scale" in text
+    assert "batch" in text
+
+
+def test_what_is_lost_in_noise_has_no_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = logged(tmp_path / "b", [record(one, squared=-0.1 if one % 2 else 0.1) for one in range(1, 41)])
+    assert main(["batch", "noise", run, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["noise"]
+    assert found["interval90"][1] is None
+    assert main(["batch", "noise", run]) == 0
+    assert "∞" in capsys.readouterr().out
+
+
+def test_a_run_that_measured_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = logged(tmp_path / "c", [record(1, squared=None)])
+    assert main(["batch", "noise", run]) == 2
+    assert "train --noise-scale-every N" in capsys.readouterr().err
+    with pytest.raises(InputError, match="no step measured"):
+        sw.run_noise(run)
+
+
+def test_plans_find_what_a_run_measured(run: str) -> None:
+    folder = RunFolder(Path(run))
+    write_noise(folder, read_log(folder.log))
+    found = noise_scale(run)
+    assert found.tokens == pytest.approx(10_000)
+    assert found.interval90 == pytest.approx((10_000, 10_000))
+    assert sw.run_noise(run).noise_scale is not None
+
+
+def test_a_step_is_a_sample_where_its_batch_has_two_parts() -> None:
+    assert noise_sample(1.0, 2.0, [8]) is None
+    assert noise_sample(1.0, 2.0, [8, 0, 0]) is None
+    assert noise_sample(math.inf, 2.0, [8, 8]) is None
+    found = noise_sample(3.0, 2.0, [8, 0, 8])
+    assert found is not None
+    assert (found.small_norm_squared, found.big_norm_squared, found.small_tokens, found.big_tokens) == (
+        6.0,
+        4.0,
+        8.0,
+        16.0,
+    )
+    assert sample_of(record(1, squared=None)) is None
