@@ -36,6 +36,11 @@ class RunNoise:
     """The noise scale of a run. `late` is that over the last half of the measured steps: it grows as the loss falls.
 
     `batch_tokens` and `small_tokens` are those of the latest step: of the global batch, and of the parts compared with it.
+
+    >>> late = measured_noise([NoiseSample(5.0, 2.0, 8, 32)] * 10)
+    >>> found = RunNoise(path=Path("runs/a"), late=late, parts=(), num_measured=20, batch_tokens=32, small_tokens=8)
+    >>> found.progress, found.late.tokens
+    (0.5, 32.0)
     """
 
     path: Path

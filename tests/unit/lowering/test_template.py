@@ -36,7 +36,10 @@ FAMILIES = [
         (0, 1, 2, 3), (False, True), ("none", "full"), ("all_gather", "ring", "ulysses")
     )
 ]
-POLICIES = [IssuePolicy(), IssuePolicy(reduce_each_micro_batch=True, statistics="micro_batch")]
+POLICIES = [
+    IssuePolicy(),
+    IssuePolicy(reduce_each_micro_batch=True, statistics="micro_batch", noise_scale=True),
+]
 
 
 CASES = [pytest.param(model, family, id=f"{model} {family}") for model in MODELS for family in FAMILIES]
