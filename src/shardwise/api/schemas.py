@@ -46,7 +46,9 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "convert": ("train.conversion.convert:ConvertPayload",),
     "train": ("measurement.summary:SummaryPayload",),
     "trace": ("reconcile.traces.payload:TracePayload",),
-    "batch": ("batch.payload:BatchFitPayload", "planning.run_noise_payload:RunNoisePayload"),
+    "batch": (
+        "batch.payload:BatchFitPayload", "planning.run_noise_payload:RunNoisePayload", "batch.sweep_payload:BatchRunsPayload",
+    ),
     "reconcile": ("reconcile.payload:ReconcilePayload",),
 }  # fmt: skip
 ERROR = "schema:ErrorPayload"

@@ -13,11 +13,13 @@ from shardwise.cli.section import Report
 from shardwise.errors import InputError
 from shardwise.parser import Parser
 
-DESCRIPTION = """How large a batch pays. `noise` gives the gradient noise scale that a run measured. `fit` finds the fewest steps
-and the fewest tokens to a loss, and between them the critical batch, from runs at several batches: the folder of a sweep with its
-runs.jsonl, or a CSV file with the columns batch_tokens, steps and seed."""
+DESCRIPTION = """How large a batch pays. `noise` gives the gradient noise scale that a run measured. `sweep` trains a plan's model
+at several batches to one loss. `fit` finds the fewest steps and the fewest tokens to a loss, and between them the critical batch,
+from runs at several batches: the folder of a sweep with its runs.jsonl, or a CSV file with the columns batch_tokens, steps and
+seed."""
 EXAMPLES = (
     "shardwise batch noise runs/a --plot noise.svg",
+    "shardwise batch sweep plan.json --data data --batches 4Ki:256Ki:x2 --to-loss 4.2 --out sweep/",
     "shardwise batch fit sweep/ --plot pareto.svg",
     "shardwise batch fit runs.csv --json",
 )

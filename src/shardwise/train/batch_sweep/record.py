@@ -97,7 +97,8 @@ def losses_of(folder: RunFolder) -> list[float]:
 
 
 def reason_of(output: Path, code: int) -> str:
-    """Why a run failed: the error that it printed last, or its exit code."""
+    """Why a run failed: the error that it printed last, or its exit code with its last line."""
     lines = output.read_text(encoding="utf-8", errors="replace").splitlines() if output.exists() else []
     said = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
-    return said[-1] if said else f"ended with exit code {code}"
+    last = "".join(f": {line}" for line in lines[-1:])
+    return said[-1] if said else f"ended with exit code {code}{last}"
