@@ -154,10 +154,11 @@ class Bigram:
         whole *= self.spikes.get(step + 1, 1.0)
         self._update(float(whole[0]), whole[1:])
         rate = self._rate(step)
+        noise = self._noise() if self.recipe.measures_noise_at(step) else {}
         return StepRecord(
             step=self.step, loss=float(whole[0]), grad_norm=float(whole[1:].norm()), learning_rate=rate,
             num_tokens=self.batches.global_batch_seqs(step) * SEQ_LEN, num_targets=num_targets,
-            step_time_s=time.perf_counter() - start, seconds={"forward": 1e-4, "data": 1e-5},
+            step_time_s=time.perf_counter() - start, seconds={"forward": 1e-4, "data": 1e-5}, **noise,
         )  # fmt: skip
 
     def _update(self, loss: float, gradient: torch.Tensor) -> None:
@@ -169,6 +170,16 @@ class Bigram:
             return
         self.judge.remember(loss, norm)
         self.logits -= rate * gradient.reshape(self.logits.shape)
+
+    def _noise(self) -> dict[str, float]:
+        """Squared norms of a gradient of norm 1 at a noise scale of 64 tokens a step, and more on other ranks than the first."""
+        noise = 64.0 * self.step * (1 + self.world.rank)
+        return {
+            "small_norm_squared": 1 + noise / 16,
+            "big_norm_squared": 1 + noise / 32,
+            "small_tokens": 16,
+            "big_tokens": 32,
+        }
 
     def _rate(self, step: int) -> float:
         return self.recipe.learning_rate_at(step, self.batches.global_batch_seqs(step) / self.plan.job.num_seqs)

@@ -21,8 +21,10 @@ from shardwise.precision import precision_named
 from shardwise.search.plan import plan as searched
 from shardwise.search.space import Choices
 from shardwise.train import device_memory
-from shardwise.train.admission import require_schedule, require_world
+from shardwise.train.admission import require_world
+from shardwise.train.batching import require_batches
 from shardwise.train.fit import require_memory, smallest_change
+from shardwise.train.recipe import Recipe
 
 BF16 = precision_named("bf16")
 MODEL = sw.load_model("llama-3-8b")
@@ -52,12 +54,12 @@ def test_all_that_is_not_yet_runnable_is_named_at_once() -> None:
 
 
 def test_a_batch_that_a_schedule_does_not_run_is_refused_before_the_first_step() -> None:
-    layout = big_plan(pp=4, dp=2, schedule="dualpipe").layout
-    require_schedule(layout, [16, 64])
+    plan = big_plan(pp=4, dp=2, schedule="dualpipe")
+    require_batches(plan, Recipe(steps=9, batch_ramp=((0, 16), (5, 64))))
     with pytest.raises(
-        InputError, match="a batch of 4 sequences: micro-batches: found 2; dualpipe requires at least 8"
+        InputError, match=r"a batch of 4 sequences .*: micro-batches: found 2; dualpipe requires at least 8"
     ):
-        require_schedule(layout, [64, 4])
+        require_batches(plan, Recipe(steps=9, batch_ramp=((0, 64), (5, 4))))
 
 
 def test_an_uneven_vocabulary_runs() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from train import stand_in
+from train.launching import launched
 from train.stand_in import SEQ_LEN, Bigram, small_plan, write_inputs
 
 from shardwise.errors import InputError
@@ -56,7 +58,7 @@ def taken() -> list[int]:
 def in_order(flags: Sequence[str]) -> list[int]:
     """The order of the data, as a run takes it whose batch is one sequence."""
     Taking.taken.clear()
-    assert train([*flags, "--out", f"{flags[4]}-single", "--batch-schedule", "16", "--steps", "130"]) == 0
+    assert train([*flags, "--out", f"{flags[4]}-single", "--batch-schedule", "16", "--steps", "300"]) == 0
     return taken()
 
 
@@ -109,7 +111,7 @@ def test_a_checkpoint_has_the_batches_before_it(inputs: list[str]) -> None:
 def test_a_run_of_an_earlier_version_goes_on(inputs: list[str], capsys: pytest.CaptureFixture[str],
                                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """Its checkpoints do not have the batches: those of its plan, or of its ramp in steps, are meant."""
-    monkeypatch.setattr("shardwise.train.resizing.Resizing.state", lambda self: {})
+    monkeypatch.setattr("shardwise.train.loop.ramp_state", lambda ramp, step: {})
     assert train([*inputs, "--steps", "5"]) == 0
     assert train([*inputs, "--batch-schedule", "64", "--steps", "7", "--resume"]) == 2
     assert "of an earlier version, does not have the batches before it" in capsys.readouterr().err
@@ -166,9 +168,60 @@ def test_micro_batches_that_the_pipeline_does_not_run_are_refused_with_the_neare
     with pytest.raises(InputError, match=r"a batch of 10 sequences .* the nearest are 128 and 192 tokens"):
         require_batches(plan, Recipe(steps=9, batch_ramp=((0, 10),)))
     with pytest.raises(InputError, match=r"a batch of 6 sequences .* the nearest are 64 and 128 tokens"):
-        require_batches(plan, Recipe(steps=9, batch_schedule="noise:lambda=100,from=64,by=32"))
-    require_batches(plan, Recipe(steps=9, batch_schedule="noise:lambda=100"))
+        require_batches(plan, Recipe(steps=9, noise_scale_every=1, batch_schedule="noise:lambda=100,from=64,by=32"))
+    require_batches(plan, Recipe(steps=9, noise_scale_every=1, batch_schedule="noise:lambda=100"))
     assert quantum_tokens(plan) == 2 * 2 * SEQ_LEN
+
+
+NOISE = "noise:lambda=40,from=32,to=256,by=32,every=4"
+
+
+def noise_batches(num_steps: int) -> list[int]:
+    """The batch of each step by hand: averages of the samples so far, each of which is exact."""
+    sizes, trace, weight = [32], 0.0, 0.0
+    for step in range(1, num_steps):
+        trace, weight = 0.95 * trace + 0.05 * 64 * step, 0.95 * weight + 0.05
+        wanted = math.sqrt(40 * trace / weight)
+        sizes.append(min(max(round(wanted / 32) * 32, 32), 256) if step % 4 == 0 else sizes[-1])
+    return sizes
+
+
+def test_batches_follow_the_noise_scale_and_go_on_bit_by_bit(inputs: list[str]) -> None:
+    flags = [*inputs, "--batch-schedule", NOISE, "--noise-scale-every", "1", "--batch-lr", "sqrt"]
+    assert train([*flags, "--steps", "30"]) == 0
+    whole, samples = steps_of(inputs), taken()
+    assert [record.num_tokens for record in whole] == noise_batches(30)
+    assert len(set(noise_batches(30))) > 3
+    events = [one for one in read_log(Path(inputs[4]) / "log.jsonl").events if one["event"] == "batch"]
+    changes = [step for step in range(1, 30) if noise_batches(30)[step] != noise_batches(30)[step - 1]]
+    assert [one["step"] for one in events] == changes
+    assert [one["batch_tokens"] for one in events] == [noise_batches(30)[step] for step in changes]
+    for stop in (3, 4, 17, 20):
+        Taking.taken.clear()
+        assert train([*flags, "--steps", str(stop), "--force"]) == 0
+        assert train([*inputs, "--steps", "30", "--resume"]) == 0
+        assert [one.loss for one in steps_of(inputs)] == [one.loss for one in whole]
+        assert taken() == samples
+    assert samples == in_order(inputs)[: len(samples)]
+
+
+def test_the_first_rank_decides_for_all(tmp_path: Path) -> None:
+    """The others have measured another noise scale."""
+    flags = write_inputs(tmp_path, small_plan(2))
+    ranks = launched([*flags, "--steps", "14", "--batch-schedule", NOISE, "--noise-scale-every", "1"])
+    assert ranks.ended() == 0, ranks.err
+    assert [record.num_tokens for record in steps_of(flags)] == noise_batches(14)
+
+
+def test_a_schedule_by_noise_scale_measures_it(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert train([*inputs, "--batch-schedule", "noise:lambda=640", "--steps", "21"]) == 0
+    measured = [record.step for record in steps_of(inputs) if record.small_norm_squared is not None]
+    assert measured == [10, 20]
+    assert steps_of(inputs)[0].num_tokens == 32, "two micro-batches, whose norms are compared"
+    assert train([*inputs, "--batch-schedule", "noise:lambda=640,from=16", "--steps", "9", "--force"]) == 2
+    assert "found a batch of 1 sequences in one part; two" in capsys.readouterr().err
+    assert train([*inputs, "--set", "recipe.batch_schedule=noise:lambda=640", "--steps", "9", "--force"]) == 2
+    assert "--noise-scale-every N is required" in capsys.readouterr().err
 
 
 def test_a_run_ends_at_its_loss_and_goes_no_further(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:

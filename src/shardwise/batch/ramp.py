@@ -35,13 +35,13 @@ class BatchRamp:
         spans = zip(self.values, [*stops, step], strict=True)
         return sum(max(min(stop, step) - start, 0) * sequences for (start, sequences), stop in spans)
 
-    def before(self, step: int) -> BatchRamp:
-        """The ramp without the changes at `step` and behind it: what the steps before it had, and the last of them goes on.
+    def until(self, step: int) -> BatchRamp:
+        """The ramp without the changes behind `step`.
 
-        >>> BatchRamp(((0, 64), (1000, 128), (2000, 256))).before(2000)
+        >>> BatchRamp(((0, 64), (1000, 128), (2000, 256))).until(1000)
         BatchRamp(values=((0, 64), (1000, 128)))
         """
-        return BatchRamp(tuple(value for value in self.values if value[0] < step) or self.values[:1])
+        return BatchRamp(tuple(value for value in self.values if value[0] <= step))
 
     def then(self, step: int, sequences: int) -> BatchRamp:
         """The same steps before `step`, and from it on batches of so many sequences.

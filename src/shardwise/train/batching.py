@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from shardwise.batch.ramp import BatchRamp
@@ -22,7 +23,14 @@ def settled_schedule(plan: Plan, recipe: Recipe) -> GivenSchedule | NoiseSchedul
     """A recipe's schedule with what it leaves open as the plan has it; None: it has none. Raises `InputError`."""
     if recipe.batch_schedule is None:
         return None
-    return parse_schedule(recipe.batch_schedule).settled(plan.job.global_batch_tokens, quantum_tokens(plan))
+    schedule = parse_schedule(recipe.batch_schedule)
+    if isinstance(schedule, NoiseSchedule) and not recipe.noise_scale_every:
+        raise InputError(
+            "--batch-schedule: batches by noise scale follow what is measured; --noise-scale-every N is required"
+        )
+    if isinstance(schedule, NoiseSchedule) and schedule.least is None:
+        schedule = replace(schedule, least=min(_least_measured(plan), schedule.most or plan.job.global_batch_tokens))
+    return schedule.settled(plan.job.global_batch_tokens, quantum_tokens(plan))
 
 
 def quantum_tokens(plan: Plan) -> int:
@@ -30,6 +38,12 @@ def quantum_tokens(plan: Plan) -> int:
     layout = plan.layout
     multiple = ACTION_LISTS[layout.schedule].multiple(layout.pp, layout.num_virtual_stages)
     return layout.num_replicas * layout.micro_batch_seqs * int(multiple) * plan.job.seq_len
+
+
+def _least_measured(plan: Plan) -> int:
+    """Tokens of the smallest of such batches whose noise scale can be measured."""
+    quantum = quantum_tokens(plan)
+    return next(size for size in (quantum, 2 * quantum) if _has_parts(plan.layout, size // plan.job.seq_len))
 
 
 def ramp_of_run(plan: Plan, recipe: Recipe, before: BatchRamp | None = None, step: int = 0) -> BatchRamp:
@@ -42,7 +56,7 @@ def ramp_of_run(plan: Plan, recipe: Recipe, before: BatchRamp | None = None, ste
             return ramp_of(schedule.phases, seq_len, before, step)
         case NoiseSchedule():
             begin = ramp_of([(0, schedule.least or 0)], seq_len)
-            return begin if before is None or not step else before.before(step)
+            return before.until(step) if before is not None and step else begin
 
 
 def require_batches(plan: Plan, recipe: Recipe) -> None:
@@ -81,16 +95,26 @@ def _require_schedule(layout: Layout, tokens: int, seq_len: int) -> None:
 
 def _require_parts(layout: Layout, num_seqs: int) -> None:
     """Raise `InputError` where the noise scale is to be measured and a global batch is a single part."""
-    together = max(layout.ep * layout.expert_tp // layout.tp, 1)  # replicas whose rows the same experts take
-    if num_seqs <= together * layout.micro_batch_seqs:
+    if not _has_parts(layout, num_seqs):
         raise InputError(
             f"--noise-scale-every: found a batch of {num_seqs} sequences in one part; two, a micro-batch or replica each, are "
             "required: plan with a smaller micro_batch_seqs, or a larger batch"
         )
 
 
+def _has_parts(layout: Layout, num_seqs: int) -> bool:
+    """Whether a global batch has two parts: a micro-batch or a replica each, replicas whose rows the same experts take being one."""
+    together = max(layout.ep * layout.expert_tp // layout.tp, 1)
+    return num_seqs > together * layout.micro_batch_seqs
+
+
 def _problems(layout: Layout, count: int) -> list[str]:
     return problems(layout.schedule, layout.pp, count, layout.num_virtual_stages)
+
+
+def ramp_state(ramp: BatchRamp, step: int) -> dict[str, Any]:
+    """What a checkpoint of `step` keeps: the batches until then, and the one that follows."""
+    return {BATCH_RAMP: [list(value) for value in ramp.until(step).values]}
 
 
 def resumed_ramp(plan: Plan, recipe: Recipe, values: Mapping[str, Any], step: int) -> BatchRamp:

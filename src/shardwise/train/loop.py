@@ -17,6 +17,7 @@ from shardwise.measurement.record import StepRecord
 from shardwise.measurement.trace import write_trace
 from shardwise.planning.plan import Plan
 from shardwise.train.admission import Data, run_of
+from shardwise.train.batching import ramp_state, resumed_ramp
 from shardwise.train.checkpoint.checkpointer import Restored
 from shardwise.train.device_memory import used
 from shardwise.train.flags import Settings
@@ -62,14 +63,15 @@ class Loop:
             self._resume()
         remedies = Remedies(self.settings, self.world, self.trainer, self.checkpoints)
         reaching = Reaching(self.settings, self.world)
+        resizing = Resizing(self.plan, self.settings, self.world, self.trainer, self.data.train)
         if self.settings.resume:
-            remedies.resume()
-            reaching.resume()
+            for one in (remedies, reaching, resizing):
+                one.resume()
         self.measuring.begin()
         first = self.trainer.step
         self.stop.in_order()
         with self._watch() if self.world.rank == 0 else nullcontext() as watch:
-            stopped = self._steps(watch, remedies, reaching)
+            stopped = self._steps(watch, remedies, reaching, resizing)
             begin_stage(f"the end, after step {self.trainer.step}")
             if self.trainer.step > first:
                 agreed(self.world, lambda: self.checkpoints.save(self.trainer.step, self._state()))
@@ -95,7 +97,10 @@ class Loop:
         found = agreed(self.world, lambda: self.checkpoints.restore(self.trainer.state()))
         if found is not None:
             self.trainer.restore(found.values)
-            agreed(self.world, lambda: self._batches.resume(found.values))
+            ramp = agreed(
+                self.world, lambda: resumed_ramp(self.plan, self.settings.recipe, found.values, self.trainer.step)
+            )
+            self.trainer.resize(ramp)
             if self.world.rank == 0 and found.damaged:
                 self._say_what_is_lost(found)
         agreed(self.world, self._require_steps)
@@ -130,15 +135,11 @@ class Loop:
     def _watch(self) -> Watch:
         return Watch(self.plan, self.settings, device=str(self.world.device), first_step=self.trainer.step)
 
-    @property
-    def _batches(self) -> Resizing:
-        return Resizing(self.plan, self.settings.recipe, self.trainer, self.data.train)
-
     def _state(self) -> State:
         """What a checkpoint keeps."""
-        return {**self.trainer.state(), **self._batches.state()}
+        return {**self.trainer.state(), **ramp_state(self.data.train.ramp, self.trainer.step)}
 
-    def _steps(self, watch: Watch | None, remedies: Remedies, reaching: Reaching) -> int:
+    def _steps(self, watch: Watch | None, remedies: Remedies, reaching: Reaching, resizing: Resizing) -> int:
         """The steps, but for what follows the last one. The signal that stopped them, or 0."""
         recipe, trainer = self.settings.recipe, self.trainer
         first, inspected = trainer.step, self._inspected_from(trainer.step + 1)
@@ -154,6 +155,7 @@ class Loop:
                 remedies.apply(trainer.trouble, watch)
             self._log_checkpoints(watch)
             reaching.step(record, watch)
+            resizing.step(record, watch)
             if trainer.step < recipe.steps and not reaching.is_reached:
                 if stopped := self._asked_to_stop():
                     return stopped

@@ -21,6 +21,7 @@ from shardwise.train.sources import Source, parse_source, require_distinct
 from shardwise.units import parse_count, parse_quantity
 
 BATCH_RAMP = "--set recipe.batch_ramp"
+MEASURED_EVERY = 10  # steps, where batches follow the noise scale: as many measurements for each decision
 
 
 def recipe_of(arguments: argparse.Namespace, out: RunFolder) -> Recipe:
@@ -30,6 +31,8 @@ def recipe_of(arguments: argparse.Namespace, out: RunFolder) -> Recipe:
         lambda: parse_changes(arguments.set, rooms=("recipe",))["recipe"],
     )
     given |= {"batch_ramp": parse_ramp(changes.pop("batch_ramp"), BATCH_RAMP)} if "batch_ramp" in changes else {}
+    if given.get("batch_schedule", "").startswith("noise") and "noise_scale_every" not in given:
+        given["noise_scale_every"] = MEASURED_EVERY
     if arguments.resume:
         return replace(changed(parse_recipe(out.read().recipe, str(out.recipe)), changes), **given)
     if "steps" not in given:

@@ -43,7 +43,7 @@ def test_each_step_has_the_batch_of_the_tokens_before_it(phases: list[tuple[int,
 @given(phases=PHASES, step=st.integers(0, 60))
 def test_a_run_that_goes_on_has_the_batches_of_one_that_did_not_stop(phases: list[tuple[int, int]], step: int) -> None:
     whole = ramp_of(phases, SEQ)
-    again = ramp_of(phases, SEQ, whole.before(step), step)
+    again = ramp_of(phases, SEQ, whole.until(step), step)
     assert [again.sequences(one) for one in range(200)] == [whole.sequences(one) for one in range(200)]
 
 
@@ -52,7 +52,7 @@ def test_another_schedule_takes_over_at_the_next_sample(
     phases: list[tuple[int, int]], other: list[tuple[int, int]], step: int
 ) -> None:
     before = ramp_of(phases, SEQ)
-    after = ramp_of(other, SEQ, before.before(step), step)
+    after = ramp_of(other, SEQ, before.until(step), step)
     assert after.first_sample(step) == before.first_sample(step)
     seen = before.first_sample(step) * SEQ
     assert after.sequences(step) * SEQ == next(batch for start, batch in reversed(other) if start <= seen)
@@ -160,6 +160,13 @@ def test_a_batch_of_parts_of_sequences_is_refused_with_the_nearest() -> None:
 
 def test_a_ramp_goes_back_and_on() -> None:
     ramp = BatchRamp(((0, 2), (3, 4), (7, 8)))
-    assert [ramp.before(step).values[-1] for step in (0, 3, 4, 7, 8)] == [(0, 2), (0, 2), (3, 4), (3, 4), (7, 8)]
+    assert [ramp.until(step).values[-1] for step in (0, 2, 3, 6, 7, 8)] == [
+        (0, 2),
+        (0, 2),
+        (3, 4),
+        (3, 4),
+        (7, 8),
+        (7, 8),
+    ]
     assert ramp.then(5, 4).values == ((0, 2), (3, 4))
     assert ramp.then(0, 9).values == ((0, 9),)
