@@ -13,7 +13,11 @@ SHARDED = {
     2: "FSDP, weights gathered once per step (ZeRO-2)",
     3: "FSDP, weights gathered for each pass (ZeRO-3)",
 }
-SCHEDULES = {"1f1b": "1F1B", "interleaved": "interleaved 1F1B", "afab": "GPipe"}  # others have the names of their papers
+SCHEDULES = {
+    "1f1b": "1F1B",
+    "interleaved": "interleaved 1F1B",
+    "afab": "GPipe",
+}  # others have the names of their papers
 
 
 def layout_words(layout: Layout) -> str:
