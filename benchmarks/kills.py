@@ -25,7 +25,8 @@ from shardwise.cli.section import Table
 
 sys.path.pop(0)  # this folder, which has another `train`
 sys.path.extend(str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "distributed"))
-from train.killing import LAYOUTS, SAME, Killable, drawn, furthest  # what the tests do in short
+from train.float64 import SAME
+from train.killing import LAYOUTS, Killable, drawn, furthest  # what the tests do in short
 
 STEPS, CHECKPOINT_EVERY = 1000, 4
 

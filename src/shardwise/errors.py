@@ -8,7 +8,7 @@ ShardwiseError
 ├── NothingFitsError      no legal layout fits in memory (exit code 3)
 ├── MissedLimitError      what fits takes longer than its deadline, or costs more than its budget (exit code 3)
 ├── OutputError           what was to be printed cannot be written: a full disk (exit code 1)
-├── RunEndedError         ranks of a run have ended, and none of them could say why (train/launch.py, exit code 1)
+├── RunEndedError         ranks of a run have ended, and none of them could say why (train/outcome.py, exit code 1)
 └── LostRankError         a wait for other ranks has failed (train/waits.py, exit code 4)
 """
 

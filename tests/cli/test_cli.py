@@ -128,6 +128,7 @@ FLAGS = {
         "--data",
         "--decay",
         "--device",
+        "--elastic",
         "--force",
         "--from",
         "--help",

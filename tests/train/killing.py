@@ -15,27 +15,19 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import server
+from train.float64 import DENSE, EXPERTS, planned, register
 from train.launching import pids_of
-from train.stand_in import SEQ_LEN, VOCAB, write_inputs
+from train.stand_in import write_inputs
 
-from shardwise import precision
-from shardwise.cluster.load import load_cluster
-from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.planning.codec import dump_plan
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.verify.training.case import FP64
 
-DENSE = Architecture(
-    name="dense", num_layers=2, d_model=32, d_ff=64, num_heads=2, num_kv_heads=2, head_dim=16, vocab_size=VOCAB
-)
-EXPERTS = replace(DENSE, name="experts", d_ff=32, num_experts=4, experts_per_token=2)
 SEQS = 4
 # By name: a model, the layout of a run, and another one that takes the run over.
 LAYOUTS = {
@@ -49,7 +41,6 @@ VICTIMS = ("rank 0", "rank 1", "all", "launcher")
 MOMENTS = ("in a step", "in a step", "in a save", "in the start")
 FOREVER_S = 900.0
 TAIL_BYTES = 4096  # more than a line of the log
-SAME = 1e-10  # of float64 on another layout, whose sums have another order
 
 
 @dataclass(frozen=True)
@@ -81,7 +72,7 @@ class Killable:
     def __init__(self, place: Path, model: Architecture, layout: Layout, steps: int, checkpoint_every: int) -> None:
         self.place, self.model = place, model
         place.mkdir(parents=True)
-        self.flags = [*write_inputs(place, planned(model, layout)), "--device", "cpu", "--learning-rate", "0.01"]
+        self.flags = [*write_inputs(place, planned(model, layout, SEQS)), "--device", "cpu", "--learning-rate", "0.01"]
         self.flags += ["--steps", str(steps), "--checkpoint-every", str(checkpoint_every)]
         self.out = place / "run"
 
@@ -143,7 +134,7 @@ class Killable:
         other = Killable.__new__(Killable)
         other.place, other.model, other.out = place, self.model, place / "run"
         other.flags = [word.replace(str(self.place), str(place)) for word in self.flags]
-        dump_plan(planned(self.model, layout), place / "plan.json")
+        dump_plan(planned(self.model, layout, SEQS), place / "plan.json")
         return other
 
     def losses(self) -> dict[int, tuple[str, str]]:
@@ -178,19 +169,6 @@ def _gone(group: int) -> None:
             os.killpg(group, 0)
             assert time.monotonic() < until, f"processes of {group} are left"
             time.sleep(0.02)
-
-
-def planned(model: Architecture, layout: Layout) -> Plan:
-    """A plan of the model, priced in float32 and run in float64, of which no chip has a peak."""
-    register()
-    job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32")
-    plan = plan_layout(model, load_cluster(f"local:{layout.num_devices}"), job, layout)
-    return replace(plan, job=replace(job, precision="fp64"))
-
-
-def register() -> None:
-    """Float64 is a recipe of this process: no hardware trains in it, and so it is none of the catalogue."""
-    precision.PRECISIONS.setdefault("fp64", FP64)
 
 
 def furthest(one: dict[int, tuple[str, str]], other: dict[int, tuple[str, str]]) -> float:

@@ -91,6 +91,7 @@ class World:
     size: int
     device: torch.device
     meeting: Meeting | None
+    stage: int = 0
 
 
 def join(plan: Plan, recipe: Recipe, device: Device) -> World:

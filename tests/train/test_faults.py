@@ -168,3 +168,38 @@ def test_under_torchrun_what_all_ranks_find_is_said_once(inputs: list[str]) -> N
     assert run.ended() == 1
     (error,) = [line for line in run.lines if line.startswith("error: ")]
     assert error.startswith("error: --seed: found 'x'")
+
+
+@pytest.mark.parametrize("name", ["train-00000.tokens", "train-00000.ends"])
+def test_a_lost_shard_of_the_data_is_named_and_the_run_goes_on_once_it_is_back(inputs: list[str], name: str) -> None:
+    assert launched(inputs).ended() == 0
+    shard = Path(inputs[2]) / name
+    content = shard.read_bytes()
+    shard.unlink()
+    longer = [*inputs[:5], "--resume", "--steps", "8"]
+    run = launched(longer)
+    assert run.ended() == 2
+    (error,) = [line for line in run.lines if "error" in line]
+    assert error.startswith(f"error: {shard}: cannot read: No such file or directory; ")
+    assert error.endswith("tokenize again, with --force")
+    shard.write_bytes(content)
+    again = launched(longer)
+    assert again.ended() == 0, again.err
+    assert [record.step for record in read_log(out_of(inputs) / "log.jsonl").steps] == list(range(1, 9))
+
+
+def test_a_lost_shard_of_a_checkpoint_is_named_and_the_one_before_is_used(inputs: list[str]) -> None:
+    assert launched([*inputs, "--checkpoint-every", "4"]).ended() == 0
+    whole = read_log(out_of(inputs) / "log.jsonl").steps
+    lost = out_of(inputs) / "checkpoints" / "step-00000006" / "rank-00000.bin"
+    lost.unlink()
+    run = launched([*inputs[:5], "--resume", "--steps", "8"])
+    assert run.ended() == 0, run.err
+    named, going_on = (line for line in run.lines if line.startswith("warning: "))
+    assert named.startswith(f"warning: checkpoint: {lost} is missing; what was written is required")
+    assert going_on.startswith(
+        "warning: going on from the checkpoint of step 4; 2 steps (256 tokens) are lost and run again"
+    )
+    steps = read_log(out_of(inputs) / "log.jsonl").steps
+    assert [record.step for record in steps] == list(range(1, 9))
+    assert [record.loss for record in steps[:5]] == [record.loss for record in whole[:5]]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 
-from shardwise.train.meeting import Meeting, meet
+from shardwise.train.meeting import LEFT, Meeting, meet
 from shardwise.train.parent import LAUNCHER
 from shardwise.train.peer import Peer
 from shardwise.train.store import PrefixStore, TCPStore
@@ -67,6 +68,35 @@ def test_all_ranks_know_each_other(store: TCPStore, monkeypatch: pytest.MonkeyPa
     keys = found[0].keys()
     assert [keys.get(f"beat/{number}")[:2] for number in range(3)] == [b"[0"] * 3
     assert keys.get("silent") == b"[]"
+
+
+def test_what_ranks_of_an_earlier_start_have_left_is_not_met(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun's agents keep their store when they start the ranks again, and there may be fewer."""
+
+    def meetings(pids: Sequence[int]) -> dict[int, Meeting]:
+        def rendezvous(url: str, timeout: timedelta) -> Iterator[tuple[TCPStore, int, int]]:
+            yield TCPStore("localhost", store.port, is_master=False), int(threading.current_thread().name), len(pids)
+
+        def met() -> None:
+            number = int(threading.current_thread().name)
+            time.sleep(0.2 * number)  # the first one finds the lines of those that have ended
+            found[number] = meet(Peer(number, "node", pids[number], number), FOREVER)
+
+        monkeypatch.setattr("shardwise.train.meeting.rendezvous", rendezvous)
+        found: dict[int, Meeting] = {}
+        threads = [threading.Thread(target=met, name=str(number)) for number in range(len(pids))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    for pids in ([100, 101, 102], [200, 201, 202], [300, 301]):
+        found = meetings(pids)
+        assert [[peer.pid for peer in found[number].peers] for number in range(len(pids))] == [pids] * len(pids)
+        assert not found[0].keys().check([LEFT])
+        found[0].keys().set(LEFT, "1")
+        assert found[1].keys().get(LEFT) == b"1"
 
 
 @pytest.mark.parametrize("launcher", [True, False])

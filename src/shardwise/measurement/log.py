@@ -30,6 +30,7 @@ INSPECTED, EVENT = "inspected", "event"
 CHECKPOINT = "checkpoint"  # an event: a checkpoint of the step is complete
 TARGET = "target"  # an event: the smoothed loss is the one that the run ends at
 BATCH = "batch"  # an event: another batch from the next step on, by noise scale
+SLOW = "slow"  # an event: other ranks than before work longer than their like
 TERM = "seconds/"  # ours, before the name of a term
 EPOCHS = "epochs/"  # ours, before the name of a source of a mixture: how often it has been passed through
 OWN = ("learning_rate", "num_tokens", "num_targets")

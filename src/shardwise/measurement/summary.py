@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from typing_extensions import TypedDict
 
 from shardwise.errors import InputError
-from shardwise.measurement.log import CHECKPOINT, EVENT, Log
+from shardwise.measurement.log import CHECKPOINT, EVENT, SLOW, Log
 from shardwise.measurement.throughput import Throughput
 from shardwise.units import counted, format_bytes, format_percent, format_seconds
 
@@ -40,6 +40,26 @@ class SourcePayload(TypedDict):
     held_out_loss: float | str | None
 
 
+class StartPayload(TypedDict):
+    """A start of the run: the steps done before it, its layout and devices, and why the start before it ended, where whoever
+    started the ranks again says so."""
+
+    first_step: int
+    layout: str
+    num_devices: int
+    after: str
+
+
+class SlowPayload(TypedDict):
+    """A rank that was slow: the first step at which it was named, and how many times as long as others with the same work it then
+    worked."""
+
+    rank: int
+    host: str
+    step: int
+    factor: float
+
+
 class SummaryPayload(TypedDict):
     """What came out of a run. Losses are nats per token; one that is not finite is its name, such as "nan". `step_time_s`
     and `data_s`, the wait for data in it, are medians."""
@@ -59,6 +79,8 @@ class SummaryPayload(TypedDict):
     seconds: float
     checkpoints: CheckpointsPayload | None
     sources: dict[str, SourcePayload]
+    starts: list[StartPayload]
+    slow: list[SlowPayload]
     log: str
 
 
@@ -93,8 +115,30 @@ def summarised(
         "sources": {
             name: {**one._asdict(), "held_out_loss": _plain(one.held_out_loss)} for name, one in sources.items()
         },
-        "log": log_path,
+        "starts": [_start(header) for header in log.headers], "slow": _slow(log), "log": log_path,
     }  # fmt: skip
+
+
+def _start(header: Mapping[str, Any]) -> StartPayload:
+    return {
+        "first_step": header["first_step"], "layout": header["layout"], "num_devices": header["num_devices"],
+        "after": header.get("after", ""),
+    }  # fmt: skip
+
+
+def _slow(log: Log) -> list[SlowPayload]:
+    """Each rank once; after another start a rank may be on another host."""
+    found: dict[tuple[int, str], SlowPayload] = {}
+    for event in log.events:
+        for one in event["ranks"] if event[EVENT] == SLOW else ():
+            named: SlowPayload = {
+                "rank": one["rank"],
+                "host": one["host"],
+                "step": event["step"],
+                "factor": one["factor"],
+            }
+            found.setdefault((one["rank"], one["host"]), named)
+    return list(found.values())
 
 
 def _checkpoints(log: Log, planned_bytes: float, planned_write_s: float) -> dict[str, float] | None:
@@ -142,7 +186,23 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     )
     if summary.get("checkpoints"):
         lines.append(f"  saved      {_saved(summary['checkpoints'])}")
+    lines += _events(summary)
     return "\n".join([*lines, f"  log        {summary['log']}"])
+
+
+def _events(summary: Mapping[str, Any]) -> list[str]:
+    """A line for each start but the first, and for each rank that was slow."""
+    starts = [
+        f"after step {one['first_step']:,}: {one['layout']} on {counted(one['num_devices'], 'device')}"
+        f"{'; ' if one['after'] else ''}{one['after']}"
+        for one in summary.get("starts", ())[1:]
+    ]
+    slow = [
+        f"rank {one['rank']} on {one['host']}, at step {one['step']:,} {one['factor']:.2g} times as long as others with the same "
+        "work"
+        for one in summary.get("slow", ())
+    ]
+    return [f"  restarted  {text}" for text in starts] + [f"  slow       {text}" for text in slow]
 
 
 def _mixture(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:

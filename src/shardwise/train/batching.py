@@ -103,7 +103,7 @@ def _require_parts(layout: Layout, num_seqs: int) -> None:
 
 
 def _has_parts(layout: Layout, num_seqs: int) -> bool:
-    """Whether a global batch has two parts: a micro-batch or a replica each, replicas whose rows the same experts take being one."""
+    """Whether a global batch has two parts: a micro-batch or a replica each, replicas that share experts being one."""
     together = max(layout.ep * layout.expert_tp // layout.tp, 1)
     return num_seqs > together * layout.micro_batch_seqs
 

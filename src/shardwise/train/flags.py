@@ -41,6 +41,11 @@ GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "--steps": {"metavar": "N", "help": "optimizer steps of the whole run"},
         "--to-loss": {"metavar": "X", "help": "end once the smoothed training loss is X nats (default: at the last step)"},
         "--resume": {"action": "store_true", "help": "go on with the run in --out from its latest checkpoint"},
+        "--elastic": {
+            "action": "store_true",
+            "help": "where ranks are lost, go on with those that are left: the plan is searched for them, and the run in --out, "
+            "if there is one, goes on from its latest checkpoint",
+        },
         "--from": {
             "metavar": "DIR",
             "help": "begin with the weights of a folder of Hugging Face, torchtitan or Megatron-LM (default: from the seed)",
@@ -101,6 +106,7 @@ class Settings:
     out: RunFolder
     recipe: Recipe
     resume: bool = False
+    elastic: bool = False
     force: bool = False
     tensorboard: bool = False
     device: Device = "auto"
@@ -110,6 +116,7 @@ class Settings:
     def resume_command(self) -> str:
         """What goes on with this run."""
         words = ["shardwise", "train", self.plan, *source_words(self.recipe.data), "--out", self.out.path, "--resume"]
+        words += ["--elastic"] if self.elastic else []
         words += [] if self.device == "auto" else ["--device", self.device]
         return shlex.join(map(str, words))
 
@@ -142,15 +149,17 @@ def words_of(arguments: argparse.Namespace) -> list[str]:
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """What the flags stand for. Raises `InputError` with all that is wrong with them."""
     out = RunFolder(Path(arguments.out))
-    if arguments.resume and arguments.force:
-        raise InputError("--force: found with --resume; one goes on with a run, the other replaces it: leave one out")
+    for flag in ("resume", "elastic") if arguments.force else ():
+        if getattr(arguments, flag):
+            problem = f"--force: found with --{flag}; one goes on with a run, the other replaces it: leave one out"
+            raise InputError(problem)
     if arguments.resume:
         out.require_run()
-    recipe = recipe_of(arguments, out)
+    resume = arguments.resume or (arguments.elastic and out.holds_a_run)
+    recipe = recipe_of(arguments, out, resume=resume)
     return Settings(
-        plan=Path(arguments.plan), out=out, recipe=recipe,
-        resume=arguments.resume, force=arguments.force, tensorboard=arguments.tensorboard, device=arguments.device,
-        profile=_profile(arguments.profile, recipe.steps),
+        plan=Path(arguments.plan), out=out, recipe=recipe, resume=resume, elastic=arguments.elastic, force=arguments.force,
+        tensorboard=arguments.tensorboard, device=arguments.device, profile=_profile(arguments.profile, recipe.steps),
     )  # fmt: skip
 
 

@@ -9,37 +9,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
-from shardwise.errors import ShardwiseError
+from shardwise.train.outcome import LOST, STOP_S, Outcome
 from shardwise.train.parent import LAUNCHER
-from shardwise.train.stop import SIGNALS, exit_code
-from shardwise.train.waits import LOST_KEY, PREFIX, LostRankError
+from shardwise.train.stop import SIGNALS
+from shardwise.train.waits import LOST_KEY, PREFIX
 
 if TYPE_CHECKING:
     from shardwise.train.store import Store
 
 MODULE = "shardwise.train.rank"
 HOST = "localhost"  # where the ranks meet: unreachable from elsewhere
-# How long ranks that are asked to stop may take for the step that they are in and its checkpoint, before they are killed.
-STOP_S = 600.0
 # How long the others may take to end when one has: a rank that ends takes its connections with it. torchrun's `shutdown_timeout`.
 LEAVE_S = 30.0
 TICK_S = 0.2  # between two looks at signals and deadlines, where no rank ends
-INPUT = (2, 3)  # codes with which a rank has said what is wrong with the input
-LOST = LostRankError.exit_code
-STOPPED, ENDED = (
-    tuple(exit_code(one) for one in SIGNALS),
-    tuple(-one for one in SIGNALS),
-)  # by a handler, and without one
-
-
-class RunEndedError(ShardwiseError):
-    """Ranks have ended, and none of them could say why."""
-
-    exit_code = 1
 
 
 def set_threads(processes: int) -> None:
@@ -56,17 +42,24 @@ def launch(arguments: Sequence[str], processes: int, module: str = MODULE) -> in
 
     Raises `RunEndedError` for ranks that ended without a word, `LostRankError` where ranks have lost each other.
     """
+    return outcome_of(arguments, processes, {}, module).code()
+
+
+def outcome_of(arguments: Sequence[str], processes: int, more: Mapping[str, str], module: str = MODULE) -> Outcome:
+    """The same, and how it ended, whatever that is. `more` is added to the environment of the ranks."""
     ranks, server = _Ranks(), socket.create_server((HOST, 0))
     port = server.getsockname()[1]
     before = {one: signal.signal(one, ranks.stop) for one in SIGNALS}
     try:
         command = [sys.executable, "-m", module, *arguments]
         for rank in range(processes):
-            ranks.start(command, environment(rank, processes, port))
+            ranks.start(command, {**environment(rank, processes, port), **more})
         from shardwise.train.store import TCPStore  # as the ranks load PyTorch
 
         store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
-        return ranks.result(ranks.wait(), lambda: said(store, f"{PREFIX}/{LOST_KEY}"))
+        codes = ranks.wait()
+        word = said(store, f"{PREFIX}/{LOST_KEY}") if LOST in codes.values() else ""
+        return Outcome(codes, ranks.killed, ranks.asked, word)
     finally:
         ranks.kill()
         server.close()
@@ -100,8 +93,8 @@ class _Ranks:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ended: Queue[int] = Queue()
-        self._asked = 0
-        self._killed: set[int] = set()
+        self.asked = 0
+        self.killed: set[int] = set()
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         rank, process = len(self._processes), subprocess.Popen(command, env=environment)
@@ -115,7 +108,7 @@ class _Ranks:
 
     def stop(self, number: int, frame: Any) -> None:
         """Asked to stop: the ranks are asked in turn."""
-        self._asked = self._asked or number
+        self.asked = self.asked or number
 
     def wait(self) -> dict[int, int]:
         """Until all have ended: the exit code of each. Those that hang are killed."""
@@ -128,7 +121,7 @@ class _Ranks:
                 deadline = min(deadline, time.monotonic() + (LEAVE_S if codes[rank] else STOP_S))
             except Empty:
                 pass
-            if not sent and (sent := self._asked or (signal.SIGTERM if any(codes.values()) else 0)):
+            if not sent and (sent := self.asked or (signal.SIGTERM if any(codes.values()) else 0)):
                 deadline = min(deadline, time.monotonic() + STOP_S)
                 self._send(sent)
             if time.monotonic() > deadline:
@@ -145,30 +138,5 @@ class _Ranks:
         """End what still runs."""
         for rank, process in enumerate(self._processes):
             if process.poll() is None:
-                self._killed.add(rank)
+                self.killed.add(rank)
                 process.kill()
-
-    def result(self, codes: Mapping[int, int], lost: Callable[[], str]) -> int:
-        """The code of a rank that has said what is wrong with the input, or of the signal by which the run was stopped.
-
-        `lost`: what ranks say that have lost another, which may be one that is named already. Raises as `launch` does.
-        """
-        own = {rank: code for rank, code in sorted(codes.items()) if code and rank not in self._killed}
-        said = [code for code in own.values() if code in INPUT]
-        unsaid = {rank: code for rank, code in own.items() if code not in (*INPUT, LOST, *STOPPED, *ENDED)}
-        if said:
-            return said[0]
-        problems = []
-        for rank, code in unsaid.items():
-            how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-            hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
-            problems.append(f"rank {rank} ended with {how}{hint}")
-        if problems:
-            raise RunEndedError(*problems)
-        if LOST in own.values():
-            raise LostRankError(lost())
-        if self._killed and not own:
-            late = ", ".join(map(str, sorted(self._killed)))
-            raise RunEndedError(f"ranks {late} had not ended {STOP_S:g} s after the others, and were killed")
-        stopped = [code if code > 0 else exit_code(-code) for code in own.values()]
-        return exit_code(self._asked) if self._asked and stopped else next(iter(stopped), 0)

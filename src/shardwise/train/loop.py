@@ -22,6 +22,7 @@ from shardwise.train.checkpoint.checkpointer import Restored
 from shardwise.train.device_memory import used
 from shardwise.train.flags import Settings
 from shardwise.train.measure import Measuring
+from shardwise.train.pace import Pace
 from shardwise.train.parts import Checkpoints, State, Trainer, World
 from shardwise.train.reaching import Reaching
 from shardwise.train.remedy import Remedies
@@ -143,6 +144,7 @@ class Loop:
         """The steps, but for what follows the last one. The signal that stopped them, or 0."""
         recipe, trainer = self.settings.recipe, self.trainer
         first, inspected = trainer.step, self._inspected_from(trainer.step + 1)
+        pace = Pace(self.world, self.plan, recipe.slow_factor)
         if stopped := self._asked_to_stop():
             return stopped
         while trainer.step < recipe.steps and not reaching.is_reached:
@@ -153,6 +155,7 @@ class Loop:
                 watch.step(record, {"n_tokens_seen": seen, **used(str(self.world.device)), **self._epochs(), **marks})
             if trainer.trouble is not None:
                 remedies.apply(trainer.trouble, watch)
+            pace.step(record, watch)
             self._log_checkpoints(watch)
             reaching.step(record, watch)
             resizing.step(record, watch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -54,22 +55,46 @@ def meet(here: Peer, timeout: timedelta) -> Meeting:
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
         store.set_timeout(timeout)
         keys = PrefixStore(PREFIX, store)
-        keys.set(f"peer/{rank}", json.dumps(asdict(here)))
-        keys.set(beat_key(rank), Beat.of(0, activity(), time.monotonic()).dump())
-        keys.set(SILENT, "[]")
-        keys.add("met", 1)
         until = time.monotonic() + timeout.total_seconds()
-        while keys.add("met", 0) < size:
-            if time.monotonic() > until:
-                missing = [other for other in range(size) if not keys.check([f"peer/{other}"])]
-                end_lost(
-                    keys,
-                    rank,
-                    f"ranks {', '.join(map(str, missing))} of {size} have not come to {address} in {timeout}",
-                )
-            time.sleep(LOOK_S)
-        found = keys.multi_get([f"peer/{other}" for other in range(size)])
-    return Meeting(rank, tuple(map(_peer, found)), store)
+        peers = _gathered(store, json.dumps(asdict(here)), rank, size, until)
+        if peers is None:
+            missing = [other for other in range(size) if not keys.check([f"peer/{other}"])]
+            who = f"ranks {', '.join(map(str, missing))}" if missing else "some"
+            end_lost(keys, rank, f"{who} of {size} have not come to {address} in {timeout}")
+    return Meeting(rank, tuple(map(_peer, json.loads(peers))), _of_start(store, peers))
+
+
+def _gathered(store: Store, line: str, rank: int, size: int, until: float) -> str | None:
+    """The lines of all ranks as a JSON list, once each of them has read its own in it; None where that lasts too long.
+
+    The store may have lines and lists of an earlier start: torchrun's agents keep one store for all rounds of a rendezvous
+    (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py of PyTorch 2.13, `next_rendezvous`). So the first rank writes the
+    list again when another line has come, and a list counts once all in it have answered.
+    """
+    keys = PrefixStore(PREFIX, store)
+    keys.set(f"peer/{rank}", line)
+    keys.add("arrivals", 1)
+    names, num_seen, answered, ours = [f"peer/{other}" for other in range(size)], 0, "", keys
+    while time.monotonic() < until:
+        if rank == 0 and (arrivals := keys.add("arrivals", 0)) > num_seen and keys.check(names):
+            num_seen = arrivals
+            keys.set("peers", json.dumps([text.decode() for text in keys.multi_get(names)]))
+        found = keys.get("peers").decode() if keys.check(["peers"]) else "[]"
+        if found != answered and line in json.loads(found)[rank : rank + 1]:
+            answered = found
+            ours = PrefixStore(PREFIX, _of_start(store, found))
+            ours.set(beat_key(rank), Beat.of(0, activity(), time.monotonic()).dump())
+            ours.set(SILENT, "[]")
+            ours.add("met", 1)
+        if found == answered and ours.add("met", 0) == size:
+            return found
+        time.sleep(LOOK_S)
+    return None
+
+
+def _of_start(store: Store, peers: str) -> Store:
+    """The store without what ranks of an earlier start have left in it; our launcher has a store for each start."""
+    return store if launched_here() else PrefixStore(hashlib.sha256(peers.encode()).hexdigest()[:16], store)
 
 
 def end_lost(keys: Store, rank: int, problem: str) -> NoReturn:
@@ -88,6 +113,6 @@ def beat_key(rank: int) -> str:
     return f"beat/{rank}"
 
 
-def _peer(text: bytes) -> Peer:
+def _peer(text: str) -> Peer:
     payload = json.loads(text)
     return Peer(**{**payload, "gpus": tuple(payload["gpus"])})

@@ -8,6 +8,7 @@ import signal
 import sys
 
 LAUNCHER = "SHARDWISE_LAUNCHER"  # in the environment of ranks that our launcher starts: its process id
+RESTARTED = "SHARDWISE_RESTARTED"  # likewise: why it has started them again
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2); linux/prctl.h
 
 
@@ -26,3 +27,9 @@ def end_with_parent() -> None:
 def launched_here() -> bool:
     """Whether the process that started this one is our launcher, which reports how each rank has ended."""
     return LAUNCHER in os.environ
+
+
+def restarted_after() -> str:
+    """Why the ranks were started again, as far as whoever started them says; "" the first time."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torch.distributed.elastic, of each worker
+    return os.environ.get(RESTARTED) or ("" if attempt == "0" else f"restart {attempt} of torchrun")

@@ -26,12 +26,15 @@ State = Mapping[str, Any]
 
 
 class World(Protocol):
-    """The ranks of a run: this one's number, how many there are, this one's device, and how they met, where there are several."""
+    """The ranks of a run: this one's number, how many there are, this one's pipeline stage and device, and how they met, where
+    there are several."""
 
     @property
     def rank(self) -> int: ...
     @property
     def size(self) -> int: ...
+    @property
+    def stage(self) -> int: ...
     @property
     def device(self) -> torch.device: ...
     @property

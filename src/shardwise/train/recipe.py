@@ -53,8 +53,9 @@ class Recipe:
     loss is taken every `validate_every` steps, the gradient noise scale is measured every `noise_scale_every` (0: never) and a
     checkpoint written every `checkpoint_every` (0: at the end only); the newest
     `keep_checkpoints` are kept, and those whose step is a multiple of `keep_every` (0: no others).
-    A rank without a sign of life for `silent_after_s` is named, and no wait for another rank is
-    longer than `timeout_s`. `initial` is a folder of Hugging Face, torchtitan or Megatron-LM with whose weights the run begins,
+    A rank without a sign of life for `silent_after_s` is named, so is one that works `slow_factor` times as long as others with
+    the same work, and no wait for another rank is longer than `timeout_s`. An elastic run is started again at most `max_restarts`
+    times. `initial` is a folder of Hugging Face, torchtitan or Megatron-LM with whose weights the run begins,
     and with the constants of its arithmetic where the folder has them; None: values of its own, from the seed.
 
     `non_finite`, `loss_spike` and `norm_spike` say what a step that is not like those before it brings about: `stop` ends the
@@ -97,6 +98,7 @@ class Recipe:
     keep_checkpoints: int = 2
     keep_every: int = 0
     silent_after_s: float = 30.0
+    slow_factor: float = 2.0  # ranks with the same work: on a host whose cores others use too they differ by less
     timeout_s: float = 600.0
     initial: str | None = None
     non_finite: Action = "stop"
@@ -105,6 +107,7 @@ class Recipe:
     spike_window: int = WINDOW
     spike_deviations: float = DEVIATIONS
     max_rewinds: int = 20
+    max_restarts: int = 3
 
     def __post_init__(self) -> None:
         require([f"recipe: {problem} is required" for problem in self._problems()])
@@ -121,6 +124,7 @@ class Recipe:
             "keep_every",
             "max_rewinds",
             "noise_scale_every",
+            "max_restarts",
         ):
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; at least 0"
@@ -132,7 +136,7 @@ class Recipe:
                 yield f"{name} is {getattr(self, name)!r}; one of {', '.join(allowed)}"
         for name, low, high in (
             ("learning_rate", 0.0, 1e3), ("final_fraction", 0.0, 1.0), ("balance_coefficient", 0.0, 1e3),
-            ("balance_rate", 0.0, 1e3), ("silent_after_s", 0.1, 1e6), ("timeout_s", 0.1, 1e6),
+            ("balance_rate", 0.0, 1e3), ("silent_after_s", 0.1, 1e6), ("slow_factor", 1.0, 1e6), ("timeout_s", 0.1, 1e6),
             ("loss_scale", 1.0, 2.0**32), ("loss_scale_growth", 1.0, 2.0**16), ("loss_scale_backoff", 2.0**-16, 1.0),
         ):  # fmt: skip
             if not low <= getattr(self, name) <= high:

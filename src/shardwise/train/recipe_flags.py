@@ -24,7 +24,7 @@ BATCH_RAMP = "--set recipe.batch_ramp"
 MEASURED_EVERY = 10  # steps, where batches follow the noise scale: as many measurements for each decision
 
 
-def recipe_of(arguments: argparse.Namespace, out: RunFolder) -> Recipe:
+def recipe_of(arguments: argparse.Namespace, out: RunFolder, *, resume: bool) -> Recipe:
     """The recipe that flags give; of a run that goes on, what they leave out is as its folder has it. Raises `InputError`."""
     given, changes = collect(
         lambda: _given(arguments) | _policies(arguments.policy),
@@ -33,7 +33,7 @@ def recipe_of(arguments: argparse.Namespace, out: RunFolder) -> Recipe:
     given |= {"batch_ramp": parse_ramp(changes.pop("batch_ramp"), BATCH_RAMP)} if "batch_ramp" in changes else {}
     if given.get("batch_schedule", "").startswith("noise") and "noise_scale_every" not in given:
         given["noise_scale_every"] = MEASURED_EVERY
-    if arguments.resume:
+    if resume:
         return replace(changed(parse_recipe(out.read().recipe, str(out.recipe)), changes), **given)
     if "steps" not in given:
         raise InputError("--steps: found none; the length of the run is required, such as --steps 200")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 
+from shardwise.errors import InputError
 from shardwise.planning.codec import load_plan
 from shardwise.planning.plan import Plan
 from shardwise.planning.runnable import require_runnable
@@ -12,6 +15,7 @@ from shardwise.precision import precision_named
 from shardwise.train.admission import Data, admit, require_world, run_of
 from shardwise.train.checkpoint import latest
 from shardwise.train.device_memory import device_bytes
+from shardwise.train.elastic import planned_for
 from shardwise.train.fit import require_memory
 from shardwise.train.flags import Settings
 from shardwise.train.guard import guarded
@@ -22,7 +26,7 @@ from shardwise.train.parts import Parts, World
 from shardwise.train.peer import Peer
 from shardwise.train.reporting import first_of_host_reports
 from shardwise.train.stop import StopRequest
-from shardwise.train.together import agreed
+from shardwise.train.together import agreed, texts
 from shardwise.train.waits import begin_stage
 
 
@@ -48,6 +52,7 @@ def run(settings: Settings, parts: Parts, stop: StopRequest | None = None) -> En
 
 def _run(plan: Plan, settings: Settings, parts: Parts, world: World, lock: RunLock, stop: StopRequest) -> Ended:
     begin_stage("the checks before the first step")
+    agreed(world, partial(_require_one_layout, str(plan.layout), texts(world, str(plan.layout))))
     data = agreed(world, lambda: _admitted(plan, settings, parts, world, lock))
     measuring = Measuring(world, settings.out, lambda: parts.probe(plan, world))  # while the device is empty
     trainer = agreed(world, lambda: parts.trainer(plan, settings.recipe, data.train, world))
@@ -62,10 +67,20 @@ def _run(plan: Plan, settings: Settings, parts: Parts, world: World, lock: RunLo
 def _joined(settings: Settings, parts: Parts, stop: StopRequest | None) -> tuple[Plan, World]:
     """What has to hold before the ranks can meet."""
     with first_of_host_reports(stop):
-        plan = load_plan(settings.plan)
+        plan, size = load_plan(settings.plan), int(os.environ.get("WORLD_SIZE", "1"))
+        plan = planned_for(plan, size) if settings.elastic else plan
         require_runnable(plan.model, plan.layout, precision_named(plan.job.precision), plan.job.optimizer)
-        require_world(plan, int(os.environ.get("WORLD_SIZE", "1")))
+        require_world(plan, size)
         return plan, parts.join(plan, settings.recipe, settings.device)
+
+
+def _require_one_layout(layout: str, found: Sequence[str]) -> None:
+    """Raise `InputError` where ranks have another layout than the first: each reads its plan, or searches it, by itself."""
+    if layout != found[0]:
+        raise InputError(
+            f"the plan: found the layout {layout} here and {found[0]} on the first rank; the same plan and the same version of "
+            "Shardwise are required on every host"
+        )
 
 
 def _admitted(plan: Plan, settings: Settings, parts: Parts, world: World, lock: RunLock) -> Data:

@@ -9,6 +9,7 @@ from typing import Any
 from shardwise.measurement.folder import read_json
 from shardwise.planning.codec import load_plan
 from shardwise.train.admission import admit
+from shardwise.train.elastic import launch_elastic
 from shardwise.train.flags import settings_of, words_of
 from shardwise.train.launch import launch, set_threads
 from shardwise.train.lock import require_free
@@ -28,7 +29,8 @@ def start(arguments: argparse.Namespace) -> Mapping[str, Any]:
     ranks = plan.layout.num_devices
     set_threads(ranks)
     if ranks > 1:
-        code = launch(words_of(arguments), ranks)
+        words = words_of(arguments)
+        code = launch_elastic(words, plan, settings.recipe.max_restarts) if settings.elastic else launch(words, ranks)
     else:
         from shardwise.train import parts
         from shardwise.train.run import run

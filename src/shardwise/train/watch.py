@@ -23,6 +23,7 @@ from shardwise.measurement.throughput import Throughput
 from shardwise.model.counts import model_flops_per_token, num_params
 from shardwise.planning.plan import Plan, versions
 from shardwise.train.flags import Settings
+from shardwise.train.parent import restarted_after
 from shardwise.units import counted, format_count, format_percent, format_seconds
 
 SECONDS_BETWEEN = 10.0  # of lines of progress, where there is no terminal to rewrite one on
@@ -87,7 +88,7 @@ class Watch:
                 "schema": SCHEMA, "model": plan.model.name, "layout": str(plan.layout), "num_devices": plan.layout.num_devices,
                 "device": device, "first_step": first_step, "steps": self.steps, "formula": formula,
                 "flops_per_token": self.throughput.flops_per_token, "hardware_ratio": self.throughput.hardware_ratio,
-                "peak_flops_per_s": self.throughput.peak_flops_per_s, "versions": versions(),
+                "peak_flops_per_s": self.throughput.peak_flops_per_s, "versions": versions(), "after": restarted_after(),
             }
         )  # fmt: skip
         ranks = counted(plan.layout.num_devices, "rank")

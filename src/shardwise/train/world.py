@@ -45,6 +45,11 @@ class World:
         self.coordinate = list(mesh.coordinates())[self.rank]
         self._groups: dict[tuple[Axes, bool], dist.ProcessGroup] = {}
 
+    @property
+    def stage(self) -> int:
+        """This process's place in its pipeline."""
+        return self.coordinate.get("pp", 0)
+
     def position(self, axes: Iterable[str]) -> int:
         """This process's place in its group over some axes, the first axis the major one."""
         return self.mesh.position(self.coordinate, tuple(axes))

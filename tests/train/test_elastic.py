@@ -1,0 +1,221 @@
+"""Ranks are lost, and the run goes on with those that are left: planned anew, its checkpoint resharded, the same batches."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from train.float64 import DENSE, SAME, planned
+from train.float64 import host as cluster_of
+from train.launching import Launched, pids_of
+from train.stand_in import small_plan, write_inputs
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cluster.resize import resized
+from shardwise.errors import InputError, NothingFitsError
+from shardwise.layout.layout import Layout
+from shardwise.layout.legality import violations
+from shardwise.measurement.folder import RunFolder, read_json
+from shardwise.measurement.log import Log, read_log
+from shardwise.train import elastic
+from shardwise.train.elastic import largest_plan, launch_elastic, planned_for
+from shardwise.train.flags import settings_of
+from shardwise.train.outcome import INPUT, LOST, Outcome, RunEndedError
+from shardwise.train.parent import RESTARTED
+from shardwise.train.rank import build_parser, main
+
+STEPS = 80
+USUAL = ["--device", "cpu", "--steps", str(STEPS), "--learning-rate", "1e-3"]
+ELASTIC = ["--checkpoint-every", "10", "--elastic"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Log:
+    """The same run on one process, which nothing interrupts."""
+    place = tmp_path_factory.mktemp("alone")
+    assert main([*write_inputs(place, planned(DENSE, Layout(micro_batch_seqs=8), 8)), *USUAL]) == 0
+    return read_log(place / "run" / "log.jsonl")
+
+
+def require_same(found: Log, alone: Log) -> None:
+    """Every step once, with the loss and the norm that it has without an interruption."""
+    assert [record.step for record in found.steps] == list(range(1, STEPS + 1))
+    for name in ("loss", "grad_norm"):
+        wanted = [getattr(record, name) for record in alone.steps]
+        assert [getattr(record, name) for record in found.steps] == pytest.approx(wanted, rel=SAME)
+
+
+def until_step(run: Launched, out: RunFolder, step: int) -> None:
+    """Until the log has the step; the run goes on."""
+    while not (out.log.exists() and any(record.step >= step for record in read_log(out.log).steps)):
+        assert run.process.poll() is None, run.err
+        time.sleep(0.01)
+
+
+def test_a_run_goes_on_with_the_ranks_that_are_left(tmp_path: Path, alone: Log) -> None:
+    flags = [*write_inputs(tmp_path, planned(DENSE, Layout(dp=2, tp=2, micro_batch_seqs=2), 8)), *USUAL, *ELASTIC]
+    out = RunFolder(Path(flags[4]))
+    run = Launched(["-m", "train.in_float64", *flags])
+    until_step(run, out, 15)
+    os.kill(pids_of(out.path)[1], signal.SIGKILL)
+    assert run.ended() == 0, run.err
+    reason = "rank 1 ended with SIGKILL; the system may have run out of memory"
+    assert run.says("restart 1 of at most 3: ") == f"restart 1 of at most 3: {reason}; 3 of 4 ranks can go on"
+    log = read_log(out.log)
+    assert [(header["num_devices"], header["after"]) for header in log.headers] == [(4, ""), (3, reason)]
+    assert log.headers[1]["first_step"] >= 10, "it goes on from a checkpoint"
+    assert out.read().plan["cluster"]["name"] == "local:3"
+    require_same(log, alone)
+    _, start = read_json(out.summary)["starts"]
+    assert (start["num_devices"], start["after"]) == (3, reason)
+    restarted = f"  restarted  after step {start['first_step']}: {start['layout']} on 3 devices; {reason}\n"
+    assert restarted in run.out
+
+
+def host(port: int, flags: Sequence[str], *, first: bool) -> Launched:
+    """torchrun's agent on one of at most two hosts, each with two processes."""
+    meeting = f"is_host={int(first)},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+    return Launched(
+        ["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3", "--rdzv-backend",
+         "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "run", "--rdzv-conf", meeting, "--local-addr", "localhost",
+         "-m", "train.in_float64", *flags]
+    )  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def parent_of(pid: int) -> int:
+    """The process that has started a process (proc_pid_stat(5), field 4)."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_under_torchrun_of_two_hosts_one_is_left(tmp_path: Path, alone: Log) -> None:
+    flags = [
+        *write_inputs(tmp_path, planned(DENSE, Layout(fsdp=4, zero_stage=3, micro_batch_seqs=1), 8)),
+        *USUAL,
+        *ELASTIC,
+    ]
+    out, port = RunFolder(Path(flags[4])), free_port()
+    stays, goes = (host(port, flags, first=first) for first in (True, False))
+    until_step(stays, out, 15)
+    for pid in [pid for pid in pids_of(out.path) if parent_of(pid) == goes.process.pid]:
+        os.kill(pid, signal.SIGKILL)
+    goes.kill()
+    goes.ended()
+    assert stays.ended() == 0, stays.err
+    log = read_log(out.log)
+    assert (log.headers[0]["num_devices"], log.headers[-1]["num_devices"]) == (4, 2)
+    assert log.headers[-1]["first_step"] >= 10, "it goes on from a checkpoint"
+    assert log.headers[-1]["after"].endswith(" of torchrun")
+    assert out.read().plan["cluster"]["name"] == "local:2"
+    require_same(log, alone)
+
+
+def test_the_plan_is_searched_for_the_same_batch() -> None:
+    plan = small_plan(4)
+    found = planned_for(plan, 2)
+    assert (found.layout.num_devices, found.cluster.name, found.job) == (2, "local:2", plan.job)
+    assert found.model == plan.model
+    assert not violations(found.model, found.job, 2, found.layout)
+    assert planned_for(plan, 4) is plan
+
+
+def test_of_numbers_without_a_plan_the_next_smaller_one_is_taken() -> None:
+    """Of 7 hosts and a half the half is left out; where nothing fits on fewer either, that is said."""
+    plan = replace(small_plan(8), cluster=load_cluster("h100:32"))
+    assert largest_plan(plan, 29).layout.num_devices == 24
+    tight = replace(small_plan(2), cluster=cluster_of(2))
+    tight = replace(tight, cluster=replace(tight.cluster, chip=replace(tight.cluster.chip, memory_bytes=1000)))
+    with pytest.raises(NothingFitsError, match="local:1"):
+        largest_plan(tight, 1)
+
+
+@pytest.mark.parametrize(("name", "count"), [("h100:64", 12), ("tpu-v5p:4x4x4", 32)])
+def test_a_cluster_has_no_part_of_any_number(name: str, count: int) -> None:
+    with pytest.raises(
+        InputError, match=f"{name} has no part of {count} devices; whole hosts and leaves of a switched network"
+    ):
+        resized(load_cluster(name), count)
+
+
+def test_what_was_measured_stays() -> None:
+    cluster = load_cluster("h100:64", stack="nemo-25")
+    found = resized(cluster, 32)
+    assert (found.num_devices, found.calibration) == (32, cluster.calibration)
+    assert found.topology == load_cluster("h100:32").topology
+
+
+KILLED, WAITED = -signal.SIGKILL, LOST
+
+
+@pytest.mark.parametrize(
+    ("outcome", "lost"),
+    [
+        (Outcome({0: WAITED, 1: KILLED, 2: WAITED}), (1,)),
+        (Outcome({0: WAITED, 1: KILLED}, killed={1}), (1,)),  # it hung
+        (Outcome({0: WAITED, 1: WAITED}), ()),  # the network was gone for a while
+        (Outcome({0: 1, 1: KILLED}), (1,)),  # a traceback of what the loss brought about
+    ],
+)
+def test_losses_of_ranks_are_gone_on_from(outcome: Outcome, lost: tuple[int, ...]) -> None:
+    assert (outcome.lost, outcome.can_go_on) == (lost, True)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome({0: 0, 1: 0}),
+        Outcome({0: INPUT[0], 1: KILLED}),
+        Outcome({0: 1, 1: 1}),
+        Outcome({0: KILLED, 1: KILLED}),
+        Outcome({0: WAITED, 1: KILLED}, asked=signal.SIGTERM),
+        Outcome({0: 128 + signal.SIGTERM, 1: 128 + signal.SIGTERM}, asked=signal.SIGTERM),
+    ],
+)
+def test_other_ends_are_ends(outcome: Outcome) -> None:
+    assert not outcome.can_go_on
+
+
+def test_a_run_is_not_started_again_for_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what was lost is not used again, for it may be a GPU."""
+    begun: list[tuple[int, dict[str, str]]] = []
+
+    def lose_the_second(arguments: Sequence[str], processes: int, more: dict[str, str]) -> Outcome:
+        begun.append((processes, more))
+        return Outcome({0: WAITED, 1: KILLED, **dict.fromkeys(range(2, processes), WAITED)})
+
+    monkeypatch.setattr(elastic, "outcome_of", lose_the_second)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    reason = "rank 1 ended with SIGKILL; the system may have run out of memory"
+    with pytest.raises(RunEndedError) as caught:
+        launch_elastic(["plan.json"], small_plan(4), 2)
+    assert caught.value.problems == (f"{reason}; recipe.max_restarts allows 2 restarts, and there were as many",)
+    assert [processes for processes, _ in begun] == [4, 3, 2]
+    assert [more.get("CUDA_VISIBLE_DEVICES") for _, more in begun] == [None, "4,6,7", "4,7"]
+    assert [more.get(RESTARTED) for _, more in begun] == [None, reason, reason]
+    assert capsys.readouterr().err.splitlines() == [
+        f"restart 1 of at most 2: {reason}; 3 of 4 ranks can go on",
+        f"restart 2 of at most 2: {reason}; 2 of 3 ranks can go on",
+    ]
+
+
+def test_elastic_goes_on_where_there_is_a_run(tmp_path: Path) -> None:
+    flags = [*write_inputs(tmp_path), "--device", "cpu", "--elastic"]
+    assert not settings_of(build_parser().parse_args([*flags, "--steps", "3"])).resume
+    assert main([*flags, "--steps", "3"]) == 0
+    assert settings_of(build_parser().parse_args(flags)).resume
+    assert main([*flags, "--steps", "5"]) == 0
+    assert [record.step for record in read_log(Path(flags[4]) / "log.jsonl").steps] == [1, 2, 3, 4, 5]
+    with pytest.raises(InputError, match="--force: found with --elastic"):
+        settings_of(build_parser().parse_args([*flags, "--force"]))
