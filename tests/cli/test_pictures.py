@@ -193,6 +193,25 @@ def test_a_peak_without_a_source_and_a_place_that_is_none(tmp_path: Path) -> Non
         run(roofline, *MATMUL, "--plot", str(tmp_path / "none" / "lines.svg"))
 
 
+def test_what_a_layer_keeps_is_listed_and_drawn(tmp_path: Path) -> None:
+    asked = (*MEMORY, "--layout", "fsdp=8 recompute=budget:20GB")
+    (one,) = payload(memory, *asked)["layouts"]
+    (block,) = one["recompute"]
+    kept = {each["tensor"]: each["num_bytes"] for each in block["kept"]}
+    again = {name for each in block["recomputed"] for name in each["tensors"]}
+    assert one["layout"]["recompute"] == "keep:" + ",".join(name for name in kept if name != "x")
+    assert one["stages"][0]["activations"] <= 20e9
+    assert kept["x"] == 8192 * 4096 * 2  # tokens · width · bf16
+    assert again.isdisjoint(kept)
+    assert all(each["seconds"] > 0 for each in block["recomputed"])
+    text = run(memory, *asked, "--plot-kept", str(tmp_path / "kept.svg"))
+    assert "recompute=keep:" in str(text)
+    drawn = (tmp_path / "kept.svg").read_text()
+    assert all(words in drawn for words in ("bytes that a layer keeps in one micro-batch", "selective", "the layout"))
+    with pytest.raises(InputError, match="--plot-kept: found 2 layouts; one --layout is required"):
+        run(memory, *asked, "--layout", "tp=8", "--plot-kept", str(tmp_path / "kept.svg"))
+
+
 def test_memory_of_one_layout_is_the_estimates() -> None:
     found = payload(memory, *MEMORY, "--layout", "fsdp=8 recompute=full")
     assert found.keys() == {"schema", "model", "cluster", "defaults", "job", "memory_capacity_bytes", "layouts"}
@@ -200,6 +219,7 @@ def test_memory_of_one_layout_is_the_estimates() -> None:
     (one,) = found["layouts"]
     assert one.keys() == {
         "layout", "global_batch_tokens", "num_micro_batches", "memory_bytes", "fits", "margin", "fullest_stage", "stages",
+        "recompute",
     }  # fmt: skip
     layout = sw.Layout(fsdp=8, zero_stage=3, recompute="full")
     job = sw.Job(global_batch_tokens=2**19, seq_len=8192, loss="fused")  # the leanest of the stack that is typical

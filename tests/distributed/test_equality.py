@@ -102,6 +102,23 @@ CASES = {
     "tp 2 sp fsdp 2 zero-3, full recompute": Case(
         layout=Layout(tp=2, fsdp=2, zero_stage=3, sequence_parallel=True, recompute="full")
     ),
+    "tp 2 sp fsdp 2 zero-3, set of kept tensors": Case(
+        layout=Layout(
+            tp=2,
+            fsdp=2,
+            zero_stage=3,
+            sequence_parallel=True,
+            recompute="keep:attention_norm.squares,k,attended,lse,gate",
+        )
+    ),
+    "moe set of kept tensors 2 zero-2": Case(
+        "moe", Layout(fsdp=2, zero_stage=2, recompute="keep:q,v,x_mid,gates,received,experts_gate_out,returned")
+    ),
+    "cp 2 sp tp 2, set of kept tensors": Case(
+        layout=Layout(
+            cp=2, tp=2, zero_stage=1, sequence_parallel=True, recompute="keep:k,v,mlp_norm.out,act", micro_batch_seqs=2
+        )
+    ),
     "tied tp 2 sp zero-1": Case("tied", Layout(tp=2, fsdp=2, zero_stage=1, sequence_parallel=True)),
     "biased tp 4": Case("biased", Layout(tp=4, micro_batch_seqs=2)),
     "flat norms tp 2 sp": Case("flat norms", Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2)),

@@ -17,7 +17,7 @@ from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
 from shardwise.optimizer.table import optimizer_named, optimizer_names
-from shardwise.planning.plan import plan_layout
+from shardwise.planning.plan import Plan, plan_layout
 from shardwise.precision import precision_named
 from shardwise.train import memory
 from shardwise.train.engine import Engine, MicroBatch
@@ -57,6 +57,11 @@ def shape(name: str) -> tuple[Architecture, int, int]:
 
 def planned(name: str, policy: str, precision: str, optimizer: str = "adamw") -> Mapping[str, float]:
     """Memory by term of a plan for one device."""
+    return plan_of(name, policy, precision, optimizer).estimate.memory
+
+
+def plan_of(name: str, policy: str, precision: str, optimizer: str = "adamw") -> Plan:
+    """A plan for one device."""
     architecture, num_positions, num_seqs = shape(name)
     cluster = load_cluster("cpu:1")
     peak = cluster.chip.peak_flops_per_s["fp32"]
@@ -66,7 +71,7 @@ def planned(name: str, policy: str, precision: str, optimizer: str = "adamw") ->
         global_batch_tokens=tokens, seq_len=num_positions, precision=precision, loss="in_place", optimizer=optimizer
     )
     layout = Layout(micro_batch_seqs=num_seqs, recompute=policy)
-    return plan_layout(architecture, cluster, job, layout).estimate.memory
+    return plan_layout(architecture, cluster, job, layout)
 
 
 def measured(name: str, policy: str, dtype: torch.dtype, *, updated: bool) -> Memory:
@@ -131,6 +136,19 @@ def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str)
     for term in ("parameters", "gradients", "activations"):
         assert found.largest[term] == pytest.approx(plan[term], rel=TOLERANCE), term
     assert found.peak_bytes == pytest.approx(sum(plan.values()), rel=0.01)
+
+
+@pytest.mark.parametrize("share", [0.8, 0.5, 0.3])
+@pytest.mark.parametrize("name", ["small", "deep", "wide", "experts", "equal", "fat"])
+def test_a_step_under_a_budget_holds_what_is_planned(name: str, share: float) -> None:
+    """Of all that could be kept a share, and no more."""
+    least, most = (planned(name, policy, "fp32")["activations"] for policy in ("full", "none"))
+    budget = least + share * (most - least)
+    plan = plan_of(name, f"budget:{budget / 1e6:.6f}MB", "fp32")
+    terms, found = plan.estimate.memory, measured(name, plan.layout.recompute, torch.float32, updated=True)
+    assert least < terms["activations"] <= budget
+    assert found.largest["activations"] == pytest.approx(terms["activations"], rel=0.02)
+    assert found.peak_bytes == pytest.approx(sum(terms.values()), rel=0.02)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

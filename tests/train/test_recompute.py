@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from random import Random
 from typing import Any
 
 import pytest
@@ -21,7 +22,10 @@ from shardwise.layout.family import Family
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import LAYERS, unit_counts
+from shardwise.model.kept_sets import set_named
 from shardwise.model.recompute import policy_names
+from shardwise.model.saving import worth_saving
 from shardwise.precision import precision_named
 from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.recipe import Recipe
@@ -66,6 +70,37 @@ def test_gradients_are_those_without_recomputation(structure: str, policy: str) 
     assert found.keys() == wanted.keys()
     for name, gradient in found.items():
         torch.testing.assert_close(gradient, wanted[name], rtol=1e-12, atol=1e-15)
+
+
+def some_set(structure: str, seed: int) -> str:
+    """A policy that keeps about half of what is worth keeping, by kind of layer where there are two."""
+    architecture, chance = made(structure).architecture, Random(seed)
+    kinds = {}
+    for kind in (one for one in LAYERS if unit_counts(architecture).get(one)):
+        unit = derived_unit(architecture.structure, Family(0, False, "none"), kind)
+        may = worth_saving(unit.forward.program, unit.backward.program.inputs)
+        kinds[kind] = [name for name in may if chance.random() < 0.5]
+    return set_named(kinds)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_gradients_with_any_set_of_kept_tensors_are_those_without_recomputation(structure: str, seed: int) -> None:
+    weights = made(structure)
+    wanted, found = gradients(Executor(weights)), gradients(Executor(weights, some_set(structure, seed)))
+    assert found.keys() == wanted.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, wanted[name], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("structure", ["dense", "gpt-2", "latent"])
+def test_what_a_set_leaves_out_is_run_again_and_no_more(structure: str, seed: int) -> None:
+    weights, policy = made(structure), some_set(structure, seed)
+    unit = derived_unit(weights.architecture.structure, Family(0, False, policy), "block")
+    wanted = Counter(step.operation.kind for step in unit.recompute_steps if hasattr(step, "operation"))
+    for one in run_again(weights, policy):
+        assert (one["contract"], one["scan"]) == (wanted["contract"], wanted["scan"])
 
 
 class Operations(TorchDispatchMode):

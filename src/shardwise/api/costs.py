@@ -53,6 +53,7 @@ def estimate(
     >>> abs(sum(found.time.values()) / found.step_time_s - 1) < 1e-12
     True
     """
+    from shardwise.cost.budget import within_budget
     from shardwise.cost.estimate import estimate as price
     from shardwise.planning.abilities import as_run, stack_of
 
@@ -60,7 +61,7 @@ def estimate(
         lambda: layout_of(layout), lambda: resolved(model, cluster, job, stack, job_fields)
     )
     architecture.require_positions(what.seq_len)
-    return price(architecture, where, what, as_run(stack_of(where), chosen))
+    return price(architecture, where, what, within_budget(architecture, where, what, as_run(stack_of(where), chosen)))
 
 
 def memory(

@@ -38,10 +38,11 @@ def policies() -> Collection[str]:
 
 def layout_help() -> str:
     """What a layout on the command line may look like."""
+    from shardwise.model.kept_sets import FORMS
     from shardwise.schedule.schedule import schedule_names
 
     return (
-        f'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of {", ".join(policies())}, schedule of '
+        f'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of {", ".join((*policies(), *FORMS))}, schedule of '
         f"{', '.join(schedule_names())}"
     )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 
 from shardwise.cli.interval import step_text
+from shardwise.cli.recompute_report import recompute_tables
 from shardwise.cli.run_report import run_lines
 from shardwise.cli.section import Block, Marked, Report, Row, Section, Table
 from shardwise.cli.summary import overlap_text
@@ -37,6 +39,11 @@ def explain_report(found: Explanation) -> Report:
         ),
         Section(list(_fit(found))),
         Section([_tree(found.fit.memory, bytes_=True)], title="memory by term", detail=True),
+        Section(
+            [*recompute_tables([asdict(one) for one in found.recompute])],
+            title="kept for the backward pass, and computed again",
+            detail=True,
+        ),
         Section(_options(found, (LEGAL, FIT)), title=BEYOND.format(1), detail=True),
         Section(list(_batch(found))),
         Section(_options(found, (BATCH,)), title=BEYOND.format(2), detail=True),

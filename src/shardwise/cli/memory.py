@@ -25,6 +25,7 @@ DESCRIPTION = "What fills the devices under one layout, or several side by side:
 EXAMPLES = (
     'shardwise memory llama-3-8b h100:8 --layout "fsdp=8 micro_batch_seqs=2" --plot memory.svg',
     'shardwise memory llama-3-8b h100:8 --layout "tp=8" --layout "fsdp=8 recompute=full" --seq-len 8Ki',
+    'shardwise memory llama-3-8b h100:8 --layout "fsdp=8 recompute=budget:20GB" -v --plot-kept kept.svg',
 )
 
 
@@ -39,6 +40,10 @@ def configure(parser: Parser) -> None:
     output.add_argument(
         "--plot", type=picture_name, metavar="FILE", help="draw the bars: of layouts, or of one layout's stages"
     )
+    output.add_argument(
+        "--plot-kept", type=picture_name, metavar="FILE",
+        help="draw what a layer of the layout keeps for the backward pass and computes again, and what other sets would",
+    )  # fmt: skip
     add_output_arguments(parser, verbose=True)
 
 
@@ -52,6 +57,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
     model.require_positions(job.seq_len)
     layouts = parse_layouts(arguments.layout, model, job, full_batch="batch_tokens" in defaults)
     payload = memory_payload(model, cluster, layouts, defaults)
+    if arguments.plot_kept:
+        _plot_kept(model, cluster, layouts, arguments.plot_kept)
     if arguments.plot:
         _plot(payload, cluster, arguments.plot)
     return json.dumps(payload, indent=2) if arguments.json else memory_report(payload, BATCH)
@@ -101,6 +108,19 @@ def _filling_job(text: str, job: Job) -> Job:
 
     found = parse_fields(text, what="--layout", also=DERIVED)
     return filling_job(job, layout_of({key: value for key, value in found.items() if key not in DERIVED}))
+
+
+def _plot_kept(model: Architecture, cluster: Cluster, layouts: Sequence[tuple[Job, Layout]], target: str) -> None:
+    from shardwise.draw.lines import draw_lines
+    from shardwise.errors import InputError
+    from shardwise.planning.kept_picture import kept_chart
+    from shardwise.planning.memory import layout_memory
+
+    if len(layouts) > 1:
+        raise InputError(f"--plot-kept: found {len(layouts)} layouts; one --layout is required")
+    ((job, layout),) = layouts
+    chosen = layout_memory(model, cluster, job, layout).layout
+    write_picture("--plot-kept", target, draw_lines(kept_chart(model, cluster, job, chosen)))
 
 
 def _plot(payload: Mapping[str, Any], cluster: Cluster, target: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from shardwise.cli.recompute_report import recompute_tables
 from shardwise.cli.section import Marked, Report, Row, Section, Table, bar
 from shardwise.units import format_bytes
 
@@ -72,6 +73,10 @@ def _layout(one: Mapping[str, Any], capacity: float, mark: str) -> Iterator[Sect
             detail=True,
             name="each stage",
         )
+    yield Section(
+        [*recompute_tables(one["recompute"])], title=f"{mark} kept for the backward pass, and computed again", detail=True,
+        name="what each layer keeps and computes again",
+    )  # fmt: skip
 
 
 def _groups(memory: Mapping[str, float]) -> Table:

@@ -27,6 +27,7 @@ from shardwise.layout.family import Family
 from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.backward import Backward, backward, split_saved
 from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS, TURNING, UNITS, unit_counts
+from shardwise.model.kept_sets import of_kind
 from shardwise.model.matrices import matrices
 from shardwise.model.operations import Operation, Scan, ScanGradient
 from shardwise.model.program import Program, Role, Tensor
@@ -166,7 +167,7 @@ def own_family(structure: Structure, family: Family, name: str) -> Family:
 
     Recomputation and context parallelism are about layers, whole experts about units that send tokens to experts.
     """
-    own = replace(family, experts=structure.experts)
+    own = replace(family, experts=structure.experts, recompute=of_kind(family.recompute, name))
     if name not in LAYERS:
         own = replace(own, recompute="none", cp_variant="all_gather")
     return own if routes(structure, name) else replace(own, whole_experts=False)

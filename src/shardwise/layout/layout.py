@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from shardwise.errors import chosen, require
 from shardwise.layout.context import variant_names
 from shardwise.layout.placement import Placement
-from shardwise.model.recompute import policy_names
+from shardwise.model.recompute import policy_problem
 from shardwise.names import did_you_mean
 from shardwise.schedule.schedule import ACTION_LISTS, natural_schedule, schedule_names
 
@@ -49,9 +49,10 @@ class Layout:
     along the sequence. `cp_variant` is how attention reads the other parts of a sequence: keys and values gathered
     (`all_gather`), passed around a ring (`zigzag`: each rank has a piece from either end, so that causal work is even; `ring`:
     consecutive pieces), or heads exchanged for the sequence (`ulysses`). `async_tp` runs the collectives of tensor parallelism in
-    pieces, overlapped with matmuls. `recompute` is a policy of `model/recompute.py`, for the first `recompute_layers` layers of
-    each stage (None: all; the virtual stages of a device count as one), `schedule` is one of `schedule/schedule.py`. `offload`
-    says what is kept in host memory. `layers_per_stage` is given where stages are not to be as even as possible.
+    pieces, overlapped with matmuls. `recompute` is a policy of `model/recompute.py` or a set of `model/kept_sets.py`, for the
+    first `recompute_layers` layers of each stage (None: all; the virtual stages of a device count as one), `schedule` is one of
+    `schedule/schedule.py`. `offload` says what is kept in host memory. `layers_per_stage` is given where stages are not to be as
+    even as possible.
     `placement` says which links each axis runs over.
 
     Raises `InputError` with every value that no layout has. Whether a model and a cluster allow the layout is checked when it is
@@ -112,9 +113,9 @@ class Layout:
             or isinstance(getattr(self, name), bool)
             or getattr(self, name) < 1
         ]
+        problems += [problem] if (problem := policy_problem(self.recompute)) else []
         choices = {
             "zero_stage": (0, 1, 2, 3),
-            "recompute": policy_names(),
             "schedule": schedule_names(),
             "cp_variant": variant_names(),
             "offload": OFFLOADS,

@@ -10,6 +10,7 @@ from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.context import Variant, variant_names, variant_of
 from shardwise.layout.family import Mode
+from shardwise.layout.kept import wrong_set
 from shardwise.layout.layout import Layout
 from shardwise.layout.stages import MOST_EMPTY, are_alike, fewest_layers, stages_on_ranks
 from shardwise.model.architecture import Architecture
@@ -344,7 +345,7 @@ def violations(architecture: Architecture, job: Job, num_devices: int, layout: L
             f"recompute_layers: {layout.recompute_layers} layers of each stage with recompute = none; set another "
             "recompute, such as full, or leave recompute_layers out"
         )
-    return found + _wrong_layers(architecture, layout)
+    return found + wrong_set(architecture, layout.recompute) + _wrong_layers(architecture, layout)
 
 
 def _wrong_layers(architecture: Architecture, layout: Layout) -> list[str]:

@@ -71,14 +71,26 @@ def kernels(unit: Unit) -> tuple[Kernel, ...]:
 
 def placed_kernels(unit: Unit) -> dict[str, tuple[tuple[int, Kernel], ...]]:
     """All kernels of one unit by phase, in order, each with the place of its last computation among the steps."""
-    readers = _readers(unit)
-    leaving = {*unit.saved, *unit.forward.program.outputs, *unit.backward.program.outputs, *unit.update.program.outputs}
+    readers, leaving = _readers(unit), _leaving(unit)
     return {
         phase: tuple(
             (run[-1][0], _kernel(unit, phase, [step for _, step in run], readers, leaving)) for run in _runs(steps)
         )
         for phase, steps in unit.phases().items()
     }
+
+
+def single_kernels(unit: Unit, phase: str) -> tuple[Kernel, ...]:
+    """Each computation of a phase as a kernel of its own, in order: what each takes where its neighbours are left out."""
+    readers, leaving = _readers(unit), _leaving(unit)
+    return tuple(
+        _kernel(unit, phase, [step], readers, leaving) for step in unit.phases()[phase] if isinstance(step, Compute)
+    )
+
+
+def _leaving(unit: Unit) -> set[str]:
+    """The tensors that are there when a pass of the unit has ended."""
+    return {*unit.saved, *unit.forward.program.outputs, *unit.backward.program.outputs, *unit.update.program.outputs}
 
 
 def _readers(unit: Unit) -> dict[str, set[int]]:

@@ -117,6 +117,12 @@ def unit_counts(architecture: Architecture) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
+def results(architecture: Architecture, unit: str) -> tuple[str, ...]:
+    """The names of all that the operations of a unit make, in order."""
+    program = UNITS[unit](architecture.structure.sizeless())
+    return tuple(out for operation in program.operations for out in operation.outputs)
+
+
 def has_untied(architecture: Architecture) -> bool:
     """Whether a tied embedding has weights of its own."""
     return architecture.tied_embeddings and (architecture.structure.learns_positions or architecture.embedding_norm)

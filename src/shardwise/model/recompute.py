@@ -2,6 +2,7 @@
 
 A policy decides for each result of a block. What it does not save is recomputed from what it saves, by the minimal slice of
 the forward pass (`model/backward.py`); a block's input and its weights are always available.
+A set of tensors is a policy too (`model/kept_sets.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwise.errors import InputError
+from shardwise.model.kept_sets import FORMS, budget_bytes, is_budget, is_set, kept_tensors
 from shardwise.model.recompute_modules import LADDER, MODULES, Module, joined, modules_in
-from shardwise.names import unknown
+from shardwise.names import did_you_mean, unknown
 
 if TYPE_CHECKING:
     from shardwise.model.architecture import Architecture
@@ -84,12 +86,20 @@ def _of_modules(names: tuple[str, ...]) -> Policy:
     return Policy(summary, _keeps_all, modules=modules, keeps_scores="core_attn" not in names)
 
 
+def _of_set(name: str) -> Policy:
+    """Save what is named."""
+    kept = frozenset(tensor for tensors in kept_tensors(name).values() for tensor in tensors)
+    return Policy("keep what is named, rebuild the rest", lambda operation: not kept.isdisjoint(operation.outputs))
+
+
 def policy_named(name: str) -> Policy:
-    """A policy of either table, or of modules. Raises `InputError` that lists the names.
+    """A policy of either table, of modules, or of a set of tensors. Raises `InputError` that lists the names.
 
     >>> policy_named("layernorm+moe_act").summary
     'run again norms in front of experts and of latent attention; activations of experts'
     """
+    if is_set(name):
+        return _of_set(name)
     policy = {**POLICIES, **FURTHER}.get(name)
     if policy is None and not modules_in(name):
         raise InputError(f"recompute: {unknown(name, policy_names())}")
@@ -145,3 +155,18 @@ def searched_policies(has: Collection[str], model: Architecture, *, writes_score
         joined(one for up_to in steps[: number + 1] for one in up_to) for number, step in enumerate(steps) if step
     ]
     return (*kept, *cumulated, *(["full"] if "full" in has else []))
+
+
+def policy_problem(name: str) -> str:
+    """What is wrong with a layout's policy, which may be a set or a budget too; empty where nothing is."""
+    if isinstance(name, str) and (is_set(name) or is_budget(name)):
+        try:
+            kept_tensors(name) if is_set(name) else budget_bytes(name)
+        except InputError as error:
+            return error.problems[0]
+        return ""
+    names = policy_names()
+    if name in names:
+        return ""
+    allowed = ", ".join((*names, *FORMS))
+    return f"layout: recompute is {name!r}{did_you_mean(name, names)}; one of {allowed} is required"

@@ -17,6 +17,7 @@ from shardwise.layout.context import VARIANTS, variant_names
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import OF_MODES, RULES, Degrees, Rule, degrees_of
 from shardwise.model.architecture import Architecture
+from shardwise.model.kept_sets import is_budget, is_set
 from shardwise.model.recompute import POLICIES, parts_of_policy, searched_policies
 from shardwise.planning.runnable import RUNNABLE_RULES
 from shardwise.schedule.schedule import NATURAL, SCHEDULES, natural_schedule
@@ -245,7 +246,7 @@ def _of_choices(stack: Stack, job: Job, chosen: Mapping[str, Any]) -> Iterator[s
     """What a stack lacks among some choices; a missing axis is reported alone."""
     runs = stack.abilities
     has: dict[str, tuple[Any, ...]] = {
-        "schedule": ("none", *(runs.schedules or SCHEDULES)), "recompute": runs.recompute, "offload": runs.offload,
+        "schedule": ("none", *(runs.schedules or SCHEDULES)), "recompute": _policies(stack, chosen), "offload": runs.offload,
         "zero_stage": _stages(runs.zero), "cp_variant": runs.cp_variants or variant_names(),
         "async_tp": (False, True)[: 1 + runs.async_tp], "sequence_parallel": (False, True)[: 1 + runs.sequence_parallel],
         "stages": _dealt_out(runs.uneven_stages),
@@ -261,6 +262,12 @@ def _of_choices(stack: Stack, job: Job, chosen: Mapping[str, Any]) -> Iterator[s
                 f"{stack.name} does not run {' and '.join(refused)} again with delayed scaling, found precision "
                 f"{job.precision}; recompute=none, mlp or full, or another precision, is required"
             )
+
+
+def _policies(stack: Stack, chosen: Mapping[str, Any]) -> tuple[str, ...]:
+    """The recompute policies that a stack runs; the engine of `train` runs any set of tensors too."""
+    own = str(chosen.get("recompute", ""))
+    return (*stack.abilities.recompute, *((own,) if stack.name == OWN and (is_set(own) or is_budget(own)) else ()))
 
 
 def _of_job(stack: Stack, job: Job) -> Iterator[str]:

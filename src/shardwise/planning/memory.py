@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
 from shardwise.books.figures import stage_memories
 from shardwise.cluster.cluster import Cluster
+from shardwise.cost.budget import within_budget
+from shardwise.cost.pricing import Pricing
+from shardwise.cost.recomputed import LayerRecompute, layers_recomputed
 from shardwise.draw.notebook import Pictured, Shown
 from shardwise.errors import InputError, require
 from shardwise.job import USUAL_SEQ_LEN, Job
@@ -18,6 +21,7 @@ from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.layout.payload import LayoutPayload, layout_payload
 from shardwise.model.architecture import Architecture
 from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.planning.plan import as_planned
 from shardwise.schedule.schedule import schedule_of
 from shardwise.symbolic import ceil_div
 from shardwise.units import format_bytes
@@ -44,6 +48,7 @@ class LayoutMemoryPayload(TypedDict):
     margin: float
     fullest_stage: int
     stages: list[dict[str, float]]
+    recompute: list[LayerRecompute]
 
 
 class MemoryPayload(TypedDict):
@@ -62,7 +67,8 @@ class MemoryPayload(TypedDict):
 class LayoutMemory(Pictured):
     """Memory of a device of each pipeline stage, in bytes by term (`terms.MEMORY_TERMS`), and the capacity of the device.
 
-    `num_micro_batches` are those of each replica in a step of the job.
+    `num_micro_batches` are those of each replica in a step of the job. `recompute` lists what each kind of layer keeps for
+    the backward pass and computes again; a budget has become the set that fits it (`cost.budget`).
 
     >>> import shardwise as sw
     >>> found = sw.memory("llama-3-8b", "h100:8", "fsdp=4 pp=2", global_batch_tokens="64Ki", seq_len=4096)
@@ -75,6 +81,7 @@ class LayoutMemory(Pictured):
     num_micro_batches: int
     memory_capacity_bytes: float
     stages: tuple[Mapping[str, float], ...]
+    recompute: tuple[LayerRecompute, ...]
 
     def shown(self) -> Shown:
         """The terms of each stage as text and picture, as a notebook displays them."""
@@ -116,8 +123,10 @@ class LayoutMemory(Pictured):
 def layout_memory(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> LayoutMemory:
     """Memory of a device of each pipeline stage, in bytes by term. Raises `InputError` with every rule that the layout breaks."""
     architecture.require_positions(job.seq_len)
+    layout = within_budget(architecture, *as_planned(cluster, job), layout)
     return LayoutMemory(
         layout=layout, job=job, stages=stage_memories(architecture, cluster, job, layout),
+        recompute=layers_recomputed(Pricing(architecture, *as_planned(cluster, job), layout)),
         num_micro_batches=num_micro_batches(job, degrees_of(layout)), memory_capacity_bytes=cluster.chip.memory_bytes,
     )  # fmt: skip
 
@@ -156,10 +165,12 @@ def memory_payload(
             continue
         shown.append(
             {
-                "layout": layout_payload(layout, model, job, cluster.topology), "global_batch_tokens": job.global_batch_tokens,
-                "num_micro_batches": found.num_micro_batches, "memory_bytes": found.memory_bytes, "fits": found.fits,
-                "margin": found.margin, "fullest_stage": found.fullest_stage,
+                "layout": layout_payload(found.layout, model, job, cluster.topology),
+                "global_batch_tokens": job.global_batch_tokens, "num_micro_batches": found.num_micro_batches,
+                "memory_bytes": found.memory_bytes, "fits": found.fits, "margin": found.margin,
+                "fullest_stage": found.fullest_stage,
                 "stages": [dict(stage) for stage in found.stages],
+                "recompute": [asdict(one) for one in found.recompute],
             }
         )  # fmt: skip
     require(problems)

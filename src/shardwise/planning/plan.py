@@ -11,6 +11,7 @@ from shardwise.batch.target import LossTarget
 from shardwise.books.rules import Rule, book_rules
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.stacks import predicted, rated, typical_stack
+from shardwise.cost.budget import within_budget
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.cost.rates import loss_of, policy_of
 from shardwise.cost.reliability import Reliability
@@ -116,7 +117,8 @@ def plan_layout(
     """A plan for a given layout, without a search: its estimate, the books' rules, and what the whole run takes.
 
     A cluster without measurements is predicted under the typical stack of its chip (`as_planned`), and choices that the stack
-    fixes are set as it runs them. What the stack does not support is noted in the estimate. `reliability` gives the failure rate,
+    fixes are set as it runs them. A budget of activations becomes the set of tensors that is kept under it
+    (`cost.budget`). What the stack does not support is noted in the estimate. `reliability` gives the failure rate,
     restarts and power of the run (defaults: `Reliability`).
 
     Raises `InputError` with every rule that the layout breaks.
@@ -130,7 +132,7 @@ def plan_layout(
     architecture.require_positions(job.seq_len)
     (cluster, job), asked = as_planned(cluster, job), job
     stack = stack_of(cluster)
-    layout = as_run(stack, layout)
+    layout = within_budget(architecture, cluster, job, as_run(stack, layout))
     priced = estimate(architecture, cluster, job, layout)
     lacks = lacking(stack, architecture, asked, layout) if stack and stack.known else []
     priced = replace(priced, notes=(*priced.notes, *lacks))

@@ -7,14 +7,17 @@ from dataclasses import replace
 
 from shardwise.books.rules import book_rules
 from shardwise.cluster.cluster import Cluster
+from shardwise.cost.budget import within_budget
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.cost.rates import policy_of
 from shardwise.cost.reliability import Reliability
 from shardwise.cost.run import training_run
-from shardwise.errors import NothingFitsError
+from shardwise.errors import InputError, NothingFitsError
 from shardwise.job import Job
 from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.model.architecture import Architecture
+from shardwise.model.kept_sets import is_budget
+from shardwise.model.recompute import POLICIES
 from shardwise.planning.abilities import as_run, lacking, stack_of
 from shardwise.planning.explain import (
     MEMORY_RESERVE,
@@ -34,6 +37,7 @@ from shardwise.search.result import Found, SearchResult
 from shardwise.search.search import search
 from shardwise.search.space import AXES, BALANCED, QUARTERS, Choices
 from shardwise.search.stages import Balancing
+from shardwise.units import format_bytes
 
 NUM_ALTERNATIVES = 6
 
@@ -52,6 +56,9 @@ def plan(
     architecture.require_positions(job.seq_len)
     (cluster, job), own_job = as_planned(cluster, job), job
     asked, choices = choices, (choices or Choices()).of_stack(stack_of(cluster), architecture, own_job)
+    budget = next((policy for policy in choices.recompute if is_budget(policy)), None)
+    if budget:
+        choices = replace(choices, recompute=tuple(POLICIES))
     reserve = MEMORY_RESERVE
     found = search(architecture, cluster, job, choices=choices, reserve=reserve, progress=progress)
     if not found.best:
@@ -71,6 +78,11 @@ def plan(
     progress("runners-up")
     layout = simplest(architecture, cluster, job, found, choices, reserve)
     layout = as_run(stack_of(cluster), stages.of_layout(layout) if balances else layout)
+    if budget:
+        progress("tensors to keep")
+        layout = _under_budget(
+            architecture, cluster, job, budget, [layout, *(one.layout for one in found.best)], reserve
+        )
     chosen = estimate(architecture, cluster, job, layout)
     gain = _elsewhere(architecture, cluster, job, asked, chosen, progress)
     return Plan(
@@ -80,6 +92,29 @@ def plan(
         run=training_run(architecture, cluster, job, chosen, reliability),
         bound_s=bound_seconds(architecture, cluster, job, layout), policy=policy_of(cluster),
     )  # fmt: skip
+
+
+def _under_budget(
+    architecture: Architecture, cluster: Cluster, job: Job, budget: str, layouts: Iterable[Layout], reserve: float
+) -> Layout:
+    """Of some layouts, each with the set of tensors that it keeps under a budget, the fastest that fits. Layouts that differ in
+    what they recompute alone are one. Raises `NothingFitsError` where none fits."""
+    capacity, problems = cluster.chip.memory_bytes * (1 - reserve), list[str]()
+    fitting: list[tuple[float, Layout]] = []
+    for layout in dict.fromkeys(replace(one, recompute=budget, recompute_layers=None) for one in layouts):
+        try:
+            own = within_budget(architecture, cluster, job, layout)
+        except InputError as error:
+            problems += error.problems
+            continue
+        priced = estimate(architecture, cluster, job, own)
+        if priced.memory_bytes <= capacity:
+            fitting.append((priced.step_time_s, own))
+        else:
+            problems.append(f"{own}: needs {format_bytes(priced.memory_bytes)} of {format_bytes(capacity)}")
+    if not fitting:
+        raise NothingFitsError(f"recompute: {budget}: none of the fastest layouts fits with it: {problems[0]}")
+    return min(fitting, key=lambda one: one[0])[1]
 
 
 def _offloaded(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> dict[str, Estimate]:

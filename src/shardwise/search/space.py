@@ -23,7 +23,8 @@ from shardwise.layout.family import Mode
 from shardwise.layout.layout import OFFLOADS, offloaded_by
 from shardwise.layout.legality import ALIKE_STAGES, EVEN_BATCH, OF_MODES, RULES, Rule, no_experts
 from shardwise.model.architecture import Architecture
-from shardwise.model.recompute import POLICIES, policy_names
+from shardwise.model.kept_sets import FORMS
+from shardwise.model.recompute import POLICIES, policy_names, policy_problem
 from shardwise.names import did_you_mean, unknown
 from shardwise.planning.abilities import binding_rules, refused, searched_values
 from shardwise.planning.runnable import RUNNABLE_RULES
@@ -223,6 +224,10 @@ def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
 
 def _required(name: str, value: Any) -> str:
     """What is required of a value that does not meet it; empty where it does."""
+    if name == "recompute" and not policy_problem(value):
+        return ""
+    if name == "recompute":
+        return f"one of {', '.join((*NAMED[name], *FORMS))}"
     if name in NAMED:
         return "" if value in NAMED[name] else f"one of {', '.join(NAMED[name])}"
     if name in FLAGS:

@@ -15,9 +15,9 @@ def test_every_fault_is_named_at_once() -> None:
         "layout: dp is 0; a whole number of at least 1 is required",
         "layout: tp is True; a whole number of at least 1 is required",
         "layout: micro_batch_seqs is 1.0; a whole number of at least 1 is required",
-        "layout: zero_stage is 4; one of 0, 1, 2, 3 is required",
         "layout: recompute is 'some'; one of none, selective, full, alternate, core_attn, layernorm, moe_act, mla_up_proj, "
-        "mlp, moe, shared_experts is required",
+        "mlp, moe, shared_experts, keep:TENSOR,..., budget:BYTES is required",
+        "layout: zero_stage is 4; one of 0, 1, 2, 3 is required",
         "layout: schedule is 'gpipe'; one of none, afab, 1f1b, interleaved, zb_h1, zb_h2, dualpipe, looped_bfs, "
         "interleaved_breadth_first, interleaved_zb, zb_v, dualpipe_v is required",
     )

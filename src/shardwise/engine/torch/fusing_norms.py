@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -39,27 +39,26 @@ def _norm_of(program: Program, sums: str) -> Map:
 
 
 def _norms(calls: Calls, phase: Phase) -> Iterator[Fused]:
-    """Each norm with the sums that it reads; where these alone are made again, they are made with it."""
+    """Each norm with the sums that it reads; where these or its result alone are made again, they are made with it."""
     program, maps = calls.unit.forward.program, list(phase.maps)
     sums = {one.outputs[0]: one for one in maps if one.function in SUMS}
-    present = {one.outputs[0] for one in maps}
-    for one in {id(norm): norm for norm in (_norm_of(program, name) for name in sums)}.values():
+    norms = [one for one in maps if one.function in NORMS]
+    for one in {id(norm): norm for norm in (*(_norm_of(program, name) for name in sums), *norms)}.values():
         x, *kept, weight = one.inputs
-        made = (sums[name] for name in kept)
-        has_result = one.outputs[0] in present
-        kernel = _norm_kernel(NORMS[one.function], calls, kept_alone=not has_result)
-        writes = (*one.outputs, *kept) if has_result else tuple(kept)
-        yield Fused(Call(kernel, (x, weight), writes, phase.name), (*made, *([one] if has_result else [])))
+        made, results = [name for name in kept if name in sums], [*one.outputs] if one in norms else []
+        places = [place for place, name in enumerate((*one.outputs, *kept)) if name in (*results, *made)]
+        call = Call(_norm_kernel(NORMS[one.function], calls, places), (x, weight), (*results, *made), phase.name)
+        yield Fused(call, (*(sums[name] for name in made), *([one] if results else [])))
 
 
-def _norm_kernel(norm: Norm, calls: Calls, *, kept_alone: bool) -> Any:
+def _norm_kernel(norm: Norm, calls: Calls, places: Sequence[int]) -> Any:
+    """Of the result and the sums those at some places, in a tuple where there are several."""
     epsilon, offset = calls.numerics.norm_epsilon, calls.numerics.norm_offset
 
     def kernel(x: Tensor, weight: Tensor) -> Any:
-        found = norm.forward(x, weight + offset if offset else weight, epsilon)
-        if not kept_alone:
-            return found
-        return found[1:] if len(found) > 2 else found[1]
+        every = norm.forward(x, weight + offset if offset else weight, epsilon)
+        found = tuple(every[place] for place in places)
+        return found if len(found) > 1 else found[0]
 
     return kernel
 

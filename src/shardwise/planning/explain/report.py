@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shardwise.cost.estimate import estimate
+from shardwise.cost.pricing import Pricing
+from shardwise.cost.recomputed import LayerRecompute, layers_recomputed
 from shardwise.cost.run import Run, training_run
 from shardwise.draw.notebook import Pictured, Shown
 from shardwise.layout.layout import Layout
@@ -32,8 +34,8 @@ class Explanation(Pictured):
     """Why a plan is what it is, in the order of its decisions: memory, batch, throughput, and the layouts that lost.
 
     `against` compares another layout, `terms` take single terms apart, `constants` are the measured values that the plan is most
-    sensitive to; `model_error` is the error of predictions on held-out runs, as a share of the step. `critical_batch` is of plans
-    with a noise scale.
+    sensitive to, `recompute` is what layers keep for the backward pass and compute again; `model_error` is the error of
+    predictions on held-out runs, as a share of the step. `critical_batch` is of plans with a noise scale.
 
     >>> import shardwise as sw
     >>> found = sw.explain(sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024))
@@ -59,6 +61,7 @@ class Explanation(Pictured):
     notes: tuple[str, ...] = ()
     stack: str | None = None
     critical_batch: CriticalBatch | None = None
+    recompute: tuple[LayerRecompute, ...] = ()
 
     def shown(self) -> Shown:
         """The explanation as text and picture, as a notebook displays it."""
@@ -96,6 +99,7 @@ def explain(
         terms=terms, notes=(*_moved(plan, priced), *priced.estimate.notes),
         stack=plan.cluster.calibration.stack if plan.cluster.calibration else None,
         critical_batch=critical_batch(priced, plan.to_loss, doubled(priced)) if plan.to_loss and not term_name else None,
+        recompute=layers_recomputed(Pricing(plan.model, plan.cluster, plan.job, plan.layout)),
     )  # fmt: skip
 
 
