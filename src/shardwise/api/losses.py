@@ -19,11 +19,17 @@ BATCH = "global_batch_tokens"
 
 
 def loss_target(
-    noise: Noise | None, loss: float | None, batches: Sequence[int | str], job: Job | None, given: Mapping[str, Any],
+    noise: Noise | None,
+    loss: float | None,
+    batches: Sequence[int | str],
+    job: Job | None,
+    given: Mapping[str, Any],
+    *,
+    usual_seq_len: int = USUAL_SEQ_LEN,
     stack: str | None = None,
-) -> tuple[LossTarget, tuple[int, ...], Job]:  # fmt: skip
-    """The target, the batches (none: doublings around the noise scale) and a job with the first of them, in the precision that is
-    usual under a stack.
+) -> tuple[LossTarget, tuple[int, ...], Job]:
+    """The target, the batches (none: doublings around the noise scale) and a job with the first of them, of sequences as usual
+    where it has no length, in the precision that is usual under a stack.
 
     Raises `InputError` with everything that is wrong with them.
 
@@ -35,7 +41,7 @@ def loss_target(
     scale, *sizes = collect(
         lambda: _scale(noise, loss), *(partial(parse_count, one, what="batches") for one in batches or own)
     )
-    seq_len = given.get("seq_len", job.seq_len if job else USUAL_SEQ_LEN)
+    seq_len = given.get("seq_len", job.seq_len if job else usual_seq_len)
     what = job_of(job, {**given, "seq_len": seq_len, BATCH: sizes[0] if sizes else seq_len}, stack)
     reference = float(min(sizes)) if sizes and what.tokens is not None else None
     return LossTarget(noise=scale, tokens=what.tokens, batch_tokens=reference, loss=loss), tuple(sizes), what

@@ -139,14 +139,18 @@ def plan_to_loss(
     (1.5, 2.0, 2.0)
     """
     from shardwise.api.losses import loss_target
+    from shardwise.planning.memory import usual_seq_len
     from shardwise.planning.runnable import runnable_job
     from shardwise.search.pins import narrowed
     from shardwise.search.to_loss.loss_search import plan_to_loss as search_to_loss
 
-    target, sizes, what = loss_target(noise_scale, to_loss, batches, job, job_fields, stack_of(clusters, stack))
     architecture, *several = collect(
         lambda: architecture_of(model), *(partial(cluster_of, one, stack) for one in clusters)
     )
+    target, sizes, what = loss_target(
+        noise_scale, to_loss, batches, job, job_fields,
+        usual_seq_len=usual_seq_len(architecture), stack=stack_of(clusters, stack),
+    )  # fmt: skip
     kept = narrowed(pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices, runnable=runnable, divisible=divisible)
     return search_to_loss(
         architecture, several, runnable_job(what) if runnable else what, target, batches=sizes, limits=limits, goal=goal,
