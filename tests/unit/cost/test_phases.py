@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 import shardwise as sw
 from shardwise.batch.schedule import parse_schedule
+from shardwise.cli import main
 from shardwise.cli.run_report import run_lines
 from shardwise.cost.phases import scheduled_run
 from shardwise.cost.reliability import Reliability
 from shardwise.cost.run import Run
 from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
+from shardwise.planning.codec import load_plan
 
 MODEL, CLUSTER = sw.load_model("llama-3-8b"), sw.load_cluster("h100:64")
 JOB = sw.Job(global_batch_tokens=2**22, seq_len=8192, tokens=2e12)
@@ -73,3 +76,47 @@ def test_what_cannot_be_priced_is_refused(text: str, changes: dict[str, object],
     with pytest.raises(InputError) as caught:
         run_of(text, **changes)
     assert part in str(caught.value)
+
+
+FLAGS = [
+    "plan",
+    "llama-3-8b",
+    "h100:8",
+    "--batch-tokens",
+    "512Ki",
+    "--seq-len",
+    "8Ki",
+    "--tokens",
+    "100G",
+    "--pin",
+    "fsdp=8",
+]
+
+
+def test_a_plan_keeps_the_phases_of_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.json"
+    assert main([*FLAGS, "--batch-schedule", "0:128Ki,1G:512Ki", "--out", str(out), "-v"]) == 0
+    run = load_plan(out).run
+    assert run is not None
+    assert (run.phases[0].batch_tokens, run.phases[0].num_steps) == (131072, 7630.0)
+    assert "131,072 tokens: 7,630 steps of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "part"),
+    [
+        (
+            ["--batch-schedule", "1Mi", "--sweep", "gpus=8,16"],
+            "--batch-schedule: found with --sweep; a plan of one cluster",
+        ),
+        (
+            ["h100:16", "--batch-schedule", "1Mi"],
+            "--batch-schedule: found with 2 clusters; a plan of one cluster is required",
+        ),
+        (["--batch-schedule", "much"], "--batch-schedule: found 'much'"),
+    ],
+)
+def test_a_schedule_is_of_one_plan(more: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*FLAGS[:3], *more[:1], *FLAGS[3:], *more[1:]] if more[0][0] != "-" else [*FLAGS, *more]
+    assert main(flags) == 2
+    assert part in capsys.readouterr().err
