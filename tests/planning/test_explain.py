@@ -482,7 +482,7 @@ def test_the_report_tells_the_story_in_order(file: Path, capsys: pytest.CaptureF
     code, out, err = run(capsys, str(file), "--against", "tp=8 fsdp=2", "-v")
     assert (code, err) == (0, "")
     parts = [
-        "1. does it fit?", "devices hold as much", "how: ", "GPU-", "binding constraint", "optimizer  ",
+        "1. does it fit?", "devices hold as much", "how: ", "recomputation: these", "binding constraint", "optimizer  ",
         "rejected at step 1", "2. does it reach the batch?", "sequences each:", "replicas have work",
         "3. what bounds throughput?", "hidden behind compute", "layouts that fit and reach the batch", "playbook: tp = 8",
         "runners-up", "what the whole run takes", "failures_per_device_hour", "which constant", "against fsdp=2 tp=8",
@@ -500,12 +500,13 @@ def test_the_payload(file: Path, plan: Plan, capsys: pytest.CaptureFixture[str])
     assert payload.keys() == {
         "schema", "model", "cluster", "layout", "placement", "model_error", "fit", "batch", "throughput", "runners_up",
         "options", "schedules", "run", "constants", "against", "terms", "notes",
-        "stack",
+        "stack", "critical_batch",
     }  # fmt: skip
     assert [term["layout"] for term in payload["terms"]] == [payload["layout"], payload["against"]["layout"]]
     assert payload["against"]["time"]["tp"].keys() == {"plan", "other", "change"}
     long = replace(plan, job=replace(plan.job, tokens=1e12))
-    assert json.loads(json.dumps(explanation_payload(told(long, "tp=8 fsdp=2", "time.tp"), long))) == payload
+    found = sw.explain(long, "tp=8 fsdp=2", term="time.tp")
+    assert json.loads(json.dumps(explanation_payload(found, long))) == payload
 
 
 def test_one_term_is_shown_alone(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -520,7 +521,7 @@ WRONG = [
     (["--term", "memory.everything"], ["'memory.everything'", "memory.activations", "time.tp"]),
     (["--against", "tp=3 fsdp=8"], ["24", "16 devices", "32 query heads"]),
     (["--against", "zero=3"], ["--against: found 'zero=3'", "zero_stage"]),
-    (["--against", ""], ["devices"]),
+    (["--against", ""], ["--against: found ''", "such as tp=8"]),
 ]
 
 
@@ -547,4 +548,4 @@ def test_a_reason_is_part_of_the_difference() -> None:
     best = plan_layout(model, cluster, job, sw.Layout.parse("fsdp=16")).estimate
     time = {**best.time, "tp": best.time["tp"] + 0.1, "control": best.time["control"] + 1e-20}
     other = replace(best, time=time, step_time_s=best.step_time_s + 0.1)
-    assert why_slower(other, best).endswith("slower: exposed tp communication +100 ms; same memory")
+    assert why_slower(other, best).endswith(": exposed tp communication +100 ms; same memory")

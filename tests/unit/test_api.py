@@ -130,9 +130,12 @@ def test_the_memory_of_a_layout_is_that_of_its_estimate(plan: sw.Plan) -> None:
 def test_an_explanation_of_a_plan_or_of_its_file(plan: sw.Plan, tmp_path: Path) -> None:
     sw.dump_plan(plan, tmp_path / "plan.json")
     of_file = sw.explain(tmp_path / "plan.json", sw.Layout(tp=8, sequence_parallel=True))
-    of_value = sw.explain(plan, "tp=8")
+    of_value = sw.explain(plan, sw.Layout(tp=8, sequence_parallel=True))
+    of_text = sw.explain(plan, "tp=8 async_tp=false")
     assert of_file.against is not None
     assert of_value.against is not None
+    assert of_text.against is not None
+    assert (of_file.against.filled, of_text.against.filled.split()[0]) == ("", "sequence_parallel=true")
     assert (of_file.layout, of_file.against.layout) == (of_value.layout, of_value.against.layout)
     assert [one.name for one in sw.explain(plan, term="time.fsdp").terms] == ["time.fsdp"]
 

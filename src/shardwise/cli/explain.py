@@ -82,11 +82,14 @@ def _doubled(plan: Plan, progress: Progress) -> tuple[Doubling, ...]:
 
 def parse_against(plan: Plan, text: str) -> tuple[Layout, str]:
     """The other layout, with the choices that its text leaves out as a search makes them; and these choices."""
+    from shardwise.errors import InputError
     from shardwise.layout.text import parse_fields
     from shardwise.planning.codec import DERIVED, settled_layout
     from shardwise.search.filled import chosen_for, filled
 
     said = parse_fields(text, what="--against", also=DERIVED)
+    if not said:
+        raise InputError(f"--against: found {text!r}; a part of a layout is required at least, such as tp=8")
     derived = {key: said.pop(key) for key in DERIVED if key in said}
     layout = filled(plan.model, plan.cluster, plan.job, said)
     return settled_layout(layout, derived, plan.model, plan.job), chosen_for(layout, said)

@@ -13,18 +13,13 @@ SHARDED = {
     2: "FSDP, weights gathered once per step (ZeRO-2)",
     3: "FSDP, weights gathered for each pass (ZeRO-3)",
 }
-SCHEDULES = {
-    "1f1b": "1F1B",
-    "interleaved": "interleaved 1F1B",
-    "afab": "GPipe",
-}  # others have the names of their papers
 
 
 def layout_words(layout: Layout) -> str:
     """The degrees that are above 1, the data parallelism with what of it is sharded, and what is recomputed.
 
     >>> layout_words(Layout.parse("tp=8 pp=4 fsdp=16 zero_stage=1 num_virtual_stages=5"))
-    'TP 8 with sequence parallelism, PP 4 (interleaved 1F1B, VPP 5), DP 16, distributed optimizer (ZeRO-1), no recomputation'
+    'TP 8 with sequence parallelism, PP 4 (interleaved, VPP 5), DP 16, distributed optimizer (ZeRO-1), no recomputation'
     """
     return ", ".join(_words(layout))
 
@@ -37,7 +32,7 @@ def _words(layout: Layout) -> Iterator[str]:
         yield f"CP {layout.cp}"
     if layout.pp > 1:
         virtual = f", VPP {layout.num_virtual_stages}" if layout.num_virtual_stages > 1 else ""
-        yield f"PP {layout.pp} ({SCHEDULES.get(layout.schedule, layout.schedule)}{virtual})"
+        yield f"PP {layout.pp} ({layout.schedule}{virtual})"
     if layout.ep > 1:
         yield f"EP {layout.ep}" + (f" with ETP {layout.expert_tp}" if layout.expert_tp > 1 else "")
     copies = f" ({layout.dp} replicas of {layout.fsdp} shards)" if layout.dp > 1 and layout.fsdp > 1 else ""

@@ -1,8 +1,7 @@
-"""Communication on activations that runs beside the kernels of its own pass, and so is no part of the time that it exposes.
+"""Communication on activations that overlaps with the kernels of its own pass: hidden, where prices have what is exposed of it.
 
 Asynchronous tensor parallelism and rings move operands in pieces beside products, Megatron moves the inputs of products beside
-those of the weights' gradients, and where devices wait for their host traffic runs meanwhile. Prices have what is left; this is
-the rest.
+those of the weights' gradients, and where devices wait for their host traffic runs meanwhile.
 """
 
 from __future__ import annotations
