@@ -189,3 +189,17 @@ def test_runnable_searches_what_the_engine_splits(capsys: pytest.CaptureFixture[
     assert main([*gpt, "--pin", "tp=2"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["model"]["vocab_size"], found["layout"]["tp"]) == (50_257, 2)
+
+
+def test_a_budget_is_given_to_the_fastest_layouts() -> None:
+    """None of the layouts of the search exceeds it, and the plan has the set; a stack that has no sets refuses it."""
+    job = {"global_batch_tokens": 2**16, "seq_len": 4096}
+    pins = "dp=1 tp=1 cp=1 pp=1 micro_batch_seqs=2 recompute=budget:10GB"
+    found = sw.plan("llama-3-8b", "h100:8", pins=pins, runnable=True, **job)
+    assert found.layout.recompute.startswith("keep:")
+    assert found.estimate.memory["activations"] <= 10e9
+    assert found.estimate.fits
+    with pytest.raises(InputError, match="megatron has no recompute=budget:10gb"):
+        sw.plan("llama-3-8b", "h100:8", stack="megatron", pins=pins, **job)
+    with pytest.raises(NothingFitsError, match=r"recompute: budget:1MB: none of the fastest layouts fits"):
+        sw.plan("llama-3-8b", "h100:8", pins=pins.replace("10GB", "1MB"), runnable=True, **job)
