@@ -4,8 +4,10 @@
 
 A tiny model in float64, under each layout: one run that is left alone, and one that is killed again and again, each time a rank,
 all processes or the launcher, in a step, in a save or in the start, and then goes on with --resume. Its losses and norms have to
-be those of the first run to the last bit. A copy of it goes on in another layout from where a kill had left it: there they have
-to be equal to 1e-10. What is done is kept in --out, and a command that is interrupted goes on with the layouts that are missing.
+be those of the first run to the last bit. A copy of it goes on in another layout from where a kill had left it: there the first
+steps have to be equal to 1e-10. Later ones are not: training at this rate is chaotic, and what rounding has changed grows tenfold
+in some ten to twenty steps. What is done is kept in --out, and a command that is interrupted goes on with the layouts that are
+missing.
 Exit status 1 where a loss differs.
 """
 
@@ -29,6 +31,7 @@ from train.float64 import SAME
 from train.killing import LAYOUTS, Killable, drawn, furthest  # what the tests do in short
 
 STEPS, CHECKPOINT_EVERY = 1000, 4
+FIRST = 20  # steps in another layout that are compared
 
 
 def killed_again_and_again(name: str, kills: int, seed: int, place: Path) -> dict[str, Any]:
@@ -50,9 +53,11 @@ def killed_again_and_again(name: str, kills: int, seed: int, place: Path) -> dic
     run.ends()
     assert moved is not None
     moved.ends()
+    begun = moved.first_step()
+    first = range(begun + 1, begun + FIRST + 1)
     return {
         "layout": name, "kills": kills, "steps": STEPS, "same_bits": run.losses() == wanted, "by": dict(counted),
-        "half_written": drafts, "elsewhere": str(other), "furthest_elsewhere": furthest(moved.losses(), wanted),
+        "half_written": drafts, "elsewhere": str(other), "furthest_elsewhere": furthest(moved.losses(), wanted, first),
     }  # fmt: skip
 
 

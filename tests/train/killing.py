@@ -137,6 +137,10 @@ class Killable:
         dump_plan(planned(self.model, layout, SEQS), place / "plan.json")
         return other
 
+    def first_step(self) -> int:
+        """The steps that were done before its last start."""
+        return max(line["first_step"] for line in _whole_lines(self.out / "log.jsonl") if "first_step" in line)
+
     def losses(self) -> dict[int, tuple[str, str]]:
         """Loss and norm of each step that is in the log, as it has them: floats to the last bit."""
         lines = _whole_lines(self.out / "log.jsonl")
@@ -171,11 +175,11 @@ def _gone(group: int) -> None:
             time.sleep(0.02)
 
 
-def furthest(one: dict[int, tuple[str, str]], other: dict[int, tuple[str, str]]) -> float:
-    """The largest relative difference of loss or norm; infinite where other steps are there."""
-    if one.keys() != other.keys():
+def furthest(one: dict[int, tuple[str, str]], other: dict[int, tuple[str, str]], steps: range) -> float:
+    """The largest relative difference of loss or norm in these steps; infinite where one is missing."""
+    if not one.keys() & other.keys() >= set(steps):
         return float("inf")
-    pairs = [(float(a), float(b)) for step in one for a, b in zip(one[step], other[step], strict=True)]
+    pairs = [(float(a), float(b)) for step in steps for a, b in zip(one[step], other[step], strict=True)]
     return max(abs(a / b - 1) for a, b in pairs)
 
 
