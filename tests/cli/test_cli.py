@@ -26,7 +26,7 @@ ADAPTERS = ["--set", "model.lora_rank=16", "--set", "model.lora_targets=qkv, mlp
 
 # Flags are chosen by hand: a new one shows here first.
 FLAGS = {
-    "explain": ["--against", "--help", "--json", "--report", "--term", "--verbose"],
+    "explain": ["--against", "--help", "--json", "--noise-scale", "--report", "--term", "--verbose"],
     "instructions": ["--all", "--help", "--json", "--pass", "--stage", "--unit"],
     "memory": [
         "--batch-tokens",
@@ -35,6 +35,7 @@ FLAGS = {
         "--layout",
         "--overlap",
         "--plot",
+        "--plot-kept",
         "--precision",
         "--seq-len",
         "--set",
@@ -122,6 +123,8 @@ FLAGS = {
     ],
     "verify": ["--help", "--json", "--seed", "--set", "--steps"],
     "train": [
+        "--batch-lr",
+        "--batch-schedule",
         "--checkpoint-every",
         "--clip",
         "--compile",
@@ -136,6 +139,7 @@ FLAGS = {
         "--keep-every",
         "--keep-last",
         "--learning-rate",
+        "--noise-scale-every",
         "--out",
         "--policy",
         "--profile",
@@ -146,6 +150,7 @@ FLAGS = {
         "--set",
         "--steps",
         "--tensorboard",
+        "--to-loss",
         "--validate-every",
         "--warmup",
     ],
@@ -165,6 +170,7 @@ FLAGS = {
         "--source",
     ],
     "plan": [
+        "--batch-schedule",
         "--batch-tokens",
         "--budget",
         "--csv",
@@ -175,6 +181,8 @@ FLAGS = {
         "--help",
         "--json",
         "--max",
+        "--minimise",
+        "--noise-scale",
         "--out",
         "--overlap",
         "--pin",
@@ -185,6 +193,7 @@ FLAGS = {
         "--set",
         "--stack",
         "--sweep",
+        "--to-loss",
         "--tokens",
         "--verbose",
     ],
@@ -232,6 +241,7 @@ FLAGS = {
     ],
     "collective": ["--axes", "--draw", "--dtype", "--help", "--json", "--on", "--one-way"],
     "estimate": [
+        "--batch-schedule",
         "--batch-tokens",
         "--help",
         "--json",
@@ -243,6 +253,22 @@ FLAGS = {
         "--stack",
         "--tokens",
         "--verbose",
+    ],
+    "batch": [
+        "--batches",
+        "--data",
+        "--help",
+        "--json",
+        "--learning-rate",
+        "--learning-rates",
+        "--out",
+        "--plot",
+        "--processes",
+        "--seeds",
+        "--set",
+        "--steps",
+        "--to-loss",
+        "--warmup",
     ],
 }
 

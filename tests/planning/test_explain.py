@@ -482,7 +482,7 @@ def test_the_report_tells_the_story_in_order(file: Path, capsys: pytest.CaptureF
     code, out, err = run(capsys, str(file), "--against", "tp=8 fsdp=2", "-v")
     assert (code, err) == (0, "")
     parts = [
-        "1. does it fit?", "devices hold as much", "how: ", "recomputation: these", "binding constraint", "optimizer  ",
+        "1. does it fit?", "the memory of ", "how: ", "recomputation: these", "binding constraint", "optimizer  ",
         "rejected at step 1", "2. does it reach the batch?", "sequences each:", "replicas have work",
         "3. what bounds throughput?", "hidden behind compute", "layouts that fit and reach the batch", "playbook: tp = 8",
         "runners-up", "what the whole run takes", "failures_per_device_hour", "which constant", "against fsdp=2 tp=8",

@@ -19,7 +19,7 @@ from shardwise.planning.explain.reasons import RESOLUTION
 from shardwise.planning.explain.report import Explanation
 from shardwise.planning.explain.story import Share
 from shardwise.planning.explain.terms import Term
-from shardwise.units import format_bytes, format_quantity, format_seconds
+from shardwise.units import counted, format_bytes, format_quantity, format_seconds
 
 BEYOND = "rejected at step {}"  # options that end there
 MOST_NAMED = 1  # of runners-up and constants, in the short form
@@ -70,8 +70,8 @@ def _fit(found: Explanation) -> Iterator[Block]:
     held = f"{format_bytes(fit.memory_bytes)} of {format_bytes(fit.memory_capacity_bytes)} on the fullest device"
     yield Marked(f"1. does it fit? {verdict}: {held}", "good" if fit.fits else "bad")
     yield (
-        f"   weights, gradients and optimizer are {format_bytes(fit.state_bytes)}: {fit.devices_for_state:,} devices hold as "
-        f"much, there are {fit.num_devices:,}"
+        f"   weights, gradients and optimizer are {format_bytes(fit.state_bytes)}: the memory of "
+        f"{counted(fit.devices_for_state, 'device')}, and there are {fit.num_devices:,}"
     )
     yield f"   how: {fit.held}"
     yield f"   recomputation: {fit.because}"
