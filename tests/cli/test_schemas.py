@@ -36,6 +36,7 @@ SESSIONS = (
     "plan gpt-2 h100:4,8 --noise-scale 128Ki --batch-tokens 64Ki,128Ki --seq-len 1024 --tokens 10G --budget 1M",
     "plan gpt-2 h100:8 --to-loss 3 --batch-tokens 64Ki --seq-len 1024 --out plan.json; explain plan.json",
     f"batch fit {EXAMPLES}/batch/runs.csv",
+    f"batch noise {EXAMPLES}/noise",
     f"estimate llama-3-8b h100:8 {JOB} --layout dp=8",
     f"{PLAN}; explain plan.json --against tp=8 --term memory.activations",
     f"plan llama-3-8b h100:16 {JOB} --pin pp=2 --out plan.json; explain plan.json",

@@ -74,7 +74,7 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(tmp_path: Path, alone: Log) 
     require_same(log, alone)
     _, start = read_json(out.summary)["starts"]
     assert (start["num_devices"], start["after"]) == (3, reason)
-    restarted = f"  restarted  after step {start['first_step']}: {start['layout']} on 3 devices; {reason}\n"
+    restarted = f"  restarted  after step {start['first_step']}: {start['layout_text']} on 3 devices; {reason}\n"
     assert restarted in run.out
 
 

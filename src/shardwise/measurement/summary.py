@@ -45,7 +45,7 @@ class StartPayload(TypedDict):
     started the ranks again says so."""
 
     first_step: int
-    layout: str
+    layout_text: str
     num_devices: int
     after: str
 
@@ -121,7 +121,7 @@ def summarised(
 
 def _start(header: Mapping[str, Any]) -> StartPayload:
     return {
-        "first_step": header["first_step"], "layout": header["layout"], "num_devices": header["num_devices"],
+        "first_step": header["first_step"], "layout_text": header["layout"], "num_devices": header["num_devices"],
         "after": header.get("after", ""),
     }  # fmt: skip
 
@@ -193,7 +193,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
 def _events(summary: Mapping[str, Any]) -> list[str]:
     """A line for each start but the first, and for each rank that was slow."""
     starts = [
-        f"after step {one['first_step']:,}: {one['layout']} on {counted(one['num_devices'], 'device')}"
+        f"after step {one['first_step']:,}: {one['layout_text']} on {counted(one['num_devices'], 'device')}"
         f"{'; ' if one['after'] else ''}{one['after']}"
         for one in summary.get("starts", ())[1:]
     ]
