@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -108,12 +109,17 @@ def plain_squares(case: Case) -> tuple[float, float]:
     return squares, float(sum(one.square().sum() for one in whole)) ** 0.5
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_parts_have_the_norms_of_a_plain_loop(name: str) -> None:
-    case = CASES[name]
-    squares, norm = plain_squares(case)
-    ranks = run_ranks(measured, case.layout.num_devices, case)
-    for seen in ranks:
-        assert seen.norm == pytest.approx(norm, rel=1e-12)
-        assert seen.squares == pytest.approx(squares, rel=1e-10)
-    assert not differing(case.small(), [seen.issued for seen in ranks])
+def all_measured(cases: Sequence[Case]) -> list[Seen]:
+    return [measured(case) for case in cases]
+
+
+@pytest.mark.parametrize("size", sorted({case.layout.num_devices for case in CASES.values()}))
+def test_parts_have_the_norms_of_a_plain_loop(size: int) -> None:
+    """All layouts of so many devices, one after the other in the same processes."""
+    names = [name for name, case in CASES.items() if case.layout.num_devices == size]
+    ranks = run_ranks(all_measured, size, [CASES[name] for name in names])
+    for name, *seen in zip(names, *ranks, strict=True):
+        squares, norm = plain_squares(CASES[name])
+        assert [one.norm for one in seen] == pytest.approx([norm] * size, rel=1e-12), name
+        assert [one.squares for one in seen] == pytest.approx([squares] * size, rel=1e-10), name
+        assert not differing(CASES[name].small(), [one.issued for one in seen]), name
