@@ -18,7 +18,7 @@ from shardwise.sharding.collective import Kind
 
 from .training_step import TOLERANCE, Case, Change, chained, nonzero, whole, worst_error
 
-RECOMPUTES = policy_names()
+RECOMPUTES = tuple(policy_names())
 MLPS = ("swiglu", "geglu", "gelu", "relu")
 
 

@@ -175,7 +175,7 @@ def test_without_the_entry_it_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8 recompute=attention"]) == 2
     assert (
         "recompute is 'attention'; one of none, selective, full, alternate, core_attn, layernorm, moe_act, mla_up_proj, "
-        "mlp, moe, shared_experts is required" in capsys.readouterr().err
+        "mlp, moe, shared_experts, keep:TENSOR,..., budget:BYTES is required" in capsys.readouterr().err
     )
 
 

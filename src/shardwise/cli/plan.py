@@ -48,6 +48,8 @@ AROUND = "with --noise-scale, doublings around it"  # of the batch that is left 
 
 def configure(parser: Parser) -> None:
     """Declare the arguments."""
+    from shardwise.model.kept_sets import FORMS
+
     add_job_arguments(parser, several=True, sizes=(AROUND, f"with --noise-scale, {USUAL_SEQ_LEN}"))
     add_schedule_argument(parser.group("job"))
     search, output = parser.groups("search", "output")
@@ -55,8 +57,8 @@ def configure(parser: Parser) -> None:
     search.add_argument("--budget", metavar="USD", help="spend at most this on the --tokens, such as 2M or 500k")
     search.add_argument(
         "--pin", action="append", default=[], metavar="KEY=VALUE",
-        help="search only layouts with this, such as tp=8, offload=optimizer or recompute="
-        f"{'|'.join(policies())}; may be repeated",
+        help="search only layouts with this, such as tp=8, offload=optimizer or recompute=full, which is one of "
+        f"{', '.join((*policies(), *FORMS))}; may be repeated",
     )  # fmt: skip
     search.add_argument(
         "--max", action="append", default=[], metavar="KEY=VALUE",
