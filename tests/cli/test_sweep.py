@@ -273,7 +273,24 @@ def test_no_flag_of_a_plan_is_passed_over() -> None:
         "divisible",
     }
     printed = {"help", "json", "verbose", "report"}
-    assert flags == held | printed | {"sweep", *OF_SWEEPS} | {*OF_ONE_PLAN}
+    assert flags == held | printed | {"sweep", *OF_SWEEPS} | {*OF_ONE_PLAN} | REFUSED.keys()
+
+
+# Flags that are refused beside `--sweep` by their own rooms.
+REFUSED = {
+    "noise_scale": "1Mi",
+    "to_loss": "3",
+    "minimise": "usd",
+    "batch_schedule": "0:512Ki,1G:1Mi",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_of_one_plan_or_of_many_batches_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flag = f"--{name.replace('_', '-')}"
+    code, out, err = run(capsys, *PLAN, "--tokens", "10G", "--sweep", "gpus=8,16", flag, REFUSED[name])
+    assert (code, out) == (2, "")
+    assert flag in err
 
 
 def test_what_is_wrong_at_every_point_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
