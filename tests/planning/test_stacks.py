@@ -139,7 +139,9 @@ def test_the_terms_of_a_prediction_add_up(plan: Plan, story: Explanation) -> Non
     assert told["fsdp"].formula == MEASURED_FORMULA
     assert plan.cluster.calibration is not None
     assert story.stack == plan.cluster.calibration.stack
-    assert story.throughput.exposed == plan.cluster.calibration["exposed"]
+    shown = sum(told[axis].value for axis in COMMUNICATION if axis in told)
+    hidden = sum(seconds for axis, seconds in story.throughput.hidden.items() if axis in COMMUNICATION)
+    assert story.throughput.exposed == pytest.approx(shown / (shown + hidden), rel=1e-12)
     assert story.throughput.interval90 == plan.estimate.interval90
 
 
@@ -208,7 +210,8 @@ def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "overlap convention" not in out
     code, out, _ = run(capsys, "explain", path, "-v")
     assert code == 0
-    for part in (f"a step of {step}", "stack.exposed", CONSTANTS["exposed"].meaning, "source of the constants"):
+    share = f"{shown / whole:.0%} of communication exposed"
+    for part in (f"a step of {step}", share, "stack.exposed", CONSTANTS["exposed"].meaning, "source of the constants"):
         assert part in out
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from shardwise.cli.section import Report, Row, Section, Table
 from shardwise.cli.summary import overlap_text
-from shardwise.cost.rates import exposed_share
 from shardwise.planning.plan import Plan
 from shardwise.schedule.picture import title_of
 from shardwise.simulate.passes import LIST
@@ -27,7 +26,7 @@ def simulation_report(found: Simulation, plan: Plan) -> Report:
     head = [
         f"  step {format_seconds(found.step_time_s)} simulated ({how}{contention}), "
         f"{format_seconds(plan.estimate.step_time_s)} estimated "
-        f"({overlap_text(plan.job.convention, exposed_share(plan.cluster))}): {difference:+.1%}",
+        f"({overlap_text(plan.job.convention, plan.exposed_share)}): {difference:+.1%}",
         f"  memory {format_bytes(found.peak_bytes)} simulated, {format_bytes(plan.estimate.memory_bytes)} estimated",
     ]
     if plan.layout.pp > 1:

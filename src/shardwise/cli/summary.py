@@ -11,7 +11,6 @@ from shardwise.cli.run_report import run_text
 from shardwise.cli.section import Cell, Marked, Section, lines_table
 from shardwise.cluster.chips import LOCAL, LOCAL_IS
 from shardwise.cost.estimate import Estimate
-from shardwise.cost.rates import exposed_share
 from shardwise.layout.legality import degrees_of, num_micro_batches
 from shardwise.model.counts import num_params
 from shardwise.optimizer.table import DEFAULT
@@ -48,7 +47,7 @@ def _decided_by(plan: Plan, smallest_change: str | None) -> Iterator[tuple[str, 
         yield "", f"smallest change that fits: {smallest_change}"
     yield "step", _seconds(plan)
     yield "", f"{estimate.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {estimate.mfu:.1%}"
-    overlap = overlap_text(plan.job.convention, exposed_share(plan.cluster), estimate)
+    overlap = overlap_text(plan.job.convention, plan.exposed_share)
     yield "bound by", f"{estimate.bound} ({estimate.bound_share:.0%} of the step); {overlap}{_lost_s(estimate)}"
     if plan.run:
         yield "run", run_text(plan.run)
@@ -78,17 +77,9 @@ def _seconds(plan: Plan) -> str:
     return f"{step_text(estimate.step_time_s, estimate.interval90)} predicted for {calibration.stack}"
 
 
-def overlap_text(convention: str, exposed: float | None, estimate: Estimate | None = None) -> str:
-    """How much of the communication shows: what a convention says, or the share that was measured, and where compute is too
-    short to hide the rest, the share that does."""
-    if exposed is None:
-        return f"overlap convention {convention}"
-    shows = exposed
-    if estimate is not None:
-        shown = sum(estimate.time[axis] for axis in COMMUNICATION)
-        hidden = sum(seconds for axis, seconds in estimate.hidden.items() if axis in COMMUNICATION)
-        shows = shown / (shown + hidden) if shown + hidden > 0 else exposed
-    return f"{shows:.0%} of communication exposed"
+def overlap_text(convention: str, exposed: float | None) -> str:
+    """How much of the communication is exposed: what a convention says, or the share of an estimate with measured constants."""
+    return f"overlap convention {convention}" if exposed is None else f"{exposed:.0%} of communication exposed"
 
 
 def notes(plan: Plan) -> Iterator[tuple[str, Cell]]:

@@ -77,6 +77,12 @@ class Estimate(Pictured):
         return _parts(self.time)[self.bound] / sum(self.time.values())
 
     @property
+    def exposed_share(self) -> float:
+        """The share of the communication's seconds that compute does not hide; 0 where nothing moves."""
+        exposed, hidden = (sum(of.get(axis, 0.0) for axis in COMMUNICATION) for of in (self.time, self.hidden))
+        return exposed / (exposed + hidden) if exposed else 0.0
+
+    @property
     def caveats(self) -> tuple[str, ...]:
         """The notes that qualify the numbers: all but the source of a prediction's constants."""
         return caveats(self.notes)

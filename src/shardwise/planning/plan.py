@@ -78,6 +78,11 @@ class Plan(Pictured):
     policy: IssuePolicy = field(default_factory=IssuePolicy)
     to_loss: LossTarget | None = None
 
+    @property
+    def exposed_share(self) -> float | None:
+        """The exposed share of communication by measured constants; None where a convention decides (`job.convention`)."""
+        return None if self.cluster.calibration is None else self.estimate.exposed_share
+
     def shown(self) -> Shown:
         """The plan as text and picture, as a notebook displays it."""
         from shardwise.planning.picture import shown_plan

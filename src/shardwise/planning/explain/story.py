@@ -13,7 +13,6 @@ from typing import Any, Literal
 from shardwise.cost.estimate import Estimate, estimate
 from shardwise.cost.memory_terms import MEMORY
 from shardwise.cost.pricing import setting_of
-from shardwise.cost.rates import exposed_share
 from shardwise.cost.run import trained_bytes
 from shardwise.cost.term import Rules
 from shardwise.cost.time_terms import TIME
@@ -82,8 +81,7 @@ class Batch:
 class Throughput:
     """Step 3: where the step's time goes; `hidden` communication is overlapped with compute and costs nothing.
 
-    `exposed`: the measured share of communication that is exposed, in place of the convention; None, as `interval90`, for a
-    bound.
+    `exposed`: the share of communication that is exposed, in place of the convention; None, as `interval90`, for a bound.
     """
 
     step_time_s: float
@@ -246,7 +244,7 @@ def throughput(plan: Plan) -> Throughput:
     priced = plan.estimate
     return Throughput(
         step_time_s=priced.step_time_s, tokens_per_s_per_device=priced.tokens_per_s_per_device, mfu=priced.mfu,
-        hfu=priced.hfu, bound=priced.bound, overlap=plan.job.convention, exposed=exposed_share(plan.cluster),
+        hfu=priced.hfu, bound=priced.bound, overlap=plan.job.convention, exposed=plan.exposed_share,
         time=shares(TIME, priced.time, plan), hidden=priced.hidden, interval90=priced.interval90,
     )  # fmt: skip
 
