@@ -89,7 +89,7 @@ def random_launch(
             sequence_parallel=runs.sequence_parallel and tp > 1 and rng.random() < 0.8,
             async_tp=runs.async_tp and tp > 1 and rng.random() < 0.2,
             cp_variant=rng.choice(runs.cp_variants) if cp > 1 else variant_names()[0], micro_batch_seqs=micro,
-            recompute=rng.choice(runs.recompute), offload=rng.choice(runs.offload), schedule=rng.choice(schedules),
+            recompute=rng.choice(tuple(runs.recompute)), offload=rng.choice(runs.offload), schedule=rng.choice(schedules),
         )  # fmt: skip
     except InputError:
         return None

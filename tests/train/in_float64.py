@@ -1,13 +1,13 @@
 """A rank of the engine in float64: `python -m train.in_float64 FLAGS`, or of a launcher that starts its ranks so, with `launch`.
 
-A rank whose number is in SLOW sleeps three times as long in each product as the others do, where SLEEP_S says how long they do.
+Where PRODUCT_S is given, products alone take time by the ranks' clocks, so many seconds each, and three times as many on the rank
+whose number is in SLOW: what else the machine does makes no difference.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from functools import partial
 
 from torch import Tensor
@@ -16,17 +16,20 @@ from train.float64 import register
 from shardwise.engine.torch import products
 from shardwise.train import __main__ as command
 from shardwise.train import elastic, launch, rank
+from shardwise.train.clock import Clock
 
 
-def slowed(seconds: float) -> None:
-    """Have every product take so many seconds longer."""
-    multiplied = products.multiplied
+def timed(seconds: float) -> None:
+    """Have this rank's clock count so many seconds for every product, and none for what else it does."""
+    multiplied, passed_s = products.multiplied, 0.0
 
-    def sleeping(rows: Tensor, columns: Tensor) -> Tensor:
-        time.sleep(seconds)
+    def counting(rows: Tensor, columns: Tensor) -> Tensor:
+        nonlocal passed_s
+        passed_s += seconds
         return multiplied(rows, columns)
 
-    products.multiplied = sleeping
+    products.multiplied = counting
+    Clock._mark = lambda self: passed_s  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -37,8 +40,8 @@ def main() -> None:
         start = partial(elastic.outcome_of, module="train.in_float64")
         elastic.outcome_of = start  # type: ignore[assignment]
         sys.exit(command.main())
-    if seconds := float(os.environ.get("SLEEP_S", "0")):
-        slowed(seconds * (3 if os.environ.get("SLOW") == os.environ["RANK"] else 1))
+    if seconds := float(os.environ.get("PRODUCT_S", "0")):
+        timed(seconds * (3 if os.environ.get("SLOW") == os.environ["RANK"] else 1))
     rank.ended(rank.main)
 
 
