@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from shardwise.dtypes import bytes_per_element
 from shardwise.errors import InputError
 from shardwise.names import unknown
-from shardwise.optimizer.optimizer import Optimizer
+from shardwise.optimizer.optimizer import Optimizer, Per
 from shardwise.optimizer.table import optimizer_named
 from shardwise.sourced import SourcedValue
 
@@ -89,7 +89,17 @@ class Precision:
     def moment_bytes(self, optimizer: Optimizer) -> float:
         """Bytes of a parameter's moments, and of the gradient that is cast for the update."""
         copy = bytes_per_element(self.update_gradients) if self.update_gradients else 0.0
-        return sum(map(bytes_per_element, self.moment_formats(optimizer).values())) + copy
+        return sum(map(bytes_per_element, self.element_moments(optimizer).values())) + copy
+
+    def element_moments(self, optimizer: Optimizer) -> dict[str, str]:
+        """The format of each moment that has a number for each of a parameter's."""
+        formats = self.moment_formats(optimizer)
+        return {name: format for name, format in formats.items() if optimizer.per(name) is Per.ELEMENT}
+
+    def factor_bytes(self, optimizer: Optimizer) -> float:
+        """Bytes of each number of those that have one for each row, or column, which are moments of squares; 0 without any."""
+        formats = self.moment_formats(optimizer)
+        return max((bytes_per_element(formats[n]) for n in formats if optimizer.per(n) is not Per.ELEMENT), default=0.0)
 
     @property
     def product_format(self) -> str:

@@ -220,11 +220,53 @@ CASES = {
     "lion 2 zero-2": Case(layout=Layout(fsdp=2, zero_stage=2), optimizer="lion", recipe={"optimizer": {"beta2": 0.7}}),
     "lion 3 zero-3": Case("moe", Layout(fsdp=3, zero_stage=3), optimizer="lion"),
     "lion 4 hybrid zero-3": Case(layout=Layout(dp=2, fsdp=2, zero_stage=3, recompute="full"), optimizer="lion"),
+    "sgd 2 bucketed": Case(layout=Layout(dp=2, micro_batch_seqs=2), optimizer="sgd"),
+    "sgd 2 zero-2": Case(layout=Layout(fsdp=2, zero_stage=2), optimizer="sgd"),
+    "sgd tp 2 sp": Case(layout=Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2), optimizer="sgd"),
     "sgd 3 zero-1": Case("tied", Layout(fsdp=3, zero_stage=1), optimizer="sgd"),
     "sgd 2 zero-3 nesterov": Case(
         layout=Layout(fsdp=2, zero_stage=3),
         optimizer="sgd",
         recipe={"optimizer": {"nesterov": 1.0, "weight_decay": 0.1}},
+    ),
+    "adafactor 1": Case(layout=Layout(micro_batch_seqs=4), optimizer="adafactor"),
+    "adafactor 2 bucketed": Case(layout=Layout(dp=2, micro_batch_seqs=2), optimizer="adafactor"),
+    "adafactor 3 zero-1": Case("tied", Layout(fsdp=3, zero_stage=1), optimizer="adafactor"),
+    "adafactor 2 zero-2, other values": Case(
+        layout=Layout(fsdp=2, zero_stage=2),
+        optimizer="adafactor",
+        recipe={
+            "optimizer": {"beta2_decay": -0.5, "epsilon1": 1e-3, "epsilon2": 0.1, "clip": 1.05, "weight_decay": 0.2}
+        },
+    ),
+    "adafactor 3 zero-3": Case("moe", Layout(fsdp=3, zero_stage=3), optimizer="adafactor"),
+    "adafactor 4 hybrid zero-3": Case(
+        layout=Layout(dp=2, fsdp=2, zero_stage=3, recompute="full"), optimizer="adafactor"
+    ),
+    "adafactor tp 2 sp": Case(layout=Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2), optimizer="adafactor"),
+    "adafactor tp 4 of 2 key-value heads": Case(layout=Layout(tp=4, micro_batch_seqs=2), optimizer="adafactor"),
+    "adafactor biased tp 2 zero-1": Case("biased", Layout(tp=2, fsdp=2, zero_stage=1), optimizer="adafactor"),
+    "adafactor tp 2 zero-3": Case("tied", Layout(tp=2, fsdp=2, zero_stage=3), optimizer="adafactor"),
+    "adafactor uneven vocabulary tp 2 zero-2": Case(
+        "uneven", Layout(tp=2, fsdp=2, zero_stage=2), optimizer="adafactor"
+    ),
+    "adafactor a rank without a word, zero-3": Case(
+        "nine words", Layout(tp=4, fsdp=2, zero_stage=3), optimizer="adafactor"
+    ),
+    "adafactor routed ep 2 tp 2 sp zero-1": Case(
+        "routed", Layout(fsdp=2, ep=2, tp=2, sequence_parallel=True, zero_stage=1), optimizer="adafactor"
+    ),
+    "adafactor routed ep 4 whole experts tp 2 sp zero-3": Case(
+        "routed", Layout(fsdp=2, ep=4, tp=2, etp=1, sequence_parallel=True, zero_stage=3), optimizer="adafactor"
+    ),
+    "adafactor predicting zero-2": Case("predicting", Layout(fsdp=2, zero_stage=2), optimizer="adafactor"),
+    "adafactor tied pp 2 dualpipe_v zero-1": Case(
+        "tied predicting",
+        Layout(pp=2, num_virtual_stages=2, fsdp=2, zero_stage=1, schedule="dualpipe_v"),
+        optimizer="adafactor",
+    ),
+    "adafactor pp 2 dualpipe zero-2": Case(
+        "deep routed", Layout(pp=2, fsdp=2, zero_stage=2, schedule="dualpipe"), optimizer="adafactor"
     ),
     "muon 1": Case(layout=Layout(micro_batch_seqs=4), optimizer="muon"),
     "muon 2 bucketed": Case(layout=Layout(dp=2, micro_batch_seqs=2), optimizer="muon"),

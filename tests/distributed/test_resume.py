@@ -114,6 +114,8 @@ def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
         ("routed", "ep=2 tp=2", "alone", "adamw"),
         ("routed", "dp=2", "ep=2 tp=2", "lion"),
         ("tied", "zero-2 of 2", "tp=2 cp=2", "muon"),
+        ("tied", "zero-2 of 2", "tp=2 cp=2", "adafactor"),
+        ("dense", "tp=2 fsdp=2", "zero-1 of 3", "adafactor"),
         ("dense", "tp=2 fsdp=2", "zero-1 of 3", "muon"),
         ("tied", "pp=2 zb_v", "pp=3", "adamw"),
         ("tied", "pp=2 dualpipe_v", "pp=2 interleaved_zb", "adamw"),

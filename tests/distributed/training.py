@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from plain import build, initialise
+from plain.adafactor import Adafactor
 from plain.experts import balance
 from plain.lion import Lion
 from plain.muon import Muon
@@ -160,12 +161,13 @@ def sgd(kinds: list[Any], given: Mapping[str, float]) -> torch.optim.Optimizer:
 
 
 OPTIMIZERS = {"adamw": adamw, "lion": Lion.of_kinds, "sgd": sgd}
+OF_MATRICES = {"adafactor": Adafactor, "muon": Muon}
 
 
 def optimizer_of(case: Case, trained: Mapping[str, Any], kinds: list[Any]) -> torch.optim.Optimizer:
     """The case's, over trained parameters by name, and as matrices and all else."""
-    if case.optimizer == "muon":
-        return Muon(trained, kinds[1], case.recipe_of().optimizer)
+    if case.optimizer in OF_MATRICES:
+        return OF_MATRICES[case.optimizer](trained, kinds[1], case.recipe_of().optimizer)
     return OPTIMIZERS[case.optimizer](kinds, case.recipe_of().optimizer)
 
 

@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 from shardwise.derive.derivation import Unit, derive, derive_unit
-from shardwise.derive.shardings import hidden_spec, optimizer_rest
+from shardwise.derive.shardings import hidden_spec, state_rest
 from shardwise.engine.numpy import step as step_module
 from shardwise.engine.numpy.routing import Router
 from shardwise.engine.numpy.step import StepResult, derived_moves, loss_spec, run_step
@@ -23,9 +23,9 @@ from shardwise.lowering.instruction import Instruction
 from shardwise.lowering.template import template_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
-from shardwise.model.matrices import matrices
+from shardwise.model.matrices import Matrix, matrices
 from shardwise.model.program import Program, Role
-from shardwise.optimizer.optimizer import Optimizer
+from shardwise.optimizer.optimizer import Optimizer, Per
 from shardwise.optimizer.table import DEFAULT, optimizer_named
 from shardwise.sharding import Mesh, Spec
 
@@ -71,7 +71,12 @@ class Case:
 
     def optimizer_of(self, weight: str) -> Optimizer:
         """What updates a weight of the whole program."""
-        return optimizer_named(self.optimizer).of(matrix=weight in matrices(whole_program(self.architecture)))
+        return optimizer_named(self.optimizer).of(matrix=weight in self.matrices)
+
+    @property
+    def matrices(self) -> Mapping[str, Matrix]:
+        """What the optimizer takes for matrices, by the weights' names."""
+        return matrices(whole_program(self.architecture), tables=optimizer_named(self.optimizer).tables)
 
     @property
     def family(self) -> Family:
@@ -121,6 +126,8 @@ class Case:
             state[name] = rng.normal(size=shape) * 0.5 + (1.0 if len(shape) == 1 else 0.0)
             state[f"{name}.master"] = state[name] + rng.normal(size=shape) * 1e-3
             for moment, update in self.optimizer_of(name).moments.items():
+                if update.per is not Per.ELEMENT:
+                    shape = [sizes[dim] for dim in self.matrices[name].per(update.per)]
                 state[f"{name}.{moment}"] = rng.random(size=shape) if update.of_squares else rng.normal(size=shape)
         return state, [self.batch(rng, sizes) for _ in range(self.num_micro_batches)]
 
@@ -176,7 +183,7 @@ class StrictDevices(VirtualDevices):
         super().__init__(mesh, sizes, unit.family, router=router)
         forward = unit.forward
         (output,) = forward.program.outputs
-        self.state = unit.update.program.named(Role.STATE)
+        self.state = (*unit.update.program.named(Role.STATE), *unit.update.program.named(Role.FACTOR))
         weights = {(name, forward.specs[name]) for name in unit.weights}
         hidden = {
             (name, forward.specs[name]) for name in forward.program.inputs if forward.program.dims(name) == HIDDEN
@@ -267,8 +274,9 @@ class _Chain:
             for name, dims in unit.weights.items():
                 devices.put(name, unit.forward.specs[name], state[prefix + name])
                 for part in self.case.optimizer_of(prefix + name).state if name in unit.trained else ():
+                    own = unit.update.program.dims(f"{name}.{part}")
                     devices.put(
-                        f"{name}.{part}", optimizer_rest(self.case.family, dims), state[f"{prefix}{name}.{part}"]
+                        f"{name}.{part}", state_rest(self.case.family, dims, own), state[f"{prefix}{name}.{part}"]
                     )
         for batch in batches:
             self.micro_batch(batch)

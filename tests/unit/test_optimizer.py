@@ -18,7 +18,7 @@ from shardwise.engine.torch.optimizers import BLOCK, ByFormulas, torch_optimizer
 from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
-from shardwise.optimizer.optimizer import GRADIENT, MASTER, Field, values_of
+from shardwise.optimizer.optimizer import GRADIENT, MASTER, Field, Optimizer, Per, values_of
 from shardwise.optimizer.table import OPTIMIZERS, optimizer_fields, optimizer_named, optimizer_names
 from shardwise.planning.codec import parse_plan
 from shardwise.planning.explain.story import fit
@@ -103,7 +103,7 @@ def test_numpy_updates_as_a_plain_implementation_does(case: str) -> None:
     np.testing.assert_allclose(state[MASTER], judged(name, given)[0].numpy(), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", [name for name, one in OPTIMIZERS.items() if one.whole is None])
+@pytest.mark.parametrize("name", [name for name, one in OPTIMIZERS.items() if not (one.whole or one.takes_means)])
 def test_the_virtual_devices_update_as_the_engine_does(name: str) -> None:
     """The maps of the derived update, one after the other, against the first step of PyTorch's with the defaults."""
     one, gradient = optimizer_named(name), gradients()[0]
@@ -153,6 +153,61 @@ def test_a_step_of_muon_is_nearly_orthogonal_and_as_large_as_one_of_adamw() -> N
     assert 0.6 * 0.2 < sizes.min() < sizes.max() < 1.2 * 0.2
     tall = one.updates["orthogonal"].formula(values, matrices.transpose(0, 2, 1))
     np.testing.assert_allclose(tall.transpose(0, 2, 1), made, rtol=1e-9)
+
+
+@pytest.mark.parametrize("shape", [(24, 64), (64, 24), (48,)])
+def test_adafactor_updates_as_pytorch_does(shape: tuple[int, ...]) -> None:
+    """A matrix or a vector, over steps that are clipped and a row without gradients."""
+    one = optimizer_named("adafactor").of(matrix=len(shape) == 2)
+    given = {"beta2_decay": -0.6, "epsilon1": 1e-4, "epsilon2": 0.02, "clip": 1.05, "weight_decay": 0.2}
+    weight = torch.nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64))
+    judge = torch.optim.Adafactor([weight], beta2_decay=-0.6, eps=(1e-4, 0.02), d=1.05, weight_decay=0.2, foreach=False)
+    sizes = {Per.ELEMENT: shape, Per.ROW: (*shape[:-1], 1), Per.COLUMN: (1, *shape[1:])}
+    state = {MASTER: weight.detach().numpy().copy()}
+    state |= {name: np.zeros(sizes[update.per]) for name, update in one.moments.items()}
+    for step, rate in enumerate(RATES, start=1):
+        gradient = step * torch.randn(shape, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        gradient[0] = 0.0
+        judge.param_groups[0]["lr"], weight.grad = rate, gradient
+        judge.step()
+        values = values_of(one.given(given), learning_rate=rate, step=step)
+        state = one.updated(values, {**state, GRADIENT: gradient.numpy()})
+    np.testing.assert_allclose(state[MASTER], weight.detach().numpy(), rtol=1e-12, atol=1e-14)
+    for name in one.moments:
+        np.testing.assert_allclose(state[name], judge.state[weight][name].numpy(), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("one", [*OPTIMIZERS.values(), *(one.others for one in OPTIMIZERS.values() if one.others)])
+def test_what_is_made_again_in_a_later_round_reads_nothing_that_has_changed(one: Optimizer) -> None:
+    """Engines make what is not kept, and has as many numbers as the weight, again where it is read."""
+    rounds = [*one.rounds]
+    place = {name: number for number, names in enumerate(rounds) for name in names}
+    for reader, update in one.updates.items():
+        for read in update.reads:
+            made = read.removesuffix("'")
+            again = made in one.updates and not one.updates[made].kept and place[made] < place[reader]
+            for old in one.updates[made].reads if again and one.per(made) is Per.ELEMENT and not one.whole else ():
+                assert old == GRADIENT or old.endswith("'") or place[old] >= place[reader]
+
+
+def test_the_rounds_are_all_updates_in_order() -> None:
+    for one in OPTIMIZERS.values():
+        assert [name for names in one.rounds for name in names] == [*one.updates]
+    assert [len(one.rounds) for one in map(optimizer_named, ("adamw", "muon", "adafactor"))] == [1, 2, 4]
+
+
+def test_adafactor_keeps_the_roots_of_what_adam_keeps() -> None:
+    """Of Llama 3.2 1B in bf16: 4 bytes for each row and column of its matrices, and for each number of its norms."""
+    model = sw.load_model("llama-3.2-1b")
+    width, hidden, keys, layers, words = 2048, 8192, 512, 16, 128256
+    ends = [(width, width), (keys, width), (keys, width), (width, width), *[(hidden, width)] * 3]
+    factors = layers * sum(rows + columns for rows, columns in ends) + words + width
+    norms = (2 * layers + 1) * width
+    job = Job(global_batch_tokens=2**18, seq_len=4096, tokens=1e9, optimizer="adafactor")
+    assert checkpoint_bytes(model, job) == sw.num_params(model) * 6 + 4 * (factors + norms)
+    for layout, num_parts in (("fsdp=8 zero_stage=3", 8), ("dp=8 fsdp=1", 1)):
+        found = sw.estimate(model, "h100:8", job, layout).memory["optimizer"]
+        assert found == pytest.approx(4 * (factors + norms / num_parts), rel=1e-3)
 
 
 def test_an_adamw_with_another_field_is_not_run_by_a_kernel_that_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +308,7 @@ def test_a_plan_has_its_optimizer_and_one_of_an_earlier_version_adamw() -> None:
     assert parse_plan({**payload, "job": older}).job.optimizer == "adamw"
     wrong = {**payload, "job": {**payload["job"], "optimizer": "adam"}}
     with pytest.raises(
-        InputError, match=r"optimizer is 'adam' .did you mean 'adamw'.*; one of adamw, lion, .*sgd is required"
+        InputError, match=r"optimizer is 'adam' .did you mean 'adamw'.*; one of adamw, adafactor, .*sgd is required"
     ):
         parse_plan(wrong)
 

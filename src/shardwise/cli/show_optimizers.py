@@ -27,7 +27,7 @@ def values_of(name: str, precision: str | None = None) -> list[SourcedValue]:
     one, recipe = optimizer_named(name), _recipe(precision)
     found: list[SourcedValue] = [
         ("whole_matrices", one.whole is not None, one.source),
-        ("others", _others(one), one.source),
+        ("others", _others(name, one), one.source),
         ("precision", recipe.name, recipe.source),
     ]
     for prefix, part in _kinds(one):
@@ -35,6 +35,8 @@ def values_of(name: str, precision: str | None = None) -> list[SourcedValue]:
         found.append((f"{prefix}state", list(formats), part.source))
         found += [(f"{prefix}state.{tensor}.format", format, recipe.source) for tensor, format in formats.items()]
         found.append((f"{prefix}state_bytes_per_parameter", _bytes(part, recipe), recipe.source))
+        if recipe.factor_bytes(part):
+            found.append((f"{prefix}state_bytes_per_row_or_column", recipe.factor_bytes(part), recipe.source))
     for field_name, field in one.fields.items():
         found += [(f"fields.{field_name}.{key}", value, one.source) for key, value in _values_of_field(field).items()]
     return found
@@ -61,10 +63,13 @@ def _kinds(one: Optimizer) -> Iterator[tuple[str, Optimizer]]:
         yield "others.", one.others
 
 
-def _others(one: Optimizer) -> str | None:
+def _others(name: str, one: Optimizer) -> str | None:
+    """The optimizer that updates what is no matrix, where that is another one or has other tensors of state."""
     from shardwise.optimizer.table import OPTIMIZERS
 
-    return next((name for name, other in OPTIMIZERS.items() if other is one.others), None)
+    if one.others is None:
+        return None
+    return next((other for other, value in OPTIMIZERS.items() if value is one.others), name)
 
 
 def _formats(one: Optimizer, recipe: Precision) -> dict[str, str]:
@@ -80,6 +85,11 @@ def _bytes(one: Optimizer, recipe: Precision) -> float:
     return recipe.master_bytes + recipe.moment_bytes(one)
 
 
+def _shown_bytes(one: Optimizer, recipe: Precision) -> str:
+    factor = recipe.factor_bytes(one)
+    return f"{_bytes(one, recipe):g}" + (f", {factor:g}/row and column" if factor else "")
+
+
 def optimizers_table(names: Sequence[str], precision: str | None = None) -> Report:
     """Optimizers with their state and its bytes."""
     from shardwise.optimizer.table import optimizer_named
@@ -88,8 +98,8 @@ def optimizers_table(names: Sequence[str], precision: str | None = None) -> Repo
     rows: list[Row] = [("optimizer", "state", "bytes/parameter", "others by", "fields", "source")]
     for name in names:
         one = optimizer_named(name)
-        tensors, others = ", ".join(_formats(one, recipe)) or "none", _others(one) or "-"
-        rows.append((name, tensors, f"{_bytes(one, recipe):g}", others, f"{len(one.fields)}", first_words(one.source)))
+        tensors, others = ", ".join(_formats(one, recipe)) or "none", _others(name, one) or "-"
+        rows.append((name, tensors, _shown_bytes(one, recipe), others, f"{len(one.fields)}", first_words(one.source)))
     return [Section([Table(rows=tuple(rows), right=(2, 4))]), Section([_remark(recipe)])]
 
 
@@ -110,14 +120,11 @@ def optimizer_entry(name: str, precision: str | None = None) -> Report:
     one, recipe = optimizer_named(name), _recipe(precision)
     blocks: list[Block] = []
     for prefix, part in _kinds(one):
-        of = (
-            ""
-            if one.others is None
-            else f" of all else, by {_others(one)}"
-            if prefix
-            else " of matrices of blocks, whole"
-        )
-        blocks += [f"  state{of}: {_bytes(part, recipe):g} bytes of a parameter", _state_table(part, recipe)]
+        matrices = " of matrices" + (" of blocks" if not one.tables else "") + (", whole" if one.whole else "")
+        of = "" if one.others is None else f" of all else, by {_others(name, one)}" if prefix else matrices
+        factor = recipe.factor_bytes(part)
+        further = f", {factor:g} of each moment's row or column" if factor else ""
+        blocks += [f"  state{of}: {_bytes(part, recipe):g} bytes of a parameter{further}", _state_table(part, recipe)]
     blocks += ["  fields", _fields_table(one), f"  source: {one.source}", f"  source of the formats: {recipe.source}"]
     return [Section(blocks, title=f"{name} under {recipe.name}")]
 
@@ -125,9 +132,12 @@ def optimizer_entry(name: str, precision: str | None = None) -> Report:
 def _state_table(one: Optimizer, recipe: Precision) -> Table:
     from shardwise.dtypes import bytes_per_element
 
-    rows: list[Row] = [("tensor", "format", "bytes/parameter")]
-    rows += [(tensor, format, f"{bytes_per_element(format):g}") for tensor, format in _formats(one, recipe).items()]
-    return Table(rows=tuple(rows), right=(2,), indent=4)
+    rows: list[Row] = [("tensor", "format", "one for each", "bytes")]
+    rows += [
+        (tensor, format, str(one.per(tensor)), f"{bytes_per_element(format):g}")
+        for tensor, format in _formats(one, recipe).items()
+    ]
+    return Table(rows=tuple(rows), right=(3,), indent=4)
 
 
 def _fields_table(one: Optimizer) -> Table:

@@ -28,6 +28,9 @@ MEANINGS: Mapping[str, str] = {
 }  # fmt: skip
 FULLEST = "share of the fullest device"  # of a dim that axes split: its symbol has both
 
+# What of a unit's `State` is not all that has gradients.
+FEWER = {"apart": "elements of no matrices", "factors": "rows and columns"}
+
 
 class Expression(NamedTuple):
     """Elements or FLOPs of one unit on one device, counted once."""
@@ -83,9 +86,9 @@ class Expressions:
         for unit in self.units:
             parts = self.pricer.parts(self.family, unit)
             counted = [name for name, width in self.pricer.state_widths(parts, self.family)[column].items() if width]
-            found = dict.fromkeys(getattr(parts.state, name) for name in counted)
-            kinds = ("elements", "elements with gradients" if "apart" not in counted else "elements of no matrices")
-            for elements, what in zip(found, kinds, strict=False):
+            found = {elements: name for name in reversed(counted) if (elements := getattr(parts.state, name)).monomials}
+            for place, (elements, name) in enumerate(reversed(found.items())):
+                what = FEWER.get(name, "elements with gradients" if place else "elements")
                 yield Expression(f"{what} of the {unit}", elements)
 
     def offloaded(self) -> Iterator[Expression]:

@@ -222,7 +222,8 @@ def elements_of(saved: Sequence[Saved], role: Role) -> Polynomial:
 
 
 def widths(precision: Precision, optimizer: Optimizer) -> dict[Role, float]:
-    """Bytes per element of each role; of the optimizer's state the mean of master copy and moments, which are read as often."""
+    """Bytes per element of each role; of the optimizer's state the mean of master copy and moments, which are read as often. What
+    has fewer numbers than a weight is not among these."""
     activations = bytes_per_element(precision.activations)
     master = precision.master_bytes or bytes_per_element(precision.weights)
     return {
@@ -233,7 +234,9 @@ def widths(precision: Precision, optimizer: Optimizer) -> dict[Role, float]:
         Role.ROUTED: activations,
         Role.LOGITS: activations,
         Role.STATISTIC: 4.0,
-        Role.STATE: (master + precision.moment_bytes(optimizer)) / len(optimizer.state),
+        Role.STATE: (master + precision.moment_bytes(optimizer)) / (1 + len(precision.element_moments(optimizer))),
+        Role.FACTOR: precision.factor_bytes(optimizer),
+        Role.MEAN: 4.0,
         Role.DIRECTION: activations,
         Role.CONSTANT: 4.0,
     }

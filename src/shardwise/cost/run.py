@@ -21,7 +21,7 @@ from shardwise.cost.reliability import SOURCES, UNITS, Reliability
 from shardwise.errors import InputError
 from shardwise.job import Job, precision_named
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import num_matrix_params, num_trained_params
+from shardwise.model.counts import num_factors, num_matrix_params, num_trained_params
 from shardwise.optimizer.table import optimizer_named
 from shardwise.units import SECONDS_PER_DAY
 
@@ -208,9 +208,10 @@ def checkpoint_bytes(architecture: Architecture, job: Job) -> float:
 def trained_bytes(architecture: Architecture, job: Job) -> float:
     """Weights, gradients, master copies and moments of all trained parameters, once."""
     recipe, one = precision_named(job.precision), optimizer_named(job.optimizer)
-    num_matrices = num_matrix_params(architecture)
+    num_matrices = num_matrix_params(architecture, tables=one.tables)
     others = (num_trained_params(architecture) - num_matrices) * recipe.state_bytes(one.of(matrix=False))
-    return others + num_matrices * recipe.state_bytes(one)
+    factors = num_factors(architecture, one) * recipe.factor_bytes(one)
+    return others + num_matrices * recipe.state_bytes(one) + factors
 
 
 def young_interval(checkpoint_s: float, mtbf_s: float) -> float:

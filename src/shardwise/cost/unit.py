@@ -142,7 +142,7 @@ class UnitPricer:
             values, ("state", name, family), lambda: self.state_at_rest(name, family, values)
         )
         comm = self.traffic(parts, parts.state_collectives, values, links)
-        gathered = Role.WEIGHT, Role.DIRECTION
+        gathered = Role.WEIGHT, Role.DIRECTION, Role.MEAN
         gathers = (one for one in parts.collectives if one.role in gathered and one.phase == "update")
         step_weights = sum(self.traffic(parts, gathers, values, links).values(), start=0.0)
         step = {axis: comm.get(("update", axis), 0.0) for axis in ("fsdp", "dp", "control")}
@@ -385,6 +385,7 @@ class UnitPricer:
             "optimizer_bytes": {
                 "shard": moments,
                 "apart": precision.moment_bytes(optimizer.of(matrix=False)) - moments,
+                "factors": precision.factor_bytes(optimizer),
             },
             "transient_bytes": {"used": gathered, "trained": unscattered},
             "unscattered_bytes": {"trained": stepwise},

@@ -47,7 +47,7 @@ class StateCost:
 
     gather_forward_s: Annotated[Value, "ZeRO's collectives for it in a forward pass"]
     gather_backward_s: Annotated[Value, "ZeRO's collectives for it in a backward pass"]
-    step_weights_s: Annotated[Value, "gathers of its weights, once per step"]
+    step_weights_s: Annotated[Value, "gathers of its weights, once per step, and what its update moves"]
     step_traffic_s: Annotated[Traffic, "collectives for its gradients, once per step"]
     update_s: Annotated[Value, "its kernels in the update"]
     exchange_s: Annotated[Value, "gradients exchanged with the device that has the same weights"]

@@ -12,7 +12,7 @@ from shardwise.cost.kept import KEPT
 from shardwise.cost.shared import Shared
 from shardwise.cost.workspace import Held, held_of
 from shardwise.derive.derivation import Unit, own_family, routes
-from shardwise.derive.shardings import weight_use
+from shardwise.derive.shardings import state_rest, weight_use
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
 from shardwise.lowering.control import CONTROL_UNIT
@@ -23,6 +23,9 @@ from shardwise.lowering.traffic import Traffic
 from shardwise.lowering.weights import weight_groups
 from shardwise.model.architecture import Structure
 from shardwise.model.matrices import matrices
+from shardwise.model.program import Role
+from shardwise.model.update import weight_of
+from shardwise.optimizer.table import optimizer_named
 from shardwise.symbolic import ZERO, Polynomial, Value, Values, maximum, minimum, total, where
 
 SHARED = Shared()
@@ -32,7 +35,8 @@ class State(NamedTuple):
     """Elements of a unit's weights on one device, numbers or expressions: as used and as they rest, those with gradients as used
     and as the optimizer has them, of these as used but for experts', and of those that are ready last the former and the latter.
     `apart`: of the shard what an optimizer of matrices leaves to another (`Optimizer.others`). `together`: of the largest array
-    of matrices that are updated whole all of it, and one device's part.
+    of matrices that are updated whole all of it, and one device's part. `factors`: what moments have for
+    rows and columns.
     """
 
     used: Value
@@ -43,11 +47,12 @@ class State(NamedTuple):
     last: Value
     apart: Value
     together: Value
+    factors: Value
 
 
 class Arrays(NamedTuple):
     """Weights of a unit that move alike, as flat arrays. `elements`, those `passing` and those of the `matrices` among them are
-    without padding."""
+    without padding, and so are the `factors`, what moments of them have for rows and columns."""
 
     flat: FlatArrays
     elements: Polynomial
@@ -55,6 +60,7 @@ class Arrays(NamedTuple):
     trained: bool
     gathers: bool
     matrices: Polynomial
+    factors: Polynomial
 
 
 class Sizes(NamedTuple):
@@ -64,20 +70,27 @@ class Sizes(NamedTuple):
     part: Value
     passing: Value
     apart: Value
+    factors: Value
 
 
 def arrays_of(unit: Unit) -> tuple[Arrays, ...]:
     """Those of a unit's own weights, in the order in which the last of their gradients are ready."""
     dims, order = unit.weights, [*reversed(unit.forward.program.weights)]
-    of_products = matrices(unit.forward.program)
+    of_matrices = matrices(unit.forward.program, tables=optimizer_named(unit.family.optimizer).tables)
+    factors = unit.update.program.named(Role.FACTOR)
     found = [group for group in weight_groups(unit) if not dims.keys().isdisjoint(group.weights)]
     arrays = []
     for group in sorted(found, key=lambda one: max(map(order.index, one.weights))):
         used = {name: weight_use(unit.family, dims[name]).local_elements() for name in group.weights}
         passing = total(elements for name, elements in used.items() if "E" not in dims[name])
         gathers = bool(group.sync.gather)
-        own = total(elements for name, elements in used.items() if name in of_products)
-        arrays.append(Arrays(group.arrays, total(used.values()), passing, group.trained, gathers, own))
+        own = total(elements for name, elements in used.items() if name in of_matrices)
+        kept = total(
+            state_rest(unit.family, dims[weight_of(name)], unit.update.program.dims(name)).local_elements()
+            for name in factors
+            if name in unit.update.program.inputs and weight_of(name) in used
+        )
+        arrays.append(Arrays(group.arrays, total(used.values()), passing, group.trained, gathers, own, kept))
     return tuple(arrays)
 
 
@@ -85,7 +98,9 @@ def expressions_of(arrays: Sequence[Arrays]) -> State:
     """The state of a unit as expressions, without padding."""
     shares = [share_of(one.flat.split) for one in arrays]
     sizes = (
-        Sizes(one.elements, one.elements * share, one.passing, (one.elements + one.matrices * -1.0) * share)
+        Sizes(
+            one.elements, one.elements * share, one.passing, (one.elements + one.matrices * -1.0) * share, one.factors
+        )
         for one, share in zip(arrays, shares, strict=True)
     )
     every = list(zip(arrays, sizes, strict=True))
@@ -101,7 +116,7 @@ def elements_at(arrays: Sequence[Arrays], values: Values, most_elements: float) 
         whole = one.flat.evaluate(values, most_elements).elements
         part = whole / values.degree(one.flat.split)
         apart = (one.elements + one.matrices * -1.0).evaluate(values) / values.degree(one.flat.split)
-        every.append((one, Sizes(whole, part, one.passing.evaluate(values), apart)))
+        every.append((one, Sizes(whole, part, one.passing.evaluate(values), apart, one.factors.evaluate(values))))
         if one.trained:  # arrays that others have joined have no elements
             ready_last = where(whole > 0, whole + part, ready_last)
         if one.trained and one.matrices:
@@ -118,6 +133,7 @@ def _state(every: Sequence[tuple[Arrays, Sizes]], ready_last: Value, together: V
         sum((size.whole for size in trained), start=nothing), sum((size.part for size in trained), start=nothing),
         sum((size.passing for size in trained), start=nothing), ready_last,
         sum((size.apart for size in trained), start=nothing), together,
+        sum((size.factors for size in trained), start=nothing),
     )  # fmt: skip
 
 

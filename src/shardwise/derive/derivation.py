@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
+from shardwise.derive.means import means_together
 from shardwise.derive.pieces import together
 from shardwise.derive.shardings import (
     exchanged,
@@ -17,10 +18,12 @@ from shardwise.derive.shardings import (
     hidden_spec,
     optimizer_rest,
     resting,
+    state_rest,
     staying,
     using,
     weight_rest,
     weight_use,
+    zero_added,
 )
 from shardwise.derive.walk import Compute, Final, ShardedProgram, Step, shard_program
 from shardwise.layout.family import Family
@@ -31,7 +34,8 @@ from shardwise.model.kept_sets import of_kind
 from shardwise.model.matrices import matrices
 from shardwise.model.operations import Operation, Scan, ScanGradient
 from shardwise.model.program import Program, Role, Tensor
-from shardwise.model.update import directions, update_program
+from shardwise.model.update import directions, update_program, weight_of
+from shardwise.optimizer.table import optimizer_named
 from shardwise.sharding.spec import Spec
 
 SCANS = (Scan, ScanGradient)  # in a ring each block of keys and values is freed after its use
@@ -143,13 +147,22 @@ def _shard_update(
     forward: Program, gradients: Mapping[str, str], backward: ShardedProgram, family: Family
 ) -> ShardedProgram:
     weights = {name: forward.dims(name) for name in gradients}
-    program = update_program(weights, gradients, family.optimizer, matrices(forward))
+    of_matrices = matrices(forward, tables=optimizer_named(family.optimizer).tables)
+    program = update_program(weights, gradients, family.optimizer, of_matrices)
     rest = {g: backward.specs[g] for g in gradients.values()}
-    rest |= {name: optimizer_rest(family, program.dims(name)) for name in program.inputs if name not in rest}
+    rest |= {
+        name: state_rest(family, weights[weight_of(name)], program.dims(name))
+        for name in program.inputs
+        if name not in rest
+    }
+    first = {g: optimizer_rest(family, weights[name]) for name, g in gradients.items()}
     final = {f"{name}'": weight_rest(family, dims) for name, dims in weights.items()}
     # what ZeRO splits comes together first, as weights do for their uses
     stay = {name: weight_use(family, program.dims(name)) for name in directions(program)}
-    return shard_program(program, rest, final=final, stay=stay)
+    owners = {name: weights[weight_of(name)] for name in program.named(Role.MEAN)}
+    flat = {name: zero_added(family, dims) for name, dims in owners.items() if program.dims(name) != dims}
+    sharded = shard_program(program, rest, first=first, final=final, stay=stay, flat=flat)
+    return replace(sharded, steps=means_together(sharded.steps))
 
 
 def derive(architecture: Architecture, family: Family) -> Mapping[str, Unit]:

@@ -67,7 +67,16 @@ def weight_shard(family: Family, dims: tuple[str, ...]) -> Spec:
 
 def _zero_sharded(family: Family, use: Spec) -> Spec:
     dim = zero_dim(use.dims)
-    return use.with_axes(dim, use.axes_of(dim) + tuple(a for a in family.zero_axes if a not in use.sharded_axes))
+    return use.with_axes(dim, use.axes_of(dim) + _further(family, use))
+
+
+def _further(family: Family, use: Spec) -> Axes:
+    return tuple(axis for axis in family.zero_axes if axis not in use.sharded_axes)
+
+
+def zero_added(family: Family, dims: tuple[str, ...]) -> Axes:
+    """The axes over which ZeRO shards a weight beyond what splits it where it is used: as a part of a flat array."""
+    return _further(family, weight_use(family, dims))
 
 
 def weight_rest(family: Family, dims: tuple[str, ...]) -> Spec:
@@ -78,6 +87,13 @@ def weight_rest(family: Family, dims: tuple[str, ...]) -> Spec:
 def optimizer_rest(family: Family, dims: tuple[str, ...]) -> Spec:
     """Where the optimizer's state rests: sharded from ZeRO-1 on."""
     return weight_shard(family, dims) if family.zero_stage >= 1 else weight_use(family, dims)
+
+
+def state_rest(family: Family, weight: tuple[str, ...], dims: tuple[str, ...]) -> Spec:
+    """Where a tensor of the optimizer's state of a weight rests. What has some of the weight's dims is little: it is whole along
+    ZeRO's axes."""
+    use = weight_use(family, weight)
+    return optimizer_rest(family, weight) if dims == weight else Spec.of(dims, {dim: use.axes_of(dim) for dim in dims})
 
 
 def gradient_rest(family: Family, natural: Spec) -> Spec:

@@ -7,13 +7,13 @@ where an operation needs it by `reshard`, once for each sharding that is needed;
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwise.model.operations import Accumulate, Carry, Operation, Placed
 from shardwise.model.program import Program, Role, Tensor
 from shardwise.sharding.collective import Collective, Kind
 from shardwise.sharding.reshard import reshard
-from shardwise.sharding.spec import Spec
+from shardwise.sharding.spec import Axes, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +60,22 @@ def shard_program(
     primal: Mapping[str, Spec] | None = None,
     kept: Mapping[str, Spec] | None = None,
     stay: Mapping[str, Spec] | None = None,
+    first: Mapping[str, Spec] | None = None,
     free_after_use: tuple[type[Operation], ...] = (),
+    flat: Mapping[str, Axes] | None = None,
 ) -> ShardedProgram:
     """Shard `operations` (default: all of the program's) from inputs lying as in `rest`.
 
     `use` gives the sharding of operands that operations must take as they are (weights); `final` brings results to a
     sharding at the end; `primal` are the shardings of the forward tensors, which their gradients share; `kept` are further
     shardings in which inputs are still at hand (a weight or an activation gathered in the forward pass and not released);
-    `stay` are the shardings that results take as soon as they are made (the residual stream); of the
-    activations that were moved for operations of the kinds `free_after_use` none is kept.
+    `stay` are the shardings that results take as soon as they are made (the residual stream), `first` those that inputs are
+    brought to when they are first read (gradients of which an update makes the state); of the activations that were moved for
+    operations of the kinds `free_after_use` none is kept. `flat` are the results of reductions over tensors that some axes cut as
+    flat arrays, anywhere, with these axes: each device has a part of every sum.
     Raises `ShardingError` when an operation cannot be placed.
     """
-    walk = _Walk(program, rest, use or {}, primal or {}, stay or {}, free_after_use)
+    walk = _Walk(program, rest, use or {}, primal or {}, stay or {}, first or {}, free_after_use, flat or {})
     for name, spec in (kept or {}).items():
         walk.at[name].add(spec)
     for operation in program.operations if operations is None else operations:
@@ -89,7 +93,9 @@ class _Walk:
         use: Mapping[str, Spec],
         primal: Mapping[str, Spec],
         stay: Mapping[str, Spec],
+        first: Mapping[str, Spec],
         free_after_use: tuple[type[Operation], ...],
+        flat: Mapping[str, Axes],
     ) -> None:
         self.program = program
         self.dims = {name: tensor.dims for name, tensor in program.tensors.items()}
@@ -98,14 +104,22 @@ class _Walk:
         self.use = use
         self.primal = primal
         self.stay = stay
+        self.first = first
         self.free_after_use = free_after_use
+        self.flat = flat
         self.steps: list[Step] = []
 
     def operation(self, operation: Operation) -> None:
         if isinstance(operation, Accumulate):
             operation = self.add_alike(operation)
+        for name in operation.operands:
+            if name in self.first:
+                self.bring(name, self.first[name], "updated where the state rests")
+                self.home[name] = self.first[name]
         specs = [self.spec(name) for name in operation.inputs]
         placed = operation.place(specs, self.dims, self.use.__contains__, self.goal(operation))
+        if operation.outputs[0] in self.flat:
+            placed = replace(placed, outputs=(self.summed_flat(operation, placed),))
         reasons = placed.reasons or ("",) * len(placed.inputs)
         for name, spec, reason in zip(operation.operands, placed.inputs, reasons, strict=False):
             self.bring(name, spec, reason)
@@ -123,6 +137,12 @@ class _Walk:
             self.settle(name, spec)
             if name in self.stay:
                 self.finish(name, self.stay[name])
+
+    def summed_flat(self, operation: Operation, placed: Placed) -> Spec:
+        """What a reduction leaves: a partial sum over the axes along which its operands are cut as flat arrays."""
+        (name,), (spec,) = operation.outputs, placed.outputs
+        cut = tuple(axis for axis in self.flat[name] if any(axis in one.sharded_axes for one in placed.inputs))
+        return spec.without(cut).with_partial((*cut, *(axis for axis in spec.partial if axis not in cut)))
 
     def goal(self, operation: Operation) -> Spec | None:
         """A whole gradient is wanted as its tensor lies where it is used."""

@@ -169,7 +169,7 @@ class Instance:
         used |= {self.several(axes) for sync in syncs for axes in sync}
         used |= {self.several(one.axes) for path, unit in every for one in self.moving(path, unit)}
         traffic = (one for kind in {unit for _, unit in every} for one in self.traffic(kind))
-        used |= {self.several(one.axes) for one in traffic if one.role is Role.DIRECTION}
+        used |= {self.several(one.axes) for one in traffic if one.role in (Role.DIRECTION, Role.MEAN)}
         if self.policy.noise_scale:
             used |= {self.noise_axes, *(self.several(sync.within(self.family.replica_axes)) for sync in syncs)}
         used |= {OPPOSITE} if any(self.at(rank).shared for rank in range(self.layout.pp)) else set()

@@ -13,6 +13,7 @@ from shardwise.lowering.weights import Sync, derived_moves, sync_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import BORROWED, LAYERS, PREDICT_BLOCK, PREDICTS, unit_counts
 from shardwise.model.matrices import Matrix, matrices
+from shardwise.optimizer.table import optimizer_named
 from shardwise.sharding.spec import Spec
 
 TIED = "head"  # the head's own weight, which a tied model has not: it uses the embedding's
@@ -29,7 +30,7 @@ class PlacedUnit(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A weight of one layer (or of the embedding or the head): its unit's path in the model and kind, how it lies where it is
-    used, whether it is trained, what keeps it in step, and as what matrix products take it (None: they do not)."""
+    used, whether it is trained, what keeps it in step, and the matrix that the optimizer takes it for (None: for none)."""
 
     path: str
     unit: str
@@ -80,12 +81,13 @@ def parameters(
 def _own(architecture: Architecture, family: Family, placed: PlacedUnit) -> Iterator[Parameter]:
     """The parameters of a unit; those of a tied head without the matrix."""
     unit = derived_unit(architecture.structure, family, placed.kind)
-    moves, of_products = derived_moves(unit), matrices(unit.forward.program)
+    tables = optimizer_named(family.optimizer).tables
+    moves, found = derived_moves(unit), matrices(unit.forward.program, tables=tables)
     for weight, dims in unit.weights.items():
         if not (architecture.tied_embeddings and weight == TIED):
             yield Parameter(
                 placed.path, placed.kind, weight, use=weight_use(unit.family, dims), trained=weight in unit.gradients,
-                sync=sync_of(move for name, move in moves if name == weight), matrix=of_products.get(weight),
+                sync=sync_of(move for name, move in moves if name == weight), matrix=found.get(weight),
             )  # fmt: skip
 
 

@@ -122,10 +122,10 @@ def _is_served(instance: Instance, one: Traffic, units: Sequence[PlacedUnit]) ->
 
 
 def _arrays(instance: Instance, one: Traffic) -> Iterator[Issued]:
-    """A collective on each of its flat arrays, or on a matrix."""
+    """A collective on each of its flat arrays, on a matrix, or on means."""
     what, dtype = {
         Role.WEIGHT: ("weights", instance.precision.weights), Role.WEIGHT_GRADIENT: ("gradients", instance.reduced),
-        Role.DIRECTION: ("directions", instance.precision.activations),
+        Role.DIRECTION: ("directions", instance.precision.activations), Role.MEAN: ("means", instance.control_dtype),
     }[one.role]  # fmt: skip
     payload, values, most = one.payload, instance.values, instance.most_elements
     sizes = payload.arrays(values, most) if isinstance(payload, FlatArrays) else [payload.evaluate(values)]

@@ -195,6 +195,8 @@ def carried(unit: Unit, one: Traffic) -> tuple[str, ...]:
         return tuple(f"{name}'" for name in one.tensors)
     if one.role is Role.DIRECTION and one.place < 0:
         return tuple(name for name, weight in directions(unit.update.program).items() if weight in one.tensors)
+    if one.role is Role.MEAN:
+        return tuple(step.tensor.name for step in one.derived)
     return one.tensors
 
 

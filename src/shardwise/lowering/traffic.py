@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from shardwise.derive.derivation import Unit
+from shardwise.derive.means import moves_mean
 from shardwise.derive.overlapped import overlapped
 from shardwise.derive.products import taken_by_products
 from shardwise.derive.walk import Communicate, Compute, Step
 from shardwise.issuing import IssuePolicy
 from shardwise.lowering.flat import Extent, FlatArrays
-from shardwise.lowering.weights import WEIGHT_ROLES, Move, WeightGroup, moves_flat, weight_groups
+from shardwise.lowering.weights import WEIGHT_ROLES, Move, WeightGroup, kind_of, moves_flat, weight_groups
 from shardwise.model.program import Role, density
+from shardwise.model.update import weight_of
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
-from shardwise.symbolic import Local, Polynomial, Values, product
+from shardwise.symbolic import Local, Polynomial, Values, product, total
 
 # The pair of ranks along `pp` that are as far from either end: first and last, second and last but one.
 OPPOSITE: Axes = ("pp_opposite",)
@@ -63,7 +66,8 @@ class Traffic:
 
     @property
     def carries_weights(self) -> bool:
-        return self.role in (*WEIGHT_ROLES, Role.DIRECTION)
+        """Whether it carries weights, their gradients, or what an optimizer makes of these."""
+        return self.role in (*WEIGHT_ROLES, Role.DIRECTION, Role.MEAN)
 
     @property
     def is_control(self) -> bool:
@@ -100,7 +104,7 @@ def axis_group(axes: Axes) -> str:
 def unit_traffic(unit: Unit, policy: IssuePolicy, single: Set[str] = frozenset()) -> tuple[Traffic, ...]:
     """All collectives of one unit; slices are none. `single`: axes that are known to have one device (see `weight_groups`)."""
     weights = (traffic for group in weight_groups(unit, single) for traffic in _of_group(unit, group, policy))
-    return (*_counted(_joined(_of_activations(unit))), *weights)
+    return (*_counted(_joined(_of_activations(unit))), *_of_means(unit), *weights)
 
 
 def _of_activations(unit: Unit) -> Iterator[Traffic]:
@@ -111,12 +115,34 @@ def _of_activations(unit: Unit) -> Iterator[Traffic]:
         for position, step in enumerate(steps):
             if not isinstance(step, Communicate) or step.collective.kind is Kind.SLICE or moves_flat(step, unit.family):
                 continue
+            if moves_mean(step):
+                continue
             collective, role = step.collective, step.tensor.role
             yield Traffic(
                 unit.name, phase if step.tensor.dims else "update",  # the loss is a sum, so it is reduced once per step
                 collective.kind, collective.axes, role, collective.payload_elements * density(role), (step.tensor.name,),
                 beside.get(position, ()), taken_by_products(phases, tensors, phase, position), step.reason,
                 position if step.tensor.dims else -1, (step,),
+            )  # fmt: skip
+
+
+def _of_means(unit: Unit) -> Iterator[Traffic]:
+    """Partial sums of the means that an update takes: those that stand together and move over the same axes as one array."""
+    steps = unit.update.steps
+    for is_moved, run in groupby(enumerate(steps), key=lambda pair: moves_mean(pair[1])):
+        if not is_moved:
+            continue
+        together: dict[tuple[str, Axes], list[Communicate]] = {}
+        members = list(run)
+        for _, step in members:
+            assert isinstance(step, Communicate)
+            together.setdefault((kind_of(weight_of(step.tensor.name)), step.collective.axes), []).append(step)
+        for (_, axes), moved in together.items():
+            payload = total(one.collective.payload_elements for one in moved)
+            weights = tuple(dict.fromkeys(weight_of(one.tensor.name) for one in moved))
+            yield Traffic(
+                unit.name, "update", Kind.ALL_REDUCE, axes, Role.MEAN, payload, weights,
+                reason="means over weights that are split", place=members[0][0], derived=tuple(moved),
             )  # fmt: skip
 
 

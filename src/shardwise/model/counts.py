@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from functools import lru_cache
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS, UNITS, unit_counts
-from shardwise.model.matrices import matrices
+from shardwise.model.matrices import Matrix, matrices
 from shardwise.model.operations import Contract, Operation, Scan, ScanGradient
 from shardwise.model.program import Part, Program, Role, density
+from shardwise.optimizer.optimizer import Optimizer, Per
 from shardwise.sharding.spec import Spec
 from shardwise.symbolic import Polynomial, Values, product, total
 
@@ -70,21 +71,40 @@ def _trained_elements(program: Program) -> Polynomial:
     return weight_elements(program, without={name for name in program.weights if program.tensors[name].frozen})
 
 
-def num_matrix_params(architecture: Architecture) -> int:
-    """Of the trained parameters those of matrices of products (`model.matrices`).
+def num_matrix_params(architecture: Architecture, *, tables: bool = False) -> int:
+    """Of the trained parameters those of matrices (`model.matrices`).
 
     >>> from shardwise.model.load import load_model
     >>> model = load_model("llama-3-8b")
     >>> num_params(model) - num_matrix_params(model) - 2 * 128256 * 4096  # embedding and head; norms are left
     266240
     """
-    counts, values = unit_counts(architecture).items(), Values(dict(architecture.dims))
-    return sum(n * int(_matrix_elements(UNITS[name](architecture)).evaluate(values)) for name, n in counts)
+    values, every = Values(dict(architecture.dims)), _trained_matrices(architecture, tables=tables)
+    return sum(count * int(product(matrix.dims).evaluate(values)) for matrix, count in every)
 
 
-def _matrix_elements(program: Program) -> Polynomial:
-    trained = {name for name in matrices(program) if not program.tensors[name].frozen}
-    return weight_elements(program, without=set(program.weights) - trained)
+def _trained_matrices(architecture: Architecture, *, tables: bool) -> Iterator[tuple[Matrix, int]]:
+    """Those of the parameters that `num_params` counts, with how often a model has each."""
+    for unit, count in unit_counts(architecture).items():
+        program = UNITS[unit](architecture)
+        not_own = ("head",) if architecture.tied_embeddings and unit == "head" else ()
+        for name, matrix in matrices(program, tables=tables).items() if unit not in PREDICTS else ():
+            if name not in not_own and not program.tensors[name].frozen:
+                yield matrix, count
+
+
+def num_factors(architecture: Architecture, optimizer: Optimizer) -> int:
+    """Numbers that an optimizer keeps of matrices' rows and columns.
+
+    >>> from shardwise.model.load import load_model
+    >>> from shardwise.optimizer.table import optimizer_named
+    >>> model = load_model("llama-3-8b")
+    >>> f"{num_factors(model, optimizer_named('adafactor')) / num_params(model):.3%} of the parameters"
+    '0.036% of the parameters'
+    """
+    values, every = Values(dict(architecture.dims)), [*_trained_matrices(architecture, tables=optimizer.tables)]
+    per = [optimizer.per(name) for name in optimizer.moments if optimizer.per(name) is not Per.ELEMENT]
+    return sum(count * int(product(matrix.per(one)).evaluate(values)) for matrix, count in every for one in per)
 
 
 def num_predict_params(architecture: Architecture) -> int:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from shardwise.model.operations import Contract, Dims
 from shardwise.model.program import Part, Program
+from shardwise.optimizer.optimizer import Per
 
 
 class Matrix(NamedTuple):
@@ -20,9 +21,17 @@ class Matrix(NamedTuple):
     def dims(self) -> Dims:
         return (*self.stack, *self.rows, *self.columns)
 
+    def per(self, per: Per) -> Dims:
+        """The dims of what has one number for each element, row, column or matrix."""
+        return {
+            Per.ELEMENT: self.dims, Per.ROW: (*self.stack, *self.rows), Per.COLUMN: (*self.stack, *self.columns),
+            Per.TENSOR: self.stack,
+        }[per]  # fmt: skip
 
-def matrices(program: Program) -> Mapping[str, Matrix]:
-    """The matrices of a forward program by the weights' names: what products take, without tables of the vocabulary and heads.
+
+def matrices(program: Program, *, tables: bool = False) -> Mapping[str, Matrix]:
+    """The matrices of a forward program by the weights' names: what products take; tables of the vocabulary, of positions and
+    heads are among them with `tables` only, each with a row for a word or a place.
 
     Rows are the weight's dims in front of the border between those that the product sums over and those that it leaves.
 
@@ -35,6 +44,9 @@ def matrices(program: Program) -> Mapping[str, Matrix]:
     Matrix(stack=('E',), rows=('M',), columns=('D',))
     """
     found: dict[str, Matrix] = {}
+    for name in program.weights if tables else ():
+        dims = program.dims(name)
+        found |= {name: Matrix((), dims[:1], dims[1:])} if program.tensors[name].part is Part.VOCABULARY else {}
     for operation in program.operations:
         for name in operation.inputs if isinstance(operation, Contract) and len(operation.inputs) == 2 else ():
             if name in program.weights and program.tensors[name].part is not Part.VOCABULARY:

@@ -25,6 +25,8 @@ class Role(StrEnum):
     STATISTIC = "statistic"  # norms' and softmax's sums, losses: kept in fp32
     LOGITS = "logits"
     STATE = "state"  # optimizer moments and master weights
+    FACTOR = "factor"  # moments that have some of a weight's dims: of each row, of each column
+    MEAN = "mean"  # of what an update has for elements, over rows, columns or all of a weight: kept in fp32
     DIRECTION = "direction"  # what an update makes of a gradient before it changes the weight, as whole matrices
     CONSTANT = "constant"  # token ids, positions: every device can make any part of it
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 
 from shardwise.model.matrices import Matrix
 from shardwise.model.operations import Map, OfMatrix, Operation
 from shardwise.model.program import Program, ProgramBuilder, Role
-from shardwise.optimizer.optimizer import GRADIENT, MASTER, Optimizer
+from shardwise.optimizer.optimizer import GRADIENT, MASTER, Optimizer, Per
 from shardwise.optimizer.table import optimizer_named
 
 Dims = tuple[str, ...]
@@ -32,9 +32,12 @@ def update_program(
         own = one.of(matrix=matrix is not None)
         function = optimizer if own is one else f"{optimizer}.others"
         updates.append(_Update(builder, function, own, name, dims, gradients[name], matrix))
-    for update in updates:  # elementwise first, since matrices come together in groups
-        update.define(update.optimizer.before_whole)
-    return builder.build([output for update in updates for output in update.outputs()])
+    # Round by round, since what has to come together in between does so for many weights at once; all end with the last round.
+    by_rounds = sorted(updates, key=lambda update: len(update.rounds), reverse=True)
+    for round in range(-max((len(update.rounds) for update in updates), default=0), 0):
+        for update in by_rounds:
+            update.define(round)
+    return builder.build([output for update in updates for output in update.outputs])
 
 
 class _Update:
@@ -46,29 +49,58 @@ class _Update:
     ) -> None:  # fmt: skip
         self.builder, self.function, self.optimizer = builder, function, optimizer
         self.name, self.dims, self.matrix = name, dims, matrix
-        self.found = {part: builder.input(f"{name}.{part}", dims, Role.STATE) for part in optimizer.state}
+        self.rounds, self.outputs = optimizer.rounds, list[str]()
+        self.found = {
+            part: builder.input(f"{name}.{part}", self.dims_of(part), self.role(part)) for part in optimizer.state
+        }
         self.found[GRADIENT] = gradient
 
-    def define(self, parts: Iterable[str]) -> None:
-        """Define tensors of the state after the step, or what others of them are made of."""
-        for part in parts:
-            update, passed = self.optimizer.updates[part], f"{part}'" in self.optimizer.passed
-            reads, role = tuple(self.found[read] for read in update.reads), Role.DIRECTION if passed else Role.STATE
-            made, function = self.builder.tensor(f"{self.name}.{part}'", self.dims, role), f"{self.function}.{part}"
-            operation: Operation = Map(reads, (made,), function)
+    def dims_of(self, part: str) -> Dims:
+        """Those of a tensor of the update."""
+        per = self.optimizer.per(part)
+        if per is Per.ELEMENT:
+            return self.dims
+        return self.matrix.per(per) if self.matrix else ()
+
+    def role(self, part: str) -> Role:
+        """The role of a tensor of the state, or of what is made for it."""
+        if f"{part}'" in self.optimizer.passed:
+            return Role.DIRECTION
+        if part == MASTER or self.optimizer.updates[part].kept:
+            return Role.STATE if self.optimizer.per(part) is Per.ELEMENT else Role.FACTOR
+        return Role.MEAN
+
+    def define(self, round: int) -> None:
+        """Define tensors of the state after the step, or what others of them are made of; `round` counts from the last, -1. With
+        the last of them comes what stays."""
+        if len(self.rounds) + round < 0:
+            return
+        for part in self.rounds[round]:
+            update = self.optimizer.updates[part]
+            reads, dims = tuple(self.found[read] for read in update.reads), self.dims_of(part)
+            made = self.builder.tensor(f"{self.name}.{part}'", dims, self.role(part))
+            function = f"{self.function}.{part}"
+            read = dict.fromkeys(dim for name in reads for dim in self.builder.tensors[name].dims)
+            operation: Operation = Map(reads, (made,), function, over=tuple(dim for dim in read if dim not in dims))
             if update.whole and self.matrix:
                 operation = OfMatrix(reads, (made,), function, self.matrix.rows, self.matrix.columns)
             self.found[f"{part}'"] = self.builder.add(operation)
+        if round == -1:
+            weight = self.builder.tensor(f"{self.name}'", self.dims, Role.WEIGHT)
+            self.outputs.append(self.builder.add(Map((self.found[f"{MASTER}'"],), (weight,), "identity")))
+            self.outputs += (self.found[f"{part}'"] for part in self.optimizer.state)
 
-    def outputs(self) -> Iterator[str]:
-        """Define the rest, and give the names of what stays."""
-        self.define([part for part in self.optimizer.updates if f"{part}'" not in self.found])
-        weight = self.builder.tensor(f"{self.name}'", self.dims, Role.WEIGHT)
-        yield self.builder.add(Map((self.found[f"{MASTER}'"],), (weight,), "identity"))
-        yield from (self.found[f"{part}'"] for part in self.optimizer.state)
+
+def weight_of(tensor: str) -> str:
+    """The weight that a tensor of an update program belongs to, by their names.
+
+    >>> weight_of("mlp_norm.weight.variance'")
+    'mlp_norm.weight'
+    """
+    return tensor.rpartition(".")[0]
 
 
 def directions(program: Program) -> dict[str, str]:
     """The tensors of an update program that functions of whole matrices read: by their names those of their weights."""
     read = (operation.inputs[0] for operation in program.operations if isinstance(operation, OfMatrix))
-    return {name: name.rpartition(".")[0] for name in read}
+    return {name: weight_of(name) for name in read}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,6 +16,16 @@ from shardwise.names import did_you_mean
 
 Array = TypeVar("Array")
 MASTER, GRADIENT = "master", "gradient"
+
+
+class Per(StrEnum):
+    """What a tensor of an update has one number for. Of a matrix: each element, each row, each column, or the matrix; of what is
+    no matrix each element, or the tensor."""
+
+    ELEMENT = "element"
+    ROW = "row"
+    COLUMN = "column"
+    TENSOR = "tensor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +60,9 @@ class Update(NamedTuple):
     `of_squares`: a moment of squared gradients, which a precision recipe may keep in a format of its own. `kept`: whether it is
     state; what is not is made for another update of the step. `whole`: the formula is not elementwise, but a function of whole
     matrices [..., rows, columns], and reads one tensor, which is not kept.
+
+    `per`: what it makes has one number for each element, or fewer. Formulas are elementwise over all that they read; what has
+    fewer numbers than that is the mean of the formula: of one per row over the columns, and so on. Means are not kept.
     """
 
     reads: tuple[str, ...]
@@ -56,6 +70,7 @@ class Update(NamedTuple):
     of_squares: bool = False
     kept: bool = True
     whole: bool = False
+    per: Per = Per.ELEMENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +79,15 @@ class Optimizer:
 
     The state are the `MASTER` copy of the weight (the weight itself where a recipe keeps no copy) and the moments, called as in
     PyTorch; checkpoints have them under these names. With `others`, whose fields it has too, the `updates` are for matrices of
-    products between the embedding and the head alone (`model.matrices`), and all else is updated by that one.
+    products between the embedding and the head alone (`model.matrices`), with `tables` also for those over the vocabulary, and
+    all else is updated by that one.
     """
 
     fields: Mapping[str, Field]
     updates: Mapping[str, Update]
     source: str
     others: Optimizer | None = None
+    tables: bool = False
 
     def of(self, *, matrix: bool) -> Optimizer:
         """What updates the matrices of products, or all else."""
@@ -86,11 +103,39 @@ class Optimizer:
         """The update that takes matrices whole; None: all are elementwise."""
         return next((name for name, update in self.updates.items() if update.whole), None)
 
+    def per(self, read: str) -> Per:
+        """What a tensor that an update reads has one number for."""
+        update = self.updates.get(read.removesuffix("'"))
+        return Per.ELEMENT if update is None else update.per
+
+    def is_mean(self, name: str) -> bool:
+        """Whether an update makes the mean of its formula: it reads a tensor that has more numbers."""
+        update = self.updates[name]
+        return any(self.per(read) in MORE[update.per] for read in update.reads)
+
     @property
-    def before_whole(self) -> tuple[str, ...]:
-        """The updates in front of that one, all elementwise; none where there is none."""
-        names = tuple(self.updates)
-        return () if self.whole is None else names[: names.index(self.whole)]
+    def takes_means(self) -> bool:
+        """Whether any of its updates, or of those of all else, does."""
+        return any(map(self.is_mean, self.updates)) or (self.others is not None and self.others.takes_means)
+
+    @property
+    def rounds(self) -> tuple[tuple[str, ...], ...]:
+        """The updates in order, in as many parts as something has to come together in between: before one that reads a mean, or
+        matrices whole.
+
+        >>> from shardwise.optimizer.table import optimizer_named
+        >>> optimizer_named("lion").rounds
+        (('master', 'exp_avg'),)
+        >>> optimizer_named("muon").rounds
+        (('momentum_buffer', 'direction'), ('orthogonal', 'master'))
+        """
+        found: list[list[str]] = [[]]
+        for name, update in self.updates.items():
+            parted = {f"{made}'" for made in found[-1] if self.is_mean(made)}
+            if update.whole or not parted.isdisjoint(update.reads):
+                found.append([])
+            found[-1].append(name)
+        return tuple(map(tuple, found))
 
     @property
     def passed(self) -> frozenset[str]:
@@ -118,10 +163,13 @@ class Optimizer:
         return {name: value if matrix or not self.fields[name].of_matrices else 0.0 for name, value in fields.items()}
 
     def updated(self, values: Any, tensors: Mapping[str, Array]) -> dict[str, Array]:
-        """The state after a step, by name, from the state before it and the gradient; see `values_of`."""
-        found = dict(tensors)
+        """The state after a step, by name, from the state before it and the gradient; see `values_of`. Of matrices [..., rows,
+        columns], moments of rows are [..., rows, 1], those of columns [..., 1, columns]; what is no matrix is [n]."""
+        found: dict[str, Any] = dict(tensors)
         for name, update in self.updates.items():
-            found[f"{name}'"] = update.formula(values, *(found[read] for read in update.reads))
+            made = update.formula(values, *(found[read] for read in update.reads))
+            axes = tuple(range(-min(2, made.ndim), 0)) if update.per is Per.TENSOR else MEAN_OVER[update.per]
+            found[f"{name}'"] = made.mean(axis=axes, keepdims=True) if self.is_mean(name) else made
         return {name: found[f"{name}'"] for name in self.updates if self.updates[name].kept}
 
 
@@ -130,6 +178,11 @@ def values_of(fields: Mapping[str, float], *, learning_rate: float, step: int) -
     return SimpleNamespace(**fields, learning_rate=learning_rate, step=step)
 
 
+MEAN_OVER: Mapping[Per, tuple[int, ...]] = {Per.ELEMENT: (), Per.ROW: (-1,), Per.COLUMN: (-2,)}
+# Of what has one number for each of these, what has more.
+MORE: Mapping[Per, tuple[Per, ...]] = {
+    Per.ELEMENT: (), Per.ROW: (Per.ELEMENT,), Per.COLUMN: (Per.ELEMENT,), Per.TENSOR: (Per.ELEMENT, Per.ROW, Per.COLUMN),
+}  # fmt: skip
 BETA = (0.0, 1.0)  # limits of the decay of an average
 
 

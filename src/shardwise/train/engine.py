@@ -80,7 +80,7 @@ class Engine:
             each_pass=recipe.reduce_each_micro_batch,
         )  # fmt: skip
         self.gatherer = self._gatherer()
-        self.updater = Updater(trained, self.exchange, recipe, instance.norm_axes, instance.optimizer)
+        self.updater = Updater(trained, self.exchange, recipe, instance.norm_axes, instance.optimizer, instance.traffic)
         self.rank = self._rank()
         self.model = torch_model(
             instance, formats.activations, self._ends, world.device, rank=self.rank, movement=self.gatherer,

@@ -103,7 +103,9 @@ class DeviceKernel:
         result = (
             sum(aligned[1:], aligned[0])
             if function == "add"
-            else kernels.map_named(function)(*aligned, width=math.prod(self.devices.sizes[d] for d in operation.over))
+            else kernels.map_named(function)(
+                *aligned, width=math.prod(self.devices.true_sizes[d] for d in operation.over)
+            )
         )
         summed = tuple(i for i, d in enumerate(union) if d not in out.dims)
         if summed:
@@ -111,8 +113,21 @@ class DeviceKernel:
             result = reduce(result, axis=summed)
         kept = [d for d in union if d in out.dims]
         local = dict(zip(out.dims, out.local_shape(self.devices.mesh, self.devices.sizes), strict=True))
-        result = np.broadcast_to(result, [local[d] for d in kept])
+        result = np.broadcast_to(self.summands(result, kept), [local[d] for d in kept])
         return np.array(np.transpose(result, [kept.index(d) for d in out.dims]))
+
+    def summands(self, result: Array, dims: list[str]) -> Array:
+        """Of sums over all devices that are cut along a flat array (`derive.walk`) what this device adds: nothing to those that
+        it has no part of."""
+        out = self.placed.outputs[0]
+        for place, dim in enumerate(dims):
+            axes = next((spec.axes_of(dim) for spec in self.placed.inputs if dim in spec.dims), ())
+            cut = tuple(axis for axis in axes if axis in out.partial)
+            if self.devices.mesh.size(cut) > 1:
+                size, number = result.shape[place], self.devices.mesh.position(self.coordinate, cut)
+                front = number * size, (self.devices.mesh.size(cut) - number - 1) * size
+                result = np.pad(result, [front if other == place else (0, 0) for other in range(result.ndim)])
+        return result
 
     def join(self, operation: Join, arrays: list[Array]) -> Array:
         """Repeat each operand along the result's dims that it lacks, then put them one after the other."""

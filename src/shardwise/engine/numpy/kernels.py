@@ -159,9 +159,10 @@ def map_named(function: str) -> Callable[..., Array]:
 
 
 def _updated(optimizer: Optimizer, tensor: str, *arrays: Array, width: int) -> Array:
-    """The first step, with whatever moments there are, of a matrix; fields have their defaults."""
+    """The first step, with whatever moments there are, of a matrix; fields have their defaults. Of a mean over `width` elements
+    it is what each adds to it."""
     values = values_of(optimizer.given({}), learning_rate=LEARNING_RATE, step=1)
-    found: Array = optimizer.updates[tensor].formula(values, *arrays)
+    found: Array = optimizer.updates[tensor].formula(values, *arrays) / width
     return found
 
 

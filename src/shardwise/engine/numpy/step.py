@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.derive.derivation import Unit
-from shardwise.derive.shardings import optimizer_rest
+from shardwise.derive.shardings import state_rest
 from shardwise.derive.walk import Communicate
 from shardwise.engine.numpy.ring import rings_of
 from shardwise.engine.numpy.routing import ROUTER, Router
@@ -20,6 +20,7 @@ from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
 from shardwise.lowering.template import Template, template_of
 from shardwise.model.program import Role
+from shardwise.model.update import weight_of
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Spec
@@ -69,9 +70,11 @@ def run_step(
 def _load(devices: VirtualDevices, unit: Unit, family: Family, state: Mapping[str, Array]) -> None:
     for name in unit.weights:
         devices.put(name, unit.forward.specs[name], state[name])
-    for name in unit.update.program.named(Role.STATE):
-        if name in unit.update.program.inputs:
-            devices.put(name, optimizer_rest(family, unit.update.program.dims(name)), state[name])
+    program = unit.update.program
+    for name in (*program.named(Role.STATE), *program.named(Role.FACTOR)):
+        if name in program.inputs:
+            weight = unit.forward.program.dims(weight_of(name))
+            devices.put(name, state_rest(family, weight, program.dims(name)), state[name])
 
 
 def _micro_batch(devices: VirtualDevices, template: Template, batch: Mapping[str, Array]) -> None:

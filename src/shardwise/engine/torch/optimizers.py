@@ -47,6 +47,7 @@ class ByFormulas(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Update every weight [n] from its gradient."""
+        assert not self.optimizer.takes_means, "a mean is no matter of blocks (train.parallel.means)"
         for group in self.param_groups:
             fields = {name: group[name] for name in self.optimizer.fields}
             for weight in group["params"]:
@@ -58,12 +59,17 @@ class ByFormulas(torch.optim.Optimizer):
 
     def _update(self, values: Any, tensors: Mapping[str, torch.Tensor]) -> None:
         weight = tensors[MASTER]
-        size = BLOCK if weight.device.type == "cpu" else GPU_BLOCK
+        size = block_of(weight)
         for start in range(0, len(weight), size):
             block = {name: tensor[start : start + size] for name, tensor in tensors.items()}
             fine = {name: part.to(at_least_fp32(part.dtype)) for name, part in block.items()}
             for name, updated in self.optimizer.updated(values, fine).items():
                 block[name].copy_(updated)
+
+
+def block_of(weight: torch.Tensor) -> int:
+    """How many elements formulas take at once on a weight's device."""
+    return BLOCK if weight.device.type == "cpu" else GPU_BLOCK
 
 
 def torch_optimizer(
@@ -77,9 +83,9 @@ def torch_optimizer(
 
     `formats` are those of its moments and of the moments of squares; None: those of the weights.
 
-    Of one that takes the matrices of products whole it is what updates all others (`train.parallel.whole` has those). Its state
-    is there at once and not after the first step, so that memory is the same in every step. Raises `InputError` for an optimizer
-    that is not known, or values that it does not have.
+    Of one that takes the matrices of products whole it is what updates all others (`train.parallel.whole` has those); one that
+    takes means runs in `train.parallel.means`. Its state is there at once and not after the first step, so that memory is the
+    same in every step. Raises `InputError` for an optimizer that is not known, or values that it does not have.
     """
     values, one = optimizer_named(name).given(fields), optimizer_named(name).of(matrix=False)
     values = {field: values[field] for field in one.fields}

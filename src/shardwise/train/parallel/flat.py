@@ -121,7 +121,7 @@ class FlatGroup:
         """This process's part of each parameter; parameters that it has nothing of are left out."""
         end = self.begin + self.group.shard_size
         for member in self.group.members:
-            window = self._window(member)
+            window = self.window(member)
             low, high = max(member.start, self.begin), min(member.start + window.volume, end)
             if low < high:
                 yield Interval(member, low - member.start, low - self.begin, high - low, window)
@@ -132,7 +132,7 @@ class FlatGroup:
 
     def used_alike(self) -> Iterator[tuple[frozenset[str], slice]]:
         """The same rows of a whole array."""
-        return _runs((member, member.start, self._window(member).volume) for member in self.group.members)
+        return _runs((member, member.start, self.window(member).volume) for member in self.group.members)
 
     def copies(self, axes: Collection[str], among: Axes) -> int:
         """How many processes along `among`, and of the opposite stage, have the same part of gradients whose parameters are split
@@ -140,7 +140,7 @@ class FlatGroup:
         copies = self.world.mesh.size([axis for axis in among if axis not in axes and axis not in self.sync.shard])
         return copies * (2 if self.group.shared else 1)
 
-    def _window(self, member: Member) -> Box:
+    def window(self, member: Member) -> Box:
         """The part of a parameter that this process uses; what pads it is behind its last row, and so no part of an interval."""
         places = (self.world.position(axes) for axes in member.parameter.use.axes)
         starts = tuple(

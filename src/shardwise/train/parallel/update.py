@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -12,10 +12,13 @@ from torch.optim import Optimizer
 
 from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.engine.torch.optimizers import step_with, torch_optimizer
+from shardwise.lowering.traffic import Traffic
+from shardwise.model.program import Role
 from shardwise.optimizer.table import DEFAULT, optimizer_named
 from shardwise.sharding.spec import Axes
 from shardwise.train.parallel.exchange import Exchange, Pending
 from shardwise.train.parallel.flat import FlatGroup, Interval
+from shardwise.train.parallel.means import MeansOfWeight, MeansUpdate
 from shardwise.train.parallel.whole import WholeUpdate
 from shardwise.train.recipe import Recipe
 
@@ -41,16 +44,41 @@ class Updater:
 
     def __init__(
         self, groups: Sequence[FlatGroup], exchange: Exchange, recipe: Recipe, norm_axes: Axes,
-        optimizer: str = DEFAULT,
+        optimizer: str = DEFAULT, traffic: Callable[[str], Iterable[Traffic]] = lambda unit: (),
     ) -> None:  # fmt: skip
+        """`traffic`: the collectives of a kind of unit, of which the update issues those of means."""
         self.groups, self.exchange, self.recipe = groups, exchange, recipe
         self.norm_axes, self.name = norm_axes, optimizer
+        self.means = self._means(traffic) if optimizer_named(optimizer).takes_means else {}
         self.whole = [self._whole(group) for group in groups]
         self.slots = [
-            [self._slot(group, one) for one in group.intervals() if whole is None or one not in whole.moments]
+            [self._slot(group, one) for one in self._elementwise(group, whole)]
             for group, whole in zip(groups, self.whole, strict=True)
         ]
         self.optimizers = [self._optimizer(slots) if slots else None for slots in self.slots]
+
+    def _means(self, traffic: Callable[[str], Iterable[Traffic]]) -> dict[str, MeansUpdate]:
+        """What updates the weights of each unit by an optimizer that takes means of them, by the unit's path."""
+        one = optimizer_named(self.name)
+        fields = one.given(self.recipe.optimizer)
+        weights: dict[str, list[MeansOfWeight]] = {}
+        for group in self.groups:
+            for member in group.group.members:
+                own = one.of(matrix=member.parameter.matrix is not None)
+                given = one.of_kind(fields, matrix=member.parameter.is_matrix)
+                weights.setdefault(group.group.path, []).append(MeansOfWeight(group, member, own, given))
+        return {
+            path: MeansUpdate(
+                every, (m for m in traffic(every[0].member.parameter.unit) if m.role is Role.MEAN), self.exchange
+            )
+            for path, every in weights.items()
+        }
+
+    def _elementwise(self, group: FlatGroup, whole: WholeUpdate | None) -> Iterator[Interval]:
+        """The parameters of a group that are updated one element by itself."""
+        for one in group.intervals() if group.group.path not in self.means else ():
+            if whole is None or one not in whole.moments:
+                yield one
 
     def _whole(self, group: FlatGroup) -> WholeUpdate | None:
         """What updates matrices that the optimizer takes whole; None: all of the group's parameters are updated elementwise."""
@@ -93,6 +121,9 @@ class Updater:
         """
         scale = self._scale(norm, loss_scale)
         pending: list[Pending] = []
+        for path, update in self.means.items() if is_update else ():
+            own = [group for group in self.groups if group.group.path == path]
+            update.step({group: self._gradients(group, scale) for group in own}, learning_rate)
         for group, slots, optimizer, whole in zip(self.groups, self.slots, self.optimizers, self.whole, strict=True):
             if is_update and (optimizer is not None or whole is not None):
                 gradients = self._gradients(group, scale)
@@ -137,6 +168,9 @@ class Updater:
             if optimizer is not None:
                 for slot, moment in product(slots, moments):
                     yield moment, slot.interval, optimizer.state[slot.weight][moment]
+        for update in self.means.values():
+            for weight in update.weights.values():
+                yield from weight.pieces()
         for whole in self.whole:
             for interval, kept in whole.moments.items() if whole is not None else ():
                 yield from ((moment, interval, values) for moment, values in kept.items())
@@ -147,9 +181,9 @@ class Updater:
             for slot in slots if optimizer is not None else ():
                 assert optimizer is not None
                 optimizer.state[slot.weight]["step"].fill_(float(steps))
-        for whole in self.whole:
-            if whole is not None:
-                whole.steps = steps
+        for update in (*self.means.values(), *self.whole):
+            if update is not None:
+                update.steps = steps
 
 
 def sum_of_squares(values: Tensor) -> Tensor:

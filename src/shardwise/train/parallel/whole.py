@@ -57,7 +57,7 @@ class WholeUpdate:
         """The moments after the step, in place, and what the function of whole matrices reads."""
         fine = at_least_fp32(weight.dtype)
         found = {name: one.to(fine) for name, one in {MASTER: weight, GRADIENT: gradient, **moments}.items()}
-        for name in self.optimizer.before_whole:
+        for name in self.optimizer.rounds[0]:
             update = self.optimizer.updates[name]
             found[f"{name}'"] = update.formula(values, *(found[read] for read in update.reads))
         for name, moment in moments.items():
