@@ -1,13 +1,12 @@
 """The update of a unit's weights by an optimizer that takes means over rows, columns or all of each, such as Adafactor.
 
-Shapes: a weight's part on this process is [stack, rows, columns]; what has no rows and columns is one row.
+A weight's part on this process is [stack, rows, columns] (`extents`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,49 +19,10 @@ from shardwise.lowering.traffic import Traffic
 from shardwise.model.matrices import Matrix
 from shardwise.optimizer.optimizer import GRADIENT, MASTER, Optimizer, Per, values_of
 from shardwise.simulate.work import CONTROL
-from shardwise.train.box import Box, Shape, interval_boxes
+from shardwise.train.box import Box, interval_boxes
 from shardwise.train.parallel.exchange import Carried, Exchange
+from shardwise.train.parallel.extents import DIM, Extents, cut, within
 from shardwise.train.parallel.flat import FlatGroup, Interval
-
-DIM: Mapping[Per, tuple[int, ...]] = {  # that a tensor lacks of [stack, rows, columns]
-    Per.ELEMENT: (), Per.ROW: (2,), Per.COLUMN: (1,), Per.TENSOR: (1, 2)
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Extents:
-    """A weight as [stack, rows, columns]: `shape` as it is used, with what pads it, its `window` without, and the `whole` one."""
-
-    shape: Shape
-    window: Shape
-    whole: Shape
-
-    @classmethod
-    def of(cls, member: Member, window: Box) -> Extents:
-        """Those of a parameter, of which a process uses a window."""
-        matrix = member.parameter.matrix
-
-        def folded(sizes: Sequence[int]) -> Shape:
-            if matrix is None:
-                return 1, 1, math.prod(sizes)
-            ends = len(matrix.stack), len(matrix.stack) + len(matrix.rows)
-            return math.prod(sizes[: ends[0]]), math.prod(sizes[ends[0] : ends[1]]), math.prod(sizes[ends[1] :])
-
-        return cls(folded(member.shape), folded(window.lengths), folded(member.whole))
-
-    def zeros(self, per: Per, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """One number for each row, column or matrix, with those that pad it."""
-        sizes = [1 if dim in DIM[per] else size for dim, size in enumerate(self.shape)]
-        return torch.zeros(sizes, dtype=dtype, device=like.device)
-
-    def own(self, per: Per, small: Tensor) -> Tensor:
-        """A view without what pads it."""
-        return small[tuple(slice(None) if dim in DIM[per] else slice(size) for dim, size in enumerate(self.window))]
-
-    def count(self, per: Per, of: Iterable[Per]) -> int:
-        """How many of the numbers of some tensors a number of another is the mean of."""
-        kept = {dim for one in of for dim in range(3) if dim not in DIM[one]}
-        return math.prod(self.whole[dim] for dim in DIM[per] if dim in kept)
 
 
 class MeansOfWeight:
@@ -125,7 +85,7 @@ class MeansOfWeight:
         """Add what a part of a weight adds to means."""
         per = self.optimizer.per(name)
         own = self.extents.own(per, sums)
-        own = own if box is None else own[_within(box, own)]
+        own = own if box is None else own[within(box, own)]
         own += made.sum(DIM[per], keepdim=True) / self.extents.count(per, self._read(name))
 
     def _update_block(self, names: Sequence[str], values: Any, gradient: Tensor, box: Box, place: slice) -> None:
@@ -141,7 +101,7 @@ class MeansOfWeight:
             bare, (start, size) = name.removesuffix("'"), self._rows()
             if self.optimizer.per(name) is not Per.ELEMENT:
                 small = self._small(name)
-                return small[_within(box, small)]
+                return small[within(box, small)]
             if name in (MASTER, GRADIENT):
                 flat = (self.group.state if name == MASTER else gradient)[start : start + size]
             elif bare in self.moments and (bare == name or bare not in names):
@@ -174,7 +134,7 @@ class MeansOfWeight:
         done = 0
         most = block_of(self.group.state)
         for box in interval_boxes(self.extents.window, interval.offset, interval.offset + interval.size):
-            for part in _cut(box, most):
+            for part in cut(box, most):
                 yield part, slice(done, done + part.volume)
                 done += part.volume
 
@@ -197,22 +157,6 @@ class MeansOfWeight:
         )
         member = Member(self.member.parameter, whole, shape, 0)
         return Interval(member, 0, 0, math.prod(lengths), Box(offsets, lengths))
-
-
-def _within(box: Box, small: Tensor) -> tuple[slice, ...]:
-    """What of a tensor of rows or columns a box of elements takes."""
-    return tuple(slice(None) if size == 1 else part for size, part in zip(small.shape, box.slices, strict=True))
-
-
-def _cut(box: Box, most: int) -> Iterator[Box]:
-    """A contiguous box in contiguous boxes of at most so many elements."""
-    if box.volume <= most:
-        yield box
-        return
-    dim = next(dim for dim, length in enumerate(box.lengths) if length > 1)
-    size, each = box.lengths[dim], max(1, most // math.prod(box.lengths[dim + 1 :]))
-    for part in box.cut(dim, [min(each, size - start) for start in range(0, size, each)]):
-        yield from _cut(part, most)
 
 
 class MeansUpdate:
