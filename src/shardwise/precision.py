@@ -102,6 +102,12 @@ class Precision:
         return max((bytes_per_element(formats[n]) for n in formats if optimizer.per(n) is not Per.ELEMENT), default=0.0)
 
     @property
+    def shares_amax(self) -> bool:
+        """Whether scales follow from the largest sizes of earlier steps, over all ranks: `reduce_amax`, a default of Transformer
+        Engine's DelayedScaling."""
+        return self.scaling == "delayed"
+
+    @property
     def product_format(self) -> str:
         """The format that products with a block's weights run in."""
         return self.matmul or self.activations

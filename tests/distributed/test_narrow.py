@@ -71,6 +71,36 @@ def test_blocks_that_no_rank_cuts_give_the_gradients_of_one_process(layout: str)
     assert any(error(plain.gradients[name], one) > 10 * TOLERANCE for name, one in alone.gradients.items())
 
 
+@dataclass
+class Scaled:
+    losses: list[float]
+    history: torch.Tensor
+    factors: torch.Tensor
+
+
+def with_delayed_scales(case: Case) -> Scaled:
+    engine = engine_of(case)
+    losses = [float(run_step(engine, case, step).loss) for step in range(3)]
+    assert engine.scales.model is not None
+    return Scaled(losses, engine.scales.model.history[:, :4].clone(), engine.scales.model.factors.clone())
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "dualpipe"])
+def test_scales_from_earlier_steps_are_those_of_one_process_on_all_ranks(layout: str) -> None:
+    """Each rank has a part of a tensor, or a part of the batch: the largest size is that of all."""
+    dualpipe = Layout(pp=2, num_virtual_stages=2, schedule="dualpipe_v", micro_batch_seqs=2)
+    case = WideCase(layout=LAYOUTS.get(layout, dualpipe), precision=in_blocks("fp8_delayed"))
+    size = case.layout.num_replicas * case.layout.micro_batch_seqs
+    alone = with_delayed_scales(replace(case, layout=Layout(micro_batch_seqs=size)))
+    assert (alone.factors != 1).all()
+    found = run_ranks(with_delayed_scales, case.layout.num_devices, case)
+    for one in found:
+        assert one.losses == pytest.approx(alone.losses, rel=1e-5)
+        torch.testing.assert_close(one.history, alone.history, rtol=1e-2, atol=0)
+        assert torch.equal(one.history, found[0].history)
+        assert torch.equal(one.factors, found[0].factors)
+
+
 def with_overflow(case: Case) -> tuple[list[bool], list[float], dict[str, torch.Tensor]]:
     """Steps of which the second overflows on the last rank alone."""
     engine = engine_of(case)

@@ -265,3 +265,46 @@ def test_a_run_in_fp16_goes_on_with_its_scale_and_the_updates_that_were_made(dat
         assert (one.loss, one.loss_scale, one.num_skipped) == (other.loss, other.loss_scale, other.num_skipped)
     for (name, _, mine), (_, _, theirs) in zip(first.engine.pieces(), again.engine.pieces(), strict=True):
         assert torch.equal(mine, theirs), name
+
+
+@pytest.mark.parametrize(("before", "after"), [("dp=2", "dp=2"), ("tp=2 cp=2", "tp=2 cp=2"), ("dp=2", "pp=2 zb_v")])
+def test_a_run_goes_on_with_the_scales_of_its_earlier_steps(
+    before: str, after: str, data: Path, tmp_path: Path
+) -> None:
+    """Bit for bit on the same ranks; on others from the same factors and history."""
+    plans = [planned(LAYOUTS[name], "dense") for name in (before, after)]
+    first, second = (replace(one, job=replace(one.job, precision="fp8_transformer_engine")) for one in plans)
+    (records, scales), *_ = run_ranks(saved_with_scales, first.layout.num_devices, first, data, tmp_path)
+    for found, own in run_ranks(resumed_with_scales, second.layout.num_devices, second, data, tmp_path):
+        for name, values in own.items():
+            assert torch.equal(values, scales[name]), name
+        if first == second:
+            assert [one.loss for one in found] == [one.loss for one in records]
+        else:
+            assert [one.loss for one in found] == pytest.approx([one.loss for one in records], rel=1e-3)
+
+
+def saved_with_scales(plan: Plan, data: Path, folder: Path) -> tuple[list[StepRecord], dict[str, torch.Tensor]]:
+    trainer = trainer_of(plan, data)
+    for _ in range(3):
+        trainer.train_step()
+    with Checkpointer(folder, keep=1) as checkpoints:
+        checkpoints.start(trainer.step, trainer.state())
+        scales = copied_scales(trainer)
+        return [trainer.train_step() for _ in range(2)], scales
+
+
+def resumed_with_scales(plan: Plan, data: Path, folder: Path) -> tuple[list[StepRecord], dict[str, torch.Tensor]]:
+    trainer = trainer_of(plan, data)
+    with Checkpointer(folder, keep=1) as checkpoints:
+        path = checkpoints.latest()
+        assert path is not None
+        trainer.restore(checkpoints.load(path, trainer.state()))
+    scales = copied_scales(trainer)
+    return [trainer.train_step() for _ in range(2)], scales
+
+
+def copied_scales(trainer: Trainer) -> dict[str, torch.Tensor]:
+    found = {name: one.clone() for name, one in trainer.engine.scales.state().items()}
+    assert found
+    return found

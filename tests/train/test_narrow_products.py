@@ -44,10 +44,13 @@ RUNNABLE = [name for name, one in PRECISIONS.items() if runs(one)]
 NARROW = [name for name in RUNNABLE if PRECISIONS[name].scaling]
 
 
-def engine_of(precision: str, architecture: Architecture = DENSE) -> Engine:
+RECIPE = Recipe(steps=STEPS, learning_rate=3e-3, warmup_steps=5)
+
+
+def engine_of(precision: str, architecture: Architecture = DENSE, recipe: Recipe = RECIPE) -> Engine:
     layout = Layout(micro_batch_seqs=SEQS)
     instance = Instance(architecture=architecture, layout=layout, precision=PRECISIONS[precision], seq_len=POSITIONS)
-    engine = Engine(instance, Recipe(steps=STEPS, learning_rate=3e-3, warmup_steps=5), World(instance.mesh))
+    engine = Engine(instance, recipe, World(instance.mesh))
     engine.initialise(0)
     return engine
 
@@ -70,6 +73,7 @@ def final_loss(precision: str, architecture: Architecture = DENSE) -> float:
 
 def test_all_recipes_that_keep_no_narrow_state_run() -> None:
     assert set(NARROW) >= {"fp8_current", "fp8_blockwise", "mxfp8", "nvfp4", "fp8_torchao", "fp8_torchao_rowwise"}
+    assert set(NARROW) >= {"fp8_delayed", "fp8_transformer_engine"}
     assert set(RUNNABLE) >= {"fp32", "bf16", "fp16", "bf16_bf16_moments", "bf16_no_master", "fp16_fp32_update"}
 
 

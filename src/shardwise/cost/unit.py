@@ -24,6 +24,7 @@ from shardwise.job import Precision
 from shardwise.layout.context import variant_of
 from shardwise.layout.family import BATCH, EXPERT, Family
 from shardwise.loss import loss_named
+from shardwise.lowering.amaxes import layer_counts
 from shardwise.lowering.control import NUM_ROUTERS
 from shardwise.lowering.kernels import Kernel
 from shardwise.lowering.traffic import Traffic
@@ -47,8 +48,8 @@ def unit_values(
     span = architecture.average_span(seq_len, last_of=last)
     if attended_tokens is not None and attended_tokens < seq_len:  # a block of scores for each document
         span = architecture.average_span(attended_tokens) * attended_tokens / seq_len
-    routers = architecture.num_routers
-    values = Values({**architecture.dims, "T": seq_len, "span": span, NUM_ROUTERS: routers, **degrees})
+    counts = {NUM_ROUTERS: architecture.num_routers, **layer_counts(architecture)}
+    values = Values({**architecture.dims, "T": seq_len, "span": span, **counts, **degrees})
     values["B"] = values[Local("B", BATCH)] = values[Local("B", BATCH + EXPERT)] = degrees["micro_batch_seqs"]
     if architecture.num_experts:  # what one device's experts take in: the sequences of its whole ep group
         values[Local("B", BATCH)] = degrees["micro_batch_seqs"] * degrees["ep"]
@@ -77,7 +78,9 @@ class UnitPricer:
 
     def of_structure(self, family: Family) -> Family:
         """The family with the facts of the model and the job that it depends on."""
-        return replace(family, experts=self.structure.experts, optimizer=self.optimizer)
+        return replace(
+            family, experts=self.structure.experts, optimizer=self.optimizer, shares_amax=self.precision.shares_amax
+        )
 
     @property
     def most_elements(self) -> float:

@@ -174,10 +174,12 @@ def charged_to(one: Traffic) -> str:
 
 
 def priced_family(structure: Structure, family: Family, name: str) -> Family:
-    """What of a family a unit's parts depend on. The step's control traffic, which one of the units has, runs over the axes of
-    all units."""
+    """What of a family a unit's parts depend on. The step's control traffic, which one of the units has, is that of all
+    units."""
     own = own_family(structure, family, name)
-    return replace(own, whole_experts=family.whole_experts) if name == CONTROL_UNIT else own
+    if name != CONTROL_UNIT:
+        return own
+    return replace(own, whole_experts=family.whole_experts, shares_amax=family.shares_amax)
 
 
 def parts_of(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> Parts:

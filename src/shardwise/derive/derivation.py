@@ -180,7 +180,7 @@ def own_family(structure: Structure, family: Family, name: str) -> Family:
 
     Recomputation and context parallelism are about layers, whole experts about units that send tokens to experts.
     """
-    own = replace(family, experts=structure.experts, recompute=of_kind(family.recompute, name))
+    own = replace(family, experts=structure.experts, recompute=of_kind(family.recompute, name), shares_amax=False)
     if name not in LAYERS:
         own = replace(own, recompute="none", cp_variant="all_gather")
     return own if routes(structure, name) else replace(own, whole_experts=False)

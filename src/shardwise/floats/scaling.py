@@ -97,20 +97,26 @@ class Quantised(NamedTuple):
         return self.elements * scales * np.float64(self.whole)
 
 
-def quantised(matrix: Matrix, to: NumberFormat, block: Block, kind: ScaleKind, amax: float | None = None) -> Quantised:
+def quantised(
+    matrix: Matrix, to: NumberFormat, block: Block, kind: ScaleKind, factor: float | None = None
+) -> Quantised:
     """A matrix [rows, columns] of float32 in blocks of a format, all arithmetic in float32 as a device has it.
 
-    `amax` is the largest size that the whole matrix is expected to have, of scales in fp32; None: that of each block itself.
-    What is larger saturates. The last blocks may be smaller than the others.
+    `factor`: by what the whole matrix is multiplied, of scales in fp32 (`floats.delayed`); None: what brings the largest size of
+    each block to the format's largest number. What is larger saturates. The last blocks may be smaller than the others.
 
     >>> found = quantised(np.array([[1.0, -3.0], [0.5, 0.0]], np.float32), FORMATS["e4m3"], (1, None), "e8m0")
     >>> found.elements.tolist(), found.scales.tolist()
     ([[128.0, -384.0], [256.0, 0.0]], [[0.0078125], [0.001953125]])
     """
-    sizes = block_amax(matrix, block) if amax is None else np.full((1, 1), amax, np.float32)
-    encode, scales, whole = _scales(sizes, to, kind)
+    encode, scales, whole = _scales(block_amax(matrix, block), to, kind) if factor is None else _given(factor)
     scaled = matrix * spread(encode, matrix.shape, block)
     return Quantised(rounded(scaled, to, saturating=True).astype(np.float32), scales, whole)
+
+
+def _given(factor: float) -> tuple[Matrix, Matrix, np.float32]:
+    encode = np.full((1, 1), factor, np.float32)
+    return encode, np.float32(1) / encode, np.float32(1)
 
 
 def _scales(sizes: Matrix, to: NumberFormat, kind: ScaleKind) -> tuple[Matrix, Matrix, np.float32]:

@@ -28,7 +28,8 @@ EXPERT: Axes = ("ep",)
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The structure of a layout, without its degrees, and the job's optimizer: what the derivation depends on."""
+    """The structure of a layout, without its degrees, and the job's optimizer: what the derivation depends on. `shares_amax`: its
+    precision recipe takes scales from the largest sizes that any rank has cast."""
 
     zero_stage: int
     sequence_parallel: bool
@@ -38,6 +39,7 @@ class Family:
     async_tp: bool = False
     whole_experts: bool = False
     optimizer: str = DEFAULT
+    shares_amax: bool = False
 
     @property
     def expert_axes(self) -> Axes:
@@ -67,7 +69,7 @@ class Family:
 
 
 def family_of(layout: Layout) -> Family:
-    """The structure of a layout (whether there are experts is the model's, the optimizer the job's)."""
+    """The structure of a layout (whether there are experts is the model's, the optimizer and `shares_amax` the job's)."""
     mode = Mode(layout.cp_variant, layout.async_tp, layout.expert_tp != layout.tp)
     return mode_family(layout.zero_stage, layout.sequence_parallel, layout.recompute, mode)
 

@@ -1,4 +1,4 @@
-"""Collectives of a step that carry no tensor of the model: norms of gradients, and what routers did."""
+"""Collectives of a step that carry no tensor of the model: norms of gradients, largest sizes for scales, and what routers did."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from shardwise.derive.derivation import derived_unit
 from shardwise.derive.shardings import optimizer_rest, weight_use
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import BATCH, EXPERT, TP, Family
+from shardwise.lowering.amaxes import num_operands
 from shardwise.lowering.traffic import PIPELINE, Traffic
 from shardwise.model.architecture import Structure
 from shardwise.model.decoder import structure_units
@@ -19,7 +20,7 @@ from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import constant, product
 
-NORM, NOISE, ROUTING, AUXILIARY = "norm", "noise scale", "routing", "auxiliary loss"
+NORM, NOISE, AMAX, ROUTING, AUXILIARY = "norm", "noise scale", "amax", "routing", "auxiliary loss"
 NUM_ROUTERS = "num_routers"  # the symbol for how many blocks have a router
 CONTROL_UNIT = "head"  # with whose traffic it is priced: every model has one
 ORDER: Axes = ("pp", *BATCH, *EXPERT, "cp", *TP)
@@ -27,8 +28,9 @@ ORDER: Axes = ("pp", *BATCH, *EXPERT, "cp", *TP)
 
 @lru_cache(maxsize=1024)
 def control_traffic(structure: Structure, family: Family, policy: IssuePolicy) -> tuple[Traffic, ...]:
-    """The norm's AllReduce, that of the noise scale where it is measured, and, as often as the policy says, that of the routers'
-    statistics of all layers at once; where these make a loss, its sum over the stages."""
+    """The norm's AllReduce, that of the noise scale where it is measured, that of the largest sizes from which scales follow,
+    and, as often as the policy says, that of the routers' statistics of all layers at once; where these make a loss, its sum over
+    the stages."""
     family = replace(family, experts=structure.experts)
     found = [
         Traffic(
@@ -41,6 +43,13 @@ def control_traffic(structure: Structure, family: Family, policy: IssuePolicy) -
             Traffic(
                 CONTROL_UNIT, "update", Kind.ALL_REDUCE, noise_axes(structure, family), Role.STATISTIC, constant(1.0),
                 (NOISE,), reason="each rank has squared its own part of each micro-batch's gradient",
+            )
+        )  # fmt: skip
+    if family.shares_amax:
+        found.append(
+            Traffic(
+                CONTROL_UNIT, "update", Kind.ALL_REDUCE, ORDER, Role.STATISTIC, num_operands(structure), (AMAX,),
+                reason="each rank has the largest size of its own part of what products take",
             )
         )  # fmt: skip
     if structure.experts and policy.statistics == "micro_batch":

@@ -17,7 +17,8 @@ from shardwise.layout.legality import degrees_of
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
 from shardwise.layout.stages import stages_on_ranks
 from shardwise.lowering import stages as pipeline
-from shardwise.lowering.control import NUM_ROUTERS, noise_axes, norm_axes, routing_axes
+from shardwise.lowering.amaxes import layer_counts
+from shardwise.lowering.control import NUM_ROUTERS, ORDER, noise_axes, norm_axes, routing_axes
 from shardwise.lowering.groups import Group, groups_of
 from shardwise.lowering.instruction import Instruction, Start
 from shardwise.lowering.parameters import (
@@ -79,7 +80,7 @@ class Instance:
 
     @cached_property
     def family(self) -> Family:
-        return replace(family_of(self.layout), optimizer=self.optimizer)
+        return replace(family_of(self.layout), optimizer=self.optimizer, shares_amax=self.precision.shares_amax)
 
     @cached_property
     def mesh(self) -> Mesh:
@@ -122,7 +123,8 @@ class Instance:
     def values(self) -> Values:
         """Sizes of the model's dims, and the degrees."""
         degrees = atomic_degrees(self.architecture, degrees_of(self.layout))
-        return Values({**self.architecture.dims, NUM_ROUTERS: self.num_routers(self.units), **degrees})
+        counts = {NUM_ROUTERS: self.num_routers(self.units), **layer_counts(self.architecture)}
+        return Values({**self.architecture.dims, **counts, **degrees})
 
     def num_routers(self, units: Iterable[PlacedUnit]) -> int:
         """How many of some units have a router."""
@@ -155,6 +157,11 @@ class Instance:
         return self.several(noise_axes(self.architecture.structure, self.family))
 
     @cached_property
+    def amax_axes(self) -> Axes:
+        """Those over which the largest sizes of what products take are compared; none where scales do not follow from them."""
+        return self.several(ORDER) if self.precision.shares_amax else ()
+
+    @cached_property
     def routing_axes(self) -> Axes:
         """Those that split tokens where their experts are chosen, over which the routers' statistics are summed."""
         experts = self.architecture.num_experts > 0
@@ -165,7 +172,7 @@ class Instance:
         """Every group of axes that a step of any rank has a collective over."""
         every = tuple(unit_paths(self.architecture))
         syncs = {one.sync for one in parameters(self.architecture, self.family, every)}
-        used = {self.loss_axes, self.norm_axes, self.routing_axes, self.several(PIPELINE)}
+        used = {self.loss_axes, self.norm_axes, self.amax_axes, self.routing_axes, self.several(PIPELINE)}
         used |= {self.several(axes) for sync in syncs for axes in sync}
         used |= {self.several(one.axes) for path, unit in every for one in self.moving(path, unit)}
         traffic = (one for kind in {unit for _, unit in every} for one in self.traffic(kind))

@@ -127,8 +127,6 @@ def _problems(precision: Precision, layout: Layout, optimizer: str) -> Iterator[
     )
     if precision.matmul and not precision.scaling:
         yield f"products in {precision.matmul} are planned, not yet runnable"
-    if precision.scaling == "delayed":
-        yield "scales from earlier steps are planned, not yet runnable"
     if precision.accumulated_gradients and precision.gradients != precision.activations:
         yield f"gradients in {precision.gradients}, added up in another format, under {precision.activations}, are planned only"
     if precision.gathered not in (None, precision.weights) and layout.zero_stage == 3:

@@ -27,6 +27,7 @@ from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.parallel.flat import FlatGroup, Interval
 from shardwise.train.parallel.noise import SmallNorms
 from shardwise.train.parallel.reducer import GradientReducer
+from shardwise.train.parallel.scales import SharedScales
 from shardwise.train.parallel.update import Updater
 from shardwise.train.parallel.weights import WeightGatherer
 from shardwise.train.passes import Parts, StepPasses
@@ -68,6 +69,7 @@ class Engine:
         self.scaler = LossScaler(recipe) if formats.scales_loss else None
         self.clock = Clock(world.device)
         self.exchange = Exchange(world, self.clock)
+        self.scales = SharedScales(instance, recipe, self.exchange)
         self.groups = [FlatGroup(group, formats, world) for group in instance.groups]
         for axes in sorted(instance.axes):  # every process group at once, in one order on all processes
             world.group(axes)
@@ -108,7 +110,8 @@ class Engine:
         """The weights that the unit at a path uses, and where its gradients go."""
         views = {name: view for group in self.groups for name, view in group.views.items()}
         used = self.instance.used[path]
-        return Ends({weight: views[one.name] for weight, one in used.items()}, self.reducer.of_unit(path))
+        weights = {weight: views[one.name] for weight, one in used.items()}
+        return Ends(weights, self.reducer.of_unit(path), scales=self.scales.of(path))
 
     def _gatherer(self) -> WeightGatherer:
         instance, flat = self.instance, dict(zip(self.instance.groups, self.groups, strict=True))
@@ -154,12 +157,14 @@ class Engine:
         """One optimizer step, the `step`th from 0, of this process's micro-batches of a batch with so many targets in all; with
         another learning `rate` than the recipe's for the plan's batch, where there is one."""
         self.balancer.begin_step()
+        self.scales.begin_step()
         self.norms.begin_step(measures=self.recipe.measures_noise_at(step))
         loss_scale = self.scaler.scale if self.scaler else 1.0
         passes = StepPasses(self._parts(), micro_batches, num_targets, num_micro_batches, loss_scale=loss_scale)
         losses = passes.run() or self._none()
         self.reducer.end_step()
         self.balancer.end_step(self._none()[0])
+        self.scales.end_step()
         self.gradients_ended()
         norm, squares = self.updater.norm() / loss_scale, self.norms.end_step()
         skipped = self._is_skipped(norm)

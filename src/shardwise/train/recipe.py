@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, assert_never
 
 from shardwise.errors import require
+from shardwise.floats.delayed import AmaxAlgorithm, Delayed
 from shardwise.issuing import BUCKET_BYTES, REDUCTIONS, Reduction
 from shardwise.optimizer.table import optimizer_fields, optimizer_named
 from shardwise.train.policy import ACTIONS, DEVIATIONS, LOSS_SPIKE, NON_FINITE, NORM_SPIKE, POLICIES, WINDOW, Action
@@ -36,6 +37,9 @@ class Recipe:
     In fp16 the loss is multiplied by `loss_scale` before the backward pass, and gradients divided by it behind it. A step whose
     gradients are not finite is left out and the scale multiplied by `loss_scale_backoff`; after `loss_scale_interval` other steps
     in a row it is multiplied by `loss_scale_growth`.
+
+    Where scales of products follow from earlier steps, they do so from the largest size in the last `amax_history` of them, or by
+    the `amax_algorithm` `most_recent` in the last one; it is brought to the format's largest number over 2^`amax_margin`.
 
     `reduction` says when gradients that rest whole are reduced: `after` the backward pass, `per_parameter` as each is ready, or
     `bucketed`, as soon as `bucket_bytes` of them are. `reduce_each_micro_batch` does so in every micro-batch and not in a step's
@@ -77,6 +81,9 @@ class Recipe:
     loss_scale_growth: float = 2.0
     loss_scale_backoff: float = 0.5
     loss_scale_interval: int = 2000
+    amax_history: int = 1024  # this and the next two: Transformer Engine, DelayedScaling
+    amax_algorithm: AmaxAlgorithm = "max"
+    amax_margin: int = 0
     seed: int = 0
     reduction: Reduction = "bucketed"
     bucket_bytes: int = BUCKET_BYTES
@@ -110,7 +117,7 @@ class Recipe:
     max_restarts: int = 3
 
     def __post_init__(self) -> None:
-        require([f"recipe: {problem} is required" for problem in self._problems()])
+        require([f"recipe: {problem} is required" for problem in (*self._problems(), *self.delayed.problems())])
 
     def _problems(self) -> Iterator[str]:
         for name in ("steps", "bucket_bytes", "keep_checkpoints", "loss_scale_interval"):
@@ -162,6 +169,11 @@ class Recipe:
     def policies(self) -> dict[str, Action]:
         """What each policy does, by its name."""
         return {NON_FINITE: self.non_finite, LOSS_SPIKE: self.loss_spike, NORM_SPIKE: self.norm_spike}
+
+    @property
+    def delayed(self) -> Delayed:
+        """How scales follow from earlier steps."""
+        return Delayed(history=self.amax_history, algorithm=self.amax_algorithm, margin=self.amax_margin)
 
     def measures_noise_at(self, step: int) -> bool:
         """Whether the noise scale is measured in a step, counted from 0."""

@@ -35,6 +35,7 @@ from shardwise.train.waits import waiting
 from shardwise.train.world import World
 
 LOSS_SCALE = "loss_scale"  # in a checkpoint
+SCALES = "scales."  # what the names of scales from earlier steps begin with there
 
 
 class Trainer:
@@ -142,7 +143,8 @@ class Trainer:
             f"{kind}.{one.name}": _pieces(one, values.detach()) for kind, one, values in self.engine.pieces()
         }
         for name, buffer in self.engine.buffers():
-            found[BUFFER + name] = Piece(tuple(buffer.shape), (0,) * buffer.ndim, buffer)
+            found[BUFFER + name] = _whole(buffer)
+        found |= {SCALES + name: _whole(values) for name, values in self.engine.scales.state().items()}
         scaler = self.engine.scaler
         counts: dict[str, Json] = {"step": self.step, LEFT_OUT: self.num_left_out}
         return {**found, **counts, **({} if scaler is None else {LOSS_SCALE: scaler.state()})}
@@ -160,6 +162,11 @@ class Trainer:
         """Nats per target over the first step of `batches`: of held-out text every sequence once (`train.admission`)."""
         held_out = self.feed.on_device(self.feed.on_host(batches, 0), self.engine.clock)
         return float(self.engine.loss(held_out, batches.num_targets(0)))
+
+
+def _whole(values: Tensor) -> Piece:
+    """What every process has alike."""
+    return Piece(tuple(values.shape), (0,) * values.ndim, values)
 
 
 def _pieces(one: Interval, values: Tensor) -> Piece | tuple[Piece, ...]:

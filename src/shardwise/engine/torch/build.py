@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shardwise.engine.torch.giving import Gradients
 from shardwise.engine.torch.model import Clock, Layer, Movement, TorchModel
-from shardwise.engine.torch.narrow import narrow_of
+from shardwise.engine.torch.narrow import Scales, narrow_of
 from shardwise.engine.torch.rank import Rank
 from shardwise.engine.torch.unit import TorchUnit
 from shardwise.lowering.instance import Instance
@@ -23,12 +23,13 @@ from shardwise.model.decoder import LAYERS, PREDICTS
 
 
 class Ends(NamedTuple):
-    """Of the unit at a path: its weights by their names in the program, where their gradients go, and of a router the bias of its
-    choice [E] (None: zero)."""
+    """Of the unit at a path: its weights by their names in the program, where their gradients go, of a router the bias of its
+    choice [E] (None: zero), and the scales of what its products take, where they follow from earlier steps."""
 
     weights: Mapping[str, Tensor]
     gradients: Gradients | None = None
     balance_bias: Tensor | None = None
+    scales: Scales | None = None
 
 
 def torch_model(
@@ -54,10 +55,10 @@ def torch_model(
                 instance.template(path, kind), sizes, rank, dtype, compiled=compiled and number is not None,
                 split=instance.splits and kind in SPLIT, narrow=narrow_of(instance.precision),
             )  # fmt: skip
-        weights, gradients, bias = ends_of(path)
+        weights, gradients, bias, scales = ends_of(path)
         if bias is None and path in biases:  # in fp32 at least, for its steps would vanish in bf16
             bias = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device)
-        layers.append(Layer(path, units[key], weights, gradients, number, bias))
+        layers.append(Layer(path, units[key], weights, gradients, number, bias, scales))
     ends = itertools.accumulate(map(len, instance.stages.values()), initial=0)
     return TorchModel(
         architecture, layers, dtype, rank, movement=movement, recomputing=recomputing, prediction_weight=prediction_weight,

@@ -48,7 +48,7 @@ def _contract(calls: Calls, step: Compute, operation: Contract) -> Call:
         return expert_contract(calls, step, operation)
     narrow = calls.narrow_product(step)
     if narrow is not None:
-        return Call(narrow, reads, (name,), into=narrow.into, alone=True)
+        return Call(narrow, (*reads, *narrow.reads), (name,), into=narrow.into, alone=True)
     dims = [spec.dims for spec in step.placed.inputs]
     result = step.placed.outputs[0].dims
     product = product_of(dims[0], dims[1], result, calls.local_sizes(step)) if len(dims) == 2 else None

@@ -17,6 +17,7 @@ from shardwise.engine.torch.calls import BALANCE_BIAS, GRADIENTS, PENALTY, ROUTE
 from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.engine.torch.giving import Gradients
 from shardwise.engine.torch.loss import capped
+from shardwise.engine.torch.narrow import SCALES, Scales
 from shardwise.engine.torch.rank import Rank
 from shardwise.engine.torch.unit import Held, Step, TorchUnit, run
 from shardwise.model.architecture import Architecture
@@ -62,7 +63,7 @@ class Resting:
 @dataclass
 class Layer:
     """A unit at its `path` in the model, the `number`th block where it has one: its weights by their names in the program, where
-    their gradients go, and of a router the bias of its choice."""
+    their gradients go, of a router the bias of its choice, and the scales of what its products take."""
 
     path: str
     unit: TorchUnit
@@ -70,6 +71,7 @@ class Layer:
     gradients: Gradients | None = None
     number: int | None = None
     balance_bias: Tensor | None = None
+    scales: Scales | None = None
 
     @property
     def predicts(self) -> bool:
@@ -224,7 +226,7 @@ class TorchModel:
         held = layer.unit.held()
         layer.put_weights(held, self.dtype)
         layer.put(held, shared)
-        layer.put(held, {GRADIENTS: layer.gradients, BALANCE_BIAS: layer.balance_bias})
+        layer.put(held, {GRADIENTS: layer.gradients, BALANCE_BIAS: layer.balance_bias, SCALES: layer.scales})
         for key, (name, axes) in layer.unit.cuts.items():
             held[layer.unit.place[key]] = sights.given(name, axes, layer.number)
         if layer.unit.input is not None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from torch import Tensor
 
@@ -29,14 +30,24 @@ from shardwise.model.program import Tensor as Named
 from shardwise.precision import Precision
 
 Dims = tuple[str, ...]
+SCALES = "@scales"  # what a call reads of the scales from earlier steps
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What an operand of a product is cast to: a format, in blocks [rows, summed] that have a scale each."""
+    """What an operand of a product is cast to: a format, in blocks [rows, summed] that have a scale each. `name` is that of the
+    tensor in its unit."""
 
     to: NumberFormat
     block: Block
+    name: str = ""
+
+
+class Scales(Protocol):
+    """Scales of one unit's operands from earlier steps."""
+
+    def factor(self, name: str, values: Tensor) -> Tensor:
+        """By what the tensor of a name is multiplied, a scalar; its values are seen for the steps that follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,7 @@ class Narrow:
     def of(self, tensor: Named) -> Operand:
         """What a tensor of a unit is cast to."""
         block = self.scaling.weight_block if tensor.role is Role.WEIGHT else self.scaling.block
-        return Operand(self.gradient if tensor.gradient_of else self.operand, block)
+        return Operand(self.gradient if tensor.gradient_of else self.operand, block, tensor.name)
 
     def product(self, left: Dims, right: Dims, result: Dims, tensors: Sequence[Named]) -> NarrowProduct:
         """That of two tensors of a unit, whose dims stand so."""
@@ -70,7 +81,8 @@ def narrow_of(precision: Precision) -> Narrow | None:
 class NarrowProduct:
     """`result = left · right` with dims as in an einsum, of operands that are cast; with the calls of `products.Product`.
 
-    What an operand has alone are the rows of its matrix, what both have is summed, in the left one's order.
+    What an operand has alone are the rows of its matrix, what both have is summed, in the left one's order. Where the scaling is
+    delayed, a call reads the unit's `scales` behind the operands.
     """
 
     left: Dims
@@ -78,18 +90,28 @@ class NarrowProduct:
     result: Dims
     operands: tuple[Operand, Operand]
     scaling: Scaling
+    scales: Scales | None = None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """What a call reads beside the operands."""
+        return (SCALES,) if self.scaling.is_delayed else ()
+
+    def at(self, *scales: Scales) -> NarrowProduct:
+        """The same with what `reads` has."""
+        return replace(self, scales=scales[0]) if scales else self
 
     def of(self, left: Dims, right: Dims, result: Dims, *, turned: bool) -> NarrowProduct:
         """The same of operands whose dims stand otherwise; `turned`: the second operand is the left one of these."""
         operands = self.operands[::-1] if turned else self.operands
         return NarrowProduct(left, right, result, operands, self.scaling)
 
-    def __call__(self, left: Tensor, right: Tensor) -> Tensor:
-        return self.in_fp32(left, right).to(left.dtype)
+    def __call__(self, left: Tensor, right: Tensor, *scales: Scales) -> Tensor:
+        return self.at(*scales).in_fp32(left, right).to(left.dtype)
 
-    def into(self, target: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
+    def into(self, target: Tensor, left: Tensor, right: Tensor, *scales: Scales, add: bool) -> None:
         """Write the product to `target`, a tensor of the result's shape, or add it to what is there, in the target's format."""
-        made = self.in_fp32(left, right)
+        made = self.at(*scales).in_fp32(left, right)
         target.add_(made) if add else target.copy_(made)
 
     def in_fp32(self, left: Tensor, right: Tensor) -> Tensor:
@@ -117,7 +139,8 @@ class NarrowProduct:
         rows = self._rows(dims)
         turned = tensor.permute([dims.index(dim) for dim in (*rows, *self._summed())])
         matrix = turned.reshape(math.prod(turned.shape[: len(rows)]), -1)
-        return quantised(matrix, operand.to, operand.block, self.scaling.kind)
+        factor = None if self.scales is None else self.scales.factor(operand.name, matrix)
+        return quantised(matrix, operand.to, operand.block, self.scaling.kind, factor)
 
     def _summed(self) -> Dims:
         return tuple(dim for dim in self.left if dim in self.right)

@@ -35,12 +35,18 @@ def rounded(values: Tensor, to: NumberFormat) -> Tensor:
     return nearest.clamp(-to.max, to.max)
 
 
-def quantised(matrix: Tensor, to: NumberFormat, block: Block, kind: ScaleKind, amax: Tensor | None = None) -> Quantised:
-    """A matrix [M, K] in blocks of a format. `amax`: of earlier steps, for the whole matrix."""
+def quantised(
+    matrix: Tensor, to: NumberFormat, block: Block, kind: ScaleKind, factor: Tensor | None = None
+) -> Quantised:
+    """A matrix [M, K] in blocks of a format. `factor`: by what the whole matrix is multiplied, from earlier steps."""
     values = matrix.float()
-    sizes = block_amax(values, block) if amax is None else amax.float().view(1, 1)
-    encode, scales, whole = _scales(sizes, to, kind)
+    encode, scales, whole = _scales(block_amax(values, block), to, kind) if factor is None else _given(factor)
     return Quantised(rounded(values * spread(encode, values.shape, block), to), scales, whole)
+
+
+def _given(factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    encode = factor.view(1, 1)
+    return encode, 1.0 / encode, torch.ones((), device=factor.device)
 
 
 def _scales(sizes: Tensor, to: NumberFormat, kind: ScaleKind) -> tuple[Tensor, Tensor, Tensor]:

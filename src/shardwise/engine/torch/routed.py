@@ -10,6 +10,7 @@ from torch import Tensor
 from shardwise.derive.walk import Compute
 from shardwise.engine.torch import experts
 from shardwise.engine.torch.calls import BALANCE_BIAS, PENALTY, ROUTED, Call, Calls
+from shardwise.engine.torch.narrow import Scales
 from shardwise.engine.torch.rows import Rows
 from shardwise.model.operations import Contract, Map, Route, RouteGradient
 
@@ -24,23 +25,26 @@ def expert_contract(calls: Calls, step: Compute, operation: Contract) -> Call:
         shape = [calls.local_sizes(step)[dim] for dim in result]
         of_gradient = narrow and narrow.of(("rows", "M"), ("rows", "D"), ("M", "D"), turned=reads[0] != left)
 
-        def gradient(one: Tensor, other: Tensor, routing: Rows) -> Tensor:
-            return experts.expert_gradient(one, other, routing, one.new_empty(shape), add=False, product=of_gradient)
+        def gradient(one: Tensor, other: Tensor, routing: Rows, *scales: Scales) -> Tensor:
+            product = of_gradient and of_gradient.at(*scales)
+            return experts.expert_gradient(one, other, routing, one.new_empty(shape), add=False, product=product)
 
-        def into(target: Tensor, one: Tensor, other: Tensor, routing: Rows, *, add: bool) -> None:
-            experts.expert_gradient(one, other, routing, target, add=add, product=of_gradient)
+        def into(target: Tensor, one: Tensor, other: Tensor, routing: Rows, *scales: Scales, add: bool) -> None:
+            product = of_gradient and of_gradient.at(*scales)
+            experts.expert_gradient(one, other, routing, target, add=add, product=product)
 
-        return Call(gradient, (*reads, rows), (name,), into=into)
+        return Call(gradient, (*reads, rows, *(narrow.reads if narrow else ())), (name,), into=into)
     rows, weight = (left, right) if calls.is_routed(left) else (right, left)
     matrix = dims[0] if weight == left else dims[1]
     turned = matrix[-1] != result[-1]
     of_rows = calls.rows(step.placed.outputs[0])
-    product = narrow and narrow.of(("rows", "D"), ("D", "M"), ("rows", "M"), turned=rows != left)
+    of_expert = narrow and narrow.of(("rows", "D"), ("D", "M"), ("rows", "M"), turned=rows != left)
 
-    def kernel(rows: Tensor, weight: Tensor, routing: Rows) -> Tensor:
+    def kernel(rows: Tensor, weight: Tensor, routing: Rows, *scales: Scales) -> Tensor:
+        product = of_expert and of_expert.at(*scales)
         return experts.expert_product(rows, weight.transpose(1, 2) if turned else weight, routing, product=product)
 
-    return Call(kernel, (rows, weight, of_rows), (name,))
+    return Call(kernel, (rows, weight, of_rows, *(narrow.reads if narrow else ())), (name,))
 
 
 def route(calls: Calls, step: Compute, operation: Route) -> Call:

@@ -132,6 +132,12 @@ class Exchange:
             replace(self.all_reduce(values, axes, carries=Carried(CONTROL, "")), term=CONTROL).wait()
         return values
 
+    def largest_now(self, values: Tensor, axes: Axes) -> Tensor:
+        """Control traffic: the largest of each that any process has, in place."""
+        if axes:
+            replace(self.all_reduce(values, axes, "max", Carried(CONTROL, "")), term=CONTROL).wait()
+        return values
+
     def _whole(self, collective: Callable[..., Any], axes: Axes, *given: Any) -> Issue:
         """What issues a collective of all processes of a group."""
         group = self.world.group(axes)

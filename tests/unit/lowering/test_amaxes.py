@@ -1,0 +1,67 @@
+"""What has a scale from earlier steps: counted by hand, and exchanged once per step, in as many bytes in lists as in prices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import shardwise as sw
+from shardwise.cost.instructions import InstructionPricer
+from shardwise.cost.pricing import Pricing
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.lowering.amaxes import layer_counts, num_operands, operands_by_path
+from shardwise.lowering.instance import Instance
+from shardwise.model.architecture import Architecture
+from shardwise.precision import PRECISIONS
+from shardwise.sharding.collective import Issued, Kind
+from shardwise.symbolic import Values
+
+DENSE = Architecture(
+    name="d", num_layers=3, d_model=64, d_ff=128, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=96
+)
+ROUTED = replace(DENSE, name="r", num_experts=4, experts_per_token=2)
+LEADING = replace(ROUTED, name="l", num_dense_layers=1, dense_d_ff=96, num_predict_layers=2)
+# Of a block: what its seven matrices multiply (the input of queries, keys and values, what attention gives, the input of gate and
+# up, and the activation), the matrices, and the gradient of what each of them gives. Of experts it is as many.
+OF_BLOCK = 4 + 7 + 7
+OF_PREDICTING = OF_BLOCK + 3  # a matrix, its input of two hidden states side by side, and the gradient of what it gives
+BY_HAND = {DENSE: 3 * OF_BLOCK, ROUTED: 3 * OF_BLOCK, LEADING: 3 * OF_BLOCK + 2 * OF_PREDICTING}
+
+
+@pytest.mark.parametrize("architecture", BY_HAND, ids=lambda one: one.name)
+def test_every_operand_of_a_block_has_a_scale(architecture: Architecture) -> None:
+    paths = operands_by_path(architecture)
+    assert sum(map(len, paths.values())) == BY_HAND[architecture]
+    counted = num_operands(architecture.structure).evaluate(Values(layer_counts(architecture)))
+    assert counted == BY_HAND[architecture]
+
+
+LAYOUTS = {
+    "dp": (Layout(dp=2), ("dp",)),
+    "zero-3 and tp": (Layout(fsdp=2, tp=2, zero_stage=3), ("fsdp", "tp_kv")),
+    "pp": (Layout(pp=3, dp=2, schedule="1f1b"), ("pp", "dp")),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_largest_sizes_are_exchanged_once_per_step_on_all_ranks(name: str) -> None:
+    layout, axes = LAYOUTS[name]
+    instance = Instance(architecture=DENSE, layout=layout, precision=PRECISIONS["fp8_delayed"], seq_len=32)
+    found = {one: count for one, count in instance.issued(4).items() if one.what == "amax"}
+    assert found == {Issued(Kind.ALL_REDUCE, axes, "fp32", 4 * BY_HAND[DENSE], "amax"): 1}
+    assert axes in instance.axes
+    other = replace(instance, precision=PRECISIONS["fp8_current"])
+    assert not [one for one in other.issued(4) if one.what == "amax"]
+
+
+def test_a_plan_prices_the_exchange_as_it_prices_the_norm() -> None:
+    """Both are latency: 576 numbers of 32 layers take as long as one, but for their bytes at the speed of the network."""
+    job = Job(global_batch_tokens=2**17, seq_len=2048, precision="fp8_delayed")
+    layout = Layout(fsdp=16, zero_stage=3)
+    pricer = InstructionPricer(Pricing(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16"), job, layout))
+    parts = pricer.parts("head")
+    seconds = {one.tensors[0]: pricer.collective_s(one, parts) for one in parts.collectives if one.is_control}
+    assert set(seconds) == {"loss", "norm", "amax"}
+    assert 0 < seconds["amax"] - seconds["norm"] < 4 * 32 * OF_BLOCK / 10e9
