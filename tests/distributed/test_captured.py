@@ -41,6 +41,7 @@ FORMATS = {
     "fp8_delayed pp": Case(
         layout=Layout(pp=2, schedule="1f1b", micro_batch_seqs=4), precision=PRECISIONS["fp8_delayed"]
     ),
+    "fp8_deepseek_v3 0": Case(layout=Layout(dp=2), precision=PRECISIONS["fp8_deepseek_v3"]),
 }
 
 

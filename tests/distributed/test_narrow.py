@@ -71,6 +71,18 @@ def test_blocks_that_no_rank_cuts_give_the_gradients_of_one_process(layout: str)
     assert any(error(plain.gradients[name], one) > 10 * TOLERANCE for name, one in alone.gradients.items())
 
 
+@pytest.mark.parametrize("layout", ["dp 2", "tp 2", "pp 2"])
+def test_weights_that_rest_in_tiles_are_those_that_products_would_cast(layout: str) -> None:
+    """On every rank and to the last bit, of weights that are in fp32 in either case."""
+    cast = WideCase(layout=LAYOUTS[layout], precision=in_blocks("fp8_deepseek_v3"))
+    tiled = replace(cast, precision=replace(cast.precision, weights="fp8", master="fp32"))
+    pairs = zip(*(run_ranks(first_step, one.layout.num_devices, one) for one in (cast, tiled)), strict=True)
+    for expected, found in pairs:
+        assert found.loss == expected.loss
+        for name, gradient in expected.gradients.items():
+            assert torch.equal(found.gradients[name], gradient), name
+
+
 @dataclass
 class Scaled:
     losses: list[float]

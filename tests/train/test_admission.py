@@ -73,7 +73,7 @@ def test_whole_experts_run() -> None:
         require_runnable(sw.load_model("mixtral-8x7b"), replace(layout, sequence_parallel=sequence_parallel), BF16)
 
 
-@pytest.mark.parametrize("name", ["fp8_deepseek_v3", "fp8_lm_o3", "fp8_nanotron", "int8_aqt"])
+@pytest.mark.parametrize("name", ["fp8_lm_o3", "fp8_nanotron", "int8_aqt"])
 def test_a_precision_recipe_that_does_not_run_is_named_with_those_that_do(name: str) -> None:
     with pytest.raises(InputError, match=rf"precision {name}: .*; one of bf16, .*fp32, .* runs"):
         require_runnable(MODEL, Layout(), precision_named(name))

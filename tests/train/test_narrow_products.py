@@ -154,7 +154,7 @@ def test_a_product_is_the_einsum_of_what_its_operands_stand_for(name: str, dims:
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", RUNNABLE)
+@pytest.mark.parametrize("name", [name for name in RUNNABLE if PRECISIONS[name].weights != "fp8"])
 def test_the_state_of_a_parameter_takes_the_bytes_of_the_recipe(name: str) -> None:
     engine = engine_of(name)
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for _, one in engine.held()}

@@ -11,6 +11,7 @@ from shardwise.cost.recorded import Input
 from shardwise.cost.unit import UnitPricer
 from shardwise.cost.unit_parts import charged_to
 from shardwise.layout.family import Family
+from shardwise.lowering.amaxes import COUNTS
 from shardwise.model.decoder import LAYERS
 from shardwise.model.program import Role
 from shardwise.symbolic import ZERO, Local, Polynomial, Symbol, Values
@@ -24,6 +25,7 @@ MEANINGS: Mapping[str, str] = {
     "ep": "part of expert parallelism that is borrowed from fsdp",
     "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "r": "rank of an adapter",
     **dict.fromkeys(("dp", "fsdp", "cp", "tp", "pp"), "degree of the axis"),
+    **{symbol: f"units of the kind {unit}" for unit, symbol in COUNTS.items()},
     "tp_kv": "part of tp that splits key-value heads", "tp_rep": "part of tp that shares a key-value head",
 }  # fmt: skip
 FULLEST = "share of the fullest device"  # of a dim that axes split: its symbol has both

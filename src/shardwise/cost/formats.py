@@ -124,6 +124,15 @@ class Formats:
         rest = bytes_per_element(self.precision.weights)
         return rest if products.narrow else max(rest, bytes_per_element(self.precision.activations))
 
+    def resting_widths(self) -> dict[str, float]:
+        """Bytes of each element of a unit's weights at rest (`State`): those of narrow products, with their share of a scale, may
+        be narrower than activations, and others not."""
+        rest, plain = (bytes_per_element(one) for one in (self.precision.weights, self.precision.activations))
+        if rest >= plain:
+            return {"resting": rest}
+        block = self.precision.weight_block
+        return {"resting": plain, "cast": rest - plain + (self.precision.scale_bytes / block if block else 0.0)}
+
     def weight_in_use(self, products: Products) -> float:
         """A weight as kernels read it and as ZeRO gathers it."""
         if self.precision.gathered is None:

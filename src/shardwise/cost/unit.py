@@ -381,7 +381,7 @@ class UnitPricer:
         optimizer = self.formats.optimizer
         moments = precision.moment_bytes(optimizer)
         return {
-            "parameters_bytes": {"resting": self.formats.weight_at_rest(parts.products)},
+            "parameters_bytes": self.formats.resting_widths(),
             "gradients_bytes": {"shard" if family.zero_stage >= 2 else "trained": gradient},
             # with fp32 weights the weights are their own master copy
             "master_bytes": {"shard": precision.master_bytes},

@@ -12,6 +12,7 @@ from shardwise.cost.kept import KEPT
 from shardwise.cost.shared import Shared
 from shardwise.cost.workspace import Held, held_of
 from shardwise.derive.derivation import Unit, own_family, routes
+from shardwise.derive.products import weights_of_products
 from shardwise.derive.shardings import state_rest, weight_use
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
@@ -36,7 +37,7 @@ class State(NamedTuple):
     and as the optimizer has them, of these as used but for experts', and of those that are ready last the former and the latter.
     `apart`: of the shard what an optimizer of matrices leaves to another (`Optimizer.others`). `together`: of the largest array
     of matrices that are updated whole all of it, and one device's part. `factors`: what moments have for
-    rows and columns.
+    rows and columns. `cast`: of those at rest what products take in a narrow format, where a recipe has one.
     """
 
     used: Value
@@ -48,11 +49,13 @@ class State(NamedTuple):
     apart: Value
     together: Value
     factors: Value
+    cast: Value
 
 
 class Arrays(NamedTuple):
-    """Weights of a unit that move alike, as flat arrays. `elements`, those `passing` and those of the `matrices` among them are
-    without padding, and so are the `factors`, what moments of them have for rows and columns."""
+    """Weights of a unit that move alike, as flat arrays. `elements`, those `passing`, those of the `matrices` among them, and
+    those that block products take (`cast`) are without padding, and so are the `factors`, what moments of them have for rows and
+    columns."""
 
     flat: FlatArrays
     elements: Polynomial
@@ -61,6 +64,7 @@ class Arrays(NamedTuple):
     gathers: bool
     matrices: Polynomial
     factors: Polynomial
+    cast: Polynomial
 
 
 class Sizes(NamedTuple):
@@ -71,6 +75,7 @@ class Sizes(NamedTuple):
     passing: Value
     apart: Value
     factors: Value
+    cast: Value
 
 
 def arrays_of(unit: Unit) -> tuple[Arrays, ...]:
@@ -78,6 +83,7 @@ def arrays_of(unit: Unit) -> tuple[Arrays, ...]:
     dims, order = unit.weights, [*reversed(unit.forward.program.weights)]
     of_matrices = matrices(unit.forward.program, tables=optimizer_named(unit.family.optimizer).tables)
     factors = unit.update.program.named(Role.FACTOR)
+    narrow = weights_of_products(unit.forward.steps, unit.tensors)
     found = [group for group in weight_groups(unit) if not dims.keys().isdisjoint(group.weights)]
     arrays = []
     for group in sorted(found, key=lambda one: max(map(order.index, one.weights))):
@@ -90,7 +96,8 @@ def arrays_of(unit: Unit) -> tuple[Arrays, ...]:
             for name in factors
             if name in unit.update.program.inputs and weight_of(name) in used
         )
-        arrays.append(Arrays(group.arrays, total(used.values()), passing, group.trained, gathers, own, kept))
+        cast = total(elements for name, elements in used.items() if name in narrow)
+        arrays.append(Arrays(group.arrays, total(used.values()), passing, group.trained, gathers, own, kept, cast))
     return tuple(arrays)
 
 
@@ -99,7 +106,12 @@ def expressions_of(arrays: Sequence[Arrays]) -> State:
     shares = [share_of(one.flat.split) for one in arrays]
     sizes = (
         Sizes(
-            one.elements, one.elements * share, one.passing, (one.elements + one.matrices * -1.0) * share, one.factors
+            one.elements,
+            one.elements * share,
+            one.passing,
+            (one.elements + one.matrices * -1.0) * share,
+            one.factors,
+            one.cast * share if one.gathers else one.cast,
         )
         for one, share in zip(arrays, shares, strict=True)
     )
@@ -116,7 +128,9 @@ def elements_at(arrays: Sequence[Arrays], values: Values, most_elements: float) 
         whole = one.flat.evaluate(values, most_elements).elements
         part = whole / values.degree(one.flat.split)
         apart = (one.elements + one.matrices * -1.0).evaluate(values) / values.degree(one.flat.split)
-        every.append((one, Sizes(whole, part, one.passing.evaluate(values), apart, one.factors.evaluate(values))))
+        cast = one.cast.evaluate(values) / (values.degree(one.flat.split) if one.gathers else 1)
+        factors = one.factors.evaluate(values)
+        every.append((one, Sizes(whole, part, one.passing.evaluate(values), apart, factors, cast)))
         if one.trained:  # arrays that others have joined have no elements
             ready_last = where(whole > 0, whole + part, ready_last)
         if one.trained and one.matrices:
@@ -133,7 +147,7 @@ def _state(every: Sequence[tuple[Arrays, Sizes]], ready_last: Value, together: V
         sum((size.whole for size in trained), start=nothing), sum((size.part for size in trained), start=nothing),
         sum((size.passing for size in trained), start=nothing), ready_last,
         sum((size.apart for size in trained), start=nothing), together,
-        sum((size.factors for size in trained), start=nothing),
+        sum((size.factors for size in trained), start=nothing), sum((size.cast for _, size in every), start=nothing),
     )  # fmt: skip
 
 

@@ -86,6 +86,12 @@ def products(steps: Iterable[Step], tensors: Mapping[str, Tensor]) -> Iterator[C
     return (step for step in steps if isinstance(step, Compute) and is_block_product(step.operation, tensors))
 
 
+def weights_of_products(steps: Iterable[Step], tensors: Mapping[str, Tensor]) -> frozenset[str]:
+    """The weights that these products take among some steps."""
+    taken = (name for step in products(steps, tensors) for name in step.operation.inputs)
+    return frozenset(name for name in taken if tensors[name].role is Role.WEIGHT)
+
+
 def summed_dims(operation: Operation, tensors: Mapping[str, Tensor]) -> frozenset[str]:
     """The dims that a product sums over: they have to lie innermost in both operands."""
     left, right = (set(tensors[name].dims) for name in operation.inputs)

@@ -13,6 +13,7 @@ from shardwise.model.architecture import Architecture, Structure
 from shardwise.model.decoder import LAYERS, PREDICTS, structure_units, unit_counts
 from shardwise.symbolic import Polynomial, product, total
 
+COUNTS = {unit: f"num_{unit}" for unit in LAYERS + PREDICTS}  # the symbols for how many layers of a kind there are
 ANY = Family(zero_stage=0, sequence_parallel=False, recompute="none")  # a program is the same in every family
 
 
@@ -32,15 +33,11 @@ def operands_by_path(architecture: Architecture) -> dict[str, tuple[str, ...]]:
 
 def num_operands(structure: Structure) -> Polynomial:
     """How many there are in a model, by the numbers of its layers (`layer_counts`)."""
-    names = [name for name in structure_units(structure) if name in LAYERS + PREDICTS]
-    return total(product([_count(name)], coefficient=len(unit_operands(structure, name))) for name in names)
+    names = [name for name in structure_units(structure) if name in COUNTS]
+    return total(product([COUNTS[name]], coefficient=len(unit_operands(structure, name))) for name in names)
 
 
 def layer_counts(architecture: Architecture) -> Mapping[str, int]:
     """The symbols for how many layers of each kind a model has."""
     counts = unit_counts(architecture)
-    return {_count(name): counts.get(name, 0) for name in LAYERS + PREDICTS}
-
-
-def _count(unit: str) -> str:
-    return f"num_{unit}"
+    return {symbol: counts.get(name, 0) for name, symbol in COUNTS.items()}

@@ -17,7 +17,7 @@ from shardwise.layout.legality import degrees_of
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
 from shardwise.layout.stages import stages_on_ranks
 from shardwise.lowering import stages as pipeline
-from shardwise.lowering.amaxes import layer_counts
+from shardwise.lowering.amaxes import layer_counts, unit_operands
 from shardwise.lowering.control import NUM_ROUTERS, ORDER, noise_axes, norm_axes, routing_axes
 from shardwise.lowering.groups import Group, groups_of
 from shardwise.lowering.instruction import Instruction, Start
@@ -160,6 +160,10 @@ class Instance:
     def amax_axes(self) -> Axes:
         """Those over which the largest sizes of what products take are compared; none where scales do not follow from them."""
         return self.several(ORDER) if self.precision.shares_amax else ()
+
+    def operands(self, unit: str) -> tuple[str, ...]:
+        """What products with the weights of a kind of unit take."""
+        return unit_operands(self.architecture.structure, unit)
 
     @cached_property
     def routing_axes(self) -> Axes:

@@ -65,7 +65,8 @@ def require_runnable(
 ) -> None:
     """Raise `InputError` with everything in a layout, a precision recipe and the optimizer under them that the engine does not
     support, and the fix."""
-    require([*_missing(layout), *_broken(architecture, layout), *_unrunnable(precision, layout, optimizer)])
+    broken = (*_missing(layout), *_broken(architecture, layout), *_adapted(architecture, precision))
+    require([*broken, *_unrunnable(precision, layout, optimizer)])
 
 
 def _missing(layout: Layout) -> Iterator[str]:
@@ -117,7 +118,7 @@ def _unrunnable(precision: Precision, layout: Layout, optimizer: str) -> Iterato
 def _problems(precision: Precision, layout: Layout, optimizer: str) -> Iterator[str]:
     """What the engine does not support of a recipe under a layout with an optimizer."""
     kept = {
-        precision.weights, precision.gradients, precision.gradient_reduction, precision.master or precision.weights,
+        precision.gradients, precision.gradient_reduction, precision.master or precision.gradients,
         precision.accumulated_gradients or precision.gradients, precision.activations, precision.moments,
         precision.second_moment or precision.moments, precision.update_gradients or precision.gradients,
     }  # fmt: skip
@@ -125,6 +126,7 @@ def _problems(precision: Precision, layout: Layout, optimizer: str) -> Iterator[
         f"{name} at rest, which takes scales, is planned, not yet runnable"
         for name in sorted(kept - set(RUNNABLE_FORMATS))
     )
+    yield from _narrow_weights(precision, layout)
     if precision.matmul and not precision.scaling:
         yield f"products in {precision.matmul} are planned, not yet runnable"
     if precision.accumulated_gradients and precision.gradients != precision.activations:
@@ -139,3 +141,21 @@ def _problems(precision: Precision, layout: Layout, optimizer: str) -> Iterator[
             f"{optimizer} takes whole matrices in the format of the activations, and fp16 has no room for the squares of "
             "small gradients"
         )
+
+
+def _narrow_weights(precision: Precision, layout: Layout) -> Iterator[str]:
+    """Of weights that rest in the format of products: a process casts whole tiles of them, from a master copy that is whole."""
+    if precision.weights in RUNNABLE_FORMATS:
+        return
+    if precision.weights != precision.matmul or precision.master is None or precision.weight_block is None:
+        yield f"{precision.weights} at rest, which takes scales, is planned, not yet runnable"
+    elif layout.zero_stage:
+        yield (
+            f"weights in {precision.weights} whose master copy zero_stage={layout.zero_stage} splits within tiles are planned, "
+            f"not yet runnable: plan again with {pins_text({'zero_stage': 0})}"
+        )
+
+
+def _adapted(architecture: Architecture, precision: Precision) -> Iterator[str]:
+    if architecture.lora_rank and precision.weights not in RUNNABLE_FORMATS:
+        yield f"precision {precision.name}: adapters of weights in {precision.weights} are planned, not yet runnable"

@@ -24,10 +24,11 @@ from shardwise.train.formats import formats_of
 from shardwise.train.loss_scaling import LossScaler
 from shardwise.train.memory import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
 from shardwise.train.parallel.exchange import Exchange
-from shardwise.train.parallel.flat import FlatGroup, Interval
+from shardwise.train.parallel.flat import Interval
 from shardwise.train.parallel.noise import SmallNorms
 from shardwise.train.parallel.reducer import GradientReducer
 from shardwise.train.parallel.scales import SharedScales
+from shardwise.train.parallel.tiled import flat_groups
 from shardwise.train.parallel.update import Updater
 from shardwise.train.parallel.weights import WeightGatherer
 from shardwise.train.passes import Parts, StepPasses
@@ -70,7 +71,7 @@ class Engine:
         self.clock = Clock(world.device)
         self.exchange = Exchange(world, self.clock)
         self.scales = SharedScales(instance, recipe, self.exchange)
-        self.groups = [FlatGroup(group, formats, world) for group in instance.groups]
+        self.groups = flat_groups(instance, formats, world)
         for axes in sorted(instance.axes):  # every process group at once, in one order on all processes
             world.group(axes)
             if axes == PIPELINE:
@@ -244,7 +245,7 @@ class Engine:
         """What rests on this process from step to step, by the terms of a plan's memory; gathered weights come and go."""
         for group in self.groups:
             yield GATHERED if group.splits_weights else PARAMETERS, group.weights
-            yield PARAMETERS, group.shard
+            yield from ((PARAMETERS, one) for one in group.resting())
             if group.has_master:
                 yield MASTER, group.state
         for gradients in self.reducer.groups:

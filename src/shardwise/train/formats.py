@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shardwise.engine.torch.narrow import Narrow, narrow_of
 from shardwise.precision import Precision
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -13,9 +14,10 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formats:
-    """Formats of a run: `weights` as they rest, and as the model of `activations` uses them; their `gradients`, the copy that
-    these are `accumulated` in (None: none), the one that they are `reduced` in, and the one that rests for the `update`
-    (None: none); the `state` that the optimizer updates, its `moments` and those of squares."""
+    """Formats of a run: `weights` as they rest, and as the model of `activations` uses them; `tiled`: what those that products
+    take rest in instead, in tiles; their `gradients`, the copy that these are `accumulated` in (None: none), the one that they
+    are `reduced` in, and the one that rests for the `update` (None: none); the `state` that the optimizer updates, its `moments`
+    and those of squares."""
 
     weights: torch.dtype
     activations: torch.dtype
@@ -26,6 +28,7 @@ class Formats:
     moments: torch.dtype
     squares: torch.dtype
     update: torch.dtype | None
+    tiled: Narrow | None = None
 
     @property
     def has_master(self) -> bool:
@@ -46,9 +49,12 @@ class Formats:
 def formats_of(precision: Precision) -> Formats:
     """The formats of a recipe that runs (`planning.runnable`)."""
     accumulated, update = precision.accumulated_gradients, precision.update_gradients
+    is_tiled = precision.weights not in DTYPES
+    weights = precision.activations if is_tiled else precision.weights
     return Formats(
-        weights=DTYPES[precision.weights], activations=DTYPES[precision.activations], gradients=DTYPES[precision.gradients],
+        weights=DTYPES[weights], activations=DTYPES[precision.activations], gradients=DTYPES[precision.gradients],
         accumulated=DTYPES[accumulated] if accumulated else None, reduced=DTYPES[precision.gradient_reduction],
-        state=DTYPES[precision.master or precision.weights], moments=DTYPES[precision.moments],
+        state=DTYPES[precision.master or weights], moments=DTYPES[precision.moments],
         squares=DTYPES[precision.second_moment or precision.moments], update=DTYPES[update] if update else None,
+        tiled=narrow_of(precision) if is_tiled else None,
     )  # fmt: skip

@@ -46,7 +46,8 @@ def first_non_finite(engine: Engine, own_loss: float, world: World) -> str:
 
 def _weights(engine: Engine) -> Iterator[tuple[str, Tensor]]:
     for group in engine.groups:
-        yield from group.views.items() if group.whole else ()
+        tensors = ((name, view) for name, view in group.views.items() if isinstance(view, Tensor))
+        yield from tensors if group.whole else ()
         yield from ((one.name, group.state[one.start : one.start + one.size]) for one in group.intervals())
 
 

@@ -23,6 +23,7 @@ from shardwise.engine.torch.quantise import (
     scaled_product,
     tensor_core_product,
 )
+from shardwise.engine.torch.tiled import Tiled
 from shardwise.floats.number_format import NumberFormat, format_named
 from shardwise.floats.scaling import WHOLE, Block, Scaling, scaling_named
 from shardwise.model.program import Role
@@ -30,6 +31,7 @@ from shardwise.model.program import Tensor as Named
 from shardwise.precision import Precision
 
 Dims = tuple[str, ...]
+Operable = Tensor | Tiled
 SCALES = "@scales"  # what a call reads of the scales from earlier steps
 
 
@@ -106,20 +108,20 @@ class NarrowProduct:
         operands = self.operands[::-1] if turned else self.operands
         return NarrowProduct(left, right, result, operands, self.scaling)
 
-    def __call__(self, left: Tensor, right: Tensor, *scales: Scales) -> Tensor:
-        return self.at(*scales).in_fp32(left, right).to(left.dtype)
+    def __call__(self, left: Operable, right: Operable, *scales: Scales) -> Tensor:
+        return self.at(*scales).in_fp32(left, right).to(right.dtype if isinstance(left, Tiled) else left.dtype)
 
-    def into(self, target: Tensor, left: Tensor, right: Tensor, *scales: Scales, add: bool) -> None:
+    def into(self, target: Tensor, left: Operable, right: Operable, *scales: Scales, add: bool) -> None:
         """Write the product to `target`, a tensor of the result's shape, or add it to what is there, in the target's format."""
         made = self.at(*scales).in_fp32(left, right)
         target.add_(made) if add else target.copy_(made)
 
-    def in_fp32(self, left: Tensor, right: Tensor) -> Tensor:
+    def in_fp32(self, left: Operable, right: Operable) -> Tensor:
         """The product as it is summed."""
         casts = (self._cast(*one) for one in zip((left, right), (self.left, self.right), self.operands, strict=True))
         first, second = casts
         blocks = self.operands[0].block, self.operands[1].block
-        made = self._on_tensor_cores(first, second) if on_gpu(left) else None
+        made = self._on_tensor_cores(first, second) if on_gpu(first.elements) else None
         if made is None:
             made = scaled_product(first, blocks[0], second, blocks[1], is_local=self.scaling.is_local)
         sizes = dict(zip((*self.left, *self.right), (*left.shape, *right.shape), strict=True))
@@ -134,9 +136,11 @@ class NarrowProduct:
             return None
         return tensor_core_product(first, second, formats, by_row=by_row)
 
-    def _cast(self, tensor: Tensor, dims: Dims, operand: Operand) -> Quantised:
+    def _cast(self, tensor: Operable, dims: Dims, operand: Operand) -> Quantised:
         """An operand as a matrix [rows, summed], cast."""
         rows = self._rows(dims)
+        if isinstance(tensor, Tiled):
+            return tensor.operand(by_columns=(dims[: len(rows)] != rows) is not tensor.turned)
         turned = tensor.permute([dims.index(dim) for dim in (*rows, *self._summed())])
         matrix = turned.reshape(math.prod(turned.shape[: len(rows)]), -1)
         factor = None if self.scales is None else self.scales.factor(operand.name, matrix)

@@ -33,7 +33,9 @@ def expert_contract(calls: Calls, step: Compute, operation: Contract) -> Call:
             product = of_gradient and of_gradient.at(*scales)
             experts.expert_gradient(one, other, routing, target, add=add, product=product)
 
-        return Call(gradient, (*reads, rows, *(narrow.reads if narrow else ())), (name,), into=into)
+        return Call(
+            gradient, (*reads, rows, *(narrow.reads if narrow else ())), (name,), into=into, alone=narrow is not None
+        )
     rows, weight = (left, right) if calls.is_routed(left) else (right, left)
     matrix = dims[0] if weight == left else dims[1]
     turned = matrix[-1] != result[-1]
@@ -44,7 +46,7 @@ def expert_contract(calls: Calls, step: Compute, operation: Contract) -> Call:
         product = of_expert and of_expert.at(*scales)
         return experts.expert_product(rows, weight.transpose(1, 2) if turned else weight, routing, product=product)
 
-    return Call(kernel, (rows, weight, of_rows, *(narrow.reads if narrow else ())), (name,))
+    return Call(kernel, (rows, weight, of_rows, *(narrow.reads if narrow else ())), (name,), alone=narrow is not None)
 
 
 def route(calls: Calls, step: Compute, operation: Route) -> Call:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ class FlatGroup:
         self.weights_carried, self.gradients_carried = (Carried(role, group.path) for role in (GATHER, GRADIENT))
         self.resized: Callable[[Tensor], None] = lambda weights: None  # called whenever gathered weights come and go
         self._make_weights()
-        self.views = {member.parameter.name: self.view(self.weights, member) for member in group.members}
+        self.views = self._views()
         if self.splits_weights:
             self.release()
         if group.trained:
@@ -97,6 +97,14 @@ class FlatGroup:
         self.has_master = formats.has_master and self.group.trained
         self.state = self.zeros(size, formats.state) if self.has_master else self.shard
         self.whole = True
+
+    def _views(self) -> dict[str, Any]:
+        """What the model uses of each parameter."""
+        return {member.parameter.name: self.view(self.weights, member) for member in self.group.members}
+
+    def resting(self) -> Iterator[Tensor]:
+        """The weights as they rest."""
+        yield self.shard
 
     def _make_gradients(self) -> None:
         size = self.group.shard_size if self.scatters else self.group.padded_size

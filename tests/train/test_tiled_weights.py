@@ -1,0 +1,150 @@
+"""Weights in FP8 tiles at rest: what products take of them, to the bit, their bytes, and the runs that have them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_narrow_products import POSITIONS, SEQS, batches, engine_of
+
+from shardwise.cluster.load import load_cluster
+from shardwise.cost.estimate import estimate
+from shardwise.engine.torch.narrow import NarrowProduct, Operand
+from shardwise.engine.torch.tiled import Tiled
+from shardwise.errors import InputError
+from shardwise.floats.number_format import FORMATS
+from shardwise.floats.scaling import SCALINGS, quantised
+from shardwise.job import Job
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.planning.runnable import require_runnable
+from shardwise.precision import PRECISIONS
+from shardwise.train.engine import Engine
+
+E4M3, TILE = FORMATS["e4m3"], SCALINGS["tile"]
+# Every matrix has whole tiles of 128 x 128, so that scales are four bytes for 16,384 elements.
+WIDE = Architecture(
+    name="w", num_layers=2, d_model=128, d_ff=256, num_heads=4, num_kv_heads=2, head_dim=64, vocab_size=96
+)
+ROUTED = replace(WIDE, name="r", num_experts=4, experts_per_token=2)
+
+
+def values(*shape: int, seed: int = 0) -> torch.Tensor:
+    random = np.random.default_rng(seed)
+    return torch.from_numpy((random.standard_normal(shape) * np.exp2(random.uniform(-6, 2, shape))).astype(np.float32))
+
+
+def tiled(weight: torch.Tensor, num_stacked: int, num_rows: int) -> Tiled:
+    found = Tiled.zeros(weight.shape, num_stacked, num_rows, E4M3, TILE, torch.device("cpu"))
+    found.assign(weight)
+    return found
+
+
+def test_tiles_are_those_of_the_reference() -> None:
+    weight = values(3, 100, 150)
+    found = tiled(weight, 1, 1)
+    for matrix, one in zip(weight, found, strict=True):
+        expected = quantised(matrix.numpy(), E4M3, TILE.weight_block, TILE.kind)
+        assert one.elements.float().numpy().tobytes() == expected.elements.tobytes()
+        assert one.scales.numpy().tobytes() == expected.scales.tobytes()
+
+
+# A weight's dims, how many of them are rows, and the products that take it: forward, and back to its input.
+PRODUCTS = {
+    "columns are summed": (("F", "D"), 1, (("B", "D"), ("B", "F"))),
+    "rows are summed": (("D", "F"), 1, (("B", "D"), ("B", "F"))),
+    "heads": (("N", "H", "D"), 2, (("B", "N", "H"), ("B", "D"))),
+}
+SIZES = {"B": 20, "D": 192, "F": 160, "N": 3, "H": 64}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_take_a_tiled_weight_as_they_cast_the_one_that_it_is_of(name: str) -> None:
+    dims, num_rows, ends = PRODUCTS[name]
+    weight = values(*(SIZES[dim] for dim in dims))
+    for given, result in (ends, ends[::-1]):
+        product = NarrowProduct(
+            given, dims, result, (Operand(E4M3, TILE.block), Operand(E4M3, TILE.weight_block)), TILE
+        )
+        x = values(*(SIZES[dim] for dim in given), seed=1)
+        found = product(x, tiled(weight, 0, num_rows))
+        assert torch.equal(found, product(x, weight))
+        assert found.shape == torch.Size(SIZES[dim] for dim in result)
+        turned = NarrowProduct(dims, given, result, product.operands[::-1], TILE)
+        assert torch.equal(turned(tiled(weight, 0, num_rows), x), turned(weight, x))
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_experts_take_their_matrices_of_a_stack(exchanged: bool) -> None:
+    weight = values(2, 160, 192)
+    stack = tiled(weight, 1, 1)
+    plain = weight.transpose(1, 2) if exchanged else weight
+    rows = values(20, plain.shape[1], seed=1)
+    operands = Operand(E4M3, TILE.block), Operand(E4M3, TILE.weight_block)
+    product = NarrowProduct(("rows", "D"), ("D", "M"), ("rows", "M"), operands, TILE)
+    for one, other in zip(stack.transpose(1, 2) if exchanged else stack, plain, strict=True):
+        assert one.shape == other.shape
+        assert torch.equal(product(rows, one), product(rows, other))
+
+
+@pytest.mark.parametrize("architecture", [WIDE, ROUTED], ids=lambda one: one.name)
+def test_state_takes_the_bytes_of_the_plan(architecture: Architecture) -> None:
+    """Matrices of blocks 15 for each parameter and four for each tile, all else 16."""
+    precision, layout = PRECISIONS["fp8_deepseek_v3"], Layout(micro_batch_seqs=SEQS)
+    engine = engine_of("fp8_deepseek_v3", architecture)
+    measured: dict[str, int] = {}
+    storages = {one.untyped_storage().data_ptr(): (term, one.untyped_storage().nbytes()) for term, one in engine.held()}
+    for term, num_bytes in storages.values():
+        measured[term] = measured.get(term, 0) + num_bytes
+    job = Job(global_batch_tokens=SEQS * POSITIONS, seq_len=POSITIONS, precision=precision.name)
+    planned = estimate(architecture, load_cluster("h100:1"), job, layout).memory
+    assert measured == {term: planned[term] for term in measured}
+    members = [one for group in engine.instance.groups for one in group.members]
+    by_products = sum(one.size for one in members if isinstance(engine_view(engine, one.parameter.name), Tiled))
+    every = sum(one.size for one in members)
+    assert by_products > every / 2
+    assert sum(measured.values()) == by_products * (15 + 4 / 128**2) + (every - by_products) * 16
+
+
+def engine_view(engine: Engine, name: str) -> object:
+    return next(group.views[name] for group in engine.groups if name in group.views)
+
+
+def test_weights_are_cast_from_the_master_copy_behind_every_update() -> None:
+    engine = engine_of("fp8_deepseek_v3", WIDE)
+    before = engine_view(engine, "layers.0.w_up")
+    assert isinstance(before, Tiled)
+    first = before.elements.clone()
+    for step, batch in enumerate(batches(2)):
+        engine.step([batch], SEQS * POSITIONS, 1, step)
+    group = next(group for group in engine.groups if "layers.0.w_up" in group.views)
+    member = next(one for one in group.group.members if one.parameter.name == "layers.0.w_up")
+    found = group.views["layers.0.w_up"]
+    expected = quantised(group.view(group.state, member).numpy(), E4M3, TILE.weight_block, TILE.kind)
+    assert found.elements.float().numpy().tobytes() == expected.elements.tobytes()
+    assert not torch.equal(found.elements.float(), first.float())
+
+
+def test_a_master_copy_in_parts_and_adapters_are_refused() -> None:
+    precision = PRECISIONS["fp8_deepseek_v3"]
+    require_runnable(WIDE, Layout(dp=2, tp=2, pp=2), precision)
+    with pytest.raises(InputError, match=r"zero_stage=1 splits within tiles .* --pin zero_stage=0"):
+        require_runnable(WIDE, Layout(fsdp=2, zero_stage=1), precision)
+    adapted = replace(WIDE, lora_rank=4, lora_targets=("qkv",))
+    with pytest.raises(InputError, match="adapters of weights in fp8"):
+        require_runnable(adapted, Layout(), precision)
+
+
+def test_a_checkpoint_has_the_master_copy_and_a_run_goes_on_from_it_bit_by_bit() -> None:
+    first, second = engine_of("fp8_deepseek_v3", WIDE), engine_of("fp8_deepseek_v3", WIDE)
+    every = list(batches(3))
+    for step, batch in enumerate(every[:2]):
+        first.step([batch], SEQS * POSITIONS, 1, step)
+    for (_, _, mine), (_, _, theirs) in zip(first.pieces(), second.pieces(), strict=True):
+        theirs.copy_(mine)
+    second.updater.set_steps(2)
+    second.publish()
+    losses = [float(one.step([every[2]], SEQS * POSITIONS, 1, 2).loss) for one in (first, second)]
+    assert losses[0] == losses[1]
