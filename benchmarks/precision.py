@@ -1,21 +1,25 @@
 """The demo's model trained in every precision recipe that runs: `python benchmarks/precision.py [NAME ...] [--steps N]`.
 
-Prints the last losses (the mean of the last tenth of the steps) beside fp32's in the same setting. fp16 is trained with the three
+Prints the last losses (the mean of the last tenth of the steps) beside fp32's in the same setting and from the same seeds, the
+mean of that difference with its standard error, and how far fp32's own losses lie apart. `fp32, weights a last place off`
+begins with each weight at the next number, and so shows how far runs amplify a difference. fp16 is trained with the three
 techniques of Micikevicius et al. 2018 (arXiv 1710.03740), without each, and without any: an fp32 copy of the weights, a scaled
 loss, and sums in fp32. On this model and at its learning rate only the scale is missed. The other two are in settings of their
 own, one layer of the model: updates of less than half of a weight's last place, and a residual stream whose sums of squares
 exceed 65,504.
-Each step has one micro-batch, whose gradients are as small as they are in a global batch of `GLOBAL_TOKENS`: the loss is divided
-by all targets of a step, so that is what a micro-batch of a large batch gives. The optimizer does not see the factor.
+
+Each step has one micro-batch, whose gradients are as small as they are in a global batch of `GLOBAL_TOKENS`: the loss is
+divided by all targets of a step, so that is what a micro-batch of a large batch gives. The optimizer does not see the factor.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,21 +74,23 @@ class Variant:
     """A recipe in a setting, and what it is trained without."""
 
     precision: Precision
-    setting: Setting = USUAL
+    setting: Setting
     loss_scale: float = 2.0**16
     sums_in_fp16: bool = False
+    is_nudged: bool = False  # every initial weight is the next larger number of its format
 
 
-def variants() -> Mapping[str, Variant]:
+def variants(usual: Setting = USUAL) -> Mapping[str, Variant]:
     """Every recipe that runs on one device, and fp16 without its techniques."""
     fp32, fp16 = PRECISIONS["fp32"], PRECISIONS["fp16"]
     bare = replace(fp16, master=None)
     return {
-        **{name: Variant(one) for name, one in PRECISIONS.items() if _runs(one)},
-        "fp16 without an fp32 copy of the weights": Variant(bare),
-        "fp16 without loss scaling": Variant(fp16, loss_scale=1.0),
-        "fp16 with sums in fp16": Variant(fp16, sums_in_fp16=True),
-        "fp16 without any of the three": Variant(bare, loss_scale=1.0, sums_in_fp16=True),
+        **{name: Variant(one, usual) for name, one in PRECISIONS.items() if _runs(one)},
+        "fp32, weights a last place off": Variant(fp32, usual, is_nudged=True),
+        "fp16 without an fp32 copy of the weights": Variant(bare, usual),
+        "fp16 without loss scaling": Variant(fp16, usual, loss_scale=1.0),
+        "fp16 with sums in fp16": Variant(fp16, usual, sums_in_fp16=True),
+        "fp16 without any of the three": Variant(bare, usual, loss_scale=1.0, sums_in_fp16=True),
         "small updates: fp32": Variant(fp32, SMALL_UPDATES),
         "small updates: fp16": Variant(fp16, SMALL_UPDATES),
         "small updates: fp16 without an fp32 copy of the weights": Variant(bare, SMALL_UPDATES),
@@ -131,7 +137,19 @@ def sums_in_fp16() -> Iterator[None]:
         norms.NORMS["rms_norm"] = norm  # type: ignore[index]
 
 
-def losses(variant: Variant, batches: Batches, num_steps: int) -> list[float]:
+@contextmanager
+def products_in_fp32() -> Iterator[None]:
+    """Products of bf16 made in fp32 and rounded, as those of fp16 are on a CPU: sums are fp32's either way, and a CPU without
+    instructions for bf16 takes fifty times as long."""
+    usual = products.in_fp32
+    products.in_fp32 = lambda rows: rows.element_size() == 2
+    try:
+        yield
+    finally:
+        products.in_fp32 = usual
+
+
+def losses(variant: Variant, batches: Batches, num_steps: int, seed: int = 0) -> list[float]:
     """The loss of each step, in nats per target; NaN from the one on that could not be trained."""
     layout, setting = Layout(micro_batch_seqs=NUM_SEQS), variant.setting
     numerics = replace(MODEL.numerics, embedding_scale=setting.embedding_scale)
@@ -142,7 +160,11 @@ def losses(variant: Variant, batches: Batches, num_steps: int) -> list[float]:
         warmup_steps=num_steps // 10 if setting.is_warmed_up else 0, loss_scale=variant.loss_scale,
     )  # fmt: skip
     engine = Engine(instance, recipe, World(instance.mesh))
-    engine.initialise(0)
+    engine.initialise(seed)
+    if variant.is_nudged:
+        for group in engine.groups:
+            group.state.copy_(torch.nextafter(group.state, torch.full_like(group.state, torch.inf)))
+        engine.publish()
     found: list[float] = []
     for step in range(num_steps):
         read = batches.batch(step)
@@ -155,36 +177,69 @@ def losses(variant: Variant, batches: Batches, num_steps: int) -> list[float]:
     return found
 
 
+@dataclass(frozen=True)
+class Row:
+    """What a variant was trained to, seed by seed: the mean loss of the last tenth of the steps, and the first loss."""
+
+    first: float
+    last: tuple[float, ...]
+
+    def over(self, exact: Row) -> tuple[float, float]:
+        """How far the last losses are above those of the same seeds in fp32, relative: the mean, and its standard error (NaN of
+        one seed)."""
+        ratios = [one / other - 1 for one, other in zip(self.last, exact.last, strict=True)]
+        return statistics.mean(ratios), standard_error(ratios)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """That of their mean: the sample's standard deviation over the root of how many there are."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def trained(variant: Variant, folder: Path, num_steps: int, seeds: Sequence[int]) -> Row:
+    """A variant trained from each of some seeds, of its first weights and of the order of its data."""
+    firsts, lasts = [], []
+    for seed in seeds:
+        batches = Batches(TokenShards(folder, "train"), seq_len=SEQ_LEN, batch=NUM_SEQS, seed=seed)
+        with sums_in_fp16() if variant.sums_in_fp16 else products_in_fp32():
+            found = losses(variant, batches, num_steps, seed)
+        firsts.append(found[0])
+        lasts.append(statistics.mean(found[-max(num_steps // 10, 1) :]))
+    return Row(statistics.mean(firsts), tuple(lasts))
+
+
 def main() -> None:
     """Print a row for each variant."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="variants, fp32 of a setting first (default: all)")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="of first weights and of the order of the data"
+    )
+    parser.add_argument("--learning-rate", type=float, default=USUAL.learning_rate, help="of the usual setting")
     arguments = parser.parse_args()
-    known = variants()
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "data"
-        write_corpus(python_library(CORPUS_BYTES), data, vocab_size=MODEL.vocab_size, held_out=0.01)
-        batches = Batches(TokenShards(data, "train"), seq_len=SEQ_LEN, batch=NUM_SEQS)
-        exact: dict[Setting, float] = {}
+    known = variants(replace(USUAL, learning_rate=arguments.learning_rate))
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "data"
+        write_corpus(python_library(CORPUS_BYTES), folder, vocab_size=MODEL.vocab_size, held_out=0.01)
+        exact: dict[Setting, Row] = {}
         print(
-            "| recipe | first loss | last loss | over fp32's | bytes per parameter | s a step |\n|---|---|---|---|---|---|"
+            "| recipe | first loss | last loss | over fp32's | standard error | bytes per parameter | s a step | by seed |\n"
+            "|---|---|---|---|---|---|---|---|"
         )
         for name in arguments.names or known:
-            started, variant = time.perf_counter(), known[name]
-            with sums_in_fp16() if variant.sums_in_fp16 else _as_it_is():
-                found = losses(variant, batches, arguments.steps)
-            last = statistics.mean(found[-max(arguments.steps // 10, 1) :])
-            exact.setdefault(variant.setting, last)
-            seconds = (time.perf_counter() - started) / arguments.steps
-            width = variant.precision.bytes_per_parameter
-            over = last / exact[variant.setting] - 1
-            print(f"| {name} | {found[0]:.4f} | {last:.4f} | {over:+.2%} | {width:g} | {seconds:.2f} |", flush=True)
-
-
-@contextmanager
-def _as_it_is() -> Iterator[None]:
-    yield
+            started, variant = time.process_time(), known[name]
+            row = trained(variant, folder, arguments.steps, arguments.seeds)
+            seconds = (time.process_time() - started) / arguments.steps / len(arguments.seeds)
+            mean, error = row.over(exact.setdefault(variant.setting, row))
+            width, seeds = variant.precision.bytes_per_parameter, " ".join(f"{one:.4f}" for one in row.last)
+            print(
+                f"| {name} | {row.first:.4f} | {statistics.mean(row.last):.4f} | {mean:+.2%} | {error:.2%} | {width:g} | "
+                f"{seconds:.2f} | {seeds} |",
+                flush=True,
+            )
+        for one in exact.values():
+            print(f"fp32's scatter from seed to seed: {standard_error(one.last) * math.sqrt(len(one.last)):.4f} nats")
 
 
 if __name__ == "__main__":
