@@ -122,6 +122,28 @@ def test_the_thread_ends_with_who_asked() -> None:
     assert not mine.is_alive()
 
 
+def test_a_read_that_is_under_way_is_waited_for() -> None:
+    """As the interpreter ends it would otherwise be in the middle of one."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def read(step: int) -> Iterator[int]:
+        if step:
+            begun.set()
+            may_end.wait(FOREVER_S)
+        yield step
+
+    gc.collect()
+    before = set(threads())
+    ahead = ReadAhead(read, stop=1000)
+    assert list(ahead.step(0)) == [0]
+    assert begun.wait(FOREVER_S)
+    (mine,) = set(threads()) - before
+    threading.Timer(0.2, may_end.set).start()
+    del ahead
+    gc.collect()
+    assert not mine.is_alive()
+
+
 def test_for_a_gpu_tensors_are_pinned_by_the_thread_that_reads(shards_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[str] = []
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from queue import Empty, Queue
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+END_S = 10.0  # that the end of a process waits for a read: a file system that does not answer holds up nothing for good
 DEPTH = 2  # items that wait to be taken: one in hand while the next is read
 
 
@@ -25,7 +27,8 @@ class _Reading(Generic[Item]):
     def __init__(self, read: Callable[[int], Iterable[Item]], steps: range) -> None:
         self.items: Queue[Item | _End] = Queue(DEPTH)
         self.steps, self.closed = steps, False
-        threading.Thread(target=self._run, args=(read, steps), name="data", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, args=(read, steps), name="data", daemon=True)
+        self._thread.start()
 
     def _run(self, read: Callable[[int], Iterable[Item]], steps: range) -> None:
         for step in steps:
@@ -44,11 +47,14 @@ class _Reading(Generic[Item]):
     def close(self) -> None:
         """Have the thread end; if it waits for room, it continues."""
         self.closed = True
-        while True:
-            try:
+        with suppress(Empty):
+            while True:
                 self.items.get_nowait()
-            except Empty:
-                return
+
+    def end(self) -> None:
+        """The same, and wait until it has: as the interpreter ends, a thread that frees a tensor ends the process (SIGABRT)."""
+        self.close()
+        self._thread.join(END_S)
 
 
 class ReadAhead(Generic[Item]):
@@ -95,4 +101,4 @@ class ReadAhead(Generic[Item]):
         if self._reading is not None:
             self._reading.close()
         self._reading = _Reading(self.read, range(step, max(self.stop, step + 1)))
-        weakref.finalize(self, self._reading.close)
+        weakref.finalize(self, self._reading.end)
