@@ -48,6 +48,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "trace": ("reconcile.traces.payload:TracePayload",),
     "batch": (
         "batch.payload:BatchFitPayload", "planning.run_noise_payload:RunNoisePayload", "batch.sweep_payload:BatchRunsPayload",
+        "batch.branch_payload:BatchBranchesPayload",
     ),
     "reconcile": ("reconcile.payload:ReconcilePayload",),
 }  # fmt: skip

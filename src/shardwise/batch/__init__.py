@@ -11,6 +11,7 @@ schedule        how the batch changes in a run, as people write it
 target          what it takes to reach a loss, with any batch
 runs            the runs of a sweep over batches, as they are written
 fit             least squares of S_min and E_min to such runs
+branches        the critical batch from branches of a checkpoint; branch_files is how they are written
 
 Sources: McCandlish et al., An Empirical Model of Large-Batch Training, 2018 (arXiv 1812.06162); Stratos, Compute-Bound
 Training, 2026 ("the note"), 2.2.1 and appendix E.

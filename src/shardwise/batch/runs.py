@@ -8,13 +8,13 @@ batch_tokens and steps, and may have seed.
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardwise.batch.rows import json_rows, not_an_object, number_in, read_text
 from shardwise.errors import InputError, require
 
 FILE = "runs.jsonl"  # of a sweep's folder
@@ -55,14 +55,8 @@ def read_runs(path: str | Path) -> tuple[BatchRun, ...]:
     """
     where = Path(path)
     where = where / FILE if where.is_dir() else where
-    try:
-        text = where.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path}: cannot read it: {getattr(error, 'strerror', None) or error}; the folder of a sweep with a {FILE}, or a CSV "
-            "file with batch_tokens and steps, is required"
-        ) from None
-    rows = _of_csv(text, where) if where.suffix.lower() == ".csv" else _of_json(text, where)
+    text = read_text(where, f"the folder of a sweep with a {FILE}, or a CSV file with batch_tokens and steps,")
+    rows = _of_csv(text, where) if where.suffix.lower() == ".csv" else json_rows(text, where)
     found, problems = [], []
     for place, row in rows:
         run, wrong = _run(row, place)
@@ -88,15 +82,6 @@ def best_runs(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
     return tuple(best[key] for key in sorted(best))
 
 
-def _of_json(text: str, path: Path) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            try:
-                yield f"{path}:{number}", json.loads(line)
-            except (ValueError, RecursionError):
-                yield f"{path}:{number}", line
-
-
 def _of_csv(text: str, path: Path) -> Iterator[tuple[str, Any]]:
     reader = csv.DictReader(text.splitlines())
     missing = [name for name in ("batch_tokens", "steps") if name not in (reader.fieldnames or ())]
@@ -111,11 +96,11 @@ def _of_csv(text: str, path: Path) -> Iterator[tuple[str, Any]]:
 def _run(row: Any, place: str) -> tuple[BatchRun | None, list[str]]:
     """The run of a row, or what is wrong with it."""
     if not isinstance(row, Mapping):
-        return None, [f"{place}: found {str(row)[:40]!r}; a JSON object is required"]
+        return None, [not_an_object(row, place)]
     problems: list[str] = []
-    batch = _number(row, "batch_tokens", place, problems, required=True)
-    steps = _number(row, "steps", place, problems)
-    others = {name: _number(row, name, place, problems) for name in ("learning_rate", "target_loss")}
+    batch = number_in(row, "batch_tokens", place, problems, required=True)
+    steps = number_in(row, "steps", place, problems)
+    others = {name: number_in(row, name, place, problems) for name in ("learning_rate", "target_loss")}
     seed = row.get("seed") or 0
     if not str(seed).lstrip("-").isdigit():
         problems.append(f"{place}: seed is {seed!r}; a whole number is required")
@@ -123,19 +108,3 @@ def _run(row: Any, place: str) -> tuple[BatchRun | None, list[str]]:
         return None, problems
     failed = row.get("failed") or (None if steps is not None else NOT_REACHED)
     return BatchRun(batch_tokens=batch, steps=steps, seed=int(seed), failed=failed, **others), []
-
-
-def _number(
-    row: Mapping[str, Any], name: str, place: str, problems: list[str], *, required: bool = False
-) -> float | None:
-    value = row.get(name)
-    if value is None and not required:
-        return None
-    try:
-        found = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        found = math.nan
-    if 0 < found < math.inf:
-        return found
-    problems.append(f"{place}: {name} is {value!r}; a number above 0{'' if required else ', or nothing,'} is required")
-    return None

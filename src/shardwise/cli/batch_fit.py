@@ -9,17 +9,12 @@ from typing import TYPE_CHECKING
 
 from shardwise.cli.pictures import write_picture
 from shardwise.cli.section import Block, Report, Row, Section, Table
-from shardwise.parser import Group
 
 if TYPE_CHECKING:
     from shardwise.batch.fit import TradeoffFit
 
 SOURCE = "the folder of a sweep, or a CSV file"
 PICTURE = "steps against tokens, and the knee"
-
-
-def add_arguments(group: Group) -> None:
-    """It has no flags of its own."""
 
 
 def run(arguments: argparse.Namespace) -> str | Report:

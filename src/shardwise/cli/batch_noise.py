@@ -9,17 +9,12 @@ from typing import TYPE_CHECKING
 
 from shardwise.cli.pictures import write_picture
 from shardwise.cli.section import Report, Row, Section, Table
-from shardwise.parser import Group
 
 if TYPE_CHECKING:
     from shardwise.planning.run_noise import RunNoise
 
 SOURCE = "the folder of a run of `shardwise train --noise-scale-every N`"
 PICTURE = "the noise scale over the tokens seen"
-
-
-def add_arguments(group: Group) -> None:
-    """It has no flags of its own."""
 
 
 def run(arguments: argparse.Namespace) -> str | Report:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from shardwise.cli import batch_runs
 from shardwise.cli.section import Block, Report, Row, Section, Table
-from shardwise.errors import InputError
-from shardwise.parser import Group
 from shardwise.units import counted, format_count, format_quantity
 
 if TYPE_CHECKING:
@@ -21,56 +18,34 @@ SOURCE = "a plan"
 NUM_SEEDS, MOST_STEPS, LEARNING_RATE, WARMUP = "3", "10000", "3e-4", "10"
 
 
-def add_arguments(group: Group) -> None:
-    """The flags of `sweep`."""
-    group.add_argument(
-        "--batches", metavar="RANGE", help="tokens of the batches, such as 4Ki:256Ki:x2 or 4Ki,16Ki,64Ki"
-    )
-    group.add_argument("--to-loss", metavar="X", help="the smoothed training loss in nats at which each run ends")
-    group.add_argument(
-        "--data", action="append", default=[], metavar="DIR[=WEIGHT]", help="token shards, as `train` takes them"
-    )
-    group.add_argument("--out", metavar="DIR", help="the sweep's folder; a sweep that is in it goes on")
-    group.add_argument(
-        "--seeds", default=NUM_SEEDS, metavar="N", help=f"runs of each batch at its best rate (default: {NUM_SEEDS})"
-    )
-    group.add_argument(
-        "--learning-rate", default=LEARNING_RATE, metavar="X",
-        help="that of the plan's batch; other batches begin with the square root rule's, and half and double of the best are "
+FLAGS: Mapping[str, Mapping[str, Any]] = {
+    **batch_runs.FLAGS,
+    "--to-loss": {"metavar": "X", "help": "the smoothed training loss in nats at which each run ends"},
+    "--seeds": {"default": NUM_SEEDS, "metavar": "N", "help": f"runs of each batch at its best rate (default: {NUM_SEEDS})"},
+    "--learning-rate": {
+        "default": LEARNING_RATE, "metavar": "X",
+        "help": "that of the plan's batch; other batches begin with the square root rule's, and half and double of the best are "
         f"tried until it lies between them (default: {LEARNING_RATE})",
-    )  # fmt: skip
-    group.add_argument(
-        "--learning-rates",
-        default="",
-        type=str,
-        metavar="LIST",
-        help="try these at every batch instead: 1e-3,2e-3,4e-3",
-    )
-    group.add_argument("--steps", default=MOST_STEPS, metavar="N", help=f"at most of each run (default: {MOST_STEPS})")
-    group.add_argument(
-        "--warmup", default=WARMUP, metavar="N", help=f"steps in which the learning rate rises (default: {WARMUP})"
-    )
-    group.add_argument(
-        "--processes", metavar="N", help="runs side by side (default: as many as the host has cores for)"
-    )
-    group.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a value of the recipe of all runs; may be repeated",
-    )
+    },
+    "--learning-rates": {
+        "default": "", "type": str, "metavar": "LIST", "help": "try these at every batch instead: 1e-3,2e-3,4e-3",
+    },
+    "--steps": {"default": MOST_STEPS, "metavar": "N", "help": f"at most of each run (default: {MOST_STEPS})"},
+    "--warmup": {"default": WARMUP, "metavar": "N", "help": f"steps in which the learning rate rises (default: {WARMUP})"},
+    "--set": {
+        "action": "append", "default": [], "metavar": "KEY=VALUE", "help": "a value of the recipe of all runs; may be repeated",
+    },
+}  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """What the runs came to, when all have ended. Raises `InputError`, and `SystemExit` where it was asked to stop."""
-    if importlib.util.find_spec("torch") is None:
-        raise InputError("batch sweep: PyTorch is not installed; pip install shardwise[train]")
+    batch_runs.require_torch("batch sweep")
     from shardwise.batch.runs import best_runs
     from shardwise.batch.sweep_payload import sweep_payload
     from shardwise.train.batch_sweep.start import start
 
-    found = start(arguments, say=lambda text: print(text, file=sys.stderr, flush=True))
+    found = start(arguments, batch_runs.say)
     if arguments.json:
         return json.dumps(sweep_payload(found), indent=2)
     title = f"{arguments.out}: {counted(len(found), 'run')} to a loss of {arguments.to_loss}"

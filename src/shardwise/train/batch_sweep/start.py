@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from shardwise.batch.runs import BatchRun
-from shardwise.errors import InputError, collect, require
+from shardwise.errors import InputError, collect
 from shardwise.planning.codec import load_plan
 from shardwise.planning.plan import Plan
-from shardwise.search.sweep.values import parse_sweep
 from shardwise.train.admission import admit
 from shardwise.train.batch_sweep.design import Design
-from shardwise.train.batch_sweep.record import SweepFolder
-from shardwise.train.batch_sweep.sweep import BatchSweep
+from shardwise.train.batch_sweep.sweep import BatchSweep, sweep_folder
 from shardwise.train.flags import settings_of
-from shardwise.train.lock import RunLock
 from shardwise.train.rank import build_parser
 from shardwise.train.recipe_flags import whole
-from shardwise.train.stop import StopRequest
+from shardwise.train.trials.flags import batches_of, require_given
+from shardwise.train.trials.runner import Runner, Share
 from shardwise.units import parse_count, parse_quantity
 
 REQUIRED = {
@@ -35,26 +32,19 @@ REQUIRED = {
 
 def start(arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[BatchRun, ...]:
     """Run what is left of a sweep, and give all its runs. Raises `InputError`, and `SystemExit` where it was asked to stop."""
-    missing = [name for name in REQUIRED if not getattr(arguments, name)]
-    require([f"--{name.replace('_', '-')}: found none; {REQUIRED[name]}, is required" for name in missing])
+    require_given(arguments, REQUIRED)
     plan, target_loss = load_plan(arguments.source), parse_quantity(arguments.to_loss, what="--to-loss", unit="")
-    sweep = _sweep(arguments, plan, design_of(arguments, plan), target_loss, say)
-    collect(*(partial(_admit, plan, sweep.command(trial)) for trial in sweep.design.next_trials(())))
-    with RunLock(sweep.folder.path) as lock, StopRequest() as stop:
-        lock.take()
-        before = sweep.folder.begin(_identity(arguments, sweep))
-        say(f"{len(before)} of the sweep's runs are done; {sweep.num_processes} run side by side")
-        code = sweep.run(stop)
-    if code:
-        say(f"stopped; the same command goes on with the sweep in {sweep.folder.path}")
-        raise SystemExit(code)
+    design, share = design_of(arguments, plan), Share.of(arguments.processes, plan.layout.num_devices)
+    sweep = _sweep(arguments, design, target_loss)
+    collect(*(partial(_admit, plan, sweep.command(trial)) for trial in design.next_trials(())))
+    Runner(sweep, share, say).to_the_end(_identity(arguments, sweep))
     return sweep.runs()
 
 
 def design_of(arguments: argparse.Namespace, plan: Plan) -> Design:
     """The design that flags say for a plan. Raises `InputError` with all that is wrong with them."""
     batches, rate, rates, seeds, steps = collect(
-        lambda: parse_sweep(f"batch={arguments.batches}", "--batches").values,
+        lambda: batches_of(arguments.batches),
         lambda: parse_quantity(arguments.learning_rate, what="--learning-rate", unit=""),
         lambda: tuple(
             parse_quantity(word, what="--learning-rates", unit="")
@@ -70,18 +60,13 @@ def design_of(arguments: argparse.Namespace, plan: Plan) -> Design:
     )  # fmt: skip
 
 
-def _sweep(
-    arguments: argparse.Namespace, plan: Plan, design: Design, target_loss: float, say: Callable[[str], None]
-) -> BatchSweep:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = plan.layout.num_devices
-    processes = parse_count(arguments.processes, what="--processes") if arguments.processes else max(cores // ranks, 1)
+def _sweep(arguments: argparse.Namespace, design: Design, target_loss: float) -> BatchSweep:
     warmup = whole(arguments.warmup, "--warmup")
     flags = [f"--warmup={warmup}", "--schedule=constant"]
     flags += [f"--data={one}" for one in arguments.data] + [f"--set={one}" for one in arguments.set]
     return BatchSweep(
-        plan=Path(arguments.source), design=design, target_loss=target_loss, folder=SweepFolder(Path(arguments.out)),
-        flags=flags, num_processes=processes, num_threads=max(cores // (processes * ranks), 1), say=say,
+        plan=Path(arguments.source), design=design, target_loss=target_loss, folder=sweep_folder(Path(arguments.out)),
+        flags=flags,
     )  # fmt: skip
 
 

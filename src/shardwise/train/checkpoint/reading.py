@@ -105,15 +105,21 @@ def opened(path: Path, ranks: Ranks) -> Opened:
     payload = ranks.each(lambda: read_payload(path))
     if len(set(map(str, ranks.agree(lambda: payload.get(SEAL))))) > 1:
         raise InputError(f"checkpoint: ranks find different files as {path / MANIFEST}; one folder for all is required")
+    files = ranks.each(lambda: files_of(path, payload))
+    _require_undamaged(path, files.files, ranks)
+    return Opened(files, ranks.each(files.tensors))
+
+
+def files_of(path: Path, payload: Mapping[str, Any]) -> Files:
+    """The files of a checkpoint by its checkpoint.json. Raises `DamagedError` for one that is not as it was written, and
+    `InputError` for another schema."""
     schema = str(payload.get("schema"))
     if schema not in SCHEMAS:
         raise (DamagedError if seal_fault(payload) else InputError)(
             f"checkpoint: {path / MANIFEST}: found schema {schema!r}; {' or '.join(SCHEMAS)} is required: read it with the "
             "version of Shardwise that wrote it"
         )
-    files = ranks.each(lambda: SCHEMAS[schema](path, payload))
-    _require_undamaged(path, files.files, ranks)
-    return Opened(files, ranks.each(files.tensors))
+    return SCHEMAS[schema](path, payload)
 
 
 def _require_undamaged(path: Path, files: Mapping[str, Sum], ranks: Ranks) -> None:

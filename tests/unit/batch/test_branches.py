@@ -1,0 +1,146 @@
+"""Branches that were made up: the critical batch that they were made with is found, and what is wrong with files is named."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardwise.batch.branch_files import FILE, SCHEMA, holds_branches, read_branch_point, read_branches
+from shardwise.batch.branches import Branch, compare_branches, window_loss
+from shardwise.errors import InputError
+
+WINDOW = 2**18
+BATCHES = [2**power for power in range(9, 15)]
+SCATTER = 0.45  # nats, of the loss of a sequence of 64 tokens: that of a small model's
+
+
+def made_up(batch: int, noise: np.ndarray, penalty: float) -> list[float]:
+    """The losses of a branch's steps: a fall with the tokens before each, what the window's sequences add, and a penalty."""
+    tokens = np.arange(WINDOW // batch) * batch
+    return list(3.3 - 0.75 * np.log1p(tokens / 3e5) + noise.reshape(len(tokens), -1).mean(axis=1) + penalty)
+
+
+def branch(batch: float, loss: float | None, failed: str | None = None) -> Branch:
+    return Branch(batch_tokens=batch, learning_rate=1e-3, steps=64, loss=loss, failed=failed)
+
+
+def test_losses_that_fall_alike_per_token_are_the_same_at_every_batch() -> None:
+    """A mean over the last half is 0.008 higher with batches of 16Ki than of 512: a step's loss is that before its update."""
+    quiet = np.zeros(WINDOW // 64)
+    truth = 3.3 - 0.75 * math.log1p(WINDOW / 3e5)
+    losses = {batch: made_up(batch, quiet, 0.0) for batch in BATCHES}
+    found = [window_loss(losses[batch], batch, WINDOW) for batch in BATCHES]
+    assert found == pytest.approx([truth] * 6, abs=8e-3)
+    assert max(found) - min(found) < 2.5e-3
+    means = [np.mean(losses[batch][len(losses[batch]) // 2 :]) for batch in (512, 16384)]
+    assert means[1] - means[0] > 0.008
+
+
+def test_the_line_is_that_of_least_squares() -> None:
+    losses = list(np.random.default_rng(3).normal(3.0, 0.1, 40))
+    tokens = np.arange(40) * 512.0
+    slope, start = np.polyfit(tokens[20:], losses[20:], 1)
+    assert window_loss(losses, 512, 40 * 512) == pytest.approx(start + slope * 40 * 512, rel=1e-12)
+
+
+@pytest.mark.parametrize("critical", BATCHES[1:-1])
+def test_the_batch_beyond_which_branches_were_made_worse_is_the_critical_one(critical: int) -> None:
+    """In 40 made-up sets of branches: all take the same samples, whose scatter is 40 times the tolerance."""
+    found = []
+    for seed in range(40):
+        noise = np.random.default_rng(seed).normal(0.0, SCATTER, WINDOW // 64)
+        worse = {batch: 0.03 * max(0.0, math.log2(batch / critical)) for batch in BATCHES}
+        losses = {batch: window_loss(made_up(batch, noise, worse[batch]), batch, WINDOW) for batch in BATCHES}
+        found.append(compare_branches([branch(batch, loss) for batch, loss in losses.items()]))
+    assert sum(one.critical_batch_tokens == critical for one in found) >= 38
+    assert sum(one.next_tokens == 2 * critical for one in found) >= 38
+
+
+def test_the_critical_batch_is_the_largest_within_the_tolerance_of_every_smaller_one() -> None:
+    """As the definition says it, by trying all pairs."""
+    random = np.random.default_rng(1)
+    for _ in range(300):
+        losses = dict(zip(BATCHES, 3.0 + random.normal(0.0, 0.01, len(BATCHES)), strict=True))
+        largest = max(k for k in BATCHES if all(losses[k] <= losses[j] + 0.01 for j in BATCHES if j < k))
+        found = compare_branches([branch(batch, loss) for batch, loss in reversed(losses.items())], 0.01)
+        assert found.critical_batch_tokens == largest
+        assert found.next_tokens == min((batch for batch in BATCHES if batch > largest), default=None)
+        assert found.is_smallest == (largest == BATCHES[0])
+
+
+def test_by_the_law_of_steps_and_tokens_a_tenth_of_the_fall_is_a_ninth_of_the_noise_scale() -> None:
+    """The progress of a batch B in so many tokens is 1 / (1 + B / B_noise) of that of the smallest ones."""
+    noise, fall = 9e4, 0.1
+    batches = [9.0, 1e3, 9e3, 1.1e4, 2e4, 4e4]
+    branches = [branch(batch, 3.0 - fall / (1.0 + batch / noise)) for batch in batches]
+    found = compare_branches(branches, tolerance=0.1 * fall)
+    assert (found.critical_batch_tokens, found.next_tokens) == (9e3, 1.1e4)
+
+
+def test_branches_that_failed_are_left_out() -> None:
+    found = compare_branches([branch(1, 3.0), branch(2, None, "diverged"), branch(4, 3.001), branch(8, 3.5)])
+    assert (found.critical_batch_tokens, found.next_tokens) == (4, 8)
+    assert [one.failed for one in found.failed] == ["diverged"]
+    with pytest.raises(InputError, match="found 1 that came to the end of the window; at least 2"):
+        compare_branches([branch(1, 3.0), branch(2, None, "diverged")])
+    with pytest.raises(InputError, match="--tolerance: found 0"):
+        compare_branches([branch(1, 3.0), branch(2, 3.0)], 0.0)
+
+
+def test_a_window_of_few_steps_is_refused() -> None:
+    assert window_loss([3.0] * 16, 64, 1024) == pytest.approx(3.0)
+    with pytest.raises(InputError, match="found 15 steps of 64 tokens in a window of 960; at least 16"):
+        window_loss([3.0] * 15, 64, 960)
+
+
+LINE = {"batch_tokens": 64, "learning_rate": 1e-3, "steps": 32, "loss": 3.0, "held_out_loss": None, "failed": None}
+POINT = {
+    "schema": SCHEMA,
+    "run": "runs/a",
+    "step": 20,
+    "batch_tokens": 64,
+    "learning_rate": 1e-3,
+    "window_tokens": 2048,
+}
+
+
+def test_files_are_read_and_what_is_wrong_is_named(tmp_path: Path) -> None:
+    assert not holds_branches(tmp_path)
+    with pytest.raises(InputError, match="the folder of branches that `shardwise batch branch` made is required"):
+        read_branches(tmp_path)
+    (tmp_path / "branch.json").write_text(json.dumps(POINT))
+    (tmp_path / FILE).write_text(json.dumps(LINE) + "\n")
+    assert holds_branches(tmp_path)
+    assert (read_branch_point(tmp_path).step, read_branch_point(tmp_path).window_tokens) == (20, 2048)
+    assert [one.loss for one in read_branches(tmp_path)] == [3.0]
+    wrong = [{**LINE, "loss": -1}, {**LINE, "loss": None}, {**LINE, "steps": "many"}, 7]
+    (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in wrong) + "not JSON\n")
+    with pytest.raises(InputError) as caught:
+        read_branches(tmp_path)
+    parts = (
+        "loss is -1; a number above 0",
+        "neither a loss nor why it failed",
+        "steps is 'many'",
+        "found '7'",
+        "found 'not JSON'",
+    )
+    assert len(caught.value.problems) == len(parts)
+    for number, (problem, part) in enumerate(zip(caught.value.problems, parts, strict=True), 1):
+        assert problem.startswith(f"{tmp_path / FILE}:{number}: ")
+        assert part in problem
+    (tmp_path / FILE).write_text("")
+    with pytest.raises(InputError, match="found no branches"):
+        read_branches(tmp_path)
+    for text, part in (
+        ('{"schema": "other/1"}', "found schema 'other/1'"),
+        ("[]", "found schema 'list'"),
+        ("{", "is not JSON"),
+        (json.dumps({**POINT, "step": None}), "step is None"),
+    ):
+        (tmp_path / "branch.json").write_text(text)
+        with pytest.raises(InputError, match=part):
+            read_branch_point(tmp_path)
