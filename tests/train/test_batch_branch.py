@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,7 @@ def test_branches_are_stopped_and_go_on(run: Path, tmp_path: Path, capsys: pytes
     )
     log = out / "runs" / "batch-64" / "log.jsonl"
     while first.poll() is None and not (log.exists() and read_log(log).steps):
-        pass
+        time.sleep(0.05)
     first.send_signal(signal.SIGTERM)
     with first:
         assert first.stderr is not None
@@ -152,8 +153,11 @@ def test_a_branch_that_fails_is_a_line_with_its_reason(
 @pytest.mark.parametrize(
     ("more", "part"),
     [
-        (["--batches", "40"], "--batches 40: a batch of 40 tokens is not a whole number of sequences of 16"),
-        (["--tokens", "1024"], "--tokens: found 1.02K, 8 steps of the largest batch, 128 tokens; at least 16"),
+        (
+            ["--batches", "40"],
+            "--batches 40: --batch-schedule: a batch of 40 tokens is not a whole number of sequences of 16",
+        ),
+        (["--tokens", "1024"], "--tokens: found 1,024, 8 steps of the largest batch, 128 tokens; at least 16"),
         (["--tokens", "many"], "--tokens"),
         (["--step", "5"], "found no checkpoint of step 5"),
         (["--batches", "64:32:x2"], "which goes down"),

@@ -7,6 +7,7 @@ import math
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -105,7 +106,7 @@ def test_a_sweep_runs_is_stopped_and_goes_on(
     )
     log = tmp_path / "sweep" / "runs" / "batch-64-rate-0.01-seed-0" / "log.jsonl"
     while first.poll() is None and not (log.exists() and read_log(log).steps):
-        pass
+        time.sleep(0.05)
     first.send_signal(signal.SIGTERM)
     with first:
         assert first.stderr is not None

@@ -19,7 +19,7 @@ from shardwise.train.flags import Settings
 from shardwise.train.sources import parse_source
 from shardwise.train.trials.flags import batches_of, require_given
 from shardwise.train.trials.runner import Runner, Share
-from shardwise.units import format_quantity, parse_count
+from shardwise.units import parse_count
 
 REQUIRED = {
     "batches": "such as 4Ki:256Ki:x2",
@@ -51,7 +51,7 @@ def branching_of(arguments: argparse.Namespace) -> Branching:
     every = {*batches, begun.batch_tokens}
     if window < LEAST_STEPS * max(every):
         raise InputError(
-            f"--tokens: found {format_quantity(window)}, {window / max(every):.3g} steps of the largest batch, "
+            f"--tokens: found {window:,}, {window / max(every):.3g} steps of the largest batch, "
             f"{max(every):,} tokens; at least {LEAST_STEPS} are required: {LEAST_STEPS * max(every):,}, or smaller --batches"
         )
     return Branching(

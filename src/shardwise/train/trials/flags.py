@@ -10,7 +10,7 @@ from shardwise.search.sweep.values import parse_sweep
 
 
 def require_given(arguments: argparse.Namespace, required: Mapping[str, str]) -> None:
-    """Raise `InputError` that names every flag that is missing; `required` says of each what it takes."""
+    """Raise `InputError` that names every flag that is missing; `required` has what each of them takes."""
     missing = [name for name in required if not getattr(arguments, name)]
     require([f"--{name.replace('_', '-')}: found none; {required[name]}, is required" for name in missing])
 
