@@ -33,6 +33,19 @@ def test_the_example_was_made_from_a_law_which_comes_back(capsys: pytest.Capture
     assert 0.01 < found["rms_residual"] < 0.05
 
 
+def test_the_sweep_of_the_documents_has_six_batches_of_three_seeds_on_both_sides_of_the_critical_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _ = run(capsys, "batch", "fit", str(EXAMPLE.parent / "tiny-llama"), "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert sorted((one["batch_tokens"], one["seed"]) for one in found["runs"]) == [
+        (256 * 2**power, seed) for power in range(6) for seed in range(3)
+    ]
+    assert found["critical_batch_within_runs"]
+    assert found["rms_residual"] < 0.15
+
+
 def test_a_folder_with_failures_is_reported_and_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     rows = [
         {
