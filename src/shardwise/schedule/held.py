@@ -48,7 +48,7 @@ def most_held(actions: ActionList, sizes: Sequence[int]) -> tuple[int, ...]:
 
     >>> from shardwise.schedule.build import build
     >>> most_held(build("interleaved", 2, 4, 2), (1, 1, 1, 1)), most_held(build("interleaved", 2, 4, 2), (3, 2, 1, 1))
-    ((5, 3), (11, 5))
+    ((5, 3), (13, 6))
     """
     return tuple(_most(slots, sizes) for slots in actions.order)
 
