@@ -47,7 +47,7 @@ def planned(place: Path, precision: str, layout: str, optimizer: str = "muon") -
     """A plan's file."""
     (place / "cpu.toml").write_text(CLUSTER, encoding="utf-8")
     pins = [word for pin in layout.split() for word in ("--pin", pin)]
-    size = ["--batch-tokens", "512", "--seq-len", "64", "--precision", precision]
+    size = ["--batch-tokens", "128", "--seq-len", "64", "--precision", precision]
     where = [str(CONFIG), str(place / "cpu.toml"), "--out", str(place / "plan.json")]
     assert main(["plan", *where, *size, *pins, "--runnable", "--set", f"job.optimizer={optimizer}"]) == 0
     return str(place / "plan.json")
