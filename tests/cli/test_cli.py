@@ -255,6 +255,7 @@ FLAGS = {
         "--verbose",
     ],
     "batch": [
+        "--batch-lr",
         "--batches",
         "--data",
         "--help",
@@ -266,8 +267,11 @@ FLAGS = {
         "--processes",
         "--seeds",
         "--set",
+        "--step",
         "--steps",
         "--to-loss",
+        "--tokens",
+        "--tolerance",
         "--warmup",
     ],
 }

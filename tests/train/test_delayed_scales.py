@@ -12,7 +12,8 @@ from test_narrow_products import POSITIONS, SEQS, batches, engine_of
 from shardwise.engine.torch import narrow
 from shardwise.engine.torch.delayed import DelayedScales
 from shardwise.errors import InputError
-from shardwise.floats.delayed import Delayed, after_step
+from shardwise.floats.amax import Delayed
+from shardwise.floats.delayed import after_step
 from shardwise.train.engine import Engine
 from shardwise.train.recipe import Recipe
 

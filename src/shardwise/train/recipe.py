@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, assert_never
 
 from shardwise.errors import require
-from shardwise.floats.delayed import AmaxAlgorithm, Delayed
+from shardwise.floats.amax import AmaxAlgorithm, Delayed
 from shardwise.issuing import BUCKET_BYTES, REDUCTIONS, Reduction
 from shardwise.optimizer.table import optimizer_fields, optimizer_named
 from shardwise.train.policy import ACTIONS, DEVIATIONS, LOSS_SPIKE, NON_FINITE, NORM_SPIKE, POLICIES, WINDOW, Action

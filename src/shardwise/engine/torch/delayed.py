@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shardwise.engine.torch.narrow import Narrow, narrow_of
-from shardwise.floats.delayed import Delayed
+from shardwise.floats.amax import Delayed
 from shardwise.lowering.amaxes import operands_by_path
 from shardwise.lowering.instance import Instance
 from shardwise.lowering.parameters import unit_paths
