@@ -78,8 +78,8 @@ def is_as_near(case: Case) -> None:
     if exact.rows is not None:
         assert torch.equal(exact.rows, alone.rows), "one process routes otherwise in bf16: the case says nothing"
         assert torch.equal(exact.rows, found.rows)
-    # where one process is exact by luck, a rounding of its sums in fp32 is allowed
-    assert abs(found.loss - exact.loss) <= 2 * abs(alone.loss - exact.loss) + 2**-20 * exact.loss
+    # where one process is exact by luck, which depends on the processor, a thousandth of a rounding to bf16 (2**-8) is allowed
+    assert abs(found.loss - exact.loss) <= 2 * abs(alone.loss - exact.loss) + 2**-18 * exact.loss
     total, limit = (_distance(one.gradients, exact.gradients) for one in (found, alone))
     assert 0 < total <= 2 * limit
 

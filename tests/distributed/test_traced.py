@@ -203,10 +203,10 @@ def stall_of_rank_1(engine: Engine) -> None:
 
 def test_an_injected_stall_is_found_and_named() -> None:
     step = step_of([trace for trace, _ in run_ranks(stalled, 2, TENSOR)])
-    worst = stalls(step)[0]
-    assert (worst.rank, worst.in_gap, worst.name) == (1, False, "contract gate")
-    assert (worst.path, worst.phase, worst.action) == ("layers.1", "forward", "0F0")
-    assert worst.excess_s == pytest.approx(STALL_S, rel=0.2)
+    # a busy machine stalls other kernels as well
+    (found,) = [one for one in stalls(step) if (one.rank, one.name, one.path) == (1, "contract gate", "layers.1")]
+    assert (found.in_gap, found.phase, found.action) == (False, "forward", "0F0")
+    assert found.excess_s == pytest.approx(STALL_S, rel=0.2)
     waiting, late = lateness(step)
     assert late.kept_s > 0.8 * STALL_S > waiting.kept_s
     assert late.by_axis["tp"] == pytest.approx(late.kept_s, rel=0.2)
