@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 
 MODULES = (
@@ -17,3 +18,5 @@ MODULES = (
 for name in MODULES:
     importlib.import_module(name)
 importlib.import_module("torch").set_num_threads(1)
+gc.collect()
+gc.freeze()  # the ranks' collections go through what is theirs alone, and copy no page of the server's

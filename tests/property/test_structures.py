@@ -8,6 +8,7 @@ import pytest
 
 from .structures import STRUCTURES, WITH_EXPERTS
 from .test_derivation import check as check_layout
+from .test_derivation import in_turn
 from .test_gradients import check as check_slopes
 from .training_step import Case
 
@@ -56,9 +57,10 @@ CONTEXT_PARALLEL = {
 }
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("layout", CONTEXT_PARALLEL)
-@pytest.mark.parametrize("name", ["sinks", "gpt_oss", "projection_norm"])
+@pytest.mark.parametrize(
+    ("name", "layout", "recompute"),
+    in_turn(["sinks", "gpt_oss", "projection_norm"], CONTEXT_PARALLEL, ["none", "full"]),
+)
 def test_context_parallelism_equals_unsharded(name: str, layout: str, recompute: str) -> None:
     """What attention has beside queries, keys and values is there wherever its heads are."""
     check_layout(dataclasses.replace(cased(CONTEXT_PARALLEL[layout], name), recompute=recompute))
@@ -81,9 +83,9 @@ EXPERT_PARALLEL = {
 }
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("layout", EXPERT_PARALLEL)
-@pytest.mark.parametrize("name", WITH_EXPERTS)
+@pytest.mark.parametrize(
+    ("name", "layout", "recompute"), in_turn(WITH_EXPERTS, EXPERT_PARALLEL, ["none", "selective", "full"])
+)
 def test_expert_parallelism_equals_unsharded(name: str, layout: str, recompute: str) -> None:
     check_layout(dataclasses.replace(cased(EXPERT_PARALLEL[layout], name), recompute=recompute))
 

@@ -76,7 +76,7 @@ class Case:
     @property
     def matrices(self) -> Mapping[str, Matrix]:
         """What the optimizer takes for matrices, by the weights' names."""
-        return matrices(whole_program(self.architecture), tables=optimizer_named(self.optimizer).tables)
+        return matrices_of(self.architecture, optimizer_named(self.optimizer).tables)
 
     @property
     def family(self) -> Family:
@@ -156,6 +156,11 @@ class Case:
         ids = rng.integers(vocab, size=shape)
         ids[:, 1] = (ids[:, 0] + 1) % vocab
         return ids
+
+
+@lru_cache(maxsize=64)
+def matrices_of(architecture: Architecture, tables: bool) -> Mapping[str, Matrix]:
+    return matrices(whole_program(architecture), tables=tables)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardwise.errors import ShardingError
 
@@ -15,6 +15,7 @@ class Mesh:
     """Named axes with their sizes, the first one the slowest to vary over device numbers."""
 
     axes: tuple[tuple[str, int], ...]
+    _sizes: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         names = [name for name, _ in self.axes]
@@ -27,6 +28,7 @@ class Mesh:
         ]
         if problems:
             raise ShardingError(*problems)
+        object.__setattr__(self, "_sizes", dict(self.axes))
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Mesh:
@@ -44,11 +46,11 @@ class Mesh:
     def size(self, axes: str | Iterable[str]) -> int:
         """Product of the sizes of one axis or several. Raises `ShardingError` for an axis the mesh lacks."""
         wanted = (axes,) if isinstance(axes, str) else tuple(axes)
-        sizes = dict(self.axes)
-        missing = [axis for axis in wanted if axis not in sizes]
-        if missing:
-            raise ShardingError(f"mesh: no axis {missing[0]!r}; the mesh has {', '.join(self.names) or 'no axes'}")
-        return math.prod(sizes[axis] for axis in wanted)
+        try:
+            return math.prod([self._sizes[axis] for axis in wanted])
+        except KeyError as missing:
+            known = ", ".join(self.names) or "no axes"
+            raise ShardingError(f"mesh: no axis {missing.args[0]!r}; the mesh has {known}") from None
 
     def coordinates(self) -> Iterator[dict[str, int]]:
         """The coordinate of every device, in device order."""

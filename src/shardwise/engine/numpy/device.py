@@ -1,8 +1,10 @@
-"""One operation on one virtual device's arrays."""
+"""One operation on the arrays of one virtual device after the other."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from shardwise.model.operations import (
     Scatter,
 )
 from shardwise.sharding.meaning import einsum_subscripts, letters_of
-from shardwise.sharding.spec import Spec
+from shardwise.sharding.spec import Axes, Spec
 
 if TYPE_CHECKING:
     from shardwise.engine.numpy.virtual import VirtualDevices
@@ -35,17 +37,19 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
-class DeviceKernel:
-    """One operation on one device."""
+DIMS = "EBTVFMSKGHIRUCQJPrD"  # the order in which the operands of a map are aligned
 
-    def __init__(self, devices: VirtualDevices, step: Compute, device: int) -> None:
-        self.devices, self.device = devices, device
+
+class DeviceKernel:
+    """One operation, on each device in turn: what is the same on all of them is found once."""
+
+    def __init__(self, devices: VirtualDevices, step: Compute) -> None:
+        self.devices, self.device = devices, 0
         self.operation: Operation = step.operation
         self.placed = step.placed
-        self.coordinate = devices.coordinates[device]
 
-    def __call__(self, arrays: list[Array]) -> tuple[Array, ...]:
-        operation = self.operation
+    def __call__(self, device: int, arrays: list[Array]) -> tuple[Array, ...]:
+        self.device, operation = device, self.operation
         if isinstance(operation, Contract):
             return (self.contract(*arrays),)
         if isinstance(operation, Accumulate):
@@ -77,10 +81,56 @@ class DeviceKernel:
             return kernels.attention_gradient(*arrays)
         raise TypeError(f"no kernel for {operation}")
 
-    def contract(self, *arrays: Array) -> Array:
+    @property
+    def coordinate(self) -> Mapping[str, int]:
+        return self.devices.coordinates[self.device]
+
+    @cached_property
+    def subscripts(self) -> str:
         operands, result = [spec.dims for spec in self.placed.inputs], self.placed.outputs[0].dims
-        subscripts = einsum_subscripts(operands, result, letters_of(dim for dims in operands for dim in dims))
-        return np.array(np.einsum(subscripts, *arrays))
+        return einsum_subscripts(operands, result, letters_of(dim for dims in operands for dim in dims))
+
+    @cached_property
+    def dims(self) -> list[str]:
+        """Those of the operands and of the result, in one order."""
+        every = {dim for spec in (*self.placed.outputs, *self.placed.inputs) for dim in spec.dims}
+        return sorted(every, key=DIMS.index)
+
+    @cached_property
+    def alignment(self) -> list[tuple[list[int], list[int]]]:
+        """For each operand the order of its dims, and the places of the dims that it lacks."""
+        return [
+            (
+                [spec.dims.index(dim) for dim in self.dims if dim in spec.dims],
+                [place for place, dim in enumerate(self.dims) if dim not in spec.dims],
+            )
+            for spec in self.placed.inputs
+        ]
+
+    @cached_property
+    def local(self) -> dict[str, int]:
+        """The result's sizes on a device."""
+        out = self.placed.outputs[0]
+        return dict(zip(out.dims, out.local_shape(self.devices.mesh, self.devices.sizes), strict=True))
+
+    @cached_property
+    def width(self) -> int:
+        """Elements that a reduction of the whole tensor goes over."""
+        return math.prod(self.devices.true_sizes[dim] for dim in getattr(self.operation, "over", ()))
+
+    @cached_property
+    def cuts(self) -> list[tuple[int, Axes]]:
+        """Places of dims whose sums over all devices are cut along a flat array (`derive.walk`), and over which axes."""
+        out, mesh = self.placed.outputs[0], self.devices.mesh
+        found = []
+        for place, dim in enumerate(dim for dim in self.dims if dim in out.dims):
+            axes = next((spec.axes_of(dim) for spec in self.placed.inputs if dim in spec.dims), ())
+            cut = tuple(axis for axis in axes if axis in out.partial)
+            found += [(place, cut)] if mesh.size(cut) > 1 else []
+        return found
+
+    def contract(self, *arrays: Array) -> Array:
+        return np.array(np.einsum(self.subscripts, *arrays))
 
     @staticmethod
     def of_matrix(operation: OfMatrix, array: Array) -> Array:
@@ -92,47 +142,33 @@ class DeviceKernel:
 
     def map(self, operation: Map, arrays: list[Array]) -> Array:
         out = self.placed.outputs[0]
-        union = list(dict.fromkeys([*out.dims, *(d for s in self.placed.inputs for d in s.dims)]))
-        union.sort(key="EBTVFMSKGHIRUCQJPrD".index)
-        aligned = []
-        for spec, array in zip(self.placed.inputs, arrays, strict=True):
-            order = [d for d in union if d in spec.dims]
-            moved = np.transpose(array, [spec.dims.index(d) for d in order])
-            aligned.append(moved.reshape([moved.shape[order.index(d)] if d in order else 1 for d in union]))
-        function = operation.function
-        result = (
-            sum(aligned[1:], aligned[0])
-            if function == "add"
-            else kernels.map_named(function)(
-                *aligned, width=math.prod(self.devices.true_sizes[d] for d in operation.over)
-            )
-        )
-        summed = tuple(i for i, d in enumerate(union) if d not in out.dims)
+        aligned = [
+            np.expand_dims(np.transpose(array, order), lacking)
+            for array, (order, lacking) in zip(arrays, self.alignment, strict=True)
+        ]
+        if operation.function == "add":
+            result = sum(aligned[1:], aligned[0])
+        else:
+            result = kernels.map_named(operation.function)(*aligned, width=self.width)
+        summed = tuple(place for place, dim in enumerate(self.dims) if dim not in out.dims)
         if summed:
             reduce = chosen({"sum": np.add, "max": np.maximum}, operation.reduction, "reduction").reduce
             result = reduce(result, axis=summed)
-        kept = [d for d in union if d in out.dims]
-        local = dict(zip(out.dims, out.local_shape(self.devices.mesh, self.devices.sizes), strict=True))
-        result = np.broadcast_to(self.summands(result, kept), [local[d] for d in kept])
-        return np.array(np.transpose(result, [kept.index(d) for d in out.dims]))
+        kept = [dim for dim in self.dims if dim in out.dims]
+        result = np.broadcast_to(self.summands(result), [self.local[dim] for dim in kept])
+        return np.array(np.transpose(result, [kept.index(dim) for dim in out.dims]))
 
-    def summands(self, result: Array, dims: list[str]) -> Array:
-        """Of sums over all devices that are cut along a flat array (`derive.walk`) what this device adds: nothing to those that
-        it has no part of."""
-        out = self.placed.outputs[0]
-        for place, dim in enumerate(dims):
-            axes = next((spec.axes_of(dim) for spec in self.placed.inputs if dim in spec.dims), ())
-            cut = tuple(axis for axis in axes if axis in out.partial)
-            if self.devices.mesh.size(cut) > 1:
-                size, number = result.shape[place], self.devices.mesh.position(self.coordinate, cut)
-                front = number * size, (self.devices.mesh.size(cut) - number - 1) * size
-                result = np.pad(result, [front if other == place else (0, 0) for other in range(result.ndim)])
+    def summands(self, result: Array) -> Array:
+        """Of sums over all devices that are cut what this device adds: nothing to those that it has no part of."""
+        for place, cut in self.cuts:
+            size, number = result.shape[place], self.devices.mesh.position(self.coordinate, cut)
+            front = number * size, (self.devices.mesh.size(cut) - number - 1) * size
+            result = np.pad(result, [front if other == place else (0, 0) for other in range(result.ndim)])
         return result
 
     def join(self, operation: Join, arrays: list[Array]) -> Array:
         """Repeat each operand along the result's dims that it lacks, then put them one after the other."""
-        out = self.placed.outputs[0]
-        local = dict(zip(out.dims, out.local_shape(self.devices.mesh, self.devices.sizes), strict=True))
+        out, local = self.placed.outputs[0], self.local
         (joined,) = (i for i, d in enumerate(out.dims) if all(d not in spec.dims for spec in self.placed.inputs))
         repeated = []
         for spec, own, array in zip(self.placed.inputs, operation.parts, arrays, strict=True):

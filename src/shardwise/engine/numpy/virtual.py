@@ -147,9 +147,9 @@ class VirtualDevices:
         read = list(zip(operation.operands, placed.inputs, strict=False))
         operands = [self.shards(program, name, spec) for name, spec in read]
         results: list[Shards] = [[] for _ in operation.outputs]
+        kernel = DeviceKernel(self, step)
         for device in range(len(self.coordinates)):
-            kernel = DeviceKernel(self, step, device)
-            for result, array in zip(results, kernel([o[device] for o in operands]), strict=True):
+            for result, array in zip(results, kernel(device, [o[device] for o in operands]), strict=True):
                 result.append(array)
         for name, spec, result in zip(operation.outputs, placed.outputs, results, strict=True):
             self.held[name, spec] = result
