@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from harness import run_ranks
-from training import Case, Found, plain, trained
+from training import Case, Found, plain, put_together, trained
 
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import Placement
@@ -316,7 +316,7 @@ def test_equals_one_process(name: str) -> None:
     wanted = plain(case)
     size = case.layout.num_devices
     apart = size > 1 or case.recipe_of().compile  # torch.compile warns of itself, which this process has for an error
-    ranks = run_ranks(trained, size, case) if apart else [trained(case)]
+    ranks = put_together(run_ranks(trained, size, case) if apart else [trained(case)])
     for found in ranks:
         compare(found, wanted)
     assert {name for found in ranks for name in found.biases} == set(wanted.biases)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -131,10 +132,13 @@ class Case:
         return [micro_batch(*arrays) for arrays in shared.micro_batches(step, replica)]
 
 
+Pieces = list[tuple[Any, torch.Tensor]]  # intervals, and their values
+
+
 @dataclass
 class Found:
     """What each step of a run gave; `further` are the losses of multi-token prediction by module, `auxiliary` those that balance
-    experts. `issued`: the collectives of one step more."""
+    experts. `issued`: the collectives of the last step. A rank has its `pieces` of gradients and weights: see `put_together`."""
 
     losses: list[float] = field(default_factory=list)
     further: list[list[float]] = field(default_factory=list)
@@ -144,6 +148,7 @@ class Found:
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     biases: dict[str, torch.Tensor] = field(default_factory=dict)
     issued: list[Issued] = field(default_factory=list)
+    pieces: list[Pieces] = field(default_factory=list)  # of the gradients in each step, then of the weights
 
 
 def adamw(kinds: list[Any], given: Mapping[str, float]) -> torch.optim.Optimizer:
@@ -235,60 +240,66 @@ def run_step(engine: Engine, case: Case, step: int) -> Any:
     return engine.step(batches, case.num_seqs * POSITIONS, case.num_micro_batches, step)
 
 
-def gathered(engine: Engine, tensor: str) -> dict[str, torch.Tensor]:
-    """Every parameter's gradient ("gradient_shard") or weight ("state"), put together from all ranks, flat."""
-    parts = [
+def pieces_of(engine: Engine, tensor: str) -> Pieces:
+    """This rank's part of every parameter's gradient ("gradient_shard") or weight ("state")."""
+    return [
         (one, getattr(group, tensor)[one.start : one.start + one.size].clone())
         for group in engine.groups
         if group.group.trained or tensor == "state"
         for one in group.intervals()
     ]
+
+
+def gathered(engine: Engine, tensor: str) -> dict[str, torch.Tensor]:
+    """What the pieces of all ranks are together, flat."""
     everyone: list[Any] = [None] * engine.world.size
     if engine.world.size > 1:
-        dist.all_gather_object(everyone, parts)
+        dist.all_gather_object(everyone, pieces_of(engine, tensor))
     else:
-        everyone = [parts]
+        everyone = [pieces_of(engine, tensor)]
+    return whole_of(everyone)
+
+
+def whole_of(ranks: Sequence[Pieces]) -> dict[str, torch.Tensor]:
+    """Parameters by name, flat; NaN where no rank has a piece. What several ranks have is alike on all of them."""
     found: dict[str, torch.Tensor] = {}
-    for one, values in (part for rank in everyone for part in rank):
+    for one, values in (piece for rank in ranks for piece in rank):
         whole = found.setdefault(one.name, torch.full(one.whole, float("nan"), dtype=torch.float64))
         for box, piece in zip(one.boxes(), values.split([box.volume for box in one.boxes()]), strict=True):
-            whole[box.slices] = piece.view(box.lengths).to(torch.float64)
+            own, before = piece.view(box.lengths).to(torch.float64), whole[box.slices]
+            assert bool((before.isnan() | (before == own)).all()), f"{one.name}: copies differ"
+            whole[box.slices] = own
     return {name: whole.flatten() for name, whole in found.items()}
 
 
+def put_together(ranks: Sequence[Found]) -> Sequence[Found]:
+    """The same, with whole gradients and weights."""
+    *gradients, weights = (whole_of(pieces) for pieces in zip(*(one.pieces for one in ranks), strict=True))
+    for one in ranks:
+        one.gradients, one.weights = gradients, weights
+    return ranks
+
+
 def trained(case: Case) -> Found:
-    """What the engine finds, on every rank."""
+    """What the engine finds, on every rank. Gradients are taken when their norm is: before they are clipped."""
     engine = engine_of(case)
     found = Found()
+    norm = engine.updater.norm
+
+    def looked() -> torch.Tensor:
+        found.pieces.append(pieces_of(engine, "gradient_shard"))
+        return norm()
+
+    engine.updater.norm = looked  # type: ignore[method-assign]
     for step in range(STEPS):
-        before = _capture_gradients(engine)
-        result = run_step(engine, case, step)
+        capture = Capture(engine.world) if step == STEPS - 1 else nullcontext()
+        with capture:
+            result = run_step(engine, case, step)
         found.losses.append(result.loss.item())
         found.auxiliary += [] if engine.balancer.loss is None else [engine.balancer.loss.item()]
         found.further.append([one.item() for one in result.further])
         found.norms.append(result.norm.item())
-        found.gradients.append(before())
-    found.weights = gathered(engine, "state")
+    found.pieces.append(pieces_of(engine, "state"))
     found.biases = {name: one.clone() for name, one in engine.buffers()}
-    with Capture(engine.world) as capture:
-        run_step(engine, case, STEPS)
     found.issued = capture.sequence
     return found
-
-
-def _capture_gradients(engine: Engine) -> Any:
-    """Takes the gradients when their norm is taken: before they are clipped."""
-    taken: dict[str, torch.Tensor] = {}
-    norm = engine.updater.norm
-
-    def looked() -> torch.Tensor:
-        taken.update(gathered(engine, "gradient_shard"))
-        return norm()
-
-    engine.updater.norm = looked  # type: ignore[method-assign]
-
-    def give() -> dict[str, torch.Tensor]:
-        engine.updater.norm = norm  # type: ignore[method-assign]
-        return taken
-
-    return give

@@ -378,6 +378,8 @@ class UnitPricer:
         passing = bytes_per_element(precision.activations)
         casts = family.zero_stage < 2 and passing < bytes_per_element(precision.gradients)
         stepwise = unscattered if self.loss.stepwise else 0.0
+        # under ZeRO-1 whole gradients rest, and what comes of them is there until the step's end
+        reduced = bytes_per_element(precision.gradient_reduction) if self.loss.stepwise else 0.0
         optimizer = self.formats.optimizer
         moments = precision.moment_bytes(optimizer)
         return {
@@ -393,6 +395,6 @@ class UnitPricer:
             "transient_bytes": {"used": gathered, "trained": unscattered},
             "unscattered_bytes": {"trained": stepwise},
             "arriving_bytes": {"shard": stepwise},
-            "leaving_bytes": {"last": stepwise},
+            "leaving_bytes": {"shard": reduced} if family.zero_stage == 1 else {"last": stepwise},
             "passing_bytes": {"passing": passing if casts else 0.0},
         }
