@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {
 SHAPES: dict[str, tuple[dict[str, Any], int, int]] = {  # with positions and sequences of a micro-batch
     "small": ({}, 256, 4),
     "deep": ({"num_layers": 8, "d_model": 128, "d_ff": 344, "num_heads": 4, "vocab_size": 2048}, 512, 1),
-    "wide": ({"d_model": 512, "d_ff": 1376, "head_dim": 64, "num_kv_heads": 2, "vocab_size": 8192}, 128, 4),
+    "wide": ({"num_layers": 2, "d_model": 512, "d_ff": 1376, "head_dim": 64, "num_kv_heads": 2, "vocab_size": 8192}, 128, 4),
     "experts": ({"num_experts": 4, "experts_per_token": 2}, 256, 2),
     "predicting": ({"num_predict_layers": 1}, 256, 4),
     "predicting further": ({"num_predict_layers": 3, "num_layers": 2, "vocab_size": 1024}, 256, 4),
@@ -163,7 +163,7 @@ def test_a_block_that_runs_backward_holds_what_is_alive(name: str, policy: str) 
     assert found.peak_bytes - rest == pytest.approx(plan["workspace"] + plan["logits"], rel=0.015)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", ["none", "full"])
 def test_in_bf16_a_step_holds_what_is_planned(policy: str) -> None:
     plan, found = planned("wide", policy, "bf16"), measured("wide", policy, torch.bfloat16, updated=False)
     for term in ("parameters", "gradients", "activations"):
