@@ -165,8 +165,8 @@ def test_rows_equal_the_scalar_estimate(model: str, cluster_name: str, job: Job,
     architecture = {"small": SMALL, "deep": DEEP, "adapted": ADAPTED}.get(model) or load_model(model)
     cluster = load_cluster(cluster_name)
     job = dataclasses.replace(job, overlap=overlap)
-    rows = search(architecture, cluster, job, sample=100, seed=len(overlap)).sampled
-    assert len(rows) > 60
+    rows = search(architecture, cluster, job, sample=80, seed=len(overlap)).sampled
+    assert len(rows) > 45
     assert {row.layout.zero_stage for row in rows} == {0, 1, 2, 3}
     assert {row.layout.recompute for row in rows} == {"none", "selective", "full"}
     assert len({(row.layout.tp, row.layout.cp, row.layout.pp) for row in rows}) > 10
@@ -195,9 +195,9 @@ def test_kept_rows_equal_the_scalar_estimate(model: str) -> None:
         recompute=("none", "full"),
         maxima={"pp": 2},
     )
-    found = search(architecture, cluster, job, choices=choices, top=20, sample=60)
+    found = search(architecture, cluster, job, choices=choices, top=8, sample=30)
     rows = {row.layout: row for row in (*found.best, *found.pareto, *found.by_factorisation, *found.sampled)}
-    assert len(rows) > 60
+    assert len(rows) > 30
     for layout, row in rows.items():
         scalar = estimate(architecture, cluster, job, layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), layout
@@ -283,8 +283,8 @@ def test_rows_with_parts_of_the_layers_and_offload_equal_the_scalar_estimate(
     """Under several recipes, and for stages with fewer layers than are to recompute."""
     architecture = {"small": SMALL, "deep": DEEP}.get(model) or load_model(model)
     cluster, job = load_cluster(cluster_name), dataclasses.replace(job, overlap=overlap)
-    rows = search(architecture, cluster, job, choices=POLICIES, sample=120, seed=len(overlap)).sampled
-    assert len(rows) > 60
+    rows = search(architecture, cluster, job, choices=POLICIES, sample=60, seed=len(overlap)).sampled
+    assert len(rows) > 35
     assert {row.layout.offload for row in rows} == set(OFFLOADS)
     assert {row.layout.recompute for row in rows if row.layout.recompute_layers} == {"selective", "full"}
     assert len({row.layout.recompute_layers for row in rows}) > 3
