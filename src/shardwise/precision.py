@@ -84,7 +84,8 @@ class Precision:
     def moment_formats(self, optimizer: Optimizer) -> dict[str, str]:
         """The format of each moment by name."""
         squares = self.second_moment or self.moments
-        return {name: squares if one.of_squares else self.moments for name, one in optimizer.moments.items()}
+        own = {True: squares, False: self.moments}
+        return {name: one.format or own[one.of_squares] for name, one in optimizer.moments.items()}
 
     def moment_bytes(self, optimizer: Optimizer) -> float:
         """Bytes of a parameter's moments, and of the gradient that is cast for the update."""

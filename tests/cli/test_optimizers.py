@@ -98,6 +98,24 @@ def test_a_run_of_adafactor_in_bf16_learns_and_keeps_the_state_that_is_planned(
     learns_and_keeps(plan, wanted, data, tmp_path / "run", rate=0.1, off=off)
 
 
+@pytest.mark.parametrize(
+    ("precision", "layout", "parts_of_norms", "moment_bytes"),
+    [("bf16", "fsdp=2 zero_stage=3", 2, 4), ("bf16_bf16_moments", "tp=2", 1, 2)],
+)
+def test_a_run_in_8_bits_learns_and_keeps_the_state_that_is_planned(
+    precision: str, layout: str, parts_of_norms: int, moment_bytes: int, data: str, tmp_path: Path
+) -> None:
+    """A byte of each moment of a matrix and four for 256 of them, and of a norm's the bytes that the recipe has. Halves of the
+    last norm, an array of its own, are padded to 256; and flat arrays may have a unit's norms on one rank."""
+    plan = planned(tmp_path, precision, layout, "adamw_8bit")
+    own, norms = (MATRICES + VOCABULARY) // 2, NORMS // parts_of_norms
+    padding = 256 - 256 // parts_of_norms
+    state = 2 * (own + padding) * 65 // 64 + 2 * moment_bytes * norms
+    wanted = {"master": 4 * (own + norms + padding), "optimizer": state}
+    off = 2 * moment_bytes * (NORMS - norms)
+    learns_and_keeps(plan, wanted, data, tmp_path / "run", rate=0.001, off=off)
+
+
 @pytest.mark.parametrize("layout", ["fsdp=2 zero_stage=2", "tp=2"])
 @pytest.mark.parametrize(("optimizer", "rate"), [("lion", 0.001), ("sgd", 0.1)])
 def test_a_run_with_one_moment_keeps_the_state_that_is_planned(

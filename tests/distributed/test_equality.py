@@ -290,6 +290,39 @@ CASES = {
     "muon pp 2 dualpipe zero-2": Case(
         "deep routed", Layout(pp=2, fsdp=2, zero_stage=2, schedule="dualpipe"), optimizer="muon"
     ),
+    "adamw_8bit 1": Case("blocks", Layout(micro_batch_seqs=4), optimizer="adamw_8bit"),
+    "adamw_8bit 2 bucketed": Case("blocks", Layout(dp=2, micro_batch_seqs=2), optimizer="adamw_8bit"),
+    "adamw_8bit 3 zero-1": Case("blocks", Layout(fsdp=3, zero_stage=1), optimizer="adamw_8bit"),
+    "adamw_8bit 2 zero-2, other values": Case(
+        "tied",
+        Layout(fsdp=2, zero_stage=2),
+        optimizer="adamw_8bit",
+        recipe={"optimizer": {"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-4, "weight_decay": 0.3}},
+    ),
+    "adamw_8bit 3 zero-3": Case("moe", Layout(fsdp=3, zero_stage=3), optimizer="adamw_8bit"),
+    "adamw_8bit 4 hybrid zero-3": Case(
+        "blocks", Layout(dp=2, fsdp=2, zero_stage=3, recompute="full"), optimizer="adamw_8bit"
+    ),
+    "adamw_8bit tp 2 sp": Case(
+        "blocks", Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2), optimizer="adamw_8bit"
+    ),
+    "adamw_8bit tp 4 of 2 key-value heads": Case("blocks", Layout(tp=4, micro_batch_seqs=2), optimizer="adamw_8bit"),
+    "adamw_8bit tp 2 zero-3": Case("blocks", Layout(tp=2, fsdp=2, zero_stage=3), optimizer="adamw_8bit"),
+    "adamw_8bit tp 2 whose parts are blocks of their own": Case(
+        layout=Layout(tp=2, micro_batch_seqs=2), optimizer="adamw_8bit", parts=2
+    ),
+    "adamw_8bit adapted 2 zero-3": Case("adapted", Layout(fsdp=2, zero_stage=3), optimizer="adamw_8bit"),
+    "adamw_8bit routed ep 2 tp 2 zero-2": Case(
+        "routed blocks", Layout(fsdp=2, ep=2, tp=2, zero_stage=2), optimizer="adamw_8bit"
+    ),
+    "adamw_8bit pp 2 1f1b zero-1": Case(
+        "blocks", Layout(pp=2, fsdp=2, zero_stage=1, schedule="1f1b"), optimizer="adamw_8bit"
+    ),
+    "adamw_8bit tied pp 2 dualpipe_v zero-1": Case(
+        "tied predicting",
+        Layout(pp=2, num_virtual_stages=2, fsdp=2, zero_stage=1, schedule="dualpipe_v"),
+        optimizer="adamw_8bit",
+    ),
     "predicting, one process, accumulating": Case("predicting", Layout(micro_batch_seqs=3)),
     "predicting 2 bucketed": Case("predicting", Layout(dp=2, micro_batch_seqs=2, recompute="selective")),
     "predicting 3 uneven in each micro-batch": Case(

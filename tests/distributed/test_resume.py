@@ -25,6 +25,7 @@ from shardwise.model.numerics import Numerics, Rotary
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.train.box import Box
 from shardwise.train.checkpoint import Checkpointer, latest
+from shardwise.train.checkpoint.loading import whole
 from shardwise.train.conversion.formats import FORMATS, Choices, Model, open_stored
 from shardwise.train.conversion.megatron_parts import Degrees
 from shardwise.train.conversion.sources import of_weights
@@ -117,6 +118,9 @@ def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
         ("tied", "zero-2 of 2", "tp=2 cp=2", "adafactor"),
         ("dense", "tp=2 fsdp=2", "zero-1 of 3", "adafactor"),
         ("dense", "tp=2 fsdp=2", "zero-1 of 3", "muon"),
+        ("wide blocks", "zero-1 of 3", "tp=2 fsdp=2", "adamw_8bit"),
+        ("wide blocks", "tp=4", "pp=2 zb_v", "adamw_8bit"),
+        ("moe", "zero-1 of 3", "hybrid zero-3 of 4", "adamw_8bit"),
         ("tied", "pp=2 zb_v", "pp=3", "adamw"),
         ("tied", "pp=2 dualpipe_v", "pp=2 interleaved_zb", "adamw"),
     ],
@@ -134,6 +138,60 @@ def test_goes_on_as_if_it_had_not_stopped(
             assert own.prediction_loss == (other.prediction_loss and pytest.approx(other.prediction_loss, rel=1e-5))
             assert (own.prediction_loss is None) == ("predicting" not in model)
             assert own.grad_norm == pytest.approx(other.grad_norm, rel=1e-4)
+
+
+def resaved(plan: Plan, data: Path, folder: Path, into: Path) -> list[float]:
+    """What was saved, saved by other ranks; and the losses of the two steps behind it."""
+    trainer = trainer_of(plan, data)
+    with Checkpointer(folder, keep=1) as checkpoints, Checkpointer(into, keep=1) as others:
+        path = checkpoints.latest()
+        assert path is not None
+        trainer.restore(checkpoints.load(path, trainer.state()))
+        others.save(trainer.step, trainer.state())
+    return [trainer.train_step().loss for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("model", "before", "after"),
+    [
+        ("wide blocks", "tp=2 fsdp=2", "tp=4"),
+        ("wide blocks", "hybrid zero-3 of 4", "pp=2 zb_v"),
+        ("dense", "tp=2 fsdp=2", "tp=2 cp=2"),  # which both cut the same blocks
+        ("dense", "tp=4", "tp=4"),
+    ],
+)
+def test_other_ranks_have_the_same_codes_and_scales(
+    model: str, before: str, after: str, data: Path, tmp_path: Path
+) -> None:
+    """Nothing is quantised again; and on the same layout a run goes on bit by bit."""
+    plan, other = (planned(LAYOUTS[layout], model, "adamw_8bit") for layout in (before, after))
+    wanted = run_ranks(saved, plan.layout.num_devices, plan, data, tmp_path / "a")[0]
+    found = run_ranks(resaved, other.layout.num_devices, other, data, tmp_path / "a", tmp_path / "b")[0]
+    paths = [latest(tmp_path / name) for name in "ab"]
+    assert None not in paths
+    for prefix, dtypes in (("exp_avg", {torch.uint8, torch.float32}), ("model.", {torch.float32})):
+        first, second = (whole(path, prefix) for path in paths if path is not None)
+        assert first.keys() == second.keys()
+        assert {values.dtype for values in first.values()} == dtypes
+        assert all(torch.equal(values.reshape(-1), second[name].reshape(-1)) for name, values in first.items())
+    if before == after:
+        assert found == [one.loss for one in wanted]
+
+
+def test_blocks_that_tensor_parallelism_cuts_are_read_by_the_same_degree(data: Path, tmp_path: Path) -> None:
+    plan, other = (planned(LAYOUTS[layout], "dense", "adamw_8bit") for layout in ("tp=2 fsdp=2", "tp=4"))
+    run_ranks(saved, plan.layout.num_devices, plan, data, tmp_path)
+    for problems in run_ranks(refused, other.layout.num_devices, other, data, tmp_path):
+        assert [
+            text.count("plan again with the tensor-parallel degree that it was saved with") for text in problems
+        ] == [1, 1]
+        assert all("exp_avg_scales_of_" in text for text in problems)
+
+
+def refused(plan: Plan, data: Path, folder: Path) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        resumed(plan, data, folder)
+    return list(caught.value.problems)
 
 
 def checkpointed(plan: Plan, data: Path, folder: Path) -> dict[str, torch.Tensor]:

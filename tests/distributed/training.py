@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from plain import build, initialise
 from plain.adafactor import Adafactor
+from plain.adamw_8bit import AdamW8bit
 from plain.experts import balance
 from plain.lion import Lion
 from plain.muon import Muon
@@ -77,6 +78,14 @@ MODELS = {
         TIED_PREDICTING, ADAPTED_PREDICTING,
     )
 }  # fmt: skip
+# Of whose matrices four ranks of tp have whole blocks of 256 elements.
+BLOCKS = replace(DENSE, name="blocks", num_layers=2, d_model=32, d_ff=64, head_dim=8, vocab_size=32)
+ROUTED_BLOCKS = replace(
+    ROUTED, name="routed blocks", d_model=32, d_ff=16, dense_d_ff=16, shared_expert_width=16, head_dim=8, vocab_size=32
+)
+# Of which that is so whatever its vocabulary.
+WIDE_BLOCKS = replace(DENSE, name="wide blocks", num_layers=2, d_model=256, d_ff=8, head_dim=2)
+MODELS |= {one.name: one for one in (BLOCKS, ROUTED_BLOCKS, WIDE_BLOCKS)}
 STEPS, POSITIONS, SEED = 3, 8, 5
 
 
@@ -90,6 +99,7 @@ class Case:
     recipe: dict[str, Any] = field(default_factory=dict)
     precision: Precision = FP64
     optimizer: str = "adamw"
+    parts: int = 1  # of a matrix, in which blocks of moments in 8 bits are counted
 
     @property
     def architecture(self) -> Architecture:
@@ -171,6 +181,8 @@ OF_MATRICES = {"adafactor": Adafactor, "muon": Muon}
 
 def optimizer_of(case: Case, trained: Mapping[str, Any], kinds: list[Any]) -> torch.optim.Optimizer:
     """The case's, over trained parameters by name, and as matrices and all else."""
+    if case.optimizer == "adamw_8bit":
+        return AdamW8bit(trained, kinds[1], case.recipe_of().optimizer, case.parts)
     if case.optimizer in OF_MATRICES:
         return OF_MATRICES[case.optimizer](trained, kinds[1], case.recipe_of().optimizer)
     return OPTIMIZERS[case.optimizer](kinds, case.recipe_of().optimizer)

@@ -199,6 +199,8 @@ def test_an_optimizer_that_is_not_known_is_said() -> None:
     with pytest.raises(InputError, match="--optim"):
         heard(BASE, f"{START} --optim adafactor")
     assert heard(BASE, f"{START} --optim lion_32bit").launch.job.optimizer == "lion"
+    for theirs in ("adamw_torch_8bit", "adamw_bnb_8bit", "adamw_8bit"):
+        assert heard(BASE, f"{START} --optim {theirs}").launch.job.optimizer == "adamw_8bit"
 
 
 def test_nothing_that_is_read_is_run(tmp_path: Path) -> None:

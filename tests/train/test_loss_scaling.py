@@ -109,7 +109,6 @@ def test_a_step_that_overflows_is_left_out_and_the_scale_falls() -> None:
     assert engine.scaler.num_skipped == sum(skipped)
     assert engine.scaler.scale == 2.0 ** (30 - sum(skipped))
     assert not all(map(torch.equal, state_of(engine), before))
-    steps = {
-        float(one["step"]) for optimizer in engine.updater.optimizers if optimizer for one in optimizer.state.values()
-    }
+    updated = (one for parts in engine.updater.by_element for one in parts)
+    steps = {float(state["step"]) for one in updated for state in one.optimizer.state.values()}
     assert steps == {float(len(skipped) - sum(skipped))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
@@ -18,6 +19,7 @@ from shardwise.engine.torch.optimizers import BLOCK, ByFormulas, torch_optimizer
 from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
+from shardwise.lowering.instance import Instance
 from shardwise.optimizer.optimizer import GRADIENT, MASTER, Field, Optimizer, Per, values_of
 from shardwise.optimizer.table import OPTIMIZERS, optimizer_fields, optimizer_named, optimizer_names
 from shardwise.planning.codec import parse_plan
@@ -285,6 +287,43 @@ def test_one_moment_takes_the_memory_of_one(precision: str, first: int, rest: in
     assert lion.memory["optimizer"] == pytest.approx(adamw.memory["optimizer"] * first / (first + rest))
     others = [{term: size for term, size in found.memory.items() if term != "optimizer"} for found in (lion, adamw)]
     assert others[0] == others[1]
+
+
+def test_moments_in_8_bits_take_a_byte_and_a_share_of_a_scale_whatever_the_recipe() -> None:
+    """Of Llama 3.2 1B 33 norms have two moments in the recipe's format."""
+    one, num_norms = optimizer_named("adamw_8bit"), 33 * 2048
+    for precision, width in (("bf16", 4), ("bf16_bf16_moments", 2)):
+        recipe = precision_named(precision)
+        assert recipe.moment_formats(one) == {"exp_avg": "dynamic8", "exp_avg_sq": "unsigned_dynamic8"}
+        assert (recipe.moment_bytes(one), recipe.moment_bytes(one.of(matrix=False))) == (2 + 8 / 256, 2 * width)
+        num_matrices = sw.num_params(sw.load_model("llama-3.2-1b")) - num_norms
+        wanted = (num_matrices * (2 + 8 / 256) + num_norms * 2 * width) / 8
+        assert estimated("adamw_8bit", precision).memory["optimizer"] == pytest.approx(wanted, rel=1e-6)
+
+
+def test_parts_of_flat_arrays_cut_no_block_of_8_bits() -> None:
+    """Whatever the layout; and other optimizers have the parts that they had."""
+    model = replace(sw.load_model("llama-3.2-1b"), d_model=96, d_ff=200, num_layers=2, vocab_size=1000)
+    for layout in (
+        Layout(fsdp=3, zero_stage=1),
+        Layout(fsdp=5, zero_stage=3),
+        Layout(dp=2, fsdp=7, tp=2, zero_stage=2),
+    ):
+        for name, is_cut in (("adamw", True), ("adamw_8bit", False)):
+            groups = Instance(
+                architecture=model, layout=layout, precision=precision_named("bf16"), optimizer=name
+            ).groups
+            places = {place for group in groups for place in (group.shard_size, *(one.start for one in group.members))}
+            assert bool(math.gcd(*places) % 256) == is_cut
+
+
+def test_moments_in_blocks_are_updated_element_by_element() -> None:
+    whole = optimizer_named("muon")
+    updates = {name: update._replace(format="dynamic8") for name, update in whole.updates.items()}
+    with pytest.raises(
+        ValueError, match=r"moments in dynamic8, .*: found means or functions of matrices; neither is required"
+    ):
+        replace(whole, updates=updates)
 
 
 def test_an_update_moves_the_bytes_of_its_state() -> None:

@@ -33,7 +33,10 @@ def values_of(name: str, precision: str | None = None) -> list[SourcedValue]:
     for prefix, part in _kinds(one):
         formats = _formats(part, recipe)
         found.append((f"{prefix}state", list(formats), part.source))
-        found += [(f"{prefix}state.{tensor}.format", format, recipe.source) for tensor, format in formats.items()]
+        found += [
+            (f"{prefix}state.{tensor}.format", format, part.source if _is_own(part, tensor) else recipe.source)
+            for tensor, format in formats.items()
+        ]
         found.append((f"{prefix}state_bytes_per_parameter", _bytes(part, recipe), recipe.source))
         if recipe.factor_bytes(part):
             found.append((f"{prefix}state_bytes_per_row_or_column", recipe.factor_bytes(part), recipe.source))
@@ -79,6 +82,12 @@ def _formats(one: Optimizer, recipe: Precision) -> dict[str, str]:
 
     own = {MASTER: recipe.master, **recipe.moment_formats(one), GRADIENT: recipe.update_gradients}
     return {name: format for name, format in own.items() if format is not None}
+
+
+def _is_own(one: Optimizer, tensor: str) -> bool:
+    """Whether a tensor of the state has its format of the optimizer and not of the recipe."""
+    update = one.updates.get(tensor)
+    return update is not None and update.format is not None
 
 
 def _bytes(one: Optimizer, recipe: Precision) -> float:
@@ -134,7 +143,7 @@ def _state_table(one: Optimizer, recipe: Precision) -> Table:
 
     rows: list[Row] = [("tensor", "format", "one for each", "bytes")]
     rows += [
-        (tensor, format, str(one.per(tensor)), f"{bytes_per_element(format):g}")
+        (tensor, format, str(one.per(tensor)), f"{bytes_per_element(format):.7g}")
         for tensor, format in _formats(one, recipe).items()
     ]
     return Table(rows=tuple(rows), right=(3,), indent=4)

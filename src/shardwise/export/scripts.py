@@ -31,7 +31,15 @@ LENGTHS = (
     "cutoff_len",
 )
 # `--optim` by what each keeps; the first is written. Source: transformers 5.23.0, OptimizerNames.
-OPTIMIZERS = {"adamw": ("adamw_torch_fused", "adamw_torch", "adamw_apex_fused"), "lion": ("lion_32bit",)}
+OPTIMIZERS = {
+    "adamw": ("adamw_torch_fused", "adamw_torch", "adamw_apex_fused"),
+    "adamw_8bit": (
+        "adamw_torch_8bit",
+        "adamw_bnb_8bit",
+        "adamw_8bit",
+    ),  # torchao's; bitsandbytes', whose alias is the last
+    "lion": ("lion_32bit",),
+}
 TRAIN = '"${TRAIN_DIR:?the folder of your training script}/train.py"'
 CONFIGURATIONS = (".json", ".yaml", ".yml")
 

@@ -6,11 +6,13 @@ weight along a dim: bytes are the same but for the padding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
+from shardwise.optimizer.table import optimizer_named
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import Monomial, Polynomial, Value, Values, ceil_div, constant, total, where
 
@@ -19,22 +21,32 @@ from shardwise.symbolic import Monomial, Polynomial, Value, Values, ceil_div, co
 ALIGNED = 8
 
 
-def aligned(elements: Value) -> Value:
+def alignment_of(optimizer: str) -> int:
+    """Of how many elements parameters and parts begin at a multiple, with an optimizer by name: blocks of its moments that share
+    a scale are those of one parameter on one device.
+
+    >>> alignment_of("adamw"), alignment_of("adamw_8bit")
+    (8, 256)
+    """
+    return math.lcm(ALIGNED, optimizer_named(optimizer).block)
+
+
+def aligned(elements: Value, alignment: int = ALIGNED) -> Value:
     """The next place where a parameter or a part may begin.
 
     >>> aligned(17)
     24
     """
-    return ceil_div(elements, ALIGNED) * ALIGNED
+    return ceil_div(elements, alignment) * alignment
 
 
-def shard_elements(elements: Value, num_shards: Value) -> Value:
+def shard_elements(elements: Value, num_shards: Value, alignment: int = ALIGNED) -> Value:
     """Elements of each device's part of a flat array, padding included.
 
     >>> shard_elements(560, 3)
     192
     """
-    return aligned(ceil_div(elements, num_shards))
+    return aligned(ceil_div(elements, num_shards), alignment)
 
 
 def openings(sizes: Iterable[Value], most_elements: float | None) -> Iterator[Value]:
@@ -80,13 +92,14 @@ class Weight(NamedTuple):
 class FlatArrays:
     """Weights that move as flat arrays, in the order in which they fill them. `split`: the axes of the parts.
 
-    `in_parts`: what moves is each device's part.
+    `in_parts`: what moves is each device's part. `alignment`: see `alignment_of`.
     """
 
     weights: tuple[Weight, ...]
     split: Axes
     bucketed: bool
     in_parts: bool = False
+    alignment: int = ALIGNED
 
     @property
     def elements(self) -> Polynomial:
@@ -101,7 +114,7 @@ class FlatArrays:
     def _extent(self, values: Values, most_elements: float) -> Extent:
         sizes = [weight.evaluate(values) for weight in self.weights]
         shards = values.degree(self.split)
-        count, elements = extent(sizes, shards, most_elements if self.bucketed else None)
+        count, elements = extent(sizes, shards, most_elements if self.bucketed else None, self.alignment)
         return Extent(count, elements / shards if self.in_parts else elements)
 
     def arrays(self, values: Values, most_elements: float) -> list[int]:
@@ -114,7 +127,7 @@ class FlatArrays:
                 filled.append([])
             if size:
                 filled[-1].append(size)
-        whole = [int(extent(each, shards, None).elements) for each in filled]
+        whole = [int(extent(each, shards, None, self.alignment).elements) for each in filled]
         return [elements // shards for elements in whole] if self.in_parts else whole
 
 
@@ -123,7 +136,7 @@ def share_of(axes: Axes) -> Polynomial:
     return Polynomial((Monomial(1.0, tuple((axis, -1) for axis in sorted(axes))),))
 
 
-def extent(sizes: Sequence[Value], num_shards: Value, most_elements: float | None) -> Extent:
+def extent(sizes: Sequence[Value], num_shards: Value, most_elements: float | None, alignment: int = ALIGNED) -> Extent:
     """Flat arrays of weights of these sizes, each padded to even parts.
 
     >>> extent([12, 96], num_shards=2, most_elements=None)
@@ -133,7 +146,7 @@ def extent(sizes: Sequence[Value], num_shards: Value, most_elements: float | Non
     elements: Value = 0
     stop: Value = 0
     for size, begins in zip(sizes, openings(sizes, most_elements), strict=True):
-        elements = elements + where(begins, shard_elements(stop, num_shards) * num_shards, 0)
+        elements = elements + where(begins, shard_elements(stop, num_shards, alignment) * num_shards, 0)
         count = count + where(begins, 1, 0)
-        stop = where(begins, size, aligned(stop) + size)
-    return Extent(count, elements + shard_elements(stop, num_shards) * num_shards)
+        stop = where(begins, size, aligned(stop, alignment) + size)
+    return Extent(count, elements + shard_elements(stop, num_shards, alignment) * num_shards)

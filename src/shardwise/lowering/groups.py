@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardwise.derive.shardings import padded
-from shardwise.lowering.flat import aligned, openings, shard_elements
+from shardwise.lowering.flat import ALIGNED, aligned, openings, shard_elements
 from shardwise.lowering.parameters import Parameter
 from shardwise.lowering.weights import Sync, joins, kind_of
 from shardwise.model.architecture import Architecture
@@ -37,12 +37,14 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class Group:
     """Parameters of a unit that are gathered and reduced as one flat array, split over `num_shards` devices; `sync` names axes of
-    more than one device. `shared`: the opposite rank of the pipeline has a copy, and their gradients are added up."""
+    more than one device. `shared`: the opposite rank of the pipeline has a copy, and their gradients are added up. Members and
+    parts begin at a multiple of `alignment` elements (`flat.alignment_of`)."""
 
     members: tuple[Member, ...]
     sync: Sync
     num_shards: int
     shared: bool = False
+    alignment: int = ALIGNED
 
     @property
     def trained(self) -> bool:
@@ -61,7 +63,7 @@ class Group:
     @property
     def shard_size(self) -> int:
         """Elements of each device's part, padding included."""
-        return int(shard_elements(self.members[-1].stop, self.num_shards))
+        return int(shard_elements(self.members[-1].stop, self.num_shards, self.alignment))
 
     @property
     def padded_size(self) -> int:
@@ -70,7 +72,7 @@ class Group:
 
 def groups_of(
     parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh, most_elements: float | None,
-    shared: frozenset[str] = frozenset(),
+    shared: frozenset[str] = frozenset(), alignment: int = ALIGNED,
 ) -> tuple[Group, ...]:  # fmt: skip
     """The groups in the order in which their gradients are ready: that of the last use comes first. Each holds at most so many
     elements, or one parameter; None: all of a unit that move alike. `shared` are parameters with a copy on another stage."""
@@ -84,7 +86,7 @@ def groups_of(
     found = [
         replace(group, shared=group.names <= shared)
         for together in alike.values()
-        for group in _filled(together, architecture, mesh, most_elements)
+        for group in _filled(together, architecture, mesh, most_elements, alignment)
     ]
     ready = {one: place for place, one in enumerate(_as_ready(parameters))}
     return tuple(sorted(found, key=lambda group: ready[group.members[-1].parameter]))
@@ -99,22 +101,23 @@ def _as_ready(parameters: Sequence[Parameter]) -> Sequence[Parameter]:
 
 
 def _filled(
-    parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh, most_elements: float | None
-) -> Iterator[Group]:
+    parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh, most_elements: float | None,
+    alignment: int,
+) -> Iterator[Group]:  # fmt: skip
     """Parameters that move alike, in as many groups as they need."""
     dims = padded(architecture.dims, mesh)
     shapes = [one.use.local_shape(mesh, dims) for one in parameters]
     members: list[Member] = []
     for one, shape, begins in zip(parameters, shapes, openings(map(math.prod, shapes), most_elements), strict=True):
         if begins and members:
-            yield _group(members, mesh)
+            yield _group(members, mesh, alignment)
             members = []
         whole = tuple(architecture.dims[dim] for dim in one.use.dims)
-        members.append(Member(one, whole, shape, aligned(members[-1].stop) if members else 0))
-    yield _group(members, mesh)
+        members.append(Member(one, whole, shape, int(aligned(members[-1].stop, alignment)) if members else 0))
+    yield _group(members, mesh, alignment)
 
 
-def _group(members: Iterable[Member], mesh: Mesh) -> Group:
+def _group(members: Iterable[Member], mesh: Mesh, alignment: int) -> Group:
     found = tuple(members)
     sync = Sync(*(tuple(axis for axis in axes if mesh.size(axis) > 1) for axes in found[0].parameter.sync))
-    return Group(found, sync, mesh.size(sync.shard))
+    return Group(found, sync, mesh.size(sync.shard), alignment=alignment)

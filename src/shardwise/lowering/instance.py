@@ -19,6 +19,7 @@ from shardwise.layout.stages import stages_on_ranks
 from shardwise.lowering import stages as pipeline
 from shardwise.lowering.amaxes import layer_counts, unit_operands
 from shardwise.lowering.control import NUM_ROUTERS, ORDER, noise_axes, norm_axes, routing_axes
+from shardwise.lowering.flat import alignment_of
 from shardwise.lowering.groups import Group, groups_of
 from shardwise.lowering.instruction import Instruction, Start
 from shardwise.lowering.parameters import (
@@ -98,7 +99,8 @@ class Instance:
     def groups(self) -> tuple[Group, ...]:
         """Units where gradients are scattered as they come; buckets of gradients where they rest whole."""
         most = self.most_elements if rests_whole(self.family) else None
-        return groups_of(self.parameters, self.architecture, self.mesh, most, self.shared)
+        alignment = alignment_of(self.optimizer)
+        return groups_of(self.parameters, self.architecture, self.mesh, most, self.shared, alignment)
 
     @cached_property
     def shared(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ from shardwise.derive.shardings import weight_use
 from shardwise.derive.walk import Communicate
 from shardwise.errors import ShardingError
 from shardwise.layout.family import Family
-from shardwise.lowering.flat import FlatArrays, Weight
+from shardwise.lowering.flat import FlatArrays, Weight, alignment_of
 from shardwise.model.program import Role
 from shardwise.model.update import directions
 from shardwise.sharding.collective import Kind
@@ -168,7 +168,8 @@ def _groups_of(
         )  # fmt: skip
         yield WeightGroup(
             own, tuple(dict.fromkeys(move for name in own for move in moves[name] if _is_of(move, sync))), sync,
-            FlatArrays(weights, sync.shard, bucketed=rests_whole(family)), names[0] in unit.gradients, derived,
+            FlatArrays(weights, sync.shard, bucketed=rests_whole(family), alignment=alignment_of(family.optimizer)),
+            names[0] in unit.gradients, derived,
         )  # fmt: skip
 
 

@@ -5,12 +5,14 @@ A formula is arithmetic alone (+ - * / ** and comparisons), so that it takes Num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
+from shardwise.dtypes import BLOCKS
 from shardwise.errors import require
 from shardwise.names import did_you_mean
 
@@ -63,6 +65,8 @@ class Update(NamedTuple):
 
     `per`: what it makes has one number for each element, or fewer. Formulas are elementwise over all that they read; what has
     fewer numbers than that is the mean of the formula: of one per row over the columns, and so on. Means are not kept.
+
+    `format`: of a moment one of `dtypes.BLOCKS`, which it is kept in whatever the precision recipe; None: in the recipe's.
     """
 
     reads: tuple[str, ...]
@@ -71,6 +75,7 @@ class Update(NamedTuple):
     kept: bool = True
     whole: bool = False
     per: Per = Per.ELEMENT
+    format: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,13 @@ class Optimizer:
     others: Optimizer | None = None
     tables: bool = False
 
+    def __post_init__(self) -> None:
+        formats = [update.format for update in self.updates.values() if update.format is not None]
+        if formats and (self.whole or any(map(self.is_mean, self.updates))):
+            raise ValueError(
+                f"moments in {', '.join(formats)}: found means or functions of matrices; neither is required"
+            )
+
     def of(self, *, matrix: bool) -> Optimizer:
         """What updates the matrices of products, or all else."""
         return self if matrix or self.others is None else self.others
@@ -97,6 +109,17 @@ class Optimizer:
     def moments(self) -> Mapping[str, Update]:
         """What it keeps beside the master copy."""
         return {name: update for name, update in self.updates.items() if name != MASTER and update.kept}
+
+    @property
+    def block(self) -> int:
+        """How many elements of its moments a part of a flat array holds a multiple of, so that none cuts a block whose elements
+        share a scale.
+
+        >>> from shardwise.optimizer.table import optimizer_named
+        >>> optimizer_named("adamw").block, optimizer_named("adamw_8bit").block
+        (1, 256)
+        """
+        return math.lcm(*(BLOCKS[update.format].size for update in self.updates.values() if update.format is not None))
 
     @property
     def whole(self) -> str | None:

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from shardwise.engine.torch.blocked import Blocked
 from shardwise.engine.torch.functions import at_least_fp32
-from shardwise.optimizer.optimizer import GRADIENT, MASTER, Optimizer, values_of
+from shardwise.optimizer.optimizer import GRADIENT, MASTER, Optimizer, Update, values_of
 from shardwise.optimizer.table import OPTIMIZERS, optimizer_named
 
+Moment = torch.Tensor | Blocked
 Settings = dict[str, Any]  # of weights that are updated alike, as torch.optim has them
 # Elements that formulas take at once. On a CPU what is between two of their operations stays in its cache; a GPU is kept busy.
 BLOCK, GPU_BLOCK = 2**15, 2**24
@@ -57,12 +59,13 @@ class ByFormulas(torch.optim.Optimizer):
                 moments = {name: state[name] for name in self.optimizer.moments}
                 self._update(values, {MASTER: weight, GRADIENT: self.gradients.get(weight, weight.grad), **moments})
 
-    def _update(self, values: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _update(self, values: Any, tensors: Mapping[str, Moment]) -> None:
         weight = tensors[MASTER]
-        size = block_of(weight)
+        assert isinstance(weight, torch.Tensor)
+        size, format = block_of(weight), at_least_fp32(weight.dtype)
         for start in range(0, len(weight), size):
             block = {name: tensor[start : start + size] for name, tensor in tensors.items()}
-            fine = {name: part.to(at_least_fp32(part.dtype)) for name, part in block.items()}
+            fine = {name: part.to(format) for name, part in block.items()}
             for name, updated in self.optimizer.updated(values, fine).items():
                 block[name].copy_(updated)
 
@@ -78,16 +81,19 @@ def torch_optimizer(
     others: Sequence[nn.Parameter],
     fields: Mapping[str, float],
     formats: tuple[torch.dtype, torch.dtype] | None = None,
+    *,
+    products: bool = False,
 ) -> torch.optim.Optimizer:
     """The optimizer of a table's name over flat weights [n] of matrices and of all else, with the values of its fields.
 
-    `formats` are those of its moments and of the moments of squares; None: those of the weights.
+    `formats` are those of its moments and of the moments of squares, but for moments that have their own; None: those of the
+    weights. With `products` the weights are matrices of products, which an optimizer may update otherwise than all else.
 
-    Of one that takes the matrices of products whole it is what updates all others (`train.parallel.whole` has those); one that
-    takes means runs in `train.parallel.means`. Its state is there at once and not after the first step, so that memory is the
-    same in every step. Raises `InputError` for an optimizer that is not known, or values that it does not have.
+    Matrices that one takes whole are updated in `train.parallel.whole`; one that takes means runs in `train.parallel.means`. The
+    state is there at once and not after the first step, so that memory is the same in every step. Raises `InputError` for an
+    optimizer that is not known, or values that it does not have.
     """
-    values, one = optimizer_named(name).given(fields), optimizer_named(name).of(matrix=False)
+    values, one = optimizer_named(name).given(fields), optimizer_named(name).of(matrix=products)
     values = {field: values[field] for field in one.fields}
     kernel = next((kernel for known, kernel in KERNELS.items() if OPTIMIZERS[known] is one), None)
     kernel = kernel if kernel and kernel.fields == set(one.fields) else None
@@ -104,9 +110,16 @@ def torch_optimizer(
         device = weight.device if kernel else "cpu"
         made.state[weight] = {
             "step": torch.zeros((), dtype=torch.float32, device=device),
-            **{moment: torch.zeros_like(weight, dtype=dtype) for moment, dtype in moment_dtypes.items()},
+            **{moment: _zeros(weight, update, moment_dtypes[moment]) for moment, update in one.moments.items()},
         }
     return made
+
+
+def _zeros(weight: torch.Tensor, update: Update, dtype: torch.dtype | None) -> Moment:
+    """A moment of a weight [n] as it is at first."""
+    if update.format is None:
+        return torch.zeros_like(weight, dtype=dtype)
+    return Blocked.zeros(len(weight), update.format, weight.device)
 
 
 def step_with(optimizer: torch.optim.Optimizer, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:

@@ -23,6 +23,12 @@ BUFFER = "buffer."  # and those of what a model has beside them (`Engine.buffers
 LEFT_OUT = "num_left_out"  # steps that did not update the weights
 ADDED = frozenset({LEFT_OUT, BATCH_RAMP})  # values that checkpoints of earlier versions lack
 FIX = "load it with the plan and the optimizer that it was saved with"
+# What the names of scales have whose blocks tensor parallelism cuts (`train.parallel.blocks`), before its parts.
+OF_PARTS = "_scales_of_"
+FIX_OF_PARTS = (
+    "its moments have blocks of the parts of tensor parallelism, which that degree alone reads: plan again with the "
+    "tensor-parallel degree that it was saved with"
+)
 Wanted = tuple[str, Shape, str]  # the name of a piece, the shape of its tensor, and its format
 
 
@@ -92,7 +98,8 @@ def _missing(path: Path, what: str, wanted: set[str], found: set[str]) -> Iterat
     lists = {"lacks": sorted(wanted - found), "has, besides those of this run,": sorted(found - wanted)}
     for verb, names in lists.items():
         if names:
-            yield f"checkpoint: {path} {verb} {len(names)} {what}: {_shown(names)}; the same names are required: {FIX}"
+            fix = FIX_OF_PARTS if any(OF_PARTS in name for name in wanted ^ found) else FIX
+            yield f"checkpoint: {path} {verb} {len(names)} {what}: {_shown(names)}; the same names are required: {fix}"
 
 
 def _shown(names: Sequence[str]) -> str:

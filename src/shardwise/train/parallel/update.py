@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from shardwise.lowering.traffic import Traffic
 from shardwise.model.program import Role
 from shardwise.optimizer.table import DEFAULT, optimizer_named
 from shardwise.sharding.spec import Axes
+from shardwise.train.parallel.blocks import moment_pieces
 from shardwise.train.parallel.exchange import Exchange, Pending
 from shardwise.train.parallel.flat import FlatGroup, Interval
 from shardwise.train.parallel.means import MeansOfWeight, MeansUpdate
@@ -36,6 +38,14 @@ class Slot:
     weight: nn.Parameter
 
 
+class ByElement(NamedTuple):
+    """Parts of parameters of a group that one optimizer updates element by element."""
+
+    slots: Sequence[Slot]
+    optimizer: Optimizer
+    moments: Sequence[str]
+
+
 class Updater:
     """The optimizer for the groups of a model, one for each group, so that weights can leave as soon as they are new.
 
@@ -51,11 +61,10 @@ class Updater:
         self.norm_axes, self.name = norm_axes, optimizer
         self.means = self._means(traffic) if optimizer_named(optimizer).takes_means else {}
         self.whole = [self._whole(group) for group in groups]
-        self.slots = [
-            [self._slot(group, one) for one in self._elementwise(group, whole)]
+        self.by_element = [
+            list(self._by_element(group, list(self._elementwise(group, whole))))
             for group, whole in zip(groups, self.whole, strict=True)
         ]
-        self.optimizers = [self._optimizer(slots) if slots else None for slots in self.slots]
 
     def _means(self, traffic: Callable[[str], Iterable[Traffic]]) -> dict[str, MeansUpdate]:
         """What updates the weights of each unit by an optimizer that takes means of them, by the unit's path."""
@@ -89,13 +98,24 @@ class Updater:
         fields = one.of_kind(one.given(self.recipe.optimizer), matrix=True)
         return WholeUpdate(group, own, self.exchange, one, fields)
 
+    def _by_element(self, group: FlatGroup, intervals: Sequence[Interval]) -> Iterator[ByElement]:
+        """What updates intervals of a group: matrices of products by themselves, where another one updates all else."""
+        one = optimizer_named(self.name)
+        for products in (False,) if one.others is None else (True, False):
+            own = (i for i in intervals if one.others is None or (i.member.parameter.matrix is not None) is products)
+            slots = [self._slot(group, interval) for interval in own]
+            if slots:
+                moments = tuple(one.of(matrix=products).moments)
+                yield ByElement(slots, self._optimizer(slots, products=products), moments)
+
     def _slot(self, group: FlatGroup, one: Interval) -> Slot:
         return Slot(one, nn.Parameter(group.state[one.start : one.start + one.size], requires_grad=True))
 
-    def _optimizer(self, slots: Sequence[Slot]) -> Optimizer:
+    def _optimizer(self, slots: Sequence[Slot], *, products: bool) -> Optimizer:
         matrices, others = ([slot.weight for slot in slots if _is_matrix(slot) is matrix] for matrix in (True, False))
         formats = self.groups[0].formats
-        return torch_optimizer(self.name, matrices, others, self.recipe.optimizer, (formats.moments, formats.squares))
+        own = formats.moments, formats.squares
+        return torch_optimizer(self.name, matrices, others, self.recipe.optimizer, own, products=products)
 
     @torch.no_grad()
     def norm(self) -> Tensor:
@@ -124,11 +144,11 @@ class Updater:
         for path, update in self.means.items() if is_update else ():
             own = [group for group in self.groups if group.group.path == path]
             update.step({group: self._gradients(group, scale) for group in own}, learning_rate)
-        for group, slots, optimizer, whole in zip(self.groups, self.slots, self.optimizers, self.whole, strict=True):
-            if is_update and (optimizer is not None or whole is not None):
+        for group, by_element, whole in zip(self.groups, self.by_element, self.whole, strict=True):
+            if is_update and (by_element or whole is not None):
                 gradients = self._gradients(group, scale)
-                if optimizer is not None:
-                    self._update(gradients, slots, optimizer, learning_rate)
+                for one in by_element:
+                    self._update(gradients, one.slots, one.optimizer, learning_rate)
                 if whole is not None:
                     whole.step(gradients, learning_rate)
             group.publish()
@@ -162,12 +182,10 @@ class Updater:
         step_with(optimizer, own)
 
     def pieces(self) -> Iterator[tuple[str, Interval, Tensor]]:
-        """The moments by name, this process's part of each parameter's."""
-        moments = optimizer_named(self.name).of(matrix=False).moments
-        for slots, optimizer in zip(self.slots, self.optimizers, strict=True):
-            if optimizer is not None:
-                for slot, moment in product(slots, moments):
-                    yield moment, slot.interval, optimizer.state[slot.weight][moment]
+        """The moments by name, this process's part of each parameter's; of blocks their codes, and their scales."""
+        for one in chain.from_iterable(self.by_element):
+            for slot, moment in product(one.slots, one.moments):
+                yield from moment_pieces(moment, slot.interval, one.optimizer.state[slot.weight][moment])
         for update in self.means.values():
             for weight in update.weights.values():
                 yield from weight.pieces()
@@ -177,10 +195,9 @@ class Updater:
 
     def set_steps(self, steps: int) -> None:
         """How many steps the moments have seen."""
-        for slots, optimizer in zip(self.slots, self.optimizers, strict=True):
-            for slot in slots if optimizer is not None else ():
-                assert optimizer is not None
-                optimizer.state[slot.weight]["step"].fill_(float(steps))
+        for one in chain.from_iterable(self.by_element):
+            for slot in one.slots:
+                one.optimizer.state[slot.weight]["step"].fill_(float(steps))
         for update in (*self.means.values(), *self.whole):
             if update is not None:
                 update.steps = steps

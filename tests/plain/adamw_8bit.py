@@ -1,0 +1,96 @@
+"""AdamW with moments of matrices in 8 bits as its paper has it, a matrix at a time, in NumPy.
+
+Source: Dettmers et al. 2022 (arXiv 2110.02861), section 2 and appendix F; blocks of 256 elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+BLOCK = 256
+
+
+def table(signed: bool) -> np.ndarray:
+    """Seven decades of numbers from the smallest on, of one bit of fraction more each, with 0 and 1."""
+    sizes = []
+    for fraction_bits in range(7):
+        edges = np.linspace(0.1, 1.0, 2 ** (fraction_bits + (0 if signed else 1)) + 1)
+        sizes += list((edges[:-1] + edges[1:]) / 2 * 10.0 ** (fraction_bits - 6))
+    return np.array(sorted([0.0, 1.0, *sizes, *([-one for one in sizes] if signed else [])]), np.float32)
+
+
+TABLES = {signed: table(signed) for signed in (True, False)}
+
+
+def coded(values: np.ndarray, *, signed: bool, block: int = BLOCK) -> tuple[np.ndarray, np.ndarray]:
+    """The code of each element by the distances from all numbers, and the largest size of each block."""
+    numbers, values = TABLES[signed], values.astype(np.float32)
+    codes, scales = np.zeros(len(values), np.uint8), []
+    for start in range(0, len(values), block):
+        part = values[start : start + block]
+        scale = np.abs(part).max()
+        scales.append(scale)
+        share = (part / scale if scale else part).astype(np.float64)
+        away = np.abs(share[:, None] - numbers.astype(np.float64))
+        codes[start : start + block] = 255 - np.argmin(away[:, ::-1], axis=1)  # of two that are as near the larger
+    return codes, np.array(scales, np.float32)
+
+
+def decoded(codes: np.ndarray, scales: np.ndarray, *, signed: bool, block: int = BLOCK) -> np.ndarray:
+    """In float32, as a device has it."""
+    return np.array([TABLES[signed][code] * scales[place // block] for place, code in enumerate(codes)], np.float32)
+
+
+class AdamW8bit(torch.optim.Optimizer):
+    """Of a model's parameters by name: norms, biases and sinks by AdamW without decay, all else in 8 bits, with blocks that are
+    counted from the first element of each of so many `parts` of a matrix."""
+
+    def __init__(
+        self,
+        named: Mapping[str, torch.nn.Parameter],
+        vectors: Iterable[Any],
+        given: Mapping[str, float],
+        parts: int = 1,
+    ) -> None:
+        self.values = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, **given}
+        plain = {id(one) for one in vectors}
+        self.matrices = [one for one in named.values() if id(one) not in plain]
+        betas = self.values["beta1"], self.values["beta2"]
+        others = [one for one in named.values() if id(one) in plain]
+        groups = [{"params": others}] if others else [{"params": [torch.zeros(())]}]
+        self.adamw = torch.optim.AdamW(groups, betas=betas, eps=self.values["epsilon"], weight_decay=0.0)
+        super().__init__(self.matrices, {"lr": 1.0})
+        self.steps, self.parts = 0, parts
+        # of a matrix a moment with and one without a sign: codes and scales, part by part
+        self.moments = {
+            (one, signed): self.coded(np.zeros(one.numel()), signed) for one in self.matrices for signed in TABLES
+        }
+
+    def coded(self, values: np.ndarray, signed: bool) -> list[tuple[np.ndarray, np.ndarray]]:
+        return [coded(part, signed=signed) for part in np.split(values, self.parts)]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for one in (super(), self.adamw):
+            one.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.adamw.param_groups:
+            group["lr"] = self.param_groups[0]["lr"]
+        self.adamw.step()
+        self.steps += 1
+        rate, values = self.param_groups[0]["lr"], self.values
+        for weight in self.matrices:
+            gradient = weight.grad.numpy().reshape(-1)
+            found = []
+            for signed, beta, of in ((True, values["beta1"], gradient), (False, values["beta2"], gradient**2)):
+                old = np.concatenate([decoded(*part, signed=signed) for part in self.moments[weight, signed]])
+                new = beta * old.astype(np.float64) + (1.0 - beta) * of
+                found.append(new / (1.0 - beta**self.steps))  # before it is coded
+                self.moments[weight, signed] = self.coded(new, signed)
+            step = torch.from_numpy(found[0] / (np.sqrt(found[1]) + values["epsilon"])).view_as(weight)
+            weight.mul_(1.0 - rate * values["weight_decay"]).sub_(rate * step)
