@@ -17,6 +17,34 @@ Value = Any  # an int, a float, or a NumPy array of them
 Result = TypeVar("Result")
 
 
+class Pairs(str):
+    """A dim with an element for each two elements of a group of whole dims, where the group has at most `most`; none where it has
+    more. As text it is its name.
+
+    >>> Values({"K": 4, "H": 8, "F": 64})[Pairs(("K", "H"), 32)]
+    1024
+    >>> Values({"F": 64})[Pairs(("F",), 32)]
+    0
+    """
+
+    dims: tuple[str, ...]
+    most: int
+
+    def __new__(cls, dims: tuple[str, ...], most: int) -> Pairs:
+        made = super().__new__(cls, f"pairs({'·'.join(dims)} up to {most})")
+        made.dims, made.most = dims, most
+        return made
+
+    def __getnewargs__(self) -> tuple[tuple[str, ...], int]:  # type: ignore[override]
+        return self.dims, self.most
+
+    def evaluate(self, values: Values) -> Value:
+        elements: Value = 1
+        for dim in self.dims:
+            elements = elements * values[dim]
+        return where(elements <= self.most, elements * elements, 0)
+
+
 class Local(NamedTuple):
     """Size of a dim on the fullest device: `ceil(dim / product of the axes' degrees)`."""
 
@@ -62,10 +90,10 @@ class Made:
 
 
 class Values(dict[Symbol, Value]):
-    """What the symbols stand for; a `Local` or `Least` that is not given is worked out from dims and degrees, once."""
+    """What the symbols stand for; a `Local`, `Least` or `Pairs` that is not given is worked out from dims and degrees, once."""
 
     def __missing__(self, symbol: Symbol) -> Value:
-        if isinstance(symbol, str):
+        if isinstance(symbol, str) and not isinstance(symbol, Pairs):
             raise KeyError(symbol)
         value = symbol.evaluate(self)
         self[symbol] = value

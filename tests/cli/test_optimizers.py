@@ -26,6 +26,8 @@ bytes_per_s = "1 GB/s"
 # Elements of the model: three blocks of attention with half as many key-value heads and an MLP; embedding and head; norms.
 MATRICES = 3 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 768)
 VOCABULARY, NORMS = 2 * 2048 * 256, 7 * 256
+# Both of each of a block's: queries and output, keys and values, the MLP.
+SIDES = 2 * [256, 256] + 2 * [128, 256] + 3 * [768, 256]
 # Of its matrices, each with a column for each element of the hidden state.
 ROWS, COLUMNS = 3 * (2 * 256 + 2 * 128 + 3 * 768) + 2 * 2048, (3 * 7 + 2) * 256
 
@@ -114,6 +116,24 @@ def test_a_run_in_8_bits_learns_and_keeps_the_state_that_is_planned(
     wanted = {"master": 4 * (own + norms + padding), "optimizer": state}
     off = 2 * moment_bytes * (NORMS - norms)
     learns_and_keeps(plan, wanted, data, tmp_path / "run", rate=0.001, off=off)
+
+
+@pytest.mark.parametrize(
+    ("precision", "layout", "parts_of_norms", "moment_bytes"),
+    [("bf16", "fsdp=2 zero_stage=1", 2, 4), ("bf16_bf16_moments", "tp=2", 1, 2)],
+)
+def test_a_run_of_shampoo_in_bf16_learns_and_keeps_the_state_that_is_planned(
+    precision: str, layout: str, parts_of_norms: int, moment_bytes: int, data: str, tmp_path: Path
+) -> None:
+    """Of each matrix the average step, and whole on both ranks the squares of its sides and their roots."""
+    plan = planned(tmp_path, precision, layout, "shampoo")
+    squares = 3 * 2 * sum(side**2 for side in SIDES)
+    others = VOCABULARY // 2 + NORMS // parts_of_norms
+    wanted = {
+        "master": 4 * (MATRICES // 2 + others),
+        "optimizer": moment_bytes * (MATRICES // 2 + 2 * others + squares),
+    }
+    learns_and_keeps(plan, wanted, data, tmp_path / "run", rate=0.01)
 
 
 @pytest.mark.parametrize("layout", ["fsdp=2 zero_stage=2", "tp=2"])

@@ -11,6 +11,8 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.placement import Placement
 from shardwise.verify.training.judge import differing
 
+# Inverse roots of gradients in double precision are as good as the damping allows: 1e-16 / 1e-4 of a step.
+EACH_STEP = {"optimizer": {"precondition_every": 1}}
 CASES = {
     "one process": Case(),
     "one process, accumulating": Case(layout=Layout(micro_batch_seqs=3)),
@@ -322,6 +324,31 @@ CASES = {
         "tied predicting",
         Layout(pp=2, num_virtual_stages=2, fsdp=2, zero_stage=1, schedule="dualpipe_v"),
         optimizer="adamw_8bit",
+    ),
+    "shampoo 1": Case(layout=Layout(micro_batch_seqs=4), optimizer="shampoo", recipe=EACH_STEP),
+    "shampoo 2 bucketed": Case(layout=Layout(dp=2, micro_batch_seqs=2), optimizer="shampoo"),
+    "shampoo 3 zero-1": Case("tied", Layout(fsdp=3, zero_stage=1), optimizer="shampoo", recipe=EACH_STEP),
+    "shampoo 2 zero-2, other values": Case(
+        layout=Layout(fsdp=2, zero_stage=2),
+        optimizer="shampoo",
+        recipe={"optimizer": {"beta1": 0.7, "beta2": 0.8, "damping": 1e-3, "precondition_every": 2}},
+    ),
+    "shampoo 3 zero-3": Case("moe", Layout(fsdp=3, zero_stage=3), optimizer="shampoo"),
+    "shampoo 4 hybrid zero-3": Case(
+        layout=Layout(dp=2, fsdp=2, zero_stage=3, recompute="full"), optimizer="shampoo", recipe=EACH_STEP
+    ),
+    "shampoo tp 2 sp": Case(
+        layout=Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2), optimizer="shampoo", recipe=EACH_STEP
+    ),
+    "shampoo tp 2 zero-3": Case("tied", Layout(tp=2, fsdp=2, zero_stage=3), optimizer="shampoo", recipe=EACH_STEP),
+    "shampoo routed ep 2 zero-1": Case(
+        "routed", Layout(fsdp=2, ep=2, zero_stage=1, micro_batch_seqs=2), optimizer="shampoo", recipe=EACH_STEP
+    ),
+    "shampoo routed ep 4 whole experts tp 2 sp zero-3": Case(
+        "routed", Layout(fsdp=2, ep=4, tp=2, etp=1, sequence_parallel=True, zero_stage=3), optimizer="shampoo"
+    ),
+    "shampoo pp 2 dualpipe zero-2": Case(
+        "deep routed", Layout(pp=2, fsdp=2, zero_stage=2, schedule="dualpipe"), optimizer="shampoo", recipe=EACH_STEP
     ),
     "predicting, one process, accumulating": Case("predicting", Layout(micro_batch_seqs=3)),
     "predicting 2 bucketed": Case("predicting", Layout(dp=2, micro_batch_seqs=2, recompute="selective")),

@@ -121,6 +121,7 @@ def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
         ("wide blocks", "zero-1 of 3", "tp=2 fsdp=2", "adamw_8bit"),
         ("wide blocks", "tp=4", "pp=2 zb_v", "adamw_8bit"),
         ("moe", "zero-1 of 3", "hybrid zero-3 of 4", "adamw_8bit"),
+        ("routed", "ep=2 tp=2", "zero-2 of 2", "shampoo"),
         ("tied", "pp=2 zb_v", "pp=3", "adamw"),
         ("tied", "pp=2 dualpipe_v", "pp=2 interleaved_zb", "adamw"),
     ],

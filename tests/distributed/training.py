@@ -15,6 +15,7 @@ from plain.adamw_8bit import AdamW8bit
 from plain.experts import balance
 from plain.lion import Lion
 from plain.muon import Muon
+from plain.shampoo import Shampoo
 
 from shardwise.engine.torch import compiling
 from shardwise.layout.layout import Layout
@@ -176,7 +177,7 @@ def sgd(kinds: list[Any], given: Mapping[str, float]) -> torch.optim.Optimizer:
 
 
 OPTIMIZERS = {"adamw": adamw, "lion": Lion.of_kinds, "sgd": sgd}
-OF_MATRICES = {"adafactor": Adafactor, "muon": Muon}
+OF_MATRICES = {"adafactor": Adafactor, "muon": Muon, "shampoo": Shampoo}
 
 
 def optimizer_of(case: Case, trained: Mapping[str, Any], kinds: list[Any]) -> torch.optim.Optimizer:

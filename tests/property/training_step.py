@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -28,6 +29,7 @@ from shardwise.model.program import Program, Role
 from shardwise.optimizer.optimizer import Optimizer, Per
 from shardwise.optimizer.table import DEFAULT, optimizer_named
 from shardwise.sharding import Mesh, Spec
+from shardwise.symbolic import Values
 
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
 TOLERANCE = 1e-12
@@ -126,9 +128,13 @@ class Case:
             state[name] = rng.normal(size=shape) * 0.5 + (1.0 if len(shape) == 1 else 0.0)
             state[f"{name}.master"] = state[name] + rng.normal(size=shape) * 1e-3
             for moment, update in self.optimizer_of(name).moments.items():
+                dims, side = program.dims(name), self.optimizer_of(name).largest_side
                 if update.per is not Per.ELEMENT:
-                    shape = [sizes[dim] for dim in self.matrices[name].per(update.per)]
+                    dims = self.matrices[name].per(update.per, side)
+                shape = [Values(sizes)[dim] for dim in dims]
                 state[f"{name}.{moment}"] = rng.random(size=shape) if update.of_squares else rng.normal(size=shape)
+                if update.per in (Per.ROW_PAIR, Per.COLUMN_PAIR):
+                    state[f"{name}.{moment}"] = definite(state[f"{name}.{moment}"])
         return state, [self.batch(rng, sizes) for _ in range(self.num_micro_batches)]
 
     def batch(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -226,6 +232,13 @@ def error(found: Any, expected: Any) -> float:
     found, expected = np.asarray(found), np.asarray(expected)
     assert found.shape == expected.shape
     return float(np.linalg.norm(found - expected) / max(float(np.linalg.norm(expected)), 1e-300))
+
+
+def definite(flat: Any) -> Any:
+    """Squares [..., n²] as an average of products of gradients has them: symmetric, without negative eigenvalues."""
+    side = math.isqrt(flat.shape[-1])
+    squares = flat.reshape(*flat.shape[:-1], side, side)
+    return (squares @ squares.swapaxes(-1, -2)).reshape(flat.shape)
 
 
 @lru_cache(maxsize=64)

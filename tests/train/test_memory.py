@@ -34,7 +34,11 @@ SMALL: dict[str, Any] = {
 SHAPES: dict[str, tuple[dict[str, Any], int, int]] = {  # with positions and sequences of a micro-batch
     "small": ({}, 256, 4),
     "deep": ({"num_layers": 8, "d_model": 128, "d_ff": 344, "num_heads": 4, "vocab_size": 2048}, 512, 1),
-    "wide": ({"num_layers": 2, "d_model": 512, "d_ff": 1376, "head_dim": 64, "num_kv_heads": 2, "vocab_size": 8192}, 128, 4),
+    "wide": (
+        {"num_layers": 2, "d_model": 512, "d_ff": 1376, "head_dim": 64, "num_kv_heads": 2, "vocab_size": 8192},
+        128,
+        4,
+    ),
     "experts": ({"num_experts": 4, "experts_per_token": 2}, 256, 2),
     "predicting": ({"num_predict_layers": 1}, 256, 4),
     "predicting further": ({"num_predict_layers": 3, "num_layers": 2, "vocab_size": 1024}, 256, 4),
@@ -113,8 +117,8 @@ def test_in_fp32_a_step_holds_what_is_planned(name: str, policy: str) -> None:
 
 @pytest.mark.parametrize("optimizer", optimizer_names())
 def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str) -> None:
-    """Two of AdamW, one of Lion, of Muon one of matrices, of Adafactor rows and columns, and of AdamW in 8 bits a byte of each
-    and a scale of every 256; what formulas make on their way is gone again before the peak."""
+    """Two of AdamW, one of Lion, of Muon one of matrices, of Adafactor rows and columns, of AdamW in 8 bits a byte of each and a
+    scale of every 256, of Shampoo squares of rows and columns; what formulas make on their way is gone again before the peak."""
     architecture, num_positions, num_seqs = shape("small")
     plan = planned("small", "none", "fp32", optimizer)
     layout = Layout(micro_batch_seqs=num_seqs)
@@ -133,6 +137,9 @@ def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str)
     one, matrices = optimizer_named(optimizer), 4 * (256 * 32 * 24 + 3 * 256 * 688)  # of four blocks: attention, MLP
     others = plan["parameters"] / 4 - matrices
     wanted = 4 * (len(one.moments) * matrices + len(one.of(matrix=False).moments) * others)
+    if one.largest_side:  # squares of both sides of each matrix, each with its root
+        sides = 2 * [256, 256] + 2 * [128, 256] + 3 * [688, 256]
+        wanted = 4 * (matrices + 2 * others + 4 * 2 * sum(side**2 for side in sides))
     if one.takes_means:
         wanted = 4 * (4 * (3 * 688 + 2 * 256 + 2 * 128 + 7 * 256) + 2 * (4096 + 256) + 9 * 256)  # the last are norms
     if one.block > 1:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from plain.lion import Lion
+from plain.shampoo import Shampoo, inverse_root
 
 import shardwise as sw
 from shardwise.cost.run import checkpoint_bytes
@@ -20,6 +21,9 @@ from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.lowering.instance import Instance
+from shardwise.model.matrices import Matrix
+from shardwise.model.operations import OfMatrix
+from shardwise.model.update import update_program
 from shardwise.optimizer.optimizer import GRADIENT, MASTER, Field, Optimizer, Per, values_of
 from shardwise.optimizer.table import OPTIMIZERS, optimizer_fields, optimizer_named, optimizer_names
 from shardwise.planning.codec import parse_plan
@@ -28,6 +32,8 @@ from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import plan_layout
 from shardwise.planning.runnable import require_runnable
 from shardwise.precision import precision_named
+from shardwise.sharding.spec import Spec
+from shardwise.symbolic import Values
 from shardwise.train.recipe import Recipe
 
 STEPS, RATES = 5, (1e-2, 3e-2, 1e-2, 5e-3, 1e-3)
@@ -105,7 +111,7 @@ def test_numpy_updates_as_a_plain_implementation_does(case: str) -> None:
     np.testing.assert_allclose(state[MASTER], judged(name, given)[0].numpy(), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", [name for name, one in OPTIMIZERS.items() if not (one.whole or one.takes_means)])
+@pytest.mark.parametrize("name", [name for name, one in OPTIMIZERS.items() if not (one.takes_whole or one.takes_means)])
 def test_the_virtual_devices_update_as_the_engine_does(name: str) -> None:
     """The maps of the derived update, one after the other, against the first step of PyTorch's with the defaults."""
     one, gradient = optimizer_named(name), gradients()[0]
@@ -188,14 +194,86 @@ def test_what_is_made_again_in_a_later_round_reads_nothing_that_has_changed(one:
         for read in update.reads:
             made = read.removesuffix("'")
             again = made in one.updates and not one.updates[made].kept and place[made] < place[reader]
-            for old in one.updates[made].reads if again and one.per(made) is Per.ELEMENT and not one.whole else ():
+            for old in (
+                one.updates[made].reads if again and one.per(made) is Per.ELEMENT and not one.takes_whole else ()
+            ):
                 assert old == GRADIENT or old.endswith("'") or place[old] >= place[reader]
 
 
 def test_the_rounds_are_all_updates_in_order() -> None:
     for one in OPTIMIZERS.values():
         assert [name for names in one.rounds for name in names] == [*one.updates]
-    assert [len(one.rounds) for one in map(optimizer_named, ("adamw", "muon", "adafactor"))] == [1, 2, 4]
+    assert [len(one.rounds) for one in map(optimizer_named, ("adamw", "muon", "shampoo", "adafactor"))] == [1, 2, 2, 4]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("shape", [(6, 15), (15, 6), (3, 8, 5)])
+def test_shampoo_updates_as_a_plain_implementation_does(shape: tuple[int, ...], every: int) -> None:
+    """Which takes eigenvectors of each matrix. The first gradient is of rank 2, and one of stacked matrices has none at first."""
+    one, (rows, columns) = optimizer_named("shampoo"), shape[-2:]
+    given = {"beta1": 0.8, "beta2": 0.9, "damping": 1e-3, "precondition_every": float(every), "weight_decay": 0.2}
+    weight = torch.nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64))
+    name, norm = "w_up" if len(shape) == 2 else "experts_up", torch.nn.Parameter(torch.ones(2))
+    judge = Shampoo({f"layers.0.{name}": weight, "layers.0.norm_weight": norm}, [norm], given)
+    sides = {Per.ELEMENT: (rows, columns), Per.ROW_PAIR: (rows, rows), Per.COLUMN_PAIR: (columns, columns)}
+    state = {MASTER: weight.detach().numpy().copy()}
+    state |= {name: np.zeros((*shape[:-2], *sides[update.per])) for name, update in one.moments.items()}
+    for step, rate in enumerate(RATES, start=1):
+        gradient = step * torch.randn(shape, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+        if step == 1:
+            gradient[..., 2:, :] = 0.0
+            gradient[:-2] = 0.0 if len(shape) == 3 else gradient[:-2]
+        judge.param_groups[0]["lr"], weight.grad = rate, gradient
+        judge.step()
+        values = values_of(one.given(given), learning_rate=rate, step=step)
+        state = one.updated(values, {**state, GRADIENT: gradient.numpy()})
+    np.testing.assert_allclose(state[MASTER], weight.detach().numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_shampoo_leaves_out_a_side_that_is_too_long() -> None:
+    """Of which the state has nothing: the update is that of the other side alone."""
+    one, gradient = optimizer_named("shampoo"), torch.randn(6, 15, generator=torch.Generator().manual_seed(1)).double()
+    values = values_of(one.given({"weight_decay": 0.0, "damping": 1e-3}), learning_rate=0.1, step=1)
+    state = {name: np.zeros((6, 6) if "left" in name else (0, 0)) for name in one.moments}
+    state |= {MASTER: np.zeros((6, 15)), "exp_avg": np.zeros((6, 15)), GRADIENT: gradient.numpy()}
+    found = one.updated(values, state)
+    step = inverse_root(gradient @ gradient.T, 1e-3) @ gradient
+    np.testing.assert_allclose(found[MASTER], -0.1 * (step / step.square().mean().sqrt()).numpy(), rtol=1e-9)
+    assert found["right"].size == found["right_root"].size == 0
+
+
+@pytest.mark.parametrize(("model", "hidden"), [("llama-3.2-1b", 8192), ("llama-3-8b", 0)])
+def test_shampoo_keeps_squares_of_sides(model: str, hidden: int) -> None:
+    """Two of each side of a matrix, where it has at most 10,000 rows or columns: no 14,336; on every device of a group."""
+    architecture = sw.load_model(model)
+    width, keys, layers = architecture.d_model, 64 * 8 * (1 if hidden else 2), architecture.num_layers
+    sides = 4 * [width] + 2 * [keys] + 2 * [width] + 3 * [hidden] + 3 * [width]  # of wq and wo, wk and wv, the MLP's
+    squares = layers * 2 * sum(side**2 for side in sides)
+    block = 2 * width * width + 2 * width * keys + 3 * width * architecture.d_ff
+    others = sw.num_params(architecture) - layers * block
+    job = Job(global_batch_tokens=2**18, seq_len=4096, tokens=1e9, optimizer="shampoo")
+    assert checkpoint_bytes(architecture, job) == layers * block * 10 + others * 14 + 4 * squares
+    found = sw.estimate(architecture, "h100:8", job, "fsdp=8 zero_stage=3").memory["optimizer"]
+    assert found == pytest.approx(4 * (squares + layers * block / 8 + 2 * others / 8), rel=1e-3)
+
+
+def test_a_step_of_shampoo_has_the_products_of_its_functions() -> None:
+    """Of a matrix: one for each average, four for each of twenty iterations of a root every tenth step, two with the roots."""
+    rows, columns = 48, 20
+    matrix, shape = Matrix((), ("F",), ("D",)), Values({"F": rows, "D": columns, "E": 3, "ep": 1})
+    program = update_program({"w": ("F", "D")}, {"w": "d.w"}, "shampoo", {"w": matrix})
+    specs = {name: Spec.of(tensor.dims) for name, tensor in program.tensors.items()}
+    dims = {name: tensor.dims for name, tensor in program.tensors.items()}
+    found = {
+        one.outputs[0]: one.flops(one.place([specs[name] for name in one.inputs], dims, lambda name: False)).evaluate(shape)
+        for one in program.operations
+        if isinstance(one, OfMatrix)
+    }  # fmt: skip
+    assert found == {
+        "w.left'": 2 * rows**2 * columns, "w.right'": 2 * columns**2 * rows,
+        "w.left_root'": 2 * 4 * 20 / 10 * rows**3, "w.right_root'": 2 * 4 * 20 / 10 * columns**3,
+        "w.preconditioned'": 2 * rows**2 * columns + 2 * rows * columns**2,
+    }  # fmt: skip
 
 
 def test_adafactor_keeps_the_roots_of_what_adam_keeps() -> None:
@@ -347,7 +425,7 @@ def test_a_plan_has_its_optimizer_and_one_of_an_earlier_version_adamw() -> None:
     assert parse_plan({**payload, "job": older}).job.optimizer == "adamw"
     wrong = {**payload, "job": {**payload["job"], "optimizer": "adam"}}
     with pytest.raises(
-        InputError, match=r"optimizer is 'adam' .did you mean 'adamw'.*; one of adamw, adafactor, .*sgd is required"
+        InputError, match=r"optimizer is 'adam' .did you mean 'adamw'.*; one of adamw, adafactor, .*shampoo is required"
     ):
         parse_plan(wrong)
 

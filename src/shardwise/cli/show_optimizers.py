@@ -26,7 +26,7 @@ def values_of(name: str, precision: str | None = None) -> list[SourcedValue]:
 
     one, recipe = optimizer_named(name), _recipe(precision)
     found: list[SourcedValue] = [
-        ("whole_matrices", one.whole is not None, one.source),
+        ("whole_matrices", one.takes_whole, one.source),
         ("others", _others(name, one), one.source),
         ("precision", recipe.name, recipe.source),
     ]
@@ -39,7 +39,8 @@ def values_of(name: str, precision: str | None = None) -> list[SourcedValue]:
         ]
         found.append((f"{prefix}state_bytes_per_parameter", _bytes(part, recipe), recipe.source))
         if recipe.factor_bytes(part):
-            found.append((f"{prefix}state_bytes_per_row_or_column", recipe.factor_bytes(part), recipe.source))
+            each = "_or_".join(word.replace(" ", "_") for word in _sides(part))
+            found.append((f"{prefix}state_bytes_per_{each}", recipe.factor_bytes(part), recipe.source))
     for field_name, field in one.fields.items():
         found += [(f"fields.{field_name}.{key}", value, one.source) for key, value in _values_of_field(field).items()]
     return found
@@ -96,7 +97,14 @@ def _bytes(one: Optimizer, recipe: Precision) -> float:
 
 def _shown_bytes(one: Optimizer, recipe: Precision) -> str:
     factor = recipe.factor_bytes(one)
-    return f"{_bytes(one, recipe):g}" + (f", {factor:g}/row and column" if factor else "")
+    return f"{_bytes(one, recipe):g}" + (f", {factor:g}/{' and '.join(_sides(one))}" if factor else "")
+
+
+def _sides(one: Optimizer) -> tuple[str, ...]:
+    """What moments that are no elements' have a number for, each once."""
+    from shardwise.optimizer.optimizer import Per
+
+    return tuple(dict.fromkeys(str(one.per(name)) for name in one.moments if one.per(name) is not Per.ELEMENT))
 
 
 def optimizers_table(names: Sequence[str], precision: str | None = None) -> Report:
@@ -129,10 +137,11 @@ def optimizer_entry(name: str, precision: str | None = None) -> Report:
     one, recipe = optimizer_named(name), _recipe(precision)
     blocks: list[Block] = []
     for prefix, part in _kinds(one):
-        matrices = " of matrices" + (" of blocks" if not one.tables else "") + (", whole" if one.whole else "")
+        matrices = " of matrices" + (" of blocks" if not one.tables else "") + (", whole" if one.takes_whole else "")
         of = "" if one.others is None else f" of all else, by {_others(name, one)}" if prefix else matrices
         factor = recipe.factor_bytes(part)
-        further = f", {factor:g} of each moment's row or column" if factor else ""
+        further = f", {factor:g} of each moment's {' or '.join(_sides(part))}" if factor else ""
+        further += f" up to {part.largest_side:,} a side" if part.largest_side else ""
         blocks += [f"  state{of}: {_bytes(part, recipe):g} bytes of a parameter{further}", _state_table(part, recipe)]
     blocks += ["  fields", _fields_table(one), f"  source: {one.source}", f"  source of the formats: {recipe.source}"]
     return [Section(blocks, title=f"{name} under {recipe.name}")]

@@ -14,7 +14,7 @@ from shardwise.layout.family import Family
 from shardwise.lowering.amaxes import COUNTS
 from shardwise.model.decoder import LAYERS
 from shardwise.model.program import Role
-from shardwise.symbolic import ZERO, Local, Polynomial, Symbol, Values
+from shardwise.symbolic import ZERO, Local, Pairs, Polynomial, Symbol, Values
 
 MEANINGS: Mapping[str, str] = {
     "B": "sequences of a micro-batch", "T": "tokens of a sequence", "D": "model width", "F": "hidden width",
@@ -28,10 +28,11 @@ MEANINGS: Mapping[str, str] = {
     **{symbol: f"units of the kind {unit}" for unit, symbol in COUNTS.items()},
     "tp_kv": "part of tp that splits key-value heads", "tp_rep": "part of tp that shares a key-value head",
 }  # fmt: skip
+PAIRS = "square of a side of a matrix; 0 where the side is longer than the optimizer allows"
 FULLEST = "share of the fullest device"  # of a dim that axes split: its symbol has both
 
 # What of a unit's `State` is not all that has gradients.
-FEWER = {"apart": "elements of no matrices", "factors": "rows and columns"}
+FEWER = {"apart": "elements of no matrices", "factors": "numbers of rows and columns"}
 
 
 class Expression(NamedTuple):
@@ -107,13 +108,18 @@ class Expressions:
         found: dict[str, float] = {}
         for symbol in (s for one in polynomials for monomial in one.monomials for s, _ in monomial.factors):
             found |= {name: self.values[name] for name in _parts(symbol)} | {str(symbol): self.values[symbol]}
-        return tuple(
-            Input(symbol=name, meaning=FULLEST if name.startswith("(") else MEANINGS[name], value=float(value))
-            for name, value in found.items()
-        )
+        return tuple(Input(symbol=name, meaning=_meaning(name), value=float(value)) for name, value in found.items())
 
 
 def _parts(symbol: Symbol) -> tuple[str, ...]:
+    if isinstance(symbol, Pairs):
+        return (*symbol.dims, symbol)
     if isinstance(symbol, str):
         return (symbol,)
-    return (symbol.dim, *symbol.axes) if isinstance(symbol, Local) else (*symbol.left, *symbol.right)
+    return (*_parts(symbol.dim), *symbol.axes) if isinstance(symbol, Local) else (*symbol.left, *symbol.right)
+
+
+def _meaning(name: str) -> str:
+    if isinstance(name, Pairs):
+        return PAIRS
+    return FULLEST if name.startswith("(") else MEANINGS[name]

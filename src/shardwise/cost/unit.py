@@ -171,12 +171,9 @@ class UnitPricer:
         kernels = [one for one in parts.kernels if one.kind == "of_matrix"]
         if not kernels:
             return 0.0
-        # the matrix, its multiple and a product's result; two squares of the fewer of rows and columns
-        own = (
-            1.5 * one.elements[Role.DIRECTION].evaluate(values) + 2.0 * one.shape.summed.evaluate(values) ** 2
-            for one in kernels
-        )
-        return (elements.together + maximum(0.0, *own)) * self.formats.roles[Role.DIRECTION]
+        own = maximum(0.0, *(one.shape.passing.evaluate(values) for one in kernels))
+        direction, factor = (self.formats.roles[role] for role in (Role.DIRECTION, Role.FACTOR))
+        return elements.together * direction + own * max(direction, factor)
 
     def compute_s(self, parts: Parts, phase: str, values: Values) -> Value:
         """Seconds of a phase's kernels except those of weight gradients, with the casts of the products' operands."""

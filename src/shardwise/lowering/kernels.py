@@ -15,7 +15,7 @@ from shardwise.derive.walk import Compute, Step
 from shardwise.model.operations import Contract, Lookup, OfMatrix, Scan, ScanGradient
 from shardwise.model.program import Role, density
 from shardwise.sharding.spec import Spec
-from shardwise.symbolic import ZERO, Local, Polynomial, product
+from shardwise.symbolic import ZERO, Least, Local, Polynomial, product
 
 BATCH_DIMS = ("B", "T")  # tokens: any number of rows, whose last tile is the only one that is not full
 
@@ -25,7 +25,8 @@ class Shape:
     """Extents that a product's or attention's rate depends on.
 
     Of a product: what it sums over (`summed`), the extents of its matrices but for tokens (`sides`), and of routed tokens the
-    rows of each of its groups. Of attention: its scores, masked ones included, and the width of a head.
+    rows of each of its groups. Of attention: its scores, masked ones included, and the width of a head. Of a function of whole
+    matrices `passing` elements that are there beside what it reads and makes.
     """
 
     summed: Polynomial = ZERO
@@ -33,6 +34,7 @@ class Shape:
     group_rows: Polynomial = ZERO
     scores: Polynomial = ZERO
     width: Polynomial = ZERO
+    passing: Polynomial = ZERO
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,7 @@ def _shape(unit: Unit, step: Compute) -> Shape:
         scores = [*_locals(q, q.dims[:-1]), *_locals(k, [operation.sequence])]
         return Shape(scores=product(scores), width=product(_locals(q, q.dims[-1:])))
     if isinstance(operation, OfMatrix):
-        return Shape(product([operation.least]))
+        return Shape(product([Least(operation.rows, operation.columns)]), passing=operation.passing_elements(placed))
     return _product_shape(unit, step) if operation.kind == "contract" else Shape()
 
 

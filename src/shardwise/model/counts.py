@@ -94,7 +94,7 @@ def _trained_matrices(architecture: Architecture, *, tables: bool) -> Iterator[t
 
 
 def num_factors(architecture: Architecture, optimizer: Optimizer) -> int:
-    """Numbers that an optimizer keeps of matrices' rows and columns.
+    """Numbers that an optimizer keeps of matrices' rows and columns, or of each two of them.
 
     >>> from shardwise.model.load import load_model
     >>> from shardwise.optimizer.table import optimizer_named
@@ -104,7 +104,11 @@ def num_factors(architecture: Architecture, optimizer: Optimizer) -> int:
     """
     values, every = Values(dict(architecture.dims)), [*_trained_matrices(architecture, tables=optimizer.tables)]
     per = [optimizer.per(name) for name in optimizer.moments if optimizer.per(name) is not Per.ELEMENT]
-    return sum(count * int(product(matrix.per(one)).evaluate(values)) for matrix, count in every for one in per)
+    return sum(
+        count * int(product(matrix.per(one, optimizer.largest_side)).evaluate(values))
+        for matrix, count in every
+        for one in per
+    )
 
 
 def num_predict_params(architecture: Architecture) -> int:

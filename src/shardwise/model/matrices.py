@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from shardwise.model.operations import Contract, Dims
 from shardwise.model.program import Part, Program
-from shardwise.optimizer.optimizer import Per
+from shardwise.optimizer.optimizer import MatrixSizes, Per
+from shardwise.symbolic import Least, Local, Pairs, product
 
 
 class Matrix(NamedTuple):
@@ -21,12 +22,24 @@ class Matrix(NamedTuple):
     def dims(self) -> Dims:
         return (*self.stack, *self.rows, *self.columns)
 
-    def per(self, per: Per) -> Dims:
-        """The dims of what has one number for each element, row, column or matrix."""
+    def per(self, per: Per, largest_side: int = 0) -> Dims:
+        """The dims of what has one number for each element, row, column or matrix, or for each two rows or columns where there
+        are at most `largest_side` of them."""
         return {
             Per.ELEMENT: self.dims, Per.ROW: (*self.stack, *self.rows), Per.COLUMN: (*self.stack, *self.columns),
-            Per.TENSOR: self.stack,
+            Per.TENSOR: self.stack, Per.ROW_PAIR: (*self.stack, Pairs(self.rows, largest_side)),
+            Per.COLUMN_PAIR: (*self.stack, Pairs(self.columns, largest_side)),
         }[per]  # fmt: skip
+
+    def sizes(self, largest_side: int) -> MatrixSizes:
+        """The sizes of one of the matrices, in symbols."""
+        pairs = (product([Pairs(dims, largest_side)]) for dims in (self.rows, self.columns))
+        least = product([Least(self.rows, self.columns)])
+        return MatrixSizes(product(map(_whole, self.rows)), product(map(_whole, self.columns)), least, *pairs)
+
+
+def _whole(dim: str) -> Local:
+    return Local(dim, ())
 
 
 def matrices(program: Program, *, tables: bool = False) -> Mapping[str, Matrix]:

@@ -60,7 +60,7 @@ class _Update:
         per = self.optimizer.per(part)
         if per is Per.ELEMENT:
             return self.dims
-        return self.matrix.per(per) if self.matrix else ()
+        return self.matrix.per(per, self.optimizer.largest_side) if self.matrix else ()
 
     def role(self, part: str) -> Role:
         """The role of a tensor of the state, or of what is made for it."""
@@ -83,7 +83,9 @@ class _Update:
             read = dict.fromkeys(dim for name in reads for dim in self.builder.tensors[name].dims)
             operation: Operation = Map(reads, (made,), function, over=tuple(dim for dim in read if dim not in dims))
             if update.whole and self.matrix:
-                operation = OfMatrix(reads, (made,), function, self.matrix.rows, self.matrix.columns)
+                sizes = self.matrix.sizes(self.optimizer.largest_side)
+                work, passing = update.flops(sizes), update.passing(sizes)
+                operation = OfMatrix(reads, (made,), function, *self.matrix, work=work, passing=passing)
             self.found[f"{part}'"] = self.builder.add(operation)
         if round == -1:
             weight = self.builder.tensor(f"{self.name}'", self.dims, Role.WEIGHT)
@@ -101,6 +103,9 @@ def weight_of(tensor: str) -> str:
 
 
 def directions(program: Program) -> dict[str, str]:
-    """The tensors of an update program that functions of whole matrices read: by their names those of their weights."""
-    read = (operation.inputs[0] for operation in program.operations if isinstance(operation, OfMatrix))
-    return {name: weight_of(name) for name in read}
+    """The tensors of an update program that come together for functions of whole matrices: by their names those of their
+    weights."""
+    whole = [operation for operation in program.operations if isinstance(operation, OfMatrix)]
+    made = {name for operation in whole for name in operation.outputs}
+    read = dict.fromkeys(name for operation in whole for name in operation.inputs)
+    return {name: weight_of(name) for name in read if program.tensors[name].role is Role.DIRECTION and name not in made}

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.optimizer.adamw import OPTIMIZER as ADAMW
-from shardwise.optimizer.optimizer import BETA, GRADIENT, MASTER, Field, Optimizer, Update, decay_of_matrices
+from shardwise.optimizer.optimizer import (
+    BETA,
+    GRADIENT,
+    MASTER,
+    Field,
+    MatrixSizes,
+    Optimizer,
+    Update,
+    decay_of_matrices,
+)
+from shardwise.symbolic import Polynomial
 
 # Of a Newton-Schulz step X -> aX + (bA + cA²)X with A = XXᵀ. Source: Jordan et al. 2024, "Muon", and torch.optim.Muon.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -34,6 +44,16 @@ def _orthogonal(v: Any, matrices: Any) -> Any:
     return (x if rows <= columns else x.mT) * (RMS_OF_ADAMW * max(rows, columns) ** 0.5)
 
 
+def _flops(of: MatrixSizes) -> Polynomial:
+    """Each step has three products: X·Xᵀ, its square, and with X, whose rows are the fewer."""
+    return (of.least * of.rows * of.columns * 4.0 + of.least * of.least * of.least * 2.0) * float(STEPS)
+
+
+def _passing(of: MatrixSizes) -> Polynomial:
+    """The matrix, its multiple and a product's result; two squares of the fewer of rows and columns."""
+    return of.rows * of.columns * 3.0 + of.least * of.least * 2.0
+
+
 OPTIMIZER = Optimizer(
     fields={
         "momentum": Field(default=0.95, limits=BETA, help="decay of the average of a matrix's gradients"),
@@ -48,7 +68,7 @@ OPTIMIZER = Optimizer(
             ("momentum_buffer", GRADIENT), lambda v, momentum, g: v.momentum * momentum + (1.0 - v.momentum) * g
         ),
         "direction": Update((GRADIENT, "momentum_buffer'"), _ahead, kept=False),
-        "orthogonal": Update(("direction'",), _orthogonal, kept=False, whole=True),
+        "orthogonal": Update(("direction'",), _orthogonal, kept=False, whole=True, flops=_flops, passing=_passing),
         MASTER: Update(
             (MASTER, "orthogonal'"), lambda v, weight, step: weight - v.learning_rate * (step + v.weight_decay * weight)
         ),

@@ -15,19 +15,37 @@ from typing import Any, NamedTuple, TypeVar
 from shardwise.dtypes import BLOCKS
 from shardwise.errors import require
 from shardwise.names import did_you_mean
+from shardwise.symbolic import ZERO, Polynomial
 
 Array = TypeVar("Array")
 MASTER, GRADIENT = "master", "gradient"
 
 
 class Per(StrEnum):
-    """What a tensor of an update has one number for. Of a matrix: each element, each row, each column, or the matrix; of what is
-    no matrix each element, or the tensor."""
+    """What a tensor of an update has one number for. Of a matrix: each element, each row, each column, the matrix, or each two of
+    its rows or of its columns; of what is no matrix each element, or the tensor."""
 
     ELEMENT = "element"
     ROW = "row"
     COLUMN = "column"
     TENSOR = "tensor"
+    ROW_PAIR = "pair of rows"
+    COLUMN_PAIR = "pair of columns"
+
+
+class MatrixSizes(NamedTuple):
+    """Of a matrix its rows, its columns and the fewer of these; and the pairs of rows and of columns that an update has numbers
+    for, none where there are too many rows or columns (`Optimizer.largest_side`)."""
+
+    rows: Polynomial
+    columns: Polynomial
+    least: Polynomial
+    row_pairs: Polynomial = ZERO
+    column_pairs: Polynomial = ZERO
+
+
+def _nothing(of: MatrixSizes) -> Polynomial:
+    return ZERO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +79,9 @@ class Update(NamedTuple):
     These are tensors of the state as the step finds them, with a prime ("master'") as it leaves them, or the `GRADIENT`.
     `of_squares`: a moment of squared gradients, which a precision recipe may keep in a format of its own. `kept`: whether it is
     state; what is not is made for another update of the step. `whole`: the formula is not elementwise, but a function of whole
-    matrices [..., rows, columns], and reads one tensor, which is not kept.
+    matrices: of one tensor that is not kept [..., rows, columns], and of those that have a number for each two rows [..., rows,
+    rows] or columns, which any device has whole and only such functions read and make. Of these, `flops` are those of the
+    products for a matrix, as a mean over steps, and `passing` the elements that are there while it is made.
 
     `per`: what it makes has one number for each element, or fewer. Formulas are elementwise over all that they read; what has
     fewer numbers than that is the mean of the formula: of one per row over the columns, and so on. Means are not kept.
@@ -76,6 +96,8 @@ class Update(NamedTuple):
     whole: bool = False
     per: Per = Per.ELEMENT
     format: str | None = None
+    flops: Callable[[MatrixSizes], Polynomial] = _nothing
+    passing: Callable[[MatrixSizes], Polynomial] = _nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +107,8 @@ class Optimizer:
     The state are the `MASTER` copy of the weight (the weight itself where a recipe keeps no copy) and the moments, called as in
     PyTorch; checkpoints have them under these names. With `others`, whose fields it has too, the `updates` are for matrices of
     products between the embedding and the head alone (`model.matrices`), with `tables` also for those over the vocabulary, and
-    all else is updated by that one.
+    all else is updated by that one. Of a matrix with more rows than `largest_side`, or columns, tensors that have numbers for two
+    of these are empty.
     """
 
     fields: Mapping[str, Field]
@@ -93,10 +116,11 @@ class Optimizer:
     source: str
     others: Optimizer | None = None
     tables: bool = False
+    largest_side: int = 0
 
     def __post_init__(self) -> None:
         formats = [update.format for update in self.updates.values() if update.format is not None]
-        if formats and (self.whole or any(map(self.is_mean, self.updates))):
+        if formats and (self.takes_whole or any(map(self.is_mean, self.updates))):
             raise ValueError(
                 f"moments in {', '.join(formats)}: found means or functions of matrices; neither is required"
             )
@@ -121,10 +145,18 @@ class Optimizer:
         """
         return math.lcm(*(BLOCKS[update.format].size for update in self.updates.values() if update.format is not None))
 
+    def takes_whole(self) -> bool:
+        """Whether any of its updates is a function of whole matrices."""
+        return any(update.whole for update in self.updates.values())
+
     @property
-    def whole(self) -> str | None:
-        """The update that takes matrices whole; None: all are elementwise."""
-        return next((name for name, update in self.updates.items() if update.whole), None)
+    def gathered(self) -> frozenset[str]:
+        """What functions of whole matrices read and elementwise updates made, with a prime: what comes together for them."""
+        read = (read for update in self.updates.values() if update.whole for read in update.reads)
+        return frozenset(
+            name for name in read
+            if name.endswith("'") and self.per(name) is Per.ELEMENT and not self.updates[name.removesuffix("'")].whole
+        )  # fmt: skip
 
     def per(self, read: str) -> Per:
         """What a tensor that an update reads has one number for."""
@@ -154,16 +186,17 @@ class Optimizer:
         """
         found: list[list[str]] = [[]]
         for name, update in self.updates.items():
-            parted = {f"{made}'" for made in found[-1] if self.is_mean(made)}
-            if update.whole or not parted.isdisjoint(update.reads):
+            parted = {f"{made}'" for made in found[-1] if self.is_mean(made) or f"{made}'" in self.gathered}
+            if not parted.isdisjoint(update.reads):
                 found.append([])
             found[-1].append(name)
         return tuple(map(tuple, found))
 
     @property
     def passed(self) -> frozenset[str]:
-        """The tensors that the update of whole matrices reads and makes, which are not kept."""
-        return frozenset() if self.whole is None else frozenset({*self.updates[self.whole].reads, f"{self.whole}'"})
+        """The tensors of elements that functions of whole matrices read and make, which are not kept."""
+        made = {f"{name}'" for name, update in self.updates.items() if update.whole and update.per is Per.ELEMENT}
+        return self.gathered | made
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -187,7 +220,8 @@ class Optimizer:
 
     def updated(self, values: Any, tensors: Mapping[str, Array]) -> dict[str, Array]:
         """The state after a step, by name, from the state before it and the gradient; see `values_of`. Of matrices [..., rows,
-        columns], moments of rows are [..., rows, 1], those of columns [..., 1, columns]; what is no matrix is [n]."""
+        columns], moments of rows are [..., rows, 1], those of columns [..., 1, columns], of two rows [..., rows, rows]; what is
+        no matrix is [n]."""
         found: dict[str, Any] = dict(tensors)
         for name, update in self.updates.items():
             made = update.formula(values, *(found[read] for read in update.reads))
@@ -201,10 +235,13 @@ def values_of(fields: Mapping[str, float], *, learning_rate: float, step: int) -
     return SimpleNamespace(**fields, learning_rate=learning_rate, step=step)
 
 
-MEAN_OVER: Mapping[Per, tuple[int, ...]] = {Per.ELEMENT: (), Per.ROW: (-1,), Per.COLUMN: (-2,)}
+MEAN_OVER: Mapping[Per, tuple[int, ...]] = {
+    Per.ELEMENT: (), Per.ROW: (-1,), Per.COLUMN: (-2,), Per.ROW_PAIR: (), Per.COLUMN_PAIR: (),
+}  # fmt: skip
 # Of what has one number for each of these, what has more.
 MORE: Mapping[Per, tuple[Per, ...]] = {
     Per.ELEMENT: (), Per.ROW: (Per.ELEMENT,), Per.COLUMN: (Per.ELEMENT,), Per.TENSOR: (Per.ELEMENT, Per.ROW, Per.COLUMN),
+    Per.ROW_PAIR: (), Per.COLUMN_PAIR: (),
 }  # fmt: skip
 BETA = (0.0, 1.0)  # limits of the decay of an average
 

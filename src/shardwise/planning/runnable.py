@@ -135,7 +135,7 @@ def _problems(precision: Precision, layout: Layout, optimizer: str) -> Iterator[
         yield f"weights in {precision.weights} that zero_stage=3 gathers in {precision.gathered} are planned, not yet runnable"
     if precision.scaling and layout.async_tp:
         yield f"products in {precision.matmul} in pieces (async_tp) are planned, not yet runnable"
-    if optimizer_named(optimizer).whole and precision.activations == "fp16":
+    if optimizer_named(optimizer).takes_whole and precision.activations == "fp16":
         # the loss's scale is taken off before: the square of an element below 2^-12.5 is 0 in fp16
         yield (
             f"{optimizer} takes whole matrices in the format of the activations, and fp16 has no room for the squares of "

@@ -76,7 +76,7 @@ class DeviceKernel:
             part = kernels.attention(*arrays[:5])
             return kernels.with_sinks(part, *arrays[5:]) if arrays[5:] else part
         if isinstance(operation, OfMatrix):
-            return (self.of_matrix(operation, *arrays),)
+            return (self.of_matrix(operation, arrays),)
         if isinstance(operation, ScanGradient):
             return kernels.attention_gradient(*arrays)
         raise TypeError(f"no kernel for {operation}")
@@ -132,13 +132,21 @@ class DeviceKernel:
     def contract(self, *arrays: Array) -> Array:
         return np.array(np.einsum(self.subscripts, *arrays))
 
+    def of_matrix(self, operation: OfMatrix, arrays: list[Array]) -> Array:
+        """Of each matrix of a stack [..., rows, columns], whose dims may be several, and of squares [..., rows, rows] of its
+        sides, each of which is one dim."""
+        front, out = len(operation.stack), self.placed.outputs[0]
+        taken = [array.reshape(*array.shape[:front], *self.sides(operation, array.shape[front:])) for array in arrays]
+        found: Array = kernels.map_named(operation.function)(*taken, width=1)
+        return found.reshape(out.local_shape(self.devices.mesh, self.devices.sizes))
+
     @staticmethod
-    def of_matrix(operation: OfMatrix, array: Array) -> Array:
-        """Of each matrix of a stack [..., rows, columns], whose dims may be several."""
-        front = array.ndim - len(operation.rows) - len(operation.columns)
-        rows = math.prod(array.shape[front : front + len(operation.rows)])
-        found: Array = kernels.map_named(operation.function)(array.reshape(*array.shape[:front], rows, -1), width=1)
-        return found.reshape(array.shape)
+    def sides(operation: OfMatrix, sizes: tuple[int, ...]) -> tuple[int, int]:
+        """Those of a matrix with these sizes of its dims."""
+        if len(sizes) == 1:
+            return math.isqrt(sizes[0]), math.isqrt(sizes[0])
+        rows = len(operation.rows)
+        return math.prod(sizes[:rows]), math.prod(sizes[rows:])
 
     def map(self, operation: Map, arrays: list[Array]) -> Array:
         out = self.placed.outputs[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from shardwise.sharding.collective import Collective, Kind
 from shardwise.sharding.exchange import part_ratios, sends
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
+from shardwise.symbolic import Values
 
 Moved = Counter[tuple[Kind, Axes]]
 
@@ -39,7 +41,8 @@ class VirtualDevices:
     ) -> None:
         self.family, self.router = family, router
         self.mesh = mesh
-        self.true_sizes, self.sizes = sizes, padded(sizes, mesh)
+        self.true_sizes: dict[Any, int] = Values({**sizes})
+        self.sizes: dict[Any, int] = Values({**padded(sizes, mesh)})
         self.coordinates = list(mesh.coordinates())
         self.held: dict[tuple[str, Spec], Shards] = {}
         self.constants: dict[str, tuple[tuple[str, ...], Array]] = {}

@@ -7,19 +7,21 @@ from dataclasses import dataclass
 
 from shardwise.model.operations.base import Dims, Operation, Placed
 from shardwise.sharding.spec import Spec
-from shardwise.symbolic import Least, Local, Polynomial, product
-
-STEPS = 5  # of a Newton-Schulz iteration. Source: Jordan et al. 2024, "Muon", and torch.optim.Muon
+from shardwise.symbolic import ZERO, Local, Polynomial, product
 
 
 @dataclass(frozen=True, slots=True)
 class OfMatrix(Operation):
-    """`result = function(matrix)` by a Newton-Schulz iteration. The operand's last dims are `rows` and `columns` of a matrix,
-    which each device has whole; over the dims in front of them, a stack of matrices, it may be split."""
+    """`result = function(matrices)`. Dims of operands and result in front of `rows` and `columns`, or of their pairs, are a
+    `stack` of matrices, which may be split; what is behind them each device has whole. `work` are the FLOPs for a matrix,
+    `passing` the elements that are there while it is worked out."""
 
     function: str = ""
+    stack: Dims = ()
     rows: Dims = ()
     columns: Dims = ()
+    work: Polynomial = ZERO
+    passing: Polynomial = ZERO
 
     @property
     def kind(self) -> str:
@@ -28,23 +30,19 @@ class OfMatrix(Operation):
     def place(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> Placed:
-        (spec,) = specs
-        stack = {dim: spec.axes_of(dim) for dim in spec.dims if dim not in (*self.rows, *self.columns)}
-        whole = Spec.of(spec.dims, stack)
-        return Placed((whole,), (whole,), ("a function of whole matrices",))
+        split = {dim: specs[0].axes_of(dim) for dim in self.stack}
+        whole = tuple(Spec.of(spec.dims, split) for spec in specs)
+        reasons = ("a function of whole matrices",) * len(whole)
+        return Placed(whole, (Spec.of(dims[self.outputs[0]], split),), reasons)
 
     def flops(self, placed: Placed) -> Polynomial:
-        """Each step has three products: X·Xᵀ, its square, and with X; X has the fewer of rows and columns as its rows:
-        2·(2·least·rows·columns + least^3)."""
-        stack = [Local(d, a) for d, a in zip(*_spec(placed), strict=True) if d not in (*self.rows, *self.columns)]
-        least, sides = self.least, [Local(dim, ()) for dim in (*self.rows, *self.columns)]
-        return product([*stack, least, *sides], 4.0 * STEPS) + product([*stack, least, least, least], 2.0 * STEPS)
+        """Those of all matrices of a device."""
+        return self.work * self.num_matrices(placed)
 
-    @property
-    def least(self) -> Least:
-        """The fewer of rows and columns."""
-        return Least(self.rows, self.columns)
+    def passing_elements(self, placed: Placed) -> Polynomial:
+        """Elements beside operands and results, of all matrices of a device."""
+        return self.passing * self.num_matrices(placed)
 
-
-def _spec(placed: Placed) -> tuple[Dims, tuple[Dims, ...]]:
-    return placed.inputs[0].dims, placed.inputs[0].axes
+    def num_matrices(self, placed: Placed) -> Polynomial:
+        """How many a device has."""
+        return product(Local(dim, placed.inputs[0].axes_of(dim)) for dim in self.stack)

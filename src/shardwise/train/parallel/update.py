@@ -92,7 +92,7 @@ class Updater:
     def _whole(self, group: FlatGroup) -> WholeUpdate | None:
         """What updates matrices that the optimizer takes whole; None: all of the group's parameters are updated elementwise."""
         one = optimizer_named(self.name)
-        if one.whole is None or not any(member.parameter.matrix for member in group.group.members):
+        if not one.takes_whole or not any(member.parameter.matrix for member in group.group.members):
             return None
         own = [interval for interval in group.intervals() if interval.member.parameter.matrix]
         fields = one.of_kind(one.given(self.recipe.optimizer), matrix=True)
@@ -190,8 +190,7 @@ class Updater:
             for weight in update.weights.values():
                 yield from weight.pieces()
         for whole in self.whole:
-            for interval, kept in whole.moments.items() if whole is not None else ():
-                yield from ((moment, interval, values) for moment, values in kept.items())
+            yield from whole.pieces() if whole is not None else ()
 
     def set_steps(self, steps: int) -> None:
         """How many steps the moments have seen."""
