@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from shardwise.dtypes import bytes_per_element
 from shardwise.errors import InputError
 from shardwise.names import unknown
-from shardwise.optimizer.optimizer import Optimizer, Per
+from shardwise.optimizer.optimizer import PAIRS, Optimizer, Per
 from shardwise.optimizer.table import optimizer_named
 from shardwise.sourced import SourcedValue
 
@@ -82,10 +82,14 @@ class Precision:
         return bytes_per_element(self.master) if self.master else 0.0
 
     def moment_formats(self, optimizer: Optimizer) -> dict[str, str]:
-        """The format of each moment by name."""
+        """The format of each moment by name. What has numbers for two rows or columns is in fp32 at least: rounded to 16 bits it
+        has negative eigenvalues, and no root."""
         squares = self.second_moment or self.moments
-        own = {True: squares, False: self.moments}
-        return {name: one.format or own[one.of_squares] for name, one in optimizer.moments.items()}
+        fine = squares if bytes_per_element(squares) >= bytes_per_element("fp32") else "fp32"
+        return {
+            name: one.format or (fine if one.per in PAIRS else squares if one.of_squares else self.moments)
+            for name, one in optimizer.moments.items()
+        }
 
     def moment_bytes(self, optimizer: Optimizer) -> float:
         """Bytes of a parameter's moments, and of the gradient that is cast for the update."""

@@ -125,13 +125,13 @@ def test_a_run_in_8_bits_learns_and_keeps_the_state_that_is_planned(
 def test_a_run_of_shampoo_in_bf16_learns_and_keeps_the_state_that_is_planned(
     precision: str, layout: str, parts_of_norms: int, moment_bytes: int, data: str, tmp_path: Path
 ) -> None:
-    """Of each matrix the average step, and whole on both ranks the squares of its sides and their roots."""
+    """Of each matrix the average step, and whole on both ranks the squares of its sides and their roots, in fp32."""
     plan = planned(tmp_path, precision, layout, "shampoo")
     squares = 3 * 2 * sum(side**2 for side in SIDES)
     others = VOCABULARY // 2 + NORMS // parts_of_norms
     wanted = {
         "master": 4 * (MATRICES // 2 + others),
-        "optimizer": moment_bytes * (MATRICES // 2 + 2 * others + squares),
+        "optimizer": moment_bytes * (MATRICES // 2 + 2 * others) + 4 * squares,
     }
     learns_and_keeps(plan, wanted, data, tmp_path / "run", rate=0.01)
 

@@ -33,6 +33,9 @@ class Per(StrEnum):
     COLUMN_PAIR = "pair of columns"
 
 
+PAIRS = (Per.ROW_PAIR, Per.COLUMN_PAIR)
+
+
 class MatrixSizes(NamedTuple):
     """Of a matrix its rows, its columns and the fewer of these; and the pairs of rows and of columns that an update has numbers
     for, none where there are too many rows or columns (`Optimizer.largest_side`)."""

@@ -44,7 +44,7 @@ class WholeUpdate:
         # every other process of the group gathers as often, whichever parameters it has a part of
         self.members = [member for member in group.group.members if member.parameter.matrix]
         self.squares = {
-            member: {name: self._square(member, name, dtypes[name]) for name in dtypes if name not in of_elements}
+            member: {name: self._square(member, name) for name in dtypes if name not in of_elements}
             for member in self.members
         }
 
@@ -121,8 +121,9 @@ class WholeUpdate:
             update = self.optimizer.updates[name]
             if update.whole and (name in squares or needed):
                 found[f"{name}'"] = update.formula(values, *(found[read] for read in update.reads))
-        for name, square in squares.items():
-            square.copy_(found[f"{name}'"])
+            if name in squares:  # at once, so that no more than one is there twice; none reads it as it was
+                found[f"{name}'"] = squares[name].copy_(found.pop(f"{name}'")).to(matrices.dtype)
+                del found[name]
         made = self.optimizer.passed - {self.read}
         return {name: found[name].reshape(matrices.shape) for name in found if name in made}
 
@@ -138,11 +139,12 @@ class WholeUpdate:
         found = {name: part.to(fine) for name, part in {MASTER: weight, **moments, **parts}.items()}
         self._elementwise(values, self.after, found, {MASTER: weight, **moments})
 
-    def _square(self, member: Member, name: str, dtype: torch.dtype) -> Tensor:
+    def _square(self, member: Member, name: str) -> Tensor:
         """A tensor of the state [stack, rows, rows] of a parameter's rows or columns; empty where there are too many of them."""
         stack, *sides = _folded(member, member.shape[: _num_stacked(member)] + member.whole[_num_stacked(member) :])
         side = sides[self.optimizer.per(name) is Per.COLUMN_PAIR]
         side = side if side <= self.optimizer.largest_side else 0
+        dtype = at_least_fp32(self.group.formats.squares)
         return self.group.zeros(math.prod(stack) * side * side, dtype).view(*stack, side, side)
 
     def pieces(self) -> Iterator[tuple[str, Interval, Tensor]]:
