@@ -102,9 +102,12 @@ def _shown_bytes(one: Optimizer, recipe: Precision) -> str:
 
 def _sides(one: Optimizer) -> tuple[str, ...]:
     """What moments that are no elements' have a number for, each once."""
-    from shardwise.optimizer.optimizer import Per
+    from shardwise.optimizer.optimizer import PAIRS, Per
 
-    return tuple(dict.fromkeys(str(one.per(name)) for name in one.moments if one.per(name) is not Per.ELEMENT))
+    every = (one.per(name) for name in one.moments)
+    return tuple(
+        dict.fromkeys("pair of a side" if per in PAIRS else str(per) for per in every if per is not Per.ELEMENT)
+    )
 
 
 def optimizers_table(names: Sequence[str], precision: str | None = None) -> Report:
@@ -141,7 +144,7 @@ def optimizer_entry(name: str, precision: str | None = None) -> Report:
         of = "" if one.others is None else f" of all else, by {_others(name, one)}" if prefix else matrices
         factor = recipe.factor_bytes(part)
         further = f", {factor:g} of each moment's {' or '.join(_sides(part))}" if factor else ""
-        further += f" up to {part.largest_side:,} a side" if part.largest_side else ""
+        further += f" of up to {part.largest_side:,}" if part.largest_side else ""
         blocks += [f"  state{of}: {_bytes(part, recipe):g} bytes of a parameter{further}", _state_table(part, recipe)]
     blocks += ["  fields", _fields_table(one), f"  source: {one.source}", f"  source of the formats: {recipe.source}"]
     return [Section(blocks, title=f"{name} under {recipe.name}")]
