@@ -148,6 +148,7 @@ class Optimizer:
         """
         return math.lcm(*(BLOCKS[update.format].size for update in self.updates.values() if update.format is not None))
 
+    @property
     def takes_whole(self) -> bool:
         """Whether any of its updates is a function of whole matrices."""
         return any(update.whole for update in self.updates.values())
