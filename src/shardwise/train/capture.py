@@ -34,7 +34,8 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Collectives over axes of the mesh, by kind, axes, format and bytes, in the order in which they are issued while it is
     active. What they carry only the engine knows: it is "".
 
-    Raises `RuntimeError` for an operation of a process group that is none of `OPERATIONS`.
+    What all ranks agree on (`train.together`) is over no axes of the mesh and not among them. Raises `RuntimeError` for another
+    operation of a process group that is none of `OPERATIONS`.
     """
 
     def __init__(self, world: World) -> None:
@@ -53,12 +54,12 @@ class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def _count(self, name: str, args: tuple[Any, ...]) -> None:
+        group = dist.ProcessGroup.unbox(next(one for one in args if isinstance(one, torch.ScriptObject)))
+        if group == dist.group.WORLD:
+            return
         if name not in OPERATIONS:
             raise RuntimeError(f"capture: {name} is a collective that the engine does not issue")
         kind, place = OPERATIONS[name]
-        group = dist.ProcessGroup.unbox(next(one for one in args if isinstance(one, torch.ScriptObject)))
-        if group == dist.group.WORLD:
-            return  # no axis of the mesh: what ranks agree on (`train.together`)
         axes = self.world.axes_of(group)
         if axes == PIPELINE and kind is Kind.PERMUTE:
             kind = Kind.SEND
