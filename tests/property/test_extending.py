@@ -309,10 +309,10 @@ def test_its_fields_reach_the_update(
     original = engine_optimizers.torch_optimizer
 
     def judged(
-        name: str, matrices: Any, others: Any, fields: Mapping[str, float], *formats: Any
+        name: str, matrices: Any, others: Any, fields: Mapping[str, float], *formats: Any, **kind: bool
     ) -> torch.optim.Optimizer:
         given.append(fields)
-        return original(name, matrices, others, fields, *formats)
+        return original(name, matrices, others, fields, *formats, **kind)
 
     monkeypatch.setattr("shardwise.train.parallel.update.torch_optimizer", judged)
     flags = write_inputs(tmp_path, small_plan(optimizer=optimizer))
