@@ -5,23 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from shardwise.optimizer.adamw import OPTIMIZER as ADAMW
-from shardwise.optimizer.optimizer import (
-    BETA,
-    GRADIENT,
-    MASTER,
-    Field,
-    Optimizer,
-    Per,
-    Update,
-    decay_of_matrices,
-)
+from shardwise.optimizer.optimizer import BETA, GRADIENT, MASTER, Field, Optimizer, Per, Update, decay_of_matrices
 from shardwise.symbolic import Polynomial
 
 # A side of more rows, or columns, is left as it is. Source: Vyas et al. 2024, SOAP, whose implementation has `max_precond_dim`.
 LARGEST_SIDE = 10_000
-EVERY = (
-    10  # steps from one inverse root to the next. Source: Vyas et al. 2024, SOAP, section 6: preconditioning frequency
-)
+# Steps from one inverse root to the next. Source: Vyas et al. 2024, SOAP, section 6: preconditioning frequency.
+EVERY = 10
 POWER = 4  # of the inverse root for each of two sides. Source: Gupta et al. 2018, algorithm 1: exponents of -1/4
 # Steps of a coupled Newton iteration. Each brings what is far below 1 nearer to it by (1 + 1/4)^4 = 2.4, and near 1 squares what
 # is missing: from a damping of 1e-5 to 1 / 2.5 it takes 12, and 6 from there to double precision.
