@@ -17,7 +17,7 @@ from shardwise.cli import main
 from shardwise.job import Job
 from shardwise.measurement.folder import read_json, write_json
 from shardwise.measurement.log import read_log
-from shardwise.optimizer.table import optimizer_names
+from shardwise.optimizer.table import optimizer_named, optimizer_names
 from shardwise.planning.codec import dump_plan
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.terms import TIME_TERMS
@@ -52,11 +52,12 @@ def trained(capsys: pytest.CaptureFixture[str], place: Path, plan: Plan, *flags:
 
 
 def in_place(devices: int = 1, **layout: object) -> Plan:
-    """A plan whose loss is the engine's, of a vocabulary that tells logits from hidden states, and a head of its own."""
+    """A plan whose loss is the engine's, of a vocabulary that tells logits from hidden states, and a head of its own; norms are
+    as wide as the optimizer's blocks at least, which they would be padded to."""
     plan = small_plan(devices, vocab_size=48, **layout)
-    return plan_layout(
-        replace(plan.model, tied_embeddings=False), plan.cluster, replace(plan.job, loss="in_place"), plan.layout
-    )
+    width = max(plan.model.d_model, optimizer_named(plan.job.optimizer).block)
+    model = replace(plan.model, tied_embeddings=False, d_model=width)
+    return plan_layout(model, plan.cluster, replace(plan.job, loss="in_place"), plan.layout)
 
 
 @pytest.mark.parametrize("optimizer", optimizer_names())
