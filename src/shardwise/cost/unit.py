@@ -375,8 +375,9 @@ class UnitPricer:
         passing = bytes_per_element(precision.activations)
         casts = family.zero_stage < 2 and passing < bytes_per_element(precision.gradients)
         stepwise = unscattered if self.loss.stepwise else 0.0
-        # under ZeRO-1 whole gradients rest, and what comes of them is there until the step's end
-        reduced = bytes_per_element(precision.gradient_reduction) if self.loss.stepwise else 0.0
+        arriving, leaving = {"shard": stepwise}, {"last": stepwise}
+        if family.zero_stage == 1:  # whole gradients rest, and what comes of them is there until the step's end
+            arriving = leaving = {"shard": bytes_per_element(precision.gradient_reduction) * self.loss.stepwise}
         optimizer = self.formats.optimizer
         moments = precision.moment_bytes(optimizer)
         return {
@@ -391,7 +392,7 @@ class UnitPricer:
             },
             "transient_bytes": {"used": gathered, "trained": unscattered},
             "unscattered_bytes": {"trained": stepwise},
-            "arriving_bytes": {"shard": stepwise},
-            "leaving_bytes": {"shard": reduced} if family.zero_stage == 1 else {"last": stepwise},
+            "arriving_bytes": arriving,
+            "leaving_bytes": leaving,
             "passing_bytes": {"passing": passing if casts else 0.0},
         }
