@@ -15,7 +15,8 @@ from shardwise.units import format_bytes
 def rehearsal_report(plan: Plan, found: Rehearsal) -> Report:
     """Where the rank is, its groups, what it issued, what it held, and whether that is as planned."""
     head = f"{plan.model.name}, rank {found.seen.rank:,} of {found.ranks:,}: {plan.layout}"
-    rows: tuple[Row, ...] = (("memory of the rank", "planned", "executed", "difference", ""), *map(_row, found.terms))
+    terms = [_row(one, found.memory.total) for one in found.terms]
+    rows: tuple[Row, ...] = (("memory of the rank", "planned", "executed", "difference", ""), *terms)
     return [
         Section(list(_head(found)), title=head),
         Section(list(_groups(found))),
@@ -58,10 +59,10 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{', '.join(map(str, ranks[:3]))}, ..., {ranks[-1]}"
 
 
-def _row(term: MemoryTerm) -> Row:
+def _row(term: MemoryTerm, peak: MemoryTerm) -> Row:
     planned = "" if term.predicted is None else format_bytes(term.predicted)
     difference = f"{term.difference / term.predicted:+.2%}" if term.predicted else ""
-    word = "" if is_judged(term) else "in the peak"
+    word = "" if is_judged(term, peak) else "in the peak"
     return f"  {term.name}", planned, format_bytes(term.judged), difference, word
 
 

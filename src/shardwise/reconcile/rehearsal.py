@@ -66,6 +66,7 @@ class RehearsePayload(TypedDict):
 
 
 CLOSE = 0.03  # of a term, and of the peak: nothing of a machine is in what tensors hold
+LITTLE = 0.01  # of the peak: what is gathered of it at one moment and not at another as full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +92,16 @@ class Rehearsal:
     @property
     def off(self) -> tuple[MemoryTerm, ...]:
         """What is not as planned of those that are judged."""
-        return tuple(one for one in self.terms if is_judged(one) and not one.holds(CLOSE))
+        return tuple(one for one in self.terms if is_judged(one, self.memory.total) and not one.holds(CLOSE))
 
 
-def is_judged(term: MemoryTerm) -> bool:
+def is_judged(term: MemoryTerm, peak: MemoryTerm) -> bool:
     """Whether a term is judged by itself. Logits and workspace are judged within the peak only: where two moments are nearly as
-    full, the plan may have taken the one and the rank the other. So is what is gathered, where the plan has none at its peak."""
-    return term.name == "peak" or (term.largest is not None and (term.name != PASSING or bool(term.predicted)))
+    full, the plan may have taken the one and the rank the other. So is what is gathered, where the plan has little at its peak:
+    under ZeRO-1 the part of the head's gradients that is this rank's."""
+    if term.name == PASSING:
+        return (term.predicted or 0.0) > LITTLE * (peak.predicted or 0.0)
+    return term.name == "peak" or term.largest is not None
 
 
 def rehearsal(plan: Plan, recipe: Recipe, seen: Rehearsed) -> Rehearsal:
@@ -128,7 +132,10 @@ def rehearsal_payload(plan: Plan, found: Rehearsal) -> dict[str, Any]:
         "memory": {
             "planned": {one.name: one.predicted for one in found.terms},
             "executed": {one.name: one.judged for one in found.terms},
-            "terms": [{**asdict(one), "is_judged": is_judged(one), "holds": one.holds(CLOSE)} for one in found.terms],
+            "terms": [
+                {**asdict(one), "is_judged": is_judged(one, found.memory.total), "holds": one.holds(CLOSE)}
+                for one in found.terms
+            ],
         },
         "ok": found.ok,
     }  # fmt: skip
