@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from plain.beside_adamw import BesideAdamW
+
 BLOCK = 256
 
 
@@ -45,7 +47,7 @@ def decoded(codes: np.ndarray, scales: np.ndarray, *, signed: bool, block: int =
     return np.array([TABLES[signed][code] * scales[place // block] for place, code in enumerate(codes)], np.float32)
 
 
-class AdamW8bit(torch.optim.Optimizer):
+class AdamW8bit(BesideAdamW):
     """Of a model's parameters by name: norms, biases and sinks by AdamW without decay, all else in 8 bits, with blocks that are
     counted from the first element of each of so many `parts` of a matrix."""
 
@@ -56,15 +58,11 @@ class AdamW8bit(torch.optim.Optimizer):
         given: Mapping[str, float],
         parts: int = 1,
     ) -> None:
-        self.values = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1, **given}
+        vectors = list(vectors)
         plain = {id(one) for one in vectors}
         self.matrices = [one for one in named.values() if id(one) not in plain]
-        betas = self.values["beta1"], self.values["beta2"]
-        others = [one for one in named.values() if id(one) in plain]
-        groups = [{"params": others}] if others else [{"params": [torch.zeros(())]}]
-        self.adamw = torch.optim.AdamW(groups, betas=betas, eps=self.values["epsilon"], weight_decay=0.0)
-        super().__init__(self.matrices, {"lr": 1.0})
-        self.steps, self.parts = 0, parts
+        super().__init__(named.values(), self.matrices, vectors, given)
+        self.parts = parts
         # of a matrix a moment with and one without a sign: codes and scales, part by part
         self.moments = {
             (one, signed): self.coded(np.zeros(one.numel()), signed) for one in self.matrices for signed in TABLES
@@ -73,24 +71,15 @@ class AdamW8bit(torch.optim.Optimizer):
     def coded(self, values: np.ndarray, signed: bool) -> list[tuple[np.ndarray, np.ndarray]]:
         return [coded(part, signed=signed) for part in np.split(values, self.parts)]
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for one in (super(), self.adamw):
-            one.zero_grad(set_to_none)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.adamw.param_groups:
-            group["lr"] = self.param_groups[0]["lr"]
-        self.adamw.step()
-        self.steps += 1
-        rate, values = self.param_groups[0]["lr"], self.values
+    def update(self, rate: float) -> None:
+        values = self.values
         for weight in self.matrices:
             gradient = weight.grad.numpy().reshape(-1)
             found = []
             for signed, beta, of in ((True, values["beta1"], gradient), (False, values["beta2"], gradient**2)):
                 old = np.concatenate([decoded(*part, signed=signed) for part in self.moments[weight, signed]])
                 new = beta * old.astype(np.float64) + (1.0 - beta) * of
-                found.append(new / (1.0 - beta**self.steps))  # before it is coded
+                found.append(new / (1.0 - beta**self.num_steps))  # before it is coded
                 self.moments[weight, signed] = self.coded(new, signed)
             step = torch.from_numpy(found[0] / (np.sqrt(found[1]) + values["epsilon"])).view_as(weight)
             weight.mul_(1.0 - rate * values["weight_decay"]).sub_(rate * step)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from plain.beside_adamw import BesideAdamW
+
 
 def orthogonal(x: torch.Tensor) -> torch.Tensor:
     """Five Newton-Schulz steps of one matrix."""
@@ -32,44 +34,23 @@ DIMS = {
 }  # fmt: skip
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(BesideAdamW):
     """Of a model's parameters by name: the matrices of its blocks by Muon, all else by AdamW, whose vectors do not decay."""
 
     def __init__(
         self, named: Mapping[str, torch.nn.Parameter], vectors: Iterable[Any], given: Mapping[str, float]
     ) -> None:
-        values = {"momentum": 0.95, "nesterov": 1.0, "beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
-        self.values = {**values, **given}
         last = {name: name.rpartition(".")[2].removeprefix("block_") for name in named}
         self.matrices = {one: DIMS[last[name]] for name, one in named.items() if last[name] in DIMS}
-        plain = {id(one) for one in vectors}
-        others = [[], []]
-        for one in named.values():
-            if one not in self.matrices:
-                others[id(one) in plain].append(one)
-        decays = self.values["weight_decay"], 0.0
-        groups = [
-            {"params": found, "weight_decay": decay} for found, decay in zip(others, decays, strict=True) if found
-        ]
-        betas = self.values["beta1"], self.values["beta2"]
-        self.adamw = torch.optim.AdamW(groups, betas=betas, eps=self.values["epsilon"])
-        super().__init__(list(self.matrices), {"lr": 1.0})
+        super().__init__(named.values(), self.matrices, vectors, {"momentum": 0.95, "nesterov": 1.0, **given})
         self.momentum = {one: torch.zeros_like(one) for one in self.matrices}
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for one in (super(), self.adamw):
-            one.zero_grad(set_to_none)
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.adamw.param_groups:
-            group["lr"] = self.param_groups[0]["lr"]
-        self.adamw.step()
-        lr, momentum, decay = self.param_groups[0]["lr"], self.values["momentum"], self.values["weight_decay"]
+    def update(self, rate: float) -> None:
+        momentum, decay = self.values["momentum"], self.values["weight_decay"]
         for weight, (stack, rows) in self.matrices.items():
             average = self.momentum[weight].lerp_(weight.grad, 1.0 - momentum)
             ahead = weight.grad.lerp(average, momentum) if self.values["nesterov"] else average
             front = ahead.reshape(-1, ahead.shape[stack:rows].numel(), ahead.shape[rows:].numel())
             made = torch.stack([orthogonal(one) for one in front])
-            rate = 0.2 * max(made.shape[1:]) ** 0.5
-            weight.mul_(1.0 - lr * decay).sub_(lr * rate * made.view_as(weight))
+            size = 0.2 * max(made.shape[1:]) ** 0.5
+            weight.mul_(1.0 - rate * decay).sub_(rate * size * made.view_as(weight))

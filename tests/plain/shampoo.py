@@ -30,7 +30,7 @@ class Shampoo(Muon):
         self, named: Mapping[str, torch.nn.Parameter], vectors: Iterable[Any], given: Mapping[str, float]
     ) -> None:
         super().__init__(named, vectors, {"damping": 1e-4, "precondition_every": 10, **given})
-        self.num_steps, self.state_of = 0, dict[tuple[int, int], dict[str, torch.Tensor]]()
+        self.state_of = dict[tuple[int, int], dict[str, torch.Tensor]]()
 
     def preconditioned(self, key: tuple[int, int], gradient: torch.Tensor) -> torch.Tensor:
         """One matrix's gradient, with the averages and inverse roots that are kept under a key."""
@@ -44,15 +44,10 @@ class Shampoo(Muon):
         found = own["left root"] @ gradient @ own["right root"]
         return found / found.square().mean().sqrt() if gradient.any() else found
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.adamw.param_groups:
-            group["lr"] = self.param_groups[0]["lr"]
-        self.adamw.step()
-        self.num_steps += 1
-        lr, beta, decay = self.param_groups[0]["lr"], self.values["beta1"], self.values["weight_decay"]
+    def update(self, rate: float) -> None:
+        beta, decay = self.values["beta1"], self.values["weight_decay"]
         for number, (weight, (stack, rows)) in enumerate(self.matrices.items()):
             front = weight.grad.reshape(-1, weight.shape[stack:rows].numel(), weight.shape[rows:].numel())
             made = torch.stack([self.preconditioned((number, place), one) for place, one in enumerate(front)])
             average = self.momentum[weight].lerp_(made.view_as(weight), 1.0 - beta)
-            weight.mul_(1.0 - lr * decay).sub_(lr / (1.0 - beta**self.num_steps) * average)
+            weight.mul_(1.0 - rate * decay).sub_(rate / (1.0 - beta**self.num_steps) * average)
