@@ -140,6 +140,18 @@ def test_gathered_and_scattered_at_the_peak_of_the_trainer_by_hand() -> None:
     assert found["gathered"] == 2 * (2 * layer + layer + 4096 + 4096 / 2)
 
 
+def test_what_gradients_are_scattered_into_is_there_under_zero_1_by_hand() -> None:
+    """Of the head's, whole ones of which rest, at the loss: the part of one of two devices, in bf16, 2 bytes."""
+    model = dataclasses.replace(load_model("llama-3-8b"), num_layers=4)
+    job = Job(global_batch_tokens=2 * 8192, seq_len=8192, loss="in_place")
+    found, alone = (
+        estimate(model, load_cluster("h100:2"), job, Layout(**shape)).memory
+        for shape in ({"fsdp": 2, "zero_stage": 1}, {"dp": 2})
+    )
+    assert found["logits"] > 0
+    assert (found["gathered"], alone["gathered"]) == (2 * (128256 * 4096 + 4096) / 2, 0)
+
+
 def test_every_other_product_is_kept_by_hand() -> None:
     """Llama-3 8B as torchtitan keeps it: of seven products q, v, the first of the MLP's and down, which nobody reads again."""
     hidden, statistic = 8192 * 4096 * 2, 8192 * 4
