@@ -33,11 +33,7 @@ LENGTHS = (
 # `--optim` by what each keeps; the first is written. Source: transformers 5.23.0, OptimizerNames.
 OPTIMIZERS = {
     "adamw": ("adamw_torch_fused", "adamw_torch", "adamw_apex_fused"),
-    "adamw_8bit": (
-        "adamw_torch_8bit",
-        "adamw_bnb_8bit",
-        "adamw_8bit",
-    ),  # torchao's; bitsandbytes', whose alias is the last
+    "adamw_8bit": ("adamw_torch_8bit", "adamw_bnb_8bit", "adamw_8bit"),  # torchao's, bitsandbytes', an alias of that
     "lion": ("lion_32bit",),
 }
 TRAIN = '"${TRAIN_DIR:?the folder of your training script}/train.py"'

@@ -1,6 +1,7 @@
 """What an optimizer decides: what it keeps of a weight, and how a step updates it.
 
-A formula is arithmetic alone (+ - * / ** and comparisons), so that it takes NumPy arrays and PyTorch's tensors alike.
+A formula is arithmetic alone (+ - * / ** and comparisons), so that it takes NumPy arrays and PyTorch's tensors alike; those of
+whole matrices have products too, and methods that both kinds of arrays have (`sum`, `mean`, `clip`, `cumsum`, `mT`).
 """
 
 from __future__ import annotations
