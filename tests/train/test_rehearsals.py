@@ -129,6 +129,27 @@ def test_a_rank_issues_the_list_and_holds_what_is_planned(name: str) -> None:
     assert found.off == ()
 
 
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("layout", "rank"),
+    [
+        (Layout(fsdp=8, zero_stage=2), 0),
+        (Layout(fsdp=8, zero_stage=3), 0),
+        (Layout(pp=2, fsdp=4, schedule="1f1b", zero_stage=2), 0),
+        (Layout(pp=2, fsdp=4, schedule="1f1b", zero_stage=2), 7),
+    ],
+)
+def test_what_is_gathered_at_the_peak_but_for_the_norms(layout: Layout, rank: int, *, tied: bool) -> None:
+    """Gradients of a tied head stay whole until the embedding's are there, if the stage has it; those of another arrive when its
+    weights have left. A stage without a head has neither."""
+    found = rehearsed(planned({**DENSE, "tied_embeddings": tied}, layout, num_micro_batches=4), rank=rank)
+    (gathered,) = (one for one in found.terms if one.name == "gathered")
+    assert gathered.predicted
+    assert gathered.holds(1e-3), gathered
+    (peak,) = (one for one in found.terms if one.name == "peak")
+    assert peak.holds(CLOSE if layout.pp > 1 else 1e-3), peak
+
+
 def test_llama_3_8b_on_1024_ranks() -> None:
     layout = Layout(tp=8, fsdp=128, zero_stage=3, sequence_parallel=True, micro_batch_seqs=2, recompute="selective")
     job = Job(global_batch_tokens=2**21, seq_len=8192, loss="in_place")

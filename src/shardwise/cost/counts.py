@@ -21,7 +21,8 @@ class Counts(NamedTuple):
     `kept` are the layers by kind that do not recompute though the others do; empty where all layers do the same. `predict` are
     modules of multi-token prediction, on the last stage. `copies` counts those of the embedding's weights: 0 where the head's
     serves (tied, and one stage holds both), with `untied` for weights that only the embedding has; `exchanges` is 1 where the
-    gradients of two copies are exchanged (first and last stage of a pipeline).
+    gradients of two copies are exchanged (first and last stage of a pipeline). `tied` is 1 where the head's weight is the
+    embedding's.
     """
 
     layers: Annotated[Mapping[str, Value], "layers of the stage"]
@@ -33,6 +34,7 @@ class Counts(NamedTuple):
     exchanges: Annotated[int, "whether gradients of that weight are exchanged"]
     kept: Annotated[Mapping[str, Value], "layers of the stage that recompute nothing"]
     untied: Annotated[int, "embeddings of which the stage holds what no head has"]
+    tied: Annotated[int, "heads of the stage whose weight is the embedding's"]
 
     @property
     def units(self) -> dict[str, Value]:
@@ -49,6 +51,11 @@ class Counts(NamedTuple):
     def held(self) -> dict[str, Value]:
         """How often the stage holds each unit's weights."""
         return {**self.layers, "embedding": self.copies, "untied": self.untied, "head": self.head, **self.predicting}
+
+    @property
+    def both_ends(self) -> int:
+        """Whether one weight of the stage is that of a tied head and of its embedding."""
+        return self.tied * self.embedding
 
     @property
     def predicting(self) -> dict[str, int]:
@@ -96,6 +103,7 @@ def stage_counts(
         exchanges=int((model.tied or model.num_predict_layers > 0) and first != last),
         kept={} if recompute_layers is None else {kind: count - recomputed[kind] for kind, count in layers.items()},
         untied=int(alone and model.untied),
+        tied=int(last and model.tied),
     )
 
 

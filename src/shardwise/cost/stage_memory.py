@@ -24,14 +24,15 @@ class Fullest(NamedTuple):
 
 
 class Gathered(NamedTuple):
-    """Bytes that ZeRO gathers at the loss, in the last module of multi-token prediction, in the last layer, in the one before.
-    `of_loss`: gradients that the head makes beside."""
+    """Bytes that ZeRO gathers at the loss, in the last module of multi-token prediction, in the last layer, in the one before,
+    at the embedding. `of_loss`: gradients that the head makes beside."""
 
     at_loss: Value
     of_loss: Value
     in_module: Value
     in_layer: Value
     in_next_layer: Value
+    at_embedding: Value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,17 +86,17 @@ class Memory:
 
     @cached_property
     def fullest(self) -> Fullest:
-        """At the loss or in a layer's backward pass.
+        """At the loss, in a layer's backward pass, or at the embedding of a stage without a head.
 
         The loss has freed the logits before the first layer runs backward, and the head its saved tensors; then the last
         module of multi-token prediction does. The share of the activations that stands for the workspace of engines that are
         not stepwise was measured with the latter still allocated.
         """
         counts, running, further = self.stage.counts, self.stage.running, self.stage.counts.predicting
-        if not (counts.head or counts.predict):
-            return Fullest(self._workspace(running), 0.0, self._gathered)
         if self.stepwise:
             return self._fullest_stepwise
+        if not (counts.head or counts.predict):
+            return Fullest(self._workspace(running), 0.0, self._gathered)
         logits = add_up(self.stage.activation, {"head": counts.head, **further}, "logits_bytes")
         in_layer = Fullest(self._workspace({**running, **further}), 0.0, self._gathered)
         return _fuller(in_layer, Fullest(0.0, logits, self._gathered))
@@ -116,6 +117,9 @@ class Memory:
                 behind = workspace - self.stage.activation[unit].saved_bytes
                 behind = Fullest(behind, 0.0, gathered.in_next_layer)
                 fullest = _fuller(fullest, Fullest(*(where(count > 1, one, 0.0) for one in behind)))
+        if counts.embedding and not counts.head:
+            passed = total(self.stage.running, "saved_bytes") / counts.carries
+            fullest = _fuller(fullest, Fullest(0.0, 0.0, gathered.at_embedding - passed))
         if not counts.predict:
             return fullest
         module = self._workspace({"predict": 1}) - total(head, "saved_bytes")
@@ -158,14 +162,18 @@ class Memory:
 
     @property
     def _gathered_stepwise(self) -> Gathered:
-        """What is gathered at the loss, in the last module of multi-token prediction, in the last layer and in the one before.
+        """What is gathered at the loss, in the last module of multi-token prediction, in the last layer, in the one before and at
+        the embedding.
 
-        At the loss, weights of the head and of the unit before it, and the head's gradients; in that unit its own and those of
-        the one before, its gradients, and what is still being scattered of the head's; in a module the head's weights too, and
-        behind it the gradients of the embedding that it has used. Source: train/parallel (weights are gathered one unit ahead in
-        the backward pass; of gradients one flat array arrives while the next one's are made).
+        At the loss, weights of the head and of the unit before it, and the head's gradients, whose parts arrive when its weights
+        have left, and of a tied head when the norm's have; in that unit its own and those of the one before, its gradients, and
+        what is still being scattered of the head's; those of a tied head whose embedding the stage has stay until the embedding's
+        are there; in a module the head's weights too, and behind it the gradients of the embedding that it has used. At the
+        embedding, its weights and those of the next unit in the forward pass, or its gradients and what is still being scattered
+        in the backward pass. Source: train/parallel (weights are gathered one unit ahead and leave as their gradients are there;
+        of gradients one flat array arrives while the next one's are made).
         """
-        state = self.stage.state
+        state, counts = self.stage.state, self.stage.counts
         gradients = self._of_layers("unscattered_bytes")
         whole = self._of_layers("transient_bytes")
         weights = [(size - own, count) for (size, count), (own, _) in zip(whole, gradients, strict=True)]
@@ -174,16 +182,21 @@ class Memory:
             for sizes in (weights, gradients, self._of_layers("leaving_bytes"))
         )
         two = maximum(of_layer, *(size * (count > 0) + size * (count > 1) for size, count in weights))
-        head = state["head"]
-        of_head = head.transient_bytes - head.unscattered_bytes
-        its_gradients = head.unscattered_bytes + head.arriving_bytes
-        in_layer, in_next = two + made + head.leaving_bytes, two + made + leaving
-        if not self.stage.counts.predict:
-            return Gathered(of_layer + of_head, its_gradients, 0.0, in_layer, in_next)
-        module, lent = state["predict"], state["embedding"].unscattered_bytes
+        head, embedding = state["head"], state["embedding"]
+        of_head = counts.head * (head.transient_bytes - head.unscattered_bytes)
+        untied, apart, together = counts.head - counts.tied, counts.tied - counts.both_ends, counts.both_ends
+        its_own, kept = counts.head * head.unscattered_bytes, together * head.unscattered_bytes
+        arriving = untied * maximum(head.arriving_bytes - of_head, 0.0)
+        scattered = untied * head.leaving_bytes + apart * (head.unscattered_bytes + head.arriving_bytes)
+        in_layer, in_next = two + made + kept + scattered, two + made + kept + leaving
+        lent = embedding.unscattered_bytes
+        at_embedding = maximum(lent + leaving, embedding.transient_bytes - lent + of_layer)
+        if not counts.predict:
+            return Gathered(of_layer + of_head, its_own + arriving, 0.0, in_layer, in_next, at_embedding)
+        module, lent = state["predict"], (1 - counts.tied) * lent
         both = of_head + module.transient_bytes - module.unscattered_bytes
-        in_module = both + module.unscattered_bytes + its_gradients
-        return Gathered(both, its_gradients, in_module, in_layer + lent, in_next + lent)
+        in_module = both + module.unscattered_bytes + its_own + arriving
+        return Gathered(both, its_own + arriving, in_module, in_layer + lent, in_next + lent, at_embedding)
 
     def _of_layers(self, field: str) -> list[tuple[Value, Value]]:
         """A field of each kind of layer that the stage has, with how many it has."""

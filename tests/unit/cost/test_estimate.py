@@ -152,6 +152,31 @@ def test_what_gradients_are_scattered_into_is_there_under_zero_1_by_hand() -> No
     assert (found["gathered"], alone["gathered"]) == (2 * (128256 * 4096 + 4096) / 2, 0)
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_gathered_at_the_loss_of_the_trainer_by_hand(*, tied: bool) -> None:
+    """In bf16, 2 bytes. Under ZeRO-3 weights of the head and of a layer, and the head's gradients, for whose parts the head's
+    weights make place; under ZeRO-2 those gradients and the part of one of two devices, but of a tied head, which waits for the
+    embedding's."""
+    model = dataclasses.replace(load_model("llama-3-8b"), num_layers=4, tied_embeddings=tied)
+    job = Job(global_batch_tokens=2 * 8192, seq_len=8192, loss="in_place")
+    found = {
+        stage: estimate(model, load_cluster("h100:2"), job, Layout(fsdp=2, zero_stage=stage)).memory["gathered"]
+        for stage in (2, 3)
+    }
+    layer, head = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096, 128256 * 4096 + 4096
+    assert found == {2: 2 * (head + (0 if tied else head / 2)), 3: 2 * (layer + head + head)}
+
+
+def test_gradients_of_a_tied_head_stay_in_the_layers_by_hand() -> None:
+    """Few words, so that the peak is in the last layer: beside its own gradients those of the head, on two devices, in bf16."""
+    model = dataclasses.replace(load_model("llama-3-8b"), num_layers=4, vocab_size=64, tied_embeddings=True)
+    job = Job(global_batch_tokens=2 * 8192, seq_len=8192, loss="in_place")
+    found = estimate(model, load_cluster("h100:2"), job, Layout(fsdp=2, zero_stage=2)).memory
+    layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
+    assert found["logits"] == 0
+    assert found["gathered"] == 2 * (layer + 64 * 4096 + 4096)
+
+
 def test_every_other_product_is_kept_by_hand() -> None:
     """Llama-3 8B as torchtitan keeps it: of seven products q, v, the first of the MLP's and down, which nobody reads again."""
     hidden, statistic = 8192 * 4096 * 2, 8192 * 4
