@@ -46,7 +46,7 @@ def _side_by_side(layouts: Sequence[Mapping[str, Any]]) -> Section:
     rows += [
         (name, *(format_bytes(stage[name]) for stage in fullest))
         for name in fullest[0]
-        if any(s[name] > 0 for s in fullest)
+        if any(s[name] for s in fullest)
     ]
     rows.append(("total", *(format_bytes(one["memory_bytes"]) for one in layouts)))
     rows.append(("fits", *(Marked("yes", "good") if one["fits"] else Marked("NO", "bad") for one in layouts)))
@@ -92,7 +92,7 @@ def _bars(held: Mapping[str, float], whole: float) -> Table:
     rows: tuple[Row, ...] = tuple(
         (name, format_bytes(value), f"{value / whole:.1%}", bar(value / whole, name))
         for name, value in held.items()
-        if value > 0
+        if value
     )
     return Table(rows=rows, right=(1, 2), head=False, indent=4)
 

@@ -128,9 +128,7 @@ def _shares(terms: Mapping[str, float], form: Callable[[float], str]) -> Iterato
     """Each term with its share of the whole: of the slowest stage, or of the fullest."""
     total = sum(terms.values())
     rows: list[Row] = [
-        (name, form(value), f"{value / total:.1%}", bar(value / total, name))
-        for name, value in terms.items()
-        if value > 0
+        (name, form(value), f"{value / total:.1%}", bar(value / total, name)) for name, value in terms.items() if value
     ]
     yield Table(rows=tuple(rows), right=(1, 2), head=False, indent=2)
 

@@ -42,7 +42,8 @@ MEMORY: Rules[Memory] = Rules("memory", "B", {
     ),
     "workspace": Rule(
         "what one block needs while it runs backward, or the update of whole matrices where that is more",
-        "what recompute rebuilds + half of a block's activations; for `train` the most that is alive beside what was saved",
+        "what recompute rebuilds + half of a block's activations; for `train` the most that is alive beside what was saved, less "
+        "what of that has gone",
         lambda setting: (
             "what is alive at each operation of the derived backward pass" if setting.loss.stepwise
             else "SimuMax's measured peaks on B200: a block in its backward pass holds 1.5 times its activations"
