@@ -137,12 +137,18 @@ def test_a_rank_issues_the_list_and_holds_what_is_planned(name: str) -> None:
         (Layout(fsdp=8, zero_stage=3), 0),
         (Layout(pp=2, fsdp=4, schedule="1f1b", zero_stage=2), 0),
         (Layout(pp=2, fsdp=4, schedule="1f1b", zero_stage=2), 7),
+        (Layout(pp=2, fsdp=4, schedule="1f1b", zero_stage=3), 0),
+        (Layout(pp=2, fsdp=4, schedule="1f1b", zero_stage=3), 7),
     ],
 )
-def test_what_is_gathered_at_the_peak_but_for_the_norms(layout: Layout, rank: int, *, tied: bool) -> None:
+@pytest.mark.parametrize("vocab_size", [6144, 65536])
+def test_what_is_gathered_at_the_peak_but_for_the_norms(
+    vocab_size: int, layout: Layout, rank: int, *, tied: bool
+) -> None:
     """Gradients of a tied head stay whole until the embedding's are there, if the stage has it; those of another arrive when its
-    weights have left. A stage without a head has neither."""
-    found = rehearsed(planned({**DENSE, "tied_embeddings": tied}, layout, num_micro_batches=4), rank=rank)
+    weights have left. A stage without a head has neither; with many words its peak is where the embedding's arrive."""
+    model = {**DENSE, "vocab_size": vocab_size, "tied_embeddings": tied}
+    found = rehearsed(planned(model, layout, num_micro_batches=4), rank=rank)
     (gathered,) = (one for one in found.terms if one.name == "gathered")
     assert gathered.predicted
     assert gathered.holds(1e-3), gathered

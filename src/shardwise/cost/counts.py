@@ -53,11 +53,6 @@ class Counts(NamedTuple):
         return {**self.layers, "embedding": self.copies, "untied": self.untied, "head": self.head, **self.predicting}
 
     @property
-    def both_ends(self) -> int:
-        """Whether one weight of the stage is that of a tied head and of its embedding."""
-        return self.tied * self.embedding
-
-    @property
     def predicting(self) -> dict[str, int]:
         """The modules of multi-token prediction by kind."""
         return predict_counts(self.predict)

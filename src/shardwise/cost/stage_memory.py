@@ -23,6 +23,14 @@ class Fullest(NamedTuple):
     gathered: Value
 
 
+class OfHead(NamedTuple):
+    """Bytes of the head's gradients, whole and scattered: at the loss, in the last layer, in those before it."""
+
+    at_loss: Value
+    in_layer: Value
+    further: Value
+
+
 class Gathered(NamedTuple):
     """Bytes that ZeRO gathers at the loss, in the last module of multi-token prediction, in the last layer, in the one before,
     at the embedding. `of_loss`: gradients that the head makes beside."""
@@ -118,8 +126,8 @@ class Memory:
                 behind = Fullest(behind, 0.0, gathered.in_next_layer)
                 fullest = _fuller(fullest, Fullest(*(where(count > 1, one, 0.0) for one in behind)))
         if counts.embedding and not counts.head:
-            passed = total(self.stage.running, "saved_bytes") / counts.carries
-            fullest = _fuller(fullest, Fullest(0.0, 0.0, gathered.at_embedding - passed))
+            gone = total(self.stage.running, "saved_bytes") / counts.carries
+            fullest = _fuller(fullest, Fullest(-gone, 0.0, gathered.at_embedding))
         if not counts.predict:
             return fullest
         module = self._workspace({"predict": 1}) - total(head, "saved_bytes")
@@ -165,15 +173,14 @@ class Memory:
         """What is gathered at the loss, in the last module of multi-token prediction, in the last layer, in the one before and at
         the embedding.
 
-        At the loss, weights of the head and of the unit before it, and the head's gradients, whose parts arrive when its weights
-        have left, and of a tied head when the norm's have; in that unit its own and those of the one before, its gradients, and
-        what is still being scattered of the head's; those of a tied head whose embedding the stage has stay until the embedding's
-        are there; in a module the head's weights too, and behind it the gradients of the embedding that it has used. At the
-        embedding, its weights and those of the next unit in the forward pass, or its gradients and what is still being scattered
-        in the backward pass. Source: train/parallel (weights are gathered one unit ahead and leave as their gradients are there;
-        of gradients one flat array arrives while the next one's are made).
+        At the loss, weights of the head and of the unit before it, and the head's gradients; in that unit its own and those of
+        the one before, its gradients, and what is left of the head's; in a module the head's weights too, and behind it the
+        gradients of the embedding that it has used. At the embedding, its weights and those of the next unit in the forward pass,
+        or its gradients and what is being scattered, of the layer's or then of its own, in the backward pass. Source:
+        train/parallel (weights are gathered one unit ahead; of gradients one flat array arrives while the next one's are made).
         """
         state, counts = self.stage.state, self.stage.counts
+        head, embedding = state["head"], state["embedding"]
         gradients = self._of_layers("unscattered_bytes")
         whole = self._of_layers("transient_bytes")
         weights = [(size - own, count) for (size, count), (own, _) in zip(whole, gradients, strict=True)]
@@ -182,21 +189,33 @@ class Memory:
             for sizes in (weights, gradients, self._of_layers("leaving_bytes"))
         )
         two = maximum(of_layer, *(size * (count > 0) + size * (count > 1) for size, count in weights))
-        head, embedding = state["head"], state["embedding"]
         of_head = counts.head * (head.transient_bytes - head.unscattered_bytes)
-        untied, apart, together = counts.head - counts.tied, counts.tied - counts.both_ends, counts.both_ends
-        its_own, kept = counts.head * head.unscattered_bytes, together * head.unscattered_bytes
-        arriving = untied * maximum(head.arriving_bytes - of_head, 0.0)
-        scattered = untied * head.leaving_bytes + apart * (head.unscattered_bytes + head.arriving_bytes)
-        in_layer, in_next = two + made + kept + scattered, two + made + kept + leaving
+        own = self._head_gradients(of_head)
         lent = embedding.unscattered_bytes
-        at_embedding = maximum(lent + leaving, embedding.transient_bytes - lent + of_layer)
+        in_layer, in_next = two + made + own.in_layer, two + made + own.further + leaving
+        at_embedding = maximum(
+            lent + maximum(leaving, embedding.arriving_bytes), embedding.transient_bytes - lent + of_layer
+        )
         if not counts.predict:
-            return Gathered(of_layer + of_head, its_own + arriving, 0.0, in_layer, in_next, at_embedding)
-        module, lent = state["predict"], (1 - counts.tied) * lent
+            return Gathered(of_layer + of_head, own.at_loss, 0.0, in_layer, in_next, at_embedding)
+        module, lent = state["predict"], 0.0 if counts.tied else lent
         both = of_head + module.transient_bytes - module.unscattered_bytes
-        in_module = both + module.unscattered_bytes + its_own + arriving
-        return Gathered(both, its_own + arriving, in_module, in_layer + lent, in_next + lent, at_embedding)
+        in_module = both + module.unscattered_bytes + own.at_loss
+        return Gathered(both, own.at_loss, in_module, in_layer + lent, in_next + lent, at_embedding)
+
+    def _head_gradients(self, weights: Value) -> OfHead:
+        """Those of the head, beside so many bytes of its gathered weights.
+
+        Parts arrive when these have left. Gradients of a tied head are sent behind the embedding's, and stay whole until then;
+        where another stage has the embedding, behind the norm's. Source: `lowering.groups.groups_of`, `train.parallel.reducer`.
+        """
+        counts, head = self.stage.counts, self.stage.state["head"]
+        whole, part = head.unscattered_bytes, head.arriving_bytes
+        if not counts.head:
+            return OfHead(0.0, 0.0, 0.0)
+        if not counts.tied:
+            return OfHead(whole + maximum(part - weights, 0.0), head.leaving_bytes, 0.0)
+        return OfHead(whole, whole, whole) if counts.embedding else OfHead(whole, whole + part, 0.0)
 
     def _of_layers(self, field: str) -> list[tuple[Value, Value]]:
         """A field of each kind of layer that the stage has, with how many it has."""
