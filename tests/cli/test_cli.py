@@ -18,6 +18,7 @@ from shardwise.planning.codec import load_plan, parse_plan
 from shardwise.planning.explain import RESOLUTION
 from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import versions
+from shardwise.units import format_bytes
 
 PLAN = ["plan", "llama-3-8b", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "8192", "--tokens", "1T"]
 ESTIMATE = ["estimate", *PLAN[1:]]
@@ -616,6 +617,19 @@ def test_a_picture_of_another_kind_is_refused(arguments: list[str], capsys: pyte
         main(arguments)
     assert caught.value.code == 2
     assert "a name that ends in .svg, .png, .pdf is required" in capsys.readouterr().err
+
+
+def test_terms_of_memory_are_shown_whether_they_add_or_take(capsys: pytest.CaptureFixture[str]) -> None:
+    """The peak of the first stage is where saved tensors of a layer have gone: its workspace is below zero."""
+    layout = "fsdp=4 pp=2 schedule=1f1b zero_stage=2 layers_per_stage=17,15"
+    asked = ["memory", "llama-3-8b", "h100:8", "--layout", layout, "--seq-len", "2048", "--set", "job.loss=in_place"]
+    assert main([*asked, "--json"]) == 0
+    held = json.loads(capsys.readouterr().out)["layouts"][0]["stages"][0]
+    assert held["workspace"] < 0
+    assert main([*asked, "-v"]) == 0
+    by_term = capsys.readouterr().out.split("by term")[1].split("[1] stages")[0]
+    shown = {line.split()[0]: " ".join(line.split()[1:3]) for line in by_term.splitlines() if line.strip()}
+    assert shown == {name: format_bytes(size) for name, size in held.items() if size}
 
 
 def test_a_place_that_cannot_be_written_is_found_before_the_search(
