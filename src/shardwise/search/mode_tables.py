@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,10 +24,12 @@ from shardwise.symbolic import Value, added
 
 
 class ModeTables:
-    """Costs of units at some rows in each mode that can run there, and the fastest of these."""
+    """Costs of units at some rows in each mode that can run there, and the fastest of these; with sequence parallelism or
+    without (`sp` is the number of the choice)."""
 
-    def __init__(self, inputs: TableInputs, rows: Ints, micro_batch: Ints) -> None:
+    def __init__(self, inputs: TableInputs, rows: Ints, micro_batch: Ints, sp: int) -> None:
         self.inputs = inputs
+        self.sequence_parallel = bool(inputs.space.choices.sequence_parallel[sp])
         self.choices, self.job = inputs.space.choices, inputs.job
         self.modes = inputs.modes
         first, self.sizes = codes(*(inputs.degrees[axis][rows] for axis in ("tp", "cp", "ep")), micro_batch)
@@ -37,21 +39,22 @@ class ModeTables:
         self.values = {waits: inputs.values(rows[first], micro_batch[first], v) for waits, v in last.items()}
         self.degrees = {axis: column[rows] for axis, column in inputs.whole.items()}
         self.known: dict[Hashable, ActivationCost] = {}
+        self.made: dict[Hashable, Value] = {}
         self.pairs = any(schedule_of(one).pairs for one in self.choices.schedule)
 
-    def fastest(self, sp: int, policy: int) -> tuple[dict[str, ActivationCost], Ints]:
+    def fastest(self, policy: int) -> tuple[dict[str, ActivationCost], Ints]:
         """For each unit its cost in the fastest mode of each row, and which mode that is; the first of equals."""
-        degrees = {**self.degrees, "sequence_parallel": self.choices.sequence_parallel[sp]}
+        degrees = {**self.degrees, "sequence_parallel": self.sequence_parallel}
         possible = possible_modes(self.inputs.architecture, self.job, degrees, self.modes, self.choices.mode_rules)
         tried = [number for number, legal in enumerate(possible) if np.any(legal)]
-        costs = [self.costs(sp, policy, self.modes[number]) for number in tried]
+        costs = [self.costs(policy, self.modes[number]) for number in tried]
         seconds = [np.where(possible[n], self.seconds(cost), np.inf) for n, cost in zip(tried, costs, strict=True)]
         chosen = np.argmin(np.stack(seconds), axis=0)
         fastest = {unit: self.combined(chosen, [cost[unit] for cost in costs]) for unit in costs[0]}
         return fastest, np.array(tried, dtype=np.int64)[chosen]
 
-    def costs(self, sp: int, policy: int, mode: Mode) -> dict[str, ActivationCost]:
-        family = mode_family(3, bool(self.choices.sequence_parallel[sp]), self.choices.recompute[policy], mode)
+    def costs(self, policy: int, mode: Mode) -> dict[str, ActivationCost]:
+        family = mode_family(3, self.sequence_parallel, self.choices.recompute[policy], mode)
         waits = variant_of(mode.cp_variant).waits_for_last
         priced = {u: self.unit(u, family, waits) for u in (*self.inputs.units, "carry")}
         if any(p.recompute == policy and p.layers is not None for p in self.choices.policies):
@@ -88,13 +91,26 @@ class ModeTables:
         """Each column from the cost that was chosen for its row. What depends on sizes alone has a value for each row only here:
         in all modes it would take more memory than the tables."""
         rows = chosen * self.num_sizes + self.sizes  # of columns over sizes, one behind the other
+        choice = chosen.tobytes()
 
         def of_sizes(columns: Sequence[Value]) -> Value:
             if alike(columns):
-                return self.links.along(columns[0])
-            return np.concatenate([np.broadcast_to(column, self.num_sizes) for column in columns]).take(rows)
+                return self.once(columns, lambda: self.links.along(columns[0]))
+            return self.once(
+                columns,
+                lambda: np.concatenate([np.broadcast_to(one, self.num_sizes) for one in columns]).take(rows),
+                choice,
+            )
 
         def of_traffic(columns: Sequence[Value]) -> Value:
-            return columns[0] if alike(columns) else np.choose(chosen, columns)
+            return columns[0] if alike(columns) else self.once(columns, lambda: np.choose(chosen, columns), choice)
 
         return merged(costs, of_sizes, of_traffic)
+
+    def once(self, columns: Sequence[Value], make: Callable[[], Value], choice: bytes = b"") -> Value:
+        """What is made of some columns, one array for all families that have the same. `known` holds them, so that each is still
+        the object that its number names."""
+        key = choice, *map(id, columns)
+        if key not in self.made:
+            self.made[key] = make()
+        return self.made[key]

@@ -79,14 +79,17 @@ def _block_tables(
     rows, inverse = codes(*key)
     sizes = np.array(inputs.space.choices.micro_batch_seqs, dtype=np.int64)
     some = np.repeat(rows, len(sizes))
-    by_mode = ModeTables(inputs, some, np.tile(sizes, len(rows)))
     row = inverse[:, None] * len(sizes) + np.arange(len(sizes))[None, :]
-    policies = range(len(inputs.space.choices.recompute))
-    families = [(sp, policy) for sp in {key.sequence_parallel for key in inputs.families} for policy in policies]
-    best = {}
-    for number, family in enumerate(families):
-        progress("blocks derived", number, len(families))
-        best[family] = by_mode.fastest(*family)
+    either, policies = (
+        sorted({key.sequence_parallel for key in inputs.families}),
+        range(len(inputs.space.choices.recompute)),
+    )
+    best: dict[tuple[int, int], tuple[dict[str, ActivationCost], Ints]] = {}
+    for sp in either:  # each with tables of its own: nothing is used twice, and two at once are much memory
+        by_mode = ModeTables(inputs, some, np.tile(sizes, len(rows)), sp)
+        for policy in policies:
+            progress("blocks derived", len(best), len(either) * len(policies))
+            best[sp, policy] = by_mode.fastest(policy)
     return {f: costs for f, (costs, _) in best.items()}, {f: mode for f, (_, mode) in best.items()}, row
 
 
