@@ -135,7 +135,7 @@ def built(model: dict[str, Any], degrees: dict[str, int]) -> Any:
         pre_process=parallel_state.is_pipeline_first_stage(), post_process=parallel_state.is_pipeline_last_stage(),
         max_sequence_length=model["max_positions"] or 64, share_embeddings_and_output_weights=model["tied_embeddings"],
         position_embedding_type={"rotary": "rope", "learned": "learned_absolute", "none": "none"}[model["positions"]],
-        rotary_base=rotary["base"], rope_scaling=llama3, rope_scaling_factor=rotary["factor"],
+        rotary_base=rotary["base"], rotary_percent=rotary["part"], rope_scaling=llama3, rope_scaling_factor=rotary["factor"],
         seq_len_interpolation_factor=rotary["factor"] if rotary["factor"] != 1 and not llama3 else None,
     )  # fmt: skip
     return found.double().eval()

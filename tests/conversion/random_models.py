@@ -20,6 +20,7 @@ ROTARIES = (
     Rotary(),
     Rotary(base=500.0),
     Rotary(base=300.0, factor=2.0),
+    Rotary(base=300.0, part=0.5),
     Rotary(base=500.0, factor=4.0, original_positions=32),
     Rotary(base=500.0, factor=8.0, original_positions=8192),
 )

@@ -25,7 +25,7 @@ MODELS = Models(
     any_of=frozenset(
         {"tied_embeddings", "qk_norm", "sinks", "shared_gate", "sliding_window", "global_every", "num_experts",
          "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff", "q_lora_rank", "kv_lora_rank",
-         "rope_head_dim", "v_head_dim", "numerics.normalised_gates", "bias", "norm_bias",
+         "rope_head_dim", "v_head_dim", "numerics.normalised_gates", "numerics.rotary.part", "bias", "norm_bias",
          *(f"numerics.gating.{name}" for name in ("scores", "scale", "groups", "chosen_groups", "votes"))}
     ) | ROTARY,
     values={
@@ -46,6 +46,14 @@ MODELS = Models(
         Condition(
             lambda one: scaling(one) != "llama3" or _llama3(one) == (1.0, 4.0, 8192),
             "frequencies are scaled with other constants than low = 1, high = 4 and 8192 positions, which it has in its code",
+        ),
+        Condition(
+            lambda one: one.numerics.rotary.part == 1.0 or not one.kv_lora_rank,
+            "latent attention turns a part of its rotary dims; all of them are required",
+        ),
+        Condition(
+            lambda one: one.numerics.rotary.width(one.head_dim) % 2 == 0,
+            "the part of each head that turns has an odd number of dims; an even one is required",
         ),
         Condition(
             lambda one: not one.num_experts or _divides(one),
