@@ -80,10 +80,8 @@ def _block_tables(
     sizes = np.array(inputs.space.choices.micro_batch_seqs, dtype=np.int64)
     some = np.repeat(rows, len(sizes))
     row = inverse[:, None] * len(sizes) + np.arange(len(sizes))[None, :]
-    either, policies = (
-        sorted({key.sequence_parallel for key in inputs.families}),
-        range(len(inputs.space.choices.recompute)),
-    )
+    either = sorted({key.sequence_parallel for key in inputs.families})
+    policies = range(len(inputs.space.choices.recompute))
     best: dict[tuple[int, int], tuple[dict[str, ActivationCost], Ints]] = {}
     for sp in either:  # each with tables of its own: nothing is used twice, and two at once are much memory
         by_mode = ModeTables(inputs, some, np.tile(sizes, len(rows)), sp)

@@ -229,3 +229,12 @@ def test_a_tied_models_step_by_hand() -> None:
 def test_traffic_is_charged_to_its_outermost_axis(axes: tuple[str, ...], group: str) -> None:
     """The slowest links are those of the outer axes. The parts of tp are tp; experts' rows go over ep, whatever goes with it."""
     assert axis_group(axes) == group
+
+
+@pytest.mark.parametrize(("most", "layers"), [(1, {0, 2}), (2, {0, 1, 2}), (None, {0, 1, 2})])
+def test_so_many_first_layers_of_a_rank_recompute(most: int | None, layers: set[int]) -> None:
+    """Two stages, of two layers and of one."""
+    layout = Layout(pp=2, schedule="1f1b", layers_per_stage=(2, 1), recompute="full", recompute_layers=most)
+    one = Instance(architecture=SMALL, layout=layout, precision=PRECISIONS["bf16"])
+    found = {path for path, unit in unit_paths(SMALL) if one.recompute(path, unit) == "full"}
+    assert found == {f"layers.{number}" for number in layers}
