@@ -174,6 +174,13 @@ def test_every_option_ends_at_its_step(plan: Plan) -> None:
             assert one.verdict.startswith(("undecided", "slower", "faster"))
 
 
+def test_where_nothing_fits_the_playbook_is_tried_with_the_least_that_can_be_kept(plan: Plan) -> None:
+    large = given(replace(plan, model=sw.load_model("llama-3-405b")), "tp=8 fsdp=2 recompute=full")
+    found = [one for one in told(large).options if one.what.startswith("playbook: tp")]
+    assert found
+    assert all(one.step == 1 and "recompute=full" in one.layout for one in found)
+
+
 def test_a_plan_with_idle_replicas_is_compared_with_layouts_that_have_as_many(plan: Plan) -> None:
     idle = given(
         replace(plan, job=job_of(12 * 8192, 8192)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from train.formulas import NARROW, Largest, assert_near, gradients_of, random
 
 from shardwise.engine.torch import sight as sight_module
 from shardwise.engine.torch.attention import Attention, sink_gradient
+from shardwise.engine.torch.ring import RingAttention
 from shardwise.engine.torch.sight import Sight
 from shardwise.model.numerics import Numerics
 
@@ -167,3 +168,14 @@ def test_no_square_of_all_positions_is_made(
     with Largest() as largest:
         run(Attention(0.5, cap), sight, *operands)
     assert operands[0].numel() <= largest.elements <= max(most, operands[0].numel())
+
+
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_a_ring_of_one_rank_is_attention(has_sinks: bool) -> None:
+    """With more queries than dims of a head, which the log-sum-exps of all have to come through."""
+    q, k, v, _ = operands_of(H)
+    attention, sinks = Attention(0.6, None), [random(K, G, seed=5)] if has_sinks else []
+    ring = RingAttention(attention, cast(Any, None), (), 0)  # it sends nothing
+    found = ring.forward(q, k, v, [Sight()], *sinks)
+    for own, other in zip(found, attention.forward(q, k, v, Sight(), *sinks), strict=True):
+        assert_near(own, other)

@@ -55,7 +55,14 @@ class Pipeline(NamedTuple):
 
     def in_flight(self, stage: Value, holding: Value = 1.0) -> Value:
         """Rounds whose activations a stage holds; `holding`: so many times what it would with virtual stages that are alike."""
-        alike = self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
+        return self._held(self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage), holding)
+
+    def while_waiting(self, stage: Value, holding: Value = 1.0) -> tuple[tuple[Value, Value], ...]:
+        """Other moments at which a device may be the fullest: rounds in flight, and those that wait for weight gradients."""
+        moments = self.form.while_waiting(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
+        return tuple((self._held(held, holding), self._each(waiting)) for held, waiting in moments)
+
+    def _held(self, alike: Value, holding: Value) -> Value:
         if isinstance(holding, float) and holding == 1.0:
             return self._each(alike)
         return self._each(minimum(self.num_micro_batches, alike * holding))

@@ -56,6 +56,9 @@ class Memory:
     stage: Stage
     in_flight: Annotated[Value, "micro-batches in flight on the stage", "in flight"]
     waiting: Annotated[Value, "of these, how many wait for their weight gradients only"]
+    while_waiting: tuple[
+        tuple[Value, Value], ...
+    ]  # other moments: both numbers, where none waits while most are in flight
     at_end: Annotated[Value, "micro-batches between their passes through the head", "at the head"]
     runtime_bytes: Annotated[float, "context, libraries and fragmentation"]
     gathers_ahead: Annotated[bool, "whether the next unit is gathered beside the one in work"]
@@ -70,15 +73,21 @@ class Memory:
     @property
     def activations(self) -> Value:
         """Activations saved for the backward passes of the micro-batches in flight."""
+        if not self.stage.pipeline.form.splits_backward:
+            return self._saved(self.in_flight)
+        if not self.while_waiting:
+            return self._saved(self.in_flight) + self.waiting * self._more_to_wait
+        beside = (self._saved(held) + waiting * self._more_to_wait for held, waiting in self.while_waiting)
+        return maximum(self._saved(self.in_flight), *beside)
+
+    def _saved(self, in_flight: Value) -> Value:
+        """Bytes that are saved for so many micro-batches in flight."""
         stage = self.stage
-        layers = [(unit, self.in_flight, count) for unit, count in stage.running.items()]
+        layers = [(unit, in_flight, count) for unit, count in stage.running.items()]
         behind = [(unit, self.at_end, count) for unit, count in stage.counts.predicting.items()]
         kept = {u: 0 if never(count) else stage.host.resident(times * count) for u, times, count in layers + behind}
         of_head = 0 if never(stage.counts.head) else self.at_end * stage.counts.head
-        activations = add_up(stage.activation, {**kept, "head": of_head}, "saved_bytes")
-        if stage.pipeline.form.splits_backward:
-            activations = activations + self.waiting * self._more_to_wait
-        return activations
+        return add_up(stage.activation, {**kept, "head": of_head}, "saved_bytes")
 
     @property
     def _more_to_wait(self) -> Value:
@@ -240,6 +249,7 @@ def memory_of(stage: Stage, number: Value, chip: Chip, *, holding: Value = 1.0, 
     """The memory of a device of one stage, by its index (from 0); `holding`: see `Pipeline.in_flight`."""
     return Memory(
         stage=stage, in_flight=stage.pipeline.in_flight(number, holding), waiting=stage.pipeline.waiting(number),
+        while_waiting=stage.pipeline.while_waiting(number, holding),
         at_end=stage.pipeline.at_end, runtime_bytes=chip.runtime_bytes, gathers_ahead=chip.vendor != "Google", stepwise=stepwise,
     )  # fmt: skip
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from shardwise.schedule.action import ActionList, from_both_ends
 from shardwise.schedule.dual_words import dual_words, numbered
-from shardwise.schedule.form import Passes, Schedule, alone
-from shardwise.symbolic import Value, maximum, minimum
+from shardwise.schedule.form import Moments, Passes, Schedule, alone
+from shardwise.symbolic import Value, maximum, minimum, where
 
 
 def actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None) -> ActionList:
@@ -31,9 +31,15 @@ def bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
     return (p / 2.0 - 1.0) * maximum(passes.overlapped_s + passes.backward_s - 3.0 * passes.weight_s, 0.0)
 
 
+def while_waiting(p: Value, v: Value, m: Value, stage: Value) -> Moments:
+    """Weights' gradients wait where forward passes come to an end: one beside p micro-batches, all of a rank's beside p/2."""
+    most = minimum(stage, p - 1 - stage) + 1
+    return (p, where(most < p / 2, 1, 0)), (p / 2, most)
+
+
 SCHEDULE = Schedule(
     goes_with=alone, actions=actions, bubble="(p/2 - 1) · (F&B + B - 3W)", bubble_s=bubble_s,
-    in_flight=lambda p, v, m, stage: minimum(m, p + 1),
+    in_flight=lambda p, v, m, stage: minimum(m, p + 1), while_waiting=while_waiting,
     num_waiting=lambda p, v, m, stage: minimum(stage, p - 1 - stage) + 1, num_overlapped=lambda p, v, m: m - p - 1,
     fewest=lambda p, v: 2 * p, needs_fewest=True, multiple=lambda p, v: 2, splits_backward=True,
     placement=from_both_ends,

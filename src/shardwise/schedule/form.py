@@ -10,6 +10,9 @@ from shardwise.errors import InputError
 from shardwise.schedule.action import ActionList, Placement, from_both_ends, loop
 from shardwise.symbolic import Value
 
+# Micro-batches that are held, and those of them that wait for weights' gradients.
+Moments = tuple[tuple[Value, Value], ...]
+
 
 class Passes(NamedTuple):
     """Seconds of one micro-batch on one rank, through all of its virtual stages, with the traffic that shows.
@@ -53,8 +56,9 @@ class Schedule:
     where they are not.
 
     Memory: `in_flight(p, v, m, stage)` are the micro-batches of which a stage holds something, of which `num_waiting(p, v, m,
-    stage)` may hold only what their weights' gradients are made of. `num_at_end(p, v, m)`: those between their forward and
-    backward pass through the last virtual stage, which has the head; one, unless all go forward first.
+    stage)` may hold only what their weights' gradients are made of. `while_waiting(p, v, m, stage)`: moments beside the one at
+    which the most are held, for schedules under which none waits then; empty: as many wait then. `num_at_end(p, v, m)`: those
+    between their forward and backward pass through the last virtual stage, which has the head; one, unless all go forward first.
 
     `aliases` are other names for it, as papers and engines write them.
     """
@@ -68,6 +72,7 @@ class Schedule:
     unpriced: str = "it has no closed form that a layout could be priced by"
     in_flight: Callable[[Value, Value, Value, Value], Value] = _unpriced
     num_waiting: Callable[[Value, Value, Value, Value], Value] = lambda p, v, m, stage: 0
+    while_waiting: Callable[[Value, Value, Value, Value], Moments] = lambda p, v, m, stage: ()
     num_at_end: Callable[[Value, Value, Value], Value] = lambda p, v, m: 1
     num_overlapped: Callable[[Value, Value, Value], Value] = _none_together
     fewest: Callable[[Value, Value], Value] = lambda p, v: 1

@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwise.schedule.action import ActionList, Slot, v_shape
 from shardwise.schedule.dual_words import numbered
-from shardwise.schedule.form import Passes, Schedule, two
+from shardwise.schedule.form import Moments, Passes, Schedule, two
 from shardwise.symbolic import Value, maximum, minimum, where
 
 
@@ -77,10 +77,16 @@ def _from_p_on(others: Value, missing: Value, forward: Value, given: Value, weig
     )
 
 
+def while_waiting(p: Value, v: Value, m: Value, stage: Value) -> Moments:
+    """Those of a rank's second virtual stage, when the first one's have ended. Of few micro-batches: as many, all in flight."""
+    full = minimum(minimum(m, p), (m + 1 + stage) / 2)
+    return ((where(m >= 2 * p - 1, (p + stage) / 2, full), minimum(maximum(m - p, 0), stage)),)
+
+
 SCHEDULE = Schedule(
     goes_with=two, actions=actions, placement=v_shape, bubble_s=bubble_s,
     bubble="(p - 1) · I / 2 where F = I = W, with I = B - W; the longest way through the list where not",
     in_flight=lambda p, v, m, stage: minimum(minimum(m, p), (m + 1 + stage) / 2),
-    num_waiting=lambda p, v, m, stage: minimum(maximum(m - p, 0), stage), splits_backward=True,
+    num_waiting=lambda p, v, m, stage: minimum(maximum(m - p, 0), stage), while_waiting=while_waiting, splits_backward=True,
     aliases=("zbv", "zbv_zero_bubble", "zb-v"),
 )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 from shardwise.errors import InputError
 from shardwise.floats.number_format import FORMATS, format_named
 from shardwise.floats.rounding import decoded, encoded, rounded
+from shardwise.floats.scaling import scaling_named
+from shardwise.precision import PRECISIONS
 
 TORCH = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
@@ -127,3 +131,13 @@ def test_wrong_names_and_codes_are_told() -> None:
         format_named("e4m4")
     with pytest.raises(InputError, match="found 256; 0 to 255 are those of e4m3"):
         decoded([256], FORMATS["e4m3"])
+
+
+@pytest.mark.parametrize("name", [name for name, one in PRECISIONS.items() if one.scaling])
+def test_a_recipe_counts_the_scales_of_its_scaling(name: str) -> None:
+    """So many elements share one; of NVFP4 each row of a weight's block has a copy, and one of a whole row is not counted."""
+    recipe = PRECISIONS[name]
+    scaling = scaling_named(str(recipe.scaling))
+    weight_block = (1, 16) if name == "nvfp4" else scaling.weight_block
+    for counted, block in ((recipe.block, scaling.block), (recipe.weight_block, weight_block)):
+        assert counted == (None if None in block else math.prod(size for size in block if size))

@@ -9,6 +9,7 @@ import pytest
 from shardwise.schedule.build import build, problems
 from shardwise.schedule.check import check
 from shardwise.schedule.durations import Durations
+from shardwise.schedule.held import SAVED, WAITING
 from shardwise.schedule.play import Timeline, play
 from shardwise.schedule.schedule import ACTION_LISTS, Passes, schedule_of
 
@@ -250,3 +251,25 @@ def test_the_share_of_messages_in_a_bubble() -> None:
     without, with_messages = played("1f1b", 4, 8), played("1f1b", 4, 8, message=0.1)
     assert without.makespan == 33.0
     assert with_messages.makespan > without.makespan + 2 * 3 * 0.1 - 1e-9
+
+
+@pytest.mark.parametrize("schedule", ["dualpipe", "dualpipe_v", "zb_v"])
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (2, 8), (4, 7), (4, 12), (6, 12), (8, 32)])
+@pytest.mark.parametrize("ratio", [0.7, 1.0, 1.5, 1.9, 2.5, 8.0])
+def test_what_waits_is_held_beside_as_many_as_the_list_has_in_flight(
+    schedule: str, p: int, m: int, ratio: float
+) -> None:
+    """Bytes by which W's inputs weigh as much as `ratio` times what is saved: from the list's order, and by the moments."""
+    form, v = schedule_of(schedule), 1 if schedule == "dualpipe" else 2
+    if m < form.fewest(p, v) or m % 2:
+        m = max(form.fewest(p, v), m + 1)
+    beside = 1 if schedule == "zb_v" else 0  # the one that is being worked on
+    for rank, slots in enumerate(build(schedule, p, m, v).order):
+        saved, waiting, most = 0, 0, 0.0
+        for slot in slots:
+            for kind, _, _ in slot:
+                saved, waiting = saved + SAVED[kind], waiting + WAITING[kind]
+                most = max(most, saved + waiting + (ratio - 1) * max(waiting - beside, 0))
+        more = max(ratio - 1, 0.0)
+        moments = ((form.in_flight(p, v, m, rank), 0), *form.while_waiting(p, v, m, rank))
+        assert max(v * (held + more * waits) for held, waits in moments) == pytest.approx(most), rank
