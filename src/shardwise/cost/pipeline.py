@@ -33,6 +33,11 @@ class Pipeline(NamedTuple):
         return 2 if self.form.both_ends else 1
 
     @property
+    def passes_each(self) -> Value:
+        """Forward passes of a device in a round: through each virtual stage, from each end."""
+        return self.num_virtual_stages * self.ends
+
+    @property
     def at_once(self) -> int:
         """Passes that run together on a device."""
         return 2 if self.form.pairs else 1
@@ -58,7 +63,7 @@ class Pipeline(NamedTuple):
         return self._held(self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage), holding)
 
     def while_waiting(self, stage: Value, holding: Value = 1.0) -> tuple[tuple[Value, Value], ...]:
-        """Other moments at which a device may be the fullest: rounds in flight, and those that wait for weight gradients."""
+        """Other moments at which a device may be the fullest: rounds in flight, and those that wait beside the one at work."""
         moments = self.form.while_waiting(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
         return tuple((self._held(held, holding), self._each(waiting)) for held, waiting in moments)
 

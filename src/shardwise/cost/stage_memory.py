@@ -72,13 +72,18 @@ class Memory:
 
     @property
     def activations(self) -> Value:
-        """Activations saved for the backward passes of the micro-batches in flight."""
-        if not self.stage.pipeline.form.splits_backward:
+        """Activations saved for the backward passes of the micro-batches in flight.
+
+        Where backward passes are split, what waits for weight gradients as well: beside the pass at work, or with its own when
+        that has ended, and its workspace with it.
+        """
+        pipeline = self.stage.pipeline
+        if not pipeline.form.splits_backward:
             return self._saved(self.in_flight)
-        if not self.while_waiting:
-            return self._saved(self.in_flight) + self.waiting * self._more_to_wait
-        beside = (self._saved(held) + waiting * self._more_to_wait for held, waiting in self.while_waiting)
-        return maximum(self._saved(self.in_flight), *beside)
+        more, moments = self._more_to_wait, self.while_waiting or ((self.in_flight, self.waiting),)
+        ended = maximum(more / pipeline.passes_each - self.fullest.workspace - self.fullest.logits, 0.0)
+        waiting = (self._saved(held) + waits * more + ended for held, waits in moments)
+        return maximum(self._saved(self.in_flight), *waiting)
 
     def _saved(self, in_flight: Value) -> Value:
         """Bytes that are saved for so many micro-batches in flight."""

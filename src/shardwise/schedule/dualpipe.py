@@ -32,9 +32,10 @@ def bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
 
 
 def while_waiting(p: Value, v: Value, m: Value, stage: Value) -> Moments:
-    """Weights' gradients wait where forward passes come to an end: one beside p micro-batches, all of a rank's beside p/2."""
-    most = minimum(stage, p - 1 - stage) + 1
-    return (p, where(most < p / 2, 1, 0)), (p / 2, most)
+    """Weights' gradients wait where forward passes come to an end: one beside p micro-batches (on the ranks in the middle none),
+    all of a rank's beside p/2."""
+    near = minimum(stage, p - 1 - stage)
+    return (where(near + 1 < p / 2, p, p / 2), 0), (p / 2, near)
 
 
 SCHEDULE = Schedule(

@@ -43,7 +43,7 @@ SCHEDULE = Schedule(
     goes_with=two, actions=actions, placement=v_shape, bubble_s=bubble_s,
     bubble="(p - 1) · (F&B + F - 2W) / 2; (F&B + B - 3W) or (F&B + F - B) in place of it where longer",
     in_flight=lambda p, v, m, stage: p + 0.5, num_waiting=lambda p, v, m, stage: (stage + 1) / 2,
-    while_waiting=lambda p, v, m, stage: ((p, where(stage < p - 1, 0.5, 0.0)), (p / 2, (stage + 1) / 2)),
+    while_waiting=lambda p, v, m, stage: ((where(stage < p - 1, p, p / 2), 0), (p / 2, stage / 2)),
     num_overlapped=lambda p, v, m: m - p - 0.5,
     fewest=lambda p, v: 2 * p, needs_fewest=True, splits_backward=True, aliases=("dualpipev",),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from shardwise.errors import InputError
 from shardwise.schedule.action import ActionList, Placement, from_both_ends, loop
 from shardwise.symbolic import Value
 
-# Micro-batches that are held, and those of them that wait for weights' gradients.
+# Micro-batches that are held, and those of them that wait for weights' gradients, beside the one at work.
 Moments = tuple[tuple[Value, Value], ...]
 
 

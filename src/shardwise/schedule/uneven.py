@@ -6,7 +6,8 @@ every micro-batch, not at the ends of the step alone. Llama-3-405B on 16 ranks w
 11% longer than its slowest rank computes, in a step of 128 micro-batches; with 8 of one layer each 1.5%.
 
 They also assume that a rank holds as many micro-batches of one virtual stage as of another. It holds more of those that are
-passed first forward and last backward, its earliest ones, which are those with a layer more.
+passed first forward and last backward, its earliest ones, which are those with a layer more. Where micro-batches come from both
+ends, the rank i of p holds p - i of its stage i and i + 1 of its copy of the opposite rank's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shardwise.schedule.durations import Durations
 from shardwise.schedule.form import Passes
 from shardwise.schedule.held import most_held
 from shardwise.schedule.play import play
-from shardwise.schedule.schedule import ACTION_LISTS
+from shardwise.schedule.schedule import ACTION_LISTS, schedule_of
 from shardwise.symbolic import Value, maximum
 
 # Ranks that are played: of more, so many from the first to the last (tests/unit/schedule/test_uneven.py: within 5%).
@@ -67,10 +68,12 @@ def holding(schedule: str, layers: Sequence[int], num_ranks: int) -> tuple[float
 
     >>> [round(times, 3) for times in holding("interleaved", (1, 2, 2, 1, 1, 1, 1, 1, 1, 1), 2)]
     [1.136, 1.204]
-    >>> holding("interleaved", (2, 2, 2, 2), 2)
-    (1.0, 1.0)
+    >>> holding("interleaved", (2, 2, 2, 2), 2), holding("dualpipe", (3, 2, 2, 2), 4)
+    ((1.0, 1.0), (1.12, 1.0, 1.0, 1.12))
     """
-    alike = len(layers) == num_ranks or len(set(layers)) == 1
+    alike = len(set(layers)) == 1
+    if not alike and len(layers) == num_ranks:  # one of two copies is held for more micro-batches than the other
+        alike = not schedule_of(schedule).both_ends or tuple(layers) == tuple(layers)[::-1]
     return (1.0,) * num_ranks if alike else _held(schedule, tuple(layers), num_ranks)
 
 
@@ -80,7 +83,8 @@ def _held(schedule: str, layers: tuple[int, ...], num_ranks: int) -> tuple[float
     if problems(schedule, p, 4 * p, v):
         return (1.0,) * num_ranks
     form, sizes = ACTION_LISTS[schedule], _of_ranks(schedule, layers, num_ranks, p)
-    in_all = form.placement(p, v).by_rank(sizes)
+    placement, copies = form.placement(p, v), 2 if form.both_ends else 1
+    in_all = [sum(sizes[stage] for stage in placement.held(rank)) / copies for rank in range(p)]
     found = [
         most / float(form.in_flight(p, v, 4 * p, rank) * max(own, 1))
         for rank, (most, own) in enumerate(zip(most_held(build(schedule, p, 4 * p, v), sizes), in_all, strict=True))

@@ -78,9 +78,10 @@ def _from_p_on(others: Value, missing: Value, forward: Value, given: Value, weig
 
 
 def while_waiting(p: Value, v: Value, m: Value, stage: Value) -> Moments:
-    """Those of a rank's second virtual stage, when the first one's have ended. Of few micro-batches: as many, all in flight."""
+    """None while all are in flight; those of a rank's second virtual stage, when the first one's have ended. Of few micro-batches
+    as many, while all are in flight."""
     full = minimum(minimum(m, p), (m + 1 + stage) / 2)
-    return ((where(m >= 2 * p - 1, (p + stage) / 2, full), minimum(maximum(m - p, 0), stage)),)
+    return (full, 0), (where(m >= 2 * p - 1, (p + stage) / 2, full), minimum(maximum(m - p, 0), stage))
 
 
 SCHEDULE = Schedule(

@@ -56,14 +56,14 @@ class StageTables:
         """What uneven virtual stages add for each (pp, virtual) that layouts have."""
         found = [NONE] * len(every)
         for number in used:
-            if layers := self._virtual_stages(*every[number]):
+            if layers := self._virtual_stages(schedule, *every[number]):
                 found[number] = waiting(_named(schedule, *every[number]), layers, every[number][0])
         return Waiting(*np.array(found).T) if any(map(any, found)) else None
 
     def _holding(self, schedule: str, every: Sequence[Sizes], used: Iterable[int]) -> dict[int, tuple[float, ...]]:
         """By number of (pp, virtual), how many times as many layers its stages hold as virtual stages that are alike would;
         without those that are."""
-        asked = {number: self._virtual_stages(*every[number]) for number in used}
+        asked = {number: self._virtual_stages(schedule, *every[number]) for number in used}
         found = {
             number: holding(_named(schedule, *every[number]), layers, every[number][0])
             for number, layers in asked.items()
@@ -71,9 +71,10 @@ class StageTables:
         }
         return {number: times for number, times in found.items() if set(times) != {1.0}}
 
-    def _virtual_stages(self, pp: int, count: int) -> tuple[int, ...]:
-        """Layers of each virtual stage; none where there are no several, or the model has too few layers."""
-        if pp == 1 or count == 1 or pp * count > self.architecture.num_layers + MOST_EMPTY:
+    def _virtual_stages(self, schedule: str, pp: int, count: int) -> tuple[int, ...]:
+        """Layers of each stage of which a rank has several; none where it has one, or the model has too few layers."""
+        several = count > 1 or schedule_of(schedule).both_ends
+        if pp == 1 or not several or pp * count > self.architecture.num_layers + MOST_EMPTY:
             return ()
         return even_virtual_stages(self.architecture, pp, count)
 
@@ -100,7 +101,7 @@ class StageTables:
     def _fullest(self, schedule: str, sizes: Sizes, times: Sequence[float]) -> int:
         """The interior stage that holds the most layers of micro-batches, if there is one; else the first."""
         pp, count = sizes
-        inner = range(1, pp - 1) or range(1)
+        inner = range(1, pp // 2 if schedule_of(schedule).both_ends else pp - 1) or range(1)
         layers = [layers for layers, _ in _layers(self.architecture, schedule, pp, count, inner)]
         form = schedule_of(_named(schedule, pp, count))
         in_flight = [form.in_flight(pp, count, 4 * pp, stage) * times[stage] for stage in inner]

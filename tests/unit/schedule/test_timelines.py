@@ -263,13 +263,12 @@ def test_what_waits_is_held_beside_as_many_as_the_list_has_in_flight(
     form, v = schedule_of(schedule), 1 if schedule == "dualpipe" else 2
     if m < form.fewest(p, v) or m % 2:
         m = max(form.fewest(p, v), m + 1)
-    beside = 1 if schedule == "zb_v" else 0  # the one that is being worked on
     for rank, slots in enumerate(build(schedule, p, m, v).order):
         saved, waiting, most = 0, 0, 0.0
         for slot in slots:
             for kind, _, _ in slot:
                 saved, waiting = saved + SAVED[kind], waiting + WAITING[kind]
-                most = max(most, saved + waiting + (ratio - 1) * max(waiting - beside, 0))
+                most = max(most, saved + waiting * ratio)
         more = max(ratio - 1, 0.0)
-        moments = ((form.in_flight(p, v, m, rank), 0), *form.while_waiting(p, v, m, rank))
-        assert max(v * (held + more * waits) for held, waits in moments) == pytest.approx(most), rank
+        moments = (v * held + more * (v * waits + 1) for held, waits in form.while_waiting(p, v, m, rank))
+        assert max(v * form.in_flight(p, v, m, rank), *moments) == pytest.approx(most), rank

@@ -86,3 +86,9 @@ def test_micro_batches_do_not_change_how_many_times_as_much_is_held(schedule: st
             held += layers[action.stage] * {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
             most = max(most, held)
         assert found[1] * form.in_flight(8, 3, m, 1) * 5 == pytest.approx(most)
+
+
+def test_a_rank_holds_more_of_the_nearer_of_two_copies_by_hand() -> None:
+    """Four ranks from both ends: rank 0 holds 4 of stage 0 and 1 of stage 3, 14 layers, not 5 times two and a half."""
+    assert holding("dualpipe", (3, 2, 2, 2), 4) == pytest.approx((14 / 12.5, 1.0, 1.0, 14 / 12.5))
+    assert holding("dualpipe", (3, 2, 2, 3), 4) == holding("1f1b", (3, 2, 2, 2), 4) == (1.0, 1.0, 1.0, 1.0)

@@ -51,11 +51,34 @@ def test_uneven_virtual_stages_keep_more_of_their_earliest_layers(model: str, la
     assert worst < 0.001
 
 
-@pytest.mark.parametrize(("layout", "most"), [(ALL, 0.03), (f"{ALL} schedule=zb_v", 0.09)])
+@pytest.mark.parametrize(("layout", "most"), [(ALL, 0.03), (f"{ALL} schedule=zb_v", 0.002)])
 def test_a_module_of_multi_token_prediction_keeps_what_the_last_virtual_stage_has(layout: str, most: float) -> None:
-    """It was counted as often as all virtual stages of its rank are in flight: 43% and 98% too much there. What is left with zb_v
-    is on rank 1, not the fullest: micro-batches that wait for weight gradients hold less than others where all is recomputed."""
+    """It was counted as often as all virtual stages of its rank are in flight: 43% and 98% too much there."""
     assert max(map(abs, off_by_rank(*DEEP, layout))) < most
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("llama-3-70b", "tp=8 pp=8 sequence_parallel=true schedule=dualpipe"),
+        ("llama-3-405b", "tp=8 pp=16 sequence_parallel=true schedule=dualpipe"),
+        ("llama-3-70b", "tp=8 pp=8 sequence_parallel=true num_virtual_stages=2 schedule=dualpipe_v"),
+        ("llama-3-70b", "tp=8 pp=8 sequence_parallel=true num_virtual_stages=2 schedule=zb_v"),
+        ("llama-3-70b", "tp=8 pp=8 sequence_parallel=true num_virtual_stages=2 recompute=full schedule=zb_v"),
+        ("llama-3-70b", "tp=8 pp=8 sequence_parallel=true recompute=full schedule=zb_h1"),
+        ("deepseek-v3", "fsdp=64 ep=64 pp=16 zero_stage=1 recompute=selective schedule=dualpipe"),
+        ("deepseek-v3", "fsdp=64 ep=64 pp=16 zero_stage=1 recompute=full schedule=dualpipe"),
+    ],
+)
+def test_what_waits_for_weight_gradients_is_held_when_the_list_has_it(model: str, layout: str) -> None:
+    """The fullest rank to the byte, under full recomputation too, where W waits for several times what is saved; all of what
+    waits was counted beside all that is in flight (DeepSeek-V3 under DualPipe: 15% too much), and a rank's two stages alike (70B
+    on pp=16: 2.6% too little)."""
+    chosen = Layout.parse(layout)
+    job = Job(global_batch_tokens=64 * chosen.num_replicas * 4096, seq_len=4096)
+    pricing = Pricing(load_model(model), load_cluster(f"h100:{chosen.num_devices}"), job, chosen)
+    planned = max(sum(MEMORY.values(memory).values()) for memory in pricing.memories(pricing.stages()))
+    assert planned == pytest.approx(max(one.peak_bytes for one in memory_over_time(simulated(pricing))), rel=1e-3)
 
 
 @pytest.mark.parametrize("schedule", pipeline_names())
