@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, NamedTuple
 
+from shardwise.schedule.form import Moments
 from shardwise.schedule.schedule import Passes, Schedule, schedule_of
 from shardwise.symbolic import Value, minimum
 
@@ -62,7 +63,7 @@ class Pipeline(NamedTuple):
         """Rounds whose activations a stage holds; `holding`: so many times what it would with virtual stages that are alike."""
         return self._held(self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage), holding)
 
-    def while_waiting(self, stage: Value, holding: Value = 1.0) -> tuple[tuple[Value, Value], ...]:
+    def while_waiting(self, stage: Value, holding: Value = 1.0) -> Moments:
         """Other moments at which a device may be the fullest: rounds in flight, and those that wait beside the one at work."""
         moments = self.form.while_waiting(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
         return tuple((self._held(held, holding), self._each(waiting)) for held, waiting in moments)

@@ -12,6 +12,7 @@ from shardwise.cost.counts import add_up, never, times_each
 from shardwise.cost.host import STAYING
 from shardwise.cost.stage import Stage
 from shardwise.cost.unit_costs import ActivationCost, StateCost
+from shardwise.schedule.form import Moments
 from shardwise.symbolic import Value, maximum, where
 
 
@@ -56,9 +57,7 @@ class Memory:
     stage: Stage
     in_flight: Annotated[Value, "micro-batches in flight on the stage", "in flight"]
     waiting: Annotated[Value, "of these, how many wait for their weight gradients only"]
-    while_waiting: tuple[
-        tuple[Value, Value], ...
-    ]  # other moments: both numbers, where none waits while most are in flight
+    while_waiting: Moments  # where none waits while the most are in flight: both numbers at other moments
     at_end: Annotated[Value, "micro-batches between their passes through the head", "at the head"]
     runtime_bytes: Annotated[float, "context, libraries and fragmentation"]
     gathers_ahead: Annotated[bool, "whether the next unit is gathered beside the one in work"]
