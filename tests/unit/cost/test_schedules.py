@@ -337,3 +337,13 @@ def test_activations_that_came_back_from_the_host_stay_until_weight_gradients_ar
         taken = (pricing.layers[stage] + (pricing.layers[7 - stage] if held == 2 else 0)) * block.waiting_bytes
         wanted = 2 * block.saved_bytes + waits * taken + ended(memory, taken / held)
         assert memory.activations == pytest.approx(wanted, rel=1e-12)
+
+
+def test_transfers_to_the_host_lie_beside_each_part_of_a_schedule() -> None:
+    """A slow link to the host makes every pass as long as its transfers; together they go both ways at once."""
+    chip = dataclasses.replace(CLUSTER.chip, pcie_bytes_per_s=1e9)
+    slow = dataclasses.replace(CLUSTER, chip=chip)
+    for schedule, times in {"1f1b": 2 * 16, "zb_h1": 2 * 16, "dualpipe": 2 * 8 - (16 - 8 - 1) / 2}.items():
+        pricing = Pricing(MODEL, slow, JOB, layout(schedule, offload="activations"))  # type: ignore[arg-type]
+        step = pricing.step(pricing.stages()[3])
+        assert step.total_s - step.bubble_s - step.update_s == pytest.approx(times * step.host_s, rel=1e-12)
