@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ def check(name: str, count: int, sources: Path | None) -> int:
     own.mkdir(parents=True, exist_ok=True)
     python = environment(name, judge, own)
     where = told_where(judge, python, own, sources)
+    shutil.rmtree(models, ignore_errors=True)  # of other sources: what ranks saved then would be read with these
     ours = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
     subprocess.run([sys.executable, str(HERE / "write.py"), name, str(count), str(models)], check=True, env=ours)
     theirs = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
