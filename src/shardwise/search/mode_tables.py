@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,7 +39,6 @@ class ModeTables:
         self.values = {waits: inputs.values(rows[first], micro_batch[first], v) for waits, v in last.items()}
         self.degrees = {axis: column[rows] for axis, column in inputs.whole.items()}
         self.known: dict[Hashable, ActivationCost] = {}
-        self.made: dict[Hashable, Value] = {}
         self.pairs = any(schedule_of(one).pairs for one in self.choices.schedule)
 
     def fastest(self, policy: int) -> tuple[dict[str, ActivationCost], Ints]:
@@ -91,26 +90,13 @@ class ModeTables:
         """Each column from the cost that was chosen for its row. What depends on sizes alone has a value for each row only here:
         in all modes it would take more memory than the tables."""
         rows = chosen * self.num_sizes + self.sizes  # of columns over sizes, one behind the other
-        choice = chosen.tobytes()
 
         def of_sizes(columns: Sequence[Value]) -> Value:
             if alike(columns):
-                return self.once(columns, lambda: self.links.along(columns[0]))
-            return self.once(
-                columns,
-                lambda: np.concatenate([np.broadcast_to(one, self.num_sizes) for one in columns]).take(rows),
-                choice,
-            )
+                return self.links.along(columns[0])
+            return np.concatenate([np.broadcast_to(column, self.num_sizes) for column in columns]).take(rows)
 
         def of_traffic(columns: Sequence[Value]) -> Value:
-            return columns[0] if alike(columns) else self.once(columns, lambda: np.choose(chosen, columns), choice)
+            return columns[0] if alike(columns) else np.choose(chosen, columns)
 
         return merged(costs, of_sizes, of_traffic)
-
-    def once(self, columns: Sequence[Value], make: Callable[[], Value], choice: bytes = b"") -> Value:
-        """What is made of some columns, one array for all families that have the same. `known` holds them, so that each is still
-        the object that its number names."""
-        key = choice, *map(id, columns)
-        if key not in self.made:
-            self.made[key] = make()
-        return self.made[key]
