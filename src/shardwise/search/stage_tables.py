@@ -82,8 +82,11 @@ class StageTables:
         """For each (pp, virtual) the same number of stages, the first and the last at their ends of the row."""
         found = [_worst_stages(self.architecture, schedule, pp, count) for pp, count in every]
         times = self._holding(schedule, every, used)
-        for number, stages in enumerate(found if times else ()):
-            stages.insert(1, self._fullest(schedule, every[number], times[number]) if number in times else stages[0])
+        fullest = {number: self._fullest(schedule, every[number], own) for number, own in times.items()}
+        most = max(map(len, fullest.values()), default=0)
+        for number, stages in enumerate(found):
+            inserted = fullest.get(number, [])
+            stages[1:1] = [*inserted, *stages[:1] * (most - len(inserted))]
         held = [_layers(self.architecture, schedule, *key, own) for key, own in zip(every, found, strict=True)]
         numbers, layers = np.array(found, dtype=np.int64), np.array(held, dtype=np.int64)
         holds = np.ones(numbers.shape)
@@ -98,14 +101,19 @@ class StageTables:
             for position in range(numbers.shape[1])
         )  # fmt: skip
 
-    def _fullest(self, schedule: str, sizes: Sizes, times: Sequence[float]) -> int:
-        """The interior stage that holds the most layers of micro-batches, if there is one; else the first."""
+    def _fullest(self, schedule: str, sizes: Sizes, times: Sequence[float]) -> list[int]:
+        """The interior stages that hold the most layers of micro-batches, if there are any, else the first: with any number of
+        these, for of few a later stage may hold more."""
         pp, count = sizes
         inner = range(1, pp // 2 if schedule_of(schedule).both_ends else pp - 1) or range(1)
         layers = [layers for layers, _ in _layers(self.architecture, schedule, pp, count, inner)]
         form = schedule_of(_named(schedule, pp, count))
-        in_flight = [form.in_flight(pp, count, 4 * pp, stage) * times[stage] for stage in inner]
-        return max(inner, key=lambda stage: layers[stage - inner[0]] * in_flight[stage - inner[0]])
+
+        def held(stage: int, num_micro_batches: int) -> float:
+            in_flight = float(form.in_flight(pp, count, num_micro_batches, stage)) * times[stage]
+            return layers[stage - inner[0]] * min(in_flight, num_micro_batches)
+
+        return sorted({max(inner, key=lambda stage: held(stage, few)) for few in (*range(1, 2 * pp + 1), 4 * pp)})
 
     def _by_kind(self, layers: Ints) -> dict[str, Value]:
         dense = layers[:, 1] if self.architecture.num_dense_layers else 0
