@@ -4,8 +4,8 @@ work in.
 The terms of the price say how much of each there is, the simulated step when: activations are there from the start of their
 forward pass to the end of the pass that reads them last, as `schedule.play` has it; the working set of a unit, and the loss
 over the logits, while a backward pass runs. Of micro-batches whose weights' gradients wait, what those are made of is held,
-and no more, where the price keeps all that was saved; and a virtual stage holds what its own layers save, where the price
-takes the mean of a rank's stages.
+and no more, where the price keeps all that was saved; and a virtual stage holds what its own units save, where the price
+counts a rank's layers as alike.
 """
 
 from __future__ import annotations

@@ -20,14 +20,21 @@ EIGHT, DEEP = ("llama-3-8b", "h100:16", 32), ("deepseek-v3", "h100:1024", 32)
 ALL = "fsdp=64 ep=64 pp=16 zero_stage=1 recompute=full num_virtual_stages=2"
 
 
-def off_by_rank(model: str, cluster: str, num_micro_batches: int, layout: str) -> list[float]:
-    """By how much the memory of a plan is more than the peak of each rank."""
+def planned_and_simulated(
+    model: str, cluster: str, num_micro_batches: int, layout: str
+) -> tuple[list[float], list[float]]:
+    """The memory of each rank of a plan, and the peak of its simulated step."""
     chosen = Layout.parse(layout)
     job = Job(global_batch_tokens=num_micro_batches * chosen.num_replicas * 4096, seq_len=4096)
     pricing = Pricing(load_model(model), load_cluster(cluster), job, chosen)
     planned = [sum(MEMORY.values(memory).values()) for memory in pricing.memories(pricing.stages())]
-    peaks = [rank.peak_bytes for rank in memory_over_time(simulated(pricing))]
-    return [held / peak - 1 for held, peak in zip(planned, peaks, strict=True)]
+    return planned, [rank.peak_bytes for rank in memory_over_time(simulated(pricing))]
+
+
+def off_by_rank(model: str, cluster: str, num_micro_batches: int, layout: str) -> list[float]:
+    """By how much the memory of a plan is more than the peak of each rank."""
+    both = planned_and_simulated(model, cluster, num_micro_batches, layout)
+    return [held / peak - 1 for held, peak in zip(*both, strict=True)]
 
 
 @pytest.mark.parametrize("layout", ["pp=16 schedule=afab", "pp=16 num_virtual_stages=2 schedule=looped_bfs"])
@@ -74,11 +81,9 @@ def test_what_waits_for_weight_gradients_is_held_when_the_list_has_it(model: str
     """The fullest rank to the byte, under full recomputation too, where W waits for several times what is saved; all of what
     waits was counted beside all that is in flight (DeepSeek-V3 under DualPipe: 15% too much), and a rank's two stages alike (70B
     on pp=16: 2.6% too little)."""
-    chosen = Layout.parse(layout)
-    job = Job(global_batch_tokens=64 * chosen.num_replicas * 4096, seq_len=4096)
-    pricing = Pricing(load_model(model), load_cluster(f"h100:{chosen.num_devices}"), job, chosen)
-    planned = max(sum(MEMORY.values(memory).values()) for memory in pricing.memories(pricing.stages()))
-    assert planned == pytest.approx(max(one.peak_bytes for one in memory_over_time(simulated(pricing))), rel=1e-3)
+    devices = Layout.parse(layout).num_devices
+    planned, simulated_peaks = planned_and_simulated(model, f"h100:{devices}", 64, layout)
+    assert max(planned) == pytest.approx(max(simulated_peaks), rel=1e-3)
 
 
 @pytest.mark.parametrize("schedule", pipeline_names())
