@@ -364,8 +364,8 @@ def test_rows_of_a_schedule_with_offload_and_parts_of_the_layers_equal_the_scala
 
 @pytest.mark.parametrize("schedule", ["dualpipe", "dualpipe_v", "zb_v"])
 def test_memory_of_stages_that_differ_is_that_of_the_fullest(schedule: str) -> None:
-    """80 layers on up to 64 virtual stages, with few micro-batches, of which later ranks hold more. ZB-V's fullest was sought among
-    many alone (15% too little); of DualPipeV all that waits was held beside the rest (3% off)."""
+    """80 layers on up to 64 virtual stages, with few micro-batches, of which later ranks hold more. ZB-V's fullest was sought
+    among many alone (15% too little); of DualPipeV all that waits was held beside the rest (3% off)."""
     model, cluster, job = (
         load_model("llama-3-70b"),
         load_cluster("h100:512"),
