@@ -44,7 +44,8 @@ class Launched:
         self.started.append(self)
         self.out, self.lines = "", list[str]()
         self._news, self._open = threading.Condition(), True
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -57,10 +58,15 @@ class Launched:
             self._news.notify_all()
 
     def kill(self) -> None:
-        """End whatever of it is left."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """End whatever of it is left, and close its pipes: what a failed test leaves open fails the next one."""
+        for pid in [*descendants(self.process.pid), self.process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        self._reader.join()
+        for pipe in (self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
 
     @property
     def err(self) -> str:
@@ -102,6 +108,20 @@ def torchrun(flags: Sequence[str], ranks: int = 2, **environment: str) -> Launch
     run = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d", "--rdzv-endpoint",
            "localhost:0", "--local-addr", "localhost", "-m", "train.stand_in"]  # fmt: skip
     return Launched([*run, *flags], **environment)
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that a process has started, and theirs; torchrun gives each rank a session of its own."""
+    children = [other for other in map(int, filter(str.isdigit, os.listdir("/proc"))) if parent_of(other) == pid]
+    return children + [each for child in children for each in descendants(child)]
+
+
+def parent_of(pid: int) -> int | None:
+    """The process that has started a process (proc_pid_stat(5), field 4); None where it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def pids_of(out: Path) -> list[int]:

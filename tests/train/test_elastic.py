@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from train.float64 import DENSE, SAME, planned
 from train.float64 import host as cluster_of
-from train.launching import Launched, pids_of
+from train.launching import Launched, parent_of, pids_of
 from train.stand_in import small_plan, write_inputs
 
 from shardwise.cluster.load import load_cluster
@@ -30,9 +30,9 @@ from shardwise.train.outcome import INPUT, LOST, Outcome, RunEndedError
 from shardwise.train.parent import RESTARTED
 from shardwise.train.rank import build_parser, main
 
-STEPS = 80
+STEPS = 40
 USUAL = ["--device", "cpu", "--steps", str(STEPS), "--learning-rate", "1e-3"]
-ELASTIC = ["--checkpoint-every", "10", "--elastic"]
+ELASTIC = ["--checkpoint-every", "5", "--elastic"]
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +62,14 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(tmp_path: Path, alone: Log) 
     flags = [*write_inputs(tmp_path, planned(DENSE, Layout(dp=2, tp=2, micro_batch_seqs=2), 8)), *USUAL, *ELASTIC]
     out = RunFolder(Path(flags[4]))
     run = Launched(["-m", "train.in_float64", *flags])
-    until_step(run, out, 15)
+    until_step(run, out, 8)
     os.kill(pids_of(out.path)[1], signal.SIGKILL)
     assert run.ended() == 0, run.err
     reason = "rank 1 ended with SIGKILL; the system may have run out of memory"
     assert run.says("restart 1 of at most 3: ") == f"restart 1 of at most 3: {reason}; 3 of 4 ranks can go on"
     log = read_log(out.log)
     assert [(header["num_devices"], header["after"]) for header in log.headers] == [(4, ""), (3, reason)]
-    assert log.headers[1]["first_step"] >= 10, "it goes on from a checkpoint"
+    assert log.headers[1]["first_step"] >= 5, "it goes on from a checkpoint"
     assert out.read().plan["cluster"]["name"] == "local:3"
     require_same(log, alone)
     _, start = read_json(out.summary)["starts"]
@@ -79,8 +79,11 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(tmp_path: Path, alone: Log) 
 
 
 def host(port: int, flags: Sequence[str], *, first: bool) -> Launched:
-    """torchrun's agent on one of at most two hosts, each with two processes."""
-    meeting = f"is_host={int(first)},last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"
+    """torchrun's agent on one of at most two hosts, each with two processes.
+
+    The first round waits for the second host, and a live host is not taken for a lost one, however loaded the machine.
+    """
+    meeting = f"is_host={int(first)},last_call_timeout=20,keep_alive_interval=2,keep_alive_max_attempt=10"
     return Launched(
         ["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3", "--rdzv-backend",
          "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "run", "--rdzv-conf", meeting, "--local-addr", "localhost",
@@ -93,11 +96,6 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def parent_of(pid: int) -> int:
-    """The process that has started a process (proc_pid_stat(5), field 4)."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
 def test_under_torchrun_of_two_hosts_one_is_left(tmp_path: Path, alone: Log) -> None:
     flags = [
         *write_inputs(tmp_path, planned(DENSE, Layout(fsdp=4, zero_stage=3, micro_batch_seqs=1), 8)),
@@ -106,15 +104,14 @@ def test_under_torchrun_of_two_hosts_one_is_left(tmp_path: Path, alone: Log) -> 
     ]
     out, port = RunFolder(Path(flags[4])), free_port()
     stays, goes = (host(port, flags, first=first) for first in (True, False))
-    until_step(stays, out, 15)
+    until_step(stays, out, 8)
     for pid in [pid for pid in pids_of(out.path) if parent_of(pid) == goes.process.pid]:
         os.kill(pid, signal.SIGKILL)
     goes.kill()
-    goes.ended()
     assert stays.ended() == 0, stays.err
     log = read_log(out.log)
     assert (log.headers[0]["num_devices"], log.headers[-1]["num_devices"]) == (4, 2)
-    assert log.headers[-1]["first_step"] >= 10, "it goes on from a checkpoint"
+    assert log.headers[-1]["first_step"] >= 5, "it goes on from a checkpoint"
     assert log.headers[-1]["after"].endswith(" of torchrun")
     assert out.read().plan["cluster"]["name"] == "local:2"
     require_same(log, alone)
