@@ -9,12 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-)  # the documented way to see every operation; it has no other name
 
 from shardwise.lowering.traffic import PIPELINE
 from shardwise.sharding.collective import Issued, Kind
+from shardwise.train.dispatch import DispatchMode
 from shardwise.train.formats import DTYPES
 from shardwise.train.world import World
 
@@ -30,7 +28,7 @@ OPERATIONS: dict[str, tuple[Kind, int]] = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Capture(DispatchMode):
     """Collectives over axes of the mesh, by kind, axes, format and bytes, in the order in which they are issued while it is
     active. What they carry only the engine knows: it is "".
 

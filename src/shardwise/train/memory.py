@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwise.measurement.inspection import Memory, MemorySample, ProcessMemory
 from shardwise.train.device_memory import RSS_UNIT
+from shardwise.train.dispatch import DispatchMode
 
 # The terms of a plan's memory that storages have here; `inputs` are unnamed tensors that existed before.
 PARAMETERS, GRADIENTS, MASTER, OPTIMIZER, GATHERED = "parameters", "gradients", "master", "optimizer", "gathered"
@@ -38,7 +38,7 @@ class _Storage:
         self.reference: weakref.ref[torch.UntypedStorage] | None = None
 
 
-class MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class MemoryTracker(DispatchMode):
     """Follows all storages while it is entered; one step is to run within.
 
     Name what is known with `name`, as early or late as it is at hand; call `forward_ended` between each forward pass and its

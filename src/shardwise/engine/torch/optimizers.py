@@ -2,53 +2,96 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shardwise.engine.torch.blocked import Blocked
 from shardwise.engine.torch.functions import at_least_fp32
 from shardwise.optimizer.optimizer import GRADIENT, MASTER, Optimizer, Update, values_of
 from shardwise.optimizer.table import OPTIMIZERS, optimizer_named
 
-Moment = torch.Tensor | Blocked
+Moment = Tensor | Blocked
+State = dict[str, Any]  # of a weight: its moments, and the steps that they have seen
 Settings = dict[str, Any]  # of weights that are updated alike, as torch.optim has them
 # Elements that formulas take at once. On a CPU what is between two of their operations stays in its cache; a GPU is kept busy.
 BLOCK, GPU_BLOCK = 2**15, 2**24
 
 
 class Kernel(NamedTuple):
-    """An optimizer of PyTorch's: the `fields` that it has, by our names, and what makes it. An optimizer of the table with other
-    fields than these is another one, and runs by its formulas."""
+    """An optimizer of PyTorch's: the `fields` that it has, by our names, its settings by PyTorch's, and its kernel, which takes the
+    weights [n] of a group, their gradients, state and settings. An optimizer of the table with other fields than these is another
+    one, and runs by its formulas."""
 
     fields: frozenset[str]
     settings: Callable[[Mapping[str, float]], Settings]
-    make: Callable[[Sequence[Settings]], torch.optim.Optimizer]
+    update: Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[State], Settings], None]
+
+
+def _update_adamw(
+    weights: Sequence[Tensor], gradients: Sequence[Tensor], states: Sequence[State], settings: Settings
+) -> None:
+    """The kernel of torch.optim.AdamW(fused=True)."""
+    averages, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+    torch._foreach_add_(steps, 1)
+    torch._fused_adamw_(
+        weights, gradients, averages, squares, [], steps, amsgrad=False, maximize=False, grad_scale=None, found_inf=None, **settings
+    )  # fmt: skip
 
 
 KERNELS: Mapping[str, Kernel] = {
     "adamw": Kernel(
         frozenset({"beta1", "beta2", "epsilon", "weight_decay"}),
-        lambda v: {"betas": (v["beta1"], v["beta2"]), "eps": v["epsilon"], "weight_decay": v["weight_decay"]},
-        lambda groups: torch.optim.AdamW(groups, fused=True),
+        lambda v: {"beta1": v["beta1"], "beta2": v["beta2"], "eps": v["epsilon"], "weight_decay": v["weight_decay"]},
+        _update_adamw,
     ),
 }
 
 
-class ByFormulas(torch.optim.Optimizer):
+class TorchOptimizer(ABC):
+    """Groups of weights with their settings, `lr` among them, and the state of each weight, as torch.optim.Optimizer has them.
+
+    It is not one: to make one loads torch._dynamo, a fifth of what it takes a rank to start.
+    """
+
+    def __init__(self, groups: Sequence[Settings]) -> None:
+        self.param_groups = list(groups)
+        self.state: dict[Tensor, State] = {}
+
+    @abstractmethod
+    def step(self) -> None:
+        """Update every weight [n] from its gradient."""
+
+
+class ByKernel(TorchOptimizer):
+    """An optimizer that PyTorch has a kernel for."""
+
+    def __init__(self, groups: Sequence[Settings], kernel: Kernel) -> None:
+        super().__init__(groups)
+        self.kernel = kernel
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            settings = {name: value for name, value in group.items() if name != "params"}
+            weights = group["params"]
+            self.kernel.update(weights, [w.grad for w in weights], [self.state[w] for w in weights], settings)
+
+
+class ByFormulas(TorchOptimizer):
     """An optimizer of the table, a block of elements at a time, in float32 at least. The `step` of a weight is on the CPU, for
     formulas take a number. `gradients` [n] take the place of those of weights, whose format they need not have."""
 
     def __init__(self, groups: Sequence[Settings], optimizer: Optimizer) -> None:
-        super().__init__(groups, {})
+        super().__init__(groups)
         self.optimizer = optimizer
-        self.gradients: dict[nn.Parameter, torch.Tensor] = {}
+        self.gradients: dict[nn.Parameter, Tensor] = {}
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Update every weight [n] from its gradient."""
+    def step(self) -> None:
         assert not self.optimizer.takes_means, "a mean is no matter of blocks (train.parallel.means)"
         for group in self.param_groups:
             fields = {name: group[name] for name in self.optimizer.fields}
@@ -61,7 +104,7 @@ class ByFormulas(torch.optim.Optimizer):
 
     def _update(self, values: Any, tensors: Mapping[str, Moment]) -> None:
         weight = tensors[MASTER]
-        assert isinstance(weight, torch.Tensor)
+        assert isinstance(weight, Tensor)
         size, format = block_of(weight), at_least_fp32(weight.dtype)
         for start in range(0, len(weight), size):
             block = {name: tensor[start : start + size] for name, tensor in tensors.items()}
@@ -70,7 +113,7 @@ class ByFormulas(torch.optim.Optimizer):
                 block[name].copy_(updated)
 
 
-def block_of(weight: torch.Tensor) -> int:
+def block_of(weight: Tensor) -> int:
     """How many elements formulas take at once on a weight's device."""
     return BLOCK if weight.device.type == "cpu" else GPU_BLOCK
 
@@ -83,7 +126,7 @@ def torch_optimizer(
     formats: tuple[torch.dtype, torch.dtype] | None = None,
     *,
     products: bool = False,
-) -> torch.optim.Optimizer:
+) -> TorchOptimizer:
     """The optimizer of a table's name over flat weights [n] of matrices and of all else, with the values of its fields.
 
     `formats` are those of its moments and of the moments of squares, but for moments that have their own; None: those of the
@@ -105,7 +148,7 @@ def torch_optimizer(
     for weights, matrix in ((matrices, True), (others, False)):
         own = one.of_kind(values, matrix=matrix)
         groups += [{"params": list(weights), "lr": 0.0, **(kernel.settings(own) if kernel else own)}] if weights else []
-    made = kernel.make(groups) if kernel else ByFormulas(groups, one)
+    made = ByKernel(groups, kernel) if kernel else ByFormulas(groups, one)
     for weight in every:
         device = weight.device if kernel else "cpu"
         made.state[weight] = {
@@ -115,14 +158,14 @@ def torch_optimizer(
     return made
 
 
-def _zeros(weight: torch.Tensor, update: Update, dtype: torch.dtype | None) -> Moment:
+def _zeros(weight: Tensor, update: Update, dtype: torch.dtype | None) -> Moment:
     """A moment of a weight [n] as it is at first."""
     if update.format is None:
         return torch.zeros_like(weight, dtype=dtype)
     return Blocked.zeros(len(weight), update.format, weight.device)
 
 
-def step_with(optimizer: torch.optim.Optimizer, gradients: Mapping[nn.Parameter, torch.Tensor]) -> None:
+def step_with(optimizer: TorchOptimizer, gradients: Mapping[nn.Parameter, Tensor]) -> None:
     """Update weights [n] from their gradients, which are released afterwards."""
     if isinstance(optimizer, ByFormulas):
         optimizer.gradients = dict(gradients)

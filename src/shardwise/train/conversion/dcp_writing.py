@@ -7,23 +7,12 @@ torch.distributed.checkpoint, metadata.py and filesystem.py of PyTorch 2.13.
 from __future__ import annotations
 
 import io
-import pickle
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 import torch
-from torch import Size
-from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from shardwise.files import sync, write_synced
 from shardwise.train.checkpoint.dcp import METADATA
@@ -37,7 +26,9 @@ def write_dcp(
     folder: Path, entries: Iterable[Entry], read: Read, bytes_per_file: int, objects: Mapping[str, bytes] | None = None
 ) -> None:
     """Write entries, and beside them what `torch.save` made of some objects. Raises `OSError`, of a full disk too."""
-    index = Metadata({}, planner_data={}, storage_data={}, version="1.0.0")
+    from shardwise.train.conversion.dcp_index import Index  # which takes a rank that only trains a second to import
+
+    index = Index()
     files = in_files(entries, bytes_per_file)
     for number, found in enumerate(files):
         name = f"__0_{number}.distcp"
@@ -45,10 +36,13 @@ def write_dcp(
             for entry in found:
                 start = file.tell()
                 save(entry.value(read), file)
-                _add_tensor(index, entry, filesystem._StorageInfo(name, start, file.tell() - start))
+                index.add_tensor(entry, name, start, file.tell() - start)
             sync(file)
-    _write_objects(folder / f"__0_{len(files)}.distcp", objects or {}, index)
-    write_synced(folder / METADATA, pickle.dumps(index))
+    if objects:
+        name = f"__0_{len(files)}.distcp"
+        write_synced(folder / name, b"".join(objects.values()))
+        index.add_objects(objects, name)
+    write_synced(folder / METADATA, index.dump())
 
 
 def save(content: object, file: BinaryIO) -> None:
@@ -82,23 +76,3 @@ class _Guarded:
 
     def flush(self) -> None:
         """Nothing: the file is flushed when it is complete."""
-
-
-def _add_tensor(index: Metadata, entry: Entry, where: filesystem._StorageInfo) -> None:
-    found = TensorStorageMetadata(TensorProperties(dtype=entry.dtype), Size(entry.whole), [])
-    tensor = cast(TensorStorageMetadata, index.state_dict_metadata.setdefault(entry.name, found))
-    chunk = ChunkStorageMetadata(Size(entry.box.offsets), Size(entry.box.lengths))
-    tensor.chunks.append(chunk)
-    index.planner_data[entry.name] = (entry.name,)
-    index.storage_data[MetadataIndex(entry.name, chunk.offsets)] = where
-
-
-def _write_objects(path: Path, objects: Mapping[str, bytes], index: Metadata) -> None:
-    start = 0
-    for name, content in objects.items():
-        index.state_dict_metadata[name] = BytesStorageMetadata()
-        index.planner_data[name] = (name,)
-        index.storage_data[MetadataIndex(name)] = filesystem._StorageInfo(path.name, start, len(content))
-        start += len(content)
-    if objects:
-        write_synced(path, b"".join(objects.values()))

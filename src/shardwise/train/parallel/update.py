@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from shardwise.engine.torch.functions import at_least_fp32
-from shardwise.engine.torch.optimizers import step_with, torch_optimizer
+from shardwise.engine.torch.optimizers import TorchOptimizer, step_with, torch_optimizer
 from shardwise.lowering.traffic import Traffic
 from shardwise.model.program import Role
 from shardwise.optimizer.table import DEFAULT, optimizer_named
@@ -42,7 +41,7 @@ class ByElement(NamedTuple):
     """Parts of parameters of a group that one optimizer updates element by element."""
 
     slots: Sequence[Slot]
-    optimizer: Optimizer
+    optimizer: TorchOptimizer
     moments: Sequence[str]
 
 
@@ -111,7 +110,7 @@ class Updater:
     def _slot(self, group: FlatGroup, one: Interval) -> Slot:
         return Slot(one, nn.Parameter(group.state[one.start : one.start + one.size], requires_grad=True))
 
-    def _optimizer(self, slots: Sequence[Slot], *, products: bool) -> Optimizer:
+    def _optimizer(self, slots: Sequence[Slot], *, products: bool) -> TorchOptimizer:
         matrices, others = ([slot.weight for slot in slots if _is_matrix(slot) is matrix] for matrix in (True, False))
         formats = self.groups[0].formats
         own = formats.moments, formats.squares
@@ -175,7 +174,7 @@ class Updater:
         return gradients if scale is None else gradients.mul_(scale)
 
     @staticmethod
-    def _update(gradients: Tensor, slots: Sequence[Slot], optimizer: Optimizer, learning_rate: float) -> None:
+    def _update(gradients: Tensor, slots: Sequence[Slot], optimizer: TorchOptimizer, learning_rate: float) -> None:
         for settings in optimizer.param_groups:
             settings["lr"] = learning_rate
         own = {one.weight: gradients[one.interval.start : one.interval.start + one.interval.size] for one in slots}
