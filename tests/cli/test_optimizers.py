@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from train.launching import commanded
 
 from shardwise.cli import main
 
@@ -23,13 +24,14 @@ name = "gloo"
 size = 2
 bytes_per_s = "1 GB/s"
 """
-# Elements of the model: three blocks of attention with half as many key-value heads and an MLP; embedding and head; norms.
-MATRICES = 3 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 768)
-VOCABULARY, NORMS = 2 * 2048 * 256, 7 * 256
+# Elements of the model: blocks of attention with half as many key-value heads and an MLP; embedding and head; norms.
+LAYERS, D_FF = 2, 256
+MATRICES = LAYERS * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * D_FF)
+VOCABULARY, NORMS = 2 * 2048 * 256, (2 * LAYERS + 1) * 256
 # Both of each of a block's: queries and output, keys and values, the MLP.
-SIDES = 2 * [256, 256] + 2 * [128, 256] + 3 * [768, 256]
+SIDES = 2 * [256, 256] + 2 * [128, 256] + 3 * [D_FF, 256]
 # Of its matrices, each with a column for each element of the hidden state.
-ROWS, COLUMNS = 3 * (2 * 256 + 2 * 128 + 3 * 768) + 2 * 2048, (3 * 7 + 2) * 256
+ROWS, COLUMNS = LAYERS * (2 * 256 + 2 * 128 + 3 * D_FF) + 2 * 2048, (LAYERS * 7 + 2) * 256
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +41,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-
-
 def planned(place: Path, precision: str, layout: str, optimizer: str = "muon") -> str:
     """A plan's file."""
+    smaller = {**read(CONFIG), "num_hidden_layers": LAYERS, "intermediate_size": D_FF}
+    (place / "config.json").write_text(json.dumps(smaller), encoding="utf-8")
     (place / "cpu.toml").write_text(CLUSTER, encoding="utf-8")
     pins = [word for pin in layout.split() for word in ("--pin", pin)]
     size = ["--batch-tokens", "128", "--seq-len", "64", "--precision", precision]
-    where = [str(CONFIG), str(place / "cpu.toml"), "--out", str(place / "plan.json")]
+    where = [str(place / "config.json"), str(place / "cpu.toml"), "--out", str(place / "plan.json")]
     assert main(["plan", *where, *size, *pins, "--runnable", "--set", f"job.optimizer={optimizer}"]) == 0
     return str(place / "plan.json")
 
@@ -127,7 +125,7 @@ def test_a_run_of_shampoo_in_bf16_learns_and_keeps_the_state_that_is_planned(
 ) -> None:
     """Of each matrix the average step, and whole on both ranks the squares of its sides and their roots, in fp32."""
     plan = planned(tmp_path, precision, layout, "shampoo")
-    squares = 3 * 2 * sum(side**2 for side in SIDES)
+    squares = LAYERS * 2 * sum(side**2 for side in SIDES)
     others = VOCABULARY // 2 + NORMS // parts_of_norms
     wanted = {
         "master": 4 * (MATRICES // 2 + others),
@@ -149,7 +147,8 @@ def test_a_run_with_one_moment_keeps_the_state_that_is_planned(
 def learns_and_keeps(plan: str, wanted: dict[str, int], data: str, run: Path, *, rate: float, off: int = 0) -> None:
     """A run of a plan, whose loss goes down and whose state takes these bytes, as planned; of the moments within `off`."""
     learning = ["--learning-rate", str(rate), "--warmup", "0", "--steps", "4"]
-    assert main(["train", plan, "--data", data, "--out", str(run), "--device", "cpu", *learning]) == 0
+    trained = commanded("train", plan, "--data", data, "--out", str(run), "--device", "cpu", *learning)
+    assert trained.ended() == 0, trained.err
     summary = read(run / "summary.json")
     assert summary["last_loss"] < summary["first_loss"] - 0.05
     memory, found = read(plan)["estimate"]["memory"], read(run / "measured.json")["memory"]["largest"]

@@ -13,13 +13,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness import server
+from train.copies import copy_ranks
 from train.float64 import DENSE, EXPERTS, planned, register
 from train.launching import pids_of
 from train.stand_in import write_inputs
@@ -192,46 +193,5 @@ def launcher(flags: Sequence[str], said: str) -> None:
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     register()
-    launch.subprocess = Copied  # type: ignore[attr-defined]
+    copy_ranks()
     sys.exit(launch.launch(flags, 2))
-
-
-class Copied:
-    """In place of the module `subprocess`: a rank begins as a copy of the launcher, and not as a Python of its own."""
-
-    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        self.returncode: int | None = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            _run(command, env)
-
-    Popen: Any
-
-    def wait(self) -> None:
-        _, status = os.waitpid(self.pid, 0)
-        self.returncode = os.waitstatus_to_exitcode(status)
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def send_signal(self, number: int) -> None:
-        if self.returncode is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-
-Copied.Popen = Copied
-
-
-def _run(command: Sequence[str], env: Mapping[str, str]) -> None:
-    """What `python -m shardwise.train.rank FLAGS` does, with what a process that was started would not have inherited undone."""
-    from shardwise.train import rank
-
-    os.closerange(3, 256)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    os.environ.update(env)
-    rank.ended(lambda: rank.main(command[3:]))

@@ -9,24 +9,20 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-TESTS = Path(__file__).parents[1]
-FOREVER_S = 900.0  # that what is sure to happen may take, on however loaded a machine: nothing is measured by it
-LAUNCH = """
-import sys
+from train.copies import Copy
+
+from shardwise import cli
 from shardwise.errors import ShardwiseError, told
 from shardwise.train import launch
-launch.LEAVE_S = 2.0
-try:
-    sys.exit(launch.launch(sys.argv[2:], int(sys.argv[1]), "train.stand_in"))
-except ShardwiseError as error:
-    print(told(error.problems, error.exit_code, as_json="--json" in sys.argv), file=sys.stderr)
-    sys.exit(error.exit_code)
-"""
+
+TESTS = Path(__file__).parents[1]
+USUAL = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+FOREVER_S = 900.0  # that what is sure to happen may take, on however loaded a machine: nothing is measured by it
 
 
 class Launched:
@@ -34,13 +30,8 @@ class Launched:
 
     started: ClassVar[list[Launched]] = []
 
-    def __init__(self, command: Sequence[str], **environment: str) -> None:
-        path = os.pathsep.join([str(TESTS), *sys.path])
-        usual = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        self.process = subprocess.Popen(
-            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-            env={**os.environ, **usual, **environment},
-        )  # fmt: skip
+    def __init__(self, process: Copy | subprocess.Popen[str]) -> None:
+        self.process = process
         self.started.append(self)
         self.out, self.lines = "", list[str]()
         self._news, self._open = threading.Condition(), True
@@ -99,15 +90,48 @@ class Launched:
 
 
 def launched(flags: Sequence[str], ranks: int = 2, **environment: str) -> Launched:
-    """As `shardwise train` starts them."""
-    return Launched(["-c", LAUNCH, str(ranks), *flags], **environment)
+    """Ranks of the small trainer, as `shardwise train` starts them."""
+    return copied(launch_stand_ins, [str(ranks), *flags], **environment)
+
+
+def commanded(*words: str) -> Launched:
+    """A command of `shardwise`, with the ranks of the engine where it is to have some."""
+    return copied(run_command, words)
+
+
+def copied(main: Callable[[], int | None], words: Sequence[str], **environment: str) -> Launched:
+    """What runs in a process that need not load PyTorch first."""
+    return Launched(Copy(main, words, {**USUAL, **environment}))
+
+
+def launch_stand_ins() -> int:
+    launch.LEAVE_S = 2.0
+    ranks, *flags = sys.argv[1:]
+    try:
+        return launch.launch(flags, int(ranks), "train.stand_in")
+    except ShardwiseError as error:
+        print(told(error.problems, error.exit_code, as_json="--json" in flags), file=sys.stderr)
+        return error.exit_code
+
+
+def run_command() -> int:
+    return cli.main(sys.argv[1:])
 
 
 def torchrun(flags: Sequence[str], ranks: int = 2, **environment: str) -> Launched:
     """As torchrun starts them."""
-    run = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--rdzv-backend", "c10d", "--rdzv-endpoint",
-           "localhost:0", "--local-addr", "localhost", "-m", "train.stand_in"]  # fmt: skip
-    return Launched([*run, *flags], **environment)
+    run = ["--nproc-per-node", str(ranks), "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    return started_by_torchrun([*run, "--local-addr", "localhost", "-m", "train.stand_in", *flags], **environment)
+
+
+def started_by_torchrun(words: Sequence[str], **environment: str) -> Launched:
+    """torchrun, whose ranks are Pythons of their own."""
+    path = os.pathsep.join([str(TESTS), *sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, env={**os.environ, "PYTHONPATH": path, **USUAL, **environment},
+    )  # fmt: skip
+    return Launched(process)
 
 
 def descendants(pid: int) -> list[int]:

@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from train import in_float64
 from train.float64 import DENSE, SAME, planned
 from train.float64 import host as cluster_of
-from train.launching import Launched, parent_of, pids_of
+from train.launching import Launched, copied, parent_of, pids_of, started_by_torchrun
 from train.stand_in import small_plan, write_inputs
 
 from shardwise.cluster.load import load_cluster
@@ -61,7 +62,7 @@ def until_step(run: Launched, out: RunFolder, step: int) -> None:
 def test_a_run_goes_on_with_the_ranks_that_are_left(tmp_path: Path, alone: Log) -> None:
     flags = [*write_inputs(tmp_path, planned(DENSE, Layout(dp=2, tp=2, micro_batch_seqs=2), 8)), *USUAL, *ELASTIC]
     out = RunFolder(Path(flags[4]))
-    run = Launched(["-m", "train.in_float64", *flags])
+    run = copied(in_float64.main, flags)
     until_step(run, out, 8)
     os.kill(pids_of(out.path)[1], signal.SIGKILL)
     assert run.ended() == 0, run.err
@@ -84,10 +85,10 @@ def host(port: int, flags: Sequence[str], *, first: bool) -> Launched:
     The first round waits for the second host, and a live host is not taken for a lost one, however loaded the machine.
     """
     meeting = f"is_host={int(first)},last_call_timeout=20,keep_alive_interval=2,keep_alive_max_attempt=10"
-    return Launched(
-        ["-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3", "--rdzv-backend",
-         "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "run", "--rdzv-conf", meeting, "--local-addr", "localhost",
-         "-m", "train.in_float64", *flags]
+    return started_by_torchrun(
+        ["--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint",
+         f"localhost:{port}", "--rdzv-id", "run", "--rdzv-conf", meeting, "--local-addr", "localhost", "-m", "train.in_float64",
+         *flags]
     )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ import socket
 from pathlib import Path
 
 import pytest
+from train import in_float64
 from train.float64 import DENSE, planned
-from train.launching import Launched, pids_of
+from train.launching import copied, pids_of
 from train.stand_in import SEQ_LEN, write_inputs
 
 from shardwise.layout.layout import Layout
@@ -28,7 +29,7 @@ LAYOUTS = [
 def test_a_rank_that_is_three_times_as_slow_is_named(layout: Layout, tmp_path: Path) -> None:
     flags = [*write_inputs(tmp_path, planned(DENSE, layout, 8)), "--device", "cpu", "--steps", "20", "--elastic"]
     out = Path(flags[4])
-    run = Launched(["-m", "train.in_float64", *flags], SLOW="1", PRODUCT_S="0.002")
+    run = copied(in_float64.main, flags, SLOW="1", PRODUCT_S="0.002")
     named = run.matches(
         r"^step 10: rank 1 \(process (\d+) on (.+)\) works (\S+) times as long as others with the same work \(.+ a step\)$"
     )
@@ -47,7 +48,7 @@ def test_a_rank_that_is_three_times_as_slow_is_named(layout: Layout, tmp_path: P
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_ranks_that_are_equally_slow_are_not(layout: Layout, tmp_path: Path) -> None:
     flags = [*write_inputs(tmp_path, planned(DENSE, layout, 8)), "--device", "cpu", "--steps", "20", "--elastic"]
-    run = Launched(["-m", "train.in_float64", *flags], PRODUCT_S="0.004")
+    run = copied(in_float64.main, flags, PRODUCT_S="0.004")
     assert run.ended() == 0, run.err
     assert not [event for event in read_log(Path(flags[4]) / "log.jsonl").events if event["event"] == SLOW]
 
