@@ -51,9 +51,10 @@ docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python docs/generate/offline.py build/site
 
-# Every axis alone and with every other, each layout held against one process: half an hour.
+# Every axis alone and with every other, each layout held against one process, then the tests of further combinations: an hour.
 matrix: setup
 	$(BIN)/python tests/distributed/matrix.py
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m matrix
 
 # Whether the tests notice what changes in the planner and the engine; goes on where it was interrupted. Hours: see the script.
 mutants: setup
