@@ -3,12 +3,14 @@ skipped tests are printed.
 
 The longest test is the first, so that at the end no process waits for it alone; those after it predict the same published runs,
 once for all in one process. Python looks for cycles less often than by default (700 new objects), and never among what was
-there before the first test: derivations make many objects and no cycles, and a third of their time went there.
+there before the first test: derivations make many objects and no cycles, and a third of their time went there. PyTorch has one
+thread: those of several workers wait for one another, and a step of a small model then takes five times as long.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
 
 import pytest
@@ -21,6 +23,7 @@ FIRST = (
     "calibrate/test_published_fit.py", "calibrate/test_accuracy.py", "reconcile/test_memory.py", "planning/test_choose.py",
 )  # fmt: skip
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is loaded
 gc.set_threshold(10_000)
 settings.register_profile("shardwise", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("shardwise")
