@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+from thinned import thinned
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.load import load_cluster
@@ -157,7 +158,7 @@ ROWS = [
 
 @pytest.mark.parametrize(
     ("model", "cluster_name", "job", "overlap"),
-    in_turn(ROWS),
+    thinned(in_turn(ROWS), 2),
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_rows_equal_the_scalar_estimate(model: str, cluster_name: str, job: Job, overlap: Overlap) -> None:
@@ -183,7 +184,7 @@ STRUCTURES = [  # experts, whole or split; biases; tied embeddings; latent atten
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model", STRUCTURES)
+@pytest.mark.parametrize("model", thinned(STRUCTURES, 2))
 def test_kept_rows_equal_the_scalar_estimate(model: str) -> None:
     """The rows that a plan is chosen from, with the weights of every structure moved as its own derivation says."""
     architecture, cluster = load_model(model), load_cluster("h100:32")
@@ -303,9 +304,10 @@ PINNED = [
 ]
 
 
-@pytest.mark.parametrize("schedule", schedule_names())
 @pytest.mark.parametrize(
-    ("model", "cluster_name", "job"), PINNED, ids=lambda value: value if isinstance(value, str) else ""
+    ("model", "cluster_name", "job", "schedule"),
+    thinned(((*pinned, schedule) for pinned in PINNED for schedule in schedule_names()), 3),
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_rows_of_a_pinned_schedule_equal_the_scalar_estimate(
     model: str, cluster_name: str, job: Job, schedule: str
@@ -339,9 +341,14 @@ def test_the_experts_traffic_that_pairs_hide_equals_the_scalar_estimate(schedule
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
 
 
-@pytest.mark.parametrize("schedule", ["afab", "zb_h1", "zb_h2", "zb_v", "dualpipe", "interleaved_zb", "dualpipe_v"])
+WITH_OFFLOAD = itertools.product(
+    [("small", "fp8_torchao"), ("deep", "fp8_deepseek_v3")],
+    ["afab", "zb_h1", "zb_h2", "zb_v", "dualpipe", "interleaved_zb", "dualpipe_v"],
+)
+
+
 @pytest.mark.parametrize(
-    ("model", "precision"), [("small", "fp8_torchao"), ("deep", "fp8_deepseek_v3")], ids=lambda value: value
+    ("model", "precision", "schedule"), thinned(((*case, schedule) for case, schedule in WITH_OFFLOAD), 2)
 )
 def test_rows_of_a_schedule_with_offload_and_parts_of_the_layers_equal_the_scalar_estimate(
     model: str, precision: str, schedule: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
+from thinned import thinned
 
 from .structures import STRUCTURES, WITH_EXPERTS
 from .test_derivation import check as check_layout
@@ -40,8 +42,7 @@ def cased(case: Case, name: str) -> Case:
     return dataclasses.replace(case, structure=tuple(fields.items()), tied=tied, **own)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", STRUCTURES)
+@pytest.mark.parametrize(("name", "layout"), thinned(itertools.product(STRUCTURES, LAYOUTS), 2))
 def test_layout_equals_unsharded(name: str, layout: str) -> None:
     check_layout(cased(LAYOUTS[layout], name))
 
@@ -84,7 +85,7 @@ EXPERT_PARALLEL = {
 
 
 @pytest.mark.parametrize(
-    ("name", "layout", "recompute"), in_turn(WITH_EXPERTS, EXPERT_PARALLEL, ["none", "selective", "full"])
+    ("name", "layout", "recompute"), thinned(in_turn(WITH_EXPERTS, EXPERT_PARALLEL, ["none", "selective", "full"]), 2)
 )
 def test_expert_parallelism_equals_unsharded(name: str, layout: str, recompute: str) -> None:
     check_layout(dataclasses.replace(cased(EXPERT_PARALLEL[layout], name), recompute=recompute))

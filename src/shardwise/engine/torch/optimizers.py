@@ -22,23 +22,22 @@ BLOCK, GPU_BLOCK = 2**15, 2**24
 
 
 class Kernel(NamedTuple):
-    """An optimizer of PyTorch's: the `fields` that it has, by our names, its settings by PyTorch's, and its kernel, which takes the
-    weights [n] of a group, their gradients, state and settings. An optimizer of the table with other fields than these is another
-    one, and runs by its formulas."""
+    """An optimizer of PyTorch's: the `fields` that it has, by our names, its `settings` by PyTorch's, and its kernel, which takes
+    the weights [n] of a group, their gradients, state and settings. An optimizer of the table with other fields than these is
+    another one, and runs by its formulas."""
 
     fields: frozenset[str]
     settings: Callable[[Mapping[str, float]], Settings]
-    update: Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[State], Settings], None]
+    update: Callable[[list[Tensor], list[Tensor], list[State], Settings], None]
 
 
-def _update_adamw(
-    weights: Sequence[Tensor], gradients: Sequence[Tensor], states: Sequence[State], settings: Settings
-) -> None:
+def _update_adamw(weights: list[Tensor], gradients: list[Tensor], states: list[State], settings: Settings) -> None:
     """The kernel of torch.optim.AdamW(fused=True)."""
     averages, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
     torch._foreach_add_(steps, 1)
     torch._fused_adamw_(
-        weights, gradients, averages, squares, [], steps, amsgrad=False, maximize=False, grad_scale=None, found_inf=None, **settings
+        weights, gradients, averages, squares, [], steps, amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
+        **settings,
     )  # fmt: skip
 
 
