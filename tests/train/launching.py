@@ -50,9 +50,11 @@ class Launched:
 
     def kill(self) -> None:
         """End whatever of it is left, and close its pipes: what a failed test leaves open fails the next one."""
-        for pid in [*descendants(self.process.pid), self.process.pid]:
+        for pid in descendants(self.process.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._reader.join()
         for pipe in (self.process.stdout, self.process.stderr):
