@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
+from train.copies import Trial
 from train.launching import Launched
+
+from shardwise.train.trials import runner
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +18,9 @@ def _no_rank_is_left() -> Iterator[None]:
     yield
     while Launched.started:
         Launched.started.pop().kill()
+
+
+@pytest.fixture
+def copied_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of a sweep begin as copies of a process that has PyTorch loaded."""
+    monkeypatch.setattr(runner, "subprocess", SimpleNamespace(Popen=Trial, DEVNULL=subprocess.DEVNULL))

@@ -12,28 +12,21 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from harness import server
 
+from shardwise import cli
 from shardwise.train import launch
 
 
 class Copy:
-    """A process that runs `main()` with these words and this environment, in a process group of its own: what `subprocess.Popen`
-    gives of it. `stdout` and `stderr` are pipes; others that write to them are its ranks alone."""
+    """A process that begins as a copy of the server, in a process group of its own: what `subprocess.Popen` gives of it."""
 
-    def __init__(self, main: Callable[[], int | None], words: Sequence[str], environment: Mapping[str, str]) -> None:
-        context = server()
-        pipes = [context.Pipe(duplex=False) for _ in range(2)]
-        ends = [theirs for _, theirs in pipes]
-        self._process = context.Process(target=_begin, args=(main, list(words), dict(environment), *ends))
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        self._process = server().Process(target=target, args=arguments)
         self._process.start()
-        for theirs in ends:
-            theirs.close()
-        self.stdout, self.stderr = (os.fdopen(os.dup(ours.fileno()), encoding="utf-8") for ours, _ in pipes)
-        for ours, _ in pipes:
-            ours.close()
 
     @property
     def pid(self) -> int:
@@ -57,13 +50,41 @@ class Copy:
         self.send_signal(signal.SIGKILL)
 
 
+class Piped(Copy):
+    """One that runs `main()` with these words and this environment. `stdout` and `stderr` are pipes, which it and its ranks alone
+    write to."""
+
+    def __init__(self, main: Callable[[], int | None], words: Sequence[str], environment: Mapping[str, str]) -> None:
+        pipes = [server().Pipe(duplex=False) for _ in range(2)]
+        ends = [theirs for _, theirs in pipes]
+        super().__init__(_begin, main, list(words), dict(environment), *ends)
+        for theirs in ends:
+            theirs.close()
+        self.stdout, self.stderr = (os.fdopen(os.dup(ours.fileno()), encoding="utf-8") for ours, _ in pipes)
+        for ours, _ in pipes:
+            ours.close()
+
+
+class Trial(Copy):
+    """In place of `subprocess.Popen`: a run of `python -m shardwise WORDS` that a sweep starts, which writes to a file."""
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], stdout: Any, **_: Any) -> None:
+        super().__init__(_try, command[3:], dict(env), stdout.name)
+
+
+def _try(words: Sequence[str], environment: Mapping[str, str], output: str) -> None:
+    with open(output, "ab") as file:
+        _begin(partial(cli.main, words), words, environment, file, file)
+
+
 def _begin(
     main: Callable[[], int | None], words: Sequence[str], environment: Mapping[str, str], out: Any, err: Any
 ) -> None:
     os.setsid()
     for own, number in ((out, 1), (err, 2)):
         os.dup2(own.fileno(), number)
-        own.close()
+    out.close()
+    err.close()
     os.environ.update(environment)
     sys.argv = [sys.argv[0], *words]
     copy_ranks()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from train.copies import Copy
+from train.copies import Piped
 
 from shardwise import cli
 from shardwise.errors import ShardwiseError, told
@@ -30,7 +30,7 @@ class Launched:
 
     started: ClassVar[list[Launched]] = []
 
-    def __init__(self, process: Copy | subprocess.Popen[str]) -> None:
+    def __init__(self, process: Piped | subprocess.Popen[str]) -> None:
         self.process = process
         self.started.append(self)
         self.out, self.lines = "", list[str]()
@@ -103,7 +103,7 @@ def commanded(*words: str) -> Launched:
 
 def copied(main: Callable[[], int | None], words: Sequence[str], **environment: str) -> Launched:
     """What runs in a process that need not load PyTorch first."""
-    return Launched(Copy(main, words, {**USUAL, **environment}))
+    return Launched(Piped(main, words, {**USUAL, **environment}))
 
 
 def launch_stand_ins() -> int:
