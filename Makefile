@@ -9,6 +9,9 @@ PROBE := -c 'import sys; assert sys.version_info >= (3, 11); import ensurepip, v
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	if $$p $(PROBE) >/dev/null 2>&1; then echo $$p; break; fi; done)
 
+# What Python has compiled is kept, whatever the environment says: hundreds of processes of the tests load the same modules.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := test
 .PHONY: setup demo test check docs matrix mutants export-check weights-check clean
 
