@@ -158,7 +158,7 @@ ROWS = [
 
 @pytest.mark.parametrize(
     ("model", "cluster_name", "job", "overlap"),
-    thinned(in_turn(ROWS), 2),
+    in_turn(ROWS),
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_rows_equal_the_scalar_estimate(model: str, cluster_name: str, job: Job, overlap: Overlap) -> None:
@@ -347,9 +347,7 @@ WITH_OFFLOAD = itertools.product(
 )
 
 
-@pytest.mark.parametrize(
-    ("model", "precision", "schedule"), thinned(((*case, schedule) for case, schedule in WITH_OFFLOAD), 2)
-)
+@pytest.mark.parametrize(("model", "precision", "schedule"), [(*case, schedule) for case, schedule in WITH_OFFLOAD])
 def test_rows_of_a_schedule_with_offload_and_parts_of_the_layers_equal_the_scalar_estimate(
     model: str, precision: str, schedule: str
 ) -> None:
