@@ -5,10 +5,10 @@
 
 Draws `count` mutations of the sources of all rooms of `mutant_rooms.py`, or of those asked for, makes each in a copy of the
 tree, and runs the tests of its room there until one fails; that one is run again without the mutant, where it has to pass. As
-many copies are at work as there are processes. Each outcome is a line of `--out`: a run that was interrupted goes on where it
-stopped, and what lies in a line that has changed since is run anew (`--again`: survivors are, too). Prints what lived, with
-its reason where `mutants.toml` has one for the file and the mutated line. The exit status is 1 where fewer died than are
-required.
+many copies are at work as there are processes. Each outcome is a line of `--out`, by default of `mutants.jsonl` beside this
+file: a run that was interrupted goes on where it stopped, and what lies in a line that has changed since is run anew
+(`--again`: survivors are, too). Prints what lived, with its reason where `mutants.toml` has one for the file and the mutated
+line. The exit status is 1 where fewer died than are required.
 """
 
 from __future__ import annotations
@@ -17,46 +17,51 @@ import argparse
 import itertools
 import json
 import queue
-import random
 import sys
 import tempfile
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
+from hashlib import sha256
 from pathlib import Path
 
 from mutant_rooms import ROOMS, room_of
 from mutant_tree import PACKAGE, Mutant, Outcome, Tree, described
-from mutation import Mutation, compiles, mutations
+from mutation import compiles, mutations
 
 REPOSITORY = Path(__file__).parents[1]
+KEPT = Path(__file__).with_name("mutants.jsonl")
 REASONS = Path(__file__).with_name("mutants.toml")
 LIMIT_S = 1800.0  # several times as long as the tests of any room take
 
 
 def drawn(package: Path, count: int, seed: int, rooms: Sequence[str] = ()) -> list[Mutant]:
-    """So many mutants of all places of some rooms, or of all, the same for the same sources."""
+    """So many mutants of all places of some rooms, or of all.
+
+    Their order is that of a hash of what each is: where sources change, the mutants of all other lines are drawn as before.
+    """
     sources = {
         path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in sorted(package.rglob("*.py"))
     }
     places = [
-        (file, one)
-        for file, source in sources.items()
-        if room_of(file) in (rooms or ROOMS)
-        for one in mutations(source)
+        one for file, source in sources.items() if room_of(file) in (rooms or ROOMS) for one in _mutants(file, source)
     ]
-    random.Random(seed).shuffle(places)
-    valid = ((file, one) for file, one in places if compiles(one.applied(sources[file])))
-    return [_mutant(file, one, sources[file]) for file, one in itertools.islice(valid, count)]
+    places.sort(key=lambda mutant: sha256(repr((seed, *mutant.key)).encode()).digest())
+    valid = (mutant for mutant in places if compiles(mutant.mutation.applied(sources[mutant.file])))
+    return list(itertools.islice(valid, count))
 
 
-def _mutant(file: str, mutation: Mutation, source: str) -> Mutant:
-    line = mutation.mutated_line(source)
-    change = mutation.before, mutation.after
-    before = (one for one in mutations(source) if one.begin < mutation.begin and (one.before, one.after) == change)
-    return Mutant(file, mutation, line, sum(one.mutated_line(source) == line for one in before))
+def _mutants(file: str, source: str) -> Iterator[Mutant]:
+    """Those of a file, in order."""
+    before: Counter[tuple[str, ...]] = Counter()
+    for one in mutations(source):
+        line = one.mutated_line(source)
+        alike = one.before, one.after, line
+        yield Mutant(file, one, line, before[alike])
+        before[alike] += 1
 
 
 def read_outcomes(out: Path) -> dict[tuple[object, ...], Outcome]:
@@ -144,7 +149,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a mutant counts as hung")
     parser.add_argument("--required", type=float, default=0.9, help="share of mutants that have to die")
     parser.add_argument("--again", action="store_true", help="run the tests of survivors again")
-    parser.add_argument("--out", type=Path, default=REPOSITORY / "out" / "mutants.jsonl")
+    parser.add_argument("--out", type=Path, default=KEPT)
     arguments = parser.parse_args()
     arguments.rooms = [room for room in arguments.rooms.split(",") if room]
     if unknown := set(arguments.rooms) - set(ROOMS):

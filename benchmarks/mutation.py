@@ -47,7 +47,10 @@ class Mutation:
 
     def mutated_line(self, source: str) -> str:
         """The line of the change, with it and without its indent."""
-        return self.applied(source).splitlines()[self.line - 1].strip()
+        whole = source.encode()
+        begin, end = whole.rfind(b"\n", 0, self.begin) + 1, whole.find(b"\n", self.end)
+        rest = whole[self.end : end if end >= 0 else None]
+        return (whole[begin : self.begin] + self.after.encode() + rest).decode().splitlines()[0].strip()
 
 
 def mutations(source: str) -> list[Mutation]:
