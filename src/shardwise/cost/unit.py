@@ -16,7 +16,16 @@ from shardwise.cost.formats import Formats, elements_of
 from shardwise.cost.overlap import BLOCKING
 from shardwise.cost.rates import Rates, Work
 from shardwise.cost.unit_costs import ACTIVATION_AXES, ActivationCost, StateCost
-from shardwise.cost.unit_parts import Parts, State, charged_to, elements_at, held_in, parts_of, priced_family
+from shardwise.cost.unit_parts import (
+    Parts,
+    State,
+    charged_to,
+    elements_at,
+    fullest_share,
+    held_in,
+    parts_of,
+    priced_family,
+)
 from shardwise.cost.workspace import GRADIENT_SHARE, SCORES, fullest_bytes
 from shardwise.derive.overlapped import RING
 from shardwise.dtypes import bytes_per_element
@@ -222,21 +231,23 @@ class UnitPricer:
 
     def kernel_s(self, kernel: Kernel, parts: Parts, values: Values) -> Value:
         """Seconds of one kernel, computed once for all families of a unit that have it."""
-        narrow = parts.products.narrow
+        at = parts.products.narrow, parts.arrays if kernel.shape.in_part else ()
 
         def make() -> Value:
-            work = values.once_for_all_rates(
-                (kernel, self.formats), lambda: self.work(kernel, parts, values), at=narrow
-            )
+            work = values.once_for_all_rates((kernel, self.formats), lambda: self.work(kernel, parts, values), at=at)
             return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
 
-        return self.seconds.once((kernel, values), make, at=narrow)
+        return self.seconds.once((kernel, values), make, at=at)
 
     def work(self, kernel: Kernel, parts: Parts, values: Values) -> Work:
-        """The work of one kernel."""
+        """The work of one kernel; of a function of whole matrices that of a device with most of them."""
         shape = kernel.shape
+        flops, num_bytes = kernel.flops.evaluate(values), self.kernel_bytes(kernel, parts, values)
+        if shape.in_part:
+            share = fullest_share(parts.arrays, values)
+            flops, num_bytes = flops * share, num_bytes * share
         return Work(
-            kernel.flops.evaluate(values), self.kernel_bytes(kernel, parts, values), shape.summed.evaluate(values),
+            flops, num_bytes, shape.summed.evaluate(values),
             tuple(side.evaluate(values) for side in shape.sides), shape.group_rows.evaluate(values),
             shape.scores.evaluate(values), shape.width.evaluate(values), kernel.phase == "backward",
             kernel.phase == "update", Role.LOGITS in kernel.elements,

@@ -14,6 +14,7 @@ from shardwise.cost.workspace import Held, held_of
 from shardwise.derive.derivation import Unit, own_family, routes
 from shardwise.derive.products import weights_of_products
 from shardwise.derive.shardings import state_rest, weight_use
+from shardwise.derive.walk import Compute
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.family import Family
 from shardwise.lowering.control import CONTROL_UNIT
@@ -24,6 +25,7 @@ from shardwise.lowering.traffic import Traffic
 from shardwise.lowering.weights import weight_groups
 from shardwise.model.architecture import Structure
 from shardwise.model.matrices import matrices
+from shardwise.model.operations import OfMatrix
 from shardwise.model.program import Role
 from shardwise.model.update import weight_of
 from shardwise.optimizer.table import optimizer_named
@@ -55,7 +57,7 @@ class State(NamedTuple):
 class Arrays(NamedTuple):
     """Weights of a unit that move alike, as flat arrays. `elements`, those `passing`, those of the `matrices` among them, and
     those that block products take (`cast`) are without padding, and so are the `factors`, what moments of them have for rows and
-    columns."""
+    columns. `steps`: FLOPs of what an optimizer makes of each as a whole matrix, which only devices with a part of it do."""
 
     flat: FlatArrays
     elements: Polynomial
@@ -65,6 +67,7 @@ class Arrays(NamedTuple):
     matrices: Polynomial
     factors: Polynomial
     cast: Polynomial
+    steps: tuple[Polynomial, ...]
 
 
 class Sizes(NamedTuple):
@@ -83,6 +86,7 @@ def arrays_of(unit: Unit) -> tuple[Arrays, ...]:
     dims, order = unit.weights, [*reversed(unit.forward.program.weights)]
     of_matrices = matrices(unit.forward.program, tables=optimizer_named(unit.family.optimizer).tables)
     factors = unit.update.program.named(Role.FACTOR)
+    flops = _steps(unit)
     narrow = weights_of_products(unit.forward.steps, unit.tensors)
     found = [group for group in weight_groups(unit) if not dims.keys().isdisjoint(group.weights)]
     arrays = []
@@ -97,8 +101,27 @@ def arrays_of(unit: Unit) -> tuple[Arrays, ...]:
             if name in unit.update.program.inputs and weight_of(name) in used
         )
         cast = total(elements for name, elements in used.items() if name in narrow)
-        arrays.append(Arrays(group.arrays, total(used.values()), passing, group.trained, gathers, own, kept, cast))
+        steps = tuple(flops.get(name, ZERO) for name in group.filling) if flops and group.trained else ()
+        arrays.append(
+            Arrays(group.arrays, total(used.values()), passing, group.trained, gathers, own, kept, cast, steps)
+        )
     return tuple(arrays)
+
+
+def _steps(unit: Unit) -> dict[str, Polynomial]:
+    """By weight the FLOPs of what is made of it as a whole matrix and not kept."""
+    found: dict[str, Polynomial] = {}
+    for step in unit.update.steps:
+        if isinstance(step, Compute) and isinstance(step.operation, OfMatrix) and not step.operation.kept:
+            weight = weight_of(step.operation.outputs[0])
+            found[weight] = found.get(weight, ZERO) + step.operation.flops(step.placed)
+    return found
+
+
+def fullest_share(arrays: Sequence[Arrays], values: Values) -> Value:
+    """Of what is made of matrices as a whole and not kept the share of a device that has the most of it in each array."""
+    found = [one.flat.shared(one.steps, values) for one in arrays if one.steps]
+    return sum((most for most, _ in found), start=0.0) / maximum(sum((every for _, every in found), start=0.0), 1.0)
 
 
 def expressions_of(arrays: Sequence[Arrays]) -> State:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from shardwise.optimizer.table import optimizer_named
 from shardwise.sharding.spec import Axes
-from shardwise.symbolic import Monomial, Polynomial, Value, Values, ceil_div, constant, total, where
+from shardwise.symbolic import Monomial, Polynomial, Value, Values, ceil_div, constant, maximum, total, where
 
 # Parameters and parts begin at a multiple of so many elements, 16 bytes in the narrowest format that weights rest in (bf16).
 # Source: CUTLASS, functionality.md: operands of tensor core kernels are aligned to 128 bits.
@@ -64,6 +64,34 @@ def openings(sizes: Iterable[Value], most_elements: float | None) -> Iterator[Va
         begins = begins & (size > 0)
         yield begins
         filled = where(begins, size, filled + size)
+
+
+def fullest_part(
+    sizes: Sequence[Value], amounts: Sequence[Value], num_shards: Value, alignment: int = ALIGNED
+) -> Value:
+    """The most that any device has of amounts that weights of these sizes have whole: each counts where there is a part of it.
+
+    Of the devices with a part of a weight none has more weights behind it than that with its end.
+
+    >>> fullest_part([64, 64, 128], [1.0, 2.0, 4.0], num_shards=2)
+    4.0
+    >>> fullest_part([64, 64, 128], [1.0, 2.0, 4.0], num_shards=3)
+    6.0
+    """
+    starts: list[Value] = []
+    stops: list[Value] = []
+    for size in sizes:
+        starts.append(aligned(stops[-1], alignment) if stops else 0)
+        stops.append(where(size > 0, starts[-1] + size, stops[-1] if stops else 0))
+    part = maximum(shard_elements(stops[-1], num_shards, alignment), 1)
+    most: Value = 0.0
+    for end in stops:
+        device = (end - 1) // part
+        begin, has = device * part, 0.0
+        for start, stop, size, amount in zip(starts, stops, sizes, amounts, strict=True):
+            has = has + where((start < begin + part) & (stop > begin) & (size > 0), amount, 0.0)
+        most = maximum(most, has)
+    return most
 
 
 class Extent(NamedTuple):
@@ -116,6 +144,12 @@ class FlatArrays:
         shards = values.degree(self.split)
         count, elements = extent(sizes, shards, most_elements if self.bucketed else None, self.alignment)
         return Extent(count, elements / shards if self.in_parts else elements)
+
+    def shared(self, amounts: Sequence[Polynomial], values: Values) -> tuple[Value, Value]:
+        """Of amounts that weights of one array have whole what the device with the most has (`fullest_part`), and all."""
+        sizes = [weight.evaluate(values) for weight in self.weights]
+        found = [where(size > 0, one.evaluate(values), 0.0) for size, one in zip(sizes, amounts, strict=True)]
+        return fullest_part(sizes, found, values.degree(self.split), self.alignment), sum(found, start=0.0)
 
     def arrays(self, values: Values, most_elements: float) -> list[int]:
         """The elements of each array, padding included; of numbers only."""

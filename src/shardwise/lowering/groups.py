@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardwise.derive.shardings import padded
@@ -71,12 +71,13 @@ class Group:
 
 
 def groups_of(
-    parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh, most_elements: float | None,
+    parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh, most_elements: Callable[[Sync], float | None],
     shared: frozenset[str] = frozenset(), alignment: int = ALIGNED,
 ) -> tuple[Group, ...]:  # fmt: skip
-    """The groups in the order in which their gradients are ready: that of the last use comes first. Each holds at most so many
-    elements, or one parameter; None: all of a unit that move alike. `shared` are parameters with a copy on another stage."""
-    alike: dict[Hashable, list[Parameter]] = {}
+    """The groups in the order in which their gradients are ready: that of the last use comes first. Each holds at most as many
+    elements as `most_elements` says, or one parameter; None: all of a unit that move alike. `shared` are parameters of which
+    another stage has a copy."""
+    alike: dict[tuple[Hashable, Sync], list[Parameter]] = {}
     base: dict[Hashable, Sync] = {}
     for one in reversed(parameters):
         key = one.path, one.trained, kind_of(one.weight), one.name in shared
@@ -85,8 +86,8 @@ def groups_of(
         alike.setdefault((key, sync), []).append(one)
     found = [
         replace(group, shared=group.names <= shared)
-        for together in alike.values()
-        for group in _filled(together, architecture, mesh, most_elements, alignment)
+        for (_, sync), together in alike.items()
+        for group in _filled(together, architecture, mesh, most_elements(sync), alignment)
     ]
     ready = {one: place for place, one in enumerate(_as_ready(parameters))}
     return tuple(sorted(found, key=lambda group: ready[group.members[-1].parameter]))

@@ -33,7 +33,7 @@ from shardwise.lowering.stages import SPLIT, of_kind, stage_units
 from shardwise.lowering.step_traffic import in_order, issued_step
 from shardwise.lowering.template import Template, unit_template
 from shardwise.lowering.traffic import OPPOSITE, PIPELINE, Traffic, unit_traffic
-from shardwise.lowering.weights import rests_whole, weight_groups
+from shardwise.lowering.weights import Sync, in_buckets, weight_groups
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS, PREDICTS
 from shardwise.model.program import Role
@@ -98,9 +98,8 @@ class Instance:
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Units where gradients are scattered as they come; buckets of gradients where they rest whole."""
-        most = self.most_elements if rests_whole(self.family) else None
         alignment = alignment_of(self.optimizer)
-        return groups_of(self.parameters, self.architecture, self.mesh, most, self.shared, alignment)
+        return groups_of(self.parameters, self.architecture, self.mesh, self._most_in_array, self.shared, alignment)
 
     @cached_property
     def shared(self) -> frozenset[str]:
@@ -115,6 +114,10 @@ class Instance:
     def most_elements(self) -> float:
         """Elements of gradients that a bucket holds at most."""
         return self.policy.most_bytes / bytes_per_element(self.reduced)
+
+    def _most_in_array(self, sync: Sync) -> float | None:
+        """Elements that an array of weights that move so holds at most; None: any number."""
+        return self.most_elements if in_buckets(self.family, sync) else None
 
     @property
     def reduced(self) -> str:

@@ -26,7 +26,8 @@ class Shape:
 
     Of a product: what it sums over (`summed`), the extents of its matrices but for tokens (`sides`), and of routed tokens the
     rows of each of its groups. Of attention: its scores, masked ones included, and the width of a head. Of a function of whole
-    matrices `passing` elements that are there beside what it reads and makes.
+    matrices `passing` elements that are there beside what it reads and makes, and whether a device does it `in_part`: of those
+    alone that it updates a part of.
     """
 
     summed: Polynomial = ZERO
@@ -35,6 +36,7 @@ class Shape:
     scores: Polynomial = ZERO
     width: Polynomial = ZERO
     passing: Polynomial = ZERO
+    in_part: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,8 @@ def _shape(unit: Unit, step: Compute) -> Shape:
         scores = [*_locals(q, q.dims[:-1]), *_locals(k, [operation.sequence])]
         return Shape(scores=product(scores), width=product(_locals(q, q.dims[-1:])))
     if isinstance(operation, OfMatrix):
-        return Shape(product([Least(operation.rows, operation.columns)]), passing=operation.passing_elements(placed))
+        least, passing = product([Least(operation.rows, operation.columns)]), operation.passing_elements(placed)
+        return Shape(least, passing=passing, in_part=not operation.kept)
     return _product_shape(unit, step) if operation.kind == "contract" else Shape()
 
 

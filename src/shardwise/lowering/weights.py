@@ -90,9 +90,13 @@ def sync_of(moves: Iterable[Move]) -> Sync:
 
 @dataclass(frozen=True, slots=True)
 class WeightGroup:
-    """Weights of a unit that are gathered and reduced alike, in the order in which their gradients are ready."""
+    """Weights of a unit that are gathered and reduced alike, in the order in which their gradients are ready.
+
+    `filling`: these, and those that may join them, as the arrays have them.
+    """
 
     weights: tuple[str, ...]
+    filling: tuple[str, ...]
     moves: tuple[Move, ...]
     sync: Sync
     arrays: FlatArrays
@@ -159,16 +163,17 @@ def _groups_of(
     syncs = {name: own_syncs[name] if apart[name] else base for name in names}
     for sync in dict.fromkeys(syncs.values()):
         own = tuple(name for name in names if syncs[name] == sync)
+        filling = tuple(names) if sync == base else own
         weights = tuple(
             Weight(
                 weight_use(family, program.dims(name)).local_elements(), single=apart[name] if sync == base else (),
                 several=apart[name] if sync != base else (),
             )
-            for name in (names if sync == base else own)
+            for name in filling
         )  # fmt: skip
         yield WeightGroup(
-            own, tuple(dict.fromkeys(move for name in own for move in moves[name] if _is_of(move, sync))), sync,
-            FlatArrays(weights, sync.shard, bucketed=rests_whole(family), alignment=alignment_of(family.optimizer)),
+            own, filling, tuple(dict.fromkeys(move for name in own for move in moves[name] if _is_of(move, sync))), sync,
+            FlatArrays(weights, sync.shard, in_buckets(family, sync), alignment=alignment_of(family.optimizer)),
             names[0] in unit.gradients, derived,
         )  # fmt: skip
 
@@ -192,6 +197,12 @@ def differing(sync: Sync, other: Sync) -> Axes:
 def joins(sync: Sync, base: Sync, degree: Callable[[Axes], int]) -> bool:
     """Whether weights travel with those of `base`, in groups of so many devices."""
     return degree(differing(sync, base)) == 1
+
+
+def in_buckets(family: Family, sync: Sync) -> bool:
+    """Whether weights fill arrays of limited size: where gradients rest whole, but for matrices that an optimizer takes whole. Of
+    those of a unit in one array a device has a part of few, and works out no others."""
+    return rests_whole(family) and not sync.whole_gather
 
 
 def rests_whole(family: Family) -> bool:

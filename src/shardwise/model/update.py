@@ -85,7 +85,9 @@ class _Update:
             if update.whole and self.matrix:
                 sizes = self.matrix.sizes(self.optimizer.largest_side)
                 work, passing = update.flops(sizes), update.passing(sizes)
-                operation = OfMatrix(reads, (made,), function, *self.matrix, work=work, passing=passing)
+                operation = OfMatrix(
+                    reads, (made,), function, *self.matrix, work=work, passing=passing, kept=update.kept
+                )
             self.found[f"{part}'"] = self.builder.add(operation)
         if round == -1:
             weight = self.builder.tensor(f"{self.name}'", self.dims, Role.WEIGHT)

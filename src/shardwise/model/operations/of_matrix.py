@@ -14,7 +14,8 @@ from shardwise.symbolic import ZERO, Local, Polynomial, product
 class OfMatrix(Operation):
     """`result = function(matrices)`. Dims of operands and result in front of `rows` and `columns`, or of their pairs, are a
     `stack` of matrices, which may be split; what is behind them each device has whole. `work` are the FLOPs for a matrix,
-    `passing` the elements that are there while it is worked out."""
+    `passing` the elements that are there while it is worked out. `kept`: the result is state, which every device that uses the
+    matrices has; of what is not, a device needs the matrices that it updates a part of."""
 
     function: str = ""
     stack: Dims = ()
@@ -22,6 +23,7 @@ class OfMatrix(Operation):
     columns: Dims = ()
     work: Polynomial = ZERO
     passing: Polynomial = ZERO
+    kept: bool = False
 
     @property
     def kind(self) -> str:

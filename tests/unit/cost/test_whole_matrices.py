@@ -1,0 +1,69 @@
+"""What a device makes of matrices as a whole: of those that it has a part of, and so the fullest device's is priced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+import pytest
+
+from shardwise.cost.unit_parts import fullest_share, parts_of
+from shardwise.issuing import IssuePolicy
+from shardwise.layout.layout import Layout
+from shardwise.lowering.groups import Group
+from shardwise.lowering.instance import Instance
+from shardwise.model.architecture import Architecture
+from shardwise.precision import precision_named
+
+DENSE = Architecture(
+    name="dense", num_layers=2, d_model=24, d_ff=40, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96
+)
+MODELS = {"dense": DENSE, "experts": replace(DENSE, num_experts=4, experts_per_token=2)}
+POLICY = IssuePolicy(bucket_bytes=4096)  # of which the largest matrix alone fills more than one
+
+
+def instance(model: str, layout: Layout, optimizer: str = "muon") -> Instance:
+    return Instance(
+        architecture=MODELS[model], layout=layout, precision=precision_named("bf16"), policy=POLICY, optimizer=optimizer
+    )
+
+
+def flops(group: Group, device: int) -> float:
+    """Of the Newton-Schulz steps of all matrices that a device has a part of."""
+    begin, found = device * group.shard_size, 0.0
+    for member in group.members:
+        if member.start < begin + group.shard_size and member.stop > begin:
+            matrix = member.parameter.matrix
+            assert matrix is not None
+            num_stacked, border = len(matrix.stack), len(matrix.stack) + len(matrix.rows)
+            rows, columns = prod(member.whole[num_stacked:border]), prod(member.whole[border:])
+            least = min(rows, columns)
+            found += prod(member.shape[:num_stacked]) * 5 * (4 * least * rows * columns + 2 * least**3)
+    return found
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("layout", [Layout(fsdp=n, zero_stage=zero) for n in (2, 3, 7, 64) for zero in (1, 3)]
+                         + [Layout(fsdp=2, tp=2, zero_stage=2), Layout(dp=2, fsdp=4, zero_stage=1)], ids=str)  # fmt: skip
+def test_the_fullest_device_is_priced(model: str, layout: Layout) -> None:
+    """Against a count over all devices; the arrays of a unit's matrices are not cut into buckets, whatever the stage."""
+    one = instance(model, layout)
+    arrays = parts_of(one.architecture.structure, one.family, "block", POLICY).arrays
+    groups = [group for group in one.groups if group.path == "layers.0" and group.members[0].parameter.matrix]
+    fullest = sum(max(flops(group, device) for device in range(group.num_shards)) for group in groups)
+    every = sum(flops(replace(group, num_shards=1), 0) for group in groups)
+    assert fullest_share(arrays, one.values) == pytest.approx(fullest / every)
+    assert fullest < every
+
+
+def test_without_parts_every_device_makes_all() -> None:
+    one = instance("dense", Layout(dp=4, zero_stage=0))
+    assert fullest_share(parts_of(one.architecture.structure, one.family, "block", POLICY).arrays, one.values) == 1.0
+
+
+def test_state_of_sides_is_made_by_every_device() -> None:
+    """Shampoo's squares and roots are kept wherever the matrix is used: only the step itself is made in parts."""
+    one = instance("dense", Layout(fsdp=4, zero_stage=1), "shampoo")
+    kernels = parts_of(one.architecture.structure, one.family, "block", POLICY).kernels
+    in_part = {kernel.outputs[0].rpartition(".")[2] for kernel in kernels if kernel.shape.in_part}
+    assert in_part == {"preconditioned'"}
