@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NoReturn, TypeVar
 
 from shardwise.train.meeting import LEFT, Meeting, beat_key, end_lost
@@ -21,12 +21,14 @@ def leave_word(meeting: Meeting, code: int) -> None:
     _tried(lambda: meeting.keys().compare_set(LEFT, "", json.dumps(code)), b"")
 
 
-def explained(meeting: Meeting, error: LostRankError, remains: str, *, deaf: bool = False) -> NoReturn:
+def explained(
+    meeting: Meeting, error: LostRankError, remains: str, *, deaf: bool = False, silent: Collection[int] = ()
+) -> NoReturn:
     """End this rank, which has lost another: with the code of one that has said why it left; else only one of those left
     reports the loss.
 
-    `remains`: what is left of the run, and how to go on; `deaf`: the store does not answer. Where our launcher has started the
-    ranks, it reports, once it knows how each of them has ended.
+    `remains`: what is left of the run, and how to go on; `deaf`: the store does not answer; `silent`: the ranks that give no
+    sign of life. Where our launcher has started the ranks, it reports, once it knows how each of them has ended.
     """
     problem = "; ".join(part for part in (str(error), remains) if part)
     if not deaf:
@@ -34,7 +36,7 @@ def explained(meeting: Meeting, error: LostRankError, remains: str, *, deaf: boo
         left = _tried(lambda: keys.get(LEFT) if keys.check([LEFT]) else b"", b"")
         if left:
             raise SystemExit(json.loads(left))
-        elsewhere = _tried(lambda: _elsewhere(meeting, keys, error.awaits), "")
+        elsewhere = _tried(lambda: _elsewhere(meeting, keys, error.awaits, silent), "")
         problem = "; ".join(part for part in (str(error), elsewhere, remains) if part)
         _tried(lambda: end_lost(keys, meeting.rank, problem), None)
     if meeting.rank == (0 if meeting.store_is_of is None else 1) and not launched_here():
@@ -42,10 +44,12 @@ def explained(meeting: Meeting, error: LostRankError, remains: str, *, deaf: boo
     raise SystemExit(LostRankError.exit_code)
 
 
-def _elsewhere(meeting: Meeting, keys: Store, awaits: str) -> str:
-    """The ranks that did not wait for the same when they last said what they did."""
+def _elsewhere(meeting: Meeting, keys: Store, awaits: str, silent: Collection[int]) -> str:
+    """The ranks that did not wait for the same when they last said what they did, and those that are silent since: what they
+    waited for then may have had the same words in an earlier step."""
     beats = list(map(Beat.parse, keys.multi_get([beat_key(rank) for rank in range(meeting.size)])))
-    others = [rank for rank in range(meeting.size) if beats[rank].awaits != awaits and rank != meeting.rank]
+    away = (rank for rank in range(meeting.size) if beats[rank].awaits != awaits or rank in silent)
+    others = [rank for rank in away if rank != meeting.rank]
     named = [f"{meeting.peers[rank]} was last in {beats[rank]}" for rank in others[:SHOWN]]
     return ", ".join(named) + (f" and {len(others) - SHOWN} more elsewhere" if len(others) > SHOWN else "")
 
