@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+from contextlib import redirect_stderr, redirect_stdout
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,16 +28,24 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, shown.out, shown.err
 
 
-def payload(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    code, out, err = run(capsys, *arguments, "--json")
-    assert (code, err) == (0, "")
-    found = json.loads(out)
+@cache  # most tests look at one table, whose nine plans take long
+def printed(*arguments: str) -> str:
+    """What a command prints that succeeds."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(arguments)
+    assert (code, err.getvalue()) == (0, "")
+    return out.getvalue()
+
+
+def payload(*arguments: str) -> dict[str, Any]:
+    found = json.loads(printed(*arguments, "--json"))
     assert isinstance(found, dict)
     return found
 
 
-def test_every_batch_is_planned_on_every_cluster_and_the_soonest_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    found = payload(capsys, *PLAN, *BATCHES)
+def test_every_batch_is_planned_on_every_cluster_and_the_soonest_chosen() -> None:
+    found = payload(*PLAN, *BATCHES)
     points = [(one["cluster"], one["batch_tokens"]) for one in found["points"]]
     assert points == [(f"h100:{n}", batch) for n in (4, 8, 16) for batch in (2**16, 2**17, 2**18)]
     best = min(one["time"]["loss_s"] for one in found["points"])
@@ -44,9 +55,9 @@ def test_every_batch_is_planned_on_every_cluster_and_the_soonest_chosen(capsys: 
     assert found["plan"]["to_loss"]["noise"]["tokens"] == NOISE
 
 
-def test_times_to_the_loss_are_steps_of_the_law_times_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_to_the_loss_are_steps_of_the_law_times_the_step() -> None:
     """By hand: E_min of a billion tokens, S = 1e9·(1/B_noise + 1/B); interruptions of sixteen devices are few."""
-    for one in payload(capsys, *PLAN, *BATCHES)["points"]:
+    for one in payload(*PLAN, *BATCHES)["points"]:
         time, batch = one["time"], one["batch_tokens"]
         steps = 1e9 * (1 / NOISE + 1 / batch)
         assert time["steps"] == pytest.approx(steps)
@@ -57,18 +68,16 @@ def test_times_to_the_loss_are_steps_of_the_law_times_the_step(capsys: pytest.Ca
         assert time["side"] == {0.5: "below", 1.0: "at", 2.0: "above"}[batch / NOISE]
 
 
-def test_a_point_is_the_plan_of_its_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    found = payload(capsys, *PLAN, *BATCHES)["points"][4]
-    alone = payload(capsys, "plan", "gpt-2", "h100:8", *SIZES, "--batch-tokens", "128Ki")
+def test_a_point_is_the_plan_of_its_batch() -> None:
+    found = payload(*PLAN, *BATCHES)["points"][4]
+    alone = payload("plan", "gpt-2", "h100:8", *SIZES, "--batch-tokens", "128Ki")
     assert found["layout"]["text"] == alone["layout"]["text"]
     assert found["time"]["step_time_s"] == alone["estimate"]["step_time_s"]
 
 
-def test_tokens_are_those_of_the_smallest_batch_and_the_run_goes_to_the_loss(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_tokens_are_those_of_the_smallest_batch_and_the_run_goes_to_the_loss() -> None:
     """Batches of 64Ki are half the noise scale, 10G tokens of them E_min = 10G / 1.5: batches of 128Ki take twice E_min."""
-    found = payload(capsys, *PLAN, *BATCHES, "--tokens", "10G")
+    found = payload(*PLAN, *BATCHES, "--tokens", "10G")
     assert found["min_tokens"] == pytest.approx(10e9 / 1.5)
     tokens = {one["batch_tokens"]: one["time"]["tokens"] for one in found["points"]}
     assert tokens == pytest.approx({2**16: 10e9, 2**17: 10e9 / 1.5 * 2, 2**18: 10e9 / 1.5 * 3})
@@ -78,14 +87,14 @@ def test_tokens_are_those_of_the_smallest_batch_and_the_run_goes_to_the_loss(
     assert chosen["time"]["usd"] == pytest.approx(found["plan"]["run"]["usd"])
 
 
-def test_without_batches_they_are_doublings_around_the_noise_scale(capsys: pytest.CaptureFixture[str]) -> None:
-    found = payload(capsys, "plan", "gpt-2", "h100:8", *SIZES, "--noise-scale", "16Ki")
+def test_without_batches_they_are_doublings_around_the_noise_scale() -> None:
+    found = payload("plan", "gpt-2", "h100:8", *SIZES, "--noise-scale", "16Ki")
     assert [one["batch_tokens"] for one in found["points"]] == [1024 * 2**i for i in range(9)]
 
 
-def test_the_goal_is_time_or_dollars_and_with_a_deadline_dollars(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_goal_is_time_or_dollars_and_with_a_deadline_dollars() -> None:
     def chosen(*flags: str) -> dict[str, Any]:
-        found = payload(capsys, *PLAN, *BATCHES, *flags)
+        found = payload(*PLAN, *BATCHES, *flags)
         return dict(found["points"][found["chosen"]])
 
     soonest, cheapest = chosen(), chosen("--minimise", "usd")
@@ -98,9 +107,9 @@ def test_the_goal_is_time_or_dollars_and_with_a_deadline_dollars(capsys: pytest.
     assert chosen("--tokens", "100G", "--deadline", "999d")["num_devices"] == 4
 
 
-def test_batch_and_devices_double_along_the_diagonal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_batch_and_devices_double_along_the_diagonal() -> None:
     """The note, 2.2.1: token time halves as long as the step stays, loss time by S(2B) / S(B) of it."""
-    found = payload(capsys, *PLAN, *BATCHES)
+    found = payload(*PLAN, *BATCHES)
     points = [found["points"][number] for number in found["diagonal"]]
     assert len({one["batch_tokens"] / one["num_devices"] for one in points}) == 1
     assert len(points) > 1
@@ -110,8 +119,8 @@ def test_batch_and_devices_double_along_the_diagonal(capsys: pytest.CaptureFixtu
         assert large["time"]["loss_s"] / small["time"]["loss_s"] == pytest.approx(tokens * law)
 
 
-def test_the_next_doubling_is_planned(capsys: pytest.CaptureFixture[str]) -> None:
-    found = payload(capsys, *PLAN, *BATCHES)
+def test_the_next_doubling_is_planned() -> None:
+    found = payload(*PLAN, *BATCHES)
     both, batch, devices = found["doublings"]
     chosen = found["points"][found["chosen"]]
     assert [one["doubled"] for one in found["doublings"]] == ["batch and devices", "batch", "devices"]
@@ -120,7 +129,6 @@ def test_the_next_doubling_is_planned(capsys: pytest.CaptureFixture[str]) -> Non
     assert batch["usd_ratio"] == pytest.approx(batch["loss_ratio"])
     assert both["usd_ratio"] == pytest.approx(2 * both["loss_ratio"], rel=0.01)
     again = payload(
-        capsys,
         "plan",
         "gpt-2",
         "h100:32",
@@ -168,7 +176,7 @@ def test_a_plan_file_keeps_its_target_and_explain_says_the_side(
     plan = sw.load_plan(file)
     assert plan.to_loss is not None
     assert (plan.to_loss.noise.tokens, plan.to_loss.batch_tokens) == (NOISE, None)
-    found = payload(capsys, "explain", file)["critical_batch"]
+    found = payload("explain", file)["critical_batch"]
     assert (found["time"]["side"], len(found["doublings"])) == ("above", 3)
     _, out, _ = run(capsys, "explain", file)
     assert (
@@ -184,8 +192,8 @@ def test_explain_takes_a_noise_scale_for_any_plan(capsys: pytest.CaptureFixture[
         run(capsys, "plan", "gpt-2", "h100:8", *SIZES, "--batch-tokens", "64Ki", "--tokens", "10G", "--out", file)[0]
         == 0
     )
-    assert payload(capsys, "explain", file)["critical_batch"] is None
-    found = payload(capsys, "explain", file, "--noise-scale", "128Ki")["critical_batch"]
+    assert payload("explain", file)["critical_batch"] is None
+    found = payload("explain", file, "--noise-scale", "128Ki")["critical_batch"]
     assert found["time"]["tokens"] == pytest.approx(10e9)
     assert found["time"]["side"] == "below"
 
@@ -199,11 +207,11 @@ def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
             assert said in text
 
 
-def test_python_has_what_the_command_line_has(capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_has_what_the_command_line_has() -> None:
     found = sw.plan_to_loss(
         "gpt-2", ["h100:4", "h100:8", "h100:16"], noise_scale="128Ki", batches=[2**16, 2**17, 2**18], seq_len=1024
     )
-    mine = payload(capsys, *PLAN, *BATCHES)
+    mine = payload(*PLAN, *BATCHES)
     assert [one.time.loss_s for one in found.points if one.time] == [one["time"]["loss_s"] for one in mine["points"]]
     assert found.chosen == mine["chosen"]
     assert "h100:16" in found.shown().html()
@@ -245,6 +253,6 @@ def test_what_is_wrong_is_said(
     assert "Traceback" not in err
 
 
-def test_several_sizes_of_a_chip_are_several_clusters(capsys: pytest.CaptureFixture[str]) -> None:
-    found = payload(capsys, "plan", "gpt-2", "h100:4,8", *SIZES, "--batch-tokens", "64Ki")
+def test_several_sizes_of_a_chip_are_several_clusters() -> None:
+    found = payload("plan", "gpt-2", "h100:4,8", *SIZES, "--batch-tokens", "64Ki")
     assert [one["cluster"] for one in found["clusters"]] == ["h100:4", "h100:8"]

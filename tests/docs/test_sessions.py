@@ -58,7 +58,13 @@ PICTURES = [
 ]
 
 
-@pytest.mark.parametrize(("picture", "command"), PICTURES, ids=[picture.stem for picture, _ in PICTURES])
+SLOW = ("batch-to-loss",)  # a session beside it prints what the same command finds
+
+
+@pytest.mark.parametrize(
+    ("picture", "command"),
+    [pytest.param(*one, id=one[0].stem, marks=[pytest.mark.matrix] if one[0].stem in SLOW else []) for one in PICTURES],
+)
 def test_picture(picture: Path, command: str) -> None:
     assert picture.read_text(encoding="utf-8") == refresh.drawn(command)
 

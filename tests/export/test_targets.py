@@ -25,7 +25,7 @@ from shardwise.planning.abilities import OWN
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.units import format_seconds
 
-NUM_WRITTEN, NUM_REFUSED, NUM_NEAREST = 300, 100, 2
+NUM_WRITTEN, NUM_MORE_WRITTEN, NUM_REFUSED, NUM_NEAREST = 100, 300, 100, 2
 NUM_PLANS = 40  # of our own engine, whose launches are plan files, which have tests of their own
 
 
@@ -34,9 +34,10 @@ def as_told(launch: Launch) -> dict[str, object]:
     return {part: value for part, value in launch.parts().items() if not part.startswith(LISTED)}
 
 
+@pytest.mark.parametrize("num_written", [NUM_WRITTEN, pytest.param(NUM_MORE_WRITTEN, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
-def test_what_is_written_is_read_back(target: Target) -> None:
-    for launch in islice(runnable_launches(target.name, 1), NUM_PLANS if target.stack == OWN else NUM_WRITTEN):
+def test_what_is_written_is_read_back(target: Target, num_written: int) -> None:
+    for launch in islice(runnable_launches(target.name, 1), NUM_PLANS if target.stack == OWN else num_written):
         options = say(target, launch)
         files = files_of(target, options, launch)
         own = {name: text for name, text in files.items() if name in target.write(options, launch)}

@@ -76,7 +76,14 @@ def _as_stated(case: Case) -> Layout:
     return replace(case.layout, recompute=usual) if case.layout.recompute == "selective" else case.layout
 
 
-@pytest.mark.parametrize("rows", [published_rows(), layout_rows()], ids=["runs", "layouts"])
+PUBLISHED = [
+    pytest.param(published_rows()[::4], id="a part of the runs"),
+    pytest.param(published_rows(), id="runs", marks=pytest.mark.matrix),
+    pytest.param(layout_rows(), id="layouts"),
+]
+
+
+@pytest.mark.parametrize("rows", PUBLISHED)
 def test_every_published_run_is_one_that_its_stack_can_run(rows: tuple[Row, ...]) -> None:
     """But for recomputes between none and all, which are priced as ours, whatever software calls selective."""
     found = {

@@ -166,8 +166,8 @@ def test_rows_equal_the_scalar_estimate(model: str, cluster_name: str, job: Job,
     architecture = {"small": SMALL, "deep": DEEP, "adapted": ADAPTED}.get(model) or load_model(model)
     cluster = load_cluster(cluster_name)
     job = dataclasses.replace(job, overlap=overlap)
-    rows = search(architecture, cluster, job, sample=80, seed=len(overlap)).sampled
-    assert len(rows) > 45
+    rows = search(architecture, cluster, job, sample=70, seed=len(overlap)).sampled
+    assert len(rows) > 40
     assert {row.layout.zero_stage for row in rows} == {0, 1, 2, 3}
     assert {row.layout.recompute for row in rows} == {"none", "selective", "full"}
     assert len({(row.layout.tp, row.layout.cp, row.layout.pp) for row in rows}) > 10
@@ -439,7 +439,7 @@ def test_what_fits_no_device_leaves_the_leanest() -> None:
 MIXED = dataclasses.replace(SMALL, name="mixed", d_ff=512, num_experts=8, experts_per_token=2)
 
 
-@pytest.mark.parametrize("cluster_name", ["h100:16", "tpu-v5e:4x4"])
+@pytest.mark.parametrize("cluster_name", thinned(["h100:16", "tpu-v5e:4x4"], 2))
 def test_the_best_of_a_model_with_experts_is_the_best_of_all(cluster_name: str) -> None:
     """Over every placement, degree of ep, variant of cp, and experts whole or split by tp."""
     few = Choices(
@@ -489,9 +489,13 @@ FEW = Choices(
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
-@pytest.mark.parametrize("memory_bytes", [4e9, 80e9])
-def test_the_best_is_the_best_of_all(memory_bytes: float, overlap: Overlap) -> None:
+def test_the_best_is_the_best_of_all(overlap: Overlap) -> None:
     """Over every placement, those that the search drops as beaten included."""
+    for memory_bytes in (4e9, 80e9):
+        finds_the_best_of_all(memory_bytes, overlap)
+
+
+def finds_the_best_of_all(memory_bytes: float, overlap: Overlap) -> None:
     cluster, job = with_memory(load_cluster("h100:4"), memory_bytes), dataclasses.replace(JOB, overlap=overlap)
     result = search(SMALL, cluster, job, choices=FEW)
     rows = brute_force("h100:4", overlap)

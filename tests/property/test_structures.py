@@ -42,7 +42,7 @@ def cased(case: Case, name: str) -> Case:
     return dataclasses.replace(case, structure=tuple(fields.items()), tied=tied, **own)
 
 
-@pytest.mark.parametrize(("name", "layout"), thinned(itertools.product(STRUCTURES, LAYOUTS), 2))
+@pytest.mark.parametrize(("name", "layout"), thinned(itertools.product(STRUCTURES, LAYOUTS), 3))
 def test_layout_equals_unsharded(name: str, layout: str) -> None:
     check_layout(cased(LAYOUTS[layout], name))
 
@@ -85,7 +85,7 @@ EXPERT_PARALLEL = {
 
 
 @pytest.mark.parametrize(
-    ("name", "layout", "recompute"), thinned(in_turn(WITH_EXPERTS, EXPERT_PARALLEL, ["none", "selective", "full"]), 2)
+    ("name", "layout", "recompute"), thinned(in_turn(WITH_EXPERTS, EXPERT_PARALLEL, ["none", "selective", "full"]), 3)
 )
 def test_expert_parallelism_equals_unsharded(name: str, layout: str, recompute: str) -> None:
     check_layout(dataclasses.replace(cased(EXPERT_PARALLEL[layout], name), recompute=recompute))

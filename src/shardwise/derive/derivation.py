@@ -180,10 +180,13 @@ def own_family(structure: Structure, family: Family, name: str) -> Family:
 
     Recomputation and context parallelism are about layers, whole experts about units that send tokens to experts.
     """
-    own = replace(family, experts=structure.experts, recompute=of_kind(family.recompute, name), shares_amax=False)
-    if name not in LAYERS:
-        own = replace(own, recompute="none", cp_variant="all_gather")
-    return own if routes(structure, name) else replace(own, whole_experts=False)
+    is_layer = name in LAYERS
+    return replace(  # once, since every price of a unit asks
+        family, experts=structure.experts, shares_amax=False,
+        recompute=of_kind(family.recompute, name) if is_layer else "none",
+        cp_variant=family.cp_variant if is_layer else "all_gather",
+        whole_experts=family.whole_experts and routes(structure, name),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
