@@ -124,7 +124,7 @@ def _cluster(question: Question, stack: Stack) -> Cluster:
 def _found(model: Architecture, question: Question, job: Job, stack: Stack) -> Iterable[tuple[Layout, float]]:
     """The fastest layouts under a stack, the best first: each the fastest of its way to factor the devices over the axes."""
     cluster, own = _cluster(question, stack), replace(job, loss=stack.loss)
-    choices = Choices().of_stack(stack, model, job)
+    choices = Choices().of_stack(stack, model, job, cluster.domain)
     try:
         found = search(model, cluster, own, choices=choices, top=NUM_TRIED, reserve=MEMORY_RESERVE)
     except NothingFitsError:

@@ -298,3 +298,21 @@ def test_what_deepseek_recomputed_can_be_written_down() -> None:
     assert held == sorted(held, reverse=True)
     assert again == sorted(again)
     assert len(set(held)) == len(set(again)) == 4
+
+
+@pytest.mark.parametrize(
+    ("cluster", "pins", "overlapped"),
+    [
+        ("h100:32", {"tp": 8, "pp": 1}, True),
+        ("h100:32", {"tp": 16, "pp": 1}, False),  # over the network no device reads another's memory
+        ("h100:32", {"tp": 16, "pp": 1, "async_tp": True}, True),
+        ("gb200:32", {"tp": 16, "pp": 1}, True),
+        ("tpu-v5p:2x4x4", {"tp": 16, "pp": 1}, True),
+    ],
+)
+def test_tensor_parallelism_is_overlapped_among_devices_that_reach_one_another(
+    cluster: str, pins: dict[str, Any], overlapped: bool
+) -> None:
+    """Unless it is asked for."""
+    found = sw.plan("llama-3-70b", cluster, JOB, pins={**pins, "sequence_parallel": True, "cp": 1})
+    assert found.layout.async_tp is overlapped

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from shardwise.cluster.calibration import Calibration, scaled
 from shardwise.cluster.chip import Chip
 from shardwise.errors import InputError
-from shardwise.network.topology import Topology
+from shardwise.network.topology import Switched, Topology
 
 MOST_DEVICES = 10**7
 
@@ -39,6 +39,16 @@ class Cluster:
     def num_devices(self) -> int:
         """Devices of the whole cluster."""
         return math.prod(self.topology.levels)
+
+    @property
+    def domain(self) -> int:
+        """How many devices reach one another's memory: those of a node or of an NVLink domain; of a torus all.
+
+        >>> from shardwise.cluster.load import load_cluster
+        >>> load_cluster("h100:64").domain, load_cluster("tpu-v5p:4x4x4").domain
+        (8, 64)
+        """
+        return self.topology.levels[0] if isinstance(self.topology, Switched) else self.num_devices
 
     @property
     def reached(self) -> Topology:

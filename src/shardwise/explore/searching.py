@@ -36,14 +36,14 @@ def found_for(model: Architecture, cluster: Cluster, job: Job) -> Iterator[dict[
     best = _best(chosen)
     yield {"state": "searching", "best": best, "problems": []}
     planned_cluster, planned_job = as_planned(cluster, job)
-    choices = Choices().of_stack(stack_of(planned_cluster), model, job)
+    choices = Choices().of_stack(stack_of(planned_cluster), model, job, planned_cluster.domain)
     result = search(model, planned_cluster, planned_job, choices=choices)
     yield {"state": "done", "best": best, "problems": [], **_front(result)}
 
 
 def searched(chosen: Plan) -> dict[str, Any]:
     """The same for a plan that is there: its search again, for the front."""
-    choices = Choices().of_stack(stack_of(chosen.cluster), chosen.model, chosen.job)
+    choices = Choices().of_stack(stack_of(chosen.cluster), chosen.model, chosen.job, chosen.cluster.domain)
     result = search(chosen.model, chosen.cluster, chosen.job, choices=choices)
     return {"state": "done", "best": _best(chosen), "problems": [], **_front(result)}
 

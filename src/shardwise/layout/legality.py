@@ -309,6 +309,7 @@ OF_MODES = (
     "heads_by_cp",
     "cp_by_stack",
     "async_tp",
+    "async_tp_by_domain",
     "experts",
     "whole_experts",
 )  # rules that read them

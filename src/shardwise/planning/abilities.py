@@ -161,6 +161,21 @@ def mode_rule(stack: Stack) -> Rule:
     )
 
 
+def domain_rule(domain: int) -> Rule:
+    """Where a search may overlap tensor parallelism with products: among devices that reach one another's memory.
+
+    Source: torchtitan (arXiv 2410.06511, section 3): asynchronous within nodes, by PyTorch's SymmetricMemory, which maps the
+    memory of other devices as Transformer Engine's userbuffers do. No published run has it over a network.
+    """
+    return Rule(
+        "async_tp_by_domain",
+        lambda a, j, n, d: (d["async_tp"] == 0) | (d["tp"] <= domain),
+        lambda a, j, n, d: (
+            f"async_tp over tp = {d['tp']}: {domain} devices reach one another's memory; choose a smaller tp"
+        ),
+    )
+
+
 def _axis_rule(name: str, axis: str, has: tuple[str, ...]) -> Rule:
     return Rule(
         f"stack_{axis}",

@@ -51,7 +51,7 @@ def _searched(architecture: Architecture, cluster: Cluster, job: Job, pins: Mapp
     try:
         choices = Choices().narrowed(pins, {})
         with suppress(InputError):  # of what the stack does not run the others are of any stack
-            choices = choices.of_stack(stack_of(cluster), architecture, replace(job, loss=None))
+            choices = choices.of_stack(stack_of(cluster), architecture, replace(job, loss=None), cluster.domain)
         found = search(architecture, cluster, job, choices=choices, top=1)
     except (InputError, NothingFitsError):
         return None

@@ -55,7 +55,7 @@ def plan(
     """
     architecture.require_positions(job.seq_len)
     (cluster, job), own_job = as_planned(cluster, job), job
-    asked, choices = choices, (choices or Choices()).of_stack(stack_of(cluster), architecture, own_job)
+    asked, choices = choices, (choices or Choices()).of_stack(stack_of(cluster), architecture, own_job, cluster.domain)
     budget = next((policy for policy in choices.recompute if is_budget(policy)), None)
     if budget:
         choices = replace(choices, recompute=tuple(POLICIES))
@@ -196,7 +196,7 @@ def nearest_fitting(
     )
     stack = stack_of(cluster)
     if stack and not lacking(stack, architecture, job, layout):
-        every = every.of_stack(stack, architecture, job)
+        every = every.of_stack(stack, architecture, job, cluster.domain)
     parts = replace(every, recompute_layers=(None, *QUARTERS))
     same_degrees = parts.narrowed({**degrees, "num_virtual_stages": layout.num_virtual_stages}, {})
     same_choices = every.narrowed({name: getattr(layout, name) for name in chosen}, {})

@@ -26,7 +26,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.kept_sets import FORMS
 from shardwise.model.recompute import POLICIES, policy_names, policy_problem
 from shardwise.names import did_you_mean, unknown
-from shardwise.planning.abilities import binding_rules, refused, searched_values
+from shardwise.planning.abilities import binding_rules, domain_rule, refused, searched_values
 from shardwise.planning.runnable import RUNNABLE_RULES
 from shardwise.schedule.schedule import SCHEDULES, schedule_of, searched_schedules
 
@@ -94,7 +94,8 @@ class Choices(Limits):
     compared with even stages; the pipelines near the best then get layers per stage by cost (`search.stages`), unless `stages`
     says even. Among several numbers of virtual stages that a schedule allows, those with equal virtual stages are searched.
     `divisible` refuses layouts with idle replicas or partly filled micro-batches, `runnable` those that `train` does not run.
-    `stack` is the one whose abilities limit the layouts (`of_stack`), and `asked` the names of what was pinned.
+    `stack` is the one whose abilities limit the layouts (`of_stack`), `domain` the number of devices among which it overlaps
+    tensor parallelism (None: any), and `asked` the names of what was pinned.
 
     >>> choices = Choices(zero_stage=(1, 3)).narrowed({"tp": 8}, {"pp": 4})
     >>> choices.pins, choices.maxima, choices.zero_stage
@@ -115,6 +116,7 @@ class Choices(Limits):
     divisible: bool = False
     runnable: bool = False
     stack: Stack | None = None
+    domain: int | None = None
     asked: tuple[str, ...] = ()
 
     def modes(self, architecture: Architecture) -> tuple[Mode, ...]:
@@ -146,7 +148,9 @@ class Choices(Limits):
 
     @property
     def _of_stack(self) -> tuple[Rule, ...]:
-        return binding_rules(self.stack, {*self.asked, *self.pins}) if self.stack else ()
+        asked = {*self.asked, *self.pins}
+        near = () if self.domain is None or "async_tp" in asked else (domain_rule(self.domain),)
+        return (*near, *(binding_rules(self.stack, asked) if self.stack else ()))
 
     @property
     def policies(self) -> tuple[Policy, ...]:
@@ -164,9 +168,9 @@ class Choices(Limits):
         """Whether some of the layouts keep the optimizer's state in host memory."""
         return any(offloaded_by(offload).optimizer for offload in self.offload)
 
-    def of_stack(self, stack: Stack | None, architecture: Architecture, job: Job) -> Choices:
-        """The choices limited to what a stack supports for a model and a job; values that were not pinned become the stack's
-        own.
+    def of_stack(self, stack: Stack | None, architecture: Architecture, job: Job, domain: int | None = None) -> Choices:
+        """The choices limited to what a stack supports for a model and a job, on a cluster with a `domain`; values that were not
+        pinned become the stack's own.
 
         With `runnable` the choices stay as they are: the engine of `train` runs them, whatever stack prices them. Raises
         `InputError` for pinned values that the stack does not support.
@@ -181,7 +185,7 @@ class Choices(Limits):
             for name, values in searched_values(stack, architecture, job).items()
             if name not in self.asked and getattr(self, name) == getattr(usual, name)
         }
-        return replace(self, stack=stack, **has)
+        return replace(self, stack=stack, domain=domain, **has)
 
     def narrowed(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
         """The choices with some values pinned and some limited. A pinned value is searched whether or not it is listed here.
