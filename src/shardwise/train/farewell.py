@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-from shardwise.train.meeting import LEFT, Meeting, beat_key, end_lost
+from shardwise.train.meeting import LEFT, SILENT, Meeting, beat_key, end_lost
 from shardwise.train.parent import launched_here
 from shardwise.train.silence import Beat
 from shardwise.train.store import Store
@@ -21,14 +21,12 @@ def leave_word(meeting: Meeting, code: int) -> None:
     _tried(lambda: meeting.keys().compare_set(LEFT, "", json.dumps(code)), b"")
 
 
-def explained(
-    meeting: Meeting, error: LostRankError, remains: str, *, deaf: bool = False, silent: Collection[int] = ()
-) -> NoReturn:
+def explained(meeting: Meeting, error: LostRankError, remains: str, *, deaf: bool = False) -> NoReturn:
     """End this rank, which has lost another: with the code of one that has said why it left; else only one of those left
     reports the loss.
 
-    `remains`: what is left of the run, and how to go on; `deaf`: the store does not answer; `silent`: the ranks that give no
-    sign of life. Where our launcher has started the ranks, it reports, once it knows how each of them has ended.
+    `remains`: what is left of the run, and how to go on; `deaf`: the store does not answer. Where our launcher has started the
+    ranks, it reports, once it knows how each of them has ended.
     """
     problem = "; ".join(part for part in (str(error), remains) if part)
     if not deaf:
@@ -36,7 +34,7 @@ def explained(
         left = _tried(lambda: keys.get(LEFT) if keys.check([LEFT]) else b"", b"")
         if left:
             raise SystemExit(json.loads(left))
-        elsewhere = _tried(lambda: _elsewhere(meeting, keys, error.awaits, silent), "")
+        elsewhere = _tried(lambda: _elsewhere(meeting, keys, error.awaits), "")
         problem = "; ".join(part for part in (str(error), elsewhere, remains) if part)
         _tried(lambda: end_lost(keys, meeting.rank, problem), None)
     if meeting.rank == (0 if meeting.store_is_of is None else 1) and not launched_here():
@@ -44,10 +42,11 @@ def explained(
     raise SystemExit(LostRankError.exit_code)
 
 
-def _elsewhere(meeting: Meeting, keys: Store, awaits: str, silent: Collection[int]) -> str:
+def _elsewhere(meeting: Meeting, keys: Store, awaits: str) -> str:
     """The ranks that did not wait for the same when they last said what they did, and those that are silent since: what they
     waited for then may have had the same words in an earlier step."""
-    beats = list(map(Beat.parse, keys.multi_get([beat_key(rank) for rank in range(meeting.size)])))
+    *told, quiet = keys.multi_get([*map(beat_key, range(meeting.size)), SILENT])
+    beats, silent = list(map(Beat.parse, told)), json.loads(quiet)
     away = (rank for rank in range(meeting.size) if beats[rank].awaits != awaits or rank in silent)
     others = [rank for rank in away if rank != meeting.rank]
     named = [f"{meeting.peers[rank]} was last in {beats[rank]}" for rank in others[:SHOWN]]

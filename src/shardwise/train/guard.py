@@ -35,7 +35,7 @@ def guarded(world: World, recipe: Recipe, stop: StopRequest, remains: Callable[[
                 yield
         except (LostRankError, dist.DistError) as error:
             lost = error if isinstance(error, LostRankError) else LostRankError(str(error).splitlines()[0])
-            explained(meeting, lost, remains(), deaf=heartbeat.is_deaf, silent=heartbeat.silent)
+            explained(meeting, lost, remains(), deaf=heartbeat.is_deaf)
         except BaseException as error:
             leave_word(meeting, _code(error))
             raise

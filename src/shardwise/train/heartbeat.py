@@ -120,12 +120,6 @@ class Heartbeat:
             self._give_up(activity(), list(silent or self._reported), reports=reports)
 
     @property
-    def silent(self) -> frozenset[int]:
-        """The ranks that give no sign of life, of those that this one listens to."""
-        with self._lock:
-            return frozenset(self.listener.silent(time.monotonic()))
-
-    @property
     def is_deaf(self) -> bool:
         """Whether the store does not answer."""
         asked_at = self._asked_at
