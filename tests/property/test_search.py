@@ -153,6 +153,7 @@ ROWS = [
     ("mixtral-8x7b", "h100:64", Job(global_batch_tokens=2**20, seq_len=4096)),
     ("qwen3-30b-a3b", "tpu-v5p:4x4x4", Job(global_batch_tokens=2**20, seq_len=4096)),
     ("llama-3.2-1b", "tpu-v5p:4x4x8", Job(global_batch_tokens=2**20, seq_len=4096, precision="bf16_fp32_gradients")),
+    ("small", "h100:16", dataclasses.replace(JOB, optimizer="muon")),  # whose matrices devices share out
 ]
 
 

@@ -7,6 +7,9 @@ from math import prod
 
 import pytest
 
+from shardwise.cluster.load import load_cluster
+from shardwise.cost.rates import rates_of
+from shardwise.cost.unit import UnitPricer
 from shardwise.cost.unit_parts import fullest_share, parts_of
 from shardwise.issuing import IssuePolicy
 from shardwise.layout.layout import Layout
@@ -54,6 +57,18 @@ def test_the_fullest_device_is_priced(model: str, layout: Layout) -> None:
     every = sum(flops(replace(group, num_shards=1), 0) for group in groups)
     assert fullest_share(arrays, one.values) == pytest.approx(fullest / every)
     assert fullest < every
+
+
+def test_its_share_is_the_work_that_is_priced() -> None:
+    one = instance("dense", Layout(fsdp=7, zero_stage=1))
+    rates = rates_of(load_cluster("h100:8").chip, None)
+    pricer = UnitPricer(one.architecture, replace(rates, policy=POLICY), one.precision, optimizer="muon")
+    parts = pricer.parts(pricer.of_structure(one.family), "block")
+    made = [kernel for kernel in parts.kernels if kernel.kind == "of_matrix"]
+    priced = sum(pricer.work(kernel, parts, one.values).flops for kernel in made)
+    share = fullest_share(parts.arrays, one.values)
+    assert 0 < share < 1
+    assert priced == pytest.approx(share * sum(kernel.flops.evaluate(one.values) for kernel in made))
 
 
 def test_without_parts_every_device_makes_all() -> None:
