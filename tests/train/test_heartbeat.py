@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -71,8 +72,11 @@ def test_signs_of_life_come_back_as_they_were_written() -> None:
 
 
 def meeting_of(rank: int, size: int = 4) -> Meeting:
-    peers = tuple(Peer(number, "node", 100 + number) for number in range(size))
-    return Meeting(rank, peers, HashStore())
+    """A rank of a run that has met: nobody is silent yet."""
+    peers, store = tuple(Peer(number, "node", 100 + number) for number in range(size)), HashStore()
+    store.set_timeout(timedelta(seconds=5))  # a key that nobody has set
+    PrefixStore("shardwise", store).set("silent", "[]")
+    return Meeting(rank, peers, store)
 
 
 class Watched:
