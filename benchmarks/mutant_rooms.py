@@ -45,6 +45,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "loss.py": ("unit/cost", "planning", "unit/test_choices.py"),
     "issuing.py": ("unit/test_choices.py", "unit/lowering", "unit/cost"),
     "data": ("data", "train", "cli/test_tokenize.py"),
+    "train/parallel": ("distributed", "train", "conversion"),
     "train": ("train", "conversion", "distributed", "cli/test_train.py", "cli/test_convert.py"),
 }  # fmt: skip
 

@@ -16,6 +16,7 @@ from collections import Counter
 import pytest
 from golden.summary import pytest_configure
 from hypothesis import settings
+from thinned import thin
 
 __all__ = ["pytest_configure"]
 
@@ -29,7 +30,9 @@ settings.register_profile("shardwise", derandomize=True, deadline=None, max_exam
 settings.load_profile("shardwise")
 
 
+@pytest.hookimpl(tryfirst=True)  # before cases are deselected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    thin(items)
     order = {name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: order.get("/".join(item.path.parts[-2:]), len(order)))
 

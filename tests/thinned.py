@@ -1,28 +1,32 @@
-"""Of many cases that are alike the suite runs a part; `make matrix` runs the others."""
+"""Of many cases that are alike the suite runs a part; `make matrix` runs the others.
+
+`@pytest.mark.thinned(3)` on a test: of each three of its cases that follow one another one is run as it is, and the others are
+marked `matrix`. Which one is drawn, the same in each run: taking each third of a product would leave out whole values of a
+factor. A case that is named on the command line is run.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
 
-def thinned(cases: Iterable[Any], step: int) -> list[Any]:
-    """One of each `step` cases that follow one another as it is; the others are marked to be run by `make matrix`.
-
-    Which one is drawn, the same in each run: taking each `step`-th of a product would leave out whole values of a factor.
-    """
-    drawn = random.Random(0)
-    listed, kept = list(cases), set()
-    for first in range(0, len(listed), step):
-        kept.add(first + drawn.randrange(min(step, len(listed) - first)))
-    return [
-        case if number in kept else pytest.param(*_values(case), marks=pytest.mark.matrix)
-        for number, case in enumerate(listed)
-    ]
+def thin(items: Sequence[pytest.Item]) -> None:
+    """Mark the cases that `make matrix` is to run."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("thinned"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for function, listed in cases.items():
+        (step,) = next(listed[0].iter_markers("thinned")).args
+        kept = drawn(len(listed), step, seed=function)
+        for item in (item for number, item in enumerate(listed) if number not in kept):
+            item.add_marker("matrix")
 
 
-def _values(case: Any) -> tuple[Any, ...]:
-    return case if type(case) is tuple else (case,)
+def drawn(number: int, step: int, *, seed: str) -> set[int]:
+    """One of each `step` numbers below `number` that follow one another."""
+    of = random.Random(seed)
+    return {first + of.randrange(min(step, number - first)) for first in range(0, number, step)}

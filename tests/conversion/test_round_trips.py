@@ -66,6 +66,7 @@ def without_biases(name: str, weights: Weights) -> Weights:
     return weights if keeps else Weights(weights.architecture, weights.tensors)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", FORMATS)
 def test_what_is_written_is_read(name: str, tmp_path: Path) -> None:
     rng = random.Random(1)

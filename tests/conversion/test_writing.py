@@ -73,6 +73,7 @@ def test_one_tensor_is_held_at_a_time(
     )
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("call", ["write", "fsync", "rename", "unlink", "rmtree"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_writer_that_is_killed_leaves_nothing_that_reads_as_complete(

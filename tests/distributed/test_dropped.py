@@ -135,6 +135,7 @@ def same_for_all(own: bool) -> bool:
     return bool(said)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", CASES)
 def test_every_collective_is_needed(name: str) -> None:
     case = CASES[name]

@@ -12,6 +12,7 @@ from training import Found, plain, put_together, trained
 from shardwise.verify.training.judge import differing
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.matrix) for name in FURTHER)])
 def test_equals_one_process(name: str) -> None:
     case = {**CASES, **FURTHER}[name]

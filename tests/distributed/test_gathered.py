@@ -39,6 +39,7 @@ def _whole_layers(engine: Engine) -> int:
     return len({path for path in layers if path.startswith("layers.")})
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("model", DEEP)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_the_weights_of_two_layers_are_gathered_at_once(model: str, recompute: str) -> None:

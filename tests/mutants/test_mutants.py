@@ -243,7 +243,8 @@ def test_tests_that_import_a_module_are_run_first(tmp_path: Path) -> None:
 def test_rooms_are_those_of_the_planner_and_the_engine() -> None:
     repository = Path(__file__).parents[2]
     assert room_of("derive/walk.py") == "derive"
-    assert room_of("train/parallel/flat.py") == "train"
+    assert room_of("train/parallel/flat.py") == "train/parallel"
+    assert room_of("train/policy.py") == "train"
     assert room_of("symbolic.py") == "symbolic.py"
     assert room_of("cli/plan.py") is None
     for room, tests in ROOMS.items():

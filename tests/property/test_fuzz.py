@@ -303,7 +303,7 @@ def test_the_plan_that_is_mutated_is_fine(place: Path) -> None:
     assert check(["explain", str(file)]) == 0
 
 
-@fuzzed(75)
+@fuzzed(40)
 @given(data=st.data(), how=st.sampled_from(["replace", "replace", "replace", "remove", "add"]), value=VALUES)
 def test_plan_files(place: Path, data: st.DataObject, how: str, value: Any) -> None:
     payload = valid_plan()

@@ -86,6 +86,7 @@ def faults(seed: int) -> list[str]:
     return found
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("seeds", [range(start, start + 2) for start in range(0, 6, 2)])
 def test_more_never_makes_the_best_slower(seeds: range) -> None:
     assert [fault for seed in seeds for fault in faults(seed)] == []

@@ -9,7 +9,6 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
-from thinned import thinned
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.load import load_cluster
@@ -124,6 +123,7 @@ def in_turn(cases: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [(*case, OVERLAPS[number % len(OVERLAPS)]) for number, case in enumerate(cases)]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("cluster_name", CLUSTERS)
 def test_counts_equal_a_recount(cluster_name: str) -> None:
     result = search(SMALL, load_cluster(cluster_name), JOB, choices=CHOICES)
@@ -157,6 +157,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("model", "cluster_name", "job", "overlap"),
     in_turn(ROWS),
@@ -185,7 +186,8 @@ STRUCTURES = [  # experts, whole or split; biases; tied embeddings; latent atten
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("model", thinned(STRUCTURES, 2))
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize("model", STRUCTURES)
 def test_kept_rows_equal_the_scalar_estimate(model: str) -> None:
     """The rows that a plan is chosen from, with the weights of every structure moved as its own derivation says."""
     architecture, cluster = load_model(model), load_cluster("h100:32")
@@ -215,6 +217,7 @@ PREDICTED = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("model", "cluster_name", "stack", "job", "overlap"),
     in_turn(PREDICTED),
@@ -247,6 +250,7 @@ def test_rows_equal_the_scalar_prediction(
         assert bound.time["forward"] < scalar.time["forward"], row.layout
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("stack", ["nemo-25", "megatron-bridge-26"])
 def test_no_other_mode_is_predicted_to_be_much_faster(stack: str) -> None:
     """Modes are chosen by a layer's own traffic, beside which weights travel: of what shows that decides all but a hundredth."""
@@ -266,6 +270,7 @@ def test_no_other_mode_is_predicted_to_be_much_faster(stack: str) -> None:
 POLICIES = dataclasses.replace(CHOICES, recompute_layers=(None, 2, *QUARTERS), offload=OFFLOADS)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("model", "cluster_name", "job", "overlap"),
     in_turn(
@@ -305,9 +310,10 @@ PINNED = [
 ]
 
 
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(
     ("model", "cluster_name", "job", "schedule"),
-    thinned(((*pinned, schedule) for pinned in PINNED for schedule in schedule_names()), 3),
+    [(*pinned, schedule) for pinned in PINNED for schedule in schedule_names()],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_rows_of_a_pinned_schedule_equal_the_scalar_estimate(
@@ -348,6 +354,7 @@ WITH_OFFLOAD = itertools.product(
 )
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(("model", "precision", "schedule"), [(*case, schedule) for case, schedule in WITH_OFFLOAD])
 def test_rows_of_a_schedule_with_offload_and_parts_of_the_layers_equal_the_scalar_estimate(
     model: str, precision: str, schedule: str
@@ -440,7 +447,8 @@ def test_what_fits_no_device_leaves_the_leanest() -> None:
 MIXED = dataclasses.replace(SMALL, name="mixed", d_ff=512, num_experts=8, experts_per_token=2)
 
 
-@pytest.mark.parametrize("cluster_name", thinned(["h100:16", "tpu-v5e:4x4"], 2))
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("cluster_name", ["h100:16", "tpu-v5e:4x4"])
 def test_the_best_of_a_model_with_experts_is_the_best_of_all(cluster_name: str) -> None:
     """Over every placement, degree of ep, variant of cp, and experts whole or split by tp."""
     few = Choices(
@@ -489,6 +497,7 @@ FEW = Choices(
 )  # fmt: skip
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_the_best_is_the_best_of_all(overlap: Overlap) -> None:
     """Over every placement, those that the search drops as beaten included."""
@@ -540,6 +549,7 @@ def test_the_best_over_two_tiers_is_the_best_of_all() -> None:
     assert best.step_time_s == pytest.approx(min(found), rel=1e-12)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("cluster_name", ["h100:16", "tpu-v5e:4x4"])
 def test_no_other_mode_is_faster(cluster_name: str) -> None:
     """Of the variants of context parallelism, with and without asynchronous tensor parallelism, each row has the fastest."""

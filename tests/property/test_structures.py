@@ -6,7 +6,6 @@ import dataclasses
 import itertools
 
 import pytest
-from thinned import thinned
 
 from .structures import STRUCTURES, WITH_EXPERTS
 from .test_derivation import check as check_layout
@@ -42,7 +41,8 @@ def cased(case: Case, name: str) -> Case:
     return dataclasses.replace(case, structure=tuple(fields.items()), tied=tied, **own)
 
 
-@pytest.mark.parametrize(("name", "layout"), thinned(itertools.product(STRUCTURES, LAYOUTS), 3))
+@pytest.mark.thinned(6)
+@pytest.mark.parametrize(("name", "layout"), list(itertools.product(STRUCTURES, LAYOUTS)))
 def test_layout_equals_unsharded(name: str, layout: str) -> None:
     check_layout(cased(LAYOUTS[layout], name))
 
@@ -58,6 +58,7 @@ CONTEXT_PARALLEL = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("name", "layout", "recompute"),
     in_turn(["sinks", "gpt_oss", "projection_norm"], CONTEXT_PARALLEL, ["none", "full"]),
@@ -84,13 +85,15 @@ EXPERT_PARALLEL = {
 }
 
 
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
-    ("name", "layout", "recompute"), thinned(in_turn(WITH_EXPERTS, EXPERT_PARALLEL, ["none", "selective", "full"]), 3)
+    ("name", "layout", "recompute"), in_turn(WITH_EXPERTS, EXPERT_PARALLEL, ["none", "selective", "full"])
 )
 def test_expert_parallelism_equals_unsharded(name: str, layout: str, recompute: str) -> None:
     check_layout(dataclasses.replace(cased(EXPERT_PARALLEL[layout], name), recompute=recompute))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_gradients_are_slopes(name: str) -> None:
     sizes = Case(half_head_dim=2, width=6, hidden=4, positions=4, seqs=2, query_heads_per_rank=2)

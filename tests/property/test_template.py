@@ -68,6 +68,7 @@ def totals(
     return {key: (row[0], row[1], row[2]) for key, row in found.items()}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("model", MODELS)
 @given(choices=LAYOUTS)
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.filter_too_much])

@@ -97,6 +97,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+@pytest.mark.matrix  # two minutes, most of them torchrun's waits
 def test_under_torchrun_of_two_hosts_one_is_left(tmp_path: Path, alone: Log) -> None:
     flags = [
         *write_inputs(tmp_path, planned(DENSE, Layout(fsdp=4, zero_stage=3, micro_batch_seqs=1), 8)),

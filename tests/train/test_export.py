@@ -75,6 +75,7 @@ def test_parts_without_the_wanted_box_are_not_opened(tmp_path: Path, monkeypatch
     assert opened[0] == sum(tensor.numel() for tensor in (*weights.tensors.values(), *BIASES.values()))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("call", ["write", "fsync", "rename", "unlink"])
 def test_a_writer_that_is_killed_leaves_nothing_that_reads_as_complete(
     call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -110,6 +110,7 @@ def rehearsed(plan: Plan, rank: int = 0, **recipe: Any) -> Rehearsal:
     return rehearsal(plan, asked, rehearse(plan, asked, rank))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("rank", [0, 31])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_the_first_and_the_last_stage_save_what_is_planned(name: str, rank: int) -> None:
@@ -119,6 +120,7 @@ def test_the_first_and_the_last_stage_save_what_is_planned(name: str, rank: int)
     assert activations.holds(CLOSE), activations
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_rank_issues_the_list_and_holds_what_is_planned(name: str) -> None:
     architecture, layout = CASES[name]
@@ -129,6 +131,7 @@ def test_a_rank_issues_the_list_and_holds_what_is_planned(name: str) -> None:
     assert found.off == ()
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     ("layout", "rank"),

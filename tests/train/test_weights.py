@@ -28,6 +28,7 @@ from shardwise.sharding import Mesh
 FAMILIES = [Family(zero_stage, parallel, "none") for zero_stage in (0, 1, 2, 3) for parallel in (False, True)]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_parameters_are_the_weights_of_the_derived_units(structure: str, family: Family) -> None:

@@ -1,0 +1,30 @@
+"""Which of many cases that are alike the suite runs."""
+
+from __future__ import annotations
+
+import pytest
+from thinned import drawn
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7])
+@pytest.mark.parametrize("number", [1, 6, 20])
+def test_one_of_each_step_that_follow_one_another_is_drawn(number: int, step: int) -> None:
+    kept = drawn(number, step, seed="a test")
+    blocks = [set(range(first, min(first + step, number))) for first in range(0, number, step)]
+    assert [len(kept & block) for block in blocks] == [1] * len(blocks)
+    assert kept == drawn(number, step, seed="a test")
+
+
+def test_every_value_of_a_factor_keeps_cases() -> None:
+    """Each second case of a product with a factor of two values would be one of them alone."""
+    assert {case % 2 for case in drawn(40, 2, seed="a test")} == {0, 1}
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("number", range(9))
+def test_the_others_are_marked_for_the_matrix(number: int, request: pytest.FixtureRequest) -> None:
+    """Also where they are all run."""
+    name = request.node.nodeid.partition("[")[0]
+    alone = len([item for item in request.session.items if item.nodeid.startswith(f"{name}[")]) == 1
+    kept = drawn(9, 3, seed=name)
+    assert alone or (number not in kept) == ("matrix" in {mark.name for mark in request.node.iter_markers()})
