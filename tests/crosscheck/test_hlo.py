@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from shardwise.derive.expression import shard_expression
 from shardwise.errors import InputError
 from shardwise.sharding.collective import Kind
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.notation import parse_expression
 from shardwise.verify.hlo import HloCollective, HloProgram
 from shardwise.verify.hlo_graph import replica_groups
+from shardwise.verify.xla import read_report
+
+
+def text_of(entry: str, computations: str = "", num_devices: int = 4) -> str:
+    head = f"HloModule jit_f, is_scheduled=true, num_partitions={num_devices}\n\n"
+    return f"{head}{computations}\nENTRY %main (param: f32[]) -> f32[] {{\n{entry}\n}}\n"
 
 
 def program(entry: str, computations: str = "", num_devices: int = 4) -> HloProgram:
-    head = f"HloModule jit_f, is_scheduled=true, num_partitions={num_devices}\n\n"
-    return HloProgram(f"{head}{computations}\nENTRY %main (param: f32[]) -> f32[] {{\n{entry}\n}}\n")
+    return HloProgram(text_of(entry, computations, num_devices))
 
 
 def kinds(found: HloProgram) -> list[tuple[Kind, int, float]]:
@@ -149,6 +157,16 @@ def test_a_permute_receives_its_shard_unless_every_device_keeps_its_own() -> Non
     moved = program(text.replace("PAIRS", "{0,0},{1,2},{2,1},{3,3}")).collectives()
     assert [(c.kind, c.received_elements) for c in moved] == [(Kind.PERMUTE, 6.0)]
     assert program(text.replace("PAIRS", "{0,0},{1,1}")).collectives() == ()
+
+
+def test_a_report_has_the_axes_along_which_a_permute_moves() -> None:
+    """Devices that keep their own are no group of a whole line: of a permute any pair that differs says the axis."""
+    expression = parse_expression("A[I_X, J] * B[J, K] -> C[I_X, K]")
+    made = shard_expression(expression, Mesh.of({"X": 2, "Y": 2}), {"I": 4, "J": 6, "K": 2})
+    pairs = "source_target_pairs={{0,0},{1,1},{2,3},{3,2}}"
+    entry = f"  %a = f32[2,6]{{1,0}} parameter(0)\n  ROOT %p = f32[2,6]{{1,0}} collective-permute(%a), {pairs}"
+    (moved,) = read_report(made, text_of(entry), "cpu", "0").collectives
+    assert (moved.op, moved.axes) == (Kind.PERMUTE, ("Y",))
 
 
 GEMM = (

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from shardwise.schedule import zb_fill
 from shardwise.schedule.build import build
 from shardwise.schedule.check import check
 from shardwise.schedule.durations import Durations
@@ -90,3 +91,14 @@ def test_it_beats_zb_h1_where_passes_take_differently() -> None:
 def test_little_memory_is_kept_to() -> None:
     line = automatic(4, 8, Durations.even(4), 1)
     assert line.peak_activations == (1.0,) * 4
+
+
+@pytest.mark.parametrize(("budget", "tried"), [(1, 3), (7, 7), (10**6, 36)])
+def test_of_a_large_pipeline_only_the_first_orders_are_tried(
+    budget: int, tried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least three, one for each least gap; with room for all of them those of six slopes, with one more ahead or not."""
+    p, m = 5, 60
+    monkeypatch.setattr(zb_fill, "BUDGET", budget * 3 * p * m)
+    durations = Durations(forward=(1.0,) * p, input=(1.0,) * p, weight=(1.0,) * p, message=0.0)
+    assert len(list(zb_fill.filled_orders(p, m, durations, most=m))) == tried
