@@ -109,6 +109,7 @@ def follow(template: Template, name: str, instructions: tuple[Instruction, ...])
         return
     left = {each for each in held - freed if unit.tensors[each.name].role is not Role.CONSTANT}
     assert left <= _stays(unit, name), (unit.name, name)
+    assert all(unit.tensors[each.name].role is not Role.CONSTANT for each in freed), "constants are the batch's"
 
 
 @pytest.mark.thinned(4)
