@@ -179,3 +179,10 @@ def test_a_ring_of_one_rank_is_attention(has_sinks: bool) -> None:
     found = ring.forward(q, k, v, [Sight()], *sinks)
     for own, other in zip(found, attention.forward(q, k, v, Sight(), *sinks), strict=True):
         assert_near(own, other)
+
+
+def test_row_sums_of_a_sinks_gradient_are_made_in_float32() -> None:
+    """257 products of 1 are 257 in float32, and 256 in the eight bits of bf16."""
+    ones = torch.ones(1, 3, 1, 1, 257, dtype=torch.bfloat16)
+    found = sink_gradient(ones, ones, torch.zeros(1, 3, 1, 1), torch.zeros(1, 1))
+    torch.testing.assert_close(found, torch.full((1, 1), -3 * 257.0), rtol=0, atol=0)
