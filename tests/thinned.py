@@ -2,7 +2,7 @@
 
 `@pytest.mark.thinned(3)` on a test: of each three of its cases that follow one another one is run as it is, and the others are
 marked `matrix`. Which one is drawn, the same in each run: taking each third of a product would leave out whole values of a
-factor. A case that is named on the command line is run.
+factor. A case that is named on the command line by itself is run.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ def thin(items: Sequence[pytest.Item]) -> None:
     """Mark the cases that `make matrix` is to run."""
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("thinned"):
-            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for function, listed in cases.items():
-        (step,) = next(listed[0].iter_markers("thinned")).args
-        kept = drawn(len(listed), step, seed=function)
+        mark = listed[0].get_closest_marker("thinned")
+        kept = drawn(len(listed), *mark.args, seed=function) if mark else range(len(listed))
         for item in (item for number, item in enumerate(listed) if number not in kept):
             item.add_marker("matrix")
 

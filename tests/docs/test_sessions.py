@@ -20,7 +20,7 @@ SESSIONS = [
     for document in refresh.DOCUMENTS
     for block in refresh.SESSION.finditer(document.read_text(encoding="utf-8"))
 ]
-# They take long; tests/unit/calibrate/ has the same at hand (test_groups.py, and by `make matrix` test_published_fit.py).
+# They take long; tests/unit/calibrate/ has the same at hand (test_groups.py, and by `make accuracy` test_published_fit.py).
 ELSEWHERE = ("shardwise validate --folds", "shardwise validate --groups")
 REPLAYS = [
     (str(document.relative_to(ROOT)), block.group(1))

@@ -190,7 +190,7 @@ CHECKS = {
 }
 
 
-@pytest.mark.matrix  # it takes minutes; that prices have moved a session of docs/accuracy.md says, `shardwise validate`
+@pytest.mark.matrix  # it takes minutes: CI runs it by itself, `make accuracy`
 def test_the_fit_to_published_runs(subtests: pytest.Subtests) -> None:
     published = fit_published()
     for name, check in CHECKS.items():
