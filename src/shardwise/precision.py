@@ -81,10 +81,15 @@ class Precision:
         """Bytes of a parameter's master copy; 0 where the weights are their own."""
         return bytes_per_element(self.master) if self.master else 0.0
 
+    @property
+    def all_moments(self) -> tuple[str, str]:
+        """The formats of moments, and of those of squares."""
+        return self.moments, self.second_moment or self.moments
+
     def moment_formats(self, optimizer: Optimizer) -> dict[str, str]:
         """The format of each moment by name. What has numbers for two rows or columns is in fp32 at least: rounded to 16 bits it
         has negative eigenvalues, and no root."""
-        squares = self.second_moment or self.moments
+        _, squares = self.all_moments
         fine = squares if bytes_per_element(squares) >= bytes_per_element("fp32") else "fp32"
         return {
             name: one.format or (fine if one.per in PAIRS else squares if one.of_squares else self.moments)

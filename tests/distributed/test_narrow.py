@@ -83,6 +83,17 @@ def test_weights_that_rest_in_tiles_are_those_that_products_would_cast(layout: s
             assert torch.equal(found.gradients[name], gradient), name
 
 
+@pytest.mark.parametrize("layout", ["dp 2", "pp 2"])
+def test_gradients_and_moments_in_fp8_are_those_of_one_process(layout: str) -> None:
+    """To the last bit: each micro-batch's gradients have scales of their own, and sums of two are the same in any order."""
+    case = WideCase(layout=LAYOUTS[layout], precision=PRECISIONS["fp8_nanotron"])
+    alone = first_step(replace(case, layout=Layout(micro_batch_seqs=case.layout.micro_batch_seqs)))
+    for found in run_ranks(first_step, case.layout.num_devices, case):
+        assert found.loss == pytest.approx(alone.loss, rel=1e-6)
+        for name, gradient in alone.gradients.items():
+            assert torch.equal(found.gradients[name], gradient), name
+
+
 @dataclass
 class Scaled:
     losses: list[float]

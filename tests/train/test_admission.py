@@ -13,10 +13,11 @@ from train.stand_in import VOCAB, small_plan, write_inputs
 
 import shardwise as sw
 from shardwise.errors import InputError, NothingFitsError
+from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.planning.codec import load_plan
 from shardwise.planning.plan import Plan, plan_layout
-from shardwise.planning.runnable import require_runnable
+from shardwise.planning.runnable import require_runnable, runnable_job
 from shardwise.precision import precision_named
 from shardwise.search.plan import plan as searched
 from shardwise.search.space import Choices
@@ -73,18 +74,29 @@ def test_whole_experts_run() -> None:
         require_runnable(sw.load_model("mixtral-8x7b"), replace(layout, sequence_parallel=sequence_parallel), BF16)
 
 
-@pytest.mark.parametrize("name", ["fp8_lm_o3", "fp8_nanotron", "int8_aqt"])
-def test_a_precision_recipe_that_does_not_run_is_named_with_those_that_do(name: str) -> None:
-    with pytest.raises(InputError, match=rf"precision {name}: .*; one of bf16, .*fp32, .* runs"):
-        require_runnable(MODEL, Layout(), precision_named(name))
+def test_a_precision_recipe_that_does_not_run_is_named_with_those_that_do() -> None:
+    problem = "precision int8_aqt: products in int8 .*; one of bf16, .*fp32, .*fp8_nanotron runs"
+    with pytest.raises(InputError, match=problem):
+        require_runnable(MODEL, Layout(), precision_named("int8_aqt"))
+    with pytest.raises(InputError, match=problem):
+        runnable_job(Job(global_batch_tokens=8, seq_len=8, precision="int8_aqt"))
+
+
+@pytest.mark.parametrize("name", ["fp8_deepseek_v3", "fp8_nanotron", "fp8_torchao"])
+def test_a_search_for_what_runs_keeps_to_the_layouts_of_the_recipe(name: str) -> None:
+    precision = precision_named(name)
+    kept = sw.plan("llama-3-8b", "h100:16", global_batch_tokens=2**20, seq_len=8192, precision=name, runnable=True)
+    for layout in (kept.layout, *(one.layout for one in kept.alternatives)):
+        require_runnable(kept.model, layout, precision)
 
 
 FP32 = precision_named("fp32")
 UNRUNNABLE = {
     "weights": ({"weights": "fp8"}, "fp8 at rest, which takes scales, is"),
     "products": ({"matmul": "int8"}, "products in int8"),
-    "first moments": ({"moments": "fp8"}, "fp8 at rest"),
-    "second moments": ({"second_moment": "fp8"}, "fp8 at rest"),
+    "first moments": ({"moments": "int8"}, "int8 at rest"),
+    "second moments": ({"second_moment": "int8"}, "int8 at rest"),
+    "gradients": ({"gradients": "fp8"}, "fp8 at rest"),
     "gradients added up otherwise": ({"activations": "bf16", "accumulated_gradients": "fp32"},
                                      "gradients in fp32, added up in another format, under bf16"),
 }  # fmt: skip

@@ -73,7 +73,8 @@ def final_loss(precision: str, architecture: Architecture = DENSE) -> float:
     return float(loss)
 
 
-def test_all_recipes_that_keep_no_narrow_state_run() -> None:
+def test_all_recipes_of_floating_point_formats_run() -> None:
+    assert {*PRECISIONS} - {*RUNNABLE} == {"int8_aqt"}
     assert set(NARROW) >= {"fp8_current", "fp8_blockwise", "mxfp8", "nvfp4", "fp8_torchao", "fp8_torchao_rowwise"}
     assert set(NARROW) >= {"fp8_delayed", "fp8_transformer_engine"}
     assert set(RUNNABLE) >= {"fp32", "bf16", "fp16", "bf16_bf16_moments", "bf16_no_master", "fp16_fp32_update"}
@@ -166,7 +167,8 @@ def test_the_state_of_a_parameter_takes_the_bytes_of_the_recipe(name: str) -> No
 
 # Of a model that has learnt half of what there is: what its last loss may be off of fp32's. FP4 takes stochastic rounding and
 # Hadamard transforms to be as near (arXiv 2509.25149), which the recipe does not have.
-WITHIN = {"nvfp4": 0.04, "bf16_no_master": 0.2}
+# The master copy of nanotron's recipe is in bf16, which loses small updates (`test_scaled_state.py`).
+WITHIN = {"nvfp4": 0.04, "fp8_nanotron": 0.06}
 
 
 @pytest.mark.thinned(4)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from shardwise.errors import require
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import Rule, degrees_of
+from shardwise.layout.legality import Degrees, Rule, degrees_of
 from shardwise.model.architecture import Architecture
 from shardwise.optimizer.table import DEFAULT, optimizer_named
-from shardwise.precision import PRECISIONS, Precision
+from shardwise.precision import PRECISIONS, Precision, precision_named
 from shardwise.schedule.schedule import schedule_of
+from shardwise.symbolic import Value
+
+Recipes = Callable[[Job], Precision]
 
 RUNNABLE_FORMATS = ("fp64", "fp32", "bf16", "fp16")
+# Of moments, and of gradients that are added up in another: each parameter's have a scale.
+SCALED_FORMATS = ("fp8",)
 LOSS = "in_place"  # the kind that the trained model has
 # Required values of all other choices.
 PINS: Mapping[str, Any] = {"offload": "none"}
@@ -32,8 +37,59 @@ def rotary_problem(architecture: Architecture) -> str | None:
     return architecture.numerics.rotary.problem(width) if architecture.structure.rotates else None
 
 
+def _recipe_rule(
+    name: str, of: Recipes, legal: Callable[[Precision, int, Degrees], Value], explain: Callable[[Precision, Degrees], str]
+) -> Rule:  # fmt: skip
+    """A requirement on degrees that a precision recipe makes."""
+    return Rule(
+        name,
+        lambda a, j, n, d: (d["tp"] > 0) & legal(of(j), n, d),
+        lambda a, j, n, d: f"precision {of(j).name}: {explain(of(j), d)}",
+    )
+
+
+def _recipe_rules(of: Recipes) -> tuple[Rule, ...]:
+    return (
+        _recipe_rule(
+            "whole_scales", of,
+            lambda p, n, d: (d["zero_stage"] == 0) | (not _scaled_state(p)),
+            lambda p, d: (
+                f"state in fp8 that zero_stage={d['zero_stage']} splits within what has one scale is planned, not yet "
+                f"runnable; plan again with {pins_text({'zero_stage': 0})}"
+            ),
+        ),
+        _recipe_rule(
+            "sums_in_scales", of,
+            lambda p, n, d: (n == 1) | (p.gradient_reduction not in SCALED_FORMATS),
+            lambda p, d: f"gradients that devices sum in {p.gradient_reduction} are planned, not yet runnable on several devices",
+        ),
+        _recipe_rule(
+            "gathered_as_it_rests", of,
+            lambda p, n, d: (d["zero_stage"] < 3) | (p.gathered in (None, p.weights)),
+            lambda p, d: (
+                f"weights in {p.weights} that zero_stage=3 gathers in {p.gathered} are planned, not yet runnable; plan again "
+                f"with {pins_text({'zero_stage': 2})}"
+            ),
+        ),
+        _recipe_rule(
+            "narrow_products_whole", of,
+            lambda p, n, d: (d["async_tp"] == 0) | (not p.scaling),
+            lambda p, d: (
+                f"products in {p.matmul} in pieces (async_tp) are planned, not yet runnable; plan again with "
+                f"{pins_text({'async_tp': False})}"
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _scaled_state(precision: Precision) -> bool:
+    """Whether what rests, beside gradients, has scales that a process has to have all elements for."""
+    return precision.weights not in RUNNABLE_FORMATS or bool({*precision.all_moments} & {*SCALED_FORMATS})
+
+
 # The engine's requirements on degrees, beyond legality.
 RUNNABLE_RULES: tuple[Rule, ...] = (
+    *_recipe_rules(lambda job: precision_named(job.precision)),
     Rule(
         "groups_of_experts",
         lambda a, j, n, d: (d["tp"] > 0) & (_router_problem(a) is None),  # one truth value for each row of a search
@@ -56,7 +112,8 @@ RUNNABLE_RULES: tuple[Rule, ...] = (
 
 
 def runnable_job(job: Job) -> Job:
-    """The job with the engine's loss."""
+    """The job with the engine's loss. Raises `InputError` for a precision recipe that no layout runs with."""
+    require([*_unrunnable(precision_named(job.precision), job.optimizer)])
     return replace(job, loss=LOSS)
 
 
@@ -65,8 +122,8 @@ def require_runnable(
 ) -> None:
     """Raise `InputError` with everything in a layout, a precision recipe and the optimizer under them that the engine does not
     support, and the fix."""
-    broken = (*_missing(layout), *_broken(architecture, layout), *_adapted(architecture, precision))
-    require([*broken, *_unrunnable(precision, layout, optimizer)])
+    broken = (*_missing(layout), *_broken(architecture, layout, precision), *_adapted(architecture, precision))
+    require([*broken, *_unrunnable(precision, optimizer)])
 
 
 def _missing(layout: Layout) -> Iterator[str]:
@@ -79,9 +136,10 @@ def _missing(layout: Layout) -> Iterator[str]:
         )
 
 
-def _broken(architecture: Architecture, layout: Layout) -> Iterator[str]:
+def _broken(architecture: Architecture, layout: Layout, precision: Precision) -> Iterator[str]:
     degrees, job = degrees_of(layout), Job(global_batch_tokens=1, seq_len=1)
-    for rule in RUNNABLE_RULES:
+    own = {rule.name: rule for rule in _recipe_rules(lambda job: precision)}  # it need not be one that has a name
+    for rule in (own.get(rule.name, rule) for rule in RUNNABLE_RULES):
         if not rule.legal(architecture, job, layout.num_devices, degrees):
             yield f"plan: {rule.explain(architecture, job, layout.num_devices, degrees)}"
 
@@ -107,52 +165,39 @@ def _shown(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _unrunnable(precision: Precision, layout: Layout, optimizer: str) -> Iterator[str]:
-    runs = ", ".join(name for name, one in PRECISIONS.items() if not list(_problems(one, layout, optimizer)))
+def _unrunnable(precision: Precision, optimizer: str) -> Iterator[str]:
+    runs = ", ".join(name for name, one in PRECISIONS.items() if not list(_problems(one, optimizer)))
     yield from (
-        f"precision {precision.name}: {problem}; one of {runs} runs"
-        for problem in _problems(precision, layout, optimizer)
+        f"precision {precision.name}: {problem}; one of {runs} runs" for problem in _problems(precision, optimizer)
     )
 
 
-def _problems(precision: Precision, layout: Layout, optimizer: str) -> Iterator[str]:
-    """What the engine does not support of a recipe under a layout with an optimizer."""
+def _problems(precision: Precision, optimizer: str) -> Iterator[str]:
+    """What the engine does not support of a recipe with an optimizer, whatever the layout."""
     kept = {
-        precision.gradients, precision.gradient_reduction, precision.master or precision.gradients,
-        precision.accumulated_gradients or precision.gradients, precision.activations, precision.moments,
-        precision.second_moment or precision.moments, precision.update_gradients or precision.gradients,
+        precision.accumulated_gradients or precision.gradients, precision.master or precision.activations,
+        precision.activations, precision.update_gradients or precision.activations,
+        *({precision.gradients, precision.gradient_reduction, *precision.all_moments} - {*SCALED_FORMATS}),
     }  # fmt: skip
     yield from (
         f"{name} at rest, which takes scales, is planned, not yet runnable"
         for name in sorted(kept - set(RUNNABLE_FORMATS))
     )
-    yield from _narrow_weights(precision, layout)
+    narrow = precision.weights not in RUNNABLE_FORMATS
+    if narrow and (precision.weights != precision.matmul or precision.master is None or precision.scaling is None):
+        yield f"{precision.weights} at rest, which takes scales, is planned, not yet runnable"
     if precision.matmul and not precision.scaling:
         yield f"products in {precision.matmul} are planned, not yet runnable"
-    if precision.accumulated_gradients and precision.gradients != precision.activations:
+    if precision.accumulated_gradients and precision.gradients not in (precision.activations, *SCALED_FORMATS):
         yield f"gradients in {precision.gradients}, added up in another format, under {precision.activations}, are planned only"
-    if precision.gathered not in (None, precision.weights) and layout.zero_stage == 3:
-        yield f"weights in {precision.weights} that zero_stage=3 gathers in {precision.gathered} are planned, not yet runnable"
-    if precision.scaling and layout.async_tp:
-        yield f"products in {precision.matmul} in pieces (async_tp) are planned, not yet runnable"
-    if optimizer_named(optimizer).takes_whole and precision.activations == "fp16":
+    one = optimizer_named(optimizer)
+    if {*precision.all_moments} & {*SCALED_FORMATS} and (one.takes_whole or one.takes_means):
+        yield f"moments of {optimizer} with a scale for each parameter are planned, not yet runnable: --optimizer adamw runs"
+    if one.takes_whole and precision.activations == "fp16":
         # the loss's scale is taken off before: the square of an element below 2^-12.5 is 0 in fp16
         yield (
             f"{optimizer} takes whole matrices in the format of the activations, and fp16 has no room for the squares of "
             "small gradients"
-        )
-
-
-def _narrow_weights(precision: Precision, layout: Layout) -> Iterator[str]:
-    """Of weights that rest in the format of products: a process casts whole tiles of them, from a master copy that is whole."""
-    if precision.weights in RUNNABLE_FORMATS:
-        return
-    if precision.weights != precision.matmul or precision.master is None or precision.weight_block is None:
-        yield f"{precision.weights} at rest, which takes scales, is planned, not yet runnable"
-    elif layout.zero_stage:
-        yield (
-            f"weights in {precision.weights} whose master copy zero_stage={layout.zero_stage} splits within tiles are planned, "
-            f"not yet runnable: plan again with {pins_text({'zero_stage': 0})}"
         )
 
 

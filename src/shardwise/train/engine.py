@@ -249,7 +249,8 @@ class Engine:
             if group.has_master:
                 yield MASTER, group.state
         for gradients in self.reducer.groups:
-            yield from ((GRADIENTS, one) for one in (gradients.flat.gradients, gradients.low) if one is not None)
+            given = () if gradients.given is None else gradients.given.resting()
+            yield from ((GRADIENTS, one) for one in (gradients.flat.gradients, *given))
             if gradients.flat.update is not None:
                 yield OPTIMIZER, gradients.flat.update
         yield from ((OPTIMIZER, moment) for _, _, moment in self.updater.pieces())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from shardwise.engine.torch.blocked import Blocked
 from shardwise.engine.torch.functions import at_least_fp32
+from shardwise.engine.torch.scaled import SHORT_OF_RANGE, Scaled
 from shardwise.optimizer.optimizer import GRADIENT, MASTER, Optimizer, Update, values_of
 from shardwise.optimizer.table import OPTIMIZERS, optimizer_named
 
-Moment = Tensor | Blocked
+Moment = Tensor | Blocked | Scaled
 State = dict[str, Any]  # of a weight: its moments, and the steps that they have seen
 Settings = dict[str, Any]  # of weights that are updated alike, as torch.optim has them
 # Elements that formulas take at once. On a CPU what is between two of their operations stays in its cache; a GPU is kept busy.
@@ -104,12 +105,22 @@ class ByFormulas(TorchOptimizer):
     def _update(self, values: Any, tensors: Mapping[str, Moment]) -> None:
         weight = tensors[MASTER]
         assert isinstance(weight, Tensor)
-        size, format = block_of(weight), at_least_fp32(weight.dtype)
-        for start in range(0, len(weight), size):
-            block = {name: tensor[start : start + size] for name, tensor in tensors.items()}
+        format = at_least_fp32(weight.dtype)
+        for block in _in_blocks(tensors, block_of(weight)):
             fine = {name: part.to(format) for name, part in block.items()}
             for name, updated in self.optimizer.updated(values, fine).items():
                 block[name].copy_(updated)
+
+
+def _in_blocks(tensors: Mapping[str, Moment], size: int) -> Iterator[Mapping[str, Moment]]:
+    """Tensors [n] in blocks of so many elements; whole, where one has a scale for all of them."""
+    whole = {name: one for name, one in tensors.items() if isinstance(one, Scaled)}
+    if whole:
+        yield tensors
+        return
+    divisible = {name: one for name, one in tensors.items() if not isinstance(one, Scaled)}
+    for start in range(0, len(divisible[MASTER]), size):
+        yield {name: one[start : start + size] for name, one in divisible.items()}
 
 
 def block_of(weight: Tensor) -> int:
@@ -124,12 +135,14 @@ def torch_optimizer(
     fields: Mapping[str, float],
     formats: tuple[torch.dtype, torch.dtype] | None = None,
     *,
+    scaled: bool = False,
     products: bool = False,
 ) -> TorchOptimizer:
     """The optimizer of a table's name over flat weights [n] of matrices and of all else, with the values of its fields.
 
     `formats` are those of its moments and of the moments of squares, but for moments that have their own; None: those of the
-    weights. With `products` the weights are matrices of products, which an optimizer may update otherwise than all else.
+    weights. With `scaled` each moment of a weight in FP8 or fp16 has a scale. With `products` the weights are matrices of
+    products, which an optimizer may update otherwise than all else.
 
     Matrices that one takes whole are updated in `train.parallel.whole`; one that takes means runs in `train.parallel.means`. The
     state is there at once and not after the first step, so that memory is the same in every step. Raises `InputError` for an
@@ -152,14 +165,16 @@ def torch_optimizer(
         device = weight.device if kernel else "cpu"
         made.state[weight] = {
             "step": torch.zeros((), dtype=torch.float32, device=device),
-            **{moment: _zeros(weight, update, moment_dtypes[moment]) for moment, update in one.moments.items()},
+            **{m: _zeros(weight, update, moment_dtypes[m], scaled=scaled) for m, update in one.moments.items()},
         }
     return made
 
 
-def _zeros(weight: Tensor, update: Update, dtype: torch.dtype | None) -> Moment:
+def _zeros(weight: Tensor, update: Update, dtype: torch.dtype | None, *, scaled: bool) -> Moment:
     """A moment of a weight [n] as it is at first."""
     if update.format is None:
+        if scaled and dtype in SHORT_OF_RANGE:
+            return Scaled.zeros(len(weight), dtype, weight.device)
         return torch.zeros_like(weight, dtype=dtype)
     return Blocked.zeros(len(weight), update.format, weight.device)
 

@@ -23,11 +23,11 @@ BUFFER = "buffer."  # and those of what a model has beside them (`Engine.buffers
 LEFT_OUT = "num_left_out"  # steps that did not update the weights
 ADDED = frozenset({LEFT_OUT, BATCH_RAMP})  # values that checkpoints of earlier versions lack
 FIX = "load it with the plan and the optimizer that it was saved with"
-# What the names of scales have whose blocks tensor parallelism cuts (`train.parallel.blocks`), before its parts.
+# What the names of scales have that belong to parts of a parameter (`train.parallel.blocks`), before how many these are.
 OF_PARTS = "_scales_of_"
 FIX_OF_PARTS = (
-    "its moments have blocks of the parts of tensor parallelism, which that degree alone reads: plan again with the "
-    "tensor-parallel degree that it was saved with"
+    "its moments have scales of the parts that tensor and expert parallelism make, which those degrees alone read: plan again "
+    "with the degrees that it was saved with"
 )
 Wanted = tuple[str, Shape, str]  # the name of a piece, the shape of its tensor, and its format
 

@@ -1,9 +1,10 @@
-"""What a checkpoint keeps of moments: of those in blocks with a scale each, codes and scales.
+"""What a checkpoint keeps of moments: of those with scales, what they multiply and scales.
 
 A block is of 256 elements in a row of what a process uses of a parameter (`dtypes.BLOCKS`), and flat arrays are cut between
 blocks, so neither ZeRO nor pipelines change what a block is of. Tensor parallelism does not either, if its parts of the rows are
 whole blocks: scales then have the place of their blocks in the parameter, and any layout reads them. Where it does cut blocks,
-the scales are those of one degree, and their name has the parts.
+the scales are those of one degree, and their name has the parts. So has that of a moment with one scale for what a process uses
+of a parameter.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from shardwise.engine.torch.blocked import Blocked
 from shardwise.engine.torch.optimizers import Moment
+from shardwise.engine.torch.scaled import Scaled
 from shardwise.lowering.groups import Member
 from shardwise.train.box import Box, Shape
 from shardwise.train.checkpoint.loading import OF_PARTS
@@ -30,6 +32,10 @@ def moment_pieces(name: str, interval: Interval, moment: Moment) -> Iterator[tup
         yield name, interval, moment.codes
         suffix, scales = scales_interval(interval, moment.block)
         yield name + suffix, scales, moment.scales
+    elif isinstance(moment, Scaled):
+        yield name, interval, moment.elements
+        suffix, scales = _of_parts(interval, None)
+        yield name + suffix, scales, moment.scale
     else:
         yield name, interval, moment
 
@@ -52,21 +58,22 @@ def scales_interval(interval: Interval, block: int) -> tuple[str, Interval]:
     return SCALES, _interval(interval, counted(member.whole), counted(member.shape), own, block)
 
 
-def _of_parts(interval: Interval, block: int) -> tuple[str, Interval]:
-    """Of a parameter whose parts have blocks of their own: those of one part behind those of another."""
-    member = interval.member
+def _of_parts(interval: Interval, block: int | None) -> tuple[str, Interval]:
+    """Of a parameter whose parts have blocks of their own: those of one part behind those of another. None: a part is one."""
+    member, own_size = interval.member, interval.window.volume
+    assert block is not None or interval.size == own_size, "what has one scale is not split (planning.runnable)"
     counts = [-(-whole // own) for own, whole in zip(member.shape, member.whole, strict=True)]
     before, total = 0, 0
     for places in product(*map(range, counts)):
         starts = tuple(place * own for place, own in zip(places, member.shape, strict=True))
-        lengths = (
+        volume = math.prod(
             min(own, whole - start) for own, whole, start in zip(member.shape, member.whole, starts, strict=True)
         )
         before = total if starts == interval.window.offsets else before
-        total += -(-math.prod(lengths) // block)
-    blocks = -(-interval.window.volume // block)
+        total += -(-volume // (block or volume))
+    blocks = -(-own_size // (block or own_size))
     own = Box((before,), (blocks,))
-    return OF_PARTS + "x".join(map(str, counts)), _interval(interval, (total,), (blocks,), own, block)
+    return OF_PARTS + "x".join(map(str, counts)), _interval(interval, (total,), (blocks,), own, block or own_size)
 
 
 def _interval(interval: Interval, whole: Shape, shape: Shape, window: Box, block: int) -> Interval:

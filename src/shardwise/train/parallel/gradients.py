@@ -14,6 +14,7 @@ from shardwise.lowering.traffic import OPPOSITE
 from shardwise.sharding.spec import Axes
 from shardwise.train.parallel.exchange import Exchange, Pending
 from shardwise.train.parallel.flat import FlatGroup
+from shardwise.train.parallel.given import GivenGradients
 
 
 class GroupGradients:
@@ -28,19 +29,12 @@ class GroupGradients:
         self.absent = Counter[str]()  # of these gradients
         self.left = 0  # passes of this step that are still to come
         self.measured = False  # the norm of each pass's gradients is taken
-        self.low = self._low()
+        formats = flat.formats
+        self.given = None if formats.accumulated is None or flat.scatters else GivenGradients(flat)
         self.moving: Tensor | None = None
         self.arriving: Tensor | None = None
         self.pending: Pending | None = None
         self.made: Callable[[Tensor], None] = lambda part: None  # called with what is scattered, and with what arrives
-
-    def _low(self) -> Tensor | None:
-        """The copy in which products give gradients, where they are added up in another. It rests, as S1's 20 bytes have it;
-        recipes that keep fp32 gradients alone need none."""
-        formats, flat = self.flat.formats, self.flat
-        if formats.accumulated is None or flat.scatters:
-            return None
-        return flat.zeros(flat.group.padded_size, formats.gradients)
 
     def begin_step(self, num_passes: int, *, measured: bool) -> None:
         """So many passes will give gradients of the group. `measured`: the norm of those of each is taken."""
@@ -87,8 +81,8 @@ class GroupGradients:
     def target(self, name: str) -> tuple[Tensor | None, bool]:
         """Where products may write a parameter's gradient, and whether they add it; nowhere, where formats differ."""
         member, formats = self.members[name], self.flat.formats
-        if self.low is not None:
-            return self.flat.view(self.low, member), False
+        if self.given is not None:
+            return self.given.target(member), False
         if self.array.dtype != formats.activations:
             return None, False
         return self.flat.view(self.array, member), self.adds(name)
@@ -96,10 +90,8 @@ class GroupGradients:
     def take(self, name: str, gradient: Tensor | None) -> bool:
         """A parameter's gradient is ready (None: at its target). Whether it was the last of the group's."""
         member = self.members[name]
-        if gradient is None and self.low is not None:
-            gradient = self.flat.view(self.low, member)
-        elif gradient is not None and self.low is not None:
-            gradient = self.flat.view(self.low, member).copy_(gradient)
+        if self.given is not None:
+            gradient = self.given.take(member, gradient)
         if gradient is not None:
             resting = self.flat.view(self.array, member)
             resting.add_(gradient) if self.adds(name) else resting.copy_(gradient)

@@ -114,7 +114,9 @@ class Updater:
         matrices, others = ([slot.weight for slot in slots if _is_matrix(slot) is matrix] for matrix in (True, False))
         formats = self.groups[0].formats
         own = formats.moments, formats.squares
-        return torch_optimizer(self.name, matrices, others, self.recipe.optimizer, own, products=products)
+        return torch_optimizer(
+            self.name, matrices, others, self.recipe.optimizer, own, scaled=formats.scales_moments, products=products
+        )
 
     @torch.no_grad()
     def norm(self) -> Tensor:
