@@ -19,7 +19,7 @@ from shardwise.lowering.parameters import unit_paths
 from shardwise.lowering.traffic import axis_group
 from shardwise.lowering.weights import WEIGHT_ROLES, weight_groups
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED
+from shardwise.model.decoder import BORROWED, LAYERS
 from shardwise.model.program import Role
 from shardwise.precision import PRECISIONS
 from shardwise.sharding.collective import Issued, Kind
@@ -238,3 +238,6 @@ def test_so_many_first_layers_of_a_rank_recompute(most: int | None, layers: set[
     one = Instance(architecture=SMALL, layout=layout, precision=PRECISIONS["bf16"])
     found = {path for path, unit in unit_paths(SMALL) if one.recompute(path, unit) == "full"}
     assert found == {f"layers.{number}" for number in layers}
+    held = {path: len(one.template(path, unit).unit.saved) for path, unit in unit_paths(SMALL) if unit in LAYERS}
+    assert {path for path in held if held[path] == min(held.values())} == found
+    assert len(set(held.values())) == (1 if most is None or most > 1 else 2)

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 import pytest
+from json_schemas import require_valid
 
 from shardwise.cli.plain import plain
 from shardwise.cli.reconcile_report import reconcile_report
@@ -24,6 +25,7 @@ from shardwise.planning.plan import Plan, plan_layout
 from shardwise.reconcile.collectives import collectives, compared
 from shardwise.reconcile.compare import Reconciliation, reconcile
 from shardwise.reconcile.memory import step_memory
+from shardwise.reconcile.payload import reconcile_payload
 from shardwise.reconcile.picture import reconciliation_charts
 from shardwise.reconcile.read import MeasuredRun
 from shardwise.reconcile.time import StepTime, TimeTerm, attribution, depends_on, step_time
@@ -308,3 +310,12 @@ def test_bytes_of_rows_are_the_routers_choice() -> None:
     assert not compared(Counter({rows: 3}), fewer).equal
     assert not compared(Counter({rows: 2}), fewer, even=True).equal
     assert not compared(Counter({rows._replace(what="activations"): 2}), fewer).equal
+
+
+def test_a_payload_has_every_field_of_its_schema() -> None:
+    plan = plan_of()
+    found = reconcile_payload(plan, reconciled(plan))
+    require_valid(found)
+    memory = reconciled(plan).memory
+    assert found["memory"]["runtime"] == memory.runtime
+    assert [one["name"] for one in found["memory"]["terms"]] == [one.name for one in memory.terms]
