@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -314,7 +315,7 @@ def test_bytes_of_rows_are_the_routers_choice() -> None:
 
 def test_a_payload_has_every_field_of_its_schema() -> None:
     plan = plan_of()
-    found = reconcile_payload(plan, reconciled(plan))
+    found = json.loads(json.dumps(reconcile_payload(plan, reconciled(plan))))
     require_valid(found)
     memory = reconciled(plan).memory
     assert found["memory"]["runtime"] == memory.runtime
