@@ -20,6 +20,10 @@ Statistics = Literal["micro_batch", "step", "never"]
 STATISTICS: Mapping[str, int] = {"micro_batch": 2, "step": 1, "never": 0}  # numbers for each expert
 # Source: S1, data parallelism, second optimization; PyTorch's DistributedDataParallel has MiB.
 BUCKET_BYTES = 25_000_000
+# Where what narrow products take is cast: `everywhere`, as a recipe has it (kept for the backward pass and moved as casts), or
+# `in_products` alone, as Shardwise's own engine does.
+Casts = Literal["everywhere", "in_products"]
+CASTS: tuple[Casts, ...] = get_args(Casts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +33,8 @@ class IssuePolicy:
     `reduction`: when gradients that rest whole (ZeRO-0 and -1) are reduced: `after` the backward pass, `per_parameter` as each is
     ready, or `bucketed`, as soon as `bucket_bytes` of them are. A bucket ends with its unit, however few bytes it holds.
     `reduce_each_micro_batch`: in every micro-batch, not in a step's last only. `statistics`: how often the routers' are summed.
-    `noise_scale`: the norm of each micro-batch's gradient is taken, from which the gradient noise scale follows.
+    `noise_scale`: the norm of each micro-batch's gradient is taken, from which the gradient noise scale follows. `casts`: where
+    the operands of narrow products are cast, and so what is moved and kept of them.
     Raises `InputError` for a choice that does not exist and for buckets without room.
 
     >>> IssuePolicy(reduction="per_parameter").most_bytes
@@ -41,10 +46,12 @@ class IssuePolicy:
     reduce_each_micro_batch: bool = False
     statistics: Statistics = "never"
     noise_scale: bool = False
+    casts: Casts = "everywhere"
 
     def __post_init__(self) -> None:
         chosen(dict.fromkeys(REDUCTIONS), self.reduction, "reduction")
         chosen(STATISTICS, self.statistics, "statistics")
+        chosen(dict.fromkeys(CASTS), self.casts, "casts")
         require([] if self.bucket_bytes > 0 else [f"bucket_bytes is {self.bucket_bytes}; more than 0 is required"])
 
     @property

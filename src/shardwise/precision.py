@@ -25,7 +25,8 @@ class Precision:
     format and written in `matmul`, with a scale of `scale_bytes` for `block` elements (for `weight_block` of a weight;
     None: one scale for the tensor). With `transposed_copies` a product needs its operands in the order of the dims that
     it sums over, so that an operand of two kinds of product is written twice. With `saves_casts` the cast operand, and not
-    the original, is kept for the backward pass. Tokens go to their experts in `matmul` with `casts_dispatch`. ZeRO gathers
+    the original, is kept for the backward pass. What is gathered for such products alone moves in `matmul` with `casts_gathers`,
+    and tokens on their way to experts with `casts_dispatch`. ZeRO gathers
     the weights of those products in `gathered`; None: as they rest. Beside `matmul` stands what an engine needs to know:
     the floating-point formats (`floats`) of what those products take, `operand` of activations and weights and
     `gradient_operand` of gradients, and the `scaling` of them; None where `matmul` is no such format.
@@ -51,6 +52,7 @@ class Precision:
     cast_reads: int = 1
     transposed_copies: bool = True
     saves_casts: bool = True
+    casts_gathers: bool = True
     casts_dispatch: bool = False
     gathered: str | None = None
     source: str = ""
@@ -121,6 +123,11 @@ class Precision:
     def product_format(self) -> str:
         """The format that products with a block's weights run in."""
         return self.matmul or self.activations
+
+    @property
+    def cast_in_products(self) -> Precision:
+        """The recipe of software that casts operands within products, and neither keeps nor moves casts of activations."""
+        return replace(self, saves_casts=False, casts_gathers=False, casts_dispatch=False)
 
     def cast_bytes(self, *, weight: bool = False) -> float:
         """Bytes of one element of a product's operand, its share of a scale included."""

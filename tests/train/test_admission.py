@@ -12,7 +12,9 @@ import pytest
 from train.stand_in import VOCAB, small_plan, write_inputs
 
 import shardwise as sw
+from shardwise.cost.estimate import estimate
 from shardwise.errors import InputError, NothingFitsError
+from shardwise.issuing import IssuePolicy
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.planning.codec import load_plan
@@ -162,9 +164,9 @@ def test_the_smallest_change_that_fits_is_the_fastest_of_those_with_the_fewest_c
 def test_what_does_not_fit_is_said_with_flags_that_plan_again() -> None:
     plan = big_plan(fsdp=8, zero_stage=1, micro_batch_seqs=4)
     available = int(0.5 * plan.estimate.memory_bytes)
-    require_memory(plan, int(plan.estimate.memory_bytes) + 1, "cpu")
+    require_memory(plan, Recipe(steps=1), int(plan.estimate.memory_bytes) + 1, "cpu")
     with pytest.raises(NothingFitsError, match="the smallest change that fits takes") as caught:
-        require_memory(plan, available, "cuda:0")
+        require_memory(plan, Recipe(steps=1), available, "cuda:0")
     assert caught.value.exit_code == 3
     flags = str(caught.value).split("plan again with ")[1].split()
     pins = dict(one.split("=") for one in flags if one != "--pin")
@@ -174,7 +176,18 @@ def test_what_does_not_fit_is_said_with_flags_that_plan_again() -> None:
     again = searched(plan.model, plan.cluster, plan.job, choices=choices)
     assert all(getattr(again.layout, name) == value for name, value in numbers.items())
     with pytest.raises(NothingFitsError, match="no change of recomputation, micro-batch or ZeRO stage fits"):
-        require_memory(plan, 10**9, "cuda:0")
+        require_memory(plan, Recipe(steps=1), 10**9, "cuda:0")
+
+
+def test_what_has_to_fit_is_what_train_keeps() -> None:
+    """A plan of software that keeps casts of activations takes less."""
+    plan = big_plan(fsdp=8, zero_stage=1, micro_batch_seqs=4)
+    plan = plan_layout(plan.model, plan.cluster, replace(plan.job, precision="fp8_delayed"), plan.layout)
+    with pytest.raises(NothingFitsError, match="the smallest change that fits takes"):
+        require_memory(plan, Recipe(steps=1), int(plan.estimate.memory_bytes) + 1, "cuda:0")
+    own = estimate(plan.model, plan.cluster, plan.job, plan.layout, IssuePolicy(casts="in_products"))
+    assert own.memory_bytes > plan.estimate.memory_bytes
+    require_memory(plan, Recipe(steps=1), int(own.memory_bytes) + 1, "cuda:0")
 
 
 def test_memory_is_what_the_container_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

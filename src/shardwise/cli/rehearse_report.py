@@ -35,6 +35,7 @@ def _head(found: Rehearsal) -> Iterator[str]:
     count = "1 micro-batch" if seen.num_micro_batches == 1 else f"{seen.num_micro_batches} micro-batches"
     of = f" of the {found.planned_micro_batches}" if found.planned_micro_batches > seen.num_micro_batches else ""
     yield f"  a step of {count}{of}, rehearsed in {seen.seconds:.1f} s"
+    yield from (f"  {remark}" for remark in found.remarks)
 
 
 def _groups(found: Rehearsal) -> Iterator[Table]:

@@ -39,7 +39,7 @@ def stack_constants(name: str, chip: str | None) -> Iterator[StackConstant]:
 def stack_values(name: str, chip: str | None = None) -> list[SourcedValue]:
     """The stack of the table, what it supports, and its constants; each with its meaning and uncertainty."""
     stack = stack_named(name)
-    facts = ("kind", "unfused_attention", "overlaps_tp")
+    facts = ("kind", "unfused_attention", "overlaps_tp", "casts")
     values: list[SourcedValue] = [(fact, getattr(stack, fact), OWN) for fact in facts]
     values.append(("precision", stack.precision, stack.precision_source or OWN))
     values += [

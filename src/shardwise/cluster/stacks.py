@@ -21,7 +21,7 @@ from shardwise.cluster.chip import Chip
 from shardwise.cluster.chips import chip_names, load_chip, usual_clock
 from shardwise.cluster.cluster import Cluster
 from shardwise.errors import InputError
-from shardwise.issuing import BUCKET_BYTES, IssuePolicy
+from shardwise.issuing import BUCKET_BYTES, Casts, IssuePolicy
 from shardwise.names import did_you_mean
 
 MEASURED: Traversable = resources.files("shardwise.cluster").joinpath("measured")
@@ -78,8 +78,8 @@ class Stack:
 
     `platforms`: which chips it runs on. `loss`: the cross-entropy that it is taken to have. `abilities`: what it can run.
     `host_s`: seconds that the host takes for a kernel of those that are counted here; 0 where it is never what devices wait for.
-    `overlaps_tp`: it moves tensor parallelism's operands in pieces beside products, whatever a layout says. `precision`: the
-    recipe that its users run where they name none, and where that is said.
+    `overlaps_tp`: it moves tensor parallelism's operands in pieces beside products, whatever a layout says. `casts`: where it
+    casts what narrow products take. `precision`: the recipe that its users run where they name none, and where that is said.
     """
 
     name: str
@@ -90,6 +90,7 @@ class Stack:
     unfused_attention: bool = False
     host_s: float = 0.0
     overlaps_tp: bool = False
+    casts: Casts = "everywhere"
     precision: str = USUAL_PRECISION
     precision_source: str = ""
     known: bool = True
@@ -104,8 +105,8 @@ class Stack:
 
     @property
     def policy(self) -> IssuePolicy:
-        """The collectives that it issues, as a policy."""
-        return IssuePolicy(bucket_bytes=REDUCED_BYTES[self.kind])
+        """What it issues, as a policy."""
+        return IssuePolicy(bucket_bytes=REDUCED_BYTES[self.kind], casts=self.casts)
 
     def prior(self, constant: str) -> float:
         """The prior of a constant of the stack."""
@@ -145,6 +146,7 @@ def stack_named(name: str) -> Stack:
         name=name, kind=entry["kind"], loss=entry.get("loss", LEANEST_LOSS[entry["kind"]]),
         platforms=tuple(entry.get("platforms", ("GPU",))), unfused_attention=entry.get("unfused_attention", False),
         host_s=entry.get("host_s", HOST_S[entry["kind"]]), overlaps_tp=entry.get("overlaps_tp", False),
+        casts=entry.get("casts", "everywhere"),
         abilities=_abilities(name), precision=_inherited(name, "precision", USUAL_PRECISION),
         precision_source=_inherited(name, "precision_source", ""),
     )  # fmt: skip

@@ -14,6 +14,7 @@ from shardwise.cost.stage import Stage
 from shardwise.cost.time_terms import TIME
 from shardwise.draw.notebook import Pictured, Shown
 from shardwise.errors import InputError
+from shardwise.issuing import IssuePolicy
 from shardwise.job import Job, precision_named
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import require_legal, seqs_per_replica
@@ -97,8 +98,11 @@ class Estimate(Pictured):
         )
 
 
-def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> Estimate:
-    """Price one layout. Raises `InputError` with every rule that the layout breaks.
+def estimate(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, policy: IssuePolicy | None = None
+) -> Estimate:
+    """Price one layout; `policy`: what is issued, where it is not what the cluster's stack issues. Raises `InputError` with every
+    rule that the layout breaks.
 
     Assumes, of a cluster without a calibration: flash attention, elementwise operations fused with their neighbours, kernels at
     the best measured rate; of any: causal attention evenly split over cp.
@@ -106,7 +110,7 @@ def estimate(architecture: Architecture, cluster: Cluster, job: Job, layout: Lay
     is measured against the peak of `mfu_format`.
     """
     require_legal(architecture, job, cluster.num_devices, layout)
-    found = _priced(Pricing(architecture, cluster, job, layout))
+    found = _priced(Pricing(architecture, cluster, job, layout, policy))
     if not math.isfinite(found.step_time_s + found.memory_bytes):
         raise InputError(
             "estimate: the step's time or memory is not finite; smaller sizes, or rates that a chip can have, are required"

@@ -2,7 +2,7 @@
 
 Products with a block's weights (derive/products.py) run in the recipe's `matmul`, all else in the format of its role. Their
 operands are cast: read in their own format and written in that of the product, once for each order of dims that a later
-product of the same pass needs. A gather for products alone moves the cast operand, and so does an exchange of tokens if the
+product of the same pass needs. A gather for products alone moves the cast operand, and so does an exchange of tokens, if the
 recipe says so. Of a tensor that only products read in the backward pass, the cast copy is saved in place of the original.
 Source: Transformer Engine user guide, low precision training (casts, transposed copies, fp8 gathers of sequence parallelism,
 cast inputs saved); DeepSeek-V3 (arXiv 2412.19437), section 3.3. Assumes: weights are cast for each micro-batch, and a cast is
@@ -196,8 +196,9 @@ class Formats:
 
     def moved_width(self, moved: Traffic, products: Products) -> float:
         """Bytes of each element that a collective moves."""
-        narrow = moved.for_products and self.precision.matmul
-        if narrow and (moved.kind is Kind.ALL_GATHER or self.precision.casts_dispatch):
+        recipe = self.precision
+        casts = recipe.casts_gathers if moved.kind is Kind.ALL_GATHER else recipe.casts_dispatch
+        if moved.for_products and recipe.matmul and casts:
             return self.precision.cast_bytes()
         return self._roles(products, moved.phase)[moved.role]
 

@@ -21,6 +21,7 @@ from shardwise.cost.term import Setting, Term
 from shardwise.cost.time_terms import TIME
 from shardwise.cost.unit import UnitPricer, unit_values
 from shardwise.cost.unit_costs import ActivationCost, StateCost
+from shardwise.issuing import IssuePolicy
 from shardwise.job import Job, precision_named
 from shardwise.layout.family import Family, atomic_degrees, family_of
 from shardwise.layout.layout import Layout
@@ -43,7 +44,10 @@ Costs = tuple[Mapping[str, ActivationCost], Mapping[str, StateCost]]  # of each 
 class Pricing:
     """The cost of one layout, at the rates and links of its cluster."""
 
-    def __init__(self, architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> None:
+    def __init__(
+        self, architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, policy: IssuePolicy | None = None
+    ) -> None:
+        """`policy`: what is issued, where it is not what the cluster's stack issues."""
         self.architecture, self.cluster, self.job, self.layout = architecture, cluster, job, layout
         self.topology = cluster.reached
         degrees = degrees_of(layout)
@@ -61,9 +65,10 @@ class Pricing:
         self.values = RepricedValues(
             unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant, job.attended_tokens)
         )
+        rates = rates_of(cluster.chip, cluster.calibration)
         self.pricer = UnitPricer(
             architecture,
-            rates_of(cluster.chip, cluster.calibration),
+            rates if policy is None else replace(rates, policy=policy),
             precision_named(job.precision),
             loss_of(cluster, job),
             job.optimizer,

@@ -195,7 +195,7 @@ def rates_of(chip: Chip, calibration: Calibration | None) -> Rates:
 
 
 def policy_of(cluster: Cluster) -> IssuePolicy:
-    """Which collectives a cluster's stack issues; without a calibration those of Shardwise's own engine."""
+    """What a cluster's stack issues; without a calibration what recipes and defaults say."""
     return stack_named(cluster.calibration.stack).policy if cluster.calibration else IssuePolicy()
 
 

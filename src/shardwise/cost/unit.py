@@ -74,7 +74,8 @@ class UnitPricer:
         self.structure = architecture.structure
         self.rates = rates
         self.precision, self.optimizer = precision, optimizer
-        self.formats = Formats(precision, optimizer_named(optimizer))
+        cast = precision if rates.policy.casts == "everywhere" else precision.cast_in_products
+        self.formats = Formats(cast, optimizer_named(optimizer))
         self.loss = loss_named(loss)
         self.bytes_per_logit = self.loss.bytes_at(bytes_per_element(precision.activations))
         self.seconds = Made()  # of kernels

@@ -11,10 +11,14 @@ from shardwise.cluster.chips import LOCAL, LOCAL_IS, chip_names
 from shardwise.draw.notebook import Pictured, Shown
 from shardwise.measurement.inspection import Measured
 from shardwise.planning.plan import Plan
+from shardwise.precision import precision_named
 from shardwise.reconcile.collectives import Collectives, collectives
 from shardwise.reconcile.memory import StepMemory, step_memory
 from shardwise.reconcile.read import MeasuredRun
 from shardwise.reconcile.time import Attribution, StepTime, attribution, depends_on, step_time
+from shardwise.train.issued import own_memory, own_policy
+from shardwise.train.recipe import Recipe
+from shardwise.units import format_bytes
 
 NOISY = 0.10  # a change of the machine from before a run to after it that makes its times those of a noisy machine
 REST = 0.10  # of a step, which what no term explains is to stay under
@@ -55,9 +59,9 @@ def reconcile(plan: Plan, run: MeasuredRun) -> Reconciliation:
     attributed = None if noise(changes) else attribution(time, lambda name: depends_on(plan, name))
     return Reconciliation(
         machine=run.seen.machine, changes=changes, time=time, attribution=attributed,
-        memory=step_memory(plan.estimate.memory, run.seen),
+        memory=step_memory(own_memory(plan, run.recipe), run.seen),
         collectives=collectives(plan, run.recipe.of_step(run.watched.step - 1), run.watched.num_tokens, run.seen.collectives),
-        remarks=tuple(_remarks(plan, run.seen, changes)), advice=tuple(_advice(plan, time, run.seen, noisy=bool(noise(changes)))),
+        remarks=tuple(_remarks(plan, run, changes)), advice=tuple(_advice(plan, time, run.seen, noisy=bool(noise(changes)))),
     )  # fmt: skip
 
 
@@ -67,8 +71,8 @@ def noise(changes: Mapping[str, float]) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -abs(item[1])))
 
 
-def _remarks(plan: Plan, seen: Measured, changes: Mapping[str, float]) -> Iterator[str]:
-    chip = plan.cluster.chip
+def _remarks(plan: Plan, run: MeasuredRun, changes: Mapping[str, float]) -> Iterator[str]:
+    chip, seen = plan.cluster.chip, run.seen
     if is_other(chip, seen):
         yield f"the plan is priced for {chip.name}, and ran on another machine ({seen.machine}): its seconds say nothing of that"
     elif chip.name == LOCAL and plan.cluster.calibration is None:
@@ -84,6 +88,18 @@ def _remarks(plan: Plan, seen: Measured, changes: Mapping[str, float]) -> Iterat
         yield (
             f"the plan has the memory of the loss {plan.job.loss!r}; `train` runs {ENGINES_LOSS!r}: plan again with "
             f"--set job.loss={ENGINES_LOSS}"
+        )
+    yield from cast_remarks(plan, run.recipe)
+
+
+def cast_remarks(plan: Plan, recipe: Recipe) -> Iterator[str]:
+    """That memory is held against another price than the plan's own."""
+    own, planned = (sum(of.values()) for of in (own_memory(plan, recipe), plan.estimate.memory))
+    if own_policy(plan, recipe) is not None and plan.policy.casts != "in_products":
+        yield (
+            f"memory is held against {format_bytes(own)}, the price of `train`, which keeps what products in "
+            f"{precision_named(plan.job.precision).matmul} take as it is; the plan's own {format_bytes(planned)} is that of "
+            "software that keeps the casts: plan again with --stack shardwise"
         )
 
 

@@ -16,9 +16,11 @@ from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.planning.payload import layout_of_plan
 from shardwise.planning.plan import Plan
 from shardwise.reconcile.collectives import Collectives, collectives
+from shardwise.reconcile.compare import cast_remarks
 from shardwise.reconcile.memory import PASSING, MemoryTerm, StepMemory, step_memory
 from shardwise.reconcile.payload import CollectivesPayload, collectives_payload
 from shardwise.schema import Fields
+from shardwise.train.issued import own_policy
 from shardwise.train.recipe import Recipe
 
 SCHEMA = "shardwise.rehearse/2"
@@ -62,6 +64,7 @@ class RehearsePayload(TypedDict):
     collectives_equal: bool
     collectives: CollectivesPayload
     memory: RankMemory
+    remarks: list[str]
     ok: bool
 
 
@@ -71,13 +74,15 @@ LITTLE = 0.01  # of the peak: what is gathered of it at one moment and not at an
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What was planned and executed for one of so many `ranks`; `planned_micro_batches` are those of the plan's step."""
+    """What was planned and executed for one of so many `ranks`; `planned_micro_batches` are those of the plan's step. `remarks`
+    say what the numbers must be read with."""
 
     ranks: int
     seen: Rehearsed
     planned_micro_batches: int
     memory: StepMemory
     collectives: Collectives
+    remarks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -107,13 +112,13 @@ def is_judged(term: MemoryTerm, peak: MemoryTerm) -> bool:
 def rehearsal(plan: Plan, recipe: Recipe, seen: Rehearsed) -> Rehearsal:
     """Hold a rank's step against the plan."""
     layout, pp_rank = plan.layout, seen.coordinate.get("pp", 0)
-    pricing = Pricing(plan.model, plan.cluster, plan.job, layout)
+    pricing = Pricing(plan.model, plan.cluster, plan.job, layout, own_policy(plan, recipe))
     planned = MEMORY.values(pricing.memories(pricing.stages())[pp_rank])
     num_seqs = seen.num_micro_batches * layout.num_replicas * layout.micro_batch_seqs
     measured = Measured(device="meta", machine="", before={}, rank=seen.rank, memory=seen.inspection.memory)
     return Rehearsal(
         ranks=layout.num_devices, seen=seen, memory=step_memory(planned, measured),
-        planned_micro_batches=int(num_micro_batches(plan.job, degrees_of(layout))),
+        planned_micro_batches=int(num_micro_batches(plan.job, degrees_of(layout))), remarks=tuple(cast_remarks(plan, recipe)),
         collectives=collectives(
             plan, recipe.of_step(0), num_seqs * plan.job.seq_len, seen.inspection.collectives, even=True, pp_rank=pp_rank
         ),
@@ -137,5 +142,5 @@ def rehearsal_payload(plan: Plan, found: Rehearsal) -> dict[str, Any]:
                 for one in found.terms
             ],
         },
-        "ok": found.ok,
+        "remarks": list(found.remarks), "ok": found.ok,
     }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Set
 
+from shardwise.cost.pricing import Pricing
 from shardwise.issuing import IssuePolicy, Statistics
 from shardwise.lowering.instance import Instance
 from shardwise.planning.plan import Plan
@@ -25,13 +26,29 @@ def instance_of(plan: Plan, recipe: Recipe) -> Instance:
 
 
 def policy_of(recipe: Recipe, *, routed: bool) -> IssuePolicy:
-    """What a recipe says about collectives; `routed`: the model has experts, whose load is watched."""
+    """What the engine issues under a recipe; `routed`: the model has experts, whose load is watched."""
     return IssuePolicy(
         reduction=recipe.reduction, bucket_bytes=recipe.bucket_bytes,
         reduce_each_micro_batch=recipe.reduce_each_micro_batch,
         statistics=STATISTICS[recipe.balance] if routed else "never",
-        noise_scale=recipe.noise_scale_every > 0,
+        noise_scale=recipe.noise_scale_every > 0, casts="in_products",
     )  # fmt: skip
+
+
+def own_policy(plan: Plan, recipe: Recipe) -> IssuePolicy | None:
+    """What the engine issues, where its memory is not what the plan's stack would have: its casts are in products alone. None
+    where a precision recipe keeps no casts."""
+    own = precision_named(plan.job.precision)
+    return policy_of(recipe, routed=plan.model.num_experts > 0) if own.matmul and own.saves_casts else None
+
+
+def own_memory(plan: Plan, recipe: Recipe) -> Mapping[str, float]:
+    """The bytes of the fullest device by term as the engine runs a plan."""
+    policy = own_policy(plan, recipe)
+    if policy is None:
+        return plan.estimate.memory
+    pricing = Pricing(plan.model, plan.cluster, plan.job, plan.layout, policy)
+    return pricing.fullest(pricing.stages())[1]
 
 
 def comparable(

@@ -92,7 +92,7 @@ def _admitted(plan: Plan, settings: Settings, parts: Parts, world: World, lock: 
     data = admit(plan, settings)
     device, on_host = str(world.device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     shared = f" (this host over its {on_host} processes)" if device == "cpu" and on_host > 1 else ""
-    require_memory(plan, device_bytes(device, on_host), device + shared)
+    require_memory(plan, settings.recipe, device_bytes(device, on_host), device + shared)
     return data
 
 

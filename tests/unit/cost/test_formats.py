@@ -166,6 +166,26 @@ def test_kept_casts_spare_activations() -> None:
     assert kept["activations"] < plain["activations"] == again["activations"]
 
 
+def test_casts_in_products_alone_are_neither_kept_nor_moved() -> None:
+    """What such software keeps and moves of activations is what a recipe of bf16 has; its products are FP8's."""
+    layout, own = Layout(tp=8, sequence_parallel=True), IssuePolicy(casts="in_products")
+
+    def priced(name: str, policy: IssuePolicy | None) -> Estimate:
+        return estimate(
+            load_model("llama-3-8b"), load_cluster("h100:8"), replace(JOB, precision=name), layout, policy=policy
+        )
+
+    plain, cast, kept = priced("bf16", None), priced("fp8_blockwise", own), priced("fp8_blockwise", None)
+    assert cast.memory["activations"] == plain.memory["activations"] > kept.memory["activations"]
+    assert cast.time["tp"] == pytest.approx(plain.time["tp"])
+    assert cast.time["tp"] > 1.1 * kept.time["tp"]
+    assert cast.time["forward"] < plain.time["forward"]
+    assert cast.time["backward"] > kept.time["backward"]  # operands are cast again
+    dispatched = [one for one in unit_traffic(unit_of("qwen3-30b-a3b"), own) if one.kind is Kind.ALL_TO_ALL]
+    products, recipe = products_of(unit_of("qwen3-30b-a3b")), precision_named("fp8_deepseek_v3").cast_in_products
+    assert {Formats(recipe).moved_width(one, products) for one in dispatched if one.role is not Role.STATISTIC} == {2}
+
+
 def test_weights_can_be_gathered_in_fp8() -> None:
     """Both recipes have fp32 weights; one of them casts a block's before they are gathered."""
     whole, cast = (run("llama-3-8b", "h100:16", name, Layout(fsdp=16, zero_stage=3))
