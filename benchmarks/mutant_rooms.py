@@ -28,7 +28,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "batch": ("unit/batch", "unit/books", "golden", "cli/test_schemas.py"),
     "planning": ("planning", "train/test_admission.py", "unit/test_api.py", "cli/test_cli.py", "cli/test_product.py",
                  "cli/test_schemas.py"),
-    "search": ("unit/search", "planning", "unit/test_choices.py", "property/test_search.py", "cli/test_sweep.py"),
+    "search": ("unit/search", "unit/test_choices.py", "cli/test_sweep.py", "planning", "property/test_search.py"),
     "engine/numpy": ("property/test_gradients.py", "derivation", "property/test_structures.py",
                      "property/test_derivation.py", "verify"),
     "engine/torch": ("unit/test_optimizer.py", "train/test_gradients.py", "train/test_experts.py", "train/test_model.py",

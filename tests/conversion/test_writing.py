@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import re
 import shutil
@@ -22,6 +24,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import SIGMOID, Gating, Numerics
 from shardwise.train.box import Box
 from shardwise.train.checkpoint.reading import Opened
+from shardwise.train.conversion.dcp_writing import save
 from shardwise.train.conversion.formats import FORMATS, Choices, Model, format_of
 from shardwise.train.conversion.megatron_parts import Degrees
 from shardwise.train.conversion.publishing import DRAFT
@@ -202,3 +205,17 @@ def test_where_nothing_can_be_written(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot write to .*: Not a directory; a folder with room"):
         write(name, tmp_path / "file", random_weights(PLAIN, 1))
+
+
+def test_what_torch_saves_on_a_full_disk_is_an_error_of_the_disk() -> None:
+    """PyTorch's own writer ends the process: what is written goes on to nowhere, and the first fault is raised behind it."""
+
+    class Full(io.BytesIO):
+        def write(self, content: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space left on device"):
+        save({"steps": 3}, Full())
+    whole = io.BytesIO()
+    save({"steps": 3}, whole)
+    assert torch.load(io.BytesIO(whole.getvalue()), weights_only=True) == {"steps": 3}

@@ -9,6 +9,7 @@ from shardwise.errors import InputError
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
+from shardwise.verify import xla
 from shardwise.verify.hlo import HloCollective, HloProgram
 from shardwise.verify.hlo_graph import replica_groups
 from shardwise.verify.xla import read_report
@@ -205,3 +206,28 @@ def test_a_product_inside_a_call_is_counted_and_indices_are_not() -> None:
 """
     found = program("  %a = f32[2,3]{1,0} parameter(0)\n  ROOT %c = f32[2,3]{1,0} call(%a), to_apply=%body", called)
     assert (found.multiplications(), found.flops()) == (6, 6)
+
+
+class AskedError(Exception):
+    """The compiler was asked."""
+
+
+@pytest.mark.parametrize(
+    ("backend", "degree", "problem"),
+    [
+        ("cpu", 2048, None), ("cpu", 4096, "the mesh has 4096 devices; the CPU backend takes at most 2048"), ("tpu", 256, None),
+        ("tpu", 3, "the mesh has 3 devices; for tpu it must be one of 4, 8"), ("tpu", 4096, "the mesh has 4096 devices; for tpu"),
+    ],
+)  # fmt: skip
+def test_a_mesh_that_a_backend_does_not_take_is_refused(
+    backend: xla.Backend, degree: int, problem: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(*given: object) -> None:
+        raise AskedError
+
+    monkeypatch.setattr(xla, "missing", lambda backend: [])
+    monkeypatch.setattr(xla, "_compile", compiled)
+    expression = parse_expression("A[I_X, J] * B[J, K] -> C[I_X, K]")
+    made = shard_expression(expression, Mesh.of({"X": degree}), {"I": degree, "J": 2, "K": 2})
+    with pytest.raises(InputError if problem else AskedError, match=problem):
+        xla.verify(made, backend=backend)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -28,3 +29,13 @@ def test_products_are_of_the_plans_sizes(monkeypatch: pytest.MonkeyPatch) -> Non
         assert found.keys() == {"products", "memory"}
         assert all(seconds > 0 for seconds in found.values())
         assert counter.get_total_flops() == runs * 2 * m * k * n
+
+
+def test_work_is_repeated_for_its_time_or_as_often_as_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks run a collective as often, whatever time it takes on each."""
+    cpu, calls = torch.device("cpu"), Counter[str]()
+    monkeypatch.setattr(module, "BUDGET_S", 0.05)
+    module._timed(lambda: calls.update(["timed"]), cpu)
+    module._timed(lambda: calls.update(["counted"]), cpu, exactly=3)
+    assert calls["counted"] == module.WARM_UPS + 3
+    assert calls["timed"] > module.WARM_UPS + module.REPEATS

@@ -63,7 +63,7 @@ class Passes:
     def listed(self, stage: Stage, kind: str, *, last: bool) -> list[Work]:
         """A pass as an engine runs it; in the `last` one, collectives of the step start and are not waited for."""
         found = beside([*_behind_one(_gathered_ahead(self.units(stage, kind, last=last)))], stage.host_s)
-        return [*found, *(begun(replace(one)) for one in self.of_shards(stage))] if last else found
+        return [*found, *(begun(replace(one)) for one in (*self.of_shards(stage), *self.behind(stage)))] if last else found
 
     def units(self, stage: Stage, kind: str, *, last: bool = False) -> list[list[Work]]:
         """The work of each unit, in the order of the pass; in the `last` one with what is reduced once per step."""
@@ -94,18 +94,22 @@ class Passes:
 
     def sending(self, unit: str, works: Sequence[Work]) -> list[Work]:
         """A unit's work, with collectives of the step started after the last kernel that makes their payload."""
-        found, held_back = list(works), []
-        if self.scatters(unit):
+        found = list(works)
+        if self.scatters(unit) or self.reduces_after:
             return found
         for one in self.reduced(unit):
             makers = [
                 n for n, k in enumerate(found) if isinstance(k, Kernel) and not set(k.results).isdisjoint(one.carries)
             ]
-            if self.reduces_after:
-                held_back.append(one)
-            else:
-                found.insert(makers[-1] + 1 if makers else 0, begun(one))
-        return [*found, *map(begun, held_back)]
+            found.insert(makers[-1] + 1 if makers else 0, begun(one))
+        return found
+
+    def behind(self, stage: Stage) -> Iterator[Transfer]:
+        """The collectives that sum gradients which rest whole, where they wait for the end of the backward pass."""
+        own = (*(unit for unit in stage.units[::-1] if unit not in stage.used), *self.lent(stage))
+        for unit in own if self.reduces_after else ():
+            if not self.scatters(unit):
+                yield from self.reduced(unit)
 
     def of_shards(self, stage: Stage) -> Iterator[Transfer]:
         """The collectives that sum scattered gradients over replicas, once per step."""

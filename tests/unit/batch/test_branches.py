@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from json_schemas import require_valid
 
 from shardwise.batch.branch_files import FILE, SCHEMA, holds_branches, read_branch_point, read_branches
-from shardwise.batch.branches import Branch, compare_branches, window_loss
+from shardwise.batch.branch_payload import branches_payload
+from shardwise.batch.branches import Branch, BranchPoint, compare_branches, window_loss
 from shardwise.errors import InputError
 
 WINDOW = 2**18
@@ -144,3 +146,13 @@ def test_files_are_read_and_what_is_wrong_is_named(tmp_path: Path) -> None:
         (tmp_path / "branch.json").write_text(text)
         with pytest.raises(InputError, match=part):
             read_branch_point(tmp_path)
+
+
+def test_a_payload_has_those_that_failed_behind_the_others() -> None:
+    found = compare_branches([branch(1, 3.0), branch(2, None, "diverged"), branch(4, 3.001)])
+    point = BranchPoint(run="runs/a", step=40, batch_tokens=64.0, learning_rate=1e-3, window_tokens=4096.0)
+    payload = json.loads(json.dumps(branches_payload(point, found)))
+    require_valid(payload)
+    *_, failed = payload["branches"]
+    assert [one["batch_tokens"] for one in payload["branches"]] == [1, 4, 2]
+    assert (failed["failed"], failed["loss"], failed["excess"], failed["is_within"]) == ("diverged", None, None, None)

@@ -153,3 +153,16 @@ def test_what_is_wrong_is_said_at_once(name: str, given: dict[str, object], prob
     assert len(raised.value.problems) == len(problems)
     for found, expected in zip(raised.value.problems, problems, strict=True):
         assert expected in found
+
+
+def test_all_rules_and_their_results_are_public() -> None:
+    """What the package gathers from its modules is what it lists, and nothing of it is left out."""
+    gathered = {
+        name
+        for name, one in vars(rules).items()
+        if not name.startswith("_") and getattr(one, "__module__", "").startswith(HOME)
+    }
+    assert gathered == set(rules.__all__)
+
+
+HOME = ("shardwise.books", "shardwise.batch")

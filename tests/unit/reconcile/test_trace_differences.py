@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
+from json_schemas import require_valid
 
 from shardwise.cluster.load import load_cluster
 from shardwise.job import Job
@@ -16,6 +18,7 @@ from shardwise.planning.plan import Plan, plan_layout
 from shardwise.reconcile.traces.bottlenecks import Bottleneck
 from shardwise.reconcile.traces.differences import Difference
 from shardwise.reconcile.traces.found import Traced
+from shardwise.reconcile.traces.payload import trace_payload
 from shardwise.reconcile.traces.traced_step import step_of
 from unit.reconcile.as_planned import as_planned, is_kernel, slowed
 
@@ -112,6 +115,15 @@ def test_exposed_tensor_parallelism_is_mended_by_less_of_it() -> None:
     assert exposed.seconds == pytest.approx(found.planned.exposed["tp"], rel=0.01)
     mended = Layout.parse(exposed.remedy.layout)
     assert mended.tp < PLAN.layout.tp
+
+
+def test_a_payload_says_a_remedys_layout_as_a_plan_says_its_own() -> None:
+    found = traced(as_planned(PLAN))
+    payload = json.loads(json.dumps(trace_payload(found, bottlenecks=True)))
+    require_valid(payload)
+    (change, *_) = (one["remedy"] for one in payload["bottlenecks"] if one["remedy"])
+    assert change["layout"]["tp"] < PLAN.layout.tp
+    assert trace_payload(found)["bottlenecks"] is None
 
 
 def test_a_remedy_is_priced_by_the_plan_and_has_less_of_what_was_lost() -> None:

@@ -10,18 +10,19 @@ from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import estimate
 from shardwise.cost.pricing import Pricing
 from shardwise.errors import InputError
+from shardwise.issuing import IssuePolicy
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
 from shardwise.schedule.durations import Durations
 from shardwise.schedule.play import play
-from shardwise.simulate.passes import Passes
+from shardwise.simulate.passes import Passes, _behind_one
 from shardwise.simulate.path import legs
 from shardwise.simulate.picture import events, trace_text
 from shardwise.simulate.result import Simulation, simulate
 from shardwise.simulate.step import Simulator, simulated
 from shardwise.simulate.streams import play_streams
-from shardwise.simulate.work import Begin, Kernel, Transfer, transfers
+from shardwise.simulate.work import GRADIENT, Await, Begin, Kernel, Transfer, transfers
 
 MODEL = "llama-3-8b"
 
@@ -133,11 +134,11 @@ def test_reduced_after_the_backward_pass_nothing_hides() -> None:
     simulator = Simulator(pricing_of("dp=16"), "list", 1.0)
     lists = Passes(simulator.works, reduces_after=True)
     works = lists.listed(simulator.stages[0], "B", last=True)
-    for unit in ("head", "block", "embedding"):
-        own = [n for n, one in enumerate(works) if isinstance(one, Kernel) and one.unit == unit]
-        sent = [n for n, one in enumerate(works) if isinstance(one, Begin) and one.transfer.unit == unit]
-        assert min(sent[-1:]) > own[-1]
-    assert play_streams([works]).left
+    last_kernel = max(n for n, one in enumerate(works) if isinstance(one, Kernel))
+    sent = [one.transfer.unit for one in works[last_kernel + 1 :] if isinstance(one, Begin)]
+    assert (sent.count("head"), sent.count("block"), sent.count("embedding")) == (2, 32, 1)
+    assert not any(isinstance(one, Begin) and one.transfer.axis == "dp" for one in works[:last_kernel])
+    assert len(play_streams([works]).left) == 35
 
 
 def test_what_has_to_move_moves() -> None:
@@ -258,3 +259,28 @@ def test_a_trace_has_every_kernel_and_transfer() -> None:
     )
     passes = sum(len(slot) for slots in found.actions.order for slot in slots)
     assert trace_text(found).count('"ph": "X"') == count + passes
+
+
+def test_gradients_are_reduced_beside_the_backward_pass_but_under_a_policy_that_reduces_them_after_it() -> None:
+    job, layout = Job(global_batch_tokens=2**20, seq_len=4096), Layout.parse("dp=16")
+    beside, after = (
+        Simulation(
+            simulated(Pricing(load_model(MODEL), load_cluster("h100:16"), job, layout, IssuePolicy(reduction=one)))
+        )
+        for one in ("bucketed", "after")
+    )
+    assert after.exposed["dp"] > 2 * beside.exposed["dp"]
+    assert after.step_time_s - beside.step_time_s == pytest.approx(after.exposed["dp"] - beside.exposed["dp"], rel=0.05)
+
+
+def test_what_runs_beside_kernels_in_pieces_is_no_reason_to_wait_for_gradients() -> None:
+    """Gradients that are scattered are waited for when the next ones leave; whatever else begins meanwhile, they go on."""
+    first, second = (
+        Transfer(seconds=1.0, axis="fsdp", unit=one, name="g", role=GRADIENT, one_behind=True)
+        for one in ("layer 1", "layer 0")
+    )
+    piece = Transfer(seconds=1.0, axis="tp", unit="layer 0", name="piece")
+    works = [Begin(first, "fsdp"), Await(first), Begin(piece, "tp"), Await(piece), Begin(second, "fsdp"), Await(second)]
+    assert list(_behind_one(works)) == [
+        Begin(first, "fsdp"), Begin(piece, "tp"), Await(piece), Await(first), Begin(second, "fsdp"), Await(second),
+    ]  # fmt: skip
