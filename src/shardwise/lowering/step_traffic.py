@@ -96,7 +96,7 @@ def _lent(instance: Instance, units: Sequence[PlacedUnit]) -> Iterator[Traffic]:
     """What moves gradients, and new weights, of what the embedding lends to other units of a stage than its own; a tied head's
     are its own traffic."""
     kinds = {unit.kind for unit in units}
-    names = {name for kind in kinds for name in BORROWED.get(kind, ()) if name != TIED}
+    names = {name for kind in kinds for name in BORROWED.get(kind, ())}
     names -= {EMBEDDING} if instance.architecture.tied_embeddings else set()
     if names and EMBEDDING not in kinds:
         for one in instance.traffic(EMBEDDING):

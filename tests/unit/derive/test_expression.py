@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shardwise.derive.expression import shard_expression
+from shardwise.errors import InputError
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
 
@@ -13,3 +16,14 @@ def test_a_result_without_a_name_has_one_that_no_operand_has() -> None:
         "A[I, J] * B[J, K]": "C", "C[I, J] * B[J, K]": "Z", "C[I, J] * Z[J, K]": "Out", "C[I, J] * Z[J, K] * Out[K, L]": "Result",
     }.items():  # fmt: skip
         assert shard_expression(parse_expression(text), mesh, sizes).result_name == name
+
+
+def test_a_dim_has_one_size_wherever_it_is_given() -> None:
+    mesh = Mesh.of({"X": 2})
+    made = shard_expression(parse_expression("A[I_X = 4, J = 6] * B[J = 6, K = 2]"), mesh, {})
+    assert {dim: made.sizes[dim] for dim in "IJK"} == {"I": 4, "J": 6, "K": 2}
+    assert shard_expression(parse_expression("A[I_X, J] * B[J, K = 2]"), mesh, {"I": 4, "J": 6, "K": 2}).sizes["K"] == 2
+    with pytest.raises(InputError, match="sizes: J is 6 and 8; one size for each dim is required"):
+        shard_expression(parse_expression("A[I_X = 4, J = 6] * B[J = 8, K = 2]"), mesh, {})
+    with pytest.raises(InputError, match="sizes: K is 3 and 2"):
+        shard_expression(parse_expression("A[I_X = 4, J = 6] * B[J = 6, K = 2]"), mesh, {"K": 3})
