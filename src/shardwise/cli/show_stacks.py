@@ -21,6 +21,7 @@ def stack_entry(name: str, chip: str | None = None) -> Report:
     stack, found = stack_named(name), list(stack_constants(name, chip))
     facts = ", attention writes its scores to memory" * stack.unfused_attention
     facts += ", overlaps tensor parallelism with products" * stack.overlaps_tp
+    facts += ", casts operands of narrow products in these alone" * (stack.casts == "in_products")
     constants: list[Row] = [("constant", "value", "one deviation", "meaning")]
     constants += [
         (f"{one.owner}.{one.name}", f"{one.value:.4g}", f"{one.low:.3g} to {one.high:.3g}", one.meaning)
