@@ -87,6 +87,7 @@ def variants(usual: Setting = USUAL) -> Mapping[str, Variant]:
     return {
         **{name: Variant(one, usual) for name, one in PRECISIONS.items() if _runs(one)},
         "fp32, weights a last place off": Variant(fp32, usual, is_nudged=True),
+        "fp8_nanotron, an fp32 master copy": Variant(replace(PRECISIONS["fp8_nanotron"], master="fp32"), usual),
         "fp16 without an fp32 copy of the weights": Variant(bare, usual),
         "fp16 without loss scaling": Variant(fp16, usual, loss_scale=1.0),
         "fp16 with sums in fp16": Variant(fp16, usual, sums_in_fp16=True),

@@ -85,12 +85,12 @@ def with_rings(instructions: Iterable[Instruction]) -> Iterator[Instruction | In
             products[id(ring)].append(step)
             if ring.kind is Kind.ALL_GATHER and len(products[id(ring)]) == len(ring.beside):
                 own = tuple(products[id(ring)])
-                yield InPieces(ring, own, keeps=_isoperands_of(listed, InPieces(ring, own)))
+                yield InPieces(ring, own, keeps=_is_read_by_others(listed, InPieces(ring, own)))
         elif isinstance(one, Start) and ring.kind is not Kind.ALL_GATHER:
             yield InPieces(ring, tuple(products[id(ring)]), tuple(terms[id(ring)]))
 
 
-def _isoperands_of(listed: Iterable[Instruction], ring: InPieces) -> bool:
+def _is_read_by_others(listed: Iterable[Instruction], ring: InPieces) -> bool:
     """Whether others read what a ring gathers."""
     whole, own = ring.ends[1], {id(step) for step in ring.products}
     for one in listed:

@@ -63,7 +63,9 @@ class Passes:
     def listed(self, stage: Stage, kind: str, *, last: bool) -> list[Work]:
         """A pass as an engine runs it; in the `last` one, collectives of the step start and are not waited for."""
         found = beside([*_behind_one(_gathered_ahead(self.units(stage, kind, last=last)))], stage.host_s)
-        return [*found, *(begun(replace(one)) for one in (*self.of_shards(stage), *self.behind(stage)))] if last else found
+        return (
+            [*found, *(begun(replace(one)) for one in (*self.of_shards(stage), *self.behind(stage)))] if last else found
+        )
 
     def units(self, stage: Stage, kind: str, *, last: bool = False) -> list[list[Work]]:
         """The work of each unit, in the order of the pass; in the `last` one with what is reduced once per step."""

@@ -10,6 +10,8 @@ import pytest
 from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import Estimate, estimate, mfu_format
 from shardwise.cost.formats import Formats, Products, products_of
+from shardwise.cost.instructions import InstructionPricer
+from shardwise.cost.pricing import Pricing
 from shardwise.derive.derivation import Unit, derived_unit
 from shardwise.errors import MissingValueError
 from shardwise.issuing import IssuePolicy
@@ -184,6 +186,17 @@ def test_casts_in_products_alone_are_neither_kept_nor_moved() -> None:
     dispatched = [one for one in unit_traffic(unit_of("qwen3-30b-a3b"), own) if one.kind is Kind.ALL_TO_ALL]
     products, recipe = products_of(unit_of("qwen3-30b-a3b")), precision_named("fp8_deepseek_v3").cast_in_products
     assert {Formats(recipe).moved_width(one, products) for one in dispatched if one.role is not Role.STATISTIC} == {2}
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_casts_take_the_time_of_their_bytes(phase: str) -> None:
+    """As instructions and simulations price them, and as prices of a layout do."""
+    job = replace(JOB, precision="fp8_blockwise")
+    priced = InstructionPricer(Pricing(load_model("llama-3-8b"), load_cluster("h100:8"), job, Layout(tp=8)))
+    parts, rates = priced.parts("block"), priced.pricer.rates
+    num_bytes = Formats(precision_named("fp8_blockwise")).cast_bytes(phase, parts.products, priced.values)
+    assert num_bytes > 1e8
+    assert priced.casts_s(parts, phase) == pytest.approx(num_bytes / rates.bytes_per_s)
 
 
 def test_weights_can_be_gathered_in_fp8() -> None:
