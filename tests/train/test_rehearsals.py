@@ -122,7 +122,7 @@ def test_the_first_and_the_last_stage_save_what_is_planned(name: str, rank: int)
     assert activations.holds(CLOSE), activations
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_rank_issues_the_list_and_holds_what_is_planned(name: str) -> None:
     architecture, layout = CASES[name]
@@ -169,6 +169,7 @@ NARROW: dict[str, tuple[dict[str, Any], Layout]] = {
 }
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", NARROW)
 def test_operands_of_narrow_products_are_kept_as_they_are(name: str) -> None:
     """Which a plan of Shardwise's own stack says too; that of software that keeps casts is no price of a run of `train`."""
