@@ -94,8 +94,8 @@ def _remarks(plan: Plan, run: MeasuredRun, changes: Mapping[str, float]) -> Iter
 
 def cast_remarks(plan: Plan, recipe: Recipe) -> Iterator[str]:
     """That memory is held against another price than the plan's own."""
-    own, planned = (sum(of.values()) for of in (own_memory(plan, recipe), plan.estimate.memory))
     if own_policy(plan, recipe) is not None and plan.policy.casts != "in_products":
+        own, planned = (sum(of.values()) for of in (own_memory(plan, recipe), plan.estimate.memory))
         yield (
             f"memory is held against {format_bytes(own)}, the price of `train`, which keeps what products in "
             f"{precision_named(plan.job.precision).matmul} take as it is; the plan's own {format_bytes(planned)} is that of "
