@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -117,3 +118,17 @@ def test_impossible_calibrations_are_refused() -> None:
     with pytest.raises(InputError, match=r"spread of dense is 1.1 to 1.2"):
         replace(good, spread={"dense": (1.1, 1.2)})
     assert isinstance(calibrated(load_cluster("h100:8"), good).calibration, Calibration)
+
+
+def test_sizes_are_varied_by_factors_and_shares_within_limits() -> None:
+    """A size is varied by factors, and one deviation is as large a factor anywhere; a share nears its limits."""
+    sizes = {name for name, one in CONSTANTS.items() if one.is_size}
+    assert sizes == {"matmul_ramp", "elementwise", "launch_s", "attention"}
+    for name, one in CONSTANTS.items():
+        free = one.free(one.prior)
+        up, down = one.value(free + one.width), one.value(free - one.width)
+        if name in sizes:
+            assert up / one.prior == pytest.approx(one.prior / down) == pytest.approx(math.exp(one.width)), name
+        else:
+            assert one.low < down < one.prior < up < one.high, name
+            assert one.value(free + 40) == pytest.approx(one.high), name
