@@ -114,11 +114,10 @@ class ByFormulas(TorchOptimizer):
 
 def _in_blocks(tensors: Mapping[str, Moment], size: int) -> Iterator[Mapping[str, Moment]]:
     """Tensors [n] in blocks of so many elements; whole, where one has a scale for all of them."""
-    whole = {name: one for name, one in tensors.items() if isinstance(one, Scaled)}
-    if whole:
+    divisible = {name: one for name, one in tensors.items() if not isinstance(one, Scaled)}
+    if len(divisible) < len(tensors):
         yield tensors
         return
-    divisible = {name: one for name, one in tensors.items() if not isinstance(one, Scaled)}
     for start in range(0, len(divisible[MASTER]), size):
         yield {name: one[start : start + size] for name, one in divisible.items()}
 
