@@ -41,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
-def planned(place: Path, precision: str, layout: str, optimizer: str = "muon") -> str:
+def planned(place: Path, precision: str, layout: str, optimizer: str = "muon", flag: str = "--runnable") -> str:
     """A plan's file."""
     smaller = {**read(CONFIG), "num_hidden_layers": LAYERS, "intermediate_size": D_FF}
     (place / "config.json").write_text(json.dumps(smaller), encoding="utf-8")
@@ -49,7 +49,7 @@ def planned(place: Path, precision: str, layout: str, optimizer: str = "muon") -
     pins = [word for pin in layout.split() for word in ("--pin", pin)]
     size = ["--batch-tokens", "128", "--seq-len", "64", "--precision", precision]
     where = [str(place / "config.json"), str(place / "cpu.toml"), "--out", str(place / "plan.json")]
-    assert main(["plan", *where, *size, *pins, "--runnable", "--set", f"job.optimizer={optimizer}"]) == 0
+    assert main(["plan", *where, *size, *pins, flag, "--set", f"job.optimizer={optimizer}"]) == 0
     return str(place / "plan.json")
 
 
@@ -163,13 +163,17 @@ def learns_and_keeps(plan: str, wanted: dict[str, int], data: str, run: Path, *,
 
 def test_fp16_is_refused_by_name(tmp_path: Path, data: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Squares of gradients of 1e-5 are 0 in fp16, and a matrix over its norm of 0 is no number."""
-    plan = planned(tmp_path, "fp16", "fsdp=2")
+    plan = planned(tmp_path, "fp16", "fsdp=2", flag="--divisible")
     capsys.readouterr()
-    assert main(["train", plan, "--data", data, "--out", str(tmp_path / "run"), "--steps", "2", "--device", "cpu"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(
-        "error: precision fp16: muon takes whole matrices in the format of the activations, and fp16 has no"
-    )
-    assert "; one of bf16, bf16_fp32_gradients, " in error
-    assert " fp16," not in error.partition("one of")[2]
+    size = ["--batch-tokens", "128", "--seq-len", "64", "--precision", "fp16", "--set", "job.optimizer=muon"]
+    for command in (
+        ["train", plan, "--data", data, "--out", str(tmp_path / "run"), "--steps", "2", "--device", "cpu"],
+        ["plan", str(tmp_path / "config.json"), str(tmp_path / "cpu.toml"), *size, "--runnable"],
+    ):
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        problem = "precision fp16: muon takes whole matrices in the format of the activations, and fp16 has no"
+        assert error.startswith(f"error: {problem}")
+        assert "; one of bf16, bf16_fp32_gradients, " in error
+        assert " fp16," not in error.partition("one of")[2]
     assert not (tmp_path / "run").exists()
