@@ -65,6 +65,20 @@ def batches(num_steps: int) -> Iterator[MicroBatch]:
         yield MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
 
 
+def losses_of_a_run_that_goes_on(precision: str, architecture: Architecture = DENSE) -> tuple[float, float]:
+    """The third step's loss, of a run and of another that goes on from what a checkpoint keeps of the first two steps."""
+    first, second = engine_of(precision, architecture), engine_of(precision, architecture)
+    *before, last = batches(3)
+    for step, batch in enumerate(before):
+        first.step([batch], SEQS * POSITIONS, 1, step)
+    for (_, _, mine), (_, _, theirs) in zip(first.pieces(), second.pieces(), strict=True):
+        theirs.copy_(mine)
+    second.updater.set_steps(len(before))
+    second.publish()
+    own, resumed = (float(one.step([last], SEQS * POSITIONS, 1, len(before)).loss) for one in (first, second))
+    return own, resumed
+
+
 @cache
 def final_loss(precision: str, architecture: Architecture = DENSE) -> float:
     engine = engine_of(precision, architecture)

@@ -8,7 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_narrow_products import DENSE, MOE, POSITIONS, SEQS, batches, engine_of, final_loss
+from test_narrow_products import (
+    DENSE,
+    MOE,
+    POSITIONS,
+    SEQS,
+    batches,
+    engine_of,
+    final_loss,
+    losses_of_a_run_that_goes_on,
+)
 
 from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import estimate
@@ -160,16 +169,8 @@ def test_a_master_copy_in_bf16_is_what_nanotrons_recipe_trains_worse_by() -> Non
 
 @pytest.mark.parametrize("name", [LM.name, NANOTRON.name])
 def test_a_run_goes_on_from_its_pieces_bit_by_bit(name: str) -> None:
-    first, second = engine_of(name), engine_of(name)
-    every = list(batches(3))
-    for step, batch in enumerate(every[:2]):
-        first.step([batch], SEQS * POSITIONS, 1, step)
-    for (_, _, mine), (_, _, theirs) in zip(first.pieces(), second.pieces(), strict=True):
-        theirs.copy_(mine)
-    second.updater.set_steps(2)
-    second.publish()
-    losses = [float(one.step([every[2]], SEQS * POSITIONS, 1, 2).loss) for one in (first, second)]
-    assert losses[0] == losses[1]
+    first, second = losses_of_a_run_that_goes_on(name)
+    assert first == second
 
 
 def test_a_scale_has_its_place_among_those_of_other_parts() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from test_narrow_products import POSITIONS, SEQS, batches, engine_of
+from test_narrow_products import POSITIONS, SEQS, batches, engine_of, losses_of_a_run_that_goes_on
 
 from shardwise.cluster.load import load_cluster
 from shardwise.cost.estimate import estimate
@@ -138,13 +138,5 @@ def test_a_master_copy_in_parts_and_adapters_are_refused() -> None:
 
 
 def test_a_checkpoint_has_the_master_copy_and_a_run_goes_on_from_it_bit_by_bit() -> None:
-    first, second = engine_of("fp8_deepseek_v3", WIDE), engine_of("fp8_deepseek_v3", WIDE)
-    every = list(batches(3))
-    for step, batch in enumerate(every[:2]):
-        first.step([batch], SEQS * POSITIONS, 1, step)
-    for (_, _, mine), (_, _, theirs) in zip(first.pieces(), second.pieces(), strict=True):
-        theirs.copy_(mine)
-    second.updater.set_steps(2)
-    second.publish()
-    losses = [float(one.step([every[2]], SEQS * POSITIONS, 1, 2).loss) for one in (first, second)]
-    assert losses[0] == losses[1]
+    first, second = losses_of_a_run_that_goes_on("fp8_deepseek_v3", WIDE)
+    assert first == second
