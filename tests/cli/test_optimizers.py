@@ -41,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return folder
 
 
-def planned(place: Path, precision: str, layout: str, optimizer: str = "muon", flag: str = "--runnable") -> str:
+def planned(place: Path, precision: str, layout: str, optimizer: str = "muon", *, runnable: bool = True) -> str:
     """A plan's file."""
     smaller = {**read(CONFIG), "num_hidden_layers": LAYERS, "intermediate_size": D_FF}
     (place / "config.json").write_text(json.dumps(smaller), encoding="utf-8")
@@ -49,7 +49,7 @@ def planned(place: Path, precision: str, layout: str, optimizer: str = "muon", f
     pins = [word for pin in layout.split() for word in ("--pin", pin)]
     size = ["--batch-tokens", "128", "--seq-len", "64", "--precision", precision]
     where = [str(place / "config.json"), str(place / "cpu.toml"), "--out", str(place / "plan.json")]
-    assert main(["plan", *where, *size, *pins, flag, "--set", f"job.optimizer={optimizer}"]) == 0
+    assert main(["plan", *where, *size, *pins, *["--runnable"] * runnable, "--set", f"job.optimizer={optimizer}"]) == 0
     return str(place / "plan.json")
 
 
@@ -163,7 +163,7 @@ def learns_and_keeps(plan: str, wanted: dict[str, int], data: str, run: Path, *,
 
 def test_fp16_is_refused_by_name(tmp_path: Path, data: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Squares of gradients of 1e-5 are 0 in fp16, and a matrix over its norm of 0 is no number."""
-    plan = planned(tmp_path, "fp16", "fsdp=2", flag="--divisible")
+    plan = planned(tmp_path, "fp16", "fsdp=2", runnable=False)
     capsys.readouterr()
     size = ["--batch-tokens", "128", "--seq-len", "64", "--precision", "fp16", "--set", "job.optimizer=muon"]
     for command in (
