@@ -13,9 +13,13 @@ from executing import Executor, batch_of, decoder_of, errors, random_weights
 
 from shardwise.data.sequences import IGNORED
 from shardwise.derive.derivation import derive_unit
+from shardwise.derive.walk import Compute
 from shardwise.engine.numpy.routing import Router
 from shardwise.engine.numpy.step import run_step
+from shardwise.engine.torch import fusing
 from shardwise.engine.torch.batch import MicroBatch
+from shardwise.engine.torch.calls import Call, Calls
+from shardwise.engine.torch.makers import call_of
 from shardwise.engine.torch.weights import Weights
 from shardwise.errors import InputError
 from shardwise.layout.family import Family
@@ -218,6 +222,26 @@ def test_loss_and_gradients_are_those_of_a_decoder_by_hand(case: str) -> None:
         torch.testing.assert_close(logits, decoder.logits(ids, documents).detach(), rtol=1e-10, atol=1e-12)
     wanted = {name: one.grad for name, one in decoder.named_parameters() if one.grad is not None}
     assert_near(executor.gradients.found, wanted)
+
+
+@pytest.mark.parametrize("structure", ["biased experts", "gpt-2", "adapters"])
+def test_sums_beside_their_operands_are_those_over_them(structure: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum is written over an operand that nothing reads any more; where all are read again it has a place of its own."""
+    weights, (ids, targets) = random_weights(small(structure)), map(torch.tensor, tokens(SMALL))
+    over = Executor(weights)
+    loss = over.train(ids, targets, SEQS * POSITIONS)
+    written_over: list[bool] = []
+
+    def beside(calls: Calls, step: Compute, phase: str) -> Call:
+        call = call_of(calls, step, phase)
+        written_over.append(bool(call.over))
+        return dataclasses.replace(call, over={})
+
+    monkeypatch.setattr(fusing, "call_of", beside)
+    apart = Executor(weights)
+    assert apart.train(ids, targets, SEQS * POSITIONS).item() == pytest.approx(loss.item(), rel=1e-14)
+    assert any(written_over)
+    assert_near(apart.gradients.found, over.gradients.found)
 
 
 @pytest.mark.parametrize("case", HAND_WRITTEN)

@@ -157,6 +157,19 @@ def test_rows_are_counted_over_all_ranks() -> None:
     assert text.startswith("all ranks: all_to_all over ep")
 
 
+def test_what_no_router_decides_is_not_counted_over_all_ranks() -> None:
+    """Heads that go to another rank and back (Ulysses) are as many as planned on each, and only the rank that differs is told."""
+    one = case("cp=2 cp_variant=ulysses")
+    seen = as_issued(one)
+    heads = next(issued for issued in seen if issued.kind is Kind.ALL_TO_ALL)
+    lacking = list(seen)
+    lacking.remove(heads)
+    assert differing(one, [seen, seen]) == ()
+    texts = differing(one, [seen, lacking])
+    assert texts
+    assert all(text.startswith("rank 1: ") and "all_to_all over cp" in text for text in texts)
+
+
 @pytest.fixture
 def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     path = tmp_path / "plan.json"

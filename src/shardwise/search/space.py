@@ -373,7 +373,7 @@ def nearest_to_legal(architecture: Architecture, job: Job, num_devices: int, cho
     columns["schedule"] = choices.schedule[0]
     broken = np.zeros(shape, dtype=np.int64)
     for rule in choices.rules:
-        broken += ~np.broadcast_to(np.asarray(rule.legal(architecture, job, num_devices, columns), dtype=bool), shape)
+        broken += np.logical_not(np.broadcast_to(rule.legal(architecture, job, num_devices, columns), shape))
     place = np.unravel_index(int(np.argmin(broken)), shape)
     values = {
         name: int(np.broadcast_to(column, shape)[place]) if np.ndim(column) else column
