@@ -29,9 +29,9 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
 from shardwise.planning.abilities import lacking
 from shardwise.planning.explain import MEMORY_RESERVE
+from shardwise.search.choices import Choices
 from shardwise.search.plan import plan
 from shardwise.search.search import search
-from shardwise.search.space import Choices
 from shardwise.search.stages import Balancing
 
 BAR = 0.05  # of the pick above the best single pick, mean over the questions

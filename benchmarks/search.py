@@ -30,9 +30,10 @@ from shardwise.lowering.control import control_traffic
 from shardwise.lowering.template import unit_template
 from shardwise.model.load import load_model
 from shardwise.schedule.schedule import natural_schedule
+from shardwise.search.choices import FACTORED, Choices
 from shardwise.search.result import SearchResult
 from shardwise.search.search import search
-from shardwise.search.space import FACTORED, Choices, factorisations
+from shardwise.search.space import factorisations
 
 LARGEST_DIFFERENCE = 1e-9
 LARGEST_MEMORY_BYTES = 300e6

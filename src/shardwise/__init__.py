@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from shardwise.planning.plan import Plan, plan_layout
     from shardwise.planning.run_noise import RunNoise, run_noise
     from shardwise.progress import Progress
-    from shardwise.search.space import Choices
+    from shardwise.search.choices import Choices
     from shardwise.search.sweep.points import Swept
     from shardwise.search.to_loss.loss_points import LossSearch
     from shardwise.simulate.result import Simulation
@@ -59,7 +59,7 @@ _HOME = {
     "Architecture": "shardwise.model.architecture",
     "BlockRoofline": "shardwise.books.roofline",
     "Chip": "shardwise.cluster.chip",
-    "Choices": "shardwise.search.space",
+    "Choices": "shardwise.search.choices",
     "Cluster": "shardwise.cluster.cluster",
     "Comparison": "shardwise.planning.compare",
     "Estimate": "shardwise.cost.estimate",

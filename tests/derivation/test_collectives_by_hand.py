@@ -27,8 +27,8 @@ from typing import Any
 import pytest
 
 from shardwise.cost.formats import Formats
-from shardwise.cost.unit import unit_values
 from shardwise.cost.unit_parts import parts_of
+from shardwise.cost.unit_values import unit_values
 from shardwise.issuing import IssuePolicy
 from shardwise.job import Job
 from shardwise.layout.family import atomic_degrees, family_of

@@ -25,8 +25,8 @@ from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import plan_layout
 from shardwise.precision import PRECISIONS
 from shardwise.schedule.schedule import SCHEDULES
+from shardwise.search.choices import Choices
 from shardwise.search.search import search
-from shardwise.search.space import Choices
 
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=4096)
 TABLES: dict[str, Any] = {

@@ -20,9 +20,9 @@ from shardwise.planning.codec import parse_plan
 from shardwise.planning.explain import MEMORY_RESERVE, RESOLUTION
 from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import as_planned
+from shardwise.search.choices import Choices
 from shardwise.search.choose import _degrees_key
 from shardwise.search.search import search
-from shardwise.search.space import Choices
 from shardwise.search.stages import Balancing
 
 SMALL = sw.Job(global_batch_tokens=2**20, seq_len=8192)

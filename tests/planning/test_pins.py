@@ -10,8 +10,9 @@ import pytest
 import shardwise as sw
 from shardwise.cli import main
 from shardwise.errors import InputError, NothingFitsError
+from shardwise.search.choices import Choices
 from shardwise.search.search import search
-from shardwise.search.space import Choices, build_space
+from shardwise.search.space import build_space
 
 PLAN = ["plan", "llama-3-8b", "h100:16", "--batch-tokens", "512Ki", "--seq-len", "8192"]
 MODEL, CLUSTER = sw.load_model("llama-3-8b"), sw.load_cluster("h100:16")

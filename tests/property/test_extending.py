@@ -39,7 +39,7 @@ from shardwise.schedule import schedule as pipelines
 from shardwise.schedule.build import build
 from shardwise.schedule.durations import Durations
 from shardwise.schedule.play import play
-from shardwise.search.space import Choices
+from shardwise.search.choices import Choices
 
 from .test_derivation import check
 from .training_step import Case

@@ -21,9 +21,9 @@ from shardwise.job import OVERLAPS, Job
 from shardwise.layout.layout import OFFLOADS
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
+from shardwise.search.choices import Choices
 from shardwise.search.result import SearchResult
 from shardwise.search.search import search
-from shardwise.search.space import Choices
 
 MODELS = (SMALL, DEEP, MIXED, ADAPTED, load_model("llama-3.2-1b"), load_model("llama-3-8b"), load_model("mixtral-8x7b"))
 CLUSTERS = (

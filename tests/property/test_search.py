@@ -24,8 +24,9 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
 from shardwise.network.placed import Links
 from shardwise.schedule.schedule import NATURAL, natural_schedule, schedule_names, schedule_of
+from shardwise.search.choices import QUARTERS, Choices
 from shardwise.search.search import search
-from shardwise.search.space import QUARTERS, Choices, build_space
+from shardwise.search.space import build_space
 
 SMALL = Architecture(
     name="small",

@@ -15,9 +15,9 @@ from shardwise.layout.layout import OFFLOADS
 from shardwise.model.load import load_model
 from shardwise.schedule.schedule import NATURAL
 from shardwise.search import search as searching
+from shardwise.search.choices import Choices
 from shardwise.search.result import SearchResult
 from shardwise.search.search import search
-from shardwise.search.space import Choices
 
 MODELS = (SMALL, DEEP, MIXED, ADAPTED, load_model("llama-3.2-1b"), load_model("gpt-oss-20b"))
 CLUSTERS = (

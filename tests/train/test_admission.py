@@ -21,8 +21,8 @@ from shardwise.planning.codec import load_plan
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.planning.runnable import require_runnable, runnable_job
 from shardwise.precision import precision_named
+from shardwise.search.choices import Choices
 from shardwise.search.plan import plan as searched
-from shardwise.search.space import Choices
 from shardwise.train import device_memory
 from shardwise.train.admission import require_world
 from shardwise.train.batching import require_batches

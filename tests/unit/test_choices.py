@@ -29,7 +29,7 @@ from shardwise.cost.host import host_of
 from shardwise.cost.mesh_links import place_mesh
 from shardwise.cost.pipeline import Pipeline
 from shardwise.cost.product import Objective, price_product
-from shardwise.cost.unit import unit_values
+from shardwise.cost.unit_values import unit_values
 from shardwise.derive.derivation import derived_unit
 from shardwise.derive.expression import shard_expression
 from shardwise.dtypes import BYTES_PER_ELEMENT, bytes_per_element
@@ -54,7 +54,7 @@ from shardwise.network.torus_collectives import idealised_s, torus_cost
 from shardwise.optimizer.table import optimizer_named, optimizer_names
 from shardwise.precision import PRECISIONS, precision_named
 from shardwise.schedule.schedule import Passes, in_flight_split, pipelines_by_any_name, schedule_names, schedule_of
-from shardwise.search.space import Choices
+from shardwise.search.choices import Choices
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
 from shardwise.train.recipe import BALANCES, Recipe
@@ -261,7 +261,7 @@ NAMED = {
 # Whether there is one at all is no choice among names; nor is what a search need not try, or a report says of one of them.
 ABSENT = {"none"}
 SAID = {
-    ("planning/explain/story.py", "recompute"), ("search/space.py", "recompute"),
+    ("planning/explain/story.py", "recompute"), ("search/choices.py", "recompute"),
     ("network/collectives.py", "operation"), ("cli/roofline.py", "origin"),
     ("calibrate/folds.py", "fold"), ("calibrate/published.py", "fold"),
     ("train/admission.py", "recompute"), ("engine/torch/batch.py", "positions"), ("train/huggingface/config.py", "mlp"),

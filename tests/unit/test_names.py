@@ -13,7 +13,7 @@ from shardwise.job import Job, precision_named
 from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model, model_names
 from shardwise.names import LONGEST, did_you_mean, nearest, unknown
-from shardwise.search.space import Choices
+from shardwise.search.choices import Choices
 
 
 @pytest.mark.parametrize("name", model_names())

@@ -29,7 +29,7 @@ from shardwise.progress import Progress, silent
 if TYPE_CHECKING:
     from shardwise.planning.compare import Comparison, Limits
     from shardwise.planning.explain import Explanation
-    from shardwise.search.space import Choices
+    from shardwise.search.choices import Choices
     from shardwise.search.to_loss.loss_points import Goal, LossSearch
     from shardwise.simulate.result import Simulation
 

@@ -13,7 +13,7 @@ from shardwise.job import Job
 from shardwise.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from shardwise.search.space import Choices
+    from shardwise.search.choices import Choices
     from shardwise.search.sweep.points import At, Case, Swept
 
 

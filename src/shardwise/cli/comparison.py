@@ -15,7 +15,7 @@ from shardwise.units import format_count, format_days, format_energy, format_sec
 
 if TYPE_CHECKING:
     from shardwise.planning.plan import Plan
-    from shardwise.search.space import Choices
+    from shardwise.search.choices import Choices
 
 ABSENT = "-"
 Column = Callable[[Contender], str]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardwise.planning.compare import Comparison, Limits
     from shardwise.planning.plan import Plan
     from shardwise.progress import Progress
-    from shardwise.search.space import Choices
+    from shardwise.search.choices import Choices
 
 DESCRIPTION = (
     "Search all layouts of a training job on a cluster and choose the fastest that fits. Several clusters are "

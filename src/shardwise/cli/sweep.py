@@ -18,7 +18,7 @@ from shardwise.output import complain
 from shardwise.parser import Parser
 
 if TYPE_CHECKING:
-    from shardwise.search.space import Choices
+    from shardwise.search.choices import Choices
     from shardwise.search.sweep.points import At, Case, Point, Swept
 
 OF_ONE_PLAN = ("out", "export", "deadline", "budget")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shardwise.job import Job
     from shardwise.model.architecture import Architecture
     from shardwise.planning.compare import Limits
-    from shardwise.search.space import Choices
+    from shardwise.search.choices import Choices
     from shardwise.search.to_loss.loss_points import LossSearch
 
 GOALS = ("time", "usd")

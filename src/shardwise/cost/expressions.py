@@ -88,7 +88,9 @@ class Expressions:
         """Elements that a column of `StateCost` counts."""
         for unit in self.units:
             parts = self.pricer.parts(self.family, unit)
-            counted = [name for name, width in self.pricer.state_widths(parts, self.family)[column].items() if width]
+            counted = [
+                name for name, width in self.pricer.memory.state_widths(parts, self.family)[column].items() if width
+            ]
             found = {elements: name for name in reversed(counted) if (elements := getattr(parts.state, name)).monomials}
             for place, (elements, name) in enumerate(reversed(found.items())):
                 what = FEWER.get(name, "elements with gradients" if place else "elements")

@@ -19,8 +19,9 @@ from shardwise.cost.stage_memory import Memory, memory_of
 from shardwise.cost.step import Step
 from shardwise.cost.term import Setting, Term
 from shardwise.cost.time_terms import TIME
-from shardwise.cost.unit import UnitPricer, unit_values
+from shardwise.cost.unit import UnitPricer
 from shardwise.cost.unit_costs import ActivationCost, StateCost
+from shardwise.cost.unit_values import unit_values
 from shardwise.issuing import IssuePolicy
 from shardwise.job import Job, precision_named
 from shardwise.layout.family import Family, atomic_degrees, family_of

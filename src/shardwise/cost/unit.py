@@ -12,57 +12,23 @@ from dataclasses import replace
 
 from shardwise.cost.communication import collective_s, ring_s
 from shardwise.cost.counts import times_each
-from shardwise.cost.formats import Formats, elements_of
+from shardwise.cost.formats import Formats
 from shardwise.cost.overlap import BLOCKING
 from shardwise.cost.rates import Rates, Work
 from shardwise.cost.unit_costs import ACTIVATION_AXES, ActivationCost, StateCost
-from shardwise.cost.unit_parts import (
-    Parts,
-    State,
-    charged_to,
-    elements_at,
-    fullest_share,
-    held_in,
-    parts_of,
-    priced_family,
-)
-from shardwise.cost.workspace import GRADIENT_SHARE, SCORES, fullest_bytes
+from shardwise.cost.unit_memory import UnitMemory
+from shardwise.cost.unit_parts import Parts, State, charged_to, fullest_share, parts_of
 from shardwise.derive.overlapped import RING
-from shardwise.dtypes import bytes_per_element
 from shardwise.job import Precision
-from shardwise.layout.context import variant_of
-from shardwise.layout.family import BATCH, EXPERT, Family
+from shardwise.layout.family import Family
 from shardwise.loss import loss_named
-from shardwise.lowering.amaxes import layer_counts
-from shardwise.lowering.control import NUM_ROUTERS
 from shardwise.lowering.kernels import Kernel
 from shardwise.lowering.traffic import Traffic
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
-from shardwise.model.recompute import policy_named
 from shardwise.network.placed import Links
 from shardwise.optimizer.table import DEFAULT, optimizer_named
-from shardwise.symbolic import Local, Made, Result, Value, Values, added, maximum, minimum
-
-
-def unit_values(
-    architecture: Architecture, seq_len: int, degrees: Mapping[str, Value], cp_variant: str = "all_gather",
-    attended_tokens: int | None = None,
-) -> Values:  # fmt: skip
-    """The symbols' values: dims of the model, the job's lengths, atomic degrees, sequences on one device.
-
-    In a plain ring the rank with the last piece of the sequence has the most scores, and the others wait for it.
-    """
-    last = degrees["cp"] if variant_of(cp_variant).waits_for_last else 1
-    span = architecture.average_span(seq_len, last_of=last)
-    if attended_tokens is not None and attended_tokens < seq_len:  # a block of scores for each document
-        span = architecture.average_span(attended_tokens) * attended_tokens / seq_len
-    counts = {NUM_ROUTERS: architecture.num_routers, **layer_counts(architecture)}
-    values = Values({**architecture.dims, "T": seq_len, "span": span, **counts, **degrees})
-    values["B"] = values[Local("B", BATCH)] = values[Local("B", BATCH + EXPERT)] = degrees["micro_batch_seqs"]
-    if architecture.num_experts:  # what one device's experts take in: the sequences of its whole ep group
-        values[Local("B", BATCH)] = degrees["micro_batch_seqs"] * degrees["ep"]
-    return values
+from shardwise.symbolic import Made, Result, Value, Values, maximum, minimum
 
 
 class UnitPricer:
@@ -72,18 +38,23 @@ class UnitPricer:
         self, architecture: Architecture, rates: Rates, precision: Precision, loss: str = "unfused", optimizer: str = DEFAULT
     ) -> None:  # fmt: skip
         self.structure = architecture.structure
-        self.rates = rates
         self.precision, self.optimizer = precision, optimizer
         cast = precision if rates.policy.casts == "everywhere" else precision.cast_in_products
         self.formats = Formats(cast, optimizer_named(optimizer))
         self.loss = loss_named(loss)
-        self.bytes_per_logit = self.loss.bytes_at(bytes_per_element(precision.activations))
-        self.seconds = Made()  # of kernels
+        self._take(rates)
+
+    def _take(self, rates: Rates) -> None:
+        """Rates, seconds of kernels at them, and the bytes that depend on what their stack issues and fuses."""
+        self.rates, self.seconds = rates, Made()
+        self.memory = UnitMemory(
+            self.structure, self.formats, self.precision, self.loss, rates.policy, fused_attention=rates.fused_attention
+        )
 
     def at(self, rates: Rates) -> UnitPricer:
         """The same at other rates."""
         other = copy(self)
-        other.rates, other.seconds = rates, Made()
+        other._take(rates)
         return other
 
     def of_structure(self, family: Family) -> Family:
@@ -95,7 +66,7 @@ class UnitPricer:
     @property
     def most_elements(self) -> float:
         """Elements of gradients that a bucket holds at most."""
-        return self.rates.policy.most_bytes / bytes_per_element(self.precision.gradient_reduction)
+        return self.memory.most_elements
 
     def parts(self, family: Family, name: str) -> Parts:
         return parts_of(self.structure, family, name, self.rates.policy)
@@ -110,7 +81,9 @@ class UnitPricer:
         """Compute, activation traffic and activation memory of one unit. Of arrays, traffic is over placements, all else over
         sizes (`Links.sizes`)."""
         parts, of_memory = self.once(
-            values, ("activation", name, family), lambda: self.activation_bytes(name, family, values)
+            values,
+            ("activation", name, family),
+            lambda: self.memory.activation_bytes(name, self.of_structure(family), values),
         )
         compute = {p: self.compute_s(parts, p, values) for p in ("forward", "backward", "recompute")}
         weight_s = self.kernels_s(parts, "backward", values, making_gradients=True)
@@ -134,25 +107,10 @@ class UnitPricer:
             **of_sizes,
         )
 
-    def activation_bytes(self, name: str, family: Family, values: Values) -> tuple[Parts, dict[str, Value]]:
-        """A unit's parts, and its bytes by column of `ActivationCost`."""
-        family = priced_family(self.structure, self.of_structure(family), name)
-        parts = self.parts(family, name)
-        saved, logits = self.saved_bytes(parts, values)
-        if policy_named(family.recompute).keeps_scores:
-            saved = saved + SCORES * self.written_scores(parts, values)
-        return parts, {
-            "saved_bytes": saved, "logits_bytes": logits,
-            "workspace_bytes": self.workspace_bytes(name, family, values) - saved,
-            "making_bytes": self.workspace_bytes(name, family, values, making=True) - saved,
-            "buffer_bytes": self.buffer_bytes(parts, values),
-            "waiting_bytes": self.formats.saved_bytes(parts.waiting, values),
-        }  # fmt: skip
-
     def state(self, name: str, family: Family, values: Values, links: Links) -> StateCost:
         """Weight and gradient traffic, the update, and the state at rest of one unit."""
         parts, elements, of_rest = self.once(
-            values, ("state", name, family), lambda: self.state_at_rest(name, family, values)
+            values, ("state", name, family), lambda: self.memory.state_at_rest(name, self.of_structure(family), values)
         )
         comm = self.traffic(parts, parts.state_collectives, values, links)
         gathered = Role.WEIGHT, Role.DIRECTION, Role.MEAN
@@ -166,24 +124,6 @@ class UnitPricer:
             exchange_s=self.exchange_s(elements, links),
             **{column: links.along(value) for column, value in of_sizes.items()},
         )  # fmt: skip
-
-    def state_at_rest(self, name: str, family: Family, values: Values) -> tuple[Parts, State, dict[str, Value]]:
-        """A unit's parts, the elements of its state, and its bytes by column of `StateCost`."""
-        family = self.of_structure(family)
-        parts = self.parts(family, name)
-        elements = elements_at(parts.arrays, values, self.most_elements)
-        of_rest = self.state_bytes(parts, family, elements)
-        return parts, elements, {**of_rest, "update_bytes": self.update_bytes(parts, elements, values)}
-
-    def update_bytes(self, parts: Parts, elements: State, values: Values) -> Value:
-        """Bytes that the update of matrices as a whole needs beside the state: the array of what is made of their gradients, in
-        parts and together, and for the largest of them what its products take and give. None of elementwise updates."""
-        kernels = [one for one in parts.kernels if one.kind == "of_matrix"]
-        if not kernels:
-            return 0.0
-        own = maximum(0.0, *(one.shape.passing.evaluate(values) for one in kernels))
-        direction, factor = (self.formats.roles[role] for role in (Role.DIRECTION, Role.FACTOR))
-        return elements.together * direction + own * max(direction, factor)
 
     def compute_s(self, parts: Parts, phase: str, values: Values) -> Value:
         """Seconds of a phase's kernels except those of weight gradients, with the casts of the products' operands."""
@@ -277,7 +217,7 @@ class UnitPricer:
         """Seconds of a collective in pieces: a ring along `cp`; what tensor parallelism moves is as fast as in one piece."""
         if one.axes != RING:
             return self.collective_s(one, parts, values, links)
-        moved, pieces = self.moved_bytes(one, parts, values), values.degree(one.axes)
+        moved, pieces = self.memory.moved_bytes(one, parts, values), values.degree(one.axes)
         return ring_s(one.axes, links.along(moved), links.along(pieces), links)
 
     def flops(self, name: str, family: Family, values: Values) -> dict[str, Value]:
@@ -319,92 +259,7 @@ class UnitPricer:
         count, elements = one.extent(values, self.most_elements)
         return count, elements * width / maximum(count, 1)
 
-    def moved_bytes(self, one: Traffic, parts: Parts, values: Values) -> Value:
-        """The payload of a collective in bytes."""
-        return one.extent(values, self.most_elements).elements * self.formats.moved_width(one, parts.products)
-
-    def saved_bytes(self, parts: Parts, values: Values) -> tuple[Value, Value]:
-        """Bytes saved for the backward pass without the logits, and bytes of the loss over the logits."""
-        logits = elements_of(parts.products.saved, Role.LOGITS).evaluate(values) * self.bytes_per_logit
-        return self.formats.saved_bytes(parts.products.saved, values), logits
-
-    def workspace_bytes(self, name: str, family: Family, values: Values, *, making: bool = False) -> Value:
-        """Bytes of a unit when it is the fullest in its backward pass, with what it saved, without the logits; `making`: from
-        when it makes the first gradient of a weight."""
-        if self.loss.stepwise:
-            scores = self.written_scores(self.parts(family, name), values)
-            held = [one for one in held_in(self.structure, family, name, self.rates.policy) if one.makes or not making]
-            return fullest_bytes(held, self.formats, scores, values, zero_stage=family.zero_stage)
-        plain = self.parts(replace(family, recompute="none"), name)
-        kept = self.saved_bytes(plain, values)[0] + SCORES * self.written_scores(plain, values)
-        return (1.0 + GRADIENT_SHARE * (name != "head")) * kept
-
-    def written_scores(self, parts: Parts, values: Values) -> Value:
-        """Scores of a unit that are written to memory, where attention is not fused; every recompute rebuilds them."""
-        if self.rates.fused_attention:
-            return 0.0
-        scans = (k for k in parts.kernels if k.phase == "forward" and k.kind == "scan")
-        return sum((kernel.shape.scores.evaluate(values) for kernel in scans), start=0.0)
-
-    def buffer_bytes(self, parts: Parts, values: Values) -> Value:
-        """Input and output of the largest activation collective; in pieces it holds one that is used and one that moves.
-
-        A device alone has none. Of stepwise engines they are among what is there at each moment.
-        """
-        if self.loss.stepwise:
-            return 0.0
-        sizes = [
-            self.moved_bytes(one, parts, values)
-            * (values.degree(one.axes) > 1)
-            / (values.degree(one.axes) if one.beside else 1)
-            for one in parts.collectives
-            if one.role in (Role.ACTIVATION, Role.RESIDUAL, Role.ROUTED)
-        ]
-        return 2.0 * maximum(0.0, *sizes)
-
     def exchange_s(self, elements: State, links: Links) -> Value:
         """An AllReduce of two: each sends its reduced gradients and receives the other's."""
         num_bytes = elements.shard * self.formats.roles[Role.WEIGHT_GRADIENT]
         return links.hop(("pp",)).all_gather_s(links.along(num_bytes))
-
-    def state_bytes(self, parts: Parts, family: Family, elements: State) -> dict[str, Value]:
-        """Bytes of a unit's state, by column of `StateCost`."""
-        return {
-            column: added(getattr(elements, name) * width for name, width in widths.items() if width)
-            for column, widths in self.state_widths(parts, family).items()
-        }
-
-    def state_widths(self, parts: Parts, family: Family) -> dict[str, dict[str, float]]:
-        """What the columns of `StateCost` count: bytes of each element of the parts of a unit's `State`.
-
-        Where gradients rest in fp32 only, products give them in the format of the activations first. Source: Megatron-Core and
-        Transformer Engine: fused accumulation allocates a bf16 gradient of each weight all the same (the latter keeps one of
-        each shape), by which SimuMax's measured peaks are above the rest. Experts' come one expert at a time, which is little.
-        """
-        precision, gradient = self.precision, self.precision.gradient_bytes
-        gathered = self.formats.weight_in_use(parts.products) if family.zero_stage == 3 else 0.0
-        unscattered = bytes_per_element(precision.gradients) if family.zero_stage >= 2 else 0.0
-        passing = bytes_per_element(precision.activations)
-        casts = family.zero_stage < 2 and passing < bytes_per_element(precision.gradients)
-        stepwise = unscattered if self.loss.stepwise else 0.0
-        arriving, leaving = {"shard": stepwise}, {"last": stepwise}
-        if family.zero_stage == 1:  # whole gradients rest, and what comes of them is there until the step's end
-            arriving = leaving = {"shard": bytes_per_element(precision.gradient_reduction) * self.loss.stepwise}
-        optimizer = self.formats.optimizer
-        moments = precision.moment_bytes(optimizer)
-        return {
-            "parameters_bytes": self.formats.resting_widths(),
-            "gradients_bytes": {"shard" if family.zero_stage >= 2 else "trained": gradient},
-            # with fp32 weights the weights are their own master copy
-            "master_bytes": {"shard": precision.master_bytes},
-            "optimizer_bytes": {
-                "shard": moments,
-                "apart": precision.moment_bytes(optimizer.of(matrix=False)) - moments,
-                "factors": precision.factor_bytes(optimizer),
-            },
-            "transient_bytes": {"used": gathered, "trained": unscattered},
-            "unscattered_bytes": {"trained": stepwise},
-            "arriving_bytes": arriving,
-            "leaving_bytes": leaving,
-            "passing_bytes": {"passing": passing if casts else 0.0},
-        }

@@ -18,10 +18,10 @@ from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.planning.abilities import stack_of
 from shardwise.planning.plan import Plan, as_planned
+from shardwise.search.choices import Choices
 from shardwise.search.plan import plan
 from shardwise.search.result import Found, SearchResult
 from shardwise.search.search import search
-from shardwise.search.space import Choices
 
 MOST_POINTS = 300  # layouts beside the front: more are no picture
 

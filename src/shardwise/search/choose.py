@@ -12,9 +12,9 @@ from shardwise.layout.legality import EVEN_BATCH, degrees_of
 from shardwise.model.architecture import Architecture
 from shardwise.network.topology import Switched
 from shardwise.planning.explain import RESOLUTION
+from shardwise.search.choices import AXES, Choices
 from shardwise.search.result import Found, SearchResult
 from shardwise.search.search import search
-from shardwise.search.space import AXES, Choices
 
 EQUAL = 1e-5  # relative; bounds that differ by less differ only in the rounding up of shards
 NUM_NEAR = 10_000  # more than the layouts of one factorisation, all its placements included

@@ -18,8 +18,8 @@ from shardwise.model.architecture import Architecture
 from shardwise.planning.compare import PRICE, Comparison, Contender, Limits, compare
 from shardwise.planning.plan import Plan
 from shardwise.progress import Progress, silent, within
+from shardwise.search.choices import Choices
 from shardwise.search.plan import plan
-from shardwise.search.space import Choices
 from shardwise.units import SECONDS_PER_DAY, format_count, format_days, format_usd
 
 # Sizes that are planned in search of one that meets the limits, as multiples of what would do at the same throughput for each

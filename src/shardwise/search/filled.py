@@ -15,8 +15,8 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.text import layout_of
 from shardwise.model.architecture import Architecture
 from shardwise.planning.abilities import as_run, stack_of
+from shardwise.search.choices import FACTORED, PINNABLE, Choices
 from shardwise.search.search import search
-from shardwise.search.space import FACTORED, PINNABLE, Choices
 
 APART = ("etp", "layers_per_stage", "placement")  # fields of a layout that no search pins
 OF_STAGES = ("num_virtual_stages", "schedule")  # what layers per stage decide together with

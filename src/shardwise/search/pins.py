@@ -9,7 +9,7 @@ from typing import Any
 from shardwise.changes import convert
 from shardwise.errors import InputError
 from shardwise.planning.runnable import runnable_pins
-from shardwise.search.space import FLAGS, NUMERIC, Choices
+from shardwise.search.choices import FLAGS, NUMERIC, Choices
 
 
 def parse_pins(words: Iterable[str], what: str) -> dict[str, Any]:

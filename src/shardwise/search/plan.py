@@ -32,10 +32,10 @@ from shardwise.planning.explain import (
 from shardwise.planning.plan import Alternative, Plan, SearchSummary, as_planned, bound_seconds, versions
 from shardwise.progress import Progress, silent
 from shardwise.schedule.schedule import NATURAL, SCHEDULES, natural_schedule
+from shardwise.search.choices import AXES, BALANCED, QUARTERS, Choices
 from shardwise.search.choose import NUM_NEAR, simplest
 from shardwise.search.result import Found, SearchResult
 from shardwise.search.search import search
-from shardwise.search.space import AXES, BALANCED, QUARTERS, Choices
 from shardwise.search.stages import Balancing
 from shardwise.units import format_bytes
 

@@ -29,11 +29,12 @@ from shardwise.loss import loss_named
 from shardwise.model.architecture import Architecture
 from shardwise.progress import Progress, silent
 from shardwise.schedule.schedule import NATURAL, natural_schedule
+from shardwise.search.choices import Choices, Policy
 from shardwise.search.columns import Gathered
 from shardwise.search.pareto import Chunk, Floats, Front, Ints, Row
 from shardwise.search.placed import Placed, place_all
 from shardwise.search.result import Found, SearchResult
-from shardwise.search.space import Choices, FamilyKey, Policy, Space, build_space, nearest_to_legal
+from shardwise.search.space import FamilyKey, Space, build_space, nearest_to_legal
 from shardwise.search.stage_tables import Stage
 from shardwise.search.tables import Tables, build_tables
 from shardwise.symbolic import added

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cost.rates import loss_of, rates_of
-from shardwise.cost.unit import UnitPricer, unit_values
+from shardwise.cost.unit import UnitPricer
+from shardwise.cost.unit_values import unit_values
 from shardwise.job import Job, precision_named
 from shardwise.layout.family import atomic_degrees
 from shardwise.model.architecture import Architecture

@@ -17,8 +17,8 @@ from shardwise.model.counts import num_params
 from shardwise.model.load import load_model
 from shardwise.planning.codec import parse_plan
 from shardwise.planning.payload import plan_payload
+from shardwise.search.choices import Choices
 from shardwise.search.plan import nearest_fitting, plan
-from shardwise.search.space import Choices
 from shardwise.terms import TIME_TERMS
 
 MODEL, CLUSTER = load_model("llama-3-8b"), load_cluster("h100:8")

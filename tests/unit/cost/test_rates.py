@@ -15,6 +15,7 @@ from shardwise.cost.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
 from shardwise.cost.pricing import Pricing
 from shardwise.cost.rates import ALIGNED, MISALIGNED, ROUTED, SCORE_BYTES, SYNCHRONISED, Work, rates_of
 from shardwise.cost.unit import UnitPricer
+from shardwise.cost.unit_memory import UnitMemory
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
@@ -131,13 +132,18 @@ def test_a_layout_at_arrays_of_rates_is_as_at_each() -> None:
     assert list(together) == sorted(together)
 
 
-@pytest.mark.parametrize("part", ["work", "payloads", "activation_bytes", "state_at_rest"])
-def test_what_does_not_depend_on_rates_is_worked_out_once(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("owner", "part"),
+    [(UnitPricer, "work"), (UnitPricer, "payloads"), (UnitMemory, "activation_bytes"), (UnitMemory, "state_at_rest")],
+)
+def test_what_does_not_depend_on_rates_is_worked_out_once(
+    owner: type, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
     cluster = calibrated(load_cluster("h100:16"), CALIBRATION)
     pricing = Pricing(model, cluster, job, Layout(fsdp=8, tp=2, recompute="selective"))
-    called, usual = [], getattr(UnitPricer, part)
-    monkeypatch.setattr(UnitPricer, part, lambda *given: called.append(part) or usual(*given))
+    called, usual = [], getattr(owner, part)
+    monkeypatch.setattr(owner, part, lambda *given: called.append(part) or usual(*given))
     at_first, num_called = pricing.slowest_s(), len(called)
     assert num_called > 0
     assert pricing.at(replace(RATES, launch_s=1e-3), cluster.topology).slowest_s() > at_first

@@ -13,7 +13,8 @@ from shardwise.cost.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
 from shardwise.cost.pricing import Costs, Pricing
 from shardwise.cost.rates import rates_of
 from shardwise.cost.stage_memory import Memory
-from shardwise.cost.unit import UnitPricer, unit_values
+from shardwise.cost.unit import UnitPricer
+from shardwise.cost.unit_values import unit_values
 from shardwise.job import OVERLAPS, Job, Overlap, precision_named
 from shardwise.layout.family import Family, atomic_degrees
 from shardwise.layout.layout import Layout

@@ -16,9 +16,9 @@ from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.layout.legality import violations
 from shardwise.model.architecture import Architecture
+from shardwise.search.choices import Choices
 from shardwise.search.plan import plan
 from shardwise.search.search import search
-from shardwise.search.space import Choices
 from shardwise.search.stages import balanced
 
 DENSE = Architecture(

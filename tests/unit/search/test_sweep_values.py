@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwise.errors import InputError
-from shardwise.search.space import PINNABLE
+from shardwise.search.choices import PINNABLE
 from shardwise.search.sweep.values import COUNTS, MOST_POINTS, SWEEPABLE, Sweep, grid, parse_sweep, parse_sweeps, shown
 
 

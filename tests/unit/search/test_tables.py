@@ -23,8 +23,8 @@ from shardwise.layout.family import Family
 from shardwise.lowering.kernels import Kernel
 from shardwise.model.load import load_model
 from shardwise.network.placed import Links
+from shardwise.search.choices import Choices
 from shardwise.search.search import search
-from shardwise.search.space import Choices
 from shardwise.sharding.collective import Kind
 from shardwise.sharding.spec import Axes
 from shardwise.symbolic import Value, Values

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from shardwise.books.rules import critical_intensity
 from shardwise.cluster.chip import Chip
 from shardwise.cost.rates import rates_of
-from shardwise.cost.unit import UnitPricer, unit_values
+from shardwise.cost.unit import UnitPricer
+from shardwise.cost.unit_values import unit_values
 from shardwise.job import precision_named
 from shardwise.layout.family import atomic_degrees, family_of
 from shardwise.layout.layout import Layout

@@ -15,8 +15,8 @@ from shardwise.job import Job
 from shardwise.model.architecture import Architecture
 from shardwise.planning.plan import Plan
 from shardwise.progress import Progress, silent, within
+from shardwise.search.choices import Choices
 from shardwise.search.plan import plan
-from shardwise.search.space import Choices
 from shardwise.search.sweep.values import Sweep, Value, shown
 from shardwise.terms import COMMUNICATION
 from shardwise.units import format_seconds

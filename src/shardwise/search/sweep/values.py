@@ -13,8 +13,8 @@ from typing import Any
 from shardwise.changes import convert
 from shardwise.errors import InputError, collect, require
 from shardwise.names import unknown
+from shardwise.search.choices import NAMED, NUMERIC, PINNABLE
 from shardwise.search.pins import pinned_like
-from shardwise.search.space import NAMED, NUMERIC, PINNABLE
 from shardwise.units import binary_reading, parse_count
 
 Value = int | bool | str

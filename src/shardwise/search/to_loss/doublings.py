@@ -10,9 +10,9 @@ from shardwise.errors import InputError, MissingValueError, NothingFitsError
 from shardwise.planning.loss_time import Doubled, Doubling, doubling, loss_time
 from shardwise.planning.plan import Plan
 from shardwise.progress import Progress, silent, within
+from shardwise.search.choices import Choices
 from shardwise.search.clusters import sizes
 from shardwise.search.plan import plan as search_plan
-from shardwise.search.space import Choices
 
 DOUBLED: dict[Doubled, tuple[int, int]] = {"batch and devices": (2, 2), "batch": (2, 1), "devices": (1, 2)}
 

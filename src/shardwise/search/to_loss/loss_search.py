@@ -15,8 +15,8 @@ from shardwise.model.architecture import Architecture
 from shardwise.planning.compare import Limits
 from shardwise.planning.loss_time import loss_run, loss_time
 from shardwise.progress import Progress, silent, within
+from shardwise.search.choices import Choices
 from shardwise.search.plan import plan
-from shardwise.search.space import Choices
 from shardwise.search.to_loss.loss_choice import chosen, sensitivity
 from shardwise.search.to_loss.loss_points import Goal, LossPoint, LossSearch
 from shardwise.units import format_binary
