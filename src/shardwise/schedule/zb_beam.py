@@ -40,7 +40,7 @@ def beam_width(p: int, m: int) -> int:
 
 def beam_order(p: int, m: int, durations: Durations, most: int) -> Order:
     """The order with the least makespan that the beam finds; every rank holds at most `most` micro-batches."""
-    search = _Beam(p, m, durations, most)
+    search = Beam(p, m, durations, most)
     width = beam_width(p, m)
     states = [State((0.0,) * p, ((),) * p, ((),) * p, (0,) * p, 0.0)]
     for _ in range(3 * p * m):
@@ -68,7 +68,9 @@ def _order(state: State, p: int) -> Order:
     return tuple(tuple(found) for found in slots)
 
 
-class _Beam:
+class Beam:
+    """What may run next, and how short what is left can be at best; every rank holds at most `most` micro-batches."""
+
     def __init__(self, p: int, m: int, durations: Durations, most: int) -> None:
         self.p, self.m, self.message, self.most = p, m, durations.message, most
         self.seconds = {FORWARD: durations.forward, INPUT: durations.input, WEIGHT: durations.weight}

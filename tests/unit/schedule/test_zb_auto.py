@@ -11,6 +11,7 @@ from shardwise.schedule.build import build
 from shardwise.schedule.check import check
 from shardwise.schedule.durations import Durations
 from shardwise.schedule.play import Timeline, play
+from shardwise.schedule.zb_beam import Beam, State
 
 from .exact import least_makespan
 
@@ -33,6 +34,26 @@ def uneven(draw: random.Random, p: int) -> Durations:
         return tuple(draw.randint(1, most) / 4 for _ in range(p))
 
     return Durations(forward=seconds(8), input=seconds(8), weight=seconds(8), message=draw.randint(0, 4) / 4)
+
+
+@pytest.mark.parametrize(
+    ("durations", "bound"),
+    [
+        # the second rank's four F and I, then the first's last I and its W: 4 + 4 + 1 + 0.25; own work alone is 9
+        (Durations(forward=(1.0, 1.0), input=(1.0, 1.0), weight=(0.25, 0.25)), 9.25),
+        # the first rank's four F, the last one's F and I on the second with two messages, its I and W: 16 + 4 + 0.25 + 0.25
+        (Durations(forward=(4.0, 1.0), input=(0.25, 1.0), weight=(0.25, 0.25), message=1.0), 20.5),
+        # the work of one rank: four F, I and W
+        (Durations(forward=(1.0, 1.0), input=(1.0, 1.0), weight=(3.0, 3.0)), 20.0),
+    ],
+)
+def test_what_is_left_takes_as_long_as_the_rank_with_most_and_what_must_follow(
+    durations: Durations, bound: float
+) -> None:
+    beam = Beam(2, 4, durations, 8)
+    first = State((0.0, 0.0), ((), ()), ((), ()), (0, 0), 0.0)
+    assert beam.bound(first) == bound
+    assert bound <= automatic(2, 4, durations, 8).makespan
 
 
 def test_it_is_near_the_best_of_all_orders() -> None:
