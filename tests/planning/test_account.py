@@ -13,6 +13,7 @@ from shardwise.job import Job
 from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
 from shardwise.planning.account import IDEAL, REST, Account, account, utilisation
+from shardwise.planning.measured import Ran
 from shardwise.planning.plan import Plan, plan_layout
 
 LLAMA, JOB = load_model("llama-3-8b"), Job(global_batch_tokens=1 << 20, seq_len=8192)
@@ -101,3 +102,11 @@ def test_what_has_no_peak() -> None:
     bare = replace(H100, chip=replace(H100.chip, peak_flops_per_s={"fp32": 67e12}))
     with pytest.raises(MissingValueError, match="no sourced bf16 peak"):
         utilisation(LLAMA, bare, JOB, 1.0)
+
+
+def test_a_batch_that_is_known_later_is_the_jobs() -> None:
+    """As a log says it, by which its step is predicted."""
+    ran = Ran(model=LLAMA, cluster=H100, job=JOB, layout=None, batch_tokens=None, software="torchtitan")
+    known = ran.of_batch(1 << 22)
+    assert (known.batch_tokens, known.job) == (1 << 22, replace(JOB, global_batch_tokens=1 << 22))
+    assert ran.of_batch(None) is ran

@@ -92,6 +92,23 @@ def test_names_are_python_names_and_collide_with_nothing() -> None:
     assert not set(names) & RESERVED
 
 
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+@pytest.mark.parametrize(("text", "mesh"), EXPRESSIONS)
+def test_no_tensor_may_have_a_name_that_the_source_uses(text: str, mesh: dict[str, int], framework: str) -> None:
+    """Names of functions, and of modules and variables where tensors are. Tensors' names are in small letters."""
+    made, program = solved(text, mesh)
+    tree = ast.parse(emit(made, program, framework))  # type: ignore[arg-type]
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    beside = {"main", "product"} & {one.name for one in functions}
+    used = {one.name for one in functions} | {
+        node.id for one in functions if one.name in beside for node in ast.walk(one) if isinstance(node, ast.Name)
+    }
+    listed = listing(made, program)
+    tensors = {one.variable for one in listed.operands} | {listed.result} | {one.target for one in listed.steps}
+    assert len(used) > 10
+    assert {name for name in used - tensors if name == name.lower()} <= RESERVED
+
+
 def test_a_tensor_that_is_needed_twice_keeps_both_variables() -> None:
     made, program = solved("A[I_X, J] * B[J, K] -> C[I_X, K]", {"X": 2})
     (product,) = program.steps

@@ -16,7 +16,7 @@ from shardwise.model.load import load_model
 from shardwise.planning.neighbours import neighbours, of_terms, remedy
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.reconcile.traces.bottlenecks import Bottleneck
-from shardwise.reconcile.traces.differences import Difference
+from shardwise.reconcile.traces.differences import Difference, cause_of_traffic
 from shardwise.reconcile.traces.found import Traced
 from shardwise.reconcile.traces.payload import trace_payload
 from shardwise.reconcile.traces.traced_step import step_of
@@ -104,6 +104,21 @@ def test_a_rank_that_is_late_to_every_collective_is_a_straggler() -> None:
     assert "rank 1" in late.why
     extra = sum(e.end_ns - e.start_ns for e in second.events if e.kind == KERNEL and e.name == QUERIES) * 19 / 1e9
     assert straggler.seconds > 0.9 * extra
+
+
+@pytest.mark.parametrize(
+    ("exposed_s", "moving_s", "cause"),
+    [
+        (0.0219, 0.9, "as planned"),
+        (0.0181, 0.9, "as planned"),
+        (0.0179, 0.9, "faster than planned"),
+        (0.0221, 0.043, "less hidden than planned"),  # on its way for as long as planned, within a tenth
+        (0.0221, 0.045, "collective slower than alpha-beta"),
+    ],
+)
+def test_what_traffic_that_is_exposed_comes_of(exposed_s: float, moving_s: float, cause: str) -> None:
+    """Planned are 20 ms exposed of the 40 ms for which it is on its way."""
+    assert cause_of_traffic(0.02, exposed_s, 0.04, moving_s)[0] == cause
 
 
 def test_exposed_tensor_parallelism_is_mended_by_less_of_it() -> None:

@@ -111,7 +111,7 @@ def _exposed(step: TracedStep, planned: Simulated, spent: list[Occupancy]) -> It
         kept = late.get(axis, 0.0) / number
         own = [one for one in met if one.axis == axis]
         moving = sum(one.moving_s * len(one.spans) for one in own) / number
-        cause, why = _of_traffic(expected, waited - kept, _transfers_s(step, planned, axis), moving)
+        cause, why = cause_of_traffic(expected, waited - kept, _transfers_s(step, planned, axis), moving)
         yield Difference(
             kind="exposed", name=f"exposed {axis}", where=axis, count=sum(len(one.spans) for one in own) / number,
             expected_s=expected, measured_s=waited - kept, cause=cause, why=why,
@@ -141,16 +141,15 @@ def _transfers_s(step: TracedStep, planned: Simulated, axis: str) -> float:
     return found / len(step.ranks)
 
 
-def _of_traffic(expected_s: float, exposed_s: float, planned_s: float, moving_s: float) -> tuple[Cause, str]:
+def cause_of_traffic(expected_s: float, exposed_s: float, planned_s: float, moving_s: float) -> tuple[Cause, str]:
     """Why traffic is exposed for another time than planned."""
     moved = f"on its way for {format_seconds(moving_s)} once all ranks had come, {format_seconds(planned_s)} planned"
     if abs(exposed_s - expected_s) <= CLOSE * expected_s:
         return "as planned", ""
     if exposed_s < expected_s:
         return "faster than planned", moved
-    return "collective slower than alpha-beta" if moving_s > (
-        1 + CLOSE
-    ) * planned_s else "less hidden than planned", moved
+    slower = moving_s > (1 + CLOSE) * planned_s
+    return "collective slower than alpha-beta" if slower else "less hidden than planned", moved
 
 
 def _late_by_axis(step: TracedStep) -> dict[str, float]:

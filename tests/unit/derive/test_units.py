@@ -1,0 +1,39 @@
+"""Units are derived once for all families that differ in nothing that they depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardwise.derive.derivation import derived_unit
+from shardwise.layout.family import Family
+from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import LAYERS, structure_units
+
+EXPERTS = Architecture(
+    name="small", num_layers=3, d_model=24, d_ff=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96,
+    num_experts=4, experts_per_token=2, num_dense_layers=1, dense_d_ff=32,
+)  # fmt: skip
+STRUCTURE = EXPERTS.structure
+PLAIN = Family(1, sequence_parallel=True, recompute="none")
+ABOUT_LAYERS = [replace(PLAIN, recompute="full"), replace(PLAIN, cp_variant="ring")]
+UNITS = structure_units(STRUCTURE)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_shared_scales_are_no_part_of_a_derivation(unit: str) -> None:
+    assert derived_unit(STRUCTURE, replace(PLAIN, shares_amax=True), unit) is derived_unit(STRUCTURE, PLAIN, unit)
+
+
+@pytest.mark.parametrize("family", ABOUT_LAYERS)
+@pytest.mark.parametrize("unit", UNITS)
+def test_recomputation_and_variants_of_attention_are_about_layers(unit: str, family: Family) -> None:
+    same = derived_unit(STRUCTURE, family, unit) is derived_unit(STRUCTURE, PLAIN, unit)
+    assert same is (unit not in LAYERS)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_whole_experts_are_about_units_that_have_experts(unit: str) -> None:
+    same = derived_unit(STRUCTURE, replace(PLAIN, whole_experts=True), unit) is derived_unit(STRUCTURE, PLAIN, unit)
+    assert same is (unit != "block")
