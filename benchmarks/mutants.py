@@ -17,6 +17,7 @@ import argparse
 import itertools
 import json
 import queue
+import signal
 import sys
 import tempfile
 import tomllib
@@ -160,6 +161,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Print what lived; the exit status says whether enough died."""
     arguments = parse_arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers end with it
     mutants = drawn(REPOSITORY / PACKAGE, arguments.count, arguments.seed, arguments.rooms)
     found: list[Outcome] = []
     with ExitStack() as stack:

@@ -25,8 +25,11 @@ from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import plan_layout
 from shardwise.precision import PRECISIONS
 from shardwise.schedule.schedule import SCHEDULES
+from shardwise.search import clusters
+from shardwise.search import plan as search_plan
 from shardwise.search.choices import Choices
 from shardwise.search.search import search
+from shardwise.search.to_loss import loss_search
 
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=4096)
 TABLES: dict[str, Any] = {
@@ -283,6 +286,33 @@ def test_a_plan_says_what_another_stack_would_gain() -> None:
     assert all_has.search is not None
     assert all_has.search.elsewhere is None
     assert parse_plan(plan_payload(alone)).search == alone.search
+
+
+def test_of_many_plans_the_chosen_one_says_what_another_stack_would_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second search for each of the others would be for nobody."""
+    asked: list[str] = []
+
+    def told(plan: sw.Plan, *_: object) -> sw.Plan:
+        assert plan.search is not None
+        asked.append(plan.cluster.name)
+        return replace(plan, search=replace(plan.search, elsewhere="told"))
+
+    for module in (clusters, loss_search, search_plan):
+        monkeypatch.setattr(module, "with_elsewhere", told)
+    model, job = sw.load_model("gpt-2"), sw.Job(global_batch_tokens=2**16, seq_len=1024)
+    two = [sw.load_cluster(name, stack="nemo-25") for name in ("h100:4", "h100:8")]
+    compared = sw.plan_clusters(model, two, job)
+    assert compared.plan is not None
+    assert asked == [compared.plan.cluster.name]
+    to_loss = sw.plan_to_loss(model, two, noise_scale="64Ki", batches=["64Ki", "128Ki"], seq_len=1024)
+    assert to_loss.plan is not None
+    assert asked == [compared.plan.cluster.name, to_loss.plan.cluster.name]
+    for plan in (compared.plan, to_loss.plan):
+        assert plan.search is not None
+        assert plan.search.elsewhere == "told"
+    sw.sweep(model, two[1], over="seq_len=1024,2048", global_batch_tokens="64Ki")
+    assert len(asked) == 2
+    assert sw.plan(model, two[0], job).search.elsewhere == "told"  # type: ignore[union-attr]
 
 
 def test_what_deepseek_recomputed_can_be_written_down() -> None:

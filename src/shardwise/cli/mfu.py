@@ -100,7 +100,7 @@ def find(arguments: argparse.Namespace) -> MeasuredRun:
     if measured.step_time_s is None:
         return MeasuredRun(ran, measured, used, None, None)
     if ran.layout is None:
-        best = plan(ran.model, ran.cluster, ran.job, progress=arguments.progress)
+        best = plan(ran.model, ran.cluster, ran.job, progress=arguments.progress, elsewhere=False)
         return MeasuredRun(ran, measured, used, best, None)
     priced = plan_layout(ran.model, ran.cluster, ran.job, ran.layout)
     return MeasuredRun(ran, measured, used, priced, account(priced, measured.step_time_s, used))

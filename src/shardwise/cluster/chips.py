@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -52,6 +52,7 @@ def catalogue_entry(name: str) -> Entry:
     return _chips()[name]
 
 
+@cache
 def load_chip(name: str) -> Chip:
     """A chip of the catalogue by name: dense peaks in FLOP/s, memory in bytes, bandwidths in bytes/s.
 

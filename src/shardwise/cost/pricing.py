@@ -136,6 +136,12 @@ class Pricing:
         other.pricer, other.topology = self.pricer.at(rates), topology
         return other
 
+    def recomputing(self, num_layers: int) -> Pricing:
+        """The same layout with so many layers of each stage recomputed; units cost what they cost here."""
+        other = copy(self)
+        other.layout = replace(self.layout, recompute_layers=num_layers)
+        return other
+
     def slowest_s(self) -> Value:
         """Seconds of the step on the slowest stage."""
         return maximum(*(self.step(stage).total_s for stage in _different(self.stages())), 0.0)

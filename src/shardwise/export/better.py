@@ -80,7 +80,7 @@ def _change(launch: Launch, target: Target, cluster: Cluster, limit: float, layo
 def _picked(launch: Launch, cluster: Cluster) -> Layout | None:
     """The layout that a search takes for the job; None where none fits."""
     try:
-        return plan(launch.model, cluster, launch.job).layout
+        return plan(launch.model, cluster, launch.job, elsewhere=False).layout
     except (InputError, NothingFitsError):
         return None
 

@@ -148,7 +148,9 @@ def nearest(plan: Plan, target: Target) -> Layout | None:
     for pinned in PINNED:
         pins = {axis: getattr(plan.layout, axis) for axis in pinned}
         try:
-            found = search(plan.model, cluster, replace(plan.job, loss=None), choices=narrowed(pins, {}))
+            found = search(
+                plan.model, cluster, replace(plan.job, loss=None), choices=narrowed(pins, {}), elsewhere=False
+            )
         except (InputError, NothingFitsError):
             continue
         for layout in (found.layout, *(other.layout for other in found.alternatives)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from shardwise.cluster.cluster import Cluster, Shorthand, parse_shorthand
 from shardwise.cluster.load import load_cluster
@@ -19,7 +20,7 @@ from shardwise.planning.compare import PRICE, Comparison, Contender, Limits, com
 from shardwise.planning.plan import Plan
 from shardwise.progress import Progress, silent, within
 from shardwise.search.choices import Choices
-from shardwise.search.plan import plan
+from shardwise.search.plan import plan, with_elsewhere
 from shardwise.units import SECONDS_PER_DAY, format_count, format_days, format_usd
 
 # Sizes that are planned in search of one that meets the limits, as multiples of what would do at the same throughput for each
@@ -36,9 +37,15 @@ def plan_clusters(
     """Plan a job on each cluster and choose one: see `compare`. A cluster on which nothing fits stays in the list, with the
     reason."""
     asked = limits or Limits()
-    return compare(
+    found = compare(
         [_contender(architecture, one, job, asked, choices, reliability, progress) for one in clusters], asked
     )
+    if found.chosen is None or found.plan is None:
+        return found
+    contenders = list(found.contenders)
+    chosen = with_elsewhere(found.plan, choices, within(progress, contenders[found.chosen].cluster))
+    contenders[found.chosen] = replace(contenders[found.chosen], plan=chosen)
+    return replace(found, contenders=tuple(contenders))
 
 
 def _contender(
@@ -54,6 +61,7 @@ def _contender(
             choices=choices,
             reliability=reliability,
             progress=within(progress, cluster.name),
+            elsewhere=False,
         )
     except (NothingFitsError, MissingValueError) as error:
         problem = str(error)
@@ -120,7 +128,7 @@ def _other_size(
         try:
             again = plan(
                 missed.model, cluster, missed.job, choices=choices, reliability=run.reliability,
-                progress=within(progress, cluster.name),
+                progress=within(progress, cluster.name), elsewhere=False,
             ).run  # fmt: skip
         except NothingFitsError:
             continue

@@ -44,14 +44,15 @@ NUM_ALTERNATIVES = 6
 
 def plan(
     architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None,
-    reliability: Reliability | None = None, progress: Progress = silent,
+    reliability: Reliability | None = None, progress: Progress = silent, elsewhere: bool = True,
 ) -> Plan:  # fmt: skip
     """The best layout, the runners-up with the reason each lost, and the books' rules.
 
     The best is the simplest of the fastest that fit (`search.choose`), by the prediction for a typical stack unless the
     cluster or the job says otherwise (`planning.plan.as_planned`). Layouts that leave a tenth of the memory free are
     preferred; without one, any that fits will do. Raises `NothingFitsError` with the smallest excess. `reliability` has the
-    failure rate, restarts and power for the whole run.
+    failure rate, restarts and power for the whole run. `elsewhere`: whether what another stack could run is searched too
+    (`with_elsewhere`), which takes about half of the time; of many plans only the chosen one needs it.
     """
     architecture.require_positions(job.seq_len)
     (cluster, job), own_job = as_planned(cluster, job), job
@@ -84,14 +85,22 @@ def plan(
             architecture, cluster, job, budget, [layout, *(one.layout for one in found.best)], reserve
         )
     chosen = estimate(architecture, cluster, job, layout)
-    gain = _elsewhere(architecture, cluster, job, asked, chosen, progress)
-    return Plan(
+    found_plan = Plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=chosen,
         alternatives=tuple(_alternatives(architecture, cluster, job, found, layout, chosen)),
-        rules=book_rules(architecture, cluster, job), search=_summary(found, gain), versions=versions(),
+        rules=book_rules(architecture, cluster, job), search=_summary(found), versions=versions(),
         run=training_run(architecture, cluster, job, chosen, reliability),
         bound_s=bound_seconds(architecture, cluster, job, layout), policy=policy_of(cluster),
     )  # fmt: skip
+    return with_elsewhere(found_plan, asked, progress) if elsewhere else found_plan
+
+
+def with_elsewhere(found: Plan, asked: Choices | None = None, progress: Progress = silent) -> Plan:
+    """A plan whose search also says what another stack could run with the choices that were asked for."""
+    if found.search is None:
+        return found
+    gain = _elsewhere(found.model, found.cluster, found.job, asked, found.estimate, progress)
+    return replace(found, search=replace(found.search, elsewhere=gain))
 
 
 def _under_budget(
@@ -147,10 +156,10 @@ def _elsewhere(
     return f"another stack could run {found[0].layout}: {gain:.0%} faster at the rates of {stack.name} ({lacks})"
 
 
-def _summary(found: SearchResult, elsewhere: str | None) -> SearchSummary:
+def _summary(found: SearchResult) -> SearchSummary:
     return SearchSummary(
         space=found.space, num_layouts=found.num_layouts, num_fitting=found.num_fitting,
-        num_illegal_by_rule=found.num_illegal_by_rule, cpu_seconds=found.cpu_seconds, elsewhere=elsewhere,
+        num_illegal_by_rule=found.num_illegal_by_rule, cpu_seconds=found.cpu_seconds,
     )  # fmt: skip
 
 

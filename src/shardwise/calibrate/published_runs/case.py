@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -22,6 +23,7 @@ from shardwise.cluster.chips import usual_clock
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.stacks import calibrated
 from shardwise.cost.estimate import Estimate, estimate
+from shardwise.cost.pricing import Pricing
 from shardwise.errors import ShardwiseError
 from shardwise.job import Job
 from shardwise.layout.layout import Layout
@@ -108,16 +110,19 @@ def _priced(case: Case, cluster: Cluster, layout: Layout) -> Estimate:
 
 def _fewest_layers(case: Case, cluster: Cluster, layout: Layout, found: Estimate) -> tuple[Layout, Estimate]:
     """The layout with as few layers recomputed on each stage as fit; all of them where fewer do not."""
-    fewest, most = 1, max(held_layers(case.architecture, layout))
-    while fewest < most:
-        middle = (fewest + most) // 2
-        some = replace(layout, recompute_layers=middle)
-        tried = _priced(case, cluster, some)
-        if tried.fits:
-            most, layout, found = middle, some, tried
-        else:
-            fewest = middle + 1
-    return layout, found
+    most = max(held_layers(case.architecture, layout))
+    pricing = Pricing(case.architecture, cluster, case.job, replace(layout, recompute_layers=most))
+    costs, capacity = pricing.unit_costs(), cluster.chip.memory_bytes
+
+    def fits(num_layers: int) -> bool:
+        some = pricing.recomputing(num_layers)
+        return sum(some.fullest(some.stages(costs))[1].values()) <= capacity
+
+    fewest = 1 + bisect_left(range(1, most), True, key=fits)
+    if fewest == most:
+        return layout, found
+    layout = replace(layout, recompute_layers=fewest)
+    return layout, _priced(case, cluster, layout)
 
 
 @lru_cache(maxsize=4096)

@@ -128,12 +128,19 @@ class Swept(Pictured):
 def planned(
     cases: Sequence[Case], *, reliability: Reliability | None = None, progress: Progress = silent
 ) -> Iterator[Point]:
-    """Plan each case as `search.plan.plan` does. A case without a plan is a point too, with its error."""
+    """Plan each case as `search.plan.plan` does, but for what another stack could run. A case without a plan is a point too, with
+    its error."""
     for number, case in enumerate(cases, 1):
         told = within(progress, f"{number} of {len(cases)}")
         try:
             found = plan(
-                case.model, case.cluster, case.job, choices=case.choices, reliability=reliability, progress=told
+                case.model,
+                case.cluster,
+                case.job,
+                choices=case.choices,
+                reliability=reliability,
+                progress=told,
+                elsewhere=False,
             )
         except (InputError, MissingValueError, NothingFitsError) as error:
             yield Point(case=case, plan=None, error=error)

@@ -47,7 +47,7 @@ def _doubled(plan: Plan, target: LossTarget, name: Doubled, choices: Choices | N
     try:
         found = search_plan(
             plan.model, cluster, job, choices=choices, reliability=plan.run.reliability if plan.run else None,
-            progress=progress,
+            progress=progress, elsewhere=False,
         )  # fmt: skip
     except (InputError, MissingValueError, NothingFitsError) as error:
         return Doubling(doubled=name, cluster=cluster.name, batch_tokens=batch, problem=str(error))

@@ -16,7 +16,7 @@ from shardwise.planning.compare import Limits
 from shardwise.planning.loss_time import loss_run, loss_time
 from shardwise.progress import Progress, silent, within
 from shardwise.search.choices import Choices
-from shardwise.search.plan import plan
+from shardwise.search.plan import plan, with_elsewhere
 from shardwise.search.to_loss.loss_choice import chosen, sensitivity
 from shardwise.search.to_loss.loss_points import Goal, LossPoint, LossSearch
 from shardwise.units import format_binary
@@ -57,7 +57,17 @@ def plan_to_loss(
         raise NothingFitsError(*(f"{point.name}: {point.problem}" for point in points))
     wanted: Goal = goal or ("usd" if asked.deadline_s is not None else "time")
     found = LossSearch(target=target, points=tuple(points), limits=asked, goal=wanted, chosen=None, reason="")
-    return replace(chosen(found), sensitivity=tuple(sensitivity(chosen(found))))
+    found = _with_elsewhere(chosen(found), choices, progress)
+    return replace(found, sensitivity=tuple(sensitivity(found)))
+
+
+def _with_elsewhere(found: LossSearch, choices: Choices | None, progress: Progress) -> LossSearch:
+    """The search whose chosen plan says what another stack could run."""
+    if found.plan is None or found.chosen is None:
+        return found
+    points = list(found.points)
+    points[found.chosen] = replace(points[found.chosen], plan=with_elsewhere(found.plan, choices, progress))
+    return replace(found, points=tuple(points))
 
 
 def _point(
@@ -69,7 +79,9 @@ def _point(
         # The run of its job is the one to the loss: days and dollars of a plan file are those that the search compares.
         tokens = None if target.tokens is None else target.tokens_to_loss(batch)
         own = replace(job, global_batch_tokens=batch, tokens=tokens)
-        found = plan(architecture, cluster, own, choices=choices, reliability=reliability, progress=progress)
+        found = plan(
+            architecture, cluster, own, choices=choices, reliability=reliability, progress=progress, elsewhere=False
+        )
     except (InputError, MissingValueError, NothingFitsError) as error:
         return replace(place, problem=str(error))
     return replace(
