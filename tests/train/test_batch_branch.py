@@ -135,6 +135,10 @@ def test_branches_are_stopped_and_go_on(run: Path, tmp_path: Path, capsys: pytes
     capsys.readouterr()
     assert main([*flags, "--tokens", str(2 * WINDOW)]) == 2
     assert "window_tokens: found 4096; the branch in" in capsys.readouterr().err
+    shutil.copytree(run, tmp_path / "copy")
+    again = [str(tmp_path / "copy") if word == str(run) else word for word in flags]
+    assert main(again) == 2
+    assert f"run: found {tmp_path / 'copy'}; the branch in" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("copied_trials")
