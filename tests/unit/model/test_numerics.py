@@ -14,7 +14,7 @@ from shardwise.model.families import FAMILIES
 from shardwise.model.huggingface import parse_config, with_numerics
 from shardwise.model.load import _catalogue, load_model, model_names
 from shardwise.model.numerics import DEFAULT, Gating, Numerics, Rotary
-from shardwise.model.numerics_reader import EPSILONS
+from shardwise.model.numerics_reader import DEEPSEEK_V3, EPSILONS, LIMITED, NumericsRule, RouterRule, read_numerics
 
 LLAMA_3_1: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -135,6 +135,16 @@ def test_routers_with_groups_of_experts() -> None:
         "kimi-k2": (Gating(scores="sigmoid", scale=2.827), True),
     }
     assert sw.load_model("glm-4.5").numerics.gating == Gating(scores="sigmoid", scale=2.5)
+
+
+@pytest.mark.parametrize(("rule", "usual"), [(LIMITED, False), (DEEPSEEK_V3, True)])
+def test_whether_gates_are_normalised_is_the_configs_word_or_else_the_librarys(rule: RouterRule, usual: bool) -> None:
+    def normalised(config: dict[str, Any]) -> bool:
+        return read_numerics(config, NumericsRule(router=rule), d_model=8, head_dim=4, mlp="swiglu").normalised_gates
+
+    assert normalised({}) is normalised({"norm_topk_prob": None}) is usual
+    assert normalised({"norm_topk_prob": True}) is True
+    assert normalised({"norm_topk_prob": False}) is False
 
 
 @pytest.mark.parametrize(
