@@ -99,8 +99,7 @@ def with_elsewhere(found: Plan, asked: Choices | None = None, progress: Progress
     """A plan whose search also says what another stack could run with the choices that were asked for."""
     if found.search is None:
         return found
-    gain = _elsewhere(found.model, found.cluster, found.job, asked, found.estimate, progress)
-    return replace(found, search=replace(found.search, elsewhere=gain))
+    return replace(found, search=replace(found.search, elsewhere=_elsewhere(found, asked or Choices(), progress)))
 
 
 def _under_budget(
@@ -137,22 +136,23 @@ def _offloaded(architecture: Architecture, cluster: Cluster, job: Job, layout: L
     }
 
 
-def _elsewhere(
-    architecture: Architecture, cluster: Cluster, job: Job, asked: Choices | None, chosen: Estimate, progress: Progress
-) -> str | None:
+def _elsewhere(plan: Plan, asked: Choices, progress: Progress) -> str | None:
     """The gain of the best layout that the stack does not support at the same rates; None where it is within `RESOLUTION`, and
     for a stack that is known only by its kind."""
-    stack, asked = stack_of(cluster), asked or Choices()
+    stack = stack_of(plan.cluster)
     if stack is None or not stack.known or asked.runnable:
         return None
     progress("what another stack could run")
     if asked.schedule == Choices().schedule and "schedule" not in asked.asked:
         asked = replace(asked, schedule=(NATURAL, *(name for name, one in SCHEDULES.items() if one.splits_backward)))
-    found = search(architecture, cluster, job, choices=asked, top=1, reserve=MEMORY_RESERVE, progress=progress).best
-    if not found or chosen.step_time_s <= found[0].step_time_s * (1.0 + RESOLUTION):
+    found = search(
+        plan.model, plan.cluster, plan.job, choices=asked, top=1, reserve=MEMORY_RESERVE, progress=progress
+    ).best
+    own_s = plan.estimate.step_time_s
+    if not found or own_s <= found[0].step_time_s * (1.0 + RESOLUTION):
         return None
-    lacks = "; ".join(lacking(stack, architecture, replace(job, loss=None), found[0].layout))
-    gain = chosen.step_time_s / found[0].step_time_s - 1
+    lacks = "; ".join(lacking(stack, plan.model, replace(plan.job, loss=None), found[0].layout))
+    gain = own_s / found[0].step_time_s - 1
     return f"another stack could run {found[0].layout}: {gain:.0%} faster at the rates of {stack.name} ({lacks})"
 
 
