@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwise.cli import build_parser, verb_parsers
+from shardwise.cli.verbs import MEANT
 from shardwise.cluster.chips import chip_names, load_chip
 from shardwise.cluster.stacks import stack_named
 from shardwise.dtypes import bytes_per_element
@@ -116,6 +117,10 @@ def test_every_flag_with_the_wrong_separator_is_found_again(verb: str, capsys: p
     ("words", "said"),
     [
         (["plann"], "argument VERB: found 'plann' (did you mean 'plan'?); one of plan, "),
+        (
+            ["sweep", "gpt-2"],
+            "argument VERB: found 'sweep', which is no verb; use shardwise plan MODEL CLUSTER --sweep",
+        ),
         (["show", "modls"], "argument kind: found 'modls' (did you mean 'models'?); one of models, "),
         (["--verson"], "unrecognized arguments: --verson (did you mean '--version'?)"),
         (["show", "chips", "--jsn=1", "--wat"], "unrecognized arguments: --jsn (did you mean '--json'?), --wat"),
@@ -126,6 +131,11 @@ def test_verbs_and_choices(words: list[str], said: str, capsys: pytest.CaptureFi
         build_parser().parse_args(words)
     assert caught.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_is_looked_for_under_other_names_is_done_by_verbs() -> None:
+    assert {said.split()[0] for said in MEANT.values()} <= verb_parsers().keys()
+    assert MEANT.keys().isdisjoint(verb_parsers())
 
 
 def test_what_is_no_flag_is_not_taken_for_one() -> None:

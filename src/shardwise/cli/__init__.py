@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from shardwise.cli.verbs import VerbParser, add_verbs, listed
+from shardwise.cli.verbs import CommandLine, VerbParser, add_verbs, listed
 from shardwise.errors import STOPPED, ShardwiseError, told
 from shardwise.output import complain, write
 from shardwise.parser import USAGE, Parser, asks_for_json
@@ -36,7 +36,7 @@ def verb_parsers() -> dict[str, VerbParser]:
 
 
 def _parsers() -> tuple[Parser, dict[str, VerbParser]]:
-    parser = Parser(
+    parser = CommandLine(
         prog="shardwise",
         usage="shardwise [-h] [--version] VERB ...",
         description="How to shard the training of a large transformer, what it costs, and what bounds it.\n\n" + listed(),

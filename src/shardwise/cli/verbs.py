@@ -65,6 +65,30 @@ GROUPS: Mapping[str, tuple[Verb, ...]] = {
 }  # fmt: skip
 
 
+# What one may look for under a name that is no verb, and the command line that does it.
+MEANT: Mapping[str, str] = {
+    **dict.fromkeys(("search", "optimize", "optimise", "tune", "shard"), "plan MODEL CLUSTER"),
+    "sweep": "plan MODEL CLUSTER --sweep NAME=VALUES",
+    "compare": "plan MODEL CLUSTER CLUSTER, or of layouts explain PLAN --against LAYOUT",
+    **dict.fromkeys(("cost", "price", "predict"), "estimate MODEL CLUSTER --layout LAYOUT"),
+    **dict.fromkeys(("benchmark", "measure"), "bench machine"),
+    **dict.fromkeys(("profile", "analyze", "analyse"), "trace"),
+    **dict.fromkeys(("import", "parse"), "read FILE"),
+    **dict.fromkeys(("run", "launch"), "train PLAN"),
+    "fit": "calibrate",
+    **dict.fromkeys(("list", "ls"), "show"),
+}
+
+
+class CommandLine(Parser):
+    """The parser of all verbs, which says what one of its verbs does that is looked for under another name."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.dest == "verb" and value in MEANT:
+            raise argparse.ArgumentError(action, f"found {value!r}, which is no verb; use shardwise {MEANT[value]}")
+        super()._check_value(action, value)
+
+
 class VerbParser(Parser):
     """The parser of a verb, whose module declares the arguments when they are first asked for.
 
