@@ -283,3 +283,24 @@ def test_types_of_what_is_returned_can_be_resolved() -> None:
         parts = returned.replace("tuple[", "").replace(", ...]", "").split(" | ")
         assert all(part in names for part in parts), returned
     assert get_type_hints(sw.Plan)["estimate"] is sw.Estimate
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "fix"),
+    [
+        ('{"a": 1}', "None", "`shardwise plan MODEL CLUSTER --out FILE` writes one"),
+        ("[1]", "'list'", "`shardwise plan MODEL CLUSTER --out FILE` writes one"),
+        (
+            '{"schema": "shardwise.sweep/1"}',
+            "'shardwise.sweep/1'",
+            "`shardwise plan MODEL CLUSTER --out FILE` writes one",
+        ),
+        ('{"schema": "shardwise.plan/99"}', "'shardwise.plan/99'", "plan again with this version"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_named_with_the_fix(text: str, found: str, fix: str, tmp_path: Path) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(sw.InputError) as caught:
+        sw.load_plan(file)
+    assert str(caught.value) == f"plan file {file}: found schema {found}; 'shardwise.plan/3' is required: {fix}"

@@ -94,7 +94,7 @@ def load_plan(path: str | Path) -> Plan:
         RecursionError,
     ) as error:  # not UTF-8, not JSON, numbers too long, a null byte, nested too deeply
         raise InputError(f"plan file: {source} is not JSON: {error}") from None
-    return parse_plan(payload)
+    return parse_plan(payload, f"plan file {source}")
 
 
 def is_plan(path: str | Path) -> bool:
@@ -106,11 +106,14 @@ def is_plan(path: str | Path) -> bool:
     return isinstance(payload, dict) and str(payload.get("schema", "")).startswith("shardwise.plan/")
 
 
-def parse_plan(payload: Any) -> Plan:
-    """A plan from its payload. Raises `InputError` that names each field that is wrong."""
+def parse_plan(payload: Any, where: str = "plan") -> Plan:
+    """A plan from its payload. Raises `InputError` that names each field that is wrong; `where` is what a payload of something
+    else is called."""
     found = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__
     if not isinstance(payload, dict) or found not in (SCHEMA, SECOND_SCHEMA, FIRST_SCHEMA):
-        raise InputError(f"plan: found schema {found!r}; {SCHEMA!r} is required: plan again with this version")
+        is_other = not str(found).startswith("shardwise.plan/")
+        fix = "`shardwise plan MODEL CLUSTER --out FILE` writes one" if is_other else "plan again with this version"
+        raise InputError(f"{where}: found schema {found!r}; {SCHEMA!r} is required: {fix}")
     missing = [
         key for key in ("model", "cluster", "job", "layout", "estimate") if not isinstance(payload.get(key), dict)
     ]
