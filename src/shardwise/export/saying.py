@@ -68,15 +68,16 @@ def unsaid(target: Target, launch: Launch, options: Options) -> Iterator[tuple[s
         if own != value:
             yield (
                 part,
-                f"{part} is {_shown(value)}, which {target.title} has no option for; it would take {_shown(own)}",
+                f"{part} is {_shown(value)}, which {target.title} has no option for; there it is {_shown(own)}",
             )
 
 
 def _shown(value: object) -> str:
-    return (
-        ",".join(map(str, value))
-        if isinstance(value, tuple)
-        else str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-    )
+    """A value as a sentence has it."""
+    if value is None:
+        return "not set"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,.0f}" if isinstance(value, float) and value.is_integer() else str(value)
