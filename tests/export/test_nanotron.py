@@ -100,7 +100,7 @@ def test_other_stages_are_refused_and_the_nearest_has_nanotrons() -> None:
     layout = sw.Layout.parse("tp=2 pp=2 fsdp=4 zero_stage=1 recompute=none")
     job = sw.Job(global_batch_tokens=2**20, seq_len=4096, precision="bf16_fp32_gradients")
     plan = plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16"), job, layout)
-    with pytest.raises(InputError, match="layout.stages is 16,16, .* there it is 18,14") as told:
+    with pytest.raises(InputError, match=r"layout\.stages is 16,16, .* there it is 18,14") as told:
         export(plan, TARGET)
     assert "layers_per_stage=18,14" in told.value.problems[-1]
 
