@@ -137,7 +137,7 @@ class Pricing:
         return other
 
     def recomputing(self, num_layers: int) -> Pricing:
-        """The same layout with so many layers of each stage recomputed; units cost what they cost here."""
+        """The same layout, which recomputes a part of its layers, with so many of each stage: units cost what they cost here."""
         other = copy(self)
         other.layout = replace(self.layout, recompute_layers=num_layers)
         return other

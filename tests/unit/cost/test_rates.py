@@ -132,6 +132,27 @@ def test_a_layout_at_arrays_of_rates_is_as_at_each() -> None:
     assert list(together) == sorted(together)
 
 
+@pytest.mark.parametrize("layout", ["fsdp=16 recompute=full", "fsdp=4 tp=2 pp=2 recompute=selective"])
+def test_other_numbers_of_layers_that_recompute_are_priced_from_the_same_units(layout: str) -> None:
+    model, job, cluster = (
+        load_model("llama-3-8b"),
+        Job(global_batch_tokens=2**20, seq_len=8192),
+        load_cluster("h100:16"),
+    )
+
+    def pricing(num_layers: int) -> Pricing:
+        return Pricing(model, cluster, job, replace(Layout.parse(layout), recompute_layers=num_layers))
+
+    one = pricing(16)
+    costs, memory = one.unit_costs(), list[float]()
+    for num_layers in (1, 7, 15):
+        some, own = one.recomputing(num_layers), pricing(num_layers)
+        assert some.fullest(some.stages(costs))[1] == own.fullest(own.stages())[1]
+        memory.append(sum(own.fullest(own.stages())[1].values()))
+    assert memory == sorted(memory, reverse=True)
+    assert len(set(memory)) == 3
+
+
 @pytest.mark.parametrize(
     ("owner", "part"),
     [(UnitPricer, "work"), (UnitPricer, "payloads"), (UnitMemory, "activation_bytes"), (UnitMemory, "state_at_rest")],
