@@ -25,11 +25,9 @@ from shardwise.planning.payload import plan_payload
 from shardwise.planning.plan import plan_layout
 from shardwise.precision import PRECISIONS
 from shardwise.schedule.schedule import SCHEDULES
-from shardwise.search import clusters
 from shardwise.search import plan as search_plan
 from shardwise.search.choices import Choices
 from shardwise.search.search import search
-from shardwise.search.to_loss import loss_search
 
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=4096)
 TABLES: dict[str, Any] = {
@@ -297,8 +295,7 @@ def test_of_many_plans_the_chosen_one_says_what_another_stack_would_gain(monkeyp
         asked.append(plan.cluster.name)
         return replace(plan, search=replace(plan.search, elsewhere="told"))
 
-    for module in (clusters, loss_search, search_plan):
-        monkeypatch.setattr(module, "with_elsewhere", told)
+    monkeypatch.setattr(search_plan, "with_elsewhere", told)
     model, job = sw.load_model("gpt-2"), sw.Job(global_batch_tokens=2**16, seq_len=1024)
     two = [sw.load_cluster(name, stack="nemo-25") for name in ("h100:4", "h100:8")]
     compared = sw.plan_clusters(model, two, job)

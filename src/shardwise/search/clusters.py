@@ -20,7 +20,7 @@ from shardwise.planning.compare import PRICE, Comparison, Contender, Limits, com
 from shardwise.planning.plan import Plan
 from shardwise.progress import Progress, silent, within
 from shardwise.search.choices import Choices
-from shardwise.search.plan import plan, with_elsewhere
+from shardwise.search.plan import chosen_with_elsewhere, plan
 from shardwise.units import SECONDS_PER_DAY, format_count, format_days, format_usd
 
 # Sizes that are planned in search of one that meets the limits, as multiples of what would do at the same throughput for each
@@ -40,12 +40,7 @@ def plan_clusters(
     found = compare(
         [_contender(architecture, one, job, asked, choices, reliability, progress) for one in clusters], asked
     )
-    if found.chosen is None or found.plan is None:
-        return found
-    contenders = list(found.contenders)
-    chosen = with_elsewhere(found.plan, choices, within(progress, contenders[found.chosen].cluster))
-    contenders[found.chosen] = replace(contenders[found.chosen], plan=chosen)
-    return replace(found, contenders=tuple(contenders))
+    return replace(found, contenders=chosen_with_elsewhere(found.contenders, found.chosen, choices, progress))
 
 
 def _contender(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from shardwise.books.rules import book_rules
 from shardwise.cluster.cluster import Cluster
@@ -19,6 +20,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.kept_sets import is_budget
 from shardwise.model.recompute import POLICIES
 from shardwise.planning.abilities import as_run, lacking, stack_of
+from shardwise.planning.compare import Contender
 from shardwise.planning.explain import (
     MEMORY_RESERVE,
     RESOLUTION,
@@ -37,9 +39,11 @@ from shardwise.search.choose import NUM_NEAR, simplest
 from shardwise.search.result import Found, SearchResult
 from shardwise.search.search import search
 from shardwise.search.stages import Balancing
+from shardwise.search.to_loss.loss_points import LossPoint
 from shardwise.units import format_bytes
 
 NUM_ALTERNATIVES = 6
+Planned = TypeVar("Planned", Contender, LossPoint)  # what may have a plan, one of many
 
 
 def plan(
@@ -100,6 +104,16 @@ def with_elsewhere(found: Plan, asked: Choices | None = None, progress: Progress
     if found.search is None:
         return found
     return replace(found, search=replace(found.search, elsewhere=_elsewhere(found, asked or Choices(), progress)))
+
+
+def chosen_with_elsewhere(
+    many: Sequence[Planned], chosen: int | None, asked: Choices | None, progress: Progress
+) -> tuple[Planned, ...]:
+    """The same, but that the chosen one's plan also says what another stack could run."""
+    found = list(many)
+    if chosen is not None and (own := found[chosen].plan) is not None:
+        found[chosen] = replace(found[chosen], plan=with_elsewhere(own, asked, progress))
+    return tuple(found)
 
 
 def _under_budget(

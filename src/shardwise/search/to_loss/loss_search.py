@@ -16,7 +16,7 @@ from shardwise.planning.compare import Limits
 from shardwise.planning.loss_time import loss_run, loss_time
 from shardwise.progress import Progress, silent, within
 from shardwise.search.choices import Choices
-from shardwise.search.plan import plan, with_elsewhere
+from shardwise.search.plan import chosen_with_elsewhere, plan
 from shardwise.search.to_loss.loss_choice import chosen, sensitivity
 from shardwise.search.to_loss.loss_points import Goal, LossPoint, LossSearch
 from shardwise.units import format_binary
@@ -57,17 +57,9 @@ def plan_to_loss(
         raise NothingFitsError(*(f"{point.name}: {point.problem}" for point in points))
     wanted: Goal = goal or ("usd" if asked.deadline_s is not None else "time")
     found = LossSearch(target=target, points=tuple(points), limits=asked, goal=wanted, chosen=None, reason="")
-    found = _with_elsewhere(chosen(found), choices, progress)
-    return replace(found, sensitivity=tuple(sensitivity(found)))
-
-
-def _with_elsewhere(found: LossSearch, choices: Choices | None, progress: Progress) -> LossSearch:
-    """The search whose chosen plan says what another stack could run."""
-    if found.plan is None or found.chosen is None:
-        return found
-    points = list(found.points)
-    points[found.chosen] = replace(points[found.chosen], plan=with_elsewhere(found.plan, choices, progress))
-    return replace(found, points=tuple(points))
+    found = chosen(found)
+    told = chosen_with_elsewhere(found.points, found.chosen, choices, progress)
+    return replace(found, points=told, sensitivity=tuple(sensitivity(found)))
 
 
 def _point(
