@@ -18,7 +18,7 @@ TIMEOUT_S = 120.0
 PRELOADED = ["preload"]
 
 
-def run_ranks(function: Callable[..., Any], world_size: int, *arguments: Any, grace_s: float = 0.0) -> list[Any]:
+def run_processes(function: Callable[..., Any], world_size: int, *arguments: Any, grace_s: float = 0.0) -> list[Any]:
     """What `function(*arguments)` returns on each rank of a gloo world; it must be importable, and its results picklable.
 
     When one rank fails the others are ended, those that do not end by themselves within `grace_s`, and `AssertionError` has

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from harness import run_ranks
 from train.shard_files import write_shards
 
 from shardwise.cluster.load import load_cluster
@@ -24,6 +23,7 @@ from shardwise.train.huggingface.config import read_config
 from shardwise.train.issued import instance_of
 from shardwise.train.recipe import Recipe
 from shardwise.train.trainer import Trainer
+from shardwise.train.transport.rank_threads import run_rank_threads
 from shardwise.train.world import World
 
 SEQ_LEN, SEQS, VOCABULARY = 8, 6, 61
@@ -93,7 +93,7 @@ def test_transformers_routes_as_the_run_did(
     import transformers
 
     model, _ = read_config(config)
-    wanted = run_ranks(
+    wanted = run_rank_threads(
         checkpointed, 2, planned(model, Layout(fsdp=2, zero_stage=1, micro_batch_seqs=3)), data, tmp_path / "run"
     )[0]
     assert wanted.keys() == {"layers.1.balance_bias", "layers.2.balance_bias"}
@@ -124,11 +124,11 @@ def test_transformers_routes_as_the_run_did(
 @pytest.mark.parametrize("layout", [ALONE, Layout(pp=2, schedule="1f1b", micro_batch_seqs=3)], ids=["alone", "pp=2"])
 def test_a_run_begins_with_the_biases_of_a_model(layout: Layout, data: Path, tmp_path: Path) -> None:
     model, _ = read_config(CONFIG)
-    wanted = run_ranks(checkpointed, 1, planned(model, ALONE), data, tmp_path / "run")[0]
+    wanted = run_rank_threads(checkpointed, 1, planned(model, ALONE), data, tmp_path / "run")[0]
     path = latest(tmp_path / "run")
     assert path is not None
     checkpoint_to_hf(path, model, tmp_path / "hf", seq_len=SEQ_LEN)
-    found = run_ranks(begun, layout.num_devices, planned(model, layout), data, str(tmp_path / "hf"))
+    found = run_rank_threads(begun, layout.num_devices, planned(model, layout), data, str(tmp_path / "hf"))
     held = {name: bias for rank in found for name, bias in rank.items()}
     assert held.keys() == wanted.keys()
     assert all(torch.equal(held[name], bias) for name, bias in wanted.items())
@@ -156,7 +156,7 @@ def test_the_loss_of_a_model_of_transformers_on_two_ranks(config: dict[str, Any]
     wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
     model, _ = read_config(described.to_dict())
     layout = Layout(tp=2, sequence_parallel=True, micro_batch_seqs=3)
-    assert run_ranks(first_loss, 2, planned(model, layout), data, str(tmp_path)) == pytest.approx(
+    assert run_rank_threads(first_loss, 2, planned(model, layout), data, str(tmp_path)) == pytest.approx(
         [wanted] * 2, rel=1e-5
     )
 
@@ -164,7 +164,7 @@ def test_the_loss_of_a_model_of_transformers_on_two_ranks(config: dict[str, Any]
 def test_biases_that_files_have_no_place_for_are_refused(data: Path, tmp_path: Path) -> None:
     """They would be lost, and tokens would go to other experts."""
     model, _ = read_config({**SMALL, "model_type": "mixtral", "num_local_experts": 6})
-    run_ranks(checkpointed, 1, planned(model, ALONE), data, tmp_path / "run")
+    run_rank_threads(checkpointed, 1, planned(model, ALONE), data, tmp_path / "run")
     path = latest(tmp_path / "run")
     assert path is not None
     with pytest.raises(

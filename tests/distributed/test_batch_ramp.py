@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from harness import run_ranks
 from training import FP64, MODELS
 
 from shardwise.batch.ramp import BatchRamp
@@ -22,6 +21,7 @@ from shardwise.train.checkpoint import Checkpointer
 from shardwise.train.issued import instance_of
 from shardwise.train.recipe import Recipe
 from shardwise.train.trainer import Trainer
+from shardwise.train.transport.rank_threads import run_rank_threads
 from shardwise.train.world import World
 
 SEQ_LEN, VOCABULARY, NUM_STEPS = 8, 281, 6
@@ -98,7 +98,7 @@ def test_a_ramp_is_the_same_on_every_layout_and_after_a_restart(
     plans = [planned(LAYOUTS[name]) for name in (before, after)]
     spans = [(0, stop), (stop, NUM_STEPS)]
     parts = [
-        run_ranks(trained, plan.layout.num_devices, plan, data, tmp_path, *span)
+        run_rank_threads(trained, plan.layout.num_devices, plan, data, tmp_path, *span)
         for plan, span in zip(plans, spans, strict=True)
     ]
     for part in parts:

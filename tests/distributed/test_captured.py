@@ -9,9 +9,6 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import torch
-import torch.distributed as dist
-from harness import run_ranks
 from training import FP64, Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
@@ -19,8 +16,7 @@ from shardwise.precision import PRECISIONS
 from shardwise.sharding.collective import Issued
 from shardwise.train.capture import Capture
 from shardwise.train.issued import comparable
-from shardwise.train.together import everyones
-from shardwise.train.world import World
+from shardwise.train.transport.rank_threads import run_rank_threads
 
 FORMATS = {
     f"{name} {kind}": Case(layout=layout, precision=PRECISIONS[name])
@@ -61,29 +57,10 @@ def captured(case: Case) -> Counter[Issued]:
 def test_formats_are_issued_as_realised(name: str) -> None:
     case = FORMATS[name]
     planned = case.instance().issued(case.num_micro_batches)
-    for found in run_ranks(captured, case.layout.num_devices, case):
+    for found in run_rank_threads(captured, case.layout.num_devices, case):
         wanted, seen = comparable(planned, found)
         assert seen == wanted
 
 
 def test_a_device_alone_issues_nothing() -> None:
     assert Case(precision=replace(FP64)).instance().issued(4) == Counter()
-
-
-def agreed() -> tuple[list[Issued], str]:
-    """What is seen where ranks tell one another of a fault within a step, and what of a collective that no list has."""
-    world = World(Case(layout=Layout(dp=2)).instance().mesh)
-    with Capture(world) as capture:
-        everyones(world, [world.rank], "what each rank finds")
-        mine = torch.zeros(1)
-        try:
-            dist.all_gather([torch.zeros(1), torch.zeros(1)], mine, group=world.group(("dp",)))
-        except RuntimeError as error:
-            return capture.sequence, str(error)
-    return capture.sequence, ""
-
-
-def test_what_ranks_agree_on_is_no_collective_of_the_step() -> None:
-    for seen, problem in run_ranks(agreed, 2):
-        assert seen == []
-        assert problem == "capture: allgather_ is a collective that the engine does not issue"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from harness import run_ranks
+from harness import run_processes
 from torch import Tensor
 
 from shardwise.errors import InputError
@@ -81,10 +81,10 @@ def loaded(folder: Path, layout: str) -> bool:
     ("ranks", "layout"), [(1, "even"), (2, "uneven"), (3, "on the last"), (4, "hybrid"), (4, "even"), (3, "replicated")]
 )
 def test_what_ranks_save_others_load_bit_for_bit(tmp_path: Path, ranks: int, layout: str) -> None:
-    run_ranks(saved, ranks, tmp_path, layout)
+    run_processes(saved, ranks, tmp_path, layout)
     assert loaded(tmp_path, "even")
     for readers, theirs in ((2, "replicated"), (3, "uneven"), (4, "even")):
-        assert run_ranks(loaded, readers, tmp_path, theirs) == [True] * readers, (readers, theirs)
+        assert run_processes(loaded, readers, tmp_path, theirs) == [True] * readers, (readers, theirs)
     found = whole(tmp_path / "step-00000200")
     assert {name: found[name].view(torch.uint8).tolist() for name in found} == {
         name.removeprefix("model."): reference(name).view(torch.uint8).tolist()
@@ -128,14 +128,14 @@ def boxed(folder: Path) -> list[tuple[str, str]]:
 
 
 def test_boxes_of_n_dims_are_read_in_any_other_boxes(tmp_path: Path) -> None:
-    assert run_ranks(boxed, 4, tmp_path) == [[]] * 4
+    assert run_processes(boxed, 4, tmp_path) == [[]] * 4
     for step, boxes in enumerate(BOXES):
         assert torch.equal(whole(tmp_path / f"step-{step:08d}", "")["a"], MATRIX), boxes
 
 
 def test_of_replicas_one_is_written_and_the_work_is_shared(tmp_path: Path) -> None:
     saved(tmp_path / "one", "replicated")
-    run_ranks(saved, 3, tmp_path / "three", "replicated")
+    run_processes(saved, 3, tmp_path / "three", "replicated")
     one, three = (
         [file.stat().st_size for file in (tmp_path / name / "step-00000200").glob("*.bin")] for name in ("one", "three")
     )
@@ -168,7 +168,7 @@ def overwritten(folder: Path) -> tuple[bool, bool]:
 
 
 def test_tensors_may_change_while_the_background_writes(tmp_path: Path) -> None:
-    assert run_ranks(overwritten, 3, tmp_path) == [(True, True)] * 3
+    assert run_processes(overwritten, 3, tmp_path) == [(True, True)] * 3
 
 
 @contextmanager
@@ -205,7 +205,7 @@ def test_a_failure_of_one_rank_is_raised_on_all_by_the_next_call(tmp_path: Path,
         f"checkpoint: {tmp_path / '.step-00000200.writing'}: File too large; a folder with room, and the permission to write in "
         "it, are required: the latest checkpoint is step-00000100"
     )
-    assert run_ranks(failing, 2, tmp_path, close, where) == [(text, "step-00000100")] * 2
+    assert run_processes(failing, 2, tmp_path, close, where) == [(text, "step-00000100")] * 2
     names = {"step-00000100"} if close else {"step-00000100", "step-00000400"}
     assert {path.name for path in tmp_path.iterdir()} == names, "the draft takes no room"
 
@@ -244,7 +244,9 @@ def test_a_process_that_is_killed_leaves_what_was_complete(
     tmp_path: Path, ranks: int, point: str, before: bool, rank: int, step: int
 ) -> None:
     with pytest.raises(AssertionError):
-        run_ranks(killed, ranks, tmp_path, point, before, rank, grace_s=30.0)  # the other one goes on as far as it can
+        run_processes(
+            killed, ranks, tmp_path, point, before, rank, grace_s=30.0
+        )  # the other one goes on as far as it can
     found = latest(tmp_path)
     assert found is not None
     assert found.name == (".step-00000100.replaced" if point == "sync" else f"step-{step:08d}")
@@ -284,13 +286,13 @@ def without_a_folder(path: Path) -> str:
 
 def test_what_only_the_first_rank_does_fails_on_all(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    first, second = run_ranks(without_a_folder, 2, tmp_path / "file")
+    first, second = run_processes(without_a_folder, 2, tmp_path / "file")
     assert first == second
     assert first.startswith(f"checkpoint: {tmp_path / 'file'}: File exists; a folder with room")
 
 
 def test_all_ranks_say_what_is_wrong_with_one(tmp_path: Path) -> None:
-    first, second = run_ranks(with_problems, 2, tmp_path)
+    first, second = run_processes(with_problems, 2, tmp_path)
     assert first == second
     hole, overlap, values, steps, names = first
     assert hole == "a of shape [9]: the ranks together hold 8 of 9 elements; each element once is required"

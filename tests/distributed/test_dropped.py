@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from harness import run_ranks
 from torch import Tensor
 from training import Case, engine_of, plain, run_step
 
 from shardwise.engine.torch import routed_moving
 from shardwise.layout.layout import Layout
 from shardwise.sharding.spec import Axes
+from shardwise.train.engine import Engine
 from shardwise.train.parallel.exchange import Exchange
+from shardwise.train.transport.rank_threads import run_rank_threads
 
 CASES = {
     "tp 2 sp": Case(layout=Layout(tp=2, sequence_parallel=True, micro_batch_seqs=4), num_seqs=4),
@@ -28,11 +29,10 @@ CASES = {
 }
 
 
-class Dropped:
-    """Collectives in the order in which they are issued; the one with the number `place` does not leave the process."""
+class Dropped(threading.local):
+    """Collectives of a rank in the order in which it issues them; the one with the number `place` does not leave it."""
 
-    def __init__(self, place: int) -> None:
-        self.place, self.count, self.telling = place, 0, False
+    place, count, telling = 0, 0, False
 
     def drops(self) -> bool:
         """Whether the next one is it. Numbers of rows are not counted: a process that has them wrong ends."""
@@ -103,7 +103,18 @@ def _as_sent(received: Tensor, sent: Tensor) -> None:
     received.view(-1)[:size].copy_(sent.reshape(-1)[:size])
 
 
-def steps(case: Case, right: Sequence[float]) -> tuple[list[bool], list[float]]:
+def without_each(case: Case, right: Sequence[float]) -> tuple[list[bool], list[float]]:
+    """What `steps` gives on the first rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        dropped = Dropped()
+        dropping(dropped, patch)
+        found: tuple[list[bool], list[float]] = run_rank_threads(
+            steps, case.layout.num_devices, case, right, dropped, copies_arguments=False
+        )[0]
+    return found
+
+
+def steps(case: Case, right: Sequence[float], leaving: Dropped) -> tuple[list[bool], list[float]]:
     """Of each collective of the first step, whether loss and norm of two steps are `right` without it; and what they are with
     all of them.
 
@@ -111,27 +122,24 @@ def steps(case: Case, right: Sequence[float]) -> tuple[list[bool], list[float]]:
     """
     dropped, place = [], 0
     while True:
-        with pytest.MonkeyPatch.context() as patch:
-            leaving = Dropped(place)
-            dropping(leaving, patch)
-            engine = engine_of(case)
-            leaving.count = 0
-            first = run_step(engine, case, 0)
-            count, leaving.place = leaving.count, -1
-            found = [first.loss.item(), first.norm.item()]
-            if same_for_all(found == pytest.approx(right[:2], rel=1e-10)):
-                second = run_step(engine, case, 1)
-                found += [second.loss.item(), second.norm.item()]
+        engine = engine_of(case)
+        leaving.place, leaving.count = place, 0
+        first = run_step(engine, case, 0)
+        count, leaving.place = leaving.count, -1
+        found = [first.loss.item(), first.norm.item()]
+        if same_for_all(engine, found == pytest.approx(right[:2], rel=1e-10)):
+            second = run_step(engine, case, 1)
+            found += [second.loss.item(), second.norm.item()]
         if place == count:
             return dropped, found
         dropped.append(found == pytest.approx(right, rel=1e-10))
         place += 1
 
 
-def same_for_all(own: bool) -> bool:
-    """What the first process says."""
+def same_for_all(engine: Engine, own: bool) -> bool:
+    """What the first rank says."""
     said = torch.tensor(own)
-    dist.broadcast(said, 0)
+    engine.world.transport.world.broadcast(said, 0).wait()
     return bool(said)
 
 
@@ -146,7 +154,7 @@ def test_every_collective_is_needed(name: str) -> None:
     case = CASES[name]
     wanted = plain(case)
     right = [number for step in (0, 1) for number in (wanted.losses[step], wanted.norms[step])]
-    dropped, whole = run_ranks(steps, case.layout.num_devices, case, right)[0]
+    dropped, whole = without_each(case, right)
     assert whole == pytest.approx(right, rel=1e-12)
     assert len(dropped) > 5
     assert not any(dropped), [number for number, same in enumerate(dropped) if same]

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from harness import run_ranks
 from train.shard_files import write_shards
 from training import MODELS
 
@@ -21,6 +20,7 @@ from shardwise.planning.plan import Plan, plan_layout
 from shardwise.train.issued import instance_of
 from shardwise.train.recipe import Recipe
 from shardwise.train.trainer import Trainer
+from shardwise.train.transport.rank_threads import run_rank_threads
 from shardwise.train.world import World
 
 SEQ_LEN, SEQS, STEPS = 48, 4, 2
@@ -80,11 +80,11 @@ def trained(plan: Plan, data: Path) -> tuple[list[StepRecord], int, int]:
 )
 def test_a_rank_reads_its_own_positions(model: str, layout: Layout, runs: int, data: Path) -> None:
     """And the run is that of one process: losses, those of further tokens among them, and norms."""
-    ((wanted, whole, held_whole),) = run_ranks(trained, 1, planned(model, Layout(micro_batch_seqs=SEQS)), data)
+    ((wanted, whole, held_whole),) = run_rank_threads(trained, 1, planned(model, Layout(micro_batch_seqs=SEQS)), data)
     further = MODELS[model].num_predict_layers
     assert (whole, held_whole) == (SEQS * (SEQ_LEN + 1), 2 * 8 * SEQS * SEQ_LEN)
     seqs = SEQS // layout.num_replicas
-    for records, read, held in run_ranks(trained, layout.num_devices, planned(model, layout), data):
+    for records, read, held in run_rank_threads(trained, layout.num_devices, planned(model, layout), data):
         beyond = runs * further  # places behind each run from which further tokens are predicted
         own = SEQ_LEN // layout.cp
         assert seqs * own < read <= seqs * (own + beyond + runs), "a share of 1/cp, and what is beyond each cut"

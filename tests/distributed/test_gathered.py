@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import training
-from harness import run_ranks
 from training import Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
 from shardwise.train.engine import Engine
+from shardwise.train.transport.rank_threads import run_rank_threads
 
 NUM_LAYERS = 7
 DEEP = {
@@ -45,4 +45,4 @@ def _whole_layers(engine: Engine) -> int:
 def test_the_weights_of_two_layers_are_gathered_at_once(model: str, recompute: str) -> None:
     """The one that runs and the next one; of frozen weights nothing but the units' order says when they are done with."""
     layout = Layout(fsdp=2, zero_stage=3, micro_batch_seqs=4, recompute=recompute)
-    assert run_ranks(layers_at_once, 2, Case(f"deep {model}", layout)) == [[2, 2], [2, 2]]
+    assert run_rank_threads(layers_at_once, 2, Case(f"deep {model}", layout)) == [[2, 2], [2, 2]]

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from harness import run_ranks
+from harness import run_processes
 
 
 def summed(start: float) -> float:
@@ -27,13 +27,13 @@ def failing_on_one() -> None:
 
 
 def test_results_by_rank() -> None:
-    assert run_ranks(summed, 3, 1.0) == [6.0, 6.0, 6.0]
+    assert run_processes(summed, 3, 1.0) == [6.0, 6.0, 6.0]
 
 
 def test_ranks_find_what_the_server_has_loaded() -> None:
-    assert run_ranks(preloaded, 1) == [True]
+    assert run_processes(preloaded, 1) == [True]
 
 
 def test_a_failure_ends_all_ranks_and_is_shown() -> None:
     with pytest.raises(AssertionError, match="the second rank fails"):
-        run_ranks(failing_on_one, 2)
+        run_processes(failing_on_one, 2)

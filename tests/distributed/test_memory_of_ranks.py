@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import pytest
 import torch
 from executing import Executor, batch_of
-from harness import run_ranks
 
 from shardwise.engine.torch.initialise import initial_weights
 from shardwise.layout.layout import Layout
@@ -18,6 +17,7 @@ from shardwise.train import memory
 from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.memory import Memory, MemoryTracker
 from shardwise.train.recipe import Recipe
+from shardwise.train.transport.rank_threads import run_rank_threads
 from shardwise.train.world import World
 
 ARCHITECTURE = Architecture(
@@ -77,7 +77,7 @@ def test_flat_arrays_count_whole_and_once(layout: str, policy: str) -> None:
     single, resting, world_size = alone(policy), wanted(layout), instance_of(layout, policy).layout.num_devices
     elements = sum(tensor.numel() for tensor in initial_weights(ARCHITECTURE, 0).tensors.values())
     assert single.largest["parameters"] == single.largest["gradients"] == 4 * elements
-    ranks = run_ranks(step_of, world_size, layout, policy)
+    ranks = run_rank_threads(step_of, world_size, layout, policy)
     for found in ranks:
         assert {term: found.largest[term] for term in resting} == resting
         assert found.largest["logits"] == single.largest["logits"]

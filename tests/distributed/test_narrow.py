@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from harness import run_ranks
 from test_equality import error
 from training import DENSE, SEED, Case, engine_of, gathered, run_step
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.precision import PRECISIONS, Precision
+from shardwise.train.transport.rank_threads import run_rank_threads
 
 # Two ranks of tp have whole blocks of 32 of every dim that a product sums over.
 WIDE = replace(DENSE, name="wide", num_layers=2, d_model=64, d_ff=128, num_heads=4, num_kv_heads=2, head_dim=32)
@@ -64,7 +64,7 @@ def test_blocks_that_no_rank_cuts_give_the_gradients_of_one_process(layout: str)
     size = case.layout.num_replicas * case.layout.micro_batch_seqs
     alone = first_step(replace(case, layout=Layout(micro_batch_seqs=size)))
     plain = first_step(replace(case, layout=Layout(micro_batch_seqs=size), precision=PRECISIONS["fp32"]))
-    for found in run_ranks(first_step, case.layout.num_devices, case):
+    for found in run_rank_threads(first_step, case.layout.num_devices, case):
         assert found.loss == pytest.approx(alone.loss, rel=1e-6)
         for name, gradient in alone.gradients.items():
             assert error(found.gradients[name], gradient) <= TOLERANCE, name
@@ -76,7 +76,7 @@ def test_weights_that_rest_in_tiles_are_those_that_products_would_cast(layout: s
     """On every rank and to the last bit, of weights that are in fp32 in either case."""
     cast = WideCase(layout=LAYOUTS[layout], precision=in_blocks("fp8_deepseek_v3"))
     tiled = replace(cast, precision=replace(cast.precision, weights="fp8", master="fp32"))
-    pairs = zip(*(run_ranks(first_step, one.layout.num_devices, one) for one in (cast, tiled)), strict=True)
+    pairs = zip(*(run_rank_threads(first_step, one.layout.num_devices, one) for one in (cast, tiled)), strict=True)
     for expected, found in pairs:
         assert found.loss == expected.loss
         for name, gradient in expected.gradients.items():
@@ -88,7 +88,7 @@ def test_gradients_and_moments_in_fp8_are_those_of_one_process(layout: str) -> N
     """To the last bit: each micro-batch's gradients have scales of their own, and sums of two are the same in any order."""
     case = WideCase(layout=LAYOUTS[layout], precision=PRECISIONS["fp8_nanotron"])
     alone = first_step(replace(case, layout=Layout(micro_batch_seqs=case.layout.micro_batch_seqs)))
-    for found in run_ranks(first_step, case.layout.num_devices, case):
+    for found in run_rank_threads(first_step, case.layout.num_devices, case):
         assert found.loss == pytest.approx(alone.loss, rel=1e-6)
         for name, gradient in alone.gradients.items():
             assert torch.equal(found.gradients[name], gradient), name
@@ -116,7 +116,7 @@ def test_scales_from_earlier_steps_are_those_of_one_process_on_all_ranks(layout:
     size = case.layout.num_replicas * case.layout.micro_batch_seqs
     alone = with_delayed_scales(replace(case, layout=Layout(micro_batch_seqs=size)))
     assert (alone.factors != 1).all()
-    found = run_ranks(with_delayed_scales, case.layout.num_devices, case)
+    found = run_rank_threads(with_delayed_scales, case.layout.num_devices, case)
     for one in found:
         assert one.losses == pytest.approx(alone.losses, rel=1e-5)
         torch.testing.assert_close(one.history, alone.history, rtol=1e-2, atol=0)
@@ -154,7 +154,7 @@ def with_overflow(case: Case) -> tuple[list[bool], list[float], dict[str, torch.
 )
 def test_a_step_that_overflows_on_one_rank_is_left_out_on_all(layout: Layout) -> None:
     case = Case(layout=layout, precision=PRECISIONS["fp16"], recipe={"loss_scale": 2.0**8})
-    found = run_ranks(with_overflow, layout.num_devices, case)
+    found = run_rank_threads(with_overflow, layout.num_devices, case)
     for skipped, scales, weights in found:
         assert skipped == [False, True, False]
         assert scales == [2.0**8, 2.0**7, 2.0**7]

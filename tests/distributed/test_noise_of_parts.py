@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from harness import run_ranks
 from plain import build, initialise
 from training import POSITIONS, SEED, Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
 from shardwise.sharding.collective import Issued
 from shardwise.train.capture import Capture
+from shardwise.train.transport.rank_threads import run_rank_threads
 from shardwise.verify.training.judge import differing
 
 MEASURED = {"noise_scale_every": 1, "balance": "none"}
@@ -122,7 +122,7 @@ SIZES = sorted({case.layout.num_devices for case in CASES.values()})
 def test_parts_have_the_norms_of_a_plain_loop(size: int, half: int) -> None:
     """Half of the layouts of so many devices, one after the other in the same processes."""
     names = [name for name, case in CASES.items() if case.layout.num_devices == size][half::2]
-    ranks = run_ranks(all_measured, size, [CASES[name] for name in names])
+    ranks = run_rank_threads(all_measured, size, [CASES[name] for name in names])
     for name, *seen in zip(names, *ranks, strict=True):
         squares, norm = plain_squares(CASES[name])
         assert [one.norm for one in seen] == pytest.approx([norm] * size, rel=1e-12), name

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from harness import run_ranks
 from test_resume import LAYOUTS, SEQ_LEN, SEQS, planned
 from train.shard_files import write_shards
 from training import gathered
@@ -20,6 +19,7 @@ from shardwise.train.issued import instance_of
 from shardwise.train.policy import Trouble
 from shardwise.train.recipe import Recipe
 from shardwise.train.trainer import Trainer
+from shardwise.train.transport.rank_threads import run_rank_threads
 from shardwise.train.world import World
 
 OVER = ["dp=2", "zero-1 of 3", "zero-2 of 2", "hybrid zero-3 of 4", "tp=2 fsdp=2", "pp=2 zb_v"]
@@ -61,7 +61,7 @@ def with_a_strange_weight(plan: Plan, data: Path) -> tuple[Trouble | None, str]:
 @pytest.mark.parametrize("layout", OVER)
 def test_a_weight_that_is_not_finite_is_named(layout: str, data: Path) -> None:
     plan = planned(LAYOUTS[layout], "dense")
-    found = run_ranks(with_a_strange_weight, plan.layout.num_devices, plan, data)
+    found = run_rank_threads(with_a_strange_weight, plan.layout.num_devices, plan, data)
     unit, _, weight = found[1][1].rpartition(".")
     for trouble, _ in found:
         assert trouble is not None
@@ -95,8 +95,8 @@ def without_it(plan: Plan, data: Path) -> list[float]:
 @pytest.mark.parametrize("layout", ["dp=2", "zero-2 of 2", "hybrid zero-3 of 4"])
 def test_a_step_that_is_left_out_changes_no_weight_and_no_moment(layout: str, data: Path) -> None:
     plan = planned(LAYOUTS[layout], "dense")
-    wanted = run_ranks(without_it, plan.layout.num_devices, plan, data)[0]
-    found = run_ranks(left_out, plan.layout.num_devices, plan, data)
+    wanted = run_rank_threads(without_it, plan.layout.num_devices, plan, data)[0]
+    found = run_rank_threads(left_out, plan.layout.num_devices, plan, data)
     unit, _, weight = found[1][1].rpartition(".")
     for trouble, _, same, losses, num_left_out in found:
         assert trouble is not None
@@ -133,7 +133,7 @@ def gone_back(plan: Plan, data: Path, folder: Path, spoiled: bool) -> tuple[list
 def test_after_going_back_the_run_is_one_that_passed_over_the_batches(layout: str, data: Path, tmp_path: Path) -> None:
     plan = planned(LAYOUTS[layout], "dense")
     back, wanted = (
-        run_ranks(gone_back, plan.layout.num_devices, plan, data, tmp_path, spoiled) for spoiled in (True, False)
+        run_rank_threads(gone_back, plan.layout.num_devices, plan, data, tmp_path, spoiled) for spoiled in (True, False)
     )
     for (losses, weights), (wanted_losses, wanted_weights) in zip(back, wanted, strict=True):
         assert losses == wanted_losses

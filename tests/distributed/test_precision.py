@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from harness import run_ranks
 from test_equality import error
 from training import FP64, Case, engine_of, gathered, run_step
 
 from shardwise.layout.layout import Layout
 from shardwise.precision import PRECISIONS
+from shardwise.train.transport.rank_threads import run_rank_threads
 
 BF16 = ("bf16", "bf16_fp32_gradients", "bf16_fp32_main_gradients", "bf16_fp32_reduction")
 LAYOUTS = {
@@ -76,7 +76,7 @@ def test_every_axis_is_as_near_to_float64_as_one_process(name: str) -> None:
 def is_as_near(case: Case) -> None:
     """As one process in the same precision recipe."""
     exact, alone = of_one_process(replace(case, precision=FP64)), of_one_process(case)
-    found = run_ranks(first_step, case.layout.num_devices, case)[0]
+    found = run_rank_threads(first_step, case.layout.num_devices, case)[0]
     if exact.rows is not None:
         assert torch.equal(exact.rows, alone.rows), "one process routes otherwise in bf16: the case says nothing"
         assert torch.equal(exact.rows, found.rows)
@@ -95,7 +95,7 @@ def _distance(found: dict[str, torch.Tensor], exact: dict[str, torch.Tensor]) ->
 def test_fp32_is_near_to_float64(layout: str) -> None:
     case = Case("dense", LAYOUTS[layout], precision=PRECISIONS["fp32"])
     exact = of_one_process(replace(case, precision=FP64))
-    for found in run_ranks(first_step, case.layout.num_devices, case):
+    for found in run_rank_threads(first_step, case.layout.num_devices, case):
         assert found.loss == pytest.approx(exact.loss, rel=1e-5)
         for name, gradient in exact.gradients.items():
             assert error(found.gradients[name], gradient) <= 1e-5, name

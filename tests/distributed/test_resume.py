@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from harness import run_ranks
 from training import MODELS, gathered
 
 from shardwise.cluster.load import load_cluster
@@ -35,6 +35,7 @@ from shardwise.train.huggingface.same import require_same
 from shardwise.train.issued import instance_of
 from shardwise.train.recipe import Recipe
 from shardwise.train.trainer import Trainer
+from shardwise.train.transport.rank_threads import run_rank_threads
 from shardwise.train.world import World
 
 SEQ_LEN, SEQS, VOCABULARY = 8, 6, 281  # words, which no tp divides
@@ -131,8 +132,8 @@ def test_goes_on_as_if_it_had_not_stopped(
     model: str, before: str, after: str, optimizer: str, data: Path, tmp_path: Path
 ) -> None:
     plan, other = (planned(LAYOUTS[layout], model, optimizer) for layout in (before, after))
-    wanted = run_ranks(saved, plan.layout.num_devices, plan, data, tmp_path)[0]
-    for found in run_ranks(resumed, other.layout.num_devices, other, data, tmp_path):
+    wanted = run_rank_threads(saved, plan.layout.num_devices, plan, data, tmp_path)[0]
+    for found in run_rank_threads(resumed, other.layout.num_devices, other, data, tmp_path):
         for own, other in zip(found, wanted, strict=True):
             assert own.step == other.step
             assert own.learning_rate == other.learning_rate
@@ -167,8 +168,8 @@ def test_other_ranks_have_the_same_codes_and_scales(
 ) -> None:
     """Nothing is quantised again; and on the same layout a run goes on bit by bit."""
     plan, other = (planned(LAYOUTS[layout], model, "adamw_8bit") for layout in (before, after))
-    wanted = run_ranks(saved, plan.layout.num_devices, plan, data, tmp_path / "a")[0]
-    found = run_ranks(resaved, other.layout.num_devices, other, data, tmp_path / "a", tmp_path / "b")[0]
+    wanted = run_rank_threads(saved, plan.layout.num_devices, plan, data, tmp_path / "a")[0]
+    found = run_rank_threads(resaved, other.layout.num_devices, other, data, tmp_path / "a", tmp_path / "b")[0]
     paths = [latest(tmp_path / name) for name in "ab"]
     assert None not in paths
     for prefix, dtypes in (("exp_avg", {torch.uint8, torch.float32}), ("model.", {torch.float32})):
@@ -182,8 +183,8 @@ def test_other_ranks_have_the_same_codes_and_scales(
 
 def test_blocks_that_tensor_parallelism_cuts_are_read_by_the_same_degree(data: Path, tmp_path: Path) -> None:
     plan, other = (planned(LAYOUTS[layout], "dense", "adamw_8bit") for layout in ("tp=2 fsdp=2", "tp=4"))
-    run_ranks(saved, plan.layout.num_devices, plan, data, tmp_path)
-    for problems in run_ranks(refused, other.layout.num_devices, other, data, tmp_path):
+    run_rank_threads(saved, plan.layout.num_devices, plan, data, tmp_path)
+    for problems in run_rank_threads(refused, other.layout.num_devices, other, data, tmp_path):
         assert [text.count("plan again with the degrees that it was saved with") for text in problems] == [1, 1]
         assert all("exp_avg_scales_of_" in text for text in problems)
 
@@ -210,7 +211,7 @@ def test_a_checkpoint_of_many_ranks_is_a_model_of_transformers(
     model: str, layout: str, data: Path, tmp_path: Path
 ) -> None:
     plan = planned(LAYOUTS[layout], model)
-    wanted = run_ranks(checkpointed, plan.layout.num_devices, plan, data, tmp_path / "checkpoints")[0]
+    wanted = run_rank_threads(checkpointed, plan.layout.num_devices, plan, data, tmp_path / "checkpoints")[0]
     path = latest(tmp_path / "checkpoints")
     assert path is not None
     checkpoint_to_hf(path, plan.model, tmp_path / "hf", seq_len=SEQ_LEN)
@@ -238,7 +239,7 @@ def test_a_run_begins_with_the_weights_of_a_model_of_transformers(
     plan = replace(plan, model=replace(plan.model, numerics=Numerics(rotary=Rotary(base=500.0))))
     initial = initial_weights(plan.model, 99)
     save_hf(initial, tmp_path / "hf", seq_len=SEQ_LEN)
-    weights, record = run_ranks(begun, plan.layout.num_devices, plan, data, str(tmp_path / "hf"))[0]
+    weights, record = run_rank_threads(begun, plan.layout.num_devices, plan, data, str(tmp_path / "hf"))[0]
     assert weights.keys() == initial.tensors.keys()
     for name, tensor in initial.tensors.items():
         torch.testing.assert_close(weights[name], tensor.flatten().double(), rtol=0, atol=0)
@@ -262,7 +263,7 @@ def test_a_run_begins_with_the_weights_of_another_framework(name: str, layout: s
     degrees = Degrees(tp=2, divisible=16)
     model = Model(plan.model, of_weights(initial), torch.float32)
     FORMATS[name].write(tmp_path, model, Choices(degrees=degrees))
-    weights, record = run_ranks(begun, plan.layout.num_devices, plan, data, str(tmp_path))[0]
+    weights, record = run_rank_threads(begun, plan.layout.num_devices, plan, data, str(tmp_path))[0]
     assert weights.keys() == initial.tensors.keys()
     for key, tensor in initial.tensors.items():
         torch.testing.assert_close(weights[key], tensor.flatten().double(), rtol=0, atol=0)
@@ -272,30 +273,39 @@ def test_a_run_begins_with_the_weights_of_another_framework(name: str, layout: s
         open_stored(tmp_path, deeper)
 
 
+class CountedTensors(threading.local):
+    """Tensors of a model's files, and how many bytes of them this rank has read."""
+
+    num_bytes = 0
+
+    def read(self, tensors: Tensors, file: str, name: str, box: Box) -> torch.Tensor:
+        values = READ(tensors, file, name, box)
+        self.num_bytes += values.nbytes
+        return values
+
+
+READ, COUNTED = Tensors.read, CountedTensors()
+
+
 def read_bytes(plan: Plan, data: Path, folder: str) -> tuple[int, int]:
     """Bytes of a model's files that this rank reads as a run begins with its weights, and those of what it keeps of them."""
-    count, read = [0], Tensors.read
-
-    def counted(self: Tensors, file: str, name: str, box: Box) -> torch.Tensor:
-        found = read(self, file, name, box)
-        count[0] += found.nbytes
-        return found
-
-    Tensors.read = counted  # type: ignore[method-assign]
     trainer = trainer_of(plan, data, initial=folder)
-    return count[0], sum(values.nbytes for kind, _, values in trainer.engine.pieces() if kind == "model")
+    return COUNTED.num_bytes, sum(values.nbytes for kind, _, values in trainer.engine.pieces() if kind == "model")
 
 
 @pytest.mark.parametrize(
     ("layout", "parts"),
     [("dp=2", 1), ("zero-1 of 3", 3), ("zero-2 of 2", 2), ("hybrid zero-3 of 4", 2), ("tp=2 fsdp=2", 4)],
 )
-def test_each_rank_reads_what_it_keeps_of_a_model(layout: str, parts: int, data: Path, tmp_path: Path) -> None:
+def test_each_rank_reads_what_it_keeps_of_a_model(
+    layout: str, parts: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tensors, "read", lambda *operands: COUNTED.read(*operands))
     plan = planned(LAYOUTS[layout], "moe")
     initial = initial_weights(plan.model, 99)
     save_hf(initial, tmp_path, seq_len=SEQ_LEN)
     size = sum(tensor.nbytes for tensor in initial.tensors.values())
-    found = run_ranks(read_bytes, plan.layout.num_devices, plan, data, str(tmp_path))
+    found = run_rank_threads(read_bytes, plan.layout.num_devices, plan, data, str(tmp_path))
     assert all(read == kept for read, kept in found), "nothing is read but what is kept, and that once"
     assert max(read for read, _ in found) <= 1.5 * size / parts, "padding aside, all read alike"
 
@@ -332,8 +342,8 @@ def test_a_run_goes_on_with_the_scales_of_its_earlier_steps(
     """Bit for bit on the same ranks; on others from the same factors and history."""
     plans = [planned(LAYOUTS[name], "dense") for name in (before, after)]
     first, second = (replace(one, job=replace(one.job, precision="fp8_transformer_engine")) for one in plans)
-    (records, scales), *_ = run_ranks(saved_with_scales, first.layout.num_devices, first, data, tmp_path)
-    for found, own in run_ranks(resumed_with_scales, second.layout.num_devices, second, data, tmp_path):
+    (records, scales), *_ = run_rank_threads(saved_with_scales, first.layout.num_devices, first, data, tmp_path)
+    for found, own in run_rank_threads(resumed_with_scales, second.layout.num_devices, second, data, tmp_path):
         for name, values in own.items():
             assert torch.equal(values, scales[name]), name
         if first == second:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from harness import run_ranks
 from torch import Tensor
 from training import Case, Found, plain, trained
 
@@ -18,6 +17,7 @@ from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.parallel.flat import FlatGroup
 from shardwise.train.parallel.gradients import GroupGradients
 from shardwise.train.parallel.weights import WeightGatherer
+from shardwise.train.transport.rank_threads import run_rank_threads
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Late:
         self.begin().wait()
 
 
-def gathers_come_late() -> None:
+def gathers_come_late(patch: pytest.MonkeyPatch) -> None:
     """No harm by itself: weights are there when they have been waited for, and not before."""
     gather = Exchange.all_gather
 
@@ -38,11 +38,11 @@ def gathers_come_late() -> None:
         whole.zero_()
         return Late(lambda: gather(self, whole, part, axes))
 
-    Exchange.all_gather = late  # type: ignore[assignment, method-assign]
+    patch.setattr(Exchange, "all_gather", late)
 
 
-def dropped_wait() -> None:
-    gathers_come_late()
+def dropped_wait(patch: pytest.MonkeyPatch) -> None:
+    gathers_come_late(patch)
     require = WeightGatherer._require
 
     def forgetful(self: WeightGatherer, groups: Sequence[FlatGroup]) -> None:
@@ -52,43 +52,43 @@ def dropped_wait() -> None:
         for group in groups:
             self.pending.pop(id(group), None)
 
-    WeightGatherer._require = forgetful  # type: ignore[method-assign]
+    patch.setattr(WeightGatherer, "_require", forgetful)
 
 
-def dropped_reduction() -> None:
+def dropped_reduction(patch: pytest.MonkeyPatch) -> None:
     send = GroupGradients.send
 
     def forgetful(self: GroupGradients) -> None:
         if "layers.1.wq" not in self.members:
             send(self)
 
-    GroupGradients.send = forgetful  # type: ignore[method-assign]
+    patch.setattr(GroupGradients, "send", forgetful)
 
 
-def wrong_axis() -> None:
+def wrong_axis(patch: pytest.MonkeyPatch) -> None:
     reduce = Exchange.all_reduce
 
     def narrow(self: Exchange, values: Tensor, axes: Axes, **carries: Any) -> Any:
         return reduce(self, values, axes[:1], **carries)
 
-    Exchange.all_reduce = narrow  # type: ignore[method-assign]
+    patch.setattr(Exchange, "all_reduce", narrow)
 
 
-def scaled_expert_gradient() -> None:
+def scaled_expert_gradient(patch: pytest.MonkeyPatch) -> None:
     gradient = experts.expert_gradient
 
     def scaled(left: Tensor, right: Tensor, routing: Any, out: Tensor, **given: Any) -> Tensor:
         return gradient(left, right * 1.001, routing, out, **given)
 
-    experts.expert_gradient = scaled
+    patch.setattr(experts, "expert_gradient", scaled)
 
 
-def copies_counted() -> None:
+def copies_counted(patch: pytest.MonkeyPatch) -> None:
     """Each rank's squares of gradients that several ranks have alike: a norm that is off by the number of ranks."""
-    FlatGroup.copies = lambda self, axes, among: 1  # type: ignore[method-assign]
+    patch.setattr(FlatGroup, "copies", lambda self, axes, among: 1)
 
 
-SABOTAGES: Mapping[str, Callable[[], None]] = {
+SABOTAGES: Mapping[str, Callable[[pytest.MonkeyPatch], None]] = {
     one.__name__: one
     for one in (gathers_come_late, dropped_wait, dropped_reduction, wrong_axis, scaled_expert_gradient, copies_counted)
 }
@@ -103,10 +103,11 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def sabotaged(name: str, case: Case) -> Found:
-    """A run on a rank whose engine is changed."""
-    SABOTAGES[name]()
-    return trained(case)
+def sabotaged(name: str, case: Case) -> list[Found]:
+    """A run of ranks whose engine is changed."""
+    with pytest.MonkeyPatch.context() as patch:
+        SABOTAGES[name](patch)
+        return run_rank_threads(trained, case.layout.num_devices, case)
 
 
 def differs(found: Found, wanted: Found) -> bool:
@@ -118,11 +119,11 @@ def differs(found: Found, wanted: Found) -> bool:
 def test_each_sabotage_is_noticed(name: str) -> None:
     case = CASES[name]
     wanted = plain(case)
-    assert any(differs(found, wanted) for found in run_ranks(sabotaged, case.layout.num_devices, name, case))
+    assert any(differs(found, wanted) for found in sabotaged(name, case))
 
 
 def test_a_gather_that_comes_late_is_waited_for() -> None:
     wanted = plain(SHARDED)
-    for found in run_ranks(sabotaged, 2, "gathers_come_late", SHARDED):
+    for found in sabotaged("gathers_come_late", SHARDED):
         assert not differs(found, wanted)
         assert found.losses == pytest.approx(wanted.losses, rel=1e-12)

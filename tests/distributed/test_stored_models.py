@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from conversion.random_models import random_weights
-from harness import run_ranks
+from harness import run_processes
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -62,7 +62,7 @@ def save_sharded(folder: str) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_what_several_ranks_of_torchtitan_have_saved(ranks: int, tmp_path: Path) -> None:
-    run_ranks(save_sharded, ranks, str(tmp_path))
+    run_processes(save_sharded, ranks, str(tmp_path))
     assert len(list(tmp_path.glob("*.distcp"))) == ranks
     require_read(tmp_path)
 

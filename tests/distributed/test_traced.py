@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import run_ranks
+from harness import run_processes
 from training import STEPS, Case, engine_of, run_step
 
 from shardwise.engine.torch.unit import Step
@@ -35,6 +35,7 @@ from shardwise.reconcile.traces.stalls import stalls
 from shardwise.reconcile.traces.traced_step import step_of
 from shardwise.train.engine import Engine
 from shardwise.train.profile import profiled_step
+from shardwise.train.transport.rank_threads import run_rank_threads
 
 REPLICAS = Case(layout=Layout(dp=2, micro_batch_seqs=2))
 SHARDED = Case(layout=Layout(fsdp=2, zero_stage=3, micro_batch_seqs=2))
@@ -70,7 +71,7 @@ def unrecorded(case: Case) -> float:
 
 @cache
 def traces(case: str) -> list[RankTrace]:
-    return [trace for trace, _ in run_ranks(recorded, 2, CASES[case])]
+    return [trace for trace, _ in run_rank_threads(recorded, 2, CASES[case])]
 
 
 CASES = {
@@ -175,8 +176,8 @@ def test_nothing_is_done_before_all_ranks_have_come() -> None:
 
 
 def test_a_recorded_step_computes_the_same() -> None:
-    found = [loss for _, loss in run_ranks(recorded, 2, SHARDED)]
-    assert found == run_ranks(unrecorded, 2, SHARDED)
+    found = [loss for _, loss in run_rank_threads(recorded, 2, SHARDED)]
+    assert found == run_rank_threads(unrecorded, 2, SHARDED)
 
 
 def stalled(case: Case) -> tuple[RankTrace, float]:
@@ -202,7 +203,7 @@ def stall_of_rank_1(engine: Engine) -> None:
 
 
 def test_an_injected_stall_is_found_and_named() -> None:
-    step = step_of([trace for trace, _ in run_ranks(stalled, 2, TENSOR)])
+    step = step_of([trace for trace, _ in run_processes(stalled, 2, TENSOR)])
     # a busy machine stalls other kernels as well
     (found,) = [one for one in stalls(step) if (one.rank, one.name, one.path) == (1, "contract gate", "layers.1")]
     assert (found.in_gap, found.phase, found.action) == (False, "forward", "0F0")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
-from harness import run_ranks
+from harness import run_processes
 
 from shardwise.sharding.mesh import Mesh
 from shardwise.train.world import World
@@ -18,13 +17,13 @@ def gathered() -> list[tuple[bool, list[int]]]:
     found = []
     for axes in AXES:
         group, ranks = world.group(axes), torch.empty(2 ** len(axes), dtype=torch.int64)
-        dist.all_gather_single(ranks, torch.tensor([world.rank]), group=group)
-        found.append((dist.get_rank(group) == world.position(axes), ranks.tolist()))
+        group.all_gather(ranks, torch.tensor([world.rank])).wait()
+        found.append((group.ranks[world.position(axes)] == world.rank, ranks.tolist()))
     return found
 
 
 def test_a_group_has_its_ranks_in_the_order_of_its_axes() -> None:
-    found = run_ranks(gathered, 8)
+    found = run_processes(gathered, 8)
     assert found[0] == [  # rank = 4a + 2b + c; the first axis is the major one
         (True, [0, 2, 4, 6]),
         (True, [0, 4, 2, 6]),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from plain import build, initialise
 from plain.adafactor import Adafactor
 from plain.adamw_8bit import AdamW8bit
@@ -28,6 +28,7 @@ from shardwise.train.capture import Capture
 from shardwise.train.engine import Engine, MicroBatch
 from shardwise.train.issued import policy_of
 from shardwise.train.recipe import Recipe
+from shardwise.train.transport.interface import Transport
 from shardwise.train.world import World
 from shardwise.verify.training.case import FP64
 from shardwise.verify.training.case import Case as Small
@@ -265,12 +266,18 @@ def pieces_of(engine: Engine, tensor: str) -> Pieces:
 
 def gathered(engine: Engine, tensor: str) -> dict[str, torch.Tensor]:
     """What the pieces of all ranks are together, flat."""
-    everyone: list[Any] = [None] * engine.world.size
-    if engine.world.size > 1:
-        dist.all_gather_object(everyone, pieces_of(engine, tensor))
-    else:
-        everyone = [pieces_of(engine, tensor)]
-    return whole_of(everyone)
+    return whole_of(of_all_ranks(engine.world.transport, pieces_of(engine, tensor)))
+
+
+def of_all_ranks(transport: Transport, value: Any) -> list[Any]:
+    """The value of each rank, on every rank."""
+    content = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    length = torch.tensor([len(content)])
+    transport.world.all_reduce(length, "max").wait()
+    mine = torch.cat([content, content.new_zeros(int(length) - len(content))])
+    whole = mine.new_empty(transport.size * len(mine))
+    transport.world.all_gather(whole, mine).wait()
+    return [pickle.loads(part.numpy().tobytes()) for part in whole.view(transport.size, len(mine))]
 
 
 def whole_of(ranks: Sequence[Pieces]) -> dict[str, torch.Tensor]:

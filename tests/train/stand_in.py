@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from train.shard_files import write_shards
 
 import shardwise as sw
@@ -41,6 +40,8 @@ from shardwise.train.meeting import Meeting
 from shardwise.train.parts import Parts
 from shardwise.train.policy import Judge, Trouble
 from shardwise.train.recipe import Recipe
+from shardwise.train.transport.current import current_transport
+from shardwise.train.transport.interface import Transport
 from shardwise.train.waits import waits_for
 
 VOCAB, SEQ_LEN = 32, 16
@@ -91,13 +92,14 @@ class World:
     size: int
     device: torch.device
     meeting: Meeting | None
+    transport: Transport
     stage: int = 0
 
 
 def join(plan: Plan, recipe: Recipe, device: Device) -> World:
     place, meeting = world.start("cpu", timedelta(seconds=recipe.timeout_s))
-    known = dist.is_initialized()
-    return World(dist.get_rank() if known else 0, dist.get_world_size() if known else 1, place, meeting)
+    transport = current_transport()
+    return World(transport.rank, transport.size, place, meeting, transport)
 
 
 class Bigram:
@@ -151,7 +153,7 @@ class Bigram:
         whole = torch.cat([loss.detach().reshape(1), logits.grad.flatten()])
         if self.world.size > 1:
             with waits_for("AllReduce of the gradients"):
-                dist.all_reduce(whole)
+                self.world.transport.world.all_reduce(whole).wait()
         whole *= self.spikes.get(step + 1, 1.0)
         self._update(float(whole[0]), whole[1:])
         rate = self._rate(step)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import shardwise as sw
 from shardwise.cli import main
@@ -20,6 +21,8 @@ from shardwise.layout.legality import require_legal
 from shardwise.model.load import load_model
 from shardwise.planning.plan import plan_layout
 from shardwise.sharding.collective import Issued, Kind
+from shardwise.sharding.spec import Axes
+from shardwise.train.parallel.exchange import Exchange
 from shardwise.train.recipe import Recipe
 from shardwise.verify.training import verify as verifying
 from shardwise.verify.training.case import Case
@@ -211,7 +214,8 @@ def test_a_fault_ends_with_3(plan: Path, capsys: pytest.CaptureFixture[str], mon
 
     def scaled(one: Case) -> Found:
         found = run(one)
-        found.gradients[0]["layers.0.experts_down"] *= 2
+        if one.layout.num_devices == 1:
+            found.gradients[0]["layers.0.experts_down"] *= 2
         return found
 
     monkeypatch.setattr(verifying, "run_case", scaled)
@@ -219,6 +223,22 @@ def test_a_fault_ends_with_3(plan: Path, capsys: pytest.CaptureFixture[str], mon
     out = capsys.readouterr().out
     assert "layers.0.experts_down" in out
     assert "does NOT train" in out
+
+
+def test_ranks_that_wait_for_each_other_are_named(
+    plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second rank leaves out the sum of the gradients' squares."""
+    reduce = Exchange.sum_now
+
+    def left_out(self: Exchange, values: torch.Tensor, axes: Axes) -> torch.Tensor:
+        return values if self.world.rank == 1 else reduce(self, values, axes)
+
+    monkeypatch.setattr(Exchange, "sum_now", left_out)
+    assert main(["verify", str(plan), "--steps", "1"]) == 2
+    (problem, *_) = capsys.readouterr().err.splitlines()
+    assert problem.startswith("error: verify: fsdp=2 ep=2")
+    assert "rank 0 issued all_reduce" in problem
 
 
 def test_steps_that_are_none(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:

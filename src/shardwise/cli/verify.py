@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from shardwise.verify.training.verify import Verification, Verified
 
 DESCRIPTION = """Check that the layout of a plan trains right. A small model with the plan's structure is trained for some steps
-on meshes of at most 8 processes of this machine's CPU that have all axes and variants of the plan's layout, in float64, and by
-one process: loss, norm, every gradient and every weight are compared, and the collectives with the instruction list."""
+on meshes of at most 8 ranks that have all axes and variants of the plan's layout, in float64 on this machine's CPU, and on one
+rank: loss, norm, every gradient and every weight are compared, and the collectives with the instruction list."""
 REMARK = "Exit codes: 0 it trains right, 2 the input is wrong, 3 it does not train right."
 EXAMPLES = (
     "shardwise plan llama-3-70b h100:1024 --batch-tokens 4Mi --seq-len 8Ki --runnable --out plan.json",
@@ -59,7 +59,7 @@ def _report(layout: str, found: Verification) -> Report:
     from shardwise.verify.training.judge import LIMITS
 
     limits = ("limit", "", *(f"{limit:.0e}" for limit in LIMITS.values()), "")
-    rows: tuple[Row, ...] = (("mesh", "processes", *LIMITS, "collectives"), *map(_row, found.meshes), limits)
+    rows: tuple[Row, ...] = (("mesh", "ranks", *LIMITS, "collectives"), *map(_row, found.meshes), limits)
     right = "the layout trains as one process does, and issues what the instruction list has"
     wrong = "the layout does NOT train as one process does, or issues other collectives than listed"
     return [

@@ -21,13 +21,14 @@ from shardwise.train.flags import Device
 from shardwise.train.meeting import Meeting
 from shardwise.train.policy import Judge, Trouble
 from shardwise.train.recipe import Recipe
+from shardwise.train.transport.interface import Transport
 
 State = Mapping[str, Any]
 
 
 class World(Protocol):
-    """The ranks of a run: this one's number, how many there are, this one's pipeline stage and device, and how they met, where
-    there are several."""
+    """The ranks of a run: this one's number, how many there are, this one's pipeline stage, device and transport, and how they
+    met, where there are several."""
 
     @property
     def rank(self) -> int: ...
@@ -37,6 +38,8 @@ class World(Protocol):
     def stage(self) -> int: ...
     @property
     def device(self) -> torch.device: ...
+    @property
+    def transport(self) -> Transport: ...
     @property
     def meeting(self) -> Meeting | None: ...
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 import torch
-import torch.distributed as dist
 
 from shardwise.issuing import BUCKET_BYTES
 from shardwise.planning.plan import Plan
@@ -40,9 +39,10 @@ def _seconds(plan: Plan, world: World) -> dict[str, float]:
     found = {name: _timed(run, world.device) for name, run in _work(plan, world.device)}
     if world.size > 1:
         summed = torch.zeros(int(BUCKET_BYTES) // 4, device=world.device)
+        group = world.transport.world
         with waits_for("the AllReduces of the probe"):
-            dist.all_reduce(summed)  # so that they begin together
-            found["collectives"] = _timed(lambda: dist.all_reduce(summed), world.device, exactly=SUMMED)
+            group.all_reduce(summed).wait()  # so that they begin together
+            found["collectives"] = _timed(lambda: group.all_reduce(summed).wait(), world.device, exactly=SUMMED)
     return found
 
 

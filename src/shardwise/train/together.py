@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 
 from shardwise.errors import ShardwiseError
 from shardwise.train.parts import World
@@ -43,10 +42,11 @@ def everyones(world: World, numbers: Sequence[int], what: str) -> list[list[int]
     if world.size == 1:
         return [list(numbers)]
     mine = torch.tensor(numbers, device=world.device)
-    found = [torch.empty_like(mine) for _ in range(world.size)]
+    whole = mine.new_empty(world.size * len(mine))
     with waits_for(what):
-        dist.all_gather(found, mine)
-        return [one.tolist() for one in found]
+        world.transport.world.all_gather(whole, mine).wait()
+        everyone: list[list[int]] = whole.view(world.size, len(mine)).tolist()
+        return everyone
 
 
 def largest(world: World, number: int, what: str) -> int:
@@ -55,7 +55,7 @@ def largest(world: World, number: int, what: str) -> int:
         return number
     found = torch.tensor([number], device=world.device)
     with waits_for(what):
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        world.transport.world.all_reduce(found, "max").wait()
         return int(found)
 
 
@@ -76,5 +76,5 @@ def from_first(world: World, numbers: Sequence[float], what: str) -> list[float]
     if world.rank == 0:
         found.copy_(torch.tensor(numbers, dtype=torch.float64))
     with waits_for(what):
-        dist.broadcast(found, 0)
+        world.transport.world.broadcast(found, 0).wait()
         return [float(number) for number in found.tolist()]

@@ -37,12 +37,24 @@ class Activity:
         return f"{self.stage}: {self.awaits}" if self.awaits else self.stage
 
 
-_now = Activity("the start", "", time.monotonic())  # one process is one rank: there is one
+class _RankThread(threading.local):
+    """The activity of the calling thread, where that thread is a rank."""
+
+    activity: Activity | None = None
+
+
+_main = Activity("the start", "", time.monotonic())  # of the process, where the process is one rank
+_rank_thread = _RankThread()
 
 
 def activity() -> Activity:
-    """What the main thread does now."""
-    return _now
+    """Return what this rank does now: the main thread, or the calling thread where it is a rank itself."""
+    return _rank_thread.activity or _main
+
+
+def track_thread_activity() -> None:
+    """Give the calling thread, which is a rank, an activity of its own."""
+    _rank_thread.activity = Activity("the start", "", time.monotonic())
 
 
 def begin_stage(stage: str) -> None:
@@ -53,7 +65,7 @@ def begin_stage(stage: str) -> None:
 @contextmanager
 def waiting(awaits: str) -> Iterator[None]:
     """Around what may not return while another rank hangs: says so."""
-    before = _now
+    before = activity()
     _set(replace(before, awaits=awaits, since=time.monotonic()))
     try:
         yield
@@ -71,14 +83,16 @@ def waits_for(awaits: str) -> Iterator[None]:
     except RuntimeError as error:  # all that torch.distributed raises
         waited_s = time.monotonic() - begun
         raise LostRankError(
-            f"{_now.stage}: {awaits} failed after {waited_s:.0f} s ({_first_line(error)})", awaits
+            f"{activity().stage}: {awaits} failed after {waited_s:.0f} s ({_first_line(error)})", awaits
         ) from error
 
 
 def _set(found: Activity) -> None:
-    global _now
-    if threading.current_thread() is threading.main_thread():
-        _now = found
+    global _main
+    if _rank_thread.activity is not None:
+        _rank_thread.activity = found
+    elif threading.current_thread() is threading.main_thread():
+        _main = found
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The processes of a run: their ranks on the mesh, and the process groups of its axes."""
+"""The ranks of a run on its mesh, and the groups of its axes."""
 
 from __future__ import annotations
 
@@ -19,65 +19,63 @@ from shardwise.train.flags import Device
 from shardwise.train.meeting import Meeting, end_lost, meet
 from shardwise.train.peer import Peer
 from shardwise.train.store import PrefixStore
+from shardwise.train.transport.current import current_transport
+from shardwise.train.transport.interface import TIMEOUT, Group, Transport
 from shardwise.train.waits import LostRankError, waits_for
 
-TIMEOUT = timedelta(minutes=10)
 MEET = timedelta(minutes=10)  # between the starts of the first and the last rank
 
 
 class World:
-    """This process among those of a mesh; process groups are made when they are first asked for, by all processes alike.
+    """This rank among those of a mesh; groups are made when they are first asked for, by all ranks alike.
 
-    No collective over them waits longer than `timeout`. Raises `InputError` where there are more or fewer processes than the mesh
-    has devices.
+    `transport` is how it reaches the others, by default the one of this process or thread. No collective waits longer than
+    `timeout`. Raises `InputError` where there are more or fewer ranks than the mesh has devices.
     """
 
     def __init__(
-        self, mesh: Mesh, device: torch.device | str = "cpu", *, meeting: Meeting | None = None, timeout: timedelta = TIMEOUT
+        self, mesh: Mesh, device: torch.device | str = "cpu", *, transport: Transport | None = None,
+        meeting: Meeting | None = None, timeout: timedelta = TIMEOUT,
     ) -> None:  # fmt: skip
         self.mesh, self.device, self.meeting, self.timeout = mesh, torch.device(device), meeting, timeout
-        started = dist.is_available() and dist.is_initialized()
-        self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if started else (0, 1)
+        self.transport = current_transport() if transport is None else transport
+        self.rank, self.size = self.transport.rank, self.transport.size
         if self.size != mesh.num_devices:
             raise InputError(
                 f"train: found {self.size} processes; the plan requires {mesh.num_devices}, one for each of its devices"
             )
         self.coordinate = list(mesh.coordinates())[self.rank]
-        self._groups: dict[tuple[Axes, bool], dist.ProcessGroup] = {}
+        self._groups: dict[tuple[Axes, bool], Group] = {}
 
     @property
     def stage(self) -> int:
-        """This process's place in its pipeline."""
+        """This rank's place in its pipeline."""
         return self.coordinate.get("pp", 0)
 
     def position(self, axes: Iterable[str]) -> int:
-        """This process's place in its group over some axes, the first axis the major one."""
+        """This rank's place in its group over some axes, the first axis the major one."""
         return self.mesh.position(self.coordinate, tuple(axes))
 
-    def group(self, axes: Axes, *, onward: bool = True) -> dist.ProcessGroup:
-        """The process group of this process over some axes, its ranks in the order of these axes.
+    def group(self, axes: Axes, *, onward: bool = True) -> Group:
+        """The group of this rank over some axes, its ranks in the order of these axes.
 
-        Messages to processes that come before have another one than those `onward`: NCCL runs what is sent and what is received
-        within a group one after the other, and two processes that send to one another would wait for ever.
+        Messages to ranks that come before have another one than those `onward`: NCCL runs what is sent and what is received
+        within a group one after the other, and two ranks that send to one another would wait for ever.
         """
         key = axes, onward
         if key not in self._groups:
-            members = self._members(axes)
             with waits_for(f"the process group over {', '.join(axes)}"):
-                for ranks in members:  # every process makes all of them, in one order
-                    made = dist.new_group(ranks, timeout=self.timeout, sort_ranks=False)
-                    if self.rank in ranks:
-                        self._groups[key] = made
+                self._groups[key] = self.transport.new_group(self._members(axes), self.timeout)
         return self._groups[key]
 
     def close(self) -> None:
-        """Leave the process groups, all processes together: each has threads and connections of its own."""
+        """Leave the groups, all ranks together."""
         for group in self._groups.values():
-            dist.destroy_process_group(group)
+            group.close()
         self._groups.clear()
 
-    def axes_of(self, group: dist.ProcessGroup) -> Axes:
-        """The axes that a process group is over. Raises `KeyError` for one that was not made here."""
+    def axes_of(self, group: Group) -> Axes:
+        """The axes that a group is over. Raises `KeyError` for one that was not made here."""
         return {made: axes for (axes, _), made in self._groups.items()}[group]
 
     def _members(self, axes: Axes) -> list[list[int]]:

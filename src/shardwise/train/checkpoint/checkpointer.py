@@ -22,8 +22,9 @@ from shardwise.train.checkpoint.folders import begin, draft, give_up, latest, ne
 from shardwise.train.checkpoint.loading import load
 from shardwise.train.checkpoint.manifest import Manifest, write_manifest
 from shardwise.train.checkpoint.piece import Piece, State, split
-from shardwise.train.checkpoint.ranks import TIMEOUT, Ranks
+from shardwise.train.checkpoint.ranks import Ranks
 from shardwise.train.checkpoint.writing import Written, write_pieces
+from shardwise.train.transport.interface import TIMEOUT
 from shardwise.train.waits import LostRankError, waits_for
 
 

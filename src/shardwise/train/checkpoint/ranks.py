@@ -11,15 +11,15 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from shardwise.errors import InputError
 from shardwise.files import DamagedError
+from shardwise.train.transport.current import current_transport
+from shardwise.train.transport.interface import TIMEOUT, Group
 from shardwise.train.waits import waits_for
 
 Found = TypeVar("Found")
-TIMEOUT = timedelta(minutes=10)
 LENGTH_BYTES = 8  # of what travels, before it
 KINDS: Mapping[str, type[Exception]] = {
     one.__name__: one for one in (InputError, DamagedError, ValueError, RuntimeError)
@@ -34,18 +34,19 @@ class Ranks:
     gloo on GPUs too, since all that travels is JSON. No wait for another rank is longer than its timeout: `LostRankError`.
     """
 
-    group: dist.ProcessGroup | None = None
+    group: Group | None = None
     rank: int = 0
     size: int = 1
 
     @classmethod
     def join(cls, timeout: timedelta = TIMEOUT) -> Ranks:
-        """All ranks of the job, which must all call this; this process alone where no process group is initialised."""
-        if not dist.is_initialized():
+        """All ranks of the job, which must all call this; a lone process has no group."""
+        transport = current_transport()
+        if transport.size == 1:
             return cls()
         with waits_for("the process group of checkpoints"):
-            group = dist.new_group(backend="gloo", timeout=timeout)
-        return cls(group, dist.get_rank(), dist.get_world_size())
+            group = transport.host_group(timeout)
+        return cls(group, transport.rank, transport.size)
 
     def agree(self, action: Callable[[], Found]) -> list[Found]:
         """What `action` gives on each rank, of JSON; where it fails on any, all raise.
@@ -97,18 +98,18 @@ class Ranks:
         if self.group is None:
             return [here]
         with waits_for("the other ranks' parts of a checkpoint"):
-            mine = _tensor(here, self._longest(len(here)))
-            parts = [torch.empty_like(mine) for _ in range(self.size)]
-            dist.all_gather(parts, mine, group=self.group)
-        return [_content(part) for part in parts]
+            mine = _tensor(here, _longest(len(here), self.group))
+            whole = mine.new_empty(self.size * len(mine))
+            self.group.all_gather(whole, mine).wait()
+        return [_content(part) for part in whole.view(self.size, len(mine))]
 
     def _gather(self, here: bytes) -> list[bytes] | None:
         if self.group is None:
             return [here]
         with waits_for("the other ranks' parts of a checkpoint"):
-            mine = _tensor(here, self._longest(len(here)))
+            mine = _tensor(here, _longest(len(here), self.group))
             parts = [torch.empty_like(mine) for _ in range(self.size)] if self.rank == 0 else None
-            dist.gather(mine, parts, dst=0, group=self.group)
+            self.group.gather(parts, mine).wait()
         return None if parts is None else [_content(part) for part in parts]
 
     def _scatter(self, parts: list[bytes] | None) -> bytes:
@@ -116,16 +117,17 @@ class Ranks:
             assert parts is not None
             return parts[0]
         with waits_for("the first rank's part of a checkpoint"):
-            room = self._longest(max(map(len, parts)) if parts else 0)
+            room = _longest(max(map(len, parts)) if parts else 0, self.group)
             mine = torch.empty(LENGTH_BYTES + room, dtype=torch.uint8)
             sent = None if parts is None else [_tensor(part, room) for part in parts]
-            dist.scatter(mine, sent, src=0, group=self.group)
+            self.group.scatter(mine, sent).wait()
         return _content(mine)
 
-    def _longest(self, length: int) -> int:
-        longest = torch.tensor([length])
-        dist.all_reduce(longest, op=dist.ReduceOp.MAX, group=self.group)
-        return int(longest)
+
+def _longest(length: int, group: Group) -> int:
+    longest = torch.tensor([length])
+    group.all_reduce(longest, "max").wait()
+    return int(longest)
 
 
 def _outcome(action: Callable[[], Any], rank: int) -> dict[str, Any]:

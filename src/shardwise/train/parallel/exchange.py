@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import torch.distributed as dist
 from torch import Tensor
 
 from shardwise.lowering.traffic import axis_group
 from shardwise.sharding.spec import Axes
 from shardwise.simulate.work import CONTROL
 from shardwise.train.clock import Clock
+from shardwise.train.transport.interface import Message, Work
 from shardwise.train.waits import waits_for
 from shardwise.train.world import World
 from shardwise.units import format_bytes
 
-REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
-
-
-Issue = Callable[[], Sequence[Any]]
+Issue = Callable[[], Sequence[Work]]
 
 
 class Carried(NamedTuple):
@@ -34,7 +31,7 @@ class Carried(NamedTuple):
 class Noted(Protocol):
     """A collective that a recorder has seen begin."""
 
-    def follow(self, works: Sequence[Any]) -> None:
+    def follow(self, works: Sequence[Work]) -> None:
         """It has been issued, and goes on as these."""
 
     def waited(self) -> AbstractContextManager[None]:
@@ -53,7 +50,7 @@ class Pending:
     """A collective of `num_bytes` on its way over `axes`. Waiting for it counts for the parallel axis that it goes over, or for
     control. `noted` is what a recorder knows of it, where one watches."""
 
-    works: Sequence[Any]
+    works: Sequence[Work]
     term: str
     clock: Clock
     kind: str
@@ -87,17 +84,18 @@ class Exchange:
 
     def all_gather(self, whole: Tensor, part: Tensor, axes: Axes, carries: Carried | None = None) -> Pending:
         """Parts [n] of all processes, one after the other, into `whole` [degree · n]."""
-        return self._begin("AllGather", self._whole(dist.all_gather_single, axes, whole, part), [whole], axes, carries)
+        group = self.world.group(axes)
+        return self._begin("AllGather", lambda: [group.all_gather(whole, part)], [whole], axes, carries)
 
     def reduce_scatter(self, part: Tensor, whole: Tensor, axes: Axes, carries: Carried | None = None) -> Pending:
         """The sum of all processes' `whole` [degree · n], each process its `part` [n]."""
-        summed = self._whole(dist.reduce_scatter_single, axes, part, whole)
-        return self._begin("ReduceScatter", summed, [whole], axes, carries)
+        group = self.world.group(axes)
+        return self._begin("ReduceScatter", lambda: [group.reduce_scatter(part, whole)], [whole], axes, carries)
 
     def all_reduce(self, values: Tensor, axes: Axes, reduction: str = "sum", carries: Carried | None = None) -> Pending:
         """The sum, or the maximum, over all processes, in place."""
-        summed = self._whole(dist.all_reduce, axes, values, REDUCTIONS[reduction])
-        return self._begin("AllReduce", summed, [values], axes, carries)
+        group = self.world.group(axes)
+        return self._begin("AllReduce", lambda: [group.all_reduce(values, reduction)], [values], axes, carries)
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, axes: Axes, rows: tuple[Sequence[int], Sequence[int]] | None = None
@@ -105,26 +103,26 @@ class Exchange:
         """The parts of `sent` each to its process; into `received` what comes from each. `rows` are those of each part of either;
         None: parts are even."""
         into, out_of = (None, None) if rows is None else (list(rows[0]), list(rows[1]))
-        moved = self._whole(dist.all_to_all_single, axes, received, sent, into, out_of)
-        return self._begin("AllToAll", moved, [sent], axes)
+        group = self.world.group(axes)
+        return self._begin("AllToAll", lambda: [group.all_to_all(received, sent, into, out_of)], [sent], axes)
 
     def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor], axes: Axes) -> Pending:
         """Tensors to the next process, the last one's to the first; those of the process before into `received`."""
         group, place, degree = self.world.group(axes), self.world.position(axes), self.world.mesh.size(axes)
         onward, back = (place + 1) % degree, (place - 1) % degree
-        operations = [dist.P2POp(dist.isend, one, group=group, group_peer=onward) for one in sent]
-        operations += [dist.P2POp(dist.irecv, one, group=group, group_peer=back) for one in received]
-        return self._begin("Permute", lambda: dist.batch_isend_irecv(operations), sent, axes)
+        sending = [Message(values, onward) for values in sent]
+        receiving = [Message(values, back) for values in received]
+        return self._begin("Permute", lambda: group.exchange(sending, receiving), sent, axes)
 
     def send(self, values: Tensor, peer: int, axes: Axes) -> Pending:
         """To the process at the place `peer` along the axes."""
         group = self.world.group(axes, onward=peer > self.world.position(axes))
-        return self._begin("Send", lambda: [dist.isend(values, group=group, group_dst=peer)], [values], axes)
+        return self._begin("Send", lambda: [group.send(values, peer)], [values], axes)
 
     def receive(self, values: Tensor, peer: int, axes: Axes) -> Pending:
         """Into `values` from the process at the place `peer` along the axes, in the order in which it sends."""
         group = self.world.group(axes, onward=peer < self.world.position(axes))
-        return self._begin("Receive", lambda: [dist.irecv(values, group=group, group_src=peer)], [values], axes)
+        return self._begin("Receive", lambda: [group.receive(values, peer)], [values], axes)
 
     def sum_now(self, values: Tensor, axes: Axes) -> Tensor:
         """Control traffic: a sum that is waited for, in place."""
@@ -137,11 +135,6 @@ class Exchange:
         if axes:
             replace(self.all_reduce(values, axes, "max", Carried(CONTROL, "")), term=CONTROL).wait()
         return values
-
-    def _whole(self, collective: Callable[..., Any], axes: Axes, *given: Any) -> Issue:
-        """What issues a collective of all processes of a group."""
-        group = self.world.group(axes)
-        return lambda: [collective(*given, group=group, async_op=True)]
 
     def _begin(
         self, kind: str, issue: Issue, payloads: Sequence[Tensor], axes: Axes, carries: Carried | None = None

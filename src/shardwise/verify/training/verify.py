@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
 from typing_extensions import TypedDict
 
+from shardwise.errors import InputError
 from shardwise.job import Job
 from shardwise.layout.payload import LayoutPayload, layout_payload
 from shardwise.model.payload import ModelPayload, model_payload
@@ -16,12 +16,11 @@ from shardwise.planning.plan import Plan
 from shardwise.planning.runnable import require_runnable
 from shardwise.precision import precision_named
 from shardwise.progress import Progress, silent
-from shardwise.train.processes import together
 from shardwise.train.recipe import Recipe
 from shardwise.verify.training.case import Case
 from shardwise.verify.training.judge import LIMITS, Errors, differing, errors
 from shardwise.verify.training.shrink import SEQ_LEN, Small, num_micro_batches, shrunk
-from shardwise.verify.training.steps import Found, run_case
+from shardwise.verify.training.steps import run_case
 
 SCHEMA = "shardwise.verify/1"
 
@@ -93,22 +92,32 @@ class Verification:
 
 
 def verify(plan: Plan, recipe: Recipe, progress: Progress = silent) -> Verification:
-    """Train a small model for the recipe's steps on meshes of at most `shrink.MOST_DEVICES` processes of this machine's CPU that
-    have all that the plan's layout has, in float64, and on one process from the same values and tokens.
+    """Train a small model for the recipe's steps on meshes of at most `shrink.MOST_DEVICES` ranks, threads of this process, that
+    have all that the plan's layout has, in float64, and on one rank from the same values and tokens.
 
-    Raises `InputError` for a layout that does not run, and where a process fails.
+    Raises `InputError` for a layout that does not run, and where a rank fails; where ranks wait for each other and none can go
+    on, it says what each one waits for.
     """
     require_runnable(plan.model, plan.layout, precision_named(plan.job.precision), plan.job.optimizer)
     smalls = shrunk(plan.model, plan.layout)
-    cases = [case_of(plan, recipe, small) for small in smalls]
-    found = _in_order(_found(cases), cases, progress)
+    progress("meshes", 0, len(smalls))
     verified = []
-    for small, case, one in zip(smalls, cases, found, strict=True):
-        judged = errors(one, run_case(case.alone()))
-        verified.append(
-            Verified(degrees=small.degrees, case=case, errors=judged, differing=differing(case, one.issued))
-        )
+    for number, small in enumerate(smalls, start=1):
+        verified.append(_verified(small, case_of(plan, recipe, small)))
+        progress("meshes", number, len(smalls))
     return Verification(meshes=tuple(verified))
+
+
+def _verified(small: Small, case: Case) -> Verified:
+    """Hold the ranks of one mesh against one process. Raises `InputError` where a rank fails."""
+    try:
+        found = run_case(case)
+    except RuntimeError as error:
+        raise InputError(
+            f"verify: {case.layout}: {'; '.join([str(error), *getattr(error, '__notes__', ())])}"
+        ) from error
+    judged = errors(found, run_case(case.alone()))
+    return Verified(degrees=small.degrees, case=case, errors=judged, differing=differing(case, found.issued))
 
 
 def case_of(plan: Plan, recipe: Recipe, small: Small) -> Case:
@@ -120,30 +129,6 @@ def case_of(plan: Plan, recipe: Recipe, small: Small) -> Case:
         optimizer=plan.job.optimizer,
     )  # fmt: skip
     return replace(case, num_seqs=num_micro_batches(small.layout) * case.micro_batch_seqs - uneven)
-
-
-def _found(cases: Sequence[Case]) -> Iterator[tuple[int, Found]]:
-    """What each case gives, by its number; those of one size one after the other in the same processes."""
-    sizes = sorted({case.layout.num_devices for case in cases}, reverse=True)
-    for size in sizes:
-        numbers = [number for number, case in enumerate(cases) if case.layout.num_devices == size]
-        own = [cases[number] for number in numbers]
-        runs = together(_run, own, "cpu", size, len(own), "verify") if size > 1 else map(run_case, own)
-        yield from zip(numbers, runs, strict=True)
-
-
-def _run(rank: int, size: int, device: torch.device, cases: Sequence[Case]) -> Iterator[Found]:
-    torch.set_num_threads(1)
-    yield from map(run_case, cases)
-
-
-def _in_order(found: Iterator[tuple[int, Found]], cases: Sequence[Case], progress: Progress) -> list[Found]:
-    results: dict[int, Found] = {}
-    progress("meshes", 0, len(cases))
-    for number, one in found:
-        results[number] = one
-        progress("meshes", len(results), len(cases))
-    return [results[number] for number in range(len(cases))]
 
 
 def verify_payload(found: Verification) -> dict[str, Any]:

@@ -1,0 +1,5 @@
+"""What carries collectives between the ranks of a run.
+
+`interface` has the protocols. `process_groups` implements them with torch.distributed, `rank_threads` with threads of one
+process, and `lone_rank` with nothing: one rank of a world issues its collectives and no data arrives.
+"""
