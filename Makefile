@@ -38,7 +38,7 @@ demo: setup
 
 # More workers than the two cores it is timed on: tests with several processes wait for one another.
 test: setup
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 3
 
 # The fit to the published runs and its folds, made again: what the package, the README and docs/accuracy.md say of it.
 accuracy: setup

@@ -1,10 +1,10 @@
 """Hypothesis runs the same examples every time, and no example has a time limit; the golden cases' counts and the reasons of
 skipped tests are printed.
 
-The longest test is the first, so that at the end no process waits for it alone; those after it predict the same published runs,
-once for all in one process. Python looks for cycles less often than by default (700 new objects), and never among what was
-there before the first test: derivations make many objects and no cycles, and a third of their time went there. PyTorch has one
-thread: those of several workers wait for one another, and a step of a small model then takes five times as long.
+Test files come in the order of `order.py`, and each worker takes the next one. Python looks for cycles less often than by
+default (700 new objects), and never among what was there before the first test: derivations make many objects and no cycles, and
+a third of their time went there. PyTorch has one thread: those of several workers wait for one another, and a step of a small
+model then takes five times as long.
 """
 
 from __future__ import annotations
@@ -12,34 +12,68 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import thinned
 from golden.summary import pytest_configure
 from hypothesis import settings
-from thinned import thin
+from order import OrderedScheduling, order_files
+from searched import REMEMBERED, install
+
+from shardwise.precision import PRECISIONS
 
 __all__ = ["pytest_configure"]
 
-FIRST = (
-    "calibrate/test_published_fit.py", "calibrate/test_accuracy.py", "reconcile/test_memory.py", "planning/test_choose.py",
-)  # fmt: skip
-
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is loaded
 gc.set_threshold(10_000)
-settings.register_profile("shardwise", derandomize=True, deadline=None, max_examples=60)
-settings.load_profile("shardwise")
+TESTS = Path(__file__).parent
+settings.register_profile("suite", derandomize=True, deadline=None, max_examples=15)
+settings.register_profile("matrix", derandomize=True, deadline=None, max_examples=300)
+settings.load_profile("suite")  # `make matrix` passes --hypothesis-profile matrix
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    thinned.is_suite = session.config.getoption("markexpr") == "not matrix"
 
 
 @pytest.hookimpl(tryfirst=True)  # before cases are deselected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    thin(items)
-    order = {name: number for number, name in enumerate(FIRST)}
-    items.sort(key=lambda item: order.get("/".join(item.path.parts[-2:]), len(order)))
+    thinned.thin(items)
+    files = {item.path: item.path.relative_to(TESTS).as_posix() for item in items}
+    positions = {file: position for position, file in enumerate(order_files(files.values()))}
+    items.sort(key=lambda item: positions[files[item.path]])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OrderedScheduling:
+    return OrderedScheduling(config, log)
 
 
 def pytest_collection_finish() -> None:
+    install()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _recipes_of_the_catalogue() -> Iterator[None]:
+    """A precision recipe that a module of tests registers ends with it."""
+    before = dict(PRECISIONS)
+    yield
+    PRECISIONS.clear()
+    PRECISIONS.update(before)
+
+
+@pytest.fixture
+def fresh_searches() -> Iterator[Callable[[], None]]:
+    """Searches of this test are its own: it changes what they read, or looks at how they go. Gives what forgets those so far."""
+    before = dict(REMEMBERED)
+    REMEMBERED.clear()
+    yield REMEMBERED.clear
+    REMEMBERED.clear()
+    REMEMBERED.update(before)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

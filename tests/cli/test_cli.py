@@ -284,7 +284,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
     return code, shown.out, shown.err
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("policy", policies())
 def test_every_policy_of_the_help_can_be_pinned(capsys: pytest.CaptureFixture[str], policy: str) -> None:
     """The plan is the fastest with it: no other micro-batch or stage of ZeRO is."""

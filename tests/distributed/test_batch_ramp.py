@@ -88,7 +88,7 @@ def alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[in
         del PRECISIONS["fp64"]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("before", "after"), [("dp=2", "pp=2 interleaved"), ("pp=2 zb_h1", "zero-3 of 4, short"),
                                                ("pp=2 interleaved", "tp=2"), ("zero-2 of 2", "zero-2 of 2")])  # fmt: skip
 @pytest.mark.parametrize("stop", [2, 3])

@@ -52,7 +52,7 @@ def captured(case: Case) -> Counter[Issued]:
     return capture.found
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_are_issued_as_realised(name: str) -> None:
     case = FORMATS[name]

@@ -13,7 +13,7 @@ from shardwise.train.transport.rank_threads import run_rank_threads
 from shardwise.verify.training.judge import differing
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.matrix) for name in FURTHER)])
 def test_equals_one_process(name: str) -> None:
     case = {**CASES, **FURTHER}[name]

@@ -64,7 +64,7 @@ def trained(plan: Plan, data: Path) -> tuple[list[StepRecord], int, int]:
     return records, count[0], sum(one.nbytes for one in tensors)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("model", "layout", "runs"),
     [

@@ -128,7 +128,7 @@ def gone_back(plan: Plan, data: Path, folder: Path, spoiled: bool) -> tuple[list
     return losses, gathered(trainer.engine, "state")
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("layout", ["dp=2", "zero-2 of 2", "hybrid zero-3 of 4", "pp=2 zb_v"])
 def test_after_going_back_the_run_is_one_that_passed_over_the_batches(layout: str, data: Path, tmp_path: Path) -> None:
     plan = planned(LAYOUTS[layout], "dense")

@@ -59,14 +59,14 @@ def of_one_process(case: Case) -> Step:
     return first_step(replace(case, layout=Layout(micro_batch_seqs=size)))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("model", "precision"), [*(("dense", name) for name in BF16), ("moe", "bf16")])
 def test_bf16_is_as_near_to_float64_as_one_process(model: str, precision: str, layout: str) -> None:
     is_as_near(Case(model, LAYOUTS[layout], precision=PRECISIONS[precision]))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", AXES)
 def test_every_axis_is_as_near_to_float64_as_one_process(name: str) -> None:
     model, layout = AXES[name]

@@ -98,7 +98,7 @@ def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
     return [trainer.train_step() for _ in range(2)]
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("model", "before", "after", "optimizer"),
     [

@@ -88,7 +88,7 @@ ROUTED_BLOCKS = replace(
 # Of which that is so whatever its vocabulary.
 WIDE_BLOCKS = replace(DENSE, name="wide blocks", num_layers=2, d_model=256, d_ff=8, head_dim=2)
 MODELS |= {one.name: one for one in (BLOCKS, ROUTED_BLOCKS, WIDE_BLOCKS)}
-STEPS, POSITIONS, SEED = 3, 8, 5
+STEPS, POSITIONS, SEED = 2, 8, 5
 
 
 @dataclass(frozen=True)

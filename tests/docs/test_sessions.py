@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 import re
 from pathlib import Path
 
@@ -22,6 +23,7 @@ SESSIONS = [
 ]
 # They take long; tests/unit/calibrate/ has the same at hand (test_groups.py, and by `make accuracy` test_published_fit.py).
 ELSEWHERE = ("shardwise validate --folds", "shardwise validate --groups")
+LONG = ("shardwise validate",)  # by `make matrix` alone
 REPLAYS = [
     (str(document.relative_to(ROOT)), block.group(1))
     for document in refresh.DOCUMENTS
@@ -30,9 +32,40 @@ REPLAYS = [
 
 
 PRINTED = [session for session in SESSIONS if session[1] not in ELSEWHERE]
+SUITE_SHARE = 1 / 3
 
 
-@pytest.mark.parametrize(("document", "command", "output"), PRINTED, ids=[f"{s[0]}:{s[1][10:60]}" for s in PRINTED])
+def subjects(document: str, command: str) -> set[str]:
+    """The page that a session is on, and the verbs that it runs."""
+    return {document, *re.findall(r"shardwise ([a-z-]+)", command)}
+
+
+def sessions_of_suite() -> list[int]:
+    """A third of all sessions, by number: drawn, and first of all so many that every page and every verb occurs."""
+    short = [number for number, (_, command, _) in enumerate(PRINTED) if command not in LONG]
+    drawn = random.Random(0).sample(short, len(short))
+    seen, chosen = set[str](), []
+    for number in drawn:
+        document, command, _ = PRINTED[number]
+        if not subjects(document, command) <= seen:
+            seen |= subjects(document, command)
+            chosen.append(number)
+    others = [number for number in drawn if number not in chosen]
+    return sorted(chosen + others[: max(round(SUITE_SHARE * len(PRINTED)) - len(chosen), 0)])
+
+
+IN_SUITE = sessions_of_suite()
+
+
+@pytest.mark.parametrize(
+    ("document", "command", "output"),
+    [
+        pytest.param(
+            *session, id=f"{session[0]}:{session[1][10:60]}", marks=[] if number in IN_SUITE else pytest.mark.matrix
+        )
+        for number, session in enumerate(PRINTED)
+    ],
+)
 def test_session(document: str, command: str, output: str) -> None:
     now = refresh.timeless(refresh.printed(command))
     if output.endswith("\n..."):
@@ -41,6 +74,7 @@ def test_session(document: str, command: str, output: str) -> None:
         assert now == refresh.timeless(output)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("document", "session"), REPLAYS, ids=[f"{d}:{s[4:60]}" for d, s in REPLAYS])
 def test_python_session(document: str, session: str) -> None:
     assert refresh.replayed(session) == session
@@ -61,6 +95,7 @@ PICTURES = [
 SLOW = ("batch-to-loss",)  # a session beside it prints what the same command finds
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(
     ("picture", "command"),
     [pytest.param(*one, id=one[0].stem, marks=[pytest.mark.matrix] if one[0].stem in SLOW else []) for one in PICTURES],
@@ -88,6 +123,13 @@ def test_a_stale_picture_is_drawn_again(tmp_path: Path) -> None:
     assert refresh.redraw(page, write=True)
     assert picture.read_text(encoding="utf-8") == refresh.drawn(command)
     assert not refresh.redraw(page, write=True)
+
+
+def test_the_suite_has_every_page_and_every_verb() -> None:
+    short = [(document, command) for document, command, _ in PRINTED if command not in LONG]
+    every = {subject for session in short for subject in subjects(*session)}
+    assert {subject for number in IN_SUITE for subject in subjects(*PRINTED[number][:2])} == every
+    assert len(IN_SUITE) <= 0.4 * len(PRINTED)
 
 
 def test_there_are_sessions() -> None:

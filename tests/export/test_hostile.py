@@ -89,7 +89,7 @@ def test_none_is_run_and_each_is_refused_in_a_line(tmp_path: Path) -> None:
     assert time.process_time() - began < LONG * len(TARGETS)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("target", list(TARGETS))
 def test_a_target_that_is_named_refuses_them_too(target: str, tmp_path: Path) -> None:
     mark = tmp_path / "was-run"

@@ -81,7 +81,7 @@ def named_instead(plan: Plan, target: Target) -> Plan | None:
     return plan_layout(plan.model, plan.cluster, plan.job, Layout.parse(layout))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 def test_the_nearest_that_is_named_is_one_that_runs(target: Target) -> None:
     models = [model for model in ("llama-3-8b", "mixtral-8x7b") if model in sayable(target.name, "models")]
@@ -108,7 +108,7 @@ def test_what_no_option_can_hold_is_a_reason_among_others(model: str, target: st
     assert [text for text in refusals(launch, target_named(target)) if reason in text]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
 @pytest.mark.parametrize("target", ["maxtext", "maxtext-gpu"])
 def test_what_a_search_under_maxtext_picks_it_runs(target: str, model: str) -> None:

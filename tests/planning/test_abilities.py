@@ -134,7 +134,7 @@ def test_what_a_stack_lacks_of_a_layout_is_named(stack: str, text: str, words: s
     assert all(words in problem for problem in found)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
 def test_a_search_under_a_stack_finds_nothing_that_it_does_not_run(name: str, model: str) -> None:

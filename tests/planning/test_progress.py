@@ -16,6 +16,7 @@ from shardwise.model.load import load_model
 from shardwise.search.clusters import plan_clusters
 from shardwise.search.plan import nearest_fitting, plan
 
+pytestmark = pytest.mark.usefixtures("fresh_searches")
 MODEL, JOB = load_model("llama-3.2-1b"), Job(global_batch_tokens=2**20, seq_len=4096)
 
 

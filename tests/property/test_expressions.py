@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -184,7 +184,6 @@ def tensor(draw: st.DrawFn, name: str, dims: list[str], mesh: Mapping[str, int],
     return f"{name}[{', '.join(dim + places.get(dim, '') for dim in dims)}]{summed}"
 
 
-@settings(max_examples=150)
 @given(products())
 def test_any_product_gives_the_einsum_of_its_text(case: tuple[str, dict[str, int]]) -> None:
     text, mesh = case

@@ -23,11 +23,7 @@ HANG_S = 120  # a command that has not ended by then hangs: no input may make it
 ESTIMATE = ["estimate", "llama-3.2-1b", "h100:8", "--batch-tokens", "64Ki", "--seq-len", "4096"]
 
 
-def fuzzed(examples: int) -> settings:
-    return settings(
-        max_examples=examples, derandomize=True, deadline=None, database=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    )  # fmt: skip
+FUZZED = settings(database=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +78,7 @@ VALUES = st.one_of(
 )  # fmt: skip
 
 
-@fuzzed(300)
+@FUZZED
 @given(
     model=st.one_of(st.sampled_from(["llama-3.2-1b", "LLAMA-3.2-1B ", "none.json", "/", ".", "a\0b.json"]), WORDS),
     cluster=st.one_of(
@@ -96,7 +92,7 @@ def test_models_and_clusters(model: str, cluster: str) -> None:
     check(["estimate", "--batch-tokens", "64Ki", "--seq-len", "4096", "--layout", "fsdp=8", "--", model, cluster])
 
 
-@fuzzed(300)
+@FUZZED
 @given(
     batch=st.one_of(NUMBERS, WORDS), seq_len=st.one_of(NUMBERS, st.sampled_from(["4096", "1024"])),
     tokens=st.one_of(st.none(), NUMBERS, WORDS),
@@ -122,7 +118,7 @@ TEXTS = st.one_of(
 ASSIGNED = st.builds(lambda key, value: f"{key}={value}", st.sampled_from(KEYS), TEXTS)
 
 
-@fuzzed(400)
+@FUZZED
 @given(words=st.lists(st.one_of(ASSIGNED, st.sampled_from(["fsdp=8", "tp=8", "pp=8", "dp=2"]), WORDS), max_size=5))
 def test_layouts(words: list[str]) -> None:
     check([*ESTIMATE, f"--layout={' '.join(words)}"])
@@ -136,13 +132,13 @@ SETTABLE = (
 )  # fmt: skip
 
 
-@fuzzed(150)
+@FUZZED
 @given(settings_=st.lists(st.builds(lambda k, v: f"{k}={v}", st.sampled_from(SETTABLE), TEXTS), max_size=3))
 def test_settings(settings_: list[str]) -> None:
     check([*ESTIMATE, "--tokens=1T", "--layout=fsdp=8", *(f"--set={setting}" for setting in settings_)])
 
 
-@fuzzed(100)
+@FUZZED
 @given(
     pins=st.lists(st.one_of(ASSIGNED, st.sampled_from(["tp=8", "pp=2", "recompute=full"])), max_size=2),
     maxima=st.lists(st.one_of(ASSIGNED, st.sampled_from(["tp=4", "pp=2", "zero_stage=1"])), max_size=2),
@@ -155,7 +151,7 @@ DEADLINES = st.sampled_from(["30d", "1h", "2w", "45min", "1e300d", "1e-300s", "0
 BUDGETS = st.sampled_from(["2M", "500k", "$1", "1e308", "1e-300", "7 USD", "0", "-2M", "2 EUR", "", "USD"])
 
 
-@fuzzed(40)
+@FUZZED
 @given(
     deadline=st.one_of(st.none(), DEADLINES, WORDS), budget=st.one_of(st.none(), BUDGETS, WORDS),
     tokens=st.sampled_from([["--tokens=1T"], ["--tokens=1T"], []]),
@@ -228,7 +224,7 @@ def test_the_configs_that_are_changed_are_fine(place: Path, kind: str) -> None:
     assert check(["estimate", str(file), *ESTIMATE[2:], "--seq-len=512", "--layout=fsdp=8"]) == 0
 
 
-@fuzzed(150)
+@FUZZED
 @given(changed=CHANGED, kind=KINDS, dropped=st.lists(st.sampled_from(list(CONFIG)), max_size=1))
 def test_configs(place: Path, changed: dict[str, Any], kind: str, dropped: list[str]) -> None:
     whole = {**CONFIG, **OWN.get(kind, {}), "model_type": kind, **changed}
@@ -238,7 +234,7 @@ def test_configs(place: Path, changed: dict[str, Any], kind: str, dropped: list[
     check(["estimate", str(file), *ESTIMATE[2:], "--seq-len=512", "--layout=fsdp=8"])
 
 
-@fuzzed(150)
+@FUZZED
 @given(
     kind=st.sampled_from(list(OWN)),
     changed=st.dictionaries(st.sampled_from(sorted(OWN_KEYS)), VALUES, min_size=1),
@@ -249,7 +245,7 @@ def test_configs_of_one_family(place: Path, kind: str, changed: dict[str, Any]) 
     check(["estimate", str(file), *ESTIMATE[2:], "--seq-len=512", "--layout=fsdp=8"])
 
 
-@fuzzed(50)
+@FUZZED
 @given(
     text=st.one_of(
         WORDS,
@@ -303,7 +299,7 @@ def test_the_plan_that_is_mutated_is_fine(place: Path) -> None:
     assert check(["explain", str(file)]) == 0
 
 
-@fuzzed(40)
+@FUZZED
 @given(data=st.data(), how=st.sampled_from(["replace", "replace", "replace", "remove", "add"]), value=VALUES)
 def test_plan_files(place: Path, data: st.DataObject, how: str, value: Any) -> None:
     payload = valid_plan()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from property.test_fuzz import VALUES, WORDS, check, fuzzed, mutated, paths
+from property.test_fuzz import FUZZED, VALUES, WORDS, check, mutated, paths
 from shardwise.data.corpus import write_corpus
 from shardwise.data.documents import find_sources
 from shardwise.data.shards import TokenShards
@@ -53,7 +53,7 @@ def test_the_index_itself_is_used(folder: Path, payload: dict[str, Any]) -> None
     assert opened_or_refused(folder, json.dumps(payload)) == ["", ""]
 
 
-@fuzzed(250)
+@FUZZED
 @given(data=st.data(), how=st.sampled_from(["replace", "replace", "replace", "remove", "add"]), value=VALUES)
 def test_indices(folder: Path, payload: dict[str, Any], data: st.DataObject, how: str, value: Any) -> None:
     changed = mutated(payload, data.draw(st.sampled_from(paths(payload))), how, value)
@@ -64,13 +64,13 @@ def test_indices(folder: Path, payload: dict[str, Any], data: st.DataObject, how
         assert not words or str(folder) in words or "required" in words
 
 
-@fuzzed(50)
+@FUZZED
 @given(text=st.one_of(WORDS, st.sampled_from(["[]", "null", "{", "[" * 100_000, "1" * 5000])))
 def test_indices_that_are_no_objects(folder: Path, text: str) -> None:
     assert all(str(folder) in words for words in opened_or_refused(folder, text))
 
 
-@fuzzed(60)
+@FUZZED
 @given(
     lines=st.lists(st.one_of(st.binary(max_size=20), st.builds(lambda value: json.dumps({"text": value}).encode(), VALUES))),
     vocab_size=st.sampled_from([257, 300]), held_out=st.sampled_from(["0", "0.5", "1e-9"]),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.derive.derivation import derive_unit
@@ -89,7 +89,6 @@ def test_gradients_are_slopes(mlp: str, tied: bool) -> None:
     )
 
 
-@settings(max_examples=15)
 @given(
     st.builds(
         Case,

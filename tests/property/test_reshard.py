@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.engine.numpy.virtual import VirtualDevices
@@ -83,7 +83,6 @@ def _check_shards(devices: VirtualDevices, after: Spec, whole: Any, combine: Any
         np.testing.assert_array_equal(combine.reduce([held[device] for device in group]), window)
 
 
-@settings(max_examples=400)
 @given(pairs(), st.sampled_from(["sum", "max"]))
 def test_reshard_gives_the_target(pair: tuple[Mesh, dict[str, int], Spec, Spec], reduction: str) -> None:
     mesh, sizes, before, after = pair

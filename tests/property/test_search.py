@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+from thinned import part_of
 
 from shardwise.cluster.cluster import Cluster
 from shardwise.cluster.load import load_cluster
@@ -124,7 +125,7 @@ def in_turn(cases: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [(*case, OVERLAPS[number % len(OVERLAPS)]) for number, case in enumerate(cases)]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("cluster_name", CLUSTERS)
 def test_counts_equal_a_recount(cluster_name: str) -> None:
     result = search(SMALL, load_cluster(cluster_name), JOB, choices=CHOICES)
@@ -158,7 +159,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("model", "cluster_name", "job", "overlap"),
     in_turn(ROWS),
@@ -175,7 +176,7 @@ def test_rows_equal_the_scalar_estimate(model: str, cluster_name: str, job: Job,
     assert {row.layout.recompute for row in rows} == {"none", "selective", "full"}
     assert len({(row.layout.tp, row.layout.cp, row.layout.pp) for row in rows}) > 10
     assert any(row.layout.expert_tp < row.layout.tp for row in rows) or not architecture.num_experts
-    for row in rows:
+    for row in part_of(rows):
         scalar = estimate(architecture, cluster, job, row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
@@ -187,7 +188,7 @@ STRUCTURES = [  # experts, whole or split; biases; tied embeddings; latent atten
 ]  # fmt: skip
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("model", STRUCTURES)
 def test_kept_rows_equal_the_scalar_estimate(model: str) -> None:
     """The rows that a plan is chosen from, with the weights of every structure moved as its own derivation says."""
@@ -203,7 +204,7 @@ def test_kept_rows_equal_the_scalar_estimate(model: str) -> None:
     found = search(architecture, cluster, job, choices=choices, top=8, sample=30)
     rows = {row.layout: row for row in (*found.best, *found.pareto, *found.by_factorisation, *found.sampled)}
     assert len(rows) > 30
-    for layout, row in rows.items():
+    for layout, row in part_of(list(rows.items())):
         scalar = estimate(architecture, cluster, job, layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), layout
@@ -218,7 +219,7 @@ PREDICTED = [
 ]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("model", "cluster_name", "stack", "job", "overlap"),
     in_turn(PREDICTED),
@@ -236,7 +237,7 @@ def test_rows_equal_the_scalar_prediction(
     assert {row.layout.zero_stage for row in rows} == {0, 1, 2, 3}
     assert {row.layout.offload for row in rows} == set(OFFLOADS)
     other = dataclasses.replace(job, overlap=OVERLAPS[OVERLAPS.index(overlap) - 1])
-    for row in rows:
+    for row in part_of(rows):
         scalar = estimate(architecture, cluster, job, row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-12), row.layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-12), row.layout
@@ -251,7 +252,7 @@ def test_rows_equal_the_scalar_prediction(
         assert bound.time["forward"] < scalar.time["forward"], row.layout
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("stack", ["nemo-25", "megatron-bridge-26"])
 def test_no_other_mode_is_predicted_to_be_much_faster(stack: str) -> None:
     """Modes are chosen by a layer's own traffic, beside which weights travel: of what shows that decides all but a hundredth."""
@@ -259,7 +260,7 @@ def test_no_other_mode_is_predicted_to_be_much_faster(stack: str) -> None:
     model, choices = load_model("qwen3-30b-a3b"), dataclasses.replace(Choices(), async_tp=(0, 1))
     rows = search(model, cluster, job, choices=choices, sample=60, seed=3).sampled
     assert any(row.layout.async_tp for row in rows)
-    for row in rows:
+    for row in part_of(rows):
         tp, ep = row.layout.tp, row.layout.ep
         experts = [(ep, row.layout.etp), (ep * tp, 1) if row.layout.expert_tp == tp else (max(ep // tp, 1), None)]
         for cp_variant, async_tp, (ep, etp) in itertools.product(choices.cp_variant, (False, True), experts):
@@ -271,7 +272,7 @@ def test_no_other_mode_is_predicted_to_be_much_faster(stack: str) -> None:
 POLICIES = dataclasses.replace(CHOICES, recompute_layers=(None, 2, *QUARTERS), offload=OFFLOADS)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("model", "cluster_name", "job", "overlap"),
     in_turn(
@@ -296,7 +297,7 @@ def test_rows_with_parts_of_the_layers_and_offload_equal_the_scalar_estimate(
     assert {row.layout.offload for row in rows} == set(OFFLOADS)
     assert {row.layout.recompute for row in rows if row.layout.recompute_layers} == {"selective", "full"}
     assert len({row.layout.recompute_layers for row in rows}) > 3
-    for row in rows:
+    for row in part_of(rows):
         scalar = estimate(architecture, cluster, job, row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
@@ -311,7 +312,7 @@ PINNED = [
 ]
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(14)
 @pytest.mark.parametrize(
     ("model", "cluster_name", "job", "schedule"),
     [(*pinned, schedule) for pinned in PINNED for schedule in schedule_names()],
@@ -331,7 +332,7 @@ def test_rows_of_a_pinned_schedule_equal_the_scalar_estimate(
     assert len(rows) > 30
     assert {row.layout.schedule for row in rows} == {schedule}
     assert schedule == "none" or len({row.layout.pp for row in rows}) > 1
-    for row in rows:
+    for row in part_of(rows):
         scalar = estimate(architecture, cluster, job, row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
@@ -344,7 +345,7 @@ def test_the_experts_traffic_that_pairs_hide_equals_the_scalar_estimate(schedule
     choices = dataclasses.replace(CHOICES, schedule=(schedule,), recompute=("none",))
     rows = search(DEEP, cluster, job, choices=choices, sample=80, seed=3).sampled
     assert any(row.layout.ep > 1 and row.layout.tp > 1 for row in rows)
-    for row in rows:
+    for row in part_of(rows):
         scalar = estimate(DEEP, cluster, job, row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
 
@@ -355,7 +356,7 @@ WITH_OFFLOAD = itertools.product(
 )
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize(("model", "precision", "schedule"), [(*case, schedule) for case, schedule in WITH_OFFLOAD])
 def test_rows_of_a_schedule_with_offload_and_parts_of_the_layers_equal_the_scalar_estimate(
     model: str, precision: str, schedule: str
@@ -367,7 +368,7 @@ def test_rows_of_a_schedule_with_offload_and_parts_of_the_layers_equal_the_scala
     rows = search(architecture, cluster, job, choices=choices, sample=120, seed=len(schedule)).sampled
     assert {row.layout.offload for row in rows} == set(OFFLOADS)
     assert len({row.layout.recompute_layers for row in rows}) > 2
-    for row in rows:
+    for row in part_of(rows):
         scalar = estimate(architecture, cluster, job, row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
@@ -388,7 +389,7 @@ def test_memory_of_stages_that_differ_is_that_of_the_fullest(schedule: str) -> N
     choices = dataclasses.replace(Choices(), schedule=(schedule,), num_virtual_stages=(1, 2))
     rows = search(model, cluster, job, choices=choices, sample=150, seed=3).sampled
     assert max(row.layout.pp for row in rows) >= 16
-    for row in rows:
+    for row in part_of(rows):
         memory_bytes = estimate(model, cluster, job, row.layout).memory_bytes
         assert memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
 
@@ -448,7 +449,7 @@ def test_what_fits_no_device_leaves_the_leanest() -> None:
 MIXED = dataclasses.replace(SMALL, name="mixed", d_ff=512, num_experts=8, experts_per_token=2)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("cluster_name", ["h100:16", "tpu-v5e:4x4"])
 def test_the_best_of_a_model_with_experts_is_the_best_of_all(cluster_name: str) -> None:
     """Over every placement, degree of ep, variant of cp, and experts whole or split by tp."""
@@ -498,7 +499,7 @@ FEW = Choices(
 )  # fmt: skip
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("overlap", OVERLAPS)
 def test_the_best_is_the_best_of_all(overlap: Overlap) -> None:
     """Over every placement, those that the search drops as beaten included."""
@@ -550,7 +551,7 @@ def test_the_best_over_two_tiers_is_the_best_of_all() -> None:
     assert best.step_time_s == pytest.approx(min(found), rel=1e-12)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("cluster_name", ["h100:16", "tpu-v5e:4x4"])
 def test_no_other_mode_is_faster(cluster_name: str) -> None:
     """Of the variants of context parallelism, with and without asynchronous tensor parallelism, each row has the fastest."""
@@ -559,7 +560,7 @@ def test_no_other_mode_is_faster(cluster_name: str) -> None:
     rows = search(SMALL, cluster, JOB, choices=choices, sample=60, seed=3).sampled
     assert {row.layout.cp_variant for row in rows} >= {"all_gather", "zigzag"}
     assert any(row.layout.async_tp for row in rows)
-    for row in rows:
+    for row in part_of(rows):
         for cp_variant, async_tp in itertools.product(CHOICES.cp_variant, (False, True)):
             other = dataclasses.replace(row.layout, cp_variant=cp_variant, async_tp=async_tp)
             if not violations(SMALL, JOB, cluster.num_devices, other):

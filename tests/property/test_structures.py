@@ -41,7 +41,7 @@ def cased(case: Case, name: str) -> Case:
     return dataclasses.replace(case, structure=tuple(fields.items()), tied=tied, **own)
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize(("name", "layout"), list(itertools.product(STRUCTURES, LAYOUTS)))
 def test_layout_equals_unsharded(name: str, layout: str) -> None:
     check_layout(cased(LAYOUTS[layout], name))
@@ -58,7 +58,7 @@ CONTEXT_PARALLEL = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     ("name", "layout", "recompute"),
     in_turn(["sinks", "gpt_oss", "projection_norm"], CONTEXT_PARALLEL, ["none", "full"]),
@@ -85,7 +85,7 @@ EXPERT_PARALLEL = {
 }
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize(
     ("name", "layout", "recompute"), in_turn(WITH_EXPERTS, EXPERT_PARALLEL, ["none", "selective", "full"])
 )
@@ -93,7 +93,7 @@ def test_expert_parallelism_equals_unsharded(name: str, layout: str, recompute: 
     check_layout(dataclasses.replace(cased(EXPERT_PARALLEL[layout], name), recompute=recompute))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_gradients_are_slopes(name: str) -> None:
     sizes = Case(half_head_dim=2, width=6, hidden=4, positions=4, seqs=2, query_heads_per_rank=2)

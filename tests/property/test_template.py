@@ -71,7 +71,7 @@ def totals(
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("model", MODELS)
 @given(choices=LAYOUTS)
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
 def test_a_template_at_some_degrees_is_the_list_of_the_layout(model: str, choices: dict[str, object]) -> None:
     has_experts = bool(load_model(model).num_experts)
     found = legal(model, choices | {"ep": choices["ep"] if has_experts else 1})

@@ -105,7 +105,7 @@ def measured(name: str, policy: str, dtype: torch.dtype, *, updated: bool) -> Me
     return tracker.memory()
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", SHAPES)
 def test_in_fp32_a_step_holds_what_is_planned(name: str, policy: str) -> None:
@@ -155,7 +155,7 @@ def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str)
     assert found.peak_bytes == pytest.approx(sum(plan.values()), rel=0.01)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("share", [0.8, 0.5, 0.3])
 @pytest.mark.parametrize("name", ["small", "deep", "wide", "experts", "equal", "fat"])
 def test_a_step_under_a_budget_holds_what_is_planned(name: str, share: float) -> None:
@@ -178,7 +178,7 @@ def test_a_block_that_runs_backward_holds_what_is_alive(name: str, policy: str) 
     assert found.peak_bytes - rest == pytest.approx(plan["workspace"] + plan["logits"], rel=0.015)
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("policy", ["none", "full"])
 def test_in_bf16_a_step_holds_what_is_planned(policy: str) -> None:
     plan, found = planned("wide", policy, "bf16"), measured("wide", policy, torch.bfloat16, updated=False)

@@ -136,7 +136,7 @@ def assert_near(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
         assert error <= TOLERANCE, f"{name}: relative error {error}"
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("takes_products", [True, False])
 @pytest.mark.parametrize("case", [*STRUCTURES, *ROUTERS])
 def test_loss_and_gradients_are_the_derivations(
@@ -199,7 +199,7 @@ HAND_WRITTEN = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("case", HAND_WRITTEN)
 def test_loss_and_gradients_are_those_of_a_decoder_by_hand(case: str) -> None:
     """Under PyTorch's autograd; of two micro-batches, so that gradients are added up."""

@@ -185,7 +185,7 @@ def test_the_state_of_a_parameter_takes_the_bytes_of_the_recipe(name: str) -> No
 WITHIN = {"nvfp4": 0.04, "fp8_nanotron": 0.06}
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize(
     ("architecture", "name"),
     [*((DENSE, name) for name in NARROW), (MOE, "fp8_blockwise")],

@@ -14,11 +14,12 @@ from shardwise.job import Job
 from shardwise.planning.plan import plan_layout
 from shardwise.train import probe as module
 from shardwise.train.probe import probe
+from shardwise.train.transport.lone_rank import LoneRank
 
 
 def test_products_are_of_the_plans_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BUDGET_S", 0.0)
-    world = World(0, 1, torch.device("cpu"), None)
+    world = World(0, 1, torch.device("cpu"), None, LoneRank())
     small = small_plan()
     wide = replace(small.model, d_model=1024, d_ff=4096, num_heads=16, num_kv_heads=16, head_dim=64)
     job = Job(global_batch_tokens=1024, seq_len=1024, precision="fp32")

@@ -62,7 +62,7 @@ def gradients(executor: Executor) -> dict[str, Tensor]:
     return executor.gradients.found
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_gradients_are_those_without_recomputation(structure: str, policy: str) -> None:

@@ -112,7 +112,7 @@ def rehearsed(plan: Plan, rank: int = 0, **recipe: Any) -> Rehearsal:
     return rehearsal(plan, asked, rehearse(plan, asked, rank))
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("rank", [0, 31])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_the_first_and_the_last_stage_save_what_is_planned(name: str, rank: int) -> None:
@@ -122,7 +122,7 @@ def test_the_first_and_the_last_stage_save_what_is_planned(name: str, rank: int)
     assert activations.holds(CLOSE), activations
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_rank_issues_the_list_and_holds_what_is_planned(name: str) -> None:
     architecture, layout = CASES[name]
@@ -133,7 +133,7 @@ def test_a_rank_issues_the_list_and_holds_what_is_planned(name: str) -> None:
     assert found.off == ()
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(
     ("layout", "rank"),
@@ -169,7 +169,7 @@ NARROW: dict[str, tuple[dict[str, Any], Layout]] = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", NARROW)
 def test_operands_of_narrow_products_are_kept_as_they_are(name: str) -> None:
     """Which a plan of Shardwise's own stack says too; that of software that keeps casts is no price of a run of `train`."""

@@ -53,7 +53,7 @@ def test_a_batch_shorter_than_a_sequence_names_batches_that_work() -> None:
         ({"seq_len": 1.5}, "job: seq_len is 1.5; a whole number of at least 1 is required"),
         ({"tokens": 0}, "job: tokens is 0; a positive number is required"),
         ({"tokens": float("nan")}, "job: tokens is nan; a positive number is required"),
-        ({"precision": "fp7"}, f"job: precision is 'fp7'; one of {', '.join(PRECISIONS)} is required"),
+        ({"precision": "fp7"}, "job: precision is 'fp7'; one of PRECISIONS is required"),
         (
             {"loss": "lost"},
             "job: loss is 'lost'; one of unfused, unfused_parallel, fused, streamed, in_place, chunked is required",
@@ -64,7 +64,7 @@ def test_a_batch_shorter_than_a_sequence_names_batches_that_work() -> None:
 def test_what_is_no_job_is_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         Job(**({"global_batch_tokens": 4096, "seq_len": 4096} | wrong))
-    assert str(caught.value) == message
+    assert str(caught.value) == message.replace("PRECISIONS", ", ".join(PRECISIONS))
 
 
 def test_every_fault_is_named_at_once() -> None:

@@ -106,7 +106,7 @@ def test_jax_agrees_with_the_unsharded_product() -> None:
     assert run_many([], "jax") == []
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize(
     "case",
     [

@@ -229,7 +229,7 @@ def held_in(structure: Structure, family: Family, name: str, policy: IssuePolicy
     return _held(structure, priced_family(structure, family, name), name, policy)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)
 def _parts(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> Parts:
     return KEPT.get(
         structure, policy, ("parts", family, name), lambda: SHARED.of(derived_parts(structure, family, name, policy))
@@ -247,7 +247,7 @@ def derived_parts(structure: Structure, family: Family, name: str, policy: Issue
     )  # fmt: skip
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=8192)
 def _held(structure: Structure, family: Family, name: str, policy: IssuePolicy) -> tuple[Held, ...]:
     return KEPT.get(
         structure, policy, ("held", family, name), lambda: SHARED.of(derived_held(structure, family, name, policy))

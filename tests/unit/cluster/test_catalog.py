@@ -128,7 +128,7 @@ def examples(name: str) -> tuple[str, ...]:
     return (f"{name}:{node}", f"{name}:{2 * entry['tiers'][0].get('size', 8)}")[: len(entry["tiers"])]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", CHIPS)
 def test_a_small_plan_on_every_chip(name: str) -> None:
     job = Job(

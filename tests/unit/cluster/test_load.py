@@ -480,7 +480,7 @@ FILES = st.one_of(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=FILES)
 def test_no_file_ends_in_a_traceback(tmp_path: Path, text: str) -> None:
     path = tmp_path / "f.toml"

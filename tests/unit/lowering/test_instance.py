@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.derive.walk import Communicate
@@ -77,7 +77,6 @@ def derived_bytes(one: Instance, num_micro_batches: int) -> Counter[Key]:
     stage=st.integers(0, 3), bucket=st.sampled_from([100.0, 5_000.0, 25e6]),
     reduction=st.sampled_from(["after", "per_parameter", "bucketed"]), num_micro_batches=st.integers(1, 4),
 )  # fmt: skip
-@settings(deadline=None, max_examples=60)
 def test_bytes_are_conserved(
     model: str, dp: int, fsdp: int, stage: int, bucket: float, reduction: str, num_micro_batches: int
 ) -> None:
@@ -108,7 +107,6 @@ LAYOUTS = st.builds(
 
 
 @given(model=st.sampled_from(sorted(MODELS)), layout=LAYOUTS, bucket=st.sampled_from([100.0, 5_000.0, 25e6]))
-@settings(deadline=None, max_examples=60)
 def test_priced_and_issued_are_one(model: str, layout: Layout, bucket: float) -> None:
     """Of every unit the price has as many collectives of as many bytes as the engine's arrays are, whatever the layout."""
     one = Instance(

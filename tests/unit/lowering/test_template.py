@@ -50,7 +50,7 @@ def templates(model: str, family: Family, policy: IssuePolicy) -> list[Template]
     return [unit_template(structure, family, name, policy) for name in structure_units(structure)]
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize(("model", "family"), CASES, ids=str)
 def test_an_order_that_a_device_may_follow(model: str, family: Family) -> None:
     """Whoever reads a tensor, or moves it on, has waited for what brings it; a gradient leaves when it is made; and what is freed
@@ -61,7 +61,7 @@ def test_an_order_that_a_device_may_follow(model: str, family: Family) -> None:
                 follow(template, name, instructions)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize(("model", "family"), CASES, ids=str)
 def test_everything_is_there_and_nothing_else(model: str, family: Family) -> None:
     for policy in POLICIES:
@@ -112,7 +112,7 @@ def follow(template: Template, name: str, instructions: tuple[Instruction, ...])
     assert all(unit.tensors[each.name].role is not Role.CONSTANT for each in freed), "constants are the batch's"
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize(("model", "family"), CASES, ids=str)
 def test_of_partial_sums_the_loss_alone_outlasts_the_forward_pass(model: str, family: Family) -> None:
     """It is summed in the update; what products and embeddings leave is freed as soon as it has been summed."""
