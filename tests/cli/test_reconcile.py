@@ -60,6 +60,7 @@ def in_place(devices: int = 1, **layout: object) -> Plan:
     return plan_layout(model, plan.cluster, replace(plan.job, loss="in_place"), plan.layout)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("optimizer", optimizer_names())
 def test_a_run_of_the_engine_in_one_process(capsys: pytest.CaptureFixture[str], tmp_path: Path, optimizer: str) -> None:
     named = trained(capsys, tmp_path, in_place(optimizer=optimizer), "--steps", "6")

@@ -72,6 +72,7 @@ SHOWN = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("columns", [60, 100])
 @pytest.mark.parametrize("arguments", SHOWN)
 def test_lines_keep_to_the_width_of_a_terminal(

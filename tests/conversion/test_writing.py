@@ -147,6 +147,7 @@ for name in ("torchtitan", "megatron", "megatron-ranks"):
 """
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("limit", [100, 3_000, 20_000])
 def test_a_full_disk_is_said(limit: int, tmp_path: Path) -> None:
     """PyTorch's writer of files would end the process: files of at most so many bytes stand for the disk."""

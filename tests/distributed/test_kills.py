@@ -17,7 +17,7 @@ KILLS = {
 }
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_run_that_is_killed_ends_as_one_that_was_not(name: str, tmp_path: Path) -> None:
     model, layout, _ = LAYOUTS[name]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import random
 import re
 from pathlib import Path
 
 import pytest
+from thinned import covering
 
 ROOT = Path(__file__).parents[2]
 SPECIFICATION = importlib.util.spec_from_file_location("refresh", ROOT / "docs" / "refresh.py")
@@ -24,6 +24,7 @@ SESSIONS = [
 # They take long; tests/unit/calibrate/ has the same at hand (test_groups.py, and by `make accuracy` test_published_fit.py).
 ELSEWHERE = ("shardwise validate --folds", "shardwise validate --groups")
 LONG = ("shardwise validate",)  # by `make matrix` alone
+LONG_CALLS = ("of_a_layer(",)  # in Python, likewise: it rehearses six layouts
 REPLAYS = [
     (str(document.relative_to(ROOT)), block.group(1))
     for document in refresh.DOCUMENTS
@@ -32,7 +33,7 @@ REPLAYS = [
 
 
 PRINTED = [session for session in SESSIONS if session[1] not in ELSEWHERE]
-SUITE_SHARE = 1 / 3
+SUITE_SHARE = 1 / 3  # of the sessions; the others run in `make matrix`
 
 
 def subjects(document: str, command: str) -> set[str]:
@@ -40,21 +41,8 @@ def subjects(document: str, command: str) -> set[str]:
     return {document, *re.findall(r"shardwise ([a-z-]+)", command)}
 
 
-def sessions_of_suite() -> list[int]:
-    """A third of all sessions, by number: drawn, and first of all so many that every page and every verb occurs."""
-    short = [number for number, (_, command, _) in enumerate(PRINTED) if command not in LONG]
-    drawn = random.Random(0).sample(short, len(short))
-    seen, chosen = set[str](), []
-    for number in drawn:
-        document, command, _ = PRINTED[number]
-        if not subjects(document, command) <= seen:
-            seen |= subjects(document, command)
-            chosen.append(number)
-    others = [number for number in drawn if number not in chosen]
-    return sorted(chosen + others[: max(round(SUITE_SHARE * len(PRINTED)) - len(chosen), 0)])
-
-
-IN_SUITE = sessions_of_suite()
+SHORT = [number for number, (_, command, _) in enumerate(PRINTED) if command not in LONG]
+IN_SUITE = {SHORT[place] for place in covering([subjects(*PRINTED[number][:2]) for number in SHORT], SUITE_SHARE)}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +63,14 @@ def test_session(document: str, command: str, output: str) -> None:
 
 
 @pytest.mark.thinned(3)
-@pytest.mark.parametrize(("document", "session"), REPLAYS, ids=[f"{d}:{s[4:60]}" for d, s in REPLAYS])
+@pytest.mark.parametrize(
+    ("document", "session"),
+    [
+        pytest.param(document, session, id=f"{document}:{session[4:60]}", marks=[pytest.mark.matrix] if long else [])
+        for document, session in REPLAYS
+        for long in [any(call in session for call in LONG_CALLS)]
+    ],
+)
 def test_python_session(document: str, session: str) -> None:
     assert refresh.replayed(session) == session
 
@@ -126,8 +121,7 @@ def test_a_stale_picture_is_drawn_again(tmp_path: Path) -> None:
 
 
 def test_the_suite_has_every_page_and_every_verb() -> None:
-    short = [(document, command) for document, command, _ in PRINTED if command not in LONG]
-    every = {subject for session in short for subject in subjects(*session)}
+    every = {subject for number in SHORT for subject in subjects(*PRINTED[number][:2])}
     assert {subject for number in IN_SUITE for subject in subjects(*PRINTED[number][:2])} == every
     assert len(IN_SUITE) <= 0.4 * len(PRINTED)
 

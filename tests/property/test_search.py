@@ -159,7 +159,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(6)
 @pytest.mark.parametrize(
     ("model", "cluster_name", "job", "overlap"),
     in_turn(ROWS),
@@ -188,7 +188,7 @@ STRUCTURES = [  # experts, whole or split; biases; tied embeddings; latent atten
 ]  # fmt: skip
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(13)
 @pytest.mark.parametrize("model", STRUCTURES)
 def test_kept_rows_equal_the_scalar_estimate(model: str) -> None:
     """The rows that a plan is chosen from, with the weights of every structure moved as its own derivation says."""
@@ -219,7 +219,7 @@ PREDICTED = [
 ]
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(
     ("model", "cluster_name", "stack", "job", "overlap"),
     in_turn(PREDICTED),
@@ -272,7 +272,7 @@ def test_no_other_mode_is_predicted_to_be_much_faster(stack: str) -> None:
 POLICIES = dataclasses.replace(CHOICES, recompute_layers=(None, 2, *QUARTERS), offload=OFFLOADS)
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(5)
 @pytest.mark.parametrize(
     ("model", "cluster_name", "job", "overlap"),
     in_turn(
@@ -312,7 +312,7 @@ PINNED = [
 ]
 
 
-@pytest.mark.thinned(14)
+@pytest.mark.thinned(28)
 @pytest.mark.parametrize(
     ("model", "cluster_name", "job", "schedule"),
     [(*pinned, schedule) for pinned in PINNED for schedule in schedule_names()],
@@ -338,6 +338,7 @@ def test_rows_of_a_pinned_schedule_equal_the_scalar_estimate(
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("schedule", [name for name in schedule_names() if schedule_of(name).pairs])
 def test_the_experts_traffic_that_pairs_hide_equals_the_scalar_estimate(schedule: str) -> None:
     """It hides beside pairs alone, and tensor parallelism's does not."""
@@ -356,7 +357,7 @@ WITH_OFFLOAD = itertools.product(
 )
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(16)
 @pytest.mark.parametrize(("model", "precision", "schedule"), [(*case, schedule) for case, schedule in WITH_OFFLOAD])
 def test_rows_of_a_schedule_with_offload_and_parts_of_the_layers_equal_the_scalar_estimate(
     model: str, precision: str, schedule: str
@@ -377,6 +378,7 @@ def test_rows_of_a_schedule_with_offload_and_parts_of_the_layers_equal_the_scala
         assert scalar.mfu <= scalar.hfu * (1 + 1e-9), row.layout
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("schedule", ["dualpipe", "dualpipe_v", "zb_v"])
 def test_memory_of_stages_that_differ_is_that_of_the_fullest(schedule: str) -> None:
     """80 layers on up to 64 virtual stages, with few micro-batches, of which later ranks hold more. ZB-V's fullest was sought
@@ -416,6 +418,7 @@ def with_memory(cluster: Cluster, memory_bytes: float) -> Cluster:
     return dataclasses.replace(cluster, chip=dataclasses.replace(cluster.chip, memory_bytes=memory_bytes))
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("memory_bytes", [2.5e9, 4e9, 8e9, 80e9])
 def test_nothing_exceeds_the_capacity(memory_bytes: float) -> None:
     cluster = with_memory(load_cluster("h100:16"), memory_bytes)

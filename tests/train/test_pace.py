@@ -25,6 +25,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_rank_that_is_three_times_as_slow_is_named(layout: Layout, tmp_path: Path) -> None:
     flags = [*write_inputs(tmp_path, planned(DENSE, layout, 8)), "--device", "cpu", "--steps", "20", "--elastic"]
@@ -45,6 +46,7 @@ def test_a_rank_that_is_three_times_as_slow_is_named(layout: Layout, tmp_path: P
     assert re.search(rf"^  slow       rank 1 on {re.escape(socket.gethostname())}, at step 10 ", run.out, re.MULTILINE)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_ranks_that_are_equally_slow_are_not(layout: Layout, tmp_path: Path) -> None:
     flags = [*write_inputs(tmp_path, planned(DENSE, layout, 8)), "--device", "cpu", "--steps", "20", "--elastic"]
