@@ -118,14 +118,19 @@ class Tree:
             sys.exit(f"error: pytest did not run the tests (exit status {status}):\n{output[-2000:]}")
         return ("lived" if status == 0 else "died"), failed.partition(" - ")[0]
 
-    def judge(self, mutant: Mutant, limit_s: float) -> Outcome:
-        """Make a mutant, run its room's tests, undo it, and see that the test which failed passes without it."""
+    def judge(self, mutant: Mutant, limit_s: float, *, killer: str = "") -> Outcome:
+        """Make a mutant, run its room's tests, undo it, and see that the test which failed passes without it.
+
+        The file of `killer`, the test that failed in an earlier run, comes first.
+        """
         path = self.folder / PACKAGE / mutant.file
         source = path.read_text(encoding="utf-8")
+        files = files_of_tests(mutant.file, self.folder / "tests")
+        files.sort(key=lambda file: file != killer.partition("tests/")[2].partition("::")[0])
         started = time.monotonic()
         try:
             _write(path, mutant.mutation.applied(source))
-            outcome, test = self.run(files_of_tests(mutant.file, self.folder / "tests"), limit_s)
+            outcome, test = self.run(files, limit_s)
         finally:
             _write(path, source)
         if outcome == "died":

@@ -2,6 +2,7 @@
 
     python benchmarks/mutants.py [--count 100] [--seed 0] [--rooms lowering,engine/torch] [--processes 2] [--limit 1800]
                                  [--required 0.9] [--again] [--out FILE]
+    python benchmarks/mutants.py --recheck 40 [--seed 0]
 
 Draws `count` mutations of the sources of all rooms of `mutant_rooms.py`, or of those asked for, makes each in a copy of the
 tree, and runs the tests of its room there until one fails; that one is run again without the mutant, where it has to pass. As
@@ -9,6 +10,9 @@ many copies are at work as there are processes. Each outcome is a line of `--out
 file: a run that was interrupted goes on where it stopped, and what lies in a line that has changed since is run anew
 (`--again`: survivors are, too). Prints what lived, with its reason where `mutants.toml` has one for the file and the mutated
 line. The exit status is 1 where fewer died than are required.
+
+`--recheck N` runs N recorded deaths again, drawn at random, after a change of the tests: each has to die again, and the test
+that noticed it is recorded. Mutants of lines that have changed since are left out.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import argparse
 import itertools
 import json
 import queue
+import random
 import signal
 import sys
 import tempfile
@@ -40,19 +45,34 @@ LIMIT_S = 1800.0  # several times as long as the tests of any room take
 
 
 def drawn(package: Path, count: int, seed: int, rooms: Sequence[str] = ()) -> list[Mutant]:
-    """So many mutants of all places of some rooms, or of all.
+    """Return `count` mutants of all places of some rooms, or of all.
 
     Their order is that of a hash of what each is: where sources change, the mutants of all other lines are drawn as before.
     """
-    sources = {
-        path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in sorted(package.rglob("*.py"))
-    }
-    places = [
-        one for file, source in sources.items() if room_of(file) in (rooms or ROOMS) for one in _mutants(file, source)
-    ]
+    sources = _read_sources(package)
+    places = list(_all_mutants(sources, rooms))
     places.sort(key=lambda mutant: sha256(repr((seed, *mutant.key)).encode()).digest())
     valid = (mutant for mutant in places if compiles(mutant.mutation.applied(sources[mutant.file])))
     return list(itertools.islice(valid, count))
+
+
+def deaths(package: Path, outcomes: Mapping[tuple[object, ...], Outcome], count: int, seed: int) -> list[Mutant]:
+    """Return `count` mutants of today's sources, drawn at random, that are recorded to have died."""
+    died = {key for key, outcome in outcomes.items() if outcome.outcome != "lived"}
+    mutants = [mutant for mutant in _all_mutants(_read_sources(package)) if mutant.key in died]
+    return random.Random(seed).sample(mutants, min(count, len(mutants)))
+
+
+def _read_sources(package: Path) -> dict[str, str]:
+    return {
+        path.relative_to(package).as_posix(): path.read_text(encoding="utf-8") for path in sorted(package.rglob("*.py"))
+    }
+
+
+def _all_mutants(sources: Mapping[str, str], rooms: Sequence[str] = ()) -> Iterator[Mutant]:
+    for file, source in sources.items():
+        if room_of(file) in (rooms or ROOMS):
+            yield from _mutants(file, source)
 
 
 def _mutants(file: str, source: str) -> Iterator[Mutant]:
@@ -78,9 +98,18 @@ def read_outcomes(out: Path) -> dict[tuple[object, ...], Outcome]:
 
 
 def judged(
-    mutants: Sequence[Mutant], trees: Sequence[Tree], out: Path, *, again: bool, limit_s: float = LIMIT_S
+    mutants: Sequence[Mutant],
+    trees: Sequence[Tree],
+    out: Path,
+    *,
+    again: bool,
+    recheck: bool = False,
+    limit_s: float = LIMIT_S,
 ) -> Iterator[Outcome]:
-    """The outcome of each mutant, from the file or from running its tests in a tree that is free, which adds it to the file."""
+    """Yield the outcome of each mutant, from the file, or from running its tests in a free tree and adding it to the file.
+
+    Survivors are run again where `again`, and all mutants where `recheck`.
+    """
     known = read_outcomes(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     free: queue.SimpleQueue[Tree] = queue.SimpleQueue()
@@ -89,11 +118,11 @@ def judged(
 
     def outcome(mutant: Mutant) -> Outcome:
         found = known.get(mutant.key)
-        if found is not None and not (again and found.outcome == "lived"):
+        if found is not None and not recheck and not (again and found.outcome == "lived"):
             return found
         tree = free.get()
         try:
-            found = tree.judge(mutant, limit_s)
+            found = tree.judge(mutant, limit_s, killer=found.test if found else "")
         finally:
             free.put(tree)
         with out.open("a", encoding="utf-8") as file:
@@ -113,6 +142,14 @@ def judged(
         for tree in trees:
             tree.end()
         pool.shutdown()
+
+
+def compact(out: Path) -> None:
+    """Keep the last outcome of each mutant."""
+    lines = [json.dumps(asdict(outcome)) for outcome in read_outcomes(out).values()]
+    part = out.with_name(f"{out.name}.part")
+    part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    part.replace(out)
 
 
 def _end_line(out: Path) -> None:
@@ -150,6 +187,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds after which a mutant counts as hung")
     parser.add_argument("--required", type=float, default=0.9, help="share of mutants that have to die")
     parser.add_argument("--again", action="store_true", help="run the tests of survivors again")
+    parser.add_argument("--recheck", type=int, metavar="N", help="run N recorded deaths again; all have to die")
     parser.add_argument("--out", type=Path, default=KEPT)
     arguments = parser.parse_args()
     arguments.rooms = [room for room in arguments.rooms.split(",") if room]
@@ -162,18 +200,25 @@ def main() -> int:
     """Print what lived; the exit status says whether enough died."""
     arguments = parse_arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that servers end with it
-    mutants = drawn(REPOSITORY / PACKAGE, arguments.count, arguments.seed, arguments.rooms)
+    package, recheck = REPOSITORY / PACKAGE, arguments.recheck is not None
+    if recheck:
+        mutants = deaths(package, read_outcomes(arguments.out), arguments.recheck, arguments.seed)
+    else:
+        mutants = drawn(package, arguments.count, arguments.seed, arguments.rooms)
     found: list[Outcome] = []
     with ExitStack() as stack:
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(arguments.processes)]
         trees = [Tree(REPOSITORY, folder) for folder in folders]
         try:
-            found.extend(judged(mutants, trees, arguments.out, again=arguments.again, limit_s=arguments.limit))
+            options = {"again": arguments.again, "recheck": recheck, "limit_s": arguments.limit}
+            found.extend(judged(mutants, trees, arguments.out, **options))
         except KeyboardInterrupt:
             print(f"interrupted; the same command goes on from {arguments.out}", file=sys.stderr)
             return 130
     print(report(found, read_reasons(REASONS)))
-    return 0 if sum(one.outcome != "lived" for one in found) >= arguments.required * len(found) else 1
+    compact(arguments.out)
+    required = 1.0 if recheck else arguments.required
+    return 0 if sum(outcome.outcome != "lived" for outcome in found) >= required * len(found) else 1
 
 
 if __name__ == "__main__":

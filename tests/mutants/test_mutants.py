@@ -10,7 +10,7 @@ import mutants
 import pytest
 from mutant_rooms import ROOMS, files_of_tests, room_of
 from mutant_tree import PACKAGE, Mutant, Outcome, Tree, described
-from mutants import drawn, judged, read_reasons, report
+from mutants import compact, deaths, drawn, judged, read_outcomes, read_reasons, report
 from mutation import compiles, mutations
 
 SOURCE = '''
@@ -126,7 +126,7 @@ def test_a_run_goes_on_where_it_stopped(
     """Interrupted in the third of five mutants, and in a line of the file at that."""
     ran: list[Mutant] = []
 
-    def judge(tree: Tree, mutant: Mutant, limit_s: float) -> Outcome:
+    def judge(tree: Tree, mutant: Mutant, limit_s: float, killer: str = "") -> Outcome:
         assert limit_s == mutants.LIMIT_S
         ran.append(mutant)
         own = mutant.mutation
@@ -156,6 +156,34 @@ def test_a_run_goes_on_where_it_stopped(
     (repository / PACKAGE / "schedule/price.py").write_text(PRICE.replace("count < 0", "count < 0.5"))
     assert len(list(judged(drawn(repository / PACKAGE, 100, seed=1), [tree], out, again=False))) == 5
     assert len(ran) == 5 + 3 + 3
+
+
+def test_recorded_deaths_are_run_again(repository: Path, tree: Tree, tmp_path: Path) -> None:
+    """The test that notices it now is recorded; what no test notices any more has lived; a line that has changed is left out."""
+    out = tmp_path / "mutants.jsonl"
+    chosen = drawn(repository / PACKAGE, 100, seed=1)
+    assert [outcome.outcome for outcome in judged(chosen, [tree], out, again=False)].count("died") == 1
+    tests = tree.folder / "tests/unit/schedule/test_price.py"
+
+    def recheck(test: str) -> Outcome:
+        tests.write_text(test)
+        (mutant,) = deaths(repository / PACKAGE, read_outcomes(out), 40, seed=1)
+        (outcome,) = judged([mutant], [tree], out, again=False, recheck=True)
+        compact(out)
+        assert len(out.read_text().splitlines()) == len(chosen)
+        assert read_outcomes(out)[mutant.key] == outcome
+        return outcome
+
+    assert recheck(TESTED.replace("test_it", "test_product")).test.endswith("::test_product")
+    assert recheck(TESTED.replace("3, 2) == 6", "3, 1) == 3")).outcome == "lived"
+    assert deaths(repository / PACKAGE, read_outcomes(out), 40, seed=1) == []
+
+
+def test_deaths_in_lines_that_have_changed_are_not_run_again(repository: Path, tree: Tree, tmp_path: Path) -> None:
+    out = tmp_path / "mutants.jsonl"
+    assert len(list(judged(drawn(repository / PACKAGE, 100, seed=1), [tree], out, again=False))) == 5
+    (repository / PACKAGE / "schedule/price.py").write_text(PRICE.replace("count * each", "each * count"))
+    assert deaths(repository / PACKAGE, read_outcomes(out), 40, seed=1) == []
 
 
 def test_equal_lines_of_a_file_are_two_mutants(repository: Path) -> None:

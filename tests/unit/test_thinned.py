@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from thinned import drawn
+import thinned
+from thinned import covering, drawn, part_of
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7])
@@ -28,3 +29,23 @@ def test_the_others_are_marked_for_the_matrix(number: int, request: pytest.Fixtu
     alone = len([item for item in request.session.items if item.nodeid.startswith(f"{name}[")]) == 1
     kept = drawn(9, 3, seed=name)
     assert alone or (number not in kept) == ("matrix" in {mark.name for mark in request.node.iter_markers()})
+
+
+def test_a_share_of_the_cases_has_every_subject() -> None:
+    subjects = [{f"page {number % 7}", f"verb {number % 5}"} for number in range(60)]
+    kept = covering(subjects, 1 / 3)
+    assert len(kept) == 20
+    assert set().union(*(subjects[number] for number in kept)) == set().union(*subjects)
+    assert covering(subjects, 1 / 3) == kept
+
+
+def test_every_subject_occurs_where_that_takes_more_than_the_share() -> None:
+    assert covering([{"a"}, {"b"}, {"c"}, set()], 0.25) == {0, 1, 2}
+
+
+def test_the_suite_compares_a_part_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thinned, "is_suite", True)
+    assert list(part_of(range(7))) == [0, 3, 6]
+    assert list(part_of(range(7), 4)) == [0, 4]
+    monkeypatch.setattr(thinned, "is_suite", False)
+    assert list(part_of(range(7))) == list(range(7))

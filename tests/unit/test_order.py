@@ -1,0 +1,75 @@
+"""The order of test files, the files of `make quick`, and what one worker takes at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from order import PIECE_S, TESTS, TOGETHER, Cost, cut_into_pieces, order_files, quick_files, read_costs, read_kills
+
+COSTS = {
+    "waits.py": Cost(2.0, 60.0),
+    "kills.py": Cost(10.0, 10.0),
+    "kills_cheaply.py": Cost(1.0, 1.0),
+    "costly.py": Cost(30.0, 30.0),
+    "cheap.py": Cost(1.0, 1.0),
+}
+KILLS = {"kills.py": 5, "kills_cheaply.py": 2}
+
+
+def test_files_that_wait_come_first_then_those_that_find_most_per_second() -> None:
+    files = ["cheap.py", "costly.py", "kills.py", "kills_cheaply.py", "waits.py"]
+    assert order_files(files, COSTS, KILLS) == ["waits.py", "kills_cheaply.py", "kills.py", "costly.py", "cheap.py"]
+
+
+def test_a_file_that_was_never_measured_counts_as_cheap() -> None:
+    assert order_files(["cheap.py", "new.py", "costly.py"], COSTS, KILLS) == ["costly.py", "cheap.py", "new.py"]
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        (0.0, []),
+        (2 / 7, ["kills_cheaply.py"]),
+        (0.3, ["kills_cheaply.py", "kills.py"]),
+        (1.0, ["kills_cheaply.py", "kills.py"]),
+    ],
+)
+def test_quick_files_kill_a_share_of_the_mutants(share: float, expected: list[str]) -> None:
+    assert quick_files(share, COSTS, KILLS) == expected
+
+
+def test_the_recorded_files_of_quick_exist_and_kill_nine_of_ten() -> None:
+    files, kills = quick_files(), read_kills()
+    assert [file for file in files if not (TESTS / file).exists()] == []
+    assert sum(kills[file] for file in files) >= 0.9 * sum(kills.values()) > 0
+    assert set(files) <= set(read_costs())
+
+
+def test_a_file_that_takes_long_is_cut_into_consecutive_cases() -> None:
+    costs = {"long.py": Cost(2.5 * PIECE_S, 1.0), "short.py": Cost(1.0, 1.0)}
+    nodeids = [f"tests/{file}::test_it[{number}]" for file in ("long.py", "short.py") for number in range(6)]
+    pieces = cut_into_pieces(nodeids, costs)
+    assert [pieces[nodeid][-1] for nodeid in nodeids[:6]] == ["0", "0", "1", "1", "2", "2"]
+    assert {pieces[nodeid] for nodeid in nodeids[6:]} == {"tests/short.py 0"}
+
+
+def test_files_that_predict_the_published_runs_are_one_piece() -> None:
+    assert [file for file in TOGETHER if not (TESTS / file).exists()] == []
+    assert len(set(cut_into_pieces([f"tests/{file}::test_it" for file in TOGETHER], {}).values())) == 1
+
+
+def test_costs_and_kills_are_read_by_the_path_below_tests(tmp_path: Path) -> None:
+    (tmp_path / "suite.csv").write_text("file,tests,cpu_s,wall_s,processes\nunit/test_a.py,3,1.50,2.25,0\n")
+    assert read_costs(tmp_path / "suite.csv") == {"unit/test_a.py": Cost(1.5, 2.25)}
+    rows = [
+        ("died", "FAILED tests/unit/test_a.py::test_x[1]"),
+        ("died", "FAILED tests/unit/test_a.py::test_y"),
+        ("lived", ""),
+    ]
+    (tmp_path / "mutants.jsonl").write_text(
+        "".join(json.dumps({"outcome": outcome, "test": test}) + "\n" for outcome, test in rows)
+    )
+    assert read_kills(tmp_path / "mutants.jsonl") == {"unit/test_a.py": 2}
+    assert read_costs(tmp_path / "none.csv") == read_kills(tmp_path / "none.jsonl") == {}
