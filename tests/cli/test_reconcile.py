@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from train import stand_in
+from train.launching import commanded
 from train.stand_in import SEQ_LEN, small_plan, write_inputs
 
 from shardwise.cli import main
@@ -47,7 +48,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 def trained(capsys: pytest.CaptureFixture[str], place: Path, plan: Plan, *flags: str) -> list[str]:
     """Train a plan, and give what names it and its run."""
     words = write_inputs(place, plan)
-    assert run(capsys, "train", *words, "--device", "cpu", *flags)[0] == 0
+    command = ["train", *words, "--device", "cpu", *flags]
+    if plan.layout.num_devices == 1:
+        assert run(capsys, *command)[0] == 0
+    else:
+        launched = commanded(*command)
+        assert launched.ended() == 0, launched.err
     return [words[0], words[4]]
 
 

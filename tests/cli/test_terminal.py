@@ -72,7 +72,7 @@ SHOWN = [
 ]
 
 
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("columns", [60, 100])
 @pytest.mark.parametrize("arguments", SHOWN)
 def test_lines_keep_to_the_width_of_a_terminal(
@@ -86,6 +86,7 @@ def test_lines_keep_to_the_width_of_a_terminal(
     assert Counter("".join(whole.split())) <= Counter("".join("".join(lines).split()))  # nothing is cut
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "arguments", [*SHOWN, ["matmul", "A[I_X, J] -> B[I, J]", "--mesh", "X=2", "--size", "I=4,J=4"]]
 )

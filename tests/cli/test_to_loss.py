@@ -16,7 +16,7 @@ import shardwise as sw
 from shardwise.cli import main
 from shardwise.units import SECONDS_PER_DAY
 
-SIZES = ["--seq-len", "1024"]
+SIZES = ["--seq-len", "1024", "--pin", "pp=1", "--pin", "cp=1", "--pin", "tp=1"]  # pins: nine plans take long
 PLAN = ["plan", "gpt-2", "h100:4,8,16", *SIZES]
 NOISE = 2**17
 BATCHES = ["--noise-scale", "128Ki", "--batch-tokens", "64Ki:256Ki:x2"]
@@ -211,7 +211,12 @@ def test_pictures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 def test_python_has_what_the_command_line_has() -> None:
     found = sw.plan_to_loss(
-        "gpt-2", ["h100:4", "h100:8", "h100:16"], noise_scale="128Ki", batches=[2**16, 2**17, 2**18], seq_len=1024
+        "gpt-2",
+        ["h100:4", "h100:8", "h100:16"],
+        noise_scale="128Ki",
+        batches=[2**16, 2**17, 2**18],
+        seq_len=1024,
+        pins="pp=1 cp=1 tp=1",
     )
     mine = payload(*PLAN, *BATCHES)
     assert [one.time.loss_s for one in found.points if one.time] == [one["time"]["loss_s"] for one in mine["points"]]

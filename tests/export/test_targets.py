@@ -25,7 +25,7 @@ from shardwise.planning.abilities import OWN
 from shardwise.planning.plan import Plan, plan_layout
 from shardwise.units import format_seconds
 
-NUM_WRITTEN, NUM_MORE_WRITTEN, NUM_REFUSED, NUM_NEAREST = 40, 300, 50, 2
+NUM_WRITTEN, NUM_MORE_WRITTEN, NUM_REFUSED, NUM_NEAREST = 24, 300, 50, 2
 NUM_PLANS = 20  # of our own engine, whose launches are plan files, which have tests of their own
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,32 +160,36 @@ def test_a_run_goes_on_where_it_stopped(
     assert len(ran) == 5 + 3 + 3
 
 
+def recorded(mutant: Mutant, outcome: str) -> Outcome:
+    change = mutant.mutation
+    return Outcome(
+        file=mutant.file, line=change.line, before=change.before, after=change.after, mutated_line=mutant.mutated_line,
+        outcome=outcome, seconds=1.0, test="FAILED tests/unit/schedule/test_price.py::test_it", nth=mutant.nth,
+    )  # fmt: skip
+
+
 def test_recorded_deaths_are_run_again(repository: Path, tree: Tree, tmp_path: Path) -> None:
     """The test that notices it now is recorded; what no test notices any more has lived; a line that has changed is left out."""
     out = tmp_path / "mutants.jsonl"
-    chosen = drawn(repository / PACKAGE, 100, seed=1)
-    assert [outcome.outcome for outcome in judged(chosen, [tree], out, again=False)].count("died") == 1
+    outcomes = {
+        mutant.key: recorded(mutant, "died" if mutant.mutated_line == "return (count / each)" else "lived")
+        for mutant in drawn(repository / PACKAGE, 100, seed=1)
+    }
+    (mutant,) = deaths(repository / PACKAGE, outcomes, 40, seed=1)
+    out.write_text("".join(json.dumps(dataclasses.asdict(outcome)) + "\n" for outcome in outcomes.values()))
     tests = tree.folder / "tests/unit/schedule/test_price.py"
-
-    def recheck(test: str) -> Outcome:
-        tests.write_text(test)
-        (mutant,) = deaths(repository / PACKAGE, read_outcomes(out), 40, seed=1)
-        (outcome,) = judged([mutant], [tree], out, again=False, recheck=True)
-        compact(out)
-        assert len(out.read_text().splitlines()) == len(chosen)
-        assert read_outcomes(out)[mutant.key] == outcome
-        return outcome
-
-    assert recheck(TESTED.replace("test_it", "test_product")).test.endswith("::test_product")
-    assert recheck(TESTED.replace("3, 2) == 6", "3, 1) == 3")).outcome == "lived"
-    assert deaths(repository / PACKAGE, read_outcomes(out), 40, seed=1) == []
-
-
-def test_deaths_in_lines_that_have_changed_are_not_run_again(repository: Path, tree: Tree, tmp_path: Path) -> None:
-    out = tmp_path / "mutants.jsonl"
-    assert len(list(judged(drawn(repository / PACKAGE, 100, seed=1), [tree], out, again=False))) == 5
+    tests.write_text(TESTED.replace("test_it", "test_product"))
+    (died,) = judged([mutant], [tree], out, again=False, recheck=True)
+    assert (died.outcome, died.test) == ("died", "FAILED tests/unit/schedule/test_price.py::test_product")
+    tests.write_text(TESTED.replace("3, 2) == 6", "3, 1) == 3"))
+    (lived,) = judged([mutant], [tree], out, again=False, recheck=True)
+    assert lived.outcome == "lived"
+    assert len(out.read_text().splitlines()) == len(outcomes) + 2
+    compact(out)
+    assert len(out.read_text().splitlines()) == len(outcomes)
+    assert read_outcomes(out) == {**outcomes, mutant.key: lived}
     (repository / PACKAGE / "schedule/price.py").write_text(PRICE.replace("count * each", "each * count"))
-    assert deaths(repository / PACKAGE, read_outcomes(out), 40, seed=1) == []
+    assert deaths(repository / PACKAGE, outcomes, 40, seed=1) == []
 
 
 def test_equal_lines_of_a_file_are_two_mutants(repository: Path) -> None:

@@ -283,6 +283,7 @@ def corruptions(case: Case, replacement: Callable[[Communicate], tuple[Step, ...
                 yield label, lambda u, name=unit.name, corrupted=corrupted: corrupted if u.name == name else u
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", CORRUPTED)
 def test_every_collective_is_needed(name: str) -> None:
     case = CORRUPTED[name]
@@ -292,6 +293,7 @@ def test_every_collective_is_needed(name: str) -> None:
     assert [label for label, found in tried if not found] == []
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", CORRUPTED)
 def test_a_reduction_that_does_not_sum_is_noticed(name: str) -> None:
     """Each device keeps its own summand: every shape stays right, so only the numbers can tell."""

@@ -59,7 +59,7 @@ def case(seed: int) -> tuple[SearchResult, SearchResult, int]:
         return bounded, search(model, cluster, job, choices=choices, top=top, exhaustive=True), num_timed
 
 
-@pytest.mark.thinned(6)
+@pytest.mark.thinned(12)
 @pytest.mark.parametrize("seeds", [range(start, start + 2) for start in range(0, 24, 2)])
 def test_bounds_leave_out_nothing_that_is_kept(seeds: range) -> None:
     num_rows = num_timed = 0
