@@ -4,7 +4,8 @@
 
 Files come in the order of mutants killed per CPU second, so that a broken change fails soon: kills are those recorded in
 `benchmarks/mutants.jsonl`, costs those measured into `benchmarks/suite.csv`. Files that mostly wait for processes start first,
-and those that have killed no mutant come last, the costliest before the others. Files that are not in the tables count as cheap.
+one at a time, and those that have killed no mutant come last, the costliest before the others. Files that are not in the tables
+count as cheap.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ TOGETHER = (
     "unit/calibrate/test_accuracy.py", "unit/calibrate/test_groups.py", "unit/calibrate/test_row.py",
     "unit/reconcile/test_memory.py", "planning/test_choose.py", "planning/test_abilities.py", "planning/test_progress.py",
 )  # fmt: skip
-WAITING_S = 15.0  # a file that waits for so long starts before all others
+WAITING_S = 8.0  # a file that waits for so long starts early
 PIECE_S = 12.0  # CPU seconds of the cases that one worker takes at once
 QUICK_SHARE = 0.9  # of the recorded mutants that died
 
@@ -60,6 +61,13 @@ def read_kills(path: Path = MUTANTS) -> Mapping[str, int]:
     return Counter(test.partition("::")[0] for test in tests)
 
 
+def is_waiting(piece: str, costs: Mapping[str, Cost] | None = None) -> bool:
+    """Return whether a test file, or a piece of one, mostly waits for processes."""
+    costs = read_costs() if costs is None else costs
+    cost = costs.get(piece.removeprefix("tests/").partition(" ")[0], CHEAP)
+    return cost.wall_s - cost.cpu_s > WAITING_S
+
+
 def order_files(
     files: Iterable[str], costs: Mapping[str, Cost] | None = None, kills: Mapping[str, int] | None = None
 ) -> list[str]:
@@ -68,8 +76,7 @@ def order_files(
 
     def key(file: str) -> tuple[bool, float, float, str]:
         cost = costs.get(file, CHEAP)
-        is_waiting = cost.wall_s - cost.cpu_s > WAITING_S
-        return not is_waiting, -kills.get(file, 0) / max(cost.cpu_s, 0.1), -cost.cpu_s, file
+        return not is_waiting(file, costs), -kills.get(file, 0) / max(cost.cpu_s, 0.1), -cost.cpu_s, file
 
     return sorted(files, key=key)
 
@@ -99,6 +106,18 @@ class OrderedScheduling(LoadScopeScheduling):
         super().__init__(config, log)
         config.option.loadscopereorder = False
         self._pieces: dict[str, str] = {}
+
+    def _assign_work_unit(self, node: Any) -> None:
+        """Give a worker the next piece; one that mostly waits only while no other worker has one, or two cores would be idle."""
+        if any(not done for scope in self._waiting_of_others(node) for done in scope.values()):
+            computing = next((piece for piece in self.workqueue if not is_waiting(piece)), None)
+            if computing is not None:
+                self.workqueue.move_to_end(computing, last=False)
+        super()._assign_work_unit(node)
+
+    def _waiting_of_others(self, node: Any) -> list[dict[str, bool]]:
+        others = [work for other, work in self.assigned_work.items() if other is not node]
+        return [tests for work in others for piece, tests in work.items() if is_waiting(piece)]
 
     def _split_scope(self, nodeid: str) -> str:
         if not self._pieces:

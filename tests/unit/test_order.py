@@ -4,9 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import order
 import pytest
-from order import PIECE_S, TESTS, TOGETHER, Cost, cut_into_pieces, order_files, quick_files, read_costs, read_kills
+from order import (
+    PIECE_S,
+    TESTS,
+    TOGETHER,
+    Cost,
+    OrderedScheduling,
+    cut_into_pieces,
+    order_files,
+    quick_files,
+    read_costs,
+    read_kills,
+)
 
 COSTS = {
     "waits.py": Cost(2.0, 60.0),
@@ -53,6 +66,38 @@ def test_a_file_that_takes_long_is_cut_into_consecutive_cases() -> None:
     pieces = cut_into_pieces(nodeids, costs)
     assert [pieces[nodeid][-1] for nodeid in nodeids[:6]] == ["0", "0", "1", "1", "2", "2"]
     assert {pieces[nodeid] for nodeid in nodeids[6:]} == {"tests/short.py 0"}
+
+
+def test_one_worker_at_a_time_has_a_piece_that_waits(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order, "read_costs", lambda: COSTS)
+
+    class Node:
+        def __init__(self, name: str) -> None:
+            self.gateway, self.sent = SimpleNamespace(id=name), list[int]()
+
+        def send_runtest_some(self, indices: list[int]) -> None:
+            self.sent += indices
+
+        shutting_down = False
+
+        def shutdown(self) -> None:
+            pass
+
+    config = SimpleNamespace(option=SimpleNamespace(), getvalue=lambda name: ["popen"] * 2, hook=pytestconfig.hook)
+    scheduling = OrderedScheduling(config, SimpleNamespace(loadscopesched=lambda *parts: None))
+    waiting = [f"tests/waits.py::test_it[{number}]" for number in range(6)]
+    computing = [f"tests/{file}::test_it[{number}]" for file in ("kills.py", "cheap.py") for number in range(3)]
+    nodes = [Node("first"), Node("second")]
+    for node in nodes:
+        scheduling.add_node(node)
+        scheduling.add_node_collection(node, [*waiting, *computing])
+    scheduling.schedule()
+    first, second = ({scheduling.collection[index] for index in node.sent} for node in nodes)
+    assert set(waiting) <= first
+    assert second
+    assert not second & set(waiting)
 
 
 def test_files_that_predict_the_published_runs_are_one_piece() -> None:
