@@ -20,7 +20,7 @@ from shardwise.batch.samples import (
 from shardwise.errors import InputError
 
 Array = NDArray[np.float64]
-SIZE, SEEDS = 20, 100
+SIZE, SEEDS = 40, 100
 RANDOM = np.random.default_rng(7)
 EIGENVALUES = np.geomspace(0.05, 20.0, SIZE)
 ROTATION = np.linalg.qr(RANDOM.standard_normal((SIZE, SIZE)))[0]
