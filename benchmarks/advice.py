@@ -18,21 +18,21 @@ from functools import lru_cache
 from statistics import fmean
 from typing import NamedTuple
 
-from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import KINDS, Stack, stack_named, stack_names
-from shardwise.cost.estimate import estimate
-from shardwise.errors import NothingFitsError, ShardwiseError
-from shardwise.job import Job
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.stacks import KINDS, Stack, stack_named, stack_names
+from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
+from shardwise.layout.rules.stack_abilities import lacking
 from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.abilities import lacking
-from shardwise.planning.explain import MEMORY_RESERVE
-from shardwise.search.choices import Choices
-from shardwise.search.plan import plan
-from shardwise.search.search import search
-from shardwise.search.stages import Balancing
+from shardwise.price.estimate import estimate
+from shardwise.search.balance_stages import Balancing
+from shardwise.search.planner import plan
+from shardwise.search.vectorised.search_layouts import search
+from shardwise.search.verdicts import MEMORY_RESERVE
+from shardwise.values.errors import NothingFitsError, ShardwiseError
 
 BAR = 0.05  # of the pick above the best single pick, mean over the questions
 NUM_TRIED = (
@@ -124,7 +124,7 @@ def _cluster(question: Question, stack: Stack) -> Cluster:
 def _found(model: Architecture, question: Question, job: Job, stack: Stack) -> Iterable[tuple[Layout, float]]:
     """The fastest layouts under a stack, the best first: each the fastest of its way to factor the devices over the axes."""
     cluster, own = _cluster(question, stack), replace(job, loss=stack.loss)
-    choices = Choices().of_stack(stack, model, job, cluster.domain)
+    choices = Choices().of_stack(stack, model, job, cluster.scale_up_size)
     try:
         found = search(model, cluster, own, choices=choices, top=NUM_TRIED, reserve=MEMORY_RESERVE)
     except NothingFitsError:

@@ -25,20 +25,20 @@ import torch.distributed as dist
 from torch import Tensor
 from train import MODEL, RECIPE, Step, loop_step, paired, report
 
-from shardwise.bench.machine.report import machine
-from shardwise.cluster.stacks import calibrated
-from shardwise.engine.torch.batch import MicroBatch
-from shardwise.job import Job
+from shardwise.hardware.published_constants import calibrated
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
+from shardwise.measure.microbenchmarks.machine_benchmark import machine
 from shardwise.model.architecture import Architecture
-from shardwise.planning.plan import plan_layout
-from shardwise.precision import precision_named
+from shardwise.model.job import Job
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.parallel.world import World
+from shardwise.run.spawn import together
+from shardwise.run.trainer.plan_for_engine import policy_of
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.search.layout_plan import plan_layout
 from shardwise.sharding.mesh import Mesh
-from shardwise.train.engine import Engine
-from shardwise.train.issued import policy_of
-from shardwise.train.processes import together
-from shardwise.train.world import World
+from shardwise.step.rank_program import Instance
+from shardwise.values.precision import precision_named
 
 sys.path.append(str(__import__("pathlib").Path(__file__).parents[1] / "tests"))
 from plain import build, initialise

@@ -16,9 +16,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardwise.draw.axis import Axis
-from shardwise.draw.line_chart import Cloud, Line, LineChart
-from shardwise.draw.lines import draw_lines
+from shardwise.present.draw.axis import Axis
+from shardwise.present.draw.line_chart import Cloud, Line, LineChart
+from shardwise.present.draw.lines import draw_lines
 
 ROOT = Path(__file__).parents[1]
 STEPS, VOCABULARY, MARKS = 200, 512, 25

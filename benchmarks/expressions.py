@@ -23,19 +23,18 @@ from dataclasses import dataclass, field
 
 from random_expressions import random_expressions
 
-from shardwise.derive.expression import ShardedExpression, derive_by_cases, strategy_program
-from shardwise.derive.solve import cut_axes
-from shardwise.derive.solve import solve as solve_product
-from shardwise.derive.walk import Compute, ShardedProgram
-from shardwise.dtypes import bytes_per_element
-from shardwise.errors import ShardwiseError
-from shardwise.sharding.collective import Kind
-from shardwise.sharding.paths import Cost, PriceCollective
+from shardwise.derive.expression import ShardedExpression, cut_axes, derive_by_cases, strategy_program
+from shardwise.derive.expression import solve as solve_product
+from shardwise.derive.sharded_program import Compute, ShardedProgram
+from shardwise.sharding.collectives import Kind
+from shardwise.sharding.matmul_search.cheapest_paths import Cost, PriceCollective
+from shardwise.sharding.matmul_search.cheapest_strategies import PriceProduct
 from shardwise.sharding.spec import Axes
-from shardwise.sharding.strategy import PriceProduct
-from shardwise.symbolic import Values
-from shardwise.verify.run import run, run_many
-from shardwise.verify.xla import XlaReport, verify_many
+from shardwise.values.dtypes import bytes_per_element
+from shardwise.values.errors import ShardwiseError
+from shardwise.values.symbolic import Values
+from shardwise.verify.product_runs import run, run_many
+from shardwise.verify.xla_compile import XlaReport, verify_many
 
 LARGEST_ERROR = 1e-5
 DERIVE_LIMIT_S = 5e-3  # wanted of the 99th percentile
@@ -86,7 +85,7 @@ def solve(made: ShardedExpression, *, flops_first: bool = False) -> Solved:
 
 
 def received(kind: Kind, degree: int, payload: float) -> float:
-    """Elements that one device receives: `sharding.collective.received` in numbers."""
+    """Elements that one device receives: `sharding.collectives.received` in numbers."""
     if kind in (Kind.SLICE, Kind.PERMUTE):
         return payload if kind is Kind.PERMUTE else 0.0
     return payload * (degree - 1) / degree * (2.0 if kind is Kind.ALL_REDUCE else 1.0)

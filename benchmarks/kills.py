@@ -22,8 +22,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from shardwise.cli.plain import plain_block
-from shardwise.cli.section import Table
+from shardwise.present.cli.plain import plain_block
+from shardwise.present.cli.section import Table
 
 sys.path.pop(0)  # this folder, which has another `train`
 sys.path.extend(str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "distributed"))

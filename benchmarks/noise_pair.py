@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwise.batch.samples import NoiseAverage, NoiseSample
+from shardwise.batch_size.noise_estimators import NoiseAverage, NoiseSample
 
 LAYERS, HEADS, WIDTH, LENGTH, BATCH = 4, 4, 128, 64, 32
 # nanoGPT, config/train_shakespeare_char.py: but for the sizes, which are nanoGNS's.

@@ -4,7 +4,8 @@
 
 Each schedule trains a model of even stages for some steps. Of each pass the seconds of its computation are taken, without what it
 waits for from the other stage; by kind and stage their medians are the durations from which the same action list is played
-(`schedule.play`). The time from the first pass to the last is compared: the median of the steps over the played makespan, so that
+(`pipeline.timeline`). The time from the first pass to the last is compared: the median of the steps over the played
+makespan, so that
 both come from one run. Prints also whether the passes ran in the list's order, and the bubble of either.
 """
 
@@ -20,21 +21,20 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from shardwise.cli.plain import plain_block
-from shardwise.cli.section import Table
-from shardwise.engine.torch.batch import MicroBatch
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
-from shardwise.precision import precision_named
-from shardwise.schedule.action import BACKWARD, FORWARD, INPUT, WEIGHT, Action
-from shardwise.schedule.build import build
-from shardwise.schedule.durations import Durations
-from shardwise.schedule.play import play
-from shardwise.train.engine import Engine
-from shardwise.train.processes import together
-from shardwise.train.recipe import Recipe
-from shardwise.train.world import World
+from shardwise.pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT, Action
+from shardwise.pipeline.registry import build
+from shardwise.pipeline.timeline import Durations, play
+from shardwise.present.cli.plain import plain_block
+from shardwise.present.cli.section import Table
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.spawn import together
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.step.rank_program import Instance
+from shardwise.values.precision import precision_named
 
 MODEL = Architecture(
     name="even stages", num_layers=8, d_model=512, d_ff=1408, num_heads=8, num_kv_heads=8, head_dim=64, vocab_size=256

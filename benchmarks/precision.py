@@ -27,20 +27,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shardwise.data.batches import Batches
-from shardwise.data.corpus import write_corpus
-from shardwise.data.documents import python_library
-from shardwise.data.shards import TokenShards
-from shardwise.engine.torch import norms, products
-from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
+from shardwise.layout.rules.engine import require_runnable
 from shardwise.model.load import load_model
-from shardwise.planning.runnable import require_runnable
-from shardwise.precision import PRECISIONS, Precision
-from shardwise.train.engine import Engine, MicroBatch
-from shardwise.train.recipe import Recipe
-from shardwise.train.world import World
+from shardwise.model.optimizer_state import bytes_per_parameter
+from shardwise.run.data.batches import Batches
+from shardwise.run.data.corpus_writer import write_corpus
+from shardwise.run.data.documents import python_library
+from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.kernels import matmul, norms
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.step.rank_program import Instance
+from shardwise.values.errors import InputError
+from shardwise.values.precision import PRECISIONS, Precision
 
 ROOT = Path(__file__).parents[1]
 MODEL = load_model(str(ROOT / "examples" / "small-llama" / "config.json"))
@@ -112,7 +114,7 @@ def _runs(precision: Precision) -> bool:
 @contextmanager
 def sums_in_fp16() -> Iterator[None]:
     """Products of fp16 and squares of norms whose running sums are rounded to fp16."""
-    multiplied, norm = products.multiplied, norms.NORMS["rms_norm"]
+    multiplied, norm = matmul.multiplied, norms.NORMS["rms_norm"]
 
     def rounded(rows: Tensor, columns: Tensor) -> Tensor:
         total = torch.zeros(len(rows), columns.shape[1], dtype=torch.float16)
@@ -129,12 +131,12 @@ def sums_in_fp16() -> Iterator[None]:
         scale = (total.float() / weight.numel() + epsilon).rsqrt()
         return (rows * scale * weight.flatten()).to(x.dtype).view(x.shape), scale
 
-    products.multiplied = rounded
+    matmul.multiplied = rounded
     norms.NORMS["rms_norm"] = replace(norm, forward=rounded_norm)  # type: ignore[index]
     try:
         yield
     finally:
-        products.multiplied = multiplied
+        matmul.multiplied = multiplied
         norms.NORMS["rms_norm"] = norm  # type: ignore[index]
 
 
@@ -142,12 +144,12 @@ def sums_in_fp16() -> Iterator[None]:
 def products_in_fp32() -> Iterator[None]:
     """Products of bf16 made in fp32 and rounded, as those of fp16 are on a CPU: sums are fp32's either way, and a CPU without
     instructions for bf16 takes fifty times as long."""
-    usual = products.in_fp32
-    products.in_fp32 = lambda rows: rows.element_size() == 2
+    usual = matmul.in_fp32
+    matmul.in_fp32 = lambda rows: rows.element_size() == 2
     try:
         yield
     finally:
-        products.in_fp32 = usual
+        matmul.in_fp32 = usual
 
 
 def losses(variant: Variant, batches: Batches, num_steps: int, seed: int = 0) -> list[float]:
@@ -233,7 +235,7 @@ def main() -> None:
             row = trained(variant, folder, arguments.steps, arguments.seeds)
             seconds = (time.process_time() - started) / arguments.steps / len(arguments.seeds)
             mean, error = row.over(exact.setdefault(variant.setting, row))
-            width, seeds = variant.precision.bytes_per_parameter, " ".join(f"{one:.4f}" for one in row.last)
+            width, seeds = bytes_per_parameter(variant.precision), " ".join(f"{one:.4f}" for one in row.last)
             print(
                 f"| {name} | {row.first:.4f} | {statistics.mean(row.last):.4f} | {mean:+.2%} | {error:.2%} | {width:g} | "
                 f"{seconds:.2f} | {seeds} |",

@@ -21,17 +21,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from shardwise.bench.machine.report import machine
-from shardwise.cluster.stacks import calibrated
-from shardwise.data.corpus import write_corpus
-from shardwise.data.documents import python_library
-from shardwise.job import Job
+from shardwise.hardware.published_constants import calibrated
 from shardwise.layout.layout import Layout
-from shardwise.measurement.log import read_log
-from shardwise.measurement.record import StepRecord
+from shardwise.measure.microbenchmarks.machine_benchmark import machine
 from shardwise.model.architecture import Architecture
-from shardwise.planning.codec import dump_plan
-from shardwise.planning.plan import Plan, plan_layout
+from shardwise.model.job import Job
+from shardwise.records.step_log import StepRecord, read_log
+from shardwise.run.data.corpus_writer import write_corpus
+from shardwise.run.data.documents import python_library
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.search.plan_file import dump_plan
 
 STEPS, WARM_UPS = 16, 4
 CALM, TRIES = 0.05, 3  # the share of the cores that others may have; after so many tries the calmest counts

@@ -1,7 +1,7 @@
 """Fit the constants of chips and stacks to the published runs, and say how good predictions are where they were not fitted.
 
     python benchmarks/published.py            # folds only
-    python benchmarks/published.py --write    # and src/shardwise/cluster/measured/constants.toml
+    python benchmarks/published.py --write    # and src/shardwise/hardware/catalog/published_constants.toml
     python benchmarks/published.py --ablate   # what each constant buys: with it held where it is expected (ten minutes)
     python benchmarks/published.py --leads    # how often the layout that is predicted to lead does, by its lead
 
@@ -14,12 +14,18 @@ import argparse
 import sys
 import time
 
-from shardwise.calibrate.accuracy import judge
-from shardwise.calibrate.published import STRATA, fit_published, fold_report, fold_statistics
-from shardwise.calibrate.published_runs.rows import published_rows
-from shardwise.calibrate.ranking import right_by_lead, timed
-from shardwise.calibrate.record import constants_toml, write_constants
-from shardwise.cluster.calibration import CONSTANTS
+from shardwise.hardware.calibration_constants import CONSTANTS
+from shardwise.measure.calibrate.layout_ranking import right_by_lead, timed
+from shardwise.measure.calibrate.prediction_errors import judge
+from shardwise.measure.calibrate.published_fit import (
+    STRATA,
+    constants_toml,
+    fit_published,
+    fold_report,
+    fold_statistics,
+    write_constants,
+)
+from shardwise.measure.calibrate.published_runs.run_table import published_rows
 
 
 def ablate() -> None:

@@ -12,10 +12,10 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 
 from shardwise.derive.expression import ShardedExpression, shard_expression
-from shardwise.errors import InputError
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import Expression, Tensor
 from shardwise.sharding.spec import Spec
+from shardwise.values.errors import InputError
 
 AXIS_SIZES = (2, 2, 2, 3, 4, 4, 8)
 LARGEST_MESH = 64

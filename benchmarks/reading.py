@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwise.data.ahead import ReadAhead
-from shardwise.data.batches import Batch, Batches
-from shardwise.data.index import Index
-from shardwise.data.shards import TokenShards
-from shardwise.data.writer import SplitWriter, whole_folder, write_index
+from shardwise.run.data.batches import Batch, Batches
+from shardwise.run.data.corpus_writer import SplitWriter, whole_folder, write_index
+from shardwise.run.data.read_ahead import ReadAhead
+from shardwise.run.data.shard_index import Index
+from shardwise.run.data.token_shards import TokenShards
 
 SEQ_LEN, BATCH_SEQS, MICRO_BATCH_SEQS = 1024, 16, 4
 SHARD_TOKENS, VOCAB = 100_000, 50_000

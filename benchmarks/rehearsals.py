@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardwise.cli.plain import plain_block
-from shardwise.cli.section import Table
-from shardwise.train.device_memory import RSS_UNIT
+from shardwise.present.cli.plain import plain_block
+from shardwise.present.cli.section import Table
+from shardwise.run.machine_resources import RSS_UNIT
 
 MOST_SECONDS, MOST_BYTES = 60.0, 3e9
 # What is planned, with the axes that the rehearsal is to have pinned; the rest of each layout is the search's.

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from shardwise.schedule.build import build
-from shardwise.schedule.check import check
-from shardwise.schedule.play import play
+from shardwise.pipeline.clock import check
+from shardwise.pipeline.registry import build
+from shardwise.pipeline.timeline import play
 
 Result = TypeVar("Result")
 NAMES = ("afab", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe", "dualpipe_v")

@@ -18,22 +18,21 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost import unit_parts
-from shardwise.cost.estimate import estimate
-from shardwise.cost.kept import derivations_kept
-from shardwise.derive import derivation
-from shardwise.job import Job
+from shardwise.derive import sharded_unit
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.layout.choices import FACTORED, Choices
+from shardwise.layout.degrees import degrees_of
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import degrees_of
-from shardwise.lowering.control import control_traffic
-from shardwise.lowering.template import unit_template
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.schedule.schedule import natural_schedule
-from shardwise.search.choices import FACTORED, Choices
-from shardwise.search.result import SearchResult
-from shardwise.search.search import search
-from shardwise.search.space import factorisations
+from shardwise.pipeline.registry import natural_schedule
+from shardwise.price import unit_inputs
+from shardwise.price.derivation_cache import derivations_kept
+from shardwise.price.estimate import estimate
+from shardwise.search.vectorised.candidates import factorisations
+from shardwise.search.vectorised.search_layouts import SearchResult, search
+from shardwise.step.collectives import control_traffic
+from shardwise.step.unit_instructions import unit_template
 
 LARGEST_DIFFERENCE = 1e-9
 LARGEST_MEMORY_BYTES = 300e6
@@ -60,7 +59,7 @@ QUESTIONS = (
 
 def run_search(question: Question) -> SearchResult:
     """One search as a new process would run it, which knows nothing but what is on disk."""
-    for known in (derivation._derived, unit_parts._parts, unit_template, control_traffic):
+    for known in (sharded_unit._derived, unit_inputs._parts, unit_template, control_traffic):
         known.cache_clear()
     job = Job(global_batch_tokens=question.batch_tokens, seq_len=question.seq_len)
     model, cluster = load_model(question.model), load_cluster(f"h100:{question.num_devices}")

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import time
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.pricing import Pricing
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.simulate.picture import MOST_TRACED, trace_text
-from shardwise.simulate.result import Simulation
-from shardwise.simulate.step import simulated
+from shardwise.present.pictures.simulated_step_timeline import MOST_TRACED, trace_text
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.simulation.result import Simulation
+from shardwise.price.simulation.simulated_step import simulated
 
 REPEATS = 3
 CASES = {

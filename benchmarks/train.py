@@ -33,15 +33,16 @@ import torch.multiprocessing as mp
 from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
-from shardwise.optimizer.table import optimizer_named
-from shardwise.precision import Precision, precision_named
-from shardwise.train.engine import Engine, MicroBatch
-from shardwise.train.formats import DTYPES
-from shardwise.train.issued import policy_of
-from shardwise.train.recipe import Recipe
-from shardwise.train.world import World
+from shardwise.model.optimizers.registry import optimizer_named
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.mixed_precision import DTYPES
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.plan_for_engine import policy_of
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.step.rank_program import Instance
+from shardwise.values.precision import Precision, precision_named
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from plain import build, initialise  # the decoder that tests judge the engine by

@@ -17,15 +17,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardwise.calibrate.published_runs.case import Prediction, predict_cells
-from shardwise.calibrate.published_runs.rows import Row, published_rows
-from shardwise.cluster.stacks import calibrated
-from shardwise.errors import NothingFitsError
+from shardwise.hardware.published_constants import calibrated
 from shardwise.layout.layout import Layout
-from shardwise.planning.explain import MEMORY_RESERVE, RESOLUTION, changed_fields, why_slower
-from shardwise.planning.plan import Plan
-from shardwise.search.plan import plan
-from shardwise.units import format_bytes, format_seconds
+from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction, predict_cells
+from shardwise.measure.calibrate.published_runs.run_table import Row, published_rows
+from shardwise.search.plan import Plan
+from shardwise.search.planner import plan
+from shardwise.search.verdicts import MEMORY_RESERVE, RESOLUTION, changed_fields, why_slower
+from shardwise.values.errors import NothingFitsError
+from shardwise.values.units import format_bytes, format_seconds
 
 RUNS = Path(__file__).with_name("well_known.toml")
 TARGET = Path(__file__).parents[1] / "docs" / "advice.md"

@@ -26,8 +26,8 @@ from shardwise.derive.expression import shard_expression
 from shardwise.model.load import load_model
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
-from shardwise.verify import xla
-from shardwise.verify.hlo import HloProgram
+from shardwise.verify import xla_compile, xla_worker
+from shardwise.verify.hlo_program import HloProgram
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "crosscheck" / "golden"
 MESH = {"X": 2, "Y": 4}
@@ -69,7 +69,7 @@ def head(name: str, packages: Sequence[str]) -> dict[str, Any]:
 def products(name: str) -> dict[str, Any]:
     """The H100 compiler's choice for each of the products."""
     cases = [shard_expression(parse_expression(text), Mesh.of(MESH), SIZES, "bf16") for text in PRODUCTS]
-    reports = xla.verify_many(cases, backend="gpu")
+    reports = xla_compile.verify_many(cases, backend="gpu")
     rows = [
         {
             "expression": text,
@@ -85,7 +85,7 @@ def products(name: str) -> dict[str, Any]:
 def train(name: str) -> dict[str, Any]:
     """Compile the step in a process of its own: what jax reads when it is imported depends on the target."""
     backend, topology, devices = TRAIN[name]
-    environment = {**os.environ, **xla._environment("gpu" if backend == "gpu" else "tpu", devices)}
+    environment = {**os.environ, **xla_compile._environment("gpu" if backend == "gpu" else "tpu", devices)}
     command = [sys.executable, __file__, "--compile", name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -124,7 +124,7 @@ def compile_step(name: str) -> dict[str, Any]:
     backend, topology, count = TRAIN[name]
     jax.devices()
     if backend == "gpu":
-        found = topologies.get_topology_desc("h100", "cuda", topology=topology, target_config=xla.H100).devices
+        found = topologies.get_topology_desc("h100", "cuda", topology=topology, target_config=xla_worker.H100).devices
         grid = np.array(list(found))
     else:
         found = topologies.get_topology_desc(topology, platform="tpu").devices
@@ -145,13 +145,13 @@ def compile_step(name: str) -> dict[str, Any]:
         donate_argnums=(0, 1, 2, 3),
         out_shardings=tuple({w: a.sharding for w, a in part.items()} for part in arguments),
     )
-    done = step.lower(*arguments, tokens).compile(compiler_options=xla._PLAIN if backend == "tpu" else None)
+    done = step.lower(*arguments, tokens).compile(compiler_options=xla_worker._PLAIN if backend == "tpu" else None)
     memory = done.memory_analysis()
     return {
         "peak_bytes": memory.peak_memory_in_bytes,
         "argument_bytes": memory.argument_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
-        "collectives": collectives_of(xla.module_text(done)),
+        "collectives": collectives_of(xla_worker.module_text(done)),
     }
 
 

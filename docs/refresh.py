@@ -22,7 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from shardwise.cli import main
+from shardwise.present.cli import main
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))

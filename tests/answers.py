@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from shardwise.cli import build_parser
-from shardwise.cli.plain import plain
-from shardwise.progress import silent
+from shardwise.present.cli import build_parser
+from shardwise.present.cli.plain import plain
+from shardwise.values.progress import silent
 
 
 def answer(*words: str) -> str:

@@ -23,7 +23,7 @@ from hypothesis import settings
 from order import OrderedScheduling, order_files
 from searched import REMEMBERED, install
 
-from shardwise.precision import PRECISIONS
+from shardwise.values.precision import PRECISIONS
 
 __all__ = ["pytest_configure"]
 

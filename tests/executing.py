@@ -11,12 +11,12 @@ import torch
 from plain import Decoder, build
 from torch import Tensor
 
-from shardwise.engine.torch.batch import MicroBatch
-from shardwise.engine.torch.build import Ends, torch_model
-from shardwise.engine.torch.model import Clock
-from shardwise.engine.torch.weights import Weights, on_one_device, parameter_shapes
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.engine.model import Clock
+from shardwise.run.engine.model_builder import Ends, Weights, torch_model
+from shardwise.step.whole_parameters import on_one_device, parameter_shapes
 
 CPU = torch.device("cpu")
 

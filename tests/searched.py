@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.progress import Progress, silent
-from shardwise.search import choose, filled, plan
-from shardwise.search.result import SearchResult
-from shardwise.search.search import search
+from shardwise.search import nearest_fitting_layout, planner
+from shardwise.search.vectorised.search_layouts import SearchResult, search
+from shardwise.values.progress import Progress, silent
 
 REMEMBERED: dict[str, SearchResult] = {}
 
@@ -26,5 +25,5 @@ def remembered_search(*problem: Any, progress: Progress = silent, **choices: Any
 
 def install() -> None:
     """Let plans be searched by `remembered_search`."""
-    for module in (plan, choose, filled):
+    for module in (planner, planner, nearest_fitting_layout):
         module.search = remembered_search  # type: ignore[attr-defined]

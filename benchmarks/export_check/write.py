@@ -11,9 +11,9 @@ from pathlib import Path
 
 from export.random_launches import runnable_launches
 
-from shardwise.export.files import files_of
-from shardwise.export.saying import say
-from shardwise.export.targets import target_named
+from shardwise.interop.frameworks.targets import target_named
+from shardwise.interop.launches.export_launch import files_of
+from shardwise.interop.launches.translate_launch import say
 
 
 def main(name: str, count: str, folder: str) -> None:

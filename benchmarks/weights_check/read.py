@@ -14,12 +14,11 @@ from pathlib import Path
 
 import torch
 
-from shardwise.errors import ShardwiseError
+from shardwise.interop.weights.distributed_checkpoints import open_megatron, open_titan
+from shardwise.interop.weights.megatron_rank_files import open_megatron_ranks
 from shardwise.model.architecture import Architecture
-from shardwise.planning.codec import parse
-from shardwise.train.conversion.megatron import open_megatron
-from shardwise.train.conversion.megatron_reading import open_megatron_ranks
-from shardwise.train.conversion.torchtitan import open_titan
+from shardwise.values.errors import ShardwiseError
+from shardwise.values.plain_data import parse
 
 OPEN = {"torchtitan": open_titan, "megatron": open_megatron, "megatron-ranks": open_megatron_ranks}
 LIMIT = 1e-10  # of the largest logit

@@ -19,16 +19,14 @@ from pathlib import Path
 import torch
 from conversion.random_models import random_models, random_weights
 
-from shardwise.engine.torch.weights import Weights
-from shardwise.errors import InputError
+from shardwise.interop.frameworks.megatron.weight_names import DISTRIBUTED_NAMES, STACKED, naming_of
+from shardwise.interop.frameworks.torchtitan.models import titan_model
+from shardwise.interop.weights.distributed_checkpoints import write_megatron, write_titan
+from shardwise.interop.weights.megatron_rank_files import Degrees, write_megatron_ranks
+from shardwise.interop.weights.stored_model import of_weights
 from shardwise.model.architecture import Architecture
-from shardwise.train.conversion.megatron import write_megatron
-from shardwise.train.conversion.megatron_names import DISTRIBUTED_NAMES, STACKED, naming_of
-from shardwise.train.conversion.megatron_parts import Degrees
-from shardwise.train.conversion.megatron_ranks import write_megatron_ranks
-from shardwise.train.conversion.sources import of_weights
-from shardwise.train.conversion.torchtitan import write_titan
-from shardwise.train.conversion.torchtitan_names import titan_model
+from shardwise.run.engine.model_builder import Weights
+from shardwise.values.errors import InputError
 
 POSITIONS, DIVISIBLE = 9, 8
 DEGREES = ((1, 1, 1), (1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 1, 2), (1, 2, 2))  # tp, pp, ep

@@ -8,8 +8,8 @@
 Plans: `plan`, `plan_clusters`, `plan_to_loss`, `sweep`, `explain`, `simulation`. Launches of frameworks: `export_plan`,
 `read_launch`. Prices:
 `estimate`, `memory`, `roofline`. The books: `rule`, `rules`. What `--json` prints: `json_schemas`. Each takes names and paths, or
-the values that `load_model`, `load_cluster`, `Job` and `Layout.parse` give (`shardwise.api`). Names are loaded when they are
-first used, so that `import shardwise` is fast and imports no NumPy.
+the values that `load_model`, `load_cluster`, `Job` and `Layout.parse` give (`shardwise.present.api`). Names are loaded
+when they are first used, so that `import shardwise` is fast and imports no NumPy.
 """
 
 from __future__ import annotations
@@ -18,101 +18,108 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from shardwise.api.books import rule, rules
-    from shardwise.api.costs import estimate, memory, roofline
-    from shardwise.api.figures import Figure, figure
-    from shardwise.api.launches import export_plan, read_launch
-    from shardwise.api.plans import explain, plan, plan_clusters, plan_to_loss, simulation
-    from shardwise.api.schemas import json_schemas
-    from shardwise.api.sweeps import sweep
-    from shardwise.batch.noise_scale import NoiseScale
-    from shardwise.books.named_rules import NamedRule, RuleValue
-    from shardwise.books.roofline import BlockRoofline, KernelRoofline
-    from shardwise.books.rules import Rule, book_rules
-    from shardwise.cluster.chip import Chip
-    from shardwise.cluster.chips import load_chip
-    from shardwise.cluster.cluster import Cluster
-    from shardwise.cluster.load import load_cluster
-    from shardwise.cost.estimate import Estimate
-    from shardwise.cost.reliability import Reliability
-    from shardwise.cost.run import Run, training_run
-    from shardwise.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, ShardwiseError
-    from shardwise.job import Job
+    from shardwise.batch_size.noise_scale import NoiseScale
+    from shardwise.batch_size.run_noise import RunNoise, run_noise
+    from shardwise.book_formulas.named_rules import NamedRule, RuleValue
+    from shardwise.book_formulas.rooflines import BlockRoofline, KernelRoofline
+    from shardwise.book_formulas.rules import Rule, book_rules
+    from shardwise.hardware.chips import Chip, load_chip
+    from shardwise.hardware.cluster import Cluster
+    from shardwise.hardware.cluster_loading import load_cluster
+    from shardwise.layout.choices import Choices
     from shardwise.layout.layout import Layout
     from shardwise.model.architecture import Architecture
-    from shardwise.model.counts import num_params
+    from shardwise.model.job import Job
     from shardwise.model.load import load_model
-    from shardwise.planning.codec import dump_plan, load_plan
-    from shardwise.planning.compare import Comparison, Limits
-    from shardwise.planning.explain import Explanation
-    from shardwise.planning.memory import LayoutMemory
-    from shardwise.planning.plan import Plan, plan_layout
-    from shardwise.planning.run_noise import RunNoise, run_noise
-    from shardwise.progress import Progress
-    from shardwise.search.choices import Choices
-    from shardwise.search.sweep.points import Swept
-    from shardwise.search.to_loss.loss_points import LossSearch
-    from shardwise.simulate.result import Simulation
+    from shardwise.model.parameters_and_flops import num_params
+    from shardwise.present.api.books import rule, rules
+    from shardwise.present.api.costs import estimate, memory, roofline
+    from shardwise.present.api.figures import Figure, figure
+    from shardwise.present.api.launches import export_plan, read_launch
+    from shardwise.present.api.plans import explain, plan, plan_clusters, plan_to_loss, simulation
+    from shardwise.present.api.schemas import json_schemas
+    from shardwise.present.api.sweeps import sweep
+    from shardwise.price.estimate import Estimate
+    from shardwise.price.problem import Limits
+    from shardwise.price.reliability import Reliability
+    from shardwise.price.simulation.result import Simulation
+    from shardwise.price.training_run import Run, training_run
+    from shardwise.search.compare_clusters import Comparison
+    from shardwise.search.explain.explanation import Explanation
+    from shardwise.search.layout_memory import LayoutMemory
+    from shardwise.search.layout_plan import plan_layout
+    from shardwise.search.loss_time import LossSearch
+    from shardwise.search.plan import Plan
+    from shardwise.search.plan_file import dump_plan, load_plan
+    from shardwise.search.plan_sweep import Swept
+    from shardwise.values.errors import (
+        InputError,
+        MissedLimitError,
+        MissingValueError,
+        NothingFitsError,
+        ShardwiseError,
+    )
+    from shardwise.values.progress import Progress
     from shardwise.version import __version__
 
 _HOME = {
     "Architecture": "shardwise.model.architecture",
-    "BlockRoofline": "shardwise.books.roofline",
-    "Chip": "shardwise.cluster.chip",
-    "Choices": "shardwise.search.choices",
-    "Cluster": "shardwise.cluster.cluster",
-    "Comparison": "shardwise.planning.compare",
-    "Estimate": "shardwise.cost.estimate",
-    "Explanation": "shardwise.planning.explain",
-    "Figure": "shardwise.api.figures",
-    "InputError": "shardwise.errors",
-    "Job": "shardwise.job",
-    "KernelRoofline": "shardwise.books.roofline",
+    "BlockRoofline": "shardwise.book_formulas.rooflines",
+    "Chip": "shardwise.hardware.chips",
+    "Choices": "shardwise.layout.choices",
+    "Cluster": "shardwise.hardware.cluster",
+    "Comparison": "shardwise.search.compare_clusters",
+    "Estimate": "shardwise.price.estimate",
+    "Explanation": "shardwise.search.explain.explanation",
+    "Figure": "shardwise.present.api.figures",
+    "InputError": "shardwise.values.errors",
+    "Job": "shardwise.model.job",
+    "KernelRoofline": "shardwise.book_formulas.rooflines",
     "Layout": "shardwise.layout.layout",
-    "LayoutMemory": "shardwise.planning.memory",
-    "Limits": "shardwise.planning.compare",
-    "LossSearch": "shardwise.search.to_loss.loss_points",
-    "MissedLimitError": "shardwise.errors",
-    "MissingValueError": "shardwise.errors",
-    "NoiseScale": "shardwise.batch.noise_scale",
-    "NothingFitsError": "shardwise.errors",
-    "Reliability": "shardwise.cost.reliability",
-    "NamedRule": "shardwise.books.named_rules",
-    "Plan": "shardwise.planning.plan",
-    "Progress": "shardwise.progress",
-    "Rule": "shardwise.books.rules",
-    "RuleValue": "shardwise.books.named_rules",
-    "Run": "shardwise.cost.run",
-    "RunNoise": "shardwise.planning.run_noise",
-    "ShardwiseError": "shardwise.errors",
-    "Simulation": "shardwise.simulate.result",
-    "Swept": "shardwise.search.sweep.points",
+    "LayoutMemory": "shardwise.search.layout_memory",
+    "Limits": "shardwise.price.problem",
+    "LossSearch": "shardwise.search.loss_time",
+    "MissedLimitError": "shardwise.values.errors",
+    "MissingValueError": "shardwise.values.errors",
+    "NoiseScale": "shardwise.batch_size.noise_scale",
+    "NothingFitsError": "shardwise.values.errors",
+    "Reliability": "shardwise.price.reliability",
+    "NamedRule": "shardwise.book_formulas.named_rules",
+    "Plan": "shardwise.search.plan",
+    "Progress": "shardwise.values.progress",
+    "Rule": "shardwise.book_formulas.rules",
+    "RuleValue": "shardwise.book_formulas.named_rules",
+    "Run": "shardwise.price.training_run",
+    "RunNoise": "shardwise.batch_size.run_noise",
+    "ShardwiseError": "shardwise.values.errors",
+    "Simulation": "shardwise.price.simulation.result",
+    "Swept": "shardwise.search.plan_sweep",
     "__version__": "shardwise.version",
-    "book_rules": "shardwise.books.rules",
-    "dump_plan": "shardwise.planning.codec",
-    "estimate": "shardwise.api.costs",
-    "explain": "shardwise.api.plans",
-    "export_plan": "shardwise.api.launches",
-    "figure": "shardwise.api.figures",
-    "json_schemas": "shardwise.api.schemas",
-    "load_chip": "shardwise.cluster.chips",
-    "load_cluster": "shardwise.cluster.load",
+    "book_rules": "shardwise.book_formulas.rules",
+    "dump_plan": "shardwise.search.plan_file",
+    "estimate": "shardwise.present.api.costs",
+    "explain": "shardwise.present.api.plans",
+    "export_plan": "shardwise.present.api.launches",
+    "figure": "shardwise.present.api.figures",
+    "json_schemas": "shardwise.present.api.schemas",
+    "load_chip": "shardwise.hardware.chips",
+    "load_cluster": "shardwise.hardware.cluster_loading",
     "load_model": "shardwise.model.load",
-    "load_plan": "shardwise.planning.codec",
-    "memory": "shardwise.api.costs",
-    "num_params": "shardwise.model.counts",
-    "plan": "shardwise.api.plans",
-    "plan_clusters": "shardwise.api.plans",
-    "plan_layout": "shardwise.planning.plan",
-    "plan_to_loss": "shardwise.api.plans",
-    "read_launch": "shardwise.api.launches",
-    "roofline": "shardwise.api.costs",
-    "rule": "shardwise.api.books",
-    "rules": "shardwise.api.books",
-    "run_noise": "shardwise.planning.run_noise",
-    "simulation": "shardwise.api.plans",
-    "sweep": "shardwise.api.sweeps",
-    "training_run": "shardwise.cost.run",
+    "load_plan": "shardwise.search.plan_file",
+    "memory": "shardwise.present.api.costs",
+    "num_params": "shardwise.model.parameters_and_flops",
+    "plan": "shardwise.present.api.plans",
+    "plan_clusters": "shardwise.present.api.plans",
+    "plan_layout": "shardwise.search.layout_plan",
+    "plan_to_loss": "shardwise.present.api.plans",
+    "read_launch": "shardwise.present.api.launches",
+    "roofline": "shardwise.present.api.costs",
+    "rule": "shardwise.present.api.books",
+    "rules": "shardwise.present.api.books",
+    "run_noise": "shardwise.batch_size.run_noise",
+    "simulation": "shardwise.present.api.plans",
+    "sweep": "shardwise.present.api.sweeps",
+    "training_run": "shardwise.price.training_run",
 }
 
 __all__ = [

@@ -11,26 +11,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwise.bench import shapes
-from shardwise.bench.clock import REPEATS, timed, timing
-from shardwise.bench.record import append, key_of, left_over, measured_before
-from shardwise.calibrate.bench import Machine, read_benches
-from shardwise.cli import main
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import stack_named
-from shardwise.errors import InputError
-from shardwise.train.processes import together
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.stacks import stack_named
+from shardwise.measure.calibrate.observations import Machine, read_benches
+from shardwise.measure.microbenchmarks import benchmark_lines
+from shardwise.measure.microbenchmarks.benchmark_lines import append, key_of, left_over, measured_before
+from shardwise.measure.microbenchmarks.timing import REPEATS, timed, timing
+from shardwise.present.cli import main
+from shardwise.run.spawn import together
+from shardwise.values.errors import InputError
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "SIDES", {"cpu": (32, 64)})
-    monkeypatch.setattr(shapes, "SUMS", {"cpu": (16,)})
-    monkeypatch.setattr(shapes, "MEMORY_BYTES", {"cpu": (2**16,)})
-    monkeypatch.setattr(shapes, "SEQ_LENS", {"cpu": (32,)})
-    monkeypatch.setattr(shapes, "COLLECTIVE_BYTES", {"cpu": (2**12,)})
-    monkeypatch.setattr("shardwise.bench.clock.LEAST_S", 1e-4)
-    monkeypatch.setattr("shardwise.bench.kernels.timed", lambda run, device: timed(run, device, budget_s=0.0))
+    monkeypatch.setattr(benchmark_lines, "SIDES", {"cpu": (32, 64)})
+    monkeypatch.setattr(benchmark_lines, "SUMS", {"cpu": (16,)})
+    monkeypatch.setattr(benchmark_lines, "MEMORY_BYTES", {"cpu": (2**16,)})
+    monkeypatch.setattr(benchmark_lines, "SEQ_LENS", {"cpu": (32,)})
+    monkeypatch.setattr(benchmark_lines, "COLLECTIVE_BYTES", {"cpu": (2**12,)})
+    monkeypatch.setattr("shardwise.measure.microbenchmarks.timing.LEAST_S", 1e-4)
+    monkeypatch.setattr(
+        "shardwise.measure.microbenchmarks.timing.timed", lambda run, device: timed(run, device, budget_s=0.0)
+    )
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -120,9 +122,9 @@ def test_the_median_of_repetitions() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("kind", shapes.KINDS)
+@pytest.mark.parametrize("kind", benchmark_lines.KINDS)
 def test_each_shape_once(kind: str, device: str) -> None:
-    found = [key_of(line) for line in shapes.shapes(kind, device, ("bf16",), 8)]
+    found = [key_of(line) for line in benchmark_lines.shapes(kind, device, ("bf16",), 8)]
     assert found
     assert len(found) == len(set(found))
 

@@ -10,19 +10,36 @@ import pytest
 import torch
 from json_schemas import require_valid
 
-from shardwise.bench.machine.fit import COUNTS, ELEMENTWISE, NORMAL_90, STACK, Fit, Machine, spread_of, typical
-from shardwise.bench.machine.operations import loss_operands
-from shardwise.bench.machine.report import Found, machine, write
-from shardwise.bench.machine.samples import COLLECTIVE_BYTES, COLLECTIVES, COPY_BYTES, SAMPLES, TINY, Sample
-from shardwise.cli import main
-from shardwise.cluster.calibration import APART, CONSTANTS
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import calibrated, is_measured, stack_named
-from shardwise.cost.rates import TILE
-from shardwise.errors import InputError
-from shardwise.job import Job
+from shardwise.hardware.calibration_constants import APART, CONSTANTS
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.published_constants import calibrated, is_measured
+from shardwise.hardware.stacks import stack_named
 from shardwise.layout.layout import Layout
-from shardwise.planning.plan import plan_layout
+from shardwise.measure.microbenchmarks.benchmark_layers import (
+    COLLECTIVE_BYTES,
+    COLLECTIVES,
+    COPY_BYTES,
+    SAMPLES,
+    TINY,
+    Sample,
+)
+from shardwise.measure.microbenchmarks.engine_operations import loss_operands
+from shardwise.measure.microbenchmarks.machine_benchmark import Found, machine, write
+from shardwise.measure.microbenchmarks.machine_fit import (
+    COUNTS,
+    ELEMENTWISE,
+    NORMAL_90,
+    STACK,
+    Fit,
+    Machine,
+    spread_of,
+    typical,
+)
+from shardwise.model.job import Job
+from shardwise.present.cli import main
+from shardwise.price.roofline import TILE
+from shardwise.search.layout_plan import plan_layout
+from shardwise.values.errors import InputError
 
 BEST, COPY_RATE, HOP_S, LINK_RATE, LAUNCH_S = 100e9, 20e9, 2e-4, 1.5e9, 3e-5
 KNOWN = {
@@ -206,13 +223,13 @@ def test_wrong_input_is_refused_before_anything_is_measured(
     def measured(*_: object) -> None:
         raise AssertionError("something was measured")
 
-    monkeypatch.setattr("shardwise.bench.machine.report.machine", measured)
+    monkeypatch.setattr("shardwise.measure.microbenchmarks.machine_benchmark.machine", measured)
     assert main(("bench", "machine", "--device", "cpu", *arguments)) == 2
     assert said in capsys.readouterr().err
 
 
 def test_a_gpu_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwise.bench.kernels.device_of", lambda _: "cuda")
+    monkeypatch.setattr("shardwise.measure.microbenchmarks.timing.device_of", lambda _: "cuda")
     assert main(("bench", "machine")) == 2
     assert "--device cpu is required" in capsys.readouterr().err
 

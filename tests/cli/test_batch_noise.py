@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 import shardwise as sw
-from shardwise.batch.noise_scale import noise_scale
-from shardwise.cli import main
-from shardwise.errors import InputError
-from shardwise.measurement.folder import RunFolder
-from shardwise.measurement.log import LogWriter, read_log, step_line
-from shardwise.measurement.record import StepRecord
-from shardwise.measurement.throughput import Throughput
-from shardwise.planning.run_noise import sample_of
-from shardwise.train.noise import noise_sample, write_noise
+from shardwise.batch_size.noise_scale import noise_scale
+from shardwise.batch_size.run_noise import sample_of
+from shardwise.present.cli import main
+from shardwise.records.run_folder import RunFolder
+from shardwise.records.step_log import LogWriter, StepRecord, Throughput, read_log, step_line
+from shardwise.run.trainer.noise_scale import noise_sample
+from shardwise.run.trainer.run_reporter import write_noise
+from shardwise.values.errors import InputError
 
 SMALL, BIG, TRACE = 512.0, 4096.0, 2.0e4
 RATES = Throughput(

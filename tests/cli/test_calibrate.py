@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from measurement.logs_of import megatron
 
-from shardwise.calibrate.published_runs.rows import published_rows
-from shardwise.cli import main
-from shardwise.cluster.calibration import CONSTANTS
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import calibration_of, stack_named
+from shardwise.hardware.calibration_constants import CONSTANTS
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.published_constants import calibration_of
+from shardwise.hardware.stacks import stack_named
+from shardwise.measure.calibrate.published_runs.run_table import published_rows
+from shardwise.present.cli import main
 
 RUNS = str(Path(__file__).parents[2] / "examples" / "calibrate" / "runs.csv")
 JOB = ("--batch-tokens", "512Ki", "--seq-len", "8192")

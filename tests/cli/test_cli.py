@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 import shardwise as sw
-from shardwise.cli import build_parser, main, verb_parsers
-from shardwise.cli.arguments import policies
-from shardwise.planning.codec import load_plan, parse_plan
-from shardwise.planning.explain import RESOLUTION
-from shardwise.planning.payload import plan_payload
-from shardwise.planning.plan import versions
-from shardwise.units import format_bytes
+from shardwise.present.cli import build_parser, main, verb_parsers
+from shardwise.present.cli.arguments import policies
+from shardwise.search.plan import versions
+from shardwise.search.plan_file import load_plan, parse_plan, plan_payload
+from shardwise.search.verdicts import RESOLUTION
+from shardwise.values.units import format_bytes
 
 PLAN = ["plan", "llama-3-8b", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "8192", "--tokens", "1T"]
 ESTIMATE = ["estimate", *PLAN[1:]]
@@ -636,7 +635,7 @@ def test_terms_of_memory_are_shown_whether_they_add_or_take(capsys: pytest.Captu
 def test_a_place_that_cannot_be_written_is_found_before_the_search(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("shardwise.search.plan.plan", lambda *given, **named: pytest.fail("searched"))
+    monkeypatch.setattr("shardwise.search.planner.plan", lambda *given, **named: pytest.fail("searched"))
     for target in (tmp_path / "none" / "plan.json", tmp_path):
         code, _, err = run(capsys, *PLAN, "--out", str(target))
         assert code == 2
@@ -687,7 +686,7 @@ def test_adapters_are_set_on_any_model(capsys: pytest.CaptureFixture[str], tmp_p
     assert "lora_targets = none" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["-m", "shardwise"], ["-m", "shardwise.cli"]])
+@pytest.mark.parametrize("command", [["-m", "shardwise"], ["-m", "shardwise.present.cli"]])
 def test_the_package_runs_as_a_module(command: list[str]) -> None:
     done = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"shardwise {sw.__version__}\n", "")

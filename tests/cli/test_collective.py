@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 from answers import answer
 
-from shardwise.cli.collective import parse_axes
-from shardwise.errors import InputError
+from shardwise.present.cli.collective import parse_axes
+from shardwise.values.errors import InputError
 
 V5E = ["all-gather", "2048x8192", "--axes", "4", "--on", "tpu-v5e"]
 
@@ -159,7 +159,7 @@ def test_wrong_input_is_said(
 
 def test_help_loads_no_numpy() -> None:
     code = (
-        "import sys; from shardwise.cli import verb_parsers; verb_parsers()['collective'].format_help();"
+        "import sys; from shardwise.present.cli import verb_parsers; verb_parsers()['collective'].format_help();"
         "sys.exit('numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

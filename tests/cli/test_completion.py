@@ -17,13 +17,13 @@ import pytest
 from answers import answer
 from json_schemas import require_valid
 
-from shardwise.cli.candidates import candidates
-from shardwise.cli.completion import bash_lines, fish_lines, zsh_lines
-from shardwise.cli.verbs import GROUPS
-from shardwise.cluster.stacks import stack_names
-from shardwise.export.targets import TARGETS
+from shardwise.hardware.stacks import stack_names
+from shardwise.interop.frameworks.targets import TARGETS
 from shardwise.model.load import model_names
-from shardwise.shells import SCRIPTS
+from shardwise.present.cli.candidates import candidates
+from shardwise.present.cli.completion import bash_lines, fish_lines, zsh_lines
+from shardwise.present.cli.verbs import GROUPS
+from shardwise.present.pictures.shell_completion_scripts import SCRIPTS
 
 HANG_S = 60  # a shell that has not answered by then hangs
 

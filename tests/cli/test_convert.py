@@ -11,16 +11,16 @@ import torch
 from conversion.random_models import random_weights
 from train.writers import saved
 
-from shardwise.cli import main
-from shardwise.cluster.load import load_cluster
-from shardwise.engine.torch.weights import Weights
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.interop.weights import load_hf, save_hf
+from shardwise.interop.weights.weight_formats import FORMATS
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.planning.codec import dump_plan
-from shardwise.planning.plan import plan_layout
-from shardwise.train.conversion.formats import FORMATS
-from shardwise.train.huggingface import load_hf, save_hf
+from shardwise.model.job import Job
+from shardwise.present.cli import main
+from shardwise.run.engine.model_builder import Weights
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan_file import dump_plan
 
 SEQ_LEN = 16
 MODEL = Architecture(

@@ -12,11 +12,11 @@ from json_schemas import require_valid
 from unit.draw.page import check_texts, texts
 
 import shardwise as sw
-from shardwise.api.figures import FIGURES, figure_payload, figures_page
-from shardwise.api.figures.figure import Book, Figure
-from shardwise.api.figures.searched import best_layouts
-from shardwise.cli import main
-from shardwise.draw.charts import draw_chart
+from shardwise.present.api.figures import FIGURES, figure_payload, figures_page
+from shardwise.present.api.figures.figure import Book, Figure
+from shardwise.present.api.figures.searched import best_layouts
+from shardwise.present.cli import main
+from shardwise.present.draw.charts import draw_chart
 
 LONG = "best-layouts"  # plans every model on every number of nodes
 

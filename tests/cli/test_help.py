@@ -13,10 +13,10 @@ from statistics import median
 
 import pytest
 
-import shardwise.cli
-from shardwise.cli import build_parser, main, verb_parsers
-from shardwise.cli.verbs import GROUPS
-from shardwise.train.rank import build_parser as rank_parser
+import shardwise.present.cli
+from shardwise.present.cli import build_parser, main, verb_parsers
+from shardwise.present.cli.verbs import GROUPS
+from shardwise.run.trainer.flags import build_parser as rank_parser
 
 VERBS = {verb.name: verb.line for group in GROUPS.values() for verb in group}
 WIDTH = 80
@@ -37,7 +37,7 @@ def test_the_verbs_stand_in_groups_with_a_line_each() -> None:
 
 
 def test_every_verb_has_a_module_and_every_module_of_a_verb_is_one() -> None:
-    files = Path(shardwise.cli.__file__).parent.glob("*.py")
+    files = Path(shardwise.present.cli.__file__).parent.glob("*.py")
     declaring = {one.stem for one in files if "\ndef configure(" in one.read_text(encoding="utf-8")}
     assert declaring == {name.replace("-", "_") for name in VERBS}
 
@@ -101,15 +101,19 @@ def test_the_help_folds_paragraphs_and_keeps_what_is_indented(monkeypatch: pytes
 
 def loaded() -> Iterator[str]:
     """Modules of Shardwise that `--help` loads."""
-    code = "import sys\nfrom shardwise.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    print(*sys.modules)"
+    code = (
+        "import sys\nfrom shardwise.present.cli import main\ntry:\n    main(['--help'])\n"
+        "except SystemExit:\n    print(*sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     yield from re.findall(r"shardwise[.\w]*", done.stdout.splitlines()[-1])
 
 
 def test_the_help_of_all_verbs_loads_none_of_them() -> None:
     assert set(loaded()) == {
-        "shardwise", "shardwise.cli", "shardwise.cli.verbs", "shardwise.errors", "shardwise.names", "shardwise.output",
-        "shardwise.parser",
+        "shardwise", "shardwise.present",
+        "shardwise.present.cli", "shardwise.present.cli.verbs", "shardwise.values",
+        "shardwise.values.argument_parser", "shardwise.values.errors",
     }  # fmt: skip
 
 

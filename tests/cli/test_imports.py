@@ -22,7 +22,7 @@ def loaded_modules(code: str) -> set[str]:
 
 
 def run_verb(*arguments: str) -> str:
-    return f"from shardwise.cli import main\ntry:\n    main({list(arguments)!r})\nexcept SystemExit:\n    pass"
+    return f"from shardwise.present.cli import main\ntry:\n    main({list(arguments)!r})\nexcept SystemExit:\n    pass"
 
 
 HEAVY = {"numpy", "torch", "jax", "pydantic", "tokenizers", "matplotlib", "rich"}
@@ -61,7 +61,7 @@ def test_help_loads_no_numpy(arguments: list[str]) -> None:
 
 
 def test_reconciling_loads_no_framework() -> None:
-    code = "from shardwise.reconcile import compare, read\nfrom shardwise.cli import reconcile_report"
+    code = "from shardwise.measure.reconcile import reconciliation\nfrom shardwise.present.cli import reconcile_report"
     assert not loaded_modules(code) & {"torch", "jax", "jaxlib", "tokenizers"}
 
 
@@ -77,7 +77,7 @@ def test_planning_loads_no_framework(arguments: list[str]) -> None:
 
 def test_payloads_live_with_their_values() -> None:
     """The command line renders: no module of it names the schema of a payload, or has a function that builds one."""
-    modules = sorted((Path(shardwise.__file__).parent / "cli").glob("*.py"))
+    modules = sorted((Path(shardwise.__file__).parent / "present" / "cli").glob("*.py"))
     builders = re.compile(r'"schema"|shardwise\.[a-z.-]+/[0-9]|def \w*payload')
     assert len(modules) > 20
     assert [module.name for module in modules if builders.search(module.read_text(encoding="utf-8"))] == []

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from shardwise.cli import main
+from shardwise.present.cli import main
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

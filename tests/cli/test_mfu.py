@@ -10,8 +10,8 @@ import pytest
 from measurement.logs_of import maxtext, megatron, torchtitan
 from measurement.tracked_of import FOLDER
 
-from shardwise.cli import main
-from shardwise.cluster.load import load_cluster
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.present.cli import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "calibrate" / "run"
 LAUNCH, LOG = str(EXAMPLE / "launch.sh"), str(EXAMPLE / "train.log")

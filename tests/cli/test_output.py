@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.cli import READER_LEFT, main
-from shardwise.errors import OutputError, ShardwiseError, told
-from shardwise.output import PLAIN, complain, printable, write
+from shardwise.present.cli import READER_LEFT, main
+from shardwise.values.argument_parser import PLAIN, complain, printable, write
+from shardwise.values.errors import OutputError, ShardwiseError, told
 
 FULL = Path("/dev/full")
 HANG_S = 120

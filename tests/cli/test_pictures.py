@@ -14,10 +14,10 @@ import pytest
 from answers import answer
 
 import shardwise as sw
-from shardwise.books.roofline import FORMS
-from shardwise.cli import memory, memory_report, roofline
-from shardwise.errors import InputError, MissingValueError
-from shardwise.terms import MEMORY_TERMS
+from shardwise.book_formulas.rooflines import FORMS
+from shardwise.present.cli import memory, memory_report, roofline
+from shardwise.values.errors import InputError, MissingValueError
+from shardwise.values.estimate_terms import MEMORY_TERMS
 
 MATMUL = ["matmul", "B=240,D=8192,F=28672", "tpu-v5e"]
 JOB = ["--batch-tokens", "512Ki", "--seq-len", "8192"]
@@ -120,7 +120,7 @@ def test_a_picture_is_what_its_name_ends_in(tmp_path: Path, name: str, begin: by
 def test_without_matplotlib_only_svg_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shardwise.draw.figure.find_spec", lambda name: None)
+    monkeypatch.setattr("shardwise.present.draw.figure.find_spec", lambda name: None)
     run(roofline, *MATMUL, "--plot", str(tmp_path / "a.svg"))
     with pytest.raises(SystemExit) as caught:
         run(roofline, *MATMUL, "--plot", str(tmp_path / "a.png"))
@@ -346,7 +346,7 @@ def test_verbs_load_no_framework() -> None:
     """Neither needs a search; the scalar path is plain Python."""
     code = (
         "import sys\n"
-        "from shardwise.cli import build_parser, verb_parsers\n"
+        "from shardwise.present.cli import build_parser, verb_parsers\n"
         "parser = build_parser()\n"
         "verb_parsers()\n"
         "assert not {'numpy', 'pydantic'} & set(sys.modules)\n"

@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shardwise.cli import main
-from shardwise.floats.number_format import FORMATS
-from shardwise.floats.picture import NUM_POINTS, format_charts
+from shardwise.present.cli import main
+from shardwise.present.pictures.number_format_charts import NUM_POINTS, format_charts
+from shardwise.values.dtypes import FORMATS
 
 
 def test_the_table_has_every_format(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,15 +14,17 @@ from train import stand_in
 from train.launching import commanded
 from train.stand_in import SEQ_LEN, small_plan, write_inputs
 
-from shardwise.cli import main
-from shardwise.job import Job
-from shardwise.measurement.folder import read_json, write_json
-from shardwise.measurement.log import read_log
-from shardwise.optimizer.table import optimizer_named, optimizer_names
-from shardwise.planning.codec import dump_plan
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.terms import TIME_TERMS
-from shardwise.train import parts
+from shardwise import train
+from shardwise.model.job import Job
+from shardwise.model.optimizers.registry import optimizer_named, optimizer_names
+from shardwise.present.cli import main
+from shardwise.records.run_folder import read_json
+from shardwise.records.step_log import read_log
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.search.plan_file import dump_plan
+from shardwise.values.atomic_files import write_json
+from shardwise.values.estimate_terms import TIME_TERMS
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -31,12 +33,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    monkeypatch.setattr("shardwise.train.probe.BUDGET_S", 0.0)
+    monkeypatch.setattr("shardwise.run.trainer.machine_probe.BUDGET_S", 0.0)
 
 
 @pytest.fixture
 def small_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "own_parts", stand_in.parts)
+    monkeypatch.setattr(train, "own_parts", stand_in.parts)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

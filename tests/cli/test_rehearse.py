@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from shardwise.cli import main
-from shardwise.cluster.load import load_cluster
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.planning.codec import dump_plan
-from shardwise.planning.plan import plan_layout
-from shardwise.train.rehearse import MOST_MICRO_BATCHES
+from shardwise.model.job import Job
+from shardwise.present.cli import main
+from shardwise.run.trainer.rehearsal import MOST_MICRO_BATCHES
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan_file import dump_plan
 
 SMALL = Architecture(
     name="small", num_layers=2, d_model=32, d_ff=64, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=48
@@ -72,7 +72,7 @@ def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 def test_what_is_not_as_planned_ends_with_3(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardwise.train.parallel.exchange.Exchange.sum_now", lambda self, values, axes: values)
+    monkeypatch.setattr("shardwise.run.parallel.collectives.Exchange.sum_now", lambda self, values, axes: values)
     code, out, _ = run(capsys, tmp_path, dp=8)
     assert code == 3
     assert "all_reduce over dp of 4 B in fp32: 1 planned, 0 issued" in out

@@ -8,8 +8,8 @@ import pytest
 from answers import answer
 from json_schemas import require_valid
 
-from shardwise.books.named_rules import named_rules
-from shardwise.cli import main
+from shardwise.book_formulas.named_rules import named_rules
+from shardwise.present.cli import main
 
 ALPHA = ["critical_intensity", "flops_per_s=459TFLOP/s", "bytes_per_s=180GB/s"]
 LAYER = [

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from shardwise.cli import main
-from shardwise.cli.plain import plain
-from shardwise.cli.schedule_report import bars, timeline_report
-from shardwise.schedule.compare import Times, timeline
+from shardwise.pipeline.compare_schedules import Times, timeline
+from shardwise.present.cli import main
+from shardwise.present.cli.plain import plain
+from shardwise.present.cli.schedule_report import bars, timeline_report
 
 SIZES = ("--stages", "4", "--micro-batches", "8")
 
@@ -185,7 +185,7 @@ def test_times() -> None:
 def test_the_verb_loads_no_numpy() -> None:
     code = (
         "import sys\n"
-        "from shardwise.cli import main\n"
+        "from shardwise.present.cli import main\n"
         "main(['schedule', 'zb_auto', '--stages', '2', '--micro-batches', '4'])\n"
         "assert not {'numpy', 'torch', 'jax'} & set(sys.modules), 'loaded'\n"
     )

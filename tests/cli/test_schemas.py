@@ -12,8 +12,8 @@ import pytest
 from json_schemas import closed, require_valid, validators
 from thinned import covering
 
-from shardwise.api.schemas import PAYLOADS, json_schemas
-from shardwise.cli import main, verb_parsers
+from shardwise.present.api.schemas import PAYLOADS, json_schemas
+from shardwise.present.cli import main, verb_parsers
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -156,8 +156,8 @@ ELSEWHERE = {
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr("shardwise.train.probe.BUDGET_S", 0.0)
-    monkeypatch.setattr("shardwise.bench.shapes.MEMORY_BYTES", {"cpu": (2**20,)})
+    monkeypatch.setattr("shardwise.run.trainer.machine_probe.BUDGET_S", 0.0)
+    monkeypatch.setattr("shardwise.measure.microbenchmarks.benchmark_lines.MEMORY_BYTES", {"cpu": (2**20,)})
 
 
 IN_SUITE = covering([{session.rpartition(";")[2].split()[0]} for session in SESSIONS], 1 / 2)  # each verb

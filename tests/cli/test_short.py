@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import shardwise.cli
-from shardwise.cli import main
-from shardwise.cli.plain import plain
-from shardwise.cli.section import Section, Table, short_form
+import shardwise.present.cli
+from shardwise.present.cli import main
+from shardwise.present.cli.plain import plain
+from shardwise.present.cli.section import Section, Table, short_form
 
 JOB = ["llama-3.2-1b", "h100:16", "--batch-tokens", "1Mi", "--seq-len", "4096"]
 SECTIONS = [
@@ -102,7 +102,7 @@ def test_a_warning_stays_in_the_short_form(capsys: pytest.CaptureFixture[str]) -
 
 def test_one_place_decides_what_is_short() -> None:
     """No verb asks for the flag: what a detail is a report says, and which form is shown the command line."""
-    modules = sorted(Path(shardwise.cli.__file__).parent.glob("*.py"))
+    modules = sorted(Path(shardwise.present.cli.__file__).parent.glob("*.py"))
     asking = [
         one.name for one in modules if re.search(r'arguments\.verbose|"verbose"', one.read_text(encoding="utf-8"))
     ]

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from answers import answer
 
-from shardwise.cli.show_networks import cluster_names
-from shardwise.cluster.calibration import CONSTANTS
-from shardwise.cluster.chips import chip_names, load_chip
-from shardwise.cluster.stacks import calibration_of, fitted, stack_named, stack_names
-from shardwise.errors import InputError
-from shardwise.job import PRECISIONS
+from shardwise.hardware.calibration_constants import CONSTANTS
+from shardwise.hardware.chips import chip_names, load_chip
+from shardwise.hardware.published_constants import calibration_of, fitted
+from shardwise.hardware.stacks import stack_named, stack_names
 from shardwise.model.load import model_names
-from shardwise.optimizer.table import OPTIMIZERS
+from shardwise.model.optimizers.registry import OPTIMIZERS
+from shardwise.present.cli.show_networks import cluster_names
+from shardwise.values.errors import InputError
+from shardwise.values.precision import PRECISIONS
 
 KINDS = ("models", "chips", "clusters", "precisions", "stacks", "optimizers")
 
@@ -230,8 +231,9 @@ def test_an_unknown_name(arguments: tuple[str, ...], json_flag: tuple[str, ...],
 
 def test_declaring_the_verb_loads_nothing() -> None:
     code = (
-        "import sys; from shardwise.cli import build_parser; build_parser().parse_args(['show', 'models']); "
-        "print([m for m in ('numpy', 'torch', 'jax', 'pydantic', 'shardwise.cluster', 'shardwise.model') if m in sys.modules])"
+        "import sys; from shardwise.present.cli import build_parser; build_parser().parse_args(['show', 'models']); "
+        "print([m for m in ('numpy', 'torch', 'jax', 'pydantic', 'shardwise.hardware', 'shardwise.model.load') "
+        "if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

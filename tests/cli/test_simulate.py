@@ -9,14 +9,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shardwise.cli import main, verb_parsers
-from shardwise.cluster.load import load_cluster
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.codec import dump_plan
-from shardwise.planning.plan import plan_layout
-from shardwise.simulate.passes import OVERLAPS
+from shardwise.present.cli import main, verb_parsers
+from shardwise.price.simulation.stage_passes import OVERLAPS
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan_file import dump_plan
 
 
 def plan_file(tmp_path: Path, layout: str, tokens: int = 2**19) -> str:

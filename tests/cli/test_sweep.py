@@ -11,12 +11,13 @@ from xml.etree import ElementTree
 import pytest
 
 import shardwise as sw
-from shardwise.cli import main, verb_parsers
-from shardwise.cli.sweep import OF_ONE_PLAN, OF_SWEEPS
-from shardwise.progress import Progress
-from shardwise.search.sweep import points as points_module
-from shardwise.search.sweep.points import Case, Point, Swept, knee, parts, planned
-from shardwise.search.sweep.values import Sweep
+from shardwise.present.cli import main, verb_parsers
+from shardwise.present.cli.sweep import OF_ONE_PLAN, OF_SWEEPS
+from shardwise.search import plan_sweep as points_module
+from shardwise.search import planner
+from shardwise.search.plan_sweep import Case, Point, Swept, knee, parts, planned
+from shardwise.search.sweep_values import Sweep
+from shardwise.values.progress import Progress
 
 JOB = ["--batch-tokens", "512Ki", "--seq-len", "4096"]
 PLAN = ["plan", "llama-3-8b", "h100:8", *JOB]
@@ -390,7 +391,7 @@ def test_ctrl_c_prints_the_points_found_so_far(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     whole, target = payload(capsys, *GPUS), tmp_path / "sweep.csv"
-    plan, calls = points_module.plan, [0]
+    plan, calls = planner.plan, [0]
 
     def stops(*given: Any, **named: Any) -> Any:
         calls[0] += 1
@@ -419,7 +420,7 @@ def test_ctrl_c_prints_the_points_found_so_far(
 def test_a_grid_that_was_stopped_is_drawn(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plan, calls, target = points_module.plan, [0], tmp_path / "grid.svg"
+    plan, calls, target = planner.plan, [0], tmp_path / "grid.svg"
 
     def stops(*given: Any, **named: Any) -> Any:
         calls[0] += 1

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from shardwise.cli import main
-from shardwise.cli.plain import plain_block
-from shardwise.cli.section import Bar, Fitted, Marked, Row, Section, Table
-from shardwise.cli.terminal import PLAINEST, console_of, drawn, parts
-from shardwise.cli.working import Working
-from shardwise.draw.palette import TERM_COLOURS
-from shardwise.progress import Progress, silent
+from shardwise.present.cli import main
+from shardwise.present.cli.plain import plain_block
+from shardwise.present.cli.section import Bar, Fitted, Marked, Row, Section, Table
+from shardwise.present.cli.terminal import PLAINEST, console_of, drawn, parts
+from shardwise.present.cli.working import Working
+from shardwise.present.draw.palette import TERM_COLOURS
+from shardwise.values.progress import Progress, silent
 
 ROOT = Path(__file__).parents[2]
 HANG_S = 120  # a process that has not ended by then hangs
@@ -31,7 +31,7 @@ ESTIMATE = ["estimate", "llama-3.2-1b", "h100:8", *JOB, "--layout", "fsdp=8"]
 CODES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]")  # of colours and of the cursor
 COLOUR = re.compile(r"\x1b\[(?:\d;)?[34]8;|\x1b\[(?:\d;)?3[0-7]m")
 # As if it were not installed.
-WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from shardwise.cli import main; sys.exit(main())"
+WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from shardwise.present.cli import main; sys.exit(main())"
 
 
 def on_a_terminal(arguments: Sequence[str], columns: int, **environment: str) -> str:
@@ -256,7 +256,7 @@ def test_ctrl_c_ends_a_verb_at_once(
     def stopped(*given: Any, **named: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shardwise.search.plan.search", stopped)
+    monkeypatch.setattr("shardwise.search.planner.search", stopped)
     assert main(["plan", "llama-3.2-1b", "h100:8", *JOB, *words]) == 130
     out, err = capsys.readouterr()
     assert out == ""
@@ -326,7 +326,7 @@ def test_every_verb_that_may_take_long_says_what_it_does(
     assert main(["estimate", "llama-3-8b", "h100:8", *JOB, *layout, "--json"]) == 0
     (tmp_path / "plan.json").write_text(capsys.readouterr().out, encoding="utf-8")
     fresh_searches()
-    monkeypatch.setattr("shardwise.cli.answer.Working", Kept)
+    monkeypatch.setattr("shardwise.present.cli.answer.Working", Kept)
     assert main([word.format(folder=tmp_path) for word in LONG[name]]) == (3 if name == "deadline" else 0)
     assert [line.verb for line in lines] == [LONG[name][0]]
     assert any(SAID[name] in what for what in told), told

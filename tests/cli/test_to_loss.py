@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.cli import main
-from shardwise.units import SECONDS_PER_DAY
+from shardwise.present.cli import main
+from shardwise.values.units import SECONDS_PER_DAY
 
 SIZES = ["--seq-len", "1024", "--pin", "pp=1", "--pin", "cp=1", "--pin", "tp=1"]  # pins: nine plans take long
 PLAN = ["plan", "gpt-2", "h100:4,8,16", *SIZES]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.cli import main
-from shardwise.data.corpus import write_corpus
-from shardwise.data.documents import find_sources
-from shardwise.data.shards import TokenShards
+from shardwise.present.cli import main
+from shardwise.run.data.corpus_writer import write_corpus
+from shardwise.run.data.documents import find_sources
+from shardwise.run.data.token_shards import TokenShards
 
 
 @pytest.fixture

@@ -13,16 +13,17 @@ import pytest
 from train import stand_in
 from train.stand_in import small_plan, write_inputs
 
-from shardwise.cli import build_parser, main
-from shardwise.train import launch, parts
-from shardwise.train.__main__ import main as module_main
-from shardwise.train.flags import words_of
-from shardwise.train.rank import build_parser as rank_parser
+from shardwise import train
+from shardwise.present.cli import build_parser, main
+from shardwise.run import launcher
+from shardwise.run.trainer.flags import build_parser as rank_parser
+from shardwise.run.trainer.flags import words_of
+from shardwise.train import main as module_main
 
 
 @pytest.fixture(autouse=True)
 def _small_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "own_parts", stand_in.parts)
+    monkeypatch.setattr(train, "own_parts", stand_in.parts)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -50,8 +51,8 @@ def test_the_summary_as_json_is_alone_on_the_output(capsys: pytest.CaptureFixtur
 def test_a_plan_of_several_devices_starts_a_process_for_each(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    original = launch.launch
-    monkeypatch.setattr("shardwise.train.start.launch", lambda words, ranks: original(words, ranks, "train.stand_in"))
+    original = launcher.launch
+    monkeypatch.setattr("shardwise.train.launch", lambda words, ranks: original(words, ranks, "train.stand_in"))
     monkeypatch.setenv("PYTHONPATH", ":".join([str(Path(__file__).parents[1]), *sys.path]))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     flags = write_inputs(tmp_path, small_plan(2))
@@ -80,7 +81,7 @@ def test_wrong_input_starts_no_process(
 ) -> None:
     write_inputs(tmp_path, small_plan(2))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("shardwise.train.start.launch", lambda *given: pytest.fail("started"))
+    monkeypatch.setattr("shardwise.train.launch", lambda *given: pytest.fail("started"))
     code, out, err = run(capsys, "plan.json", *flags)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
@@ -92,7 +93,7 @@ def test_a_plan_that_needs_more_memory_than_there_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plan = small_plan(batch_seqs=64, micro_batch_seqs=64)
-    monkeypatch.setattr("shardwise.train.device_memory.host_bytes", lambda: int(0.9 * plan.estimate.memory_bytes))
+    monkeypatch.setattr("shardwise.run.machine_resources.host_bytes", lambda: int(0.9 * plan.estimate.memory_bytes))
     code, _, err = run(capsys, *write_inputs(tmp_path, plan), "--steps", "2")
     assert code == 3
     assert "error: the plan takes " in err

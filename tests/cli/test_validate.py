@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shardwise.cli import main
+from shardwise.present.cli import main
 
 HEADER = (
     "id,family,model,layers,d_model,n_heads,d_ff,vocab,gated_mlp,chip,n_devices,seq_len,micro_batch,global_batch,tp,pp,dtype,"
@@ -140,7 +140,7 @@ def test_folds_are_of_what_the_packages_constants_are_fitted_to(
         asked.append(None if rows is None else len(rows))
         return "folds"
 
-    monkeypatch.setattr("shardwise.calibrate.published.fit_published", instead)
-    monkeypatch.setattr("shardwise.calibrate.published.fold_report", str)
+    monkeypatch.setattr("shardwise.measure.calibrate.published_fit.fit_published", instead)
+    monkeypatch.setattr("shardwise.measure.calibrate.published_fit.fold_report", str)
     assert run(capsys, "--folds", *arguments) == (0, "folds\n", "")
     assert asked == [num_rows]

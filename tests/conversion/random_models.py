@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from shardwise.engine.torch.build import balance_biases
-from shardwise.engine.torch.initialise import initial_weights
-from shardwise.engine.torch.weights import Weights
-from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import SIGMOID, Gating, Numerics, Rotary
+from shardwise.run.engine.model_builder import Weights, initial_weights
+from shardwise.step.whole_parameters import balance_biases
+from shardwise.values.errors import InputError
 
 ROTARIES = (
     Rotary(),

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.train.box import Box, interval_boxes
-from shardwise.train.conversion.arrangement import Arrangement, arranged
-from shardwise.train.conversion.notation import parsed
+from shardwise.interop.weights.dim_patterns import Arrangement, arranged, parsed
+from shardwise.values.boxes import Box, interval_boxes
 
 SIZES = {"D": 5, "K": 3, "G": 2, "H": 4, "F": 6, "V": 7, "Z": 2, "E": 4, "I": 3, "R": 4}
 CASES: dict[str, tuple[str, str]] = {

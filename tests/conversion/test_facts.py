@@ -11,15 +11,20 @@ from typing import Any
 
 import pytest
 
+from shardwise.interop.frameworks.megatron.weight_names import (
+    DISTRIBUTED_NAMES,
+    NUMBERED,
+    RANK_NAMES,
+    STACKED,
+    naming_of,
+)
+from shardwise.interop.frameworks.torchtitan.models import titan_model
+from shardwise.interop.weights.distributed_checkpoints import layers_of, places_of
+from shardwise.interop.weights.megatron_rank_files import Degrees, naming_of_ranks, places_of_ranks
+from shardwise.interop.weights.stored_slices import places
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import DEFAULT, SIGMOID, Gating, Numerics
-from shardwise.train.box import Shape
-from shardwise.train.conversion.megatron import layers_of, places_of
-from shardwise.train.conversion.megatron_names import DISTRIBUTED_NAMES, NUMBERED, RANK_NAMES, STACKED, naming_of
-from shardwise.train.conversion.megatron_parts import Degrees
-from shardwise.train.conversion.megatron_ranks import naming_of_ranks, places_of_ranks
-from shardwise.train.conversion.places import places
-from shardwise.train.conversion.torchtitan_names import titan_model
+from shardwise.values.boxes import Shape
 
 FACTS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
 

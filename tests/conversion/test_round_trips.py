@@ -12,18 +12,16 @@ import pytest
 import torch
 from conversion.random_models import random_models, random_weights
 
-from shardwise.engine.torch.weights import Weights
-from shardwise.errors import InputError
+from shardwise.interop.frameworks.huggingface_families import write_config
+from shardwise.interop.frameworks.megatron.weight_names import RANK_NAMES, require_computed
+from shardwise.interop.frameworks.torchtitan.models import titan_model
+from shardwise.interop.weights.megatron_rank_files import Degrees
+from shardwise.interop.weights.stored_model import StoredModel, of_stored, of_weights
+from shardwise.interop.weights.weight_formats import FORMATS, Choices, Model, format_of
 from shardwise.model.architecture import Architecture
-from shardwise.train.box import Box, interval_boxes
-from shardwise.train.conversion.formats import FORMATS, Choices, Model, format_of
-from shardwise.train.conversion.megatron_models import require_computed
-from shardwise.train.conversion.megatron_names import RANK_NAMES
-from shardwise.train.conversion.megatron_parts import Degrees
-from shardwise.train.conversion.sources import of_stored, of_weights
-from shardwise.train.conversion.stored import StoredModel
-from shardwise.train.conversion.torchtitan_names import titan_model
-from shardwise.train.huggingface.config import write_config
+from shardwise.run.engine.model_builder import Weights
+from shardwise.values.boxes import Box, interval_boxes
+from shardwise.values.errors import InputError
 
 ACCEPTS: dict[str, Callable[[Architecture], object]] = {
     "huggingface": lambda model: write_config(model, 64), "megatron": require_computed, "megatron-ranks": require_computed,

@@ -18,17 +18,17 @@ import torch
 from conversion.random_models import random_weights
 from train.writers import Alive, Killed, dies, saved
 
-from shardwise.engine.torch.weights import Weights
-from shardwise.errors import InputError
+from shardwise.interop.weights.dcp_folder import save
+from shardwise.interop.weights.megatron_rank_files import Degrees
+from shardwise.interop.weights.replace_model_folder import DRAFT
+from shardwise.interop.weights.stored_model import of_checkpoint, of_weights
+from shardwise.interop.weights.weight_formats import FORMATS, Choices, Model, format_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import SIGMOID, Gating, Numerics
-from shardwise.train.box import Box
-from shardwise.train.checkpoint.reading import Opened
-from shardwise.train.conversion.dcp_writing import save
-from shardwise.train.conversion.formats import FORMATS, Choices, Model, format_of
-from shardwise.train.conversion.megatron_parts import Degrees
-from shardwise.train.conversion.publishing import DRAFT
-from shardwise.train.conversion.sources import of_checkpoint, of_weights
+from shardwise.run.checkpoints.reader import Opened
+from shardwise.run.engine.model_builder import Weights
+from shardwise.values.boxes import Box
+from shardwise.values.errors import InputError
 
 OTHERS = [name for name in FORMATS if name != "huggingface"]  # whose writer has tests of its own
 SIZES: dict[str, Any] = {
@@ -137,7 +137,7 @@ from pathlib import Path
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 sys.path.insert(0, sys.argv[2])
 from conversion.test_writing import PLAIN, random_weights, write
-from shardwise.errors import InputError
+from shardwise.values.errors import InputError
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))
 for name in ("torchtitan", "megatron", "megatron-ranks"):
     try:

@@ -10,10 +10,10 @@ import pytest
 
 import shardwise as sw
 from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression
-from shardwise.dtypes import bytes_per_element
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
-from shardwise.symbolic import Values
+from shardwise.values.dtypes import bytes_per_element
+from shardwise.values.symbolic import Values
 
 GOLDEN = Path(__file__).parent / "golden"
 PRODUCTS = json.loads((GOLDEN / "products.json").read_text())

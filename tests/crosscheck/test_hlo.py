@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from shardwise.derive.expression import shard_expression
-from shardwise.errors import InputError
-from shardwise.sharding.collective import Kind
+from shardwise.sharding.collectives import Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
-from shardwise.verify import xla
-from shardwise.verify.hlo import HloCollective, HloProgram
+from shardwise.values.errors import InputError
+from shardwise.verify import xla_compile
 from shardwise.verify.hlo_graph import replica_groups
-from shardwise.verify.xla import read_report
+from shardwise.verify.hlo_program import HloCollective, HloProgram
+from shardwise.verify.xla_compile import read_report
 
 
 def text_of(entry: str, computations: str = "", num_devices: int = 4) -> str:
@@ -220,14 +220,14 @@ class AskedError(Exception):
     ],
 )  # fmt: skip
 def test_a_mesh_that_a_backend_does_not_take_is_refused(
-    backend: xla.Backend, degree: int, problem: str | None, monkeypatch: pytest.MonkeyPatch
+    backend: xla_compile.Backend, degree: int, problem: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def compiled(*given: object) -> None:
         raise AskedError
 
-    monkeypatch.setattr(xla, "missing", lambda backend: [])
-    monkeypatch.setattr(xla, "_compile", compiled)
+    monkeypatch.setattr(xla_compile, "missing", lambda backend: [])
+    monkeypatch.setattr(xla_compile, "_compile", compiled)
     expression = parse_expression("A[I_X, J] * B[J, K] -> C[I_X, K]")
     made = shard_expression(expression, Mesh.of({"X": degree}), {"I": degree, "J": 2, "K": 2})
     with pytest.raises(InputError if problem else AskedError, match=problem):
-        xla.verify(made, backend=backend)
+        xla_compile.verify(made, backend=backend)

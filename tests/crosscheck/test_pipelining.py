@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from shardwise.schedule.action import ActionList
-from shardwise.schedule.build import build
-from shardwise.schedule.order_csv import from_csv, to_csv
-from shardwise.schedule.play import play
-from shardwise.schedule.schedule import ACTION_LISTS
+from shardwise.pipeline.actions import ActionList
+from shardwise.pipeline.registry import ACTION_LISTS, build
+from shardwise.pipeline.timeline import play
+from shardwise.pipeline.torch_csv import from_csv, to_csv
 
 GRID = [(2, 4, 2), (4, 4, 2), (4, 8, 3), (8, 24, 2), (3, 9, 4)]
 

@@ -9,7 +9,7 @@ from thinned import part_of
 
 from shardwise.derive.expression import ShardedExpression, derive_by_cases
 from shardwise.sharding.notation import parse_expression
-from shardwise.verify.run import run_many
+from shardwise.verify.product_runs import run_many
 
 EXPRESSIONS = list(random_expressions(100))
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from shardwise.model.counts import num_active_params, num_params
-from shardwise.model.families import FAMILIES
-from shardwise.model.huggingface import parse_config
+from shardwise.model.huggingface.config import parse_config
+from shardwise.model.huggingface.families import FAMILIES
 from shardwise.model.load import load_model
+from shardwise.model.parameters_and_flops import num_active_params, num_params
 
 CASES = tomllib.loads((Path(__file__).parent / "configs.toml").read_text(encoding="utf-8"))["config"]
 

@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 import torch
 
-from shardwise.derive.derivation import derive_unit
-from shardwise.engine.numpy import kernels
-from shardwise.engine.numpy.routing import Router
-from shardwise.engine.numpy.virtual import VirtualDevices
-from shardwise.layout.family import Family
+from shardwise.derive.sharded_unit import derive_unit
+from shardwise.layout.sharding_scheme import Family
+from shardwise.model import numerics
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
-from shardwise.model.functions import FUNCTIONS
-from shardwise.model.huggingface import parse_config
+from shardwise.model.huggingface.config import parse_config
+from shardwise.model.operations.elementwise import FUNCTIONS
+from shardwise.run.numpy import kernels
+from shardwise.run.numpy.devices import VirtualDevices
+from shardwise.run.numpy.kernels import Router
 from shardwise.sharding import Mesh
 
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
@@ -30,8 +31,8 @@ SEQS, POSITIONS = 2, 6
 TOLERANCE = 1e-6
 SMALL: dict[str, Any] = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24,
-    "vocab_size": 31, "head_dim": 8, "rms_norm_eps": kernels.NORM_EPSILON, "tie_word_embeddings": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": kernels.ROTARY_BASE},
+    "vocab_size": 31, "head_dim": 8, "rms_norm_eps": numerics.NORM_EPSILON, "tie_word_embeddings": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": numerics.ROTARY_BASE},
 }  # fmt: skip
 EXPERTS: dict[str, Any] = {
     "num_experts": 6,

@@ -9,15 +9,15 @@ import pytest
 from expressions import for_xla, solve, verdict
 from random_expressions import random_expressions
 
-from shardwise.cost.product import price_product
 from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression
-from shardwise.errors import InputError
-from shardwise.sharding.collective import Kind
+from shardwise.price.product import price_product
+from shardwise.sharding.collectives import Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
-from shardwise.symbolic import Values
-from shardwise.verify import xla
-from shardwise.verify.xla import XlaReport, axes_of, missing, verify, verify_many
+from shardwise.values.errors import InputError
+from shardwise.values.symbolic import Values
+from shardwise.verify import xla_compile
+from shardwise.verify.xla_compile import XlaReport, axes_of, missing, verify, verify_many
 
 # S2's four cases, and two axes at once: the collectives that the book derives, in the order in which they are written here.
 CASES = {
@@ -105,14 +105,14 @@ def test_too_little_time_is_said() -> None:
 
 
 def test_a_missing_jax_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla, "find_spec", lambda name: None)
+    monkeypatch.setattr(xla_compile, "find_spec", lambda name: None)
     assert missing("cpu") == ['xla: jax is not installed; pip install "shardwise[jax]"']
     with pytest.raises(InputError, match="jax is not installed"):
         verify(written("A[I] * B[I] -> C[]"))
 
 
 def test_a_missing_compiler_is_named_with_its_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla, "find_spec", lambda name: name == "jax" or None)
+    monkeypatch.setattr(xla_compile, "find_spec", lambda name: name == "jax" or None)
     assert missing("cpu") == []
     assert "pip install jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2" in missing("gpu")[0]
     assert "pip install libtpu==0.0.42.*" in missing("tpu")[0]
@@ -133,5 +133,5 @@ def test_groups_that_are_no_whole_axes_have_no_name() -> None:
 
 
 def test_the_module_does_not_load_jax() -> None:
-    code = "import sys, shardwise.verify.xla; sys.exit('jax' in sys.modules)"
+    code = "import sys, shardwise.verify.xla_compile; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

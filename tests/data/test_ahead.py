@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from shardwise.data.ahead import DEPTH, ReadAhead
-from shardwise.data.batches import Batches
-from shardwise.data.shards import TokenShards
-from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
-from shardwise.train.feed import Feed
+from shardwise.run.data.batches import Batches
+from shardwise.run.data.read_ahead import DEPTH, ReadAhead
+from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.trainer.data_loader import Feed
+from shardwise.values.errors import InputError
 
 FOREVER_S = 600.0  # that what is sure to happen may take: nothing is measured by it
 

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.batch.ramp import BatchRamp
-from shardwise.data.batches import Batch, Batches
-from shardwise.data.sequences import IGNORED
-from shardwise.data.shards import TokenShards
-from shardwise.errors import InputError
+from shardwise.batch_size.batch_schedule import BatchRamp
+from shardwise.run.data.batches import IGNORED, Batch, Batches
+from shardwise.run.data.token_shards import TokenShards
+from shardwise.values.errors import InputError
 
 Shards = Callable[..., TokenShards]
 LENGTHS = [3, 1, 7, 2, 12, 5, 1, 1, 9, 4, 30, 2, 6, 8]  # of documents, the token that ends each included
@@ -97,9 +96,9 @@ def test_a_run_that_resumes_goes_on_as_if_it_had_not_stopped(shards: TokenShards
     assert sum(RAMP.sequences(step) for step in range(4, 12)) > straight.num_sequences
     script = (
         "import sys\n"
-        "from shardwise.data.batches import Batches\n"
-        "from shardwise.batch.ramp import BatchRamp\n"
-        "from shardwise.data.shards import TokenShards\n"
+        "from shardwise.run.data.batches import Batches\n"
+        "from shardwise.batch_size.batch_schedule import BatchRamp\n"
+        "from shardwise.run.data.token_shards import TokenShards\n"
         f"batches = Batches(TokenShards({str(shards.folder)!r}), seq_len=5, batch=BatchRamp({RAMP.values}), seed=3)\n"
         "print([batches.batch(step).inputs_BT.tolist() for step in range(4, 12)])\n"
         "assert not {'torch', 'jax', 'tokenizers'} & set(sys.modules)\n"

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import tokenizers
 
-from shardwise.data import corpus
-from shardwise.data.corpus import unigram_entropy, write_corpus
-from shardwise.data.documents import Source, find_sources, python_library, read_documents
-from shardwise.data.index import read_index
-from shardwise.data.shards import TokenShards
-from shardwise.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_tokenizer
-from shardwise.errors import InputError
+from shardwise.run.data import corpus_writer
+from shardwise.run.data.corpus_writer import unigram_entropy, write_corpus
+from shardwise.run.data.documents import Source, find_sources, python_library, read_documents
+from shardwise.run.data.shard_index import read_index
+from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_tokenizer
+from shardwise.values.errors import InputError
 
 TEXTS = [
     f"Document {number} says {'na ' * number}and ends.\r\n{END_OF_DOCUMENT} is text here. ü 中" for number in range(12)
@@ -81,8 +81,8 @@ def test_the_entropy_of_known_frequencies() -> None:
 def test_the_same_text_gives_the_same_files_on_any_number_of_threads(tmp_path: Path) -> None:
     """Another hash seed and other threads: what a parallel trainer could depend on."""
     script = (
-        "from shardwise.data.corpus import write_corpus\n"
-        "from shardwise.data.documents import python_library\n"
+        "from shardwise.run.data.corpus_writer import write_corpus\n"
+        "from shardwise.run.data.documents import python_library\n"
         "import sys\n"
         "write_corpus(python_library(400_000), sys.argv[1], vocab_size=600)\n"
         "assert not {'torch', 'jax'} & set(sys.modules)\n"
@@ -170,14 +170,14 @@ def test_a_failure_leaves_nothing(tmp_path: Path, sources: tuple[Source, ...], m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "write_index", stopped)
+        patch.setattr(corpus_writer, "write_index", stopped)
         with pytest.raises(KeyboardInterrupt):
             write_corpus(sources, tmp_path / "data", vocab_size=300)
     assert sorted(tmp_path.iterdir()) == before
     write_corpus(sources, tmp_path / "data", vocab_size=300)
     held = {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()}
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "write_index", stopped)
+        patch.setattr(corpus_writer, "write_index", stopped)
         with pytest.raises(KeyboardInterrupt):
             write_corpus(sources, tmp_path / "data", vocab_size=280, force=True)
     assert {path.name: path.read_bytes() for path in (tmp_path / "data").iterdir()} == held
@@ -190,7 +190,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(corpus, "write_index", full)
+    monkeypatch.setattr(corpus_writer, "write_index", full)
     with pytest.raises(InputError, match=r"cannot write .*data: No space left on device"):
         write_corpus(sources, tmp_path / "data", vocab_size=300)
     assert not (tmp_path / "data").exists()
@@ -268,7 +268,7 @@ def test_documents_are_encoded_in_batches_that_end(
     tmp_path: Path, sources: tuple[Source, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = write_corpus(sources, tmp_path / "whole", vocab_size=300)
-    monkeypatch.setattr(corpus, "BATCH_CHARACTERS", 1)
+    monkeypatch.setattr(corpus_writer, "BATCH_CHARACTERS", 1)
     assert write_corpus(sources, tmp_path / "single", vocab_size=300) == whole
     for name in FILES:
         assert (tmp_path / "single" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

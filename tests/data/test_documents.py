@@ -10,14 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.data.documents import (
-    Document,
-    find_sources,
-    held_out_documents,
-    python_library,
-    read_documents,
-)
-from shardwise.errors import InputError
+from shardwise.run.data.documents import Document, find_sources, held_out_documents, python_library, read_documents
+from shardwise.values.errors import InputError
 
 
 def write(folder: Path, **files: str) -> Path:

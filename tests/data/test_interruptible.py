@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardwise.data.interruptible import fed
+from shardwise.run.data.tokenizer import fed
 
 
 @pytest.fixture(autouse=True)

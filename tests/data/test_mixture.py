@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.batch.ramp import BatchRamp
-from shardwise.data.batches import Batches
-from shardwise.data.mixture import Mixture
-from shardwise.data.shards import TokenShards
-from shardwise.errors import InputError
+from shardwise.batch_size.batch_schedule import BatchRamp
+from shardwise.run.data.batches import Batches
+from shardwise.run.data.sample_order import Mixture
+from shardwise.run.data.token_shards import TokenShards
+from shardwise.values.errors import InputError
 
 Shards = Callable[..., TokenShards]
 WEIGHTS = st.lists(st.integers(1, 60), min_size=1, max_size=7)

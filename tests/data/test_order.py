@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.batch.ramp import BatchRamp
-from shardwise.data.order import _mixed, permuted, sequence_numbers
-from shardwise.errors import InputError
+from shardwise.batch_size.batch_schedule import BatchRamp
+from shardwise.run.data.sample_order import _mixed, permuted, sequence_numbers
+from shardwise.values.errors import InputError
 
 SEEDS = st.integers(-(2**70), 2**70)
 RAMPS = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 30)), min_size=1, max_size=5).map(

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.data.blocks import BLOCK, SUMS_DTYPE, BlockWriter
-from shardwise.data.shards import TokenShards
-from shardwise.errors import InputError
-from shardwise.files import sealed
+from shardwise.run.data.block_checksums import BLOCK, SUMS_DTYPE, BlockWriter
+from shardwise.run.data.token_shards import TokenShards
+from shardwise.values.checksums import sealed
+from shardwise.values.errors import InputError
 
 Shards = Callable[..., TokenShards]
 DOCUMENTS = st.lists(st.lists(st.integers(1, 999), max_size=9).map(lambda ids: [*ids, 0]), min_size=1, max_size=12)

@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import estimate
-from shardwise.cost.run import checkpoint_bytes
-from shardwise.derive.derivation import Unit, derived_unit
-from shardwise.derive.walk import Communicate, Compute
-from shardwise.errors import InputError
-from shardwise.job import Job
-from shardwise.layout.family import family_of
+from shardwise.derive.sharded_program import Communicate, Compute
+from shardwise.derive.sharded_unit import Unit, derived_unit
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
+from shardwise.layout.sharding_scheme import family_of
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import model_flops_per_token, num_params, num_trained_params
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.model.operations import Contract
+from shardwise.model.parameters_and_flops import model_flops_per_token, num_params, num_trained_params
 from shardwise.model.program import Role
+from shardwise.price.estimate import estimate
+from shardwise.price.training_run import checkpoint_bytes
+from shardwise.values.errors import InputError
 
 LLAMA = load_model("llama-3-8b")
 QKV = replace(LLAMA, lora_rank=8, lora_targets=("qkv",))

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 import pytest
 
-from shardwise.derive.derivation import derive
-from shardwise.derive.walk import Communicate, Compute, ShardedProgram, shard_program
-from shardwise.layout.family import Family
+from shardwise.derive.sharded_program import Communicate, Compute, ShardedProgram, shard_program
+from shardwise.derive.sharded_unit import derive
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.backward import backward
 from shardwise.model.load import load_model
 from shardwise.model.operations import Contract
 from shardwise.model.program import Program, ProgramBuilder, Role
-from shardwise.sharding.collective import Kind
+from shardwise.sharding.collectives import Kind
 from shardwise.sharding.notation import parse_tensor
-from shardwise.sharding.reshard import reshard
+from shardwise.sharding.resharding import reshard
 from shardwise.sharding.spec import Spec
-from shardwise.symbolic import Values
+from shardwise.values.symbolic import Values
 
 # The four shardings of a two-matrix MLP, as S0 prints them.
 STRATEGIES = {

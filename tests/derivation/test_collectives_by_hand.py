@@ -26,17 +26,18 @@ from typing import Any
 
 import pytest
 
-from shardwise.cost.formats import Formats
-from shardwise.cost.unit_parts import parts_of
-from shardwise.cost.unit_values import unit_values
-from shardwise.issuing import IssuePolicy
-from shardwise.job import Job
-from shardwise.layout.family import atomic_degrees, family_of
+from shardwise.layout.degrees import atomic_degrees, degrees_of
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import degrees_of, violations
+from shardwise.layout.rules.table import violations
+from shardwise.layout.sharding_scheme import family_of
 from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
 from shardwise.model.program import Role
-from shardwise.precision import PRECISIONS
+from shardwise.price.number_formats import Formats
+from shardwise.price.unit_cost import unit_values
+from shardwise.price.unit_inputs import parts_of
+from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.precision import PRECISIONS
 
 Row = tuple[str, str, str, int, float]
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep", "pp")

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from shardwise.derive.derivation import derive
-from shardwise.issuing import IssuePolicy
-from shardwise.layout.family import Family
-from shardwise.lowering.traffic import Traffic, unit_traffic
+from shardwise.derive.sharded_unit import derive
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.load import load_model
-from shardwise.symbolic import Local, Values
+from shardwise.step.collectives import unit_traffic
+from shardwise.step.instructions import Traffic
+from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.symbolic import Local, Values
 
 FAMILIES = [
     Family(zero, sp, policy) for zero in (1, 3) for sp in (False, True) for policy in ("none", "selective", "full")

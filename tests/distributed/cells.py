@@ -10,11 +10,12 @@ from typing import Any
 
 from training import ADAPTED, DENSE, MODELS, POSITIONS, PREDICTING, ROUTED, TIED, WINDOWED, Case
 
-from shardwise.job import Job
-from shardwise.layout.context import VARIANTS
+from shardwise.layout.context_parallel import VARIANTS
+from shardwise.layout.degrees import degrees_of
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import violations
-from shardwise.planning.runnable import RUNNABLE_RULES, degrees_of
+from shardwise.layout.rules.engine import RUNNABLE_RULES
+from shardwise.layout.rules.table import violations
+from shardwise.model.job import Job
 
 MOST_DEVICES = {5: 16}  # by how many axes a cell has; 8 for fewer
 # Four key-value heads, so that Ulysses has one for each of four ranks.

@@ -21,10 +21,9 @@ from cells import Cell, cells  # noqa: E402
 from training import Found as Plain  # noqa: E402
 from training import plain  # noqa: E402
 
-from shardwise.errors import InputError  # noqa: E402
-from shardwise.train.processes import together  # noqa: E402
-from shardwise.verify.training.judge import differing, errors  # noqa: E402
-from shardwise.verify.training.steps import Found, run_case  # noqa: E402
+from shardwise.run.spawn import together  # noqa: E402
+from shardwise.values.errors import InputError  # noqa: E402
+from shardwise.verify.training.compare_runs import Found, differing, errors, run_case  # noqa: E402  # noqa: E402
 
 
 def run(rank: int, size: int, device: torch.device, asked: Sequence[Cell]) -> Iterator[Found]:

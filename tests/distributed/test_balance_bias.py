@@ -9,22 +9,24 @@ import pytest
 import torch
 from train.shard_files import write_shards
 
-from shardwise.cluster.load import load_cluster
-from shardwise.data.batches import Batches
-from shardwise.data.shards import TokenShards
-from shardwise.errors import InputError
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.interop.frameworks.huggingface_families import read_config
+from shardwise.interop.weights import checkpoint_to_hf, load_hf
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.train.checkpoint import Checkpointer, latest
-from shardwise.train.huggingface import checkpoint_to_hf, load_hf
-from shardwise.train.huggingface.config import read_config
-from shardwise.train.issued import instance_of
-from shardwise.train.recipe import Recipe
-from shardwise.train.trainer import Trainer
-from shardwise.train.transport.rank_threads import run_rank_threads
-from shardwise.train.world import World
+from shardwise.model.job import Job
+from shardwise.run.checkpoints import Checkpointer, latest
+from shardwise.run.data.batches import Batches
+from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.trainer.trainer import Trainer
+from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.train import open_weights
+from shardwise.values.errors import InputError
 
 SEQ_LEN, SEQS, VOCABULARY = 8, 6, 61
 ALONE = Layout(micro_batch_seqs=6)
@@ -60,7 +62,7 @@ def planned(model: Architecture, layout: Layout) -> Plan:
 def trainer_of(plan: Plan, data: Path, initial: str | None = None) -> Trainer:
     recipe = Recipe(steps=4, learning_rate=1e-2, seed=3, balance="bias", balance_rate=0.3, initial=initial)
     batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=recipe.seed)
-    return Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh))
+    return Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh), open_weights)
 
 
 def biases(trainer: Trainer) -> dict[str, torch.Tensor]:

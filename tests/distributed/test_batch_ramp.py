@@ -8,21 +8,23 @@ from pathlib import Path
 import pytest
 from training import FP64, MODELS
 
-from shardwise.batch.ramp import BatchRamp
-from shardwise.cluster.load import load_cluster
-from shardwise.data.batches import Batches
-from shardwise.data.corpus import write_corpus
-from shardwise.data.documents import find_sources
-from shardwise.data.shards import TokenShards
-from shardwise.job import PRECISIONS, Job
+from shardwise.batch_size.batch_schedule import BatchRamp
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.train.checkpoint import Checkpointer
-from shardwise.train.issued import instance_of
-from shardwise.train.recipe import Recipe
-from shardwise.train.trainer import Trainer
-from shardwise.train.transport.rank_threads import run_rank_threads
-from shardwise.train.world import World
+from shardwise.model.job import Job
+from shardwise.run.checkpoints import Checkpointer
+from shardwise.run.data.batches import Batches
+from shardwise.run.data.corpus_writer import write_corpus
+from shardwise.run.data.documents import find_sources
+from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.trainer.trainer import Trainer
+from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.values.precision import PRECISIONS
 
 SEQ_LEN, VOCABULARY, NUM_STEPS = 8, 281, 6
 RAMP = BatchRamp(((0, 4), (2, 8), (4, 16)))  # of micro-batches of 1: 4, 8 and 16 of them, or 2, 4 and 8 of two replicas

@@ -12,11 +12,11 @@ import pytest
 from training import FP64, Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
-from shardwise.precision import PRECISIONS
-from shardwise.sharding.collective import Issued
-from shardwise.train.capture import Capture
-from shardwise.train.issued import comparable
-from shardwise.train.transport.rank_threads import run_rank_threads
+from shardwise.run.trainer.plan_for_engine import comparable
+from shardwise.run.trainer.step_inspector import Capture
+from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.sharding.collectives import Issued
+from shardwise.values.precision import PRECISIONS
 
 FORMATS = {
     f"{name} {kind}": Case(layout=layout, precision=PRECISIONS[name])

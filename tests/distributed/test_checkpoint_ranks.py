@@ -19,8 +19,9 @@ import torch.distributed as dist
 from harness import run_processes
 from torch import Tensor
 
-from shardwise.errors import InputError
-from shardwise.train.checkpoint import Checkpointer, Piece, State, checkpointer, folders, latest, whole, writing
+from shardwise.run.checkpoints import Checkpointer, Piece, State, latest, step_folders, whole
+from shardwise.run.checkpoints import writer as writer_module
+from shardwise.values.errors import InputError
 
 SIZES = {
     "model.layers.0.wq": (96, torch.bfloat16), "model.head": (7, torch.bfloat16), "master.layers.0.wq": (96, torch.float32),
@@ -146,13 +147,13 @@ def test_of_replicas_one_is_written_and_the_work_is_shared(tmp_path: Path) -> No
 
 def overwritten(folder: Path) -> tuple[bool, bool]:
     """Whether nothing is there before the writer may write, and whether what is then there is what was handed over."""
-    state, may_write, write_pieces = held("uneven"), threading.Event(), checkpointer.write_pieces
+    state, may_write, write_pieces = held("uneven"), threading.Event(), writer_module.write_pieces
 
     def late(*arguments: Any) -> Any:
         may_write.wait()
         return write_pieces(*arguments)
 
-    checkpointer.write_pieces = late
+    writer_module.write_pieces = late
     with Checkpointer(folder, keep=2) as writer:
         writer.start(200, state)
         for values in bits(state).values():
@@ -212,7 +213,9 @@ def test_a_failure_of_one_rank_is_raised_on_all_by_the_next_call(tmp_path: Path,
 
 def killed(folder: Path, point: str, before: bool, rank: int) -> None:
     """Save step 100, then die at `point` of the save of step 200; at `sync`, of another one of step 100."""
-    module: Any = {"rmtree": folders.shutil, "sync": folders, "_write": writing}.get(point, checkpointer)
+    module: Any = {"rmtree": step_folders.shutil, "sync": step_folders, "_write": writer_module}.get(
+        point, writer_module
+    )
     function = getattr(module, point)
 
     def dying(*arguments: Any, **more: Any) -> Any:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from training import Case, engine_of, plain, run_step
 
-from shardwise.engine.torch import routed_moving
 from shardwise.layout.layout import Layout
+from shardwise.run.engine import expert_parallel
+from shardwise.run.parallel.collectives import Exchange
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.sharding.spec import Axes
-from shardwise.train.engine import Engine
-from shardwise.train.parallel.exchange import Exchange
-from shardwise.train.transport.rank_threads import run_rank_threads
 
 CASES = {
     "tp 2 sp": Case(layout=Layout(tp=2, sequence_parallel=True, micro_batch_seqs=4), num_seqs=4),
@@ -69,7 +69,7 @@ def dropping(dropped: Dropped, patch: pytest.MonkeyPatch) -> None:
     wrapped("all_to_all", lambda self, received, sent, axes, rows=None: _as_sent(received, sent))
     wrapped("shift", lambda self, received, sent, axes: _all_as_sent(received, sent))
     patch.setattr(Exchange, "sum_now", _sum_now)
-    counts = routed_moving.start_counts
+    counts = expert_parallel.start_counts
 
     def telling(*operands: Any, **given: Any) -> Any:
         dropped.telling = True
@@ -78,7 +78,7 @@ def dropping(dropped: Dropped, patch: pytest.MonkeyPatch) -> None:
         finally:
             dropped.telling = False
 
-    patch.setattr(routed_moving, "start_counts", telling)
+    patch.setattr(expert_parallel, "start_counts", telling)
 
 
 def _own_part(self: Exchange, part: Tensor, whole: Tensor, axes: Axes, carries: object = None) -> None:

@@ -9,8 +9,8 @@ from equality_further import FURTHER
 from harness import run_processes
 from training import Found, plain, put_together, trained
 
-from shardwise.train.transport.rank_threads import run_rank_threads
-from shardwise.verify.training.judge import differing
+from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.verify.training.compare_runs import differing
 
 
 @pytest.mark.thinned(3)

@@ -10,18 +10,19 @@ import torch
 from train.shard_files import write_shards
 from training import MODELS
 
-from shardwise.cluster.load import load_cluster
-from shardwise.data.batches import Batches
-from shardwise.data.shards import Int64s, TokenShards
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.measurement.record import StepRecord
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.train.issued import instance_of
-from shardwise.train.recipe import Recipe
-from shardwise.train.trainer import Trainer
-from shardwise.train.transport.rank_threads import run_rank_threads
-from shardwise.train.world import World
+from shardwise.model.job import Job
+from shardwise.records.step_log import StepRecord
+from shardwise.run.data.batches import Batches
+from shardwise.run.data.token_shards import Int64s, TokenShards
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.trainer.trainer import Trainer
+from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
 
 SEQ_LEN, SEQS, STEPS = 48, 4, 2
 VOCABULARY = MODELS["dense"].vocab_size

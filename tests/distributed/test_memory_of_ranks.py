@@ -8,17 +8,19 @@ import pytest
 import torch
 from executing import Executor, batch_of
 
-from shardwise.engine.torch.initialise import initial_weights
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
-from shardwise.precision import precision_named
-from shardwise.train import memory
-from shardwise.train.engine import Engine, MicroBatch
-from shardwise.train.memory import Memory, MemoryTracker
-from shardwise.train.recipe import Recipe
-from shardwise.train.transport.rank_threads import run_rank_threads
-from shardwise.train.world import World
+from shardwise.records.step_memory_and_collectives import Memory
+from shardwise.run import memory_terms
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.engine.model_builder import initial_weights
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.step_inspector import MemoryTracker
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.step.rank_program import Instance
+from shardwise.values.precision import precision_named
 
 ARCHITECTURE = Architecture(
     name="small", num_layers=2, d_model=32, d_ff=49, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=65
@@ -45,7 +47,7 @@ def step_of(layout: str, policy: str) -> Memory:
     tracker = MemoryTracker(ARCHITECTURE.vocab_size)
     for term, tensor in list(engine.held()):
         tracker.name(term, [tensor])
-    engine.watch(tracker.forward_ended, lambda whole: tracker.name(memory.GATHERED, [whole]))
+    engine.watch(tracker.forward_ended, lambda whole: tracker.name(memory_terms.GATHERED, [whole]))
     with tracker:
         engine.step([MicroBatch(IDS, IDS)], instance.layout.num_replicas * IDS.numel(), 1, 0)
     return tracker.memory()
@@ -55,8 +57,8 @@ def alone(policy: str) -> Memory:
     """What a step holds whose weights and gradients are tensors of their own."""
     executor = Executor(initial_weights(ARCHITECTURE, 0), policy)
     with MemoryTracker(ARCHITECTURE.vocab_size) as tracker:
-        tracker.name(memory.PARAMETERS, executor.weights.tensors.values())
-        tracker.name(memory.GRADIENTS, executor.gradients.tensors.values())
+        tracker.name(memory_terms.PARAMETERS, executor.weights.tensors.values())
+        tracker.name(memory_terms.GRADIENTS, executor.gradients.tensors.values())
         passes = executor.model.forward(batch_of(IDS, IDS), IDS.numel(), trains=True)
         tracker.forward_ended()
         executor.model.backward(passes)

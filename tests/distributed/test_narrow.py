@@ -11,8 +11,8 @@ from training import DENSE, SEED, Case, engine_of, gathered, run_step
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.precision import PRECISIONS, Precision
-from shardwise.train.transport.rank_threads import run_rank_threads
+from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.values.precision import PRECISIONS, Precision
 
 # Two ranks of tp have whole blocks of 32 of every dim that a product sums over.
 WIDE = replace(DENSE, name="wide", num_layers=2, d_model=64, d_ff=128, num_heads=4, num_kv_heads=2, head_dim=32)

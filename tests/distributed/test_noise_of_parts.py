@@ -12,10 +12,10 @@ from plain import build, initialise
 from training import POSITIONS, SEED, Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
-from shardwise.sharding.collective import Issued
-from shardwise.train.capture import Capture
-from shardwise.train.transport.rank_threads import run_rank_threads
-from shardwise.verify.training.judge import differing
+from shardwise.run.trainer.step_inspector import Capture
+from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.sharding.collectives import Issued
+from shardwise.verify.training.compare_runs import differing
 
 MEASURED = {"noise_scale_every": 1, "balance": "none"}
 

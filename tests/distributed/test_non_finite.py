@@ -11,16 +11,16 @@ from test_resume import LAYOUTS, SEQ_LEN, SEQS, planned
 from train.shard_files import write_shards
 from training import gathered
 
-from shardwise.data.batches import Batches
-from shardwise.data.shards import TokenShards
-from shardwise.planning.plan import Plan
-from shardwise.train.checkpoint import Checkpointer
-from shardwise.train.issued import instance_of
-from shardwise.train.policy import Trouble
-from shardwise.train.recipe import Recipe
-from shardwise.train.trainer import Trainer
-from shardwise.train.transport.rank_threads import run_rank_threads
-from shardwise.train.world import World
+from shardwise.run.checkpoints import Checkpointer
+from shardwise.run.data.batches import Batches
+from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.anomaly_detector import Trouble
+from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.trainer.trainer import Trainer
+from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.search.plan import Plan
 
 OVER = ["dp=2", "zero-1 of 3", "zero-2 of 2", "hybrid zero-3 of 4", "tp=2 fsdp=2", "pp=2 zb_v"]
 

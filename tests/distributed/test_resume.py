@@ -11,32 +11,34 @@ import pytest
 import torch
 from training import MODELS, gathered
 
-from shardwise.cluster.load import load_cluster
-from shardwise.data.batches import Batches
-from shardwise.data.corpus import write_corpus
-from shardwise.data.documents import find_sources
-from shardwise.data.shards import TokenShards
-from shardwise.engine.torch.initialise import initial_weights
-from shardwise.errors import InputError
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.interop.frameworks.huggingface_families import require_same
+from shardwise.interop.weights import checkpoint_to_hf, load_hf, save_hf
+from shardwise.interop.weights.huggingface_folder import Tensors
+from shardwise.interop.weights.megatron_rank_files import Degrees
+from shardwise.interop.weights.stored_model import of_weights
+from shardwise.interop.weights.weight_formats import FORMATS, Choices, Model, open_stored
 from shardwise.layout.layout import Layout
-from shardwise.measurement.record import StepRecord
+from shardwise.model.job import Job
 from shardwise.model.numerics import Numerics, Rotary
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.train.box import Box
-from shardwise.train.checkpoint import Checkpointer, latest
-from shardwise.train.checkpoint.loading import whole
-from shardwise.train.conversion.formats import FORMATS, Choices, Model, open_stored
-from shardwise.train.conversion.megatron_parts import Degrees
-from shardwise.train.conversion.sources import of_weights
-from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
-from shardwise.train.huggingface.files import Tensors
-from shardwise.train.huggingface.same import require_same
-from shardwise.train.issued import instance_of
-from shardwise.train.recipe import Recipe
-from shardwise.train.trainer import Trainer
-from shardwise.train.transport.rank_threads import run_rank_threads
-from shardwise.train.world import World
+from shardwise.records.step_log import StepRecord
+from shardwise.run.checkpoints import Checkpointer, latest
+from shardwise.run.checkpoints.reader import whole
+from shardwise.run.data.batches import Batches
+from shardwise.run.data.corpus_writer import write_corpus
+from shardwise.run.data.documents import find_sources
+from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.engine.model_builder import initial_weights
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.trainer.trainer import Trainer
+from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.train import open_weights
+from shardwise.values.boxes import Box
+from shardwise.values.errors import InputError
 
 SEQ_LEN, SEQS, VOCABULARY = 8, 6, 281  # words, which no tp divides
 LAYOUTS = {
@@ -75,7 +77,7 @@ def planned(layout: Layout, model: str, optimizer: str = "adamw") -> Plan:
 def trainer_of(plan: Plan, data: Path, initial: str | None = None) -> Trainer:
     recipe = Recipe(steps=6, learning_rate=1e-2, seed=3, balance="bias", balance_rate=0.01, initial=initial)
     batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=recipe.seed)
-    return Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh))
+    return Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh), open_weights)
 
 
 def saved(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:

@@ -10,14 +10,13 @@ import pytest
 from torch import Tensor
 from training import Case, Found, plain, trained
 
-from shardwise.engine.torch import experts
 from shardwise.layout.layout import Layout
+from shardwise.run.kernels import experts
+from shardwise.run.parallel.collectives import Exchange
+from shardwise.run.parallel.flat_parameters import FlatGroup, WeightGatherer
+from shardwise.run.parallel.gradient_buffers import GroupGradients
+from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.sharding.spec import Axes
-from shardwise.train.parallel.exchange import Exchange
-from shardwise.train.parallel.flat import FlatGroup
-from shardwise.train.parallel.gradients import GroupGradients
-from shardwise.train.parallel.weights import WeightGatherer
-from shardwise.train.transport.rank_threads import run_rank_threads
 
 
 @dataclass

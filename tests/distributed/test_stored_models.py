@@ -16,18 +16,16 @@ from harness import run_processes
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from shardwise.engine.torch.weights import Weights
-from shardwise.errors import InputError
+from shardwise.interop.frameworks.megatron.weight_names import RELEASE
+from shardwise.interop.frameworks.torchtitan.models import titan_model
+from shardwise.interop.weights.megatron_rank_files import RANK_FILE, Degrees
+from shardwise.interop.weights.stored_model import of_weights
+from shardwise.interop.weights.stored_slices import entries, places
+from shardwise.interop.weights.weight_formats import FORMATS, Choices, Model, open_stored
 from shardwise.model.architecture import Architecture
-from shardwise.train.checkpoint.dcp import METADATA
-from shardwise.train.conversion.entries import entries
-from shardwise.train.conversion.formats import FORMATS, Choices, Model, open_stored
-from shardwise.train.conversion.megatron import RELEASE
-from shardwise.train.conversion.megatron_parts import Degrees
-from shardwise.train.conversion.megatron_ranks import FILE
-from shardwise.train.conversion.places import places
-from shardwise.train.conversion.sources import of_weights
-from shardwise.train.conversion.torchtitan_names import titan_model
+from shardwise.run.checkpoints.dcp_reader import METADATA
+from shardwise.run.engine.model_builder import Weights
+from shardwise.values.errors import InputError
 
 MODEL = Architecture(
     name="small", num_layers=4, d_model=12, d_ff=20, num_heads=4, num_kv_heads=2, head_dim=6, vocab_size=31, num_experts=4,
@@ -72,10 +70,10 @@ def test_virtual_stages_of_megatron(tmp_path: Path) -> None:
     write("megatron-ranks", tmp_path / "four", Choices(degrees=Degrees(pp=4, divisible=1)))
     for rank in range(2):
         stages = [
-            torch.load(tmp_path / "four" / RELEASE / f"mp_rank_00_{rank + 2 * chunk:03d}" / FILE)["model"]
+            torch.load(tmp_path / "four" / RELEASE / f"mp_rank_00_{rank + 2 * chunk:03d}" / RANK_FILE)["model"]
             for chunk in range(2)
         ]
-        path = tmp_path / "two" / "iter_0000005" / f"mp_rank_00_{rank:03d}" / FILE
+        path = tmp_path / "two" / "iter_0000005" / f"mp_rank_00_{rank:03d}" / RANK_FILE
         path.parent.mkdir(parents=True)
         torch.save({"model0": stages[0], "model1": stages[1], "args": None, "iteration": 5}, path)
     (tmp_path / "two" / "latest_checkpointed_iteration.txt").write_text("5")
@@ -90,7 +88,7 @@ def test_numbers_of_files_are_told_apart(degrees: dict[str, int], tmp_path: Path
     require_read(tmp_path)
     missing = max((tmp_path / RELEASE).iterdir())
     if degrees:
-        (missing / FILE).unlink()
+        (missing / RANK_FILE).unlink()
         with pytest.raises(InputError, match=r"lacks mp_rank_|has shape"):
             require_read(tmp_path)
 
@@ -112,7 +110,7 @@ def _no_evil() -> Any:
 @pytest.mark.usefixtures("_no_evil")
 def test_nothing_of_a_file_is_run(tmp_path: Path) -> None:
     write("megatron-ranks", tmp_path / "ranks", Choices(implementation="local"))
-    path = tmp_path / "ranks" / RELEASE / "mp_rank_00" / FILE
+    path = tmp_path / "ranks" / RELEASE / "mp_rank_00" / RANK_FILE
     content = torch.load(path)
     torch.save({**content, "args": Evil(), "rng_state": [Evil()]}, path)
     require_read(tmp_path / "ranks")

@@ -13,12 +13,12 @@ import pytest
 from harness import run_processes
 from training import STEPS, Case, engine_of, run_step
 
-from shardwise.engine.torch.unit import Step
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instruction import Launch
-from shardwise.measurement.folder import RunFolder
-from shardwise.measurement.record import StepRecord
-from shardwise.measurement.trace import (
+from shardwise.measure.reconcile.aligned_traces import step_of
+from shardwise.measure.reconcile.rank_time import lateness, meetings, occupancy, stalls
+from shardwise.records.run_folder import RunFolder
+from shardwise.records.step_log import StepRecord
+from shardwise.records.step_trace import (
     COLLECTIVE,
     KERNEL,
     PASS,
@@ -29,13 +29,11 @@ from shardwise.measurement.trace import (
     trace_path,
     write_trace,
 )
-from shardwise.reconcile.traces.arrivals import lateness, meetings
-from shardwise.reconcile.traces.occupancy import occupancy
-from shardwise.reconcile.traces.stalls import stalls
-from shardwise.reconcile.traces.traced_step import step_of
-from shardwise.train.engine import Engine
-from shardwise.train.profile import profiled_step
-from shardwise.train.transport.rank_threads import run_rank_threads
+from shardwise.run.engine.unit_passes import Step
+from shardwise.run.trainer.profiler import profiled_step
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.step.instructions import Launch
 
 REPLICAS = Case(layout=Layout(dp=2, micro_batch_seqs=2))
 SHARDED = Case(layout=Layout(fsdp=2, zero_stage=3, micro_batch_seqs=2))

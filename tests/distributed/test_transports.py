@@ -15,17 +15,17 @@ from test_equality import compare
 from training import Case, plain, put_together, trained
 
 from shardwise.layout.layout import Layout
-from shardwise.sharding.collective import Issued, Kind
-from shardwise.train.capture import Capture
-from shardwise.train.together import everyones
-from shardwise.train.transport.current import current_transport
-from shardwise.train.transport.interface import Group, Message
-from shardwise.train.transport.process_groups import ProcessGroup
-from shardwise.train.transport.rank_threads import run_rank_threads
-from shardwise.train.transport.thread_groups import EarlyWriteError, MismatchError
-from shardwise.train.transport.thread_scheduler import DeadlockError
-from shardwise.train.world import World
-from shardwise.verify.training.judge import differing
+from shardwise.run.faults.agreement import everyones
+from shardwise.run.parallel.world import World
+from shardwise.run.trainer.step_inspector import Capture
+from shardwise.run.transport.current import current_transport
+from shardwise.run.transport.interface import Group, Message
+from shardwise.run.transport.process_groups import ProcessGroup
+from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.run.transport.thread_groups import EarlyWriteError, MismatchError
+from shardwise.run.transport.thread_scheduler import DeadlockError
+from shardwise.sharding.collectives import Issued, Kind
+from shardwise.verify.training.compare_runs import differing
 
 SIZE = 4
 RUNS = {"threads": run_rank_threads, "processes": run_processes}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from harness import run_processes
 
+from shardwise.run.parallel.world import World
 from shardwise.sharding.mesh import Mesh
-from shardwise.train.world import World
 
 AXES = (("a", "b"), ("b", "a"), ("c", "a"), ("c", "b", "a"))
 

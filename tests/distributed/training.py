@@ -17,22 +17,23 @@ from plain.lion import Lion
 from plain.muon import Muon
 from plain.shampoo import Shampoo
 
-from shardwise.engine.torch import compiling
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import Gating, Numerics, Rotary
-from shardwise.precision import Precision
-from shardwise.sharding.collective import Issued
-from shardwise.train.capture import Capture
-from shardwise.train.engine import Engine, MicroBatch
-from shardwise.train.issued import policy_of
-from shardwise.train.recipe import Recipe
-from shardwise.train.transport.interface import Transport
-from shardwise.train.world import World
-from shardwise.verify.training.case import FP64
-from shardwise.verify.training.case import Case as Small
-from shardwise.verify.training.steps import micro_batch
+from shardwise.run.engine import call_rewrites
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.plan_for_engine import policy_of
+from shardwise.run.trainer.step_inspector import Capture
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.transport.interface import Transport
+from shardwise.sharding.collectives import Issued
+from shardwise.step.rank_program import Instance
+from shardwise.values.precision import Precision
+from shardwise.verify.training.compare_runs import micro_batch
+from shardwise.verify.training.small_case import FP64
+from shardwise.verify.training.small_case import Case as Small
 
 DENSE = Architecture(
     name="dense", num_layers=3, d_model=12, d_ff=20, num_heads=4, num_kv_heads=2, head_dim=4, vocab_size=24
@@ -237,7 +238,7 @@ def plain(case: Case) -> Found:
 
 
 def engine_of(case: Case) -> Engine:
-    compiling.COMPILER = "aot_eager"  # the same graphs, without a compiler of the machine's
+    call_rewrites.COMPILER = "aot_eager"  # the same graphs, without a compiler of the machine's
     instance = case.instance()
     made = Engine(instance, case.recipe_of(), World(instance.mesh))
     made.initialise(SEED)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.cli import build_parser, verb_parsers
+from shardwise.present.cli import build_parser, verb_parsers
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "shardwise"

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.cli import main
-from shardwise.draw.palette import palette_payload
-from shardwise.explore.bundle import EXPORT, IMPORT, bundled
-from shardwise.explore.colours import stylesheet
-from shardwise.explore.pages import pages
-from shardwise.explore.report import report
-from shardwise.terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.present.cli import main
+from shardwise.present.draw.palette import palette_payload
+from shardwise.present.explore.bundle import EXPORT, IMPORT, bundled
+from shardwise.present.explore.colours import stylesheet
+from shardwise.present.explore.pages import pages
+from shardwise.present.explore.report import report
+from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
 
 PLAN = ["plan", "llama-3.2-1b", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "4096"]
 MODULES = {path[1:-3]: page.text for path, page in pages().items() if path.endswith(".js")}

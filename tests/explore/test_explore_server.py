@@ -15,14 +15,14 @@ import pytest
 from starlette.testclient import TestClient
 
 import shardwise as sw
-from shardwise.errors import InputError
-from shardwise.explore.explorer import QUESTIONS, Explorer
-from shardwise.explore.guard import COOKIE, allowed_hosts
-from shardwise.explore.known import Known
-from shardwise.explore.searches import MOST_KEPT, Searches
-from shardwise.explore.server import application
-from shardwise.explore.serving import bound
-from shardwise.explore.state import KEYS, State
+from shardwise.present.explore.explorer import QUESTIONS, Explorer
+from shardwise.present.explore.guard import COOKIE, allowed_hosts
+from shardwise.present.explore.known import Known
+from shardwise.present.explore.searches import MOST_KEPT, Searches
+from shardwise.present.explore.server import application
+from shardwise.present.explore.serving import bound
+from shardwise.present.explore.state import KEYS, State
+from shardwise.values.errors import InputError
 
 HOST = "127.0.0.1:8631"
 MOST_GROWTH = 200e6  # bytes that 200 hostile requests may leave behind

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.cluster.load import load_cluster
-from shardwise.errors import InputError, ShardwiseError
-from shardwise.explore.asked import asked
-from shardwise.explore.known import Known, known_of
-from shardwise.explore.state import MOST_CHARACTERS, VIEWS, State, parse_query, write_query
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.search.plan import plan
+from shardwise.present.explore.asked import asked
+from shardwise.present.explore.known import Known, known_of
+from shardwise.present.explore.state import MOST_CHARACTERS, VIEWS, State, parse_query, write_query
+from shardwise.search.planner import plan
+from shardwise.values.errors import InputError, ShardwiseError
 
 POWERS = st.sampled_from([1, 2, 4, 8])
 LAYOUTS = st.builds(

@@ -13,14 +13,14 @@ import pytest
 from explore.opened import opened_run
 
 import shardwise as sw
-from shardwise.cli import main
-from shardwise.explore.explorer import QUESTIONS, Explorer
-from shardwise.explore.known import Known
-from shardwise.explore.searching import found_for
-from shardwise.explore.server import dumped
-from shardwise.explore.views.numbers import NUMBERS
-from shardwise.planning.plan import plan_layout
-from shardwise.terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.present.cli import main
+from shardwise.present.explore.explorer import QUESTIONS, Explorer
+from shardwise.present.explore.known import Known
+from shardwise.present.explore.searching import found_for
+from shardwise.present.explore.server import dumped
+from shardwise.present.explore.views.numbers import NUMBERS
+from shardwise.search.layout_plan import plan_layout
+from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
 
 JOB = "model=llama-3-8b&cluster=h100:64&batch_tokens=1Mi&seq_len=8192"
 LAYOUTS = ["tp=2 pp=4 fsdp=8 zero_stage=1", "fsdp=64", "tp=8 cp=2 fsdp=4 recompute=full"]

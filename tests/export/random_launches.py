@@ -7,24 +7,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-from shardwise.cluster.abilities import Abilities
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import stack_named
-from shardwise.cost.estimate import estimate
-from shardwise.errors import InputError
-from shardwise.export.exporting import as_taken
-from shardwise.export.launch import Launch, machines_of
-from shardwise.export.saying import refusals
-from shardwise.export.targets import target_named
-from shardwise.job import Job
-from shardwise.layout.context import variant_names
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.stacks import Abilities, stack_named
+from shardwise.interop.frameworks.targets import target_named
+from shardwise.interop.launches.launch import Launch, machines_of
+from shardwise.interop.launches.translate_launch import as_taken, refusals
+from shardwise.layout.context_parallel import variant_names
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import violations
+from shardwise.layout.rules.table import violations
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.model.recompute import policy_names
-from shardwise.planning.plan import Plan
-from shardwise.precision import PRECISIONS as ALL_PRECISIONS
-from shardwise.schedule.schedule import natural_schedule, schedule_names
+from shardwise.model.recompute_policies import policy_names
+from shardwise.pipeline.registry import natural_schedule, schedule_names
+from shardwise.price.estimate import estimate
+from shardwise.search.plan import Plan
+from shardwise.values.errors import InputError
+from shardwise.values.precision import PRECISIONS as ALL_PRECISIONS
 
 MODELS = (
     "llama-3-8b", "llama-3-70b", "llama-3-405b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "gpt-3-175b", "qwen2.5-7b",

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.errors import InputError
-from shardwise.export.accelerate import CONFIG, SCRIPT, TARGET
-from shardwise.export.launch import Launch, Machines, machines_of
-from shardwise.export.reading import Heard, read
-from shardwise.export.saying import refusals, say
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.interop.frameworks.accelerate import CONFIG, SCRIPT, TARGET
+from shardwise.interop.launches.launch import Launch, Machines, machines_of
+from shardwise.interop.launches.read_launch import Heard, read
+from shardwise.interop.launches.translate_launch import refusals, say
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.plan import plan_layout
+from shardwise.search.layout_plan import plan_layout
+from shardwise.values.errors import InputError
 
 START = (
     "accelerate launch --config_file config.yaml train.py --block_size 8192 --per_device_train_batch_size 1 "

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import predicted, stack_named
-from shardwise.errors import InputError
-from shardwise.export.automodel import TARGET
-from shardwise.export.launch import Launch, Machines, machines_of
-from shardwise.export.reading import Heard, read
-from shardwise.export.saying import refusals
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.published_constants import predicted
+from shardwise.hardware.stacks import stack_named
+from shardwise.interop.frameworks.automodel import TARGET
+from shardwise.interop.launches.launch import Launch, Machines, machines_of
+from shardwise.interop.launches.read_launch import Heard, read
+from shardwise.interop.launches.translate_launch import refusals
+from shardwise.layout.layers_per_stage import virtual_stages
 from shardwise.layout.layout import Layout
-from shardwise.layout.stages import virtual_stages
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.plan import plan_layout
+from shardwise.search.layout_plan import plan_layout
+from shardwise.values.errors import InputError
 
 EIGHT = Machines(num_devices=8, devices_per_node=8)
 

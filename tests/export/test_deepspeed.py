@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from shardwise.cli import main
-from shardwise.cluster.load import load_cluster
-from shardwise.errors import InputError
-from shardwise.export.deepspeed import CONFIG, SCRIPT, TARGET
-from shardwise.export.deepspeed_formats import PRECISIONS, UNPRICED
-from shardwise.export.launch import Launch, Machines, machines_of
-from shardwise.export.reading import Heard, read
-from shardwise.export.saying import refusals, say
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.interop.frameworks.deepspeed import CONFIG, PRECISIONS, SCRIPT, TARGET, UNPRICED
+from shardwise.interop.launches.launch import Launch, Machines, machines_of
+from shardwise.interop.launches.read_launch import Heard, read
+from shardwise.interop.launches.translate_launch import refusals, say
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.plan import plan_layout
+from shardwise.present.cli import main
+from shardwise.search.layout_plan import plan_layout
+from shardwise.values.errors import InputError
 
 HF = "deepspeed --num_gpus 8 run_clm.py --deepspeed ds_config.json --block_size 2048 --per_device_train_batch_size 2 "
 # Published configurations: what of them is asked for here, the script that starts them, devices, and what they say.

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.errors import InputError
-from shardwise.export.launch import Machines
-from shardwise.export.reading import read
-from shardwise.export.targets import TARGETS
+from shardwise.interop.frameworks.targets import TARGETS
+from shardwise.interop.launches.launch import Machines
+from shardwise.interop.launches.read_launch import read
+from shardwise.values.errors import InputError
 
 MACHINES = Machines(num_devices=16, devices_per_node=8)
 LONG = 30.0  # seconds: far above what the longest takes

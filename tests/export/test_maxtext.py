@@ -7,17 +7,16 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
-from shardwise.calibrate.published_runs.rows import published_rows
-from shardwise.errors import InputError
-from shardwise.export import maxtext
-from shardwise.export.exporting import export
-from shardwise.export.files import files_of
-from shardwise.export.formats.yaml_text import yaml_tree
-from shardwise.export.launch import Launch, Machines, machines_of
-from shardwise.export.maxtext_named import known_models, named_model, with_model
-from shardwise.export.reading import Heard, read
-from shardwise.export.saying import refusals, say
-from shardwise.planning.plan import plan_layout
+from shardwise.interop.frameworks.maxtext import launch_config
+from shardwise.interop.frameworks.maxtext.model_options import known_models, named_model, with_model
+from shardwise.interop.launches.export_launch import export, files_of
+from shardwise.interop.launches.launch import Launch, Machines, machines_of
+from shardwise.interop.launches.read_launch import Heard, read
+from shardwise.interop.launches.translate_launch import refusals, say
+from shardwise.interop.text_formats.config_trees import yaml_tree
+from shardwise.measure.calibrate.published_runs.run_table import published_rows
+from shardwise.search.layout_plan import plan_layout
+from shardwise.values.errors import InputError
 
 COMMAND = (
     'python3 -m maxtext.trainers.pre_train.train "${{HOME}}"/base.yml steps=15 enable_checkpointing=false \\\n  {}\n'
@@ -120,18 +119,18 @@ def test_every_model_of_the_release_is_read_or_refused_in_a_line() -> None:
 
 def test_axes_span_slices_from_the_outermost() -> None:
     two = launch("dp=2 fsdp=16 tp=4 zero_stage=3 recompute=full async_tp=true", "tpu-v5e:8x8*2")
-    said = say(maxtext.TPU, two)
+    said = say(launch_config.TPU, two)
     assert {name: said[name] for name in said if "parallelism" in name} == {
         "ici_fsdp_parallelism": 16, "ici_tensor_parallelism": 4, "dcn_data_parallelism": 2,
     }  # fmt: skip
-    script = files_of(maxtext.TPU, said, two)["launch.sh"]
+    script = files_of(launch_config.TPU, said, two)["launch.sh"]
     assert "--tpu-type v5litepod-64 --num-slices 2" in script
-    assert "launch.slurm" not in files_of(maxtext.TPU, said, two)
+    assert "launch.slurm" not in files_of(launch_config.TPU, said, two)
     nodes = launch("fsdp=16 tp=8 zero_stage=3 recompute=full async_tp=true", "h100:128")
-    assert {name: value for name, value in say(maxtext.GPU, nodes).items() if "parallelism" in name} == {
+    assert {name: value for name, value in say(launch_config.GPU, nodes).items() if "parallelism" in name} == {
         "ici_fsdp_parallelism": 1, "ici_tensor_parallelism": 8, "dcn_data_parallelism": 1, "dcn_fsdp_parallelism": 16,
     }  # fmt: skip
-    files = files_of(maxtext.GPU, say(maxtext.GPU, nodes), nodes)
+    files = files_of(launch_config.GPU, say(launch_config.GPU, nodes), nodes)
     assert "srun bash launch.sh" in files["launch.slurm"]
     assert "NNODES=16" in files["launch.sh"]
 
@@ -147,7 +146,7 @@ def test_a_plan_is_a_workload_of_xpk() -> None:
     cluster = sw.load_cluster("tpu-v5p:4x4x4", stack="maxtext")
     layout = sw.Layout.parse("fsdp=16 tp=4 zero_stage=3 recompute=full async_tp=true micro_batch_seqs=2")
     plan = plan_layout(sw.load_model("llama-3-70b"), cluster, sw.Job(global_batch_tokens=2**20, seq_len=8192), layout)
-    found = export(plan, maxtext.TPU)
+    found = export(plan, launch_config.TPU)
     options = yaml_tree(found.files["config.yml"], "config.yml")
     assert options["model_name"] == "llama3-70b"
     assert (options["per_device_batch_size"], options["gradient_accumulation_steps"]) == (0.5, 4)
@@ -173,7 +172,7 @@ def test_a_plan_is_a_workload_of_xpk() -> None:
     ],
 )
 def test_what_maxtext_asks(text: str, words: str) -> None:
-    reasons = refusals(launch(text, "tpu-v5p:4x4x4"), maxtext.TPU)
+    reasons = refusals(launch(text, "tpu-v5p:4x4x4"), launch_config.TPU)
     assert any(words in reason for reason in reasons), reasons
 
 
@@ -195,16 +194,16 @@ def test_what_maxtext_asks(text: str, words: str) -> None:
     ],
 )
 def test_what_maxtext_asks_of_models(text: str, model: str, words: str) -> None:
-    reasons = refusals(launch(text, "tpu-v5p:4x4x4", model), maxtext.TPU)
+    reasons = refusals(launch(text, "tpu-v5p:4x4x4", model), launch_config.TPU)
     assert any(words in reason for reason in reasons), reasons
 
 
 def test_stages_of_a_model_whose_layers_come_in_pairs() -> None:
     """A decoder layer of gemma2 is one with a window and one without: 42 layers are 21, 7 for each of 3 stages."""
     piped = launch("dp=8 pp=3 recompute=full schedule=afab", "h100:24", "gemma-2-9b", micro_batches=3)
-    options = say(maxtext.GPU, piped)
+    options = say(launch_config.GPU, piped)
     assert (options["base_num_decoder_layers"], options["num_layers_per_pipeline_stage"]) == (21, 7)
-    assert read(files_of(maxtext.GPU, options, piped), piped.machines).launch.layout == replace(
+    assert read(files_of(launch_config.GPU, options, piped), piped.machines).launch.layout == replace(
         piped.layout, layers_per_stage=(14, 14, 14)
     )
 
@@ -216,12 +215,12 @@ def test_what_maxtext_asks_of_rings_and_of_gpus() -> None:
         seq_len=4096 + 512,
         global_batch_tokens=36 * 512,
     )
-    assert any("cp² = 1024" in reason for reason in refusals(ring, maxtext.TPU))
+    assert any("cp² = 1024" in reason for reason in refusals(ring, launch_config.TPU))
     heads = launch("fsdp=16 cp=4 zero_stage=3 recompute=full cp_variant=ulysses", "h100:64")
-    assert any("on TPUs alone" in reason for reason in refusals(heads, maxtext.GPU))
+    assert any("on TPUs alone" in reason for reason in refusals(heads, launch_config.GPU))
     eight = launch("fsdp=64 zero_stage=3 recompute=full", "h100:64", precision="fp8_delayed")
-    assert any("does not go with gradient accumulation" in reason for reason in refusals(eight, maxtext.GPU))
-    assert refusals(replace(eight, job=replace(eight.job, global_batch_tokens=64 * 8192)), maxtext.GPU) == []
+    assert any("does not go with gradient accumulation" in reason for reason in refusals(eight, launch_config.GPU))
+    assert refusals(replace(eight, job=replace(eight.job, global_batch_tokens=64 * 8192)), launch_config.GPU) == []
 
 
 @pytest.mark.parametrize(

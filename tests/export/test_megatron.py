@@ -8,20 +8,22 @@ from dataclasses import replace
 import pytest
 from export.published_megatron import PUBLISHED, Published
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import predicted, stack_named
-from shardwise.errors import InputError
-from shardwise.export.files import files_of
-from shardwise.export.launch import Launch, Machines, machines_of
-from shardwise.export.megatron import TARGET
-from shardwise.export.reading import Heard, read
-from shardwise.export.saying import refusals, say
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.published_constants import predicted
+from shardwise.hardware.stacks import stack_named
+from shardwise.interop.frameworks.megatron.launch_script import TARGET
+from shardwise.interop.launches.export_launch import files_of
+from shardwise.interop.launches.launch import Launch, Machines, machines_of
+from shardwise.interop.launches.read_launch import Heard, read
+from shardwise.interop.launches.translate_launch import refusals, say
+from shardwise.layout.choices import recompute_policies
+from shardwise.layout.layers_per_stage import virtual_stages
 from shardwise.layout.layout import Layout
-from shardwise.layout.stages import virtual_stages
+from shardwise.layout.rules.stack_abilities import stack_of
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.abilities import recompute_policies, stack_of
-from shardwise.planning.plan import plan_layout
+from shardwise.search.layout_plan import plan_layout
+from shardwise.values.errors import InputError
 
 NEAR = (
     0.05  # of what was measured: FP8 rows of Llama 3, which are among those that the stack's constants were fitted to

@@ -6,20 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import predicted, stack_named
-from shardwise.errors import InputError
-from shardwise.export.formats.recipe import recipe_in
-from shardwise.export.hub import hub_model, hub_name
-from shardwise.export.launch import Launch, Machines, machines_of
-from shardwise.export.megatron_bridge import TARGET
-from shardwise.export.reading import Heard, read
-from shardwise.export.saying import refusals
-from shardwise.export.targets import TARGETS
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.published_constants import predicted
+from shardwise.hardware.stacks import stack_named
+from shardwise.interop.frameworks.huggingface_hub import hub_model, hub_name
+from shardwise.interop.frameworks.megatron.bridge_recipe import TARGET
+from shardwise.interop.frameworks.targets import TARGETS
+from shardwise.interop.launches.launch import Launch, Machines, machines_of
+from shardwise.interop.launches.read_launch import Heard, read
+from shardwise.interop.launches.translate_launch import refusals
+from shardwise.interop.text_formats.python_config import recipe_in
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.plan import plan_layout
+from shardwise.search.layout_plan import plan_layout
+from shardwise.values.errors import InputError
 
 EIGHT = Machines(num_devices=8, devices_per_node=8)
 BRIDGE = 'AutoBridge.from_hf_pretrained("{}").to_megatron_provider(load_weights=False)'

@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
-from shardwise.errors import InputError
-from shardwise.export.exporting import export
-from shardwise.export.launch import Launch, Machines, machines_of
-from shardwise.export.nanotron import TARGET
-from shardwise.export.nanotron_model import stages_dealt
-from shardwise.export.reading import Heard, read
-from shardwise.export.saying import refusals, say
-from shardwise.planning.plan import plan_layout
+from shardwise.interop.frameworks.nanotron import TARGET, stages_dealt
+from shardwise.interop.launches.export_launch import export
+from shardwise.interop.launches.launch import Launch, Machines, machines_of
+from shardwise.interop.launches.read_launch import Heard, read
+from shardwise.interop.launches.translate_launch import refusals, say
+from shardwise.search.layout_plan import plan_layout
+from shardwise.values.errors import InputError
 
 # Launches of huggingface/nanotron, by its examples: sizes (hidden, MLP, heads, key-value heads, layers, words, tied), degrees
 # (dp, pp, tp) and tokens (sequence, micro-batch, accumulation, steps).

@@ -8,18 +8,19 @@ import subprocess
 import pytest
 import yaml
 
-from shardwise.cluster.load import load_cluster
-from shardwise.errors import InputError
-from shardwise.export.exporting import export
-from shardwise.export.launch import Machines
-from shardwise.export.reading import read
-from shardwise.export.targets import target_named
-from shardwise.export.verdict import judge_launch
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.interop.frameworks.targets import target_named
+from shardwise.interop.launches.export_launch import export
+from shardwise.interop.launches.launch import Machines
+from shardwise.interop.launches.launch_advice import judge_launch
+from shardwise.interop.launches.read_launch import read
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.codec import plan_payload
-from shardwise.planning.plan import Plan, plan_layout
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.search.plan_file import plan_payload
+from shardwise.values.errors import InputError
 
 JOB = Job(global_batch_tokens=2**20, seq_len=8192)
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.errors import InputError
-from shardwise.export.formats.shell import training_command
-from shardwise.export.launch import Machines
-from shardwise.export.launchers import differing_machines
+from shardwise.interop.launches.launch import Machines
+from shardwise.interop.launches.launch_scripts import differing_machines
+from shardwise.interop.text_formats.shell_script import training_command
+from shardwise.values.errors import InputError
 
 RUN = "torchrun train.py --a 1"
 

@@ -9,21 +9,21 @@ import pytest
 from export.random_launches import chip_of, random_launches, runnable_launches, sayable
 
 import shardwise as sw
-from shardwise.cluster.load import load_cluster
-from shardwise.errors import InputError
-from shardwise.export.exporting import export, in_own_precision
-from shardwise.export.files import files_of
-from shardwise.export.launch import Launch, launch_of
-from shardwise.export.reading import read
-from shardwise.export.saying import LISTED, refusals, say
-from shardwise.export.target import Target
-from shardwise.export.targets import TARGETS, target_for, target_named
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.interop.frameworks.targets import TARGETS, target_for, target_named
+from shardwise.interop.launches.export_launch import export, files_of
+from shardwise.interop.launches.launch import Launch, launch_of
+from shardwise.interop.launches.read_launch import read
+from shardwise.interop.launches.target import Target
+from shardwise.interop.launches.translate_launch import LISTED, in_own_precision, refusals, say
 from shardwise.layout.layout import Layout
+from shardwise.layout.rules.stack_abilities import OWN
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.abilities import OWN
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.units import format_seconds
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.values.errors import InputError
+from shardwise.values.units import format_seconds
 
 NUM_WRITTEN, NUM_MORE_WRITTEN, NUM_REFUSED, NUM_NEAREST = 24, 300, 50, 2
 NUM_PLANS = 20  # of our own engine, whose launches are plan files, which have tests of their own

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.errors import InputError
-from shardwise.export.field import Given
-from shardwise.export.formats.tyro import tyro_options, tyro_words
-from shardwise.export.launch import Launch, Machines, machines_of
-from shardwise.export.reading import Heard, read
-from shardwise.export.saying import refusals, say
-from shardwise.export.target import Files, Target, option_table
-from shardwise.export.targets import target_named
-from shardwise.export.torchtitan_functions import options_of, parsed
-from shardwise.export.torchtitan_model import flavor_of, flavors
-from shardwise.export.torchtitan_registry import registered
-from shardwise.export.torchtitan_stages import generated
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.interop.frameworks.targets import target_named
+from shardwise.interop.frameworks.torchtitan.config_registry import options_of, parsed, registered
+from shardwise.interop.frameworks.torchtitan.models import flavor_of, flavors
+from shardwise.interop.frameworks.torchtitan.parallelism import generated
+from shardwise.interop.launches.launch import Launch, Machines, machines_of
+from shardwise.interop.launches.read_launch import Heard, read
+from shardwise.interop.launches.target import Files, Given, Target, option_table
+from shardwise.interop.launches.translate_launch import refusals, say
+from shardwise.interop.text_formats.command_flags import tyro_options, tyro_words
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.values.errors import InputError
 
 TITAN = target_named("torchtitan")
 RUN = "torchrun --nproc_per_node=8 -m torchtitan.train"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 from export.test_torchtitan import launch, written
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import predicted, stack_named
-from shardwise.cost.estimate import estimate
-from shardwise.errors import InputError
-from shardwise.export.formats.toml import toml_options, toml_text
-from shardwise.export.launch import Launch, Machines, machines_of
-from shardwise.export.reading import Heard, read
-from shardwise.export.saying import refusals
-from shardwise.export.targets import target_named
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.published_constants import predicted
+from shardwise.hardware.stacks import stack_named
+from shardwise.interop.frameworks.targets import target_named
+from shardwise.interop.launches.launch import Launch, Machines, machines_of
+from shardwise.interop.launches.read_launch import Heard, read
+from shardwise.interop.launches.translate_launch import refusals
+from shardwise.interop.text_formats.config_trees import toml_options, toml_text
 from shardwise.layout.layout import Layout
+from shardwise.price.estimate import estimate
+from shardwise.values.errors import InputError
 
 TITAN = target_named("torchtitan-toml")
 WITHIN = 0.25  # of what was measured, on H100 with 96 GB of slower memory and 500 W

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.export.formats.trees import dotted, nested
-from shardwise.export.formats.yaml_text import yaml_text, yaml_tree
+from shardwise.interop.text_formats.config_trees import dotted, nested, yaml_text, yaml_tree
 
 
 def test_what_is_written_is_read_back() -> None:

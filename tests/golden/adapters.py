@@ -11,7 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from shardwise.errors import InputError
+from shardwise.values.errors import InputError
 
 HERE = Path(__file__).parent
 # Seconds or bytes in one of the unit that a name's suffix says; no suffix stands for the plain unit.

@@ -21,14 +21,11 @@ from measurement.logs_of import (
     torchtitan_validation,
 )
 
-from shardwise.errors import InputError
-from shardwise.measurement.log import INSPECTED, step_line
-from shardwise.measurement.logs.formats import FORMATS
-from shardwise.measurement.logs.lines import BLOCK, LONGEST, lines_of
-from shardwise.measurement.logs.logged import LoggedStep
-from shardwise.measurement.logs.read import MOST_STEPS, TrainingLog, read_training_log
-from shardwise.measurement.record import StepRecord
-from shardwise.measurement.throughput import Throughput
+from shardwise.records.logs.frameworks import FORMATS
+from shardwise.records.logs.logged_steps import LoggedStep
+from shardwise.records.logs.training_log import BLOCK, LONGEST, MOST_STEPS, TrainingLog, lines_of, read_training_log
+from shardwise.records.step_log import INSPECTED, StepRecord, Throughput, step_line
+from shardwise.values.errors import InputError
 
 GIB, MIB = 2**30, 2**20
 
@@ -254,7 +251,7 @@ def test_a_pipe_is_read(tmp_path: Path) -> None:
 
 def test_the_last_steps_of_too_many_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_STEPS >= 100_000
-    monkeypatch.setattr("shardwise.measurement.logs.read.MOST_STEPS", 10)
+    monkeypatch.setattr("shardwise.records.logs.training_log.MOST_STEPS", 10)
     found = read(tmp_path, *(torchtitan(step, 6500, 9 - step / 100) for step in range(1, 31)))
     assert [step.step for step in found.steps] == list(range(21, 31))
     assert (found.first.step, found.first.loss) == (1, 8.99)

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.errors import InputError
-from shardwise.measurement.folder import RunFolder, RunOf
-from shardwise.measurement.log import LogWriter, cut_log, read_log, step_line
-from shardwise.measurement.record import MEASURED_TERMS, StepRecord
-from shardwise.measurement.summary import Drawn, summarised, summary_text
-from shardwise.measurement.throughput import Throughput
+from shardwise.records.run_folder import RunFolder, RunOf
+from shardwise.records.run_summary import Drawn, summarised, summary_text
+from shardwise.records.step_log import MEASURED_TERMS, LogWriter, StepRecord, Throughput, cut_log, read_log, step_line
+from shardwise.values.errors import InputError
 
 RATES = Throughput(
     num_devices=4, chip="chip", flops_per_token=6e9, hardware_ratio=4 / 3, peak_format="bf16", peak_flops_per_s=1e15

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from measurement.logs_of import maxtext, megatron, nanotron, torchtitan
 
-from shardwise.errors import InputError
-from shardwise.measurement.logs.read import read_training_log
-from shardwise.measurement.logs.steady import Steady, num_warm_up, percentile, steady, undisturbed
+from shardwise.records.logs.steady_state import Steady, num_warm_up, percentile, steady, undisturbed
+from shardwise.records.logs.training_log import read_training_log
+from shardwise.values.errors import InputError
 
 
 def of(folder: Path, *lines: str, devices: int = 64, seq_len: int = 8192, batch: int | None = None) -> Steady:

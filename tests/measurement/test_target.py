@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from shardwise.measurement.target import LossTarget, steps_to
+from shardwise.records.loss_target import LossTarget, steps_to
 
 
 def curve(step: np.ndarray | float) -> np.ndarray:

@@ -24,14 +24,13 @@ from measurement.tracked_of import (
     tokens_per_s,
 )
 
-from shardwise.errors import InputError
-from shardwise.measurement.logs.datastore import datastore_points
-from shardwise.measurement.logs.events import event_points
-from shardwise.measurement.logs.exported import LONGEST as LONGEST_ROW
-from shardwise.measurement.logs.formats import FORMATS
-from shardwise.measurement.logs.read import EVENTS, HISTORY, TABLE, TAGS, TrainingLog, read_training_log
-from shardwise.measurement.logs.steady import steady
-from shardwise.measurement.logs.tfrecord import LONGEST, TAIL, crc32c, masked
+from shardwise.records.logs.frameworks import FORMATS
+from shardwise.records.logs.steady_state import steady
+from shardwise.records.logs.tensorboard_events import LONGEST, TAIL, crc32c, event_points, masked
+from shardwise.records.logs.training_log import EVENTS, HISTORY, TABLE, TAGS, TrainingLog, read_training_log
+from shardwise.records.logs.wandb_history import LONGEST_ROW as LONGEST_ROW
+from shardwise.records.logs.wandb_history import datastore_points
+from shardwise.values.errors import InputError
 
 STEPS = list(SECONDS)
 FILES = {path.parent.name: path for path in sorted(FOLDER.rglob("*.*")) if path.is_file()}

@@ -31,7 +31,7 @@ def charged(seqs: int | None, rate: float = 0.5) -> float:
     return max(seqs * rate, 1.0)
 '''
 TESTS = ["unit/schedule/test_price.py"]
-TESTED = "from shardwise.schedule.price import price\n\ndef test_it():\n    assert price(3, 2) == 6\n"
+TESTED = "from shardwise.pipeline.price import price\n\ndef test_it():\n    assert price(3, 2) == 6\n"
 PRICE = "def price(count, each):\n    if count < 0:\n        return 0\n    return count * each\n"
 
 
@@ -93,8 +93,8 @@ def test_places_are_bytes_whatever_stands_before_them() -> None:
 def repository(tmp_path: Path) -> Path:
     """A package of one file, a test of one half of what it does, and a room for both."""
     for name, text in {
-        "src/shardwise/__init__.py": "", "src/shardwise/schedule/__init__.py": "",
-        "src/shardwise/schedule/price.py": PRICE, "tests/unit/schedule/test_price.py": TESTED,
+        "src/shardwise/__init__.py": "", "src/shardwise/pipeline/__init__.py": "",
+        "src/shardwise/pipeline/price.py": PRICE, "tests/unit/schedule/test_price.py": TESTED,
     }.items():  # fmt: skip
         path = tmp_path / "repository" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -115,11 +115,11 @@ def test_survivors_are_found_in_a_copy_of_the_tree(repository: Path, tree: Tree)
     chosen = {one.mutated_line: one for one in drawn(repository / PACKAGE, 100, seed=1)}
     assert set(chosen) == {"if (count <= 0):", "if count < 1:", "if False:", "return 1", "return (count / each)"}
     lived = tree.judge(chosen["if False:"], limit_s=600.0)
-    assert (lived.outcome, lived.file, lived.line, lived.test) == ("lived", "schedule/price.py", 2, "")
+    assert (lived.outcome, lived.file, lived.line, lived.test) == ("lived", "pipeline/price.py", 2, "")
     died = tree.judge(chosen["return (count / each)"], limit_s=600.0)
     assert (died.outcome, died.test) == ("died", "FAILED tests/unit/schedule/test_price.py::test_it")
     for folder in (repository, tree.folder):
-        assert (folder / PACKAGE / "schedule/price.py").read_text() == PRICE
+        assert (folder / PACKAGE / "pipeline/price.py").read_text() == PRICE
 
 
 def test_a_run_goes_on_where_it_stopped(
@@ -155,7 +155,7 @@ def test_a_run_goes_on_where_it_stopped(
     assert ran == chosen + [one for one in chosen if one.mutation.line == 2]
     assert "5/5 " in capsys.readouterr().err
     # a line that has changed since is another mutant
-    (repository / PACKAGE / "schedule/price.py").write_text(PRICE.replace("count < 0", "count < 0.5"))
+    (repository / PACKAGE / "pipeline/price.py").write_text(PRICE.replace("count < 0", "count < 0.5"))
     assert len(list(judged(drawn(repository / PACKAGE, 100, seed=1), [tree], out, again=False))) == 5
     assert len(ran) == 5 + 3 + 3
 
@@ -188,13 +188,13 @@ def test_recorded_deaths_are_run_again(repository: Path, tree: Tree, tmp_path: P
     compact(out)
     assert len(out.read_text().splitlines()) == len(outcomes)
     assert read_outcomes(out) == {**outcomes, mutant.key: lived}
-    (repository / PACKAGE / "schedule/price.py").write_text(PRICE.replace("count * each", "each * count"))
+    (repository / PACKAGE / "pipeline/price.py").write_text(PRICE.replace("count * each", "each * count"))
     assert deaths(repository / PACKAGE, outcomes, 40, seed=1) == []
 
 
 def test_equal_lines_of_a_file_are_two_mutants(repository: Path) -> None:
     twice = PRICE + PRICE.replace("price", "cost")
-    (repository / PACKAGE / "schedule/price.py").write_text(twice)
+    (repository / PACKAGE / "pipeline/price.py").write_text(twice)
     chosen = drawn(repository / PACKAGE, 100, seed=1)
     assert len({one.key for one in chosen}) == len(chosen) == 10
     assert {(one.nth, one.mutation.line) for one in chosen if one.mutated_line == "if False:"} == {(0, 2), (1, 6)}
@@ -223,11 +223,11 @@ def test_a_mutant_that_hangs_has_died(tree: Tree) -> None:
 def test_the_report_says_why_each_survivor_lives(tmp_path: Path) -> None:
     reasons = tmp_path / "mutants.toml"
     reasons.write_text(
-        '[[equivalent]]\nfile = "schedule/price.py"\nline = "if False:"\nreason = "nothing is sold back"\n'
+        '[[equivalent]]\nfile = "pipeline/price.py"\nline = "if False:"\nreason = "nothing is sold back"\n'
     )
     lived = [
         Outcome(
-            file="schedule/price.py",
+            file="pipeline/price.py",
             line=2,
             before="count < 0",
             after=after,
@@ -244,9 +244,9 @@ def test_the_report_says_why_each_survivor_lives(tmp_path: Path) -> None:
     text = report([*lived, *died], read_reasons(reasons))
     head, first, _, unknown, second, _, known = text.splitlines()
     assert head == "2 of 4 mutants died (50%)"
-    assert first == "src/shardwise/schedule/price.py:2  count < 0  ->  (count <= 0)"
+    assert first == "src/shardwise/pipeline/price.py:2  count < 0  ->  (count <= 0)"
     assert unknown == "    no reason is known: a test is missing"
-    assert second == "src/shardwise/schedule/price.py:2  count < 0  ->  False"
+    assert second == "src/shardwise/pipeline/price.py:2  count < 0  ->  False"
     assert known == "    nothing is sold back"
 
 
@@ -262,25 +262,25 @@ def test_a_long_change_is_shown_where_it_is() -> None:
 
 def test_tests_that_import_a_module_are_run_first(tmp_path: Path) -> None:
     for name, text in {
-        "unit/schedule/test_a.py": "from shardwise.schedule.prices import price",
-        "unit/schedule/test_b.py": "from shardwise.schedule import other, price",
-        "unit/schedule/test_c.py": "from shardwise.schedule.price import cost",
+        "unit/schedule/test_a.py": "from shardwise.pipeline.prices import price",
+        "unit/schedule/test_b.py": "from shardwise.pipeline import other, price",
+        "unit/schedule/test_c.py": "from shardwise.pipeline.price import cost",
         "unit/cost/test_d.py": "",
-        "unit/cost/helper.py": "from shardwise.schedule.price import cost",
+        "unit/cost/helper.py": "from shardwise.pipeline.price import cost",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text + "\n")
-    found = files_of_tests("schedule/price.py", tmp_path)
+    found = files_of_tests("pipeline/price.py", tmp_path)
     assert [Path(one).stem for one in found] == ["test_b", "test_c", "test_a", "test_d"]
 
 
 def test_rooms_are_those_of_the_planner_and_the_engine() -> None:
     repository = Path(__file__).parents[2]
-    assert room_of("derive/walk.py") == "derive"
-    assert room_of("train/parallel/flat.py") == "train/parallel"
-    assert room_of("train/policy.py") == "train"
-    assert room_of("symbolic.py") == "symbolic.py"
-    assert room_of("cli/plan.py") is None
+    assert room_of("derive/sharded_program.py") == "derive"
+    assert room_of("run/parallel/flat_parameters.py") == "run/parallel"
+    assert room_of("run/trainer/anomaly_detector.py") == "run"
+    assert room_of("values/symbolic.py") == "values/symbolic.py"
+    assert room_of("present/cli/plan.py") is None
     for room, tests in ROOMS.items():
         assert (repository / PACKAGE / room).exists(), room
         assert [one for one in tests if not (repository / "tests" / one).exists()] == [], room

@@ -3,7 +3,7 @@
 from plain.decoder import Decoder, Output, build
 from plain.initialise import initialise
 from plain.weights import Weight, parameter_weights
-from shardwise.data.sequences import IGNORED
+from shardwise.run.data.batches import IGNORED
 
 __all__ = [
     "IGNORED",

@@ -1,4 +1,4 @@
-"""One decoder block, step by step as its program has it (`model/block.py`)."""
+"""One decoder block, step by step as its program has it (`model/decoder_block.py`)."""
 
 from __future__ import annotations
 

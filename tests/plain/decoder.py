@@ -14,10 +14,10 @@ from plain.experts import Routing, auxiliary_loss
 from plain.functions import cap
 from plain.gradients import IGNORED, HeadLoss, applied, at_least_fp32
 from plain.places import Rotation, mask_of, positions_of, rotation
-from shardwise.lowering.parameters import attribute
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import BORROWED
 from shardwise.model.numerics import Numerics, Rotary
+from shardwise.step.parameters import attribute
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Functions that keep for their backward pass what the derivation says it reads (`model/functions.py`), where PyTorch's own
+"""Functions that keep for their backward pass what the derivation says it reads (`model/operations/elementwise.py`),
+where PyTorch's own
 operations keep more: each of them keeps its operands, those of a gated activation, of a norm on a CPU and of the loss between."""
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from shardwise.data.sequences import IGNORED
+from shardwise.run.data.batches import IGNORED
 
 Gated = Callable[[Tensor, Tensor], Tensor]
 # The loss is made for a part of the rows at a time: at most so many parts, so that a GPU launches few kernels and what is in

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from plain.decoder import Decoder
-from shardwise.engine.torch.initialise import initial_weights
+from shardwise.run.engine.model_builder import initial_weights
 
 
 @torch.no_grad()

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from shardwise.lowering.parameters import attribute
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import UNITS
+from shardwise.step.parameters import attribute
 
 
 @dataclass(frozen=True, slots=True)

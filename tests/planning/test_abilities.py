@@ -8,26 +8,23 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.calibrate.accuracy import judge
-from shardwise.calibrate.published_runs.case import Case
-from shardwise.calibrate.published_runs.rows import Row, layout_rows, published_rows
-from shardwise.cluster.abilities import Abilities
-from shardwise.cluster.stacks import KINDS, stack_named, stack_names
-from shardwise.cost.estimate import estimate
-from shardwise.errors import InputError
-from shardwise.layout.context import VARIANTS
+from shardwise.hardware.stacks import KINDS, Abilities, stack_named, stack_names
+from shardwise.layout.choices import Choices
+from shardwise.layout.context_parallel import VARIANTS
 from shardwise.layout.layout import OFFLOADS, Layout
-from shardwise.loss import LOSSES
-from shardwise.model.recompute import policy_names
-from shardwise.planning.abilities import as_run, lacking, stack_of
-from shardwise.planning.codec import parse_plan
-from shardwise.planning.payload import plan_payload
-from shardwise.planning.plan import plan_layout
-from shardwise.precision import PRECISIONS
-from shardwise.schedule.schedule import SCHEDULES
-from shardwise.search import plan as search_plan
-from shardwise.search.choices import Choices
-from shardwise.search.search import search
+from shardwise.layout.rules.stack_abilities import as_run, lacking, stack_of
+from shardwise.measure.calibrate.prediction_errors import judge
+from shardwise.measure.calibrate.published_runs.prediction_from_row import Case
+from shardwise.measure.calibrate.published_runs.run_table import Row, layout_rows, published_rows
+from shardwise.model.recompute_policies import policy_names
+from shardwise.pipeline.registry import SCHEDULES
+from shardwise.price.estimate import estimate
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan_file import parse_plan, plan_payload
+from shardwise.search.vectorised.search_layouts import search
+from shardwise.values.errors import InputError
+from shardwise.values.loss_kernels import LOSSES
+from shardwise.values.precision import PRECISIONS
 
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=4096)
 TABLES: dict[str, Any] = {
@@ -295,7 +292,8 @@ def test_of_many_plans_the_chosen_one_says_what_another_stack_would_gain(monkeyp
         asked.append(plan.cluster.name)
         return replace(plan, search=replace(plan.search, elsewhere="told"))
 
-    monkeypatch.setattr(search_plan, "with_elsewhere", told)
+    monkeypatch.setattr("shardwise.search.planner.with_elsewhere", told)
+    monkeypatch.setattr("shardwise.search.compare_clusters.with_elsewhere", told)
     model, job = sw.load_model("gpt-2"), sw.Job(global_batch_tokens=2**16, seq_len=1024)
     two = [sw.load_cluster(name, stack="nemo-25") for name in ("h100:4", "h100:8")]
     compared = sw.plan_clusters(model, two, job)

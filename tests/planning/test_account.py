@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.load import load_cluster
-from shardwise.errors import InputError, MissingValueError
-from shardwise.job import Job
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
+from shardwise.measure.utilisation.measured_run import Ran
+from shardwise.measure.utilisation.step_breakdown import IDEAL, REST, Account, account, utilisation
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.account import IDEAL, REST, Account, account, utilisation
-from shardwise.planning.measured import Ran
-from shardwise.planning.plan import Plan, plan_layout
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.values.errors import InputError, MissingValueError
 
 LLAMA, JOB = load_model("llama-3-8b"), Job(global_batch_tokens=1 << 20, seq_len=8192)
 H100 = load_cluster("h100:64", stack="torchtitan")

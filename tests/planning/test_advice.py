@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 
 import shardwise as sw
-from shardwise.cluster.stacks import KINDS, stack_named, stack_names
-from shardwise.planning.abilities import lacking
+from shardwise.hardware.stacks import KINDS, stack_named, stack_names
+from shardwise.layout.rules.stack_abilities import lacking
 
 ROOT = Path(__file__).parents[2]
 

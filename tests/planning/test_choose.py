@@ -10,21 +10,21 @@ import pytest
 from thinned import part_of
 
 import shardwise as sw
-from shardwise.calibrate.accuracy import judge
-from shardwise.calibrate.published_runs.rows import published_rows
-from shardwise.cli import main
+from shardwise.hardware.network.switches import Switched
+from shardwise.layout.choices import Choices
+from shardwise.layout.degrees import degrees_of
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import EVEN_BATCH, degrees_of
-from shardwise.network.topology import Switched
-from shardwise.planning.abilities import stack_of
-from shardwise.planning.codec import parse_plan
-from shardwise.planning.explain import MEMORY_RESERVE, RESOLUTION
-from shardwise.planning.payload import plan_payload
-from shardwise.planning.plan import as_planned
-from shardwise.search.choices import Choices
-from shardwise.search.choose import _degrees_key
-from shardwise.search.search import search
-from shardwise.search.stages import Balancing
+from shardwise.layout.rules.legality import EVEN_BATCH
+from shardwise.layout.rules.stack_abilities import stack_of
+from shardwise.measure.calibrate.prediction_errors import judge
+from shardwise.measure.calibrate.published_runs.run_table import published_rows
+from shardwise.present.cli import main
+from shardwise.price.problem import as_planned
+from shardwise.search.balance_stages import Balancing
+from shardwise.search.plan_file import parse_plan, plan_payload
+from shardwise.search.planner import _degrees_key
+from shardwise.search.vectorised.search_layouts import search
+from shardwise.search.verdicts import MEMORY_RESERVE, RESOLUTION
 
 SMALL = sw.Job(global_batch_tokens=2**20, seq_len=8192)
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.cli import main
-from shardwise.planning.compare import Comparison, Contender, compare
-from shardwise.search.clusters import misses, remedies, sizes
+from shardwise.hardware.cluster_sizes import sizes
+from shardwise.present.cli import main
+from shardwise.search.compare_clusters import Comparison, Contender, compare, misses, remedies
 
 MODEL = sw.load_model("llama-3-8b")
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e11)

@@ -10,30 +10,23 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.cli import main
-from shardwise.cli.arguments import parse_layout_text
-from shardwise.cli.explain_report import explain_report
-from shardwise.cli.plain import plain
-from shardwise.cli.section import short_form
-from shardwise.cost.estimate import BOUND
-from shardwise.cost.expressions import MEANINGS
-from shardwise.layout.legality import violations
 from shardwise.layout.placement import ATOMS, AXIS_ORDERS
-from shardwise.planning.explain import (
-    MODEL_ERROR,
-    RESOLUTION,
-    Explanation,
-    changed_fields,
-    explain,
-    verdict,
-    why_slower,
-)
-from shardwise.planning.explain.payload import explanation_payload
-from shardwise.planning.explain.terms import term
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.search.plan import nearest_fitting
-from shardwise.terms import MEMORY_TERMS, TIME_TERMS
-from shardwise.units import format_bytes
+from shardwise.layout.rules.table import violations
+from shardwise.present.cli import main
+from shardwise.present.cli.arguments import parse_layout_text
+from shardwise.present.cli.explain_report import explain_report
+from shardwise.present.cli.plain import plain
+from shardwise.present.cli.section import short_form
+from shardwise.price.estimate import BOUND
+from shardwise.price.term_inputs import MEANINGS
+from shardwise.search.explain.explanation import Explanation, explain, term
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.nearest_fitting_layout import nearest_fitting
+from shardwise.search.payloads import explanation_payload
+from shardwise.search.plan import Plan
+from shardwise.search.verdicts import MODEL_ERROR, RESOLUTION, changed_fields, verdict, why_slower
+from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.values.units import format_bytes
 
 JOB = sw.Job(global_batch_tokens=2**19, seq_len=8192, overlap="per_axis")
 
@@ -195,7 +188,7 @@ def test_a_plan_with_idle_replicas_is_compared_with_layouts_that_have_as_many(pl
 
 
 def test_a_wrong_term_is_found_before_anything_else_is_priced(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwise.planning.explain.report.options", lambda given: pytest.fail("priced the options"))
+    monkeypatch.setattr("shardwise.search.explain.explanation.options", lambda given: pytest.fail("priced the options"))
     with pytest.raises(sw.InputError, match="colour"):
         told(plan, term="colour")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import shardwise as sw
-from shardwise.cli import main
-from shardwise.planning.plan import Plan
-from shardwise.search.filled import chosen_for, filled
-from shardwise.search.pins import narrowed
+from shardwise.layout.choices import choices_from_pins
+from shardwise.present.cli import main
+from shardwise.search.nearest_fitting_layout import chosen_for, filled
+from shardwise.search.plan import Plan
 
 FIELDS = {"global_batch_tokens": 2**21, "seq_len": 8192}
 
@@ -27,7 +27,7 @@ def test_unsaid_choices_are_those_of_a_search_with_the_said_ones_pinned(plan: Pl
     found = filled(plan.model, plan.cluster, plan.job, given)
     assert all(getattr(found, name) == value for name, value in given.items())
     rest = {"dp": 1, "cp": 1} if "fsdp" in given else {}
-    again = sw.plan(plan.model, plan.cluster, plan.job, choices=narrowed({**rest, **given}, {}))
+    again = sw.plan(plan.model, plan.cluster, plan.job, choices=choices_from_pins({**rest, **given}, {}))
     against = sw.explain(plan, said).against
     assert against is not None
     assert against.estimate.step_time_s <= again.estimate.step_time_s * 1.001

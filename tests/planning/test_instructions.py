@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.cli import main
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import estimate
-from shardwise.errors import InputError
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.lowering.template import PASSES
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.codec import dump_plan
-from shardwise.planning.instructions import instructions
-from shardwise.planning.plan import Plan
+from shardwise.present.cli import main
+from shardwise.price.estimate import estimate
+from shardwise.search.plan import Plan
+from shardwise.search.plan_file import dump_plan
+from shardwise.search.plan_instructions import instructions
+from shardwise.step.unit_instructions import PASSES
+from shardwise.values.errors import InputError
 
 JOB = Job(global_batch_tokens=2**19, seq_len=8192, overlap="sum")
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
-from shardwise.cli import main
-from shardwise.loss import LOSSES
-from shardwise.planning.explain import leaner_losses, loss_would
+from shardwise.present.cli import main
+from shardwise.search.verdicts import leaner_losses, loss_would
+from shardwise.values.loss_kernels import LOSSES
 
 # One sequence of 32Ki over a vocabulary of 262,144 in 14 bytes a logit: 120 GB of logits beside 20 GB of the rest.
 WORDS = ["gemma-3-1b", "h100:1", "--batch-tokens", "32Ki", "--seq-len", "32Ki"]

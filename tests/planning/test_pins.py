@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.cli import main
-from shardwise.errors import InputError, NothingFitsError
-from shardwise.search.choices import Choices
-from shardwise.search.search import search
-from shardwise.search.space import build_space
+from shardwise.layout.choices import Choices
+from shardwise.present.cli import main
+from shardwise.search.vectorised.candidates import build_space
+from shardwise.search.vectorised.search_layouts import search
+from shardwise.values.errors import InputError, NothingFitsError
 
 PLAN = ["plan", "llama-3-8b", "h100:16", "--batch-tokens", "512Ki", "--seq-len", "8192"]
 MODEL, CLUSTER = sw.load_model("llama-3-8b"), sw.load_cluster("h100:16")

@@ -6,15 +6,16 @@ from itertools import groupby
 
 import pytest
 
-from shardwise.calibrate.accuracy import judge
-from shardwise.calibrate.published_runs.rows import published_rows
-from shardwise.cluster.load import load_cluster
-from shardwise.errors import NothingFitsError
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
+from shardwise.measure.calibrate.prediction_errors import judge
+from shardwise.measure.calibrate.published_runs.run_table import published_rows
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.search.clusters import plan_clusters
-from shardwise.search.plan import nearest_fitting, plan
+from shardwise.search.compare_clusters import plan_clusters
+from shardwise.search.nearest_fitting_layout import nearest_fitting
+from shardwise.search.planner import plan
+from shardwise.values.errors import NothingFitsError
 
 pytestmark = pytest.mark.usefixtures("fresh_searches")
 MODEL, JOB = load_model("llama-3.2-1b"), Job(global_batch_tokens=2**20, seq_len=4096)

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.cli import main
-from shardwise.cluster.calibration import CONSTANTS
-from shardwise.cluster.stacks import calibrated
-from shardwise.cost.estimate import BOUND
-from shardwise.cost.overlap import BLOCKING, MEASURED_FORMULA
-from shardwise.planning.codec import parse_plan
-from shardwise.planning.compare import Contender, Limits, compare
-from shardwise.planning.explain import MEMORY_RESERVE, explain
-from shardwise.planning.explain.constants import SCALE
-from shardwise.planning.explain.report import Explanation, reprice
-from shardwise.planning.payload import plan_payload
-from shardwise.planning.plan import Plan
-from shardwise.search.search import search
-from shardwise.terms import COMMUNICATION
-from shardwise.units import format_seconds
+from shardwise.hardware.calibration_constants import CONSTANTS
+from shardwise.hardware.published_constants import calibrated
+from shardwise.present.cli import main
+from shardwise.price.estimate import BOUND
+from shardwise.price.overlap import BLOCKING, MEASURED_FORMULA
+from shardwise.price.problem import Limits
+from shardwise.search.compare_clusters import Contender, compare
+from shardwise.search.explain.constant_sensitivity import SCALE
+from shardwise.search.explain.explanation import Explanation, explain, reprice
+from shardwise.search.plan import Plan
+from shardwise.search.plan_file import parse_plan, plan_payload
+from shardwise.search.vectorised.search_layouts import search
+from shardwise.search.verdicts import MEMORY_RESERVE
+from shardwise.values.estimate_terms import COMMUNICATION
+from shardwise.values.units import format_seconds
 
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=4096)
 WORDS = ["llama-3-8b", "h100:16", "--batch-tokens", "1Mi", "--seq-len", "4096"]
@@ -262,8 +262,8 @@ def test_a_comparison_has_each_clusters_stack_and_dated_price(capsys: pytest.Cap
 
 
 def test_predictions_and_bounds_are_not_compared_unsaid() -> None:
-    from shardwise.cli.comparison import comparison_report
-    from shardwise.cli.plain import plain
+    from shardwise.present.cli.comparison import comparison_report
+    from shardwise.present.cli.plain import plain
 
     model = sw.load_model("llama-3-8b")
     by_bound = replace(JOB, overlap="per_axis")

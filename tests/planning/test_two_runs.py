@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shardwise as sw
-from shardwise.job import OVERLAPS, Overlap
+from shardwise.model.job import OVERLAPS, Overlap
 
 
 @pytest.fixture(scope="module", params=OVERLAPS)

@@ -10,9 +10,9 @@ import json
 import pytest
 
 import shardwise as sw
-from shardwise.cli import main
-from shardwise.cluster.stacks import stack_named, stack_names, usual_precision
-from shardwise.precision import PRECISIONS
+from shardwise.hardware.stacks import stack_named, stack_names, usual_precision
+from shardwise.present.cli import main
+from shardwise.values.precision import PRECISIONS
 
 JOB = ("--batch-tokens", "512Ki", "--seq-len", "4096")
 MAIN = "bf16_fp32_main_gradients"

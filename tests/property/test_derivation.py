@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.derive.derivation import Unit, derive
-from shardwise.derive.walk import Communicate, Step
-from shardwise.engine.numpy.step import derived_moves
-from shardwise.model.recompute import policy_names
-from shardwise.optimizer.table import optimizer_names
-from shardwise.sharding.collective import Kind
+from shardwise.derive.sharded_program import Communicate, Step
+from shardwise.derive.sharded_unit import Unit, derive
+from shardwise.model.optimizers.registry import optimizer_names
+from shardwise.model.recompute_policies import policy_names
+from shardwise.run.numpy.step import derived_moves
+from shardwise.sharding.collectives import Kind
 
 from .training_step import TOLERANCE, Case, Change, chained, nonzero, whole, worst_error
 

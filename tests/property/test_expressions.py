@@ -16,19 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shardwise.cost.product import price_product
-from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression, strategy_program
-from shardwise.derive.solve import solve
-from shardwise.derive.walk import ShardedProgram
-from shardwise.engine.numpy.virtual import VirtualDevices
-from shardwise.sharding.collective import Kind, received
+from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression, solve, strategy_program
+from shardwise.derive.sharded_program import ShardedProgram
+from shardwise.price.product import price_product
+from shardwise.run.numpy.devices import VirtualDevices
+from shardwise.sharding.collectives import Kind, received
+from shardwise.sharding.matmul_search.cheapest_paths import Cost, PriceCollective
+from shardwise.sharding.matmul_search.cheapest_strategies import PriceProduct
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
-from shardwise.sharding.paths import Cost, PriceCollective
 from shardwise.sharding.spec import Axes
-from shardwise.sharding.strategy import PriceProduct
-from shardwise.symbolic import Values, constant
-from shardwise.verify.run import run
+from shardwise.values.symbolic import Values, constant
+from shardwise.verify.product_runs import run
 
 MESHES: tuple[dict[str, int], ...] = ({"X": 2}, {"X": 3, "Y": 2}, {"X": 1, "Y": 2})
 TENSOR = re.compile(r"[A-Za-z][A-Za-z0-9']*\[([^\]]*)\]")

@@ -16,30 +16,31 @@ import torch
 from executing import Executor, batch_of
 from train.stand_in import small_plan, write_inputs
 
-from shardwise.books.figures import stage_memories
-from shardwise.cli import main
-from shardwise.cluster import stacks
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import Estimate, estimate
-from shardwise.engine.torch import optimizers as engine_optimizers
-from shardwise.engine.torch.initialise import initial_weights
-from shardwise.errors import InputError
-from shardwise.job import Job
-from shardwise.layout import context
+from shardwise.hardware import published_constants, stacks
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.layout import context_parallel
+from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import violations
-from shardwise.model import families, recompute
+from shardwise.layout.rules.table import violations
+from shardwise.model import recompute_policies
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import num_params
+from shardwise.model.huggingface import families
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.optimizer import table as optimizers
-from shardwise.planning.explain.schedules import schedules
-from shardwise.planning.plan import plan_layout
-from shardwise.schedule import schedule as pipelines
-from shardwise.schedule.build import build
-from shardwise.schedule.durations import Durations
-from shardwise.schedule.play import play
-from shardwise.search.choices import Choices
+from shardwise.model.optimizers import registry as optimizers
+from shardwise.model.parameters_and_flops import num_params
+from shardwise.pipeline import registry as pipelines
+from shardwise.pipeline import schedule as schedule_module
+from shardwise.pipeline.registry import build
+from shardwise.pipeline.timeline import Durations, play
+from shardwise.present.cli import main
+from shardwise.price.estimate import Estimate, estimate
+from shardwise.price.memory_by_stage import stage_memories
+from shardwise.run.engine.model_builder import initial_weights
+from shardwise.run.kernels import optimizers as engine_optimizers
+from shardwise.search.explain.other_layouts import schedules
+from shardwise.search.layout_plan import plan_layout
+from shardwise.values.errors import InputError
 
 from .test_derivation import check
 from .training_step import Case
@@ -66,8 +67,8 @@ def test_a_stack_is_one_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     ((name, given),) = tomllib.loads(block("A software stack", "toml")).items()
     table = {name: given, **stacks._table()}
     monkeypatch.setattr(stacks, "_table", lambda: table)
-    kind = stacks.calibration_of("h100", stacks.stack_named(given["kind"]))
-    own = stacks.calibration_of("h100", stacks.stack_named(name))
+    kind = published_constants.calibration_of("h100", stacks.stack_named(given["kind"]))
+    own = published_constants.calibration_of("h100", stacks.stack_named(name))
     assert (own.constants, own.spread) == (kind.constants, kind.spread)
     assert stacks.stack_of_software("My-Trainer 1.2 (my-fork of Megatron)").name == name
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8", "--stack", name]) == 0
@@ -115,12 +116,12 @@ def test_transformers_counts_the_same(family: Path, biased: bool) -> None:
 @pytest.fixture
 def policy(monkeypatch: pytest.MonkeyPatch) -> str:
     """The page's policy, where it says: before the one that keeps least."""
-    name, value = entry("A recompute policy", vars(recompute))
-    assert name not in recompute.POLICIES
-    least = recompute.POLICIES["full"]
-    monkeypatch.delitem(recompute.POLICIES, "full")
-    monkeypatch.setitem(recompute.POLICIES, name, value)
-    monkeypatch.setitem(recompute.POLICIES, "full", least)
+    name, value = entry("A recompute policy", vars(recompute_policies))
+    assert name not in recompute_policies.POLICIES
+    least = recompute_policies.POLICIES["full"]
+    monkeypatch.delitem(recompute_policies.POLICIES, "full")
+    monkeypatch.setitem(recompute_policies.POLICIES, name, value)
+    monkeypatch.setitem(recompute_policies.POLICIES, "full", least)
     return name
 
 
@@ -182,9 +183,9 @@ def test_without_the_entry_it_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture
 def variant(monkeypatch: pytest.MonkeyPatch) -> str:
     """The page's variant in the table."""
-    name, value = entry("A variant of context parallelism", vars(context))
-    assert name not in context.VARIANTS
-    monkeypatch.setitem(context.VARIANTS, name, value)
+    name, value = entry("A variant of context parallelism", vars(context_parallel))
+    assert name not in context_parallel.VARIANTS
+    monkeypatch.setitem(context_parallel.VARIANTS, name, value)
     return name
 
 
@@ -224,7 +225,7 @@ def schedule(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize(("p", "m"), [(4, 4), (4, 9), (8, 64)])
 def test_a_schedule_waits_and_holds_as_its_file_says(schedule: str, p: int, m: int) -> None:
     form, line = pipelines.schedule_of(schedule), play(build(schedule, p, m))
-    assert line.makespan - m * 3.0 == pytest.approx(form.bubble_s(p, 1, m, pipelines.Passes(1.0, 2.0)))
+    assert line.makespan - m * 3.0 == pytest.approx(form.bubble_s(p, 1, m, schedule_module.Passes(1.0, 2.0)))
     assert line.peak_activations == tuple(form.in_flight(p, 1, m, stage) for stage in range(p))
     late = {"message": 1.0}
     slower = [play(build(name, p, m), Durations.even(p, **late)).makespan for name in (schedule, "1f1b")]
@@ -314,7 +315,7 @@ def test_its_fields_reach_the_update(
         given.append(fields)
         return original(name, matrices, others, fields, *formats, **kind)
 
-    monkeypatch.setattr("shardwise.train.parallel.update.torch_optimizer", judged)
+    monkeypatch.setattr("shardwise.run.parallel.sharded_optimizer.torch_optimizer", judged)
     flags = write_inputs(tmp_path, small_plan(optimizer=optimizer))
     words = ["--steps", "2", "--set", "recipe.rate_decay=0.1", "--set", "recipe.epsilon=1e-6"]
     assert main(["train", *flags, *words]) == 0

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from property.test_fuzz import FUZZED, VALUES, WORDS, check, mutated, paths
-from shardwise.data.corpus import write_corpus
-from shardwise.data.documents import find_sources
-from shardwise.data.shards import TokenShards
-from shardwise.errors import InputError
-from shardwise.files import sealed
+from shardwise.run.data.corpus_writer import write_corpus
+from shardwise.run.data.documents import find_sources
+from shardwise.run.data.token_shards import TokenShards
+from shardwise.values.checksums import sealed
+from shardwise.values.errors import InputError
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.derive.derivation import derive_unit
-from shardwise.engine.numpy.virtual import VirtualDevices
+from shardwise.derive.sharded_unit import derive_unit
 from shardwise.model.decoder import whole_program
+from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.sharding import Mesh
 
 from .training_step import AXES, UNSHARDED, Case, unsharded

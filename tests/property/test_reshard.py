@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.engine.numpy.virtual import VirtualDevices
-from shardwise.errors import ShardingError
+from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.sharding import Collective, Mesh, Spec, parse_tensor, reshard
-from shardwise.sharding.collective import Kind
-from shardwise.symbolic import Values
+from shardwise.sharding.collectives import Kind
+from shardwise.values.errors import ShardingError
+from shardwise.values.symbolic import Values
 
 DIMS = ("I", "J", "K")
 

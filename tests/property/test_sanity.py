@@ -12,18 +12,17 @@ import sys
 import pytest
 
 from property.test_search import ADAPTED, DEEP, MIXED, SMALL
-from shardwise.cluster.calibration import scaled
-from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import estimate
-from shardwise.errors import NothingFitsError
-from shardwise.job import OVERLAPS, Job
+from shardwise.hardware.calibration_constants import scaled
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.layout.choices import Choices
 from shardwise.layout.layout import OFFLOADS
 from shardwise.model.architecture import Architecture
+from shardwise.model.job import OVERLAPS, Job
 from shardwise.model.load import load_model
-from shardwise.search.choices import Choices
-from shardwise.search.result import SearchResult
-from shardwise.search.search import search
+from shardwise.price.estimate import estimate
+from shardwise.search.vectorised.search_layouts import SearchResult, search
+from shardwise.values.errors import NothingFitsError
 
 MODELS = (SMALL, DEEP, MIXED, ADAPTED, load_model("llama-3.2-1b"), load_model("llama-3-8b"), load_model("mixtral-8x7b"))
 CLUSTERS = (

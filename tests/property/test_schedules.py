@@ -5,14 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.schedule.action import ActionList
-from shardwise.schedule.build import build, problems
-from shardwise.schedule.check import check
-from shardwise.schedule.durations import Durations
-from shardwise.schedule.messages import needs, num_messages
-from shardwise.schedule.order_csv import from_csv, to_csv
-from shardwise.schedule.play import play
-from shardwise.schedule.schedule import ACTION_LISTS
+from shardwise.pipeline.actions import ActionList
+from shardwise.pipeline.clock import check
+from shardwise.pipeline.messages import needs, num_messages
+from shardwise.pipeline.registry import ACTION_LISTS, build, problems
+from shardwise.pipeline.timeline import Durations, play
+from shardwise.pipeline.torch_csv import from_csv, to_csv
 
 SECONDS = st.integers(1, 16).map(lambda quarters: quarters / 4)
 

@@ -11,23 +11,25 @@ from typing import Any
 import pytest
 from thinned import part_of
 
-from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import estimate
-from shardwise.cost.rates import loss_of
-from shardwise.errors import NothingFitsError
-from shardwise.job import OVERLAPS, Job, Overlap
-from shardwise.layout.family import TP, ZERO, atomic_degrees
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.network.topology import Links
+from shardwise.layout.choices import QUARTERS, Choices
+from shardwise.layout.degrees import atomic_degrees, degrees_of
 from shardwise.layout.layout import OFFLOADS, Layout
-from shardwise.layout.legality import RULES, degrees_of, violations
 from shardwise.layout.placement import cut_levels, placements
+from shardwise.layout.rules.legality import RULES
+from shardwise.layout.rules.table import violations
+from shardwise.layout.sharding_scheme import TP, ZERO
 from shardwise.model.architecture import Architecture
+from shardwise.model.job import OVERLAPS, Job, Overlap
 from shardwise.model.load import load_model
-from shardwise.network.placed import Links
-from shardwise.schedule.schedule import NATURAL, natural_schedule, schedule_names, schedule_of
-from shardwise.search.choices import QUARTERS, Choices
-from shardwise.search.search import search
-from shardwise.search.space import build_space
+from shardwise.pipeline.registry import NATURAL, natural_schedule, schedule_names, schedule_of
+from shardwise.price.estimate import estimate
+from shardwise.price.roofline import loss_of
+from shardwise.search.vectorised.candidates import build_space
+from shardwise.search.vectorised.search_layouts import search
+from shardwise.values.errors import NothingFitsError
 
 SMALL = Architecture(
     name="small",

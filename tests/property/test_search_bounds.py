@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from property.test_search import ADAPTED, CHOICES, DEEP, MIXED, SMALL, with_memory
-from shardwise.cluster.load import load_cluster
-from shardwise.job import OVERLAPS, Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.layout.choices import Choices
 from shardwise.layout.layout import OFFLOADS
+from shardwise.model.job import OVERLAPS, Job
 from shardwise.model.load import load_model
-from shardwise.schedule.schedule import NATURAL
-from shardwise.search import search as searching
-from shardwise.search.choices import Choices
-from shardwise.search.result import SearchResult
-from shardwise.search.search import search
+from shardwise.pipeline.registry import NATURAL
+from shardwise.search.vectorised import best_rows
+from shardwise.search.vectorised import search_layouts as searching
+from shardwise.search.vectorised.search_layouts import SearchResult, search
 
 MODELS = (SMALL, DEEP, MIXED, ADAPTED, load_model("llama-3.2-1b"), load_model("gpt-oss-20b"))
 CLUSTERS = (
@@ -46,14 +46,14 @@ def case(seed: int) -> tuple[SearchResult, SearchResult, int]:
     timed: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(searching, "CHUNK", chunk)
-        add = searching.Front.add
+        add = best_rows.Front.add
 
-        def counted(self: searching.Front, seconds: searching.Floats, *rest: object) -> None:
+        def counted(self: best_rows.Front, seconds: best_rows.Floats, *rest: object) -> None:
             timed.append(seconds.size)
             assert np.all(seconds > 0)
             add(self, seconds, *rest)  # type: ignore[arg-type]
 
-        patch.setattr(searching.Front, "add", counted)
+        patch.setattr(best_rows.Front, "add", counted)
         bounded = search(model, cluster, job, choices=choices, top=top)
         num_timed = sum(timed)
         return bounded, search(model, cluster, job, choices=choices, top=top, exhaustive=True), num_timed

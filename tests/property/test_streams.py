@@ -7,9 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.lowering.instruction import COMPUTE
-from shardwise.simulate.streams import Played, play_streams
-from shardwise.simulate.work import Await, Begin, Kernel, Transfer, Work
+from shardwise.price.simulation.streams import Await, Begin, Kernel, Played, Transfer, Work, play_streams
+from shardwise.step.instructions import COMPUTE
 
 SECONDS = st.integers(1, 16).map(lambda quarters: quarters / 4)
 AXES = ("tp", "fsdp", "dp")

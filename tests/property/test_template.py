@@ -9,19 +9,19 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import stack_named
-from shardwise.cost.pricing import Pricing
-from shardwise.cost.unit_parts import Parts
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.network.topology import Links
+from shardwise.hardware.stacks import stack_named
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import violations
 from shardwise.layout.placement import cut_levels, default_placement
-from shardwise.lowering.template import unit_template
-from shardwise.lowering.traffic import Traffic
+from shardwise.layout.rules.table import violations
 from shardwise.model.decoder import structure_units
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.network.placed import Links
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.unit_inputs import Parts
+from shardwise.step.instructions import Traffic
+from shardwise.step.unit_instructions import unit_template
 
 MODELS = (
     "llama-3-8b", "gpt-3-6.7b", "gpt-neox-20b", "falcon-40b", "gemma-2-2b", "qwen2.5-7b", "olmo-2-7b", "mixtral-8x7b",

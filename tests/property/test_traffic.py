@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.derive.derivation import Unit, derive, derive_unit
-from shardwise.derive.shardings import weight_use
-from shardwise.derive.walk import Communicate
-from shardwise.engine.numpy.step import derived_moves
-from shardwise.issuing import IssuePolicy
-from shardwise.layout.family import Family
-from shardwise.lowering.traffic import Traffic, unit_traffic
-from shardwise.lowering.weights import WEIGHT_ROLES
+from shardwise.derive.sharded_program import Communicate
+from shardwise.derive.sharded_unit import Unit, derive, derive_unit
+from shardwise.derive.tensor_specs import weight_use
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
 from shardwise.model.program import Role
-from shardwise.sharding.collective import Kind, received
-from shardwise.symbolic import Values
+from shardwise.run.numpy.step import derived_moves
+from shardwise.sharding.collectives import Kind, received
+from shardwise.step.collectives import unit_traffic
+from shardwise.step.flat_arrays import WEIGHT_ROLES
+from shardwise.step.instructions import Traffic
+from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.symbolic import Values
 
 from .training_step import AXES, Mesh
 

@@ -12,24 +12,24 @@ from unittest import mock
 
 import numpy as np
 
-from shardwise.derive.derivation import Unit, derive, derive_unit
-from shardwise.derive.shardings import hidden_spec, state_rest
-from shardwise.engine.numpy import step as step_module
-from shardwise.engine.numpy.routing import Router
-from shardwise.engine.numpy.step import StepResult, derived_moves, loss_spec, run_step
-from shardwise.engine.numpy.virtual import VirtualDevices
-from shardwise.issuing import IssuePolicy
-from shardwise.layout.family import Family
-from shardwise.lowering.instruction import Instruction
-from shardwise.lowering.template import template_of
+from shardwise.derive.sharded_unit import Unit, derive, derive_unit
+from shardwise.derive.tensor_specs import hidden_spec, state_rest
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
-from shardwise.model.matrices import Matrix, matrices
+from shardwise.model.optimizer_program import Matrix, matrices
+from shardwise.model.optimizers.definition import Optimizer, Per
+from shardwise.model.optimizers.registry import DEFAULT, optimizer_named
 from shardwise.model.program import Program, Role
-from shardwise.optimizer.optimizer import Optimizer, Per
-from shardwise.optimizer.table import DEFAULT, optimizer_named
+from shardwise.run.numpy import step as step_module
+from shardwise.run.numpy.devices import VirtualDevices
+from shardwise.run.numpy.kernels import Router
+from shardwise.run.numpy.step import StepResult, derived_moves, loss_spec, run_step
 from shardwise.sharding import Mesh, Spec
-from shardwise.symbolic import Values
+from shardwise.step.instructions import Instruction
+from shardwise.step.unit_instructions import template_of
+from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.symbolic import Values
 
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
 TOLERANCE = 1e-12

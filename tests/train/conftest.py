@@ -10,7 +10,7 @@ import pytest
 from train.copies import Trial
 from train.launching import Launched
 
-from shardwise.train.trials import runner
+from shardwise.measure.batch_experiments import concurrent_runs
 
 
 @pytest.fixture(autouse=True)
@@ -23,4 +23,4 @@ def _no_rank_is_left() -> Iterator[None]:
 @pytest.fixture
 def copied_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of a sweep begin as copies of a process that has PyTorch loaded."""
-    monkeypatch.setattr(runner, "subprocess", SimpleNamespace(Popen=Trial, DEVNULL=subprocess.DEVNULL))
+    monkeypatch.setattr(concurrent_runs, "subprocess", SimpleNamespace(Popen=Trial, DEVNULL=subprocess.DEVNULL))

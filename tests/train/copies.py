@@ -17,8 +17,8 @@ from typing import Any
 
 from harness import server
 
-from shardwise import cli
-from shardwise.train import launch
+from shardwise.present import cli
+from shardwise.run import launcher
 
 
 class Copy:
@@ -93,7 +93,7 @@ def _begin(
 
 def copy_ranks() -> None:
     """From now on ranks that this process launches begin as copies of it."""
-    launch.subprocess = Copied  # type: ignore[attr-defined]
+    launcher.subprocess = Copied  # type: ignore[attr-defined]
 
 
 class Copied:

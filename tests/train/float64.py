@@ -6,14 +6,15 @@ from dataclasses import replace
 
 from train.stand_in import SEQ_LEN, VOCAB
 
-from shardwise import precision
-from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.load import load_cluster
-from shardwise.job import Job
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.verify.training.case import FP64
+from shardwise.model.job import Job
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.values import precision
+from shardwise.verify.training.small_case import FP64
 
 DENSE = Architecture(
     name="dense", num_layers=2, d_model=32, d_ff=64, num_heads=2, num_kv_heads=2, head_dim=16, vocab_size=VOCAB

@@ -13,22 +13,22 @@ from functools import partial
 from torch import Tensor
 from train.float64 import register
 
-from shardwise.engine.torch import products
-from shardwise.train import __main__ as command
-from shardwise.train import elastic, launch, rank
-from shardwise.train.clock import Clock
+from shardwise import train
+from shardwise.run import launcher
+from shardwise.run.kernels import matmul
+from shardwise.run.step_clock import Clock
 
 
 def timed(seconds: float) -> None:
     """Have this rank's clock count so many seconds for every product, and none for what else it does."""
-    multiplied, passed_s = products.multiplied, 0.0
+    multiplied, passed_s = matmul.multiplied, 0.0
 
     def counting(rows: Tensor, columns: Tensor) -> Tensor:
         nonlocal passed_s
         passed_s += seconds
         return multiplied(rows, columns)
 
-    products.multiplied = counting
+    matmul.multiplied = counting
     Clock._mark = lambda self: passed_s  # type: ignore[method-assign]
 
 
@@ -36,13 +36,13 @@ def main() -> None:
     """Run a rank, or the launcher of ranks."""
     register()
     if "RANK" not in os.environ:
-        launch.LEAVE_S = 2.0
-        start = partial(elastic.outcome_of, module="train.in_float64")
-        elastic.outcome_of = start  # type: ignore[assignment]
-        sys.exit(command.main())
+        launcher.LEAVE_S = 2.0
+        start = partial(launcher.outcome_of, module="train.in_float64")
+        launcher.outcome_of = start  # type: ignore[assignment]
+        sys.exit(train.main())
     if seconds := float(os.environ.get("PRODUCT_S", "0")):
         timed(seconds * (3 if os.environ.get("SLOW") == os.environ["RANK"] else 1))
-    rank.ended(rank.main)
+    train.ended(train.rank_main)
 
 
 if __name__ == "__main__":

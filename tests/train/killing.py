@@ -27,7 +27,7 @@ from train.stand_in import write_inputs
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.planning.codec import dump_plan
+from shardwise.search.plan_file import dump_plan
 
 SEQS = 4
 # By name: a model, the layout of a run, and another one that takes the run over.
@@ -186,7 +186,7 @@ def furthest(one: dict[int, tuple[str, str]], other: dict[int, tuple[str, str]],
 
 def launcher(flags: Sequence[str], said: str) -> None:
     """The process of `shardwise train`, in a process group of its own; what it and its ranks print is added to a file."""
-    from shardwise.train import launch
+    from shardwise.run import launcher
 
     os.setsid()
     with Path(said).open("ab") as file:
@@ -194,4 +194,4 @@ def launcher(flags: Sequence[str], said: str) -> None:
             os.dup2(file.fileno(), number)
     register()
     copy_ranks()
-    sys.exit(launch.launch(flags, 2))
+    sys.exit(launcher.launch(flags, 2))

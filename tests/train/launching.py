@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 from train.copies import Piped
 
-from shardwise import cli
-from shardwise.errors import ShardwiseError, told
-from shardwise.train import launch
+from shardwise.present import cli
+from shardwise.run import launcher
+from shardwise.values.errors import ShardwiseError, told
 
 TESTS = Path(__file__).parents[1]
 USUAL = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -107,10 +107,10 @@ def copied(main: Callable[[], int | None], words: Sequence[str], **environment: 
 
 
 def launch_stand_ins() -> int:
-    launch.LEAVE_S = 2.0
+    launcher.LEAVE_S = 2.0
     ranks, *flags = sys.argv[1:]
     try:
-        return launch.launch(flags, int(ranks), "train.stand_in")
+        return launcher.launch(flags, int(ranks), "train.stand_in")
     except ShardwiseError as error:
         print(told(error.problems, error.exit_code, as_json="--json" in flags), file=sys.stderr)
         return error.exit_code

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwise.data.index import Index
-from shardwise.data.shards import TokenShards
-from shardwise.data.writer import SplitWriter, whole_folder, write_index
+from shardwise.run.data.corpus_writer import SplitWriter, whole_folder, write_index
+from shardwise.run.data.shard_index import Index
+from shardwise.run.data.token_shards import TokenShards
 
 Documents = Sequence[Sequence[int]]
 

@@ -23,26 +23,26 @@ import torch
 from train.shard_files import write_shards
 
 import shardwise as sw
-from shardwise.batch.ramp import BatchRamp
-from shardwise.data.batches import Batches
-from shardwise.errors import InputError
-from shardwise.job import Job
+from shardwise.batch_size.batch_schedule import BatchRamp
 from shardwise.layout.layout import Layout
-from shardwise.measurement.inspection import Inspection, Memory
-from shardwise.measurement.record import StepRecord
-from shardwise.measurement.trace import RankTrace
-from shardwise.planning.codec import dump_plan
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.train import world
-from shardwise.train.checkpoint import Checkpointer, Piece, writing
-from shardwise.train.flags import Device
-from shardwise.train.meeting import Meeting
-from shardwise.train.parts import Parts
-from shardwise.train.policy import Judge, Trouble
-from shardwise.train.recipe import Recipe
-from shardwise.train.transport.current import current_transport
-from shardwise.train.transport.interface import Transport
-from shardwise.train.waits import waits_for
+from shardwise.model.job import Job
+from shardwise.records.step_log import StepRecord
+from shardwise.records.step_memory_and_collectives import Inspection, Memory
+from shardwise.records.step_trace import RankTrace
+from shardwise.run.checkpoints import Checkpointer, Piece, writer
+from shardwise.run.data.batches import Batches
+from shardwise.run.faults.rank_status import waits_for
+from shardwise.run.faults.rendezvous import Meeting
+from shardwise.run.parallel import world
+from shardwise.run.recipe import Device, Recipe
+from shardwise.run.trainer.anomaly_detector import Judge, Trouble
+from shardwise.run.trainer.interfaces import Parts
+from shardwise.run.transport.current import current_transport
+from shardwise.run.transport.interface import Transport
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.search.plan_file import dump_plan
+from shardwise.values.errors import InputError
 
 VOCAB, SEQ_LEN = 32, 16
 
@@ -76,14 +76,14 @@ def hang() -> None:
 
 def arm() -> None:
     """Where the environment asks for it, a rank hangs as it writes its part of a checkpoint."""
-    write = writing._write
+    write = writer._write
 
     def hanging(path: Path, pieces: Sequence[Piece]) -> Any:
         if os.environ.get("STAND_IN_HANGS_WRITING") == os.environ.get("RANK"):
             hang()
         return write(path, pieces)
 
-    writing._write = hanging
+    writer._write = hanging
 
 
 @dataclass
@@ -234,7 +234,7 @@ def parts() -> Parts:
 
 
 if __name__ == "__main__":
-    from shardwise.train import rank
+    from shardwise import train
 
     arm()
-    rank.ended(lambda: rank.main(parts=parts()))
+    train.ended(lambda: train.rank_main(parts=parts()))

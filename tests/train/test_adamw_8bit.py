@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import torch
 
-from shardwise.engine.torch.batch import MicroBatch
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
-from shardwise.precision import precision_named
-from shardwise.train.engine import Engine
-from shardwise.train.recipe import Recipe
-from shardwise.train.world import World
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.step.rank_program import Instance
+from shardwise.values.precision import precision_named
 
 MODEL = Architecture(
     name="small", num_layers=2, d_model=64, d_ff=128, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=64

@@ -12,22 +12,22 @@ import pytest
 from train.stand_in import VOCAB, small_plan, write_inputs
 
 import shardwise as sw
-from shardwise.cost.estimate import estimate
-from shardwise.errors import InputError, NothingFitsError
-from shardwise.issuing import IssuePolicy
-from shardwise.job import Job
+from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
-from shardwise.planning.codec import load_plan
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.planning.runnable import require_runnable, runnable_job
-from shardwise.precision import precision_named
-from shardwise.search.choices import Choices
-from shardwise.search.plan import plan as searched
-from shardwise.train import device_memory
-from shardwise.train.admission import require_world
-from shardwise.train.batching import require_batches
-from shardwise.train.fit import require_memory, smallest_change
-from shardwise.train.recipe import Recipe
+from shardwise.layout.rules.engine import require_runnable, runnable_job
+from shardwise.model.job import Job
+from shardwise.price.estimate import estimate
+from shardwise.run import machine_resources
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.batch_schedule import require_batches
+from shardwise.run.trainer.preflight import require_memory, require_world, smallest_change
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.search.plan_file import load_plan
+from shardwise.search.planner import plan as searched
+from shardwise.values.errors import InputError, NothingFitsError
+from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.precision import precision_named
 
 BF16 = precision_named("bf16")
 MODEL = sw.load_model("llama-3-8b")
@@ -192,23 +192,23 @@ def test_what_has_to_fit_is_what_train_keeps() -> None:
 
 def test_memory_is_what_the_container_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(device_memory, "CGROUP_LIMIT", limit)
-    whole = device_memory.host_bytes()
+    monkeypatch.setattr(machine_resources, "CGROUP_LIMIT", limit)
+    whole = machine_resources.host_bytes()
     assert whole > 2**26
     limit.write_text("max\n")
-    assert device_memory.host_bytes() == whole
+    assert machine_resources.host_bytes() == whole
     limit.write_text("1048576\n")
-    assert device_memory.host_bytes() == 2**20
-    assert device_memory.device_bytes("cpu", 4) == 2**18
+    assert machine_resources.host_bytes() == 2**20
+    assert machine_resources.device_bytes("cpu", 4) == 2**18
 
 
 SCRIPT = """
 import sys
-from shardwise.parser import Parser
-from shardwise.train.flags import add_train_arguments, settings_of
-from shardwise.train.admission import admit
-from shardwise.planning.codec import load_plan
-from shardwise.errors import ShardwiseError
+from shardwise.values.argument_parser import Parser
+from shardwise.run.trainer.flags import add_train_arguments, settings_of
+from shardwise.run.trainer.preflight import admit
+from shardwise.search.plan_file import load_plan
+from shardwise.values.errors import ShardwiseError
 parser = Parser()
 add_train_arguments(parser)
 settings = settings_of(parser.parse_args(sys.argv[1:]))

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from shardwise.engine.torch.batch import MicroBatch
+from shardwise.interop.weights.huggingface_folder import open_hf
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
-from shardwise.precision import precision_named
-from shardwise.train.engine import Engine
-from shardwise.train.huggingface.files import open_hf
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.step.rank_program import Instance
 from shardwise.train.initial import begin_with
-from shardwise.train.recipe import Recipe
-from shardwise.train.world import World
+from shardwise.values.precision import precision_named
 
 STEPS, SEQS, POSITIONS = 20, 4, 16
 SMALL: dict[str, Any] = {

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from train.formulas import NARROW, Largest, assert_near, gradients_of, random
 
-from shardwise.engine.torch import sight as sight_module
-from shardwise.engine.torch.attention import Attention, sink_gradient
-from shardwise.engine.torch.ring import RingAttention
-from shardwise.engine.torch.sight import Sight
 from shardwise.model.numerics import Numerics
+from shardwise.run.engine.ring_attention import RingAttention
+from shardwise.run.kernels import attention_mask as sight_module
+from shardwise.run.kernels.attention import Attention, sink_gradient
+from shardwise.run.kernels.attention_mask import Sight
 
 # Letters: B, T, K, G, H and U as in `model/decoder.py`.
 B, T, K, G, H = 2, 70, 2, 3, 4

@@ -15,10 +15,10 @@ import pytest
 from json_schemas import require_valid
 from train.stand_in import SEQ_LEN, small_plan, write_inputs
 
-from shardwise.batch.branch_files import read_branches
-from shardwise.cli import main
-from shardwise.measurement.log import Log, read_log
-from shardwise.planning.codec import dump_plan
+from shardwise.batch_size.branch_losses import read_branches
+from shardwise.present.cli import main
+from shardwise.records.step_log import Log, read_log
+from shardwise.search.plan_file import dump_plan
 
 BATCH, WINDOW, STEPS = 4 * SEQ_LEN, 16 * 8 * SEQ_LEN, 6
 

@@ -15,12 +15,12 @@ from train import stand_in
 from train.launching import launched
 from train.stand_in import SEQ_LEN, Bigram, small_plan, write_inputs
 
-from shardwise.errors import InputError
-from shardwise.measurement.log import read_log
-from shardwise.planning.codec import dump_plan
-from shardwise.train.batching import quantum_tokens, require_batches
-from shardwise.train.rank import main
-from shardwise.train.recipe import Recipe
+from shardwise.records.step_log import read_log
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.batch_schedule import quantum_tokens, require_batches
+from shardwise.search.plan_file import dump_plan
+from shardwise.train import rank_main
+from shardwise.values.errors import InputError
 
 RAMP = "0:32,200:64,500:96"  # tokens; a sequence has 16
 
@@ -43,7 +43,7 @@ def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def train(flags: Sequence[str]) -> int:
-    return main(flags, stand_in.parts())
+    return rank_main(flags, stand_in.parts())
 
 
 def steps_of(flags: Sequence[str]) -> Any:
@@ -111,7 +111,7 @@ def test_a_checkpoint_has_the_batches_before_it(inputs: list[str]) -> None:
 def test_a_run_of_an_earlier_version_goes_on(inputs: list[str], capsys: pytest.CaptureFixture[str],
                                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """Its checkpoints do not have the batches: those of its plan, or of its ramp in steps, are meant."""
-    monkeypatch.setattr("shardwise.train.loop.ramp_state", lambda ramp, step: {})
+    monkeypatch.setattr("shardwise.run.trainer.loop.ramp_state", lambda ramp, step: {})
     assert train([*inputs, "--steps", "5"]) == 0
     assert train([*inputs, "--batch-schedule", "64", "--steps", "7", "--resume"]) == 2
     assert "of an earlier version, does not have the batches before it" in capsys.readouterr().err

@@ -16,11 +16,11 @@ import pytest
 from json_schemas import require_valid
 from train.stand_in import write_inputs
 
-from shardwise.batch.runs import NOT_REACHED, BatchRun, read_runs
-from shardwise.cli import main
-from shardwise.measurement.log import read_log
-from shardwise.measurement.target import steps_to
-from shardwise.train.batch_sweep.design import Design, Trial
+from shardwise.batch_size.batch_sweep_fit import NOT_REACHED, BatchRun, read_runs
+from shardwise.measure.batch_experiments.batch_sweep import Design, Trial
+from shardwise.present.cli import main
+from shardwise.records.loss_target import steps_to
+from shardwise.records.step_log import read_log
 
 DESIGN = Design(batches=(4096, 1024), plan_batch_tokens=4096, learning_rate=1e-3, num_seeds=3, most_steps=1000)
 Cost = Callable[[Trial], float]

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from shardwise.train.box import Box, interval_boxes, tiles
+from shardwise.values.boxes import Box, interval_boxes, tiles
 
 SHAPES = [(), (7,), (3, 4), (1, 5), (5, 1), (2, 3, 4), (3, 1, 2, 2)]
 

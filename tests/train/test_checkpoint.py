@@ -16,13 +16,22 @@ from typing import Any
 import pytest
 import torch
 
-from shardwise.engine.torch.initialise import initial_weights
-from shardwise.engine.torch.weights import Weights, parameter_shapes
-from shardwise.errors import InputError
-from shardwise.files import DamagedError, sealed
+from shardwise.interop.weights import load_hf, save_hf
 from shardwise.model.architecture import Architecture
-from shardwise.train.checkpoint import Checkpointer, Piece, checkpointer, folders, latest, load, reading, whole
-from shardwise.train.huggingface import load_hf, save_hf
+from shardwise.run.checkpoints import (
+    Checkpointer,
+    Piece,
+    latest,
+    load,
+    reader,
+    step_folders,
+    whole,
+    writer,
+)
+from shardwise.run.engine.model_builder import Weights, initial_weights
+from shardwise.step.whole_parameters import parameter_shapes
+from shardwise.values.checksums import DamagedError, sealed
+from shardwise.values.errors import InputError
 
 DAMAGED = "what was written is required: remove the folder, and the checkpoint before it is the latest"
 FIX = "load it with the plan and the optimizer that it was saved with"
@@ -77,8 +86,8 @@ def test_every_so_many_steps_one_is_kept_for_good(tmp_path: Path) -> None:
 
 def test_beside_a_save_the_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seconds to write are those of the thread that writes, the stall is the copy."""
-    go, finish = threading.Event(), checkpointer._finish
-    monkeypatch.setattr(checkpointer, "_finish", lambda *given: (go.wait(), finish(*given)))
+    go, finish = threading.Event(), writer._finish
+    monkeypatch.setattr(writer, "_finish", lambda *given: (go.wait(), finish(*given)))
     with Checkpointer(tmp_path, keep=1) as checkpoints:
         checkpoints.start(1, {"w": Piece((1000,), (0,), torch.zeros(1000)), "step": 1})
         assert checkpoints.finished() == []
@@ -150,7 +159,7 @@ def test_a_writer_that_fails_leaves_latest_as_it_was(
         raise RuntimeError("broken on purpose")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpointer, place, failing)
+        patch.setattr(writer, place, failing)
         with pytest.raises(RuntimeError, match="broken on purpose"):
             save(tmp_path, 4)
     assert latest(tmp_path) == path
@@ -160,7 +169,7 @@ def test_a_writer_that_fails_leaves_latest_as_it_was(
 
 def test_the_draft_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[tuple[Path, set[str]]] = []
-    monkeypatch.setattr(folders, "sync", lambda folder: held.append((folder, names(folder))))
+    monkeypatch.setattr(step_folders, "sync", lambda folder: held.append((folder, names(folder))))
     save(tmp_path, 3)
     draft = (tmp_path / ".step-00000003.writing", {"rank-00000.bin", "checkpoint.json"})
     assert held == [draft, (tmp_path, {"step-00000003"})]
@@ -397,7 +406,7 @@ def test_a_full_disk_is_said_in_one_line_and_takes_nothing(
     def full(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpointer, place, full)
+    monkeypatch.setattr(writer, place, full)
     with pytest.raises(InputError) as error:
         save(tmp_path, 4)
     assert str(error.value) == (
@@ -413,6 +422,6 @@ def test_what_fails_while_reading_is_raised_as_it_is(tmp_path: Path, monkeypatch
     def failing(*arguments: Any) -> None:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(reading, "_copy", failing)
+    monkeypatch.setattr(reader, "_copy", failing)
     with pytest.raises(RuntimeError, match="broken on purpose"):
         load(path, state())

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from shardwise.errors import InputError
-from shardwise.files import DamagedError, Sum, sealed, sum_of
-from shardwise.train.checkpoint import Checkpointer, Piece, load, whole
+from shardwise.run.checkpoints import Checkpointer, Piece, load, whole
+from shardwise.values.checksums import DamagedError, Sum, sealed, sum_of
+from shardwise.values.errors import InputError
 
 OLDER = (
     Path(__file__).parent / "checkpoint-1" / "step-00000040"

@@ -9,13 +9,13 @@ import pytest
 import torch
 from test_narrow_products import POSITIONS, SEQS, batches, engine_of
 
-from shardwise.engine.torch import narrow
-from shardwise.engine.torch.delayed import DelayedScales
-from shardwise.errors import InputError
-from shardwise.floats.amax import Delayed
-from shardwise.floats.delayed import after_step
-from shardwise.train.engine import Engine
-from shardwise.train.recipe import Recipe
+from shardwise.run.kernels import matmul, quantization
+from shardwise.run.parallel.delayed_scaling import DelayedScales
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.values.errors import InputError
+from shardwise.values.precision import Delayed
+from shardwise.values.quantization import after_step
 
 MAX, LATEST, HALVED = Delayed(history=3), Delayed(history=3, algorithm="most_recent"), Delayed(history=3, margin=1)
 # Of one tensor in E4M3 (448): what is seen step by step, and the factor that each next step has.
@@ -64,13 +64,13 @@ def engine_after(num_steps: int, recipe: Recipe) -> Engine:
 def test_every_cast_of_a_step_has_the_scale_of_the_steps_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is cast is looked at where it is cast: the sizes there are the history, and the factors follow from them."""
     casts: list[tuple[float, float, float]] = []
-    quantised = narrow.quantised
+    quantised = quantization.quantised
 
     def looked(matrix: torch.Tensor, to: object, block: object, kind: object, factor: torch.Tensor) -> object:
         casts.append((float(matrix.abs().max()), float(factor), to.max))  # type: ignore[attr-defined]
         return quantised(matrix, to, block, kind, factor)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(narrow, "quantised", looked)
+    monkeypatch.setattr(matmul, "quantised", looked)
     engine = engine_after(1, Recipe(steps=3, amax_history=2))
     assert {factor for _, factor, _ in casts} == {1.0}
     assert engine.scales.model is not None

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from shardwise.errors import InputError
-from shardwise.train.device import device_of, visible_gpus
-from shardwise.train.peer import Peer
+from shardwise.run.faults.rank_status import Peer
+from shardwise.run.parallel.world import device_of, visible_gpus
+from shardwise.values.errors import InputError
 
 ALL = tuple("abcdefgh")
 

@@ -17,19 +17,18 @@ from train.float64 import host as cluster_of
 from train.launching import Launched, copied, parent_of, pids_of, started_by_torchrun
 from train.stand_in import small_plan, write_inputs
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.resize import resized
-from shardwise.errors import InputError, NothingFitsError
+from shardwise.hardware.cluster_loading import load_cluster, resized
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import violations
-from shardwise.measurement.folder import RunFolder, read_json
-from shardwise.measurement.log import Log, read_log
-from shardwise.train import elastic
-from shardwise.train.elastic import largest_plan, launch_elastic, planned_for
-from shardwise.train.flags import settings_of
-from shardwise.train.outcome import INPUT, LOST, Outcome, RunEndedError
-from shardwise.train.parent import RESTARTED
-from shardwise.train.rank import build_parser, main
+from shardwise.layout.rules.table import violations
+from shardwise.records.run_folder import RunFolder, read_json
+from shardwise.records.step_log import Log, read_log
+from shardwise.run import launcher
+from shardwise.run.faults.rank_status import RESTARTED
+from shardwise.run.launcher import INPUT, LOST, Outcome, RunEndedError, largest_plan, launch_elastic
+from shardwise.run.trainer.flags import build_parser, settings_of
+from shardwise.run.trainer.preflight import planned_for
+from shardwise.train import rank_main
+from shardwise.values.errors import InputError, NothingFitsError
 
 STEPS = 40
 USUAL = ["--device", "cpu", "--steps", str(STEPS), "--learning-rate", "1e-3"]
@@ -40,7 +39,7 @@ ELASTIC = ["--checkpoint-every", "5", "--elastic"]
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Log:
     """The same run on one process, which nothing interrupts."""
     place = tmp_path_factory.mktemp("alone")
-    assert main([*write_inputs(place, planned(DENSE, Layout(micro_batch_seqs=8), 8)), *USUAL]) == 0
+    assert rank_main([*write_inputs(place, planned(DENSE, Layout(micro_batch_seqs=8), 8)), *USUAL]) == 0
     return read_log(place / "run" / "log.jsonl")
 
 
@@ -195,7 +194,7 @@ def test_a_run_is_not_started_again_for_ever(
         begun.append((processes, more))
         return Outcome({0: WAITED, 1: KILLED, **dict.fromkeys(range(2, processes), WAITED)})
 
-    monkeypatch.setattr(elastic, "outcome_of", lose_the_second)
+    monkeypatch.setattr(launcher, "outcome_of", lose_the_second)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     reason = "rank 1 ended with SIGKILL; the system may have run out of memory"
     with pytest.raises(RunEndedError) as caught:
@@ -213,9 +212,9 @@ def test_a_run_is_not_started_again_for_ever(
 def test_elastic_goes_on_where_there_is_a_run(tmp_path: Path) -> None:
     flags = [*write_inputs(tmp_path), "--device", "cpu", "--elastic"]
     assert not settings_of(build_parser().parse_args([*flags, "--steps", "3"])).resume
-    assert main([*flags, "--steps", "3"]) == 0
+    assert rank_main([*flags, "--steps", "3"]) == 0
     assert settings_of(build_parser().parse_args(flags)).resume
-    assert main([*flags, "--steps", "5"]) == 0
+    assert rank_main([*flags, "--steps", "5"]) == 0
     assert [record.step for record in read_log(Path(flags[4]) / "log.jsonl").steps] == [1, 2, 3, 4, 5]
     with pytest.raises(InputError, match="--force: found with --elastic"):
         settings_of(build_parser().parse_args([*flags, "--force"]))

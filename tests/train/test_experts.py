@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwise.engine.torch import devices, experts
-from shardwise.engine.torch.experts import Routing, route
-from shardwise.engine.torch.functions import FUNCTIONS
-from shardwise.engine.torch.rows import Share
-from shardwise.train.recipe import Recipe
-from shardwise.train.routing import Balancer, auxiliary_loss, balance
+from shardwise.run.engine import expert_parallel
+from shardwise.run.engine.expert_parallel import Share
+from shardwise.run.kernels import device_dispatch, experts
+from shardwise.run.kernels.elementwise import FUNCTIONS
+from shardwise.run.kernels.experts import Routing, route
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.expert_balance import Balancer, auxiliary_loss, balance
 
 B, T, E, K, D, M = 4, 16, 6, 2, 8, 12
 N = B * T
@@ -112,7 +113,7 @@ def test_ranks_with_the_same_tokens_have_the_rows_of_their_own_experts(logits: T
     assert torch.equal(torch.cat(parts), rows)
     assert [share.sizes for share in shares] == [routing.sizes[2 * place : 2 * place + 2] for place in places]
     assert torch.equal(sum(share.put(part) for share, part in zip(shares, parts, strict=True)), rows)
-    gradient = sum(experts.dispatch_dx(part, share) for share, part in zip(shares, parts, strict=True))
+    gradient = sum(expert_parallel.dispatch_dx(part, share) for share, part in zip(shares, parts, strict=True))
     torch.testing.assert_close(gradient, experts.dispatch_dx(rows, routing))
     own = Share(Alike(parts), ("tp",), routing, 1, 3)  # type: ignore[arg-type]
     _, arriving = own.start_back(parts[1])
@@ -256,7 +257,7 @@ def test_one_product_for_all_experts_is_that_of_each(
 def test_a_gpu_has_one_product_for_experts_whose_rows_are_whole_16_bytes(
     dtype: torch.dtype, widths: tuple[int, int], on_gpu: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "on_gpu", lambda x: on_gpu)
+    monkeypatch.setattr(device_dispatch, "on_gpu", lambda x: on_gpu)
     assert experts.can_group(torch.zeros(4, 8, dtype=dtype), torch.zeros(2, *widths, dtype=dtype)) is wanted
 
 

@@ -12,15 +12,14 @@ import pytest
 import torch
 from train.writers import Alive, Killed, dies, saved
 
-from shardwise.engine.torch.build import balance_biases
-from shardwise.engine.torch.initialise import initial_weights
-from shardwise.engine.torch.weights import Weights
-from shardwise.errors import InputError
+from shardwise.interop.frameworks.huggingface_families import CONFIG_FILE, WEIGHTS_FILE, WEIGHTS_INDEX_FILE
+from shardwise.interop.weights import checkpoint_to_hf, load_hf, save_hf
 from shardwise.model.architecture import Architecture
-from shardwise.train.box import Box
-from shardwise.train.checkpoint.reading import Opened
-from shardwise.train.huggingface import checkpoint_to_hf, load_hf, save_hf
-from shardwise.train.huggingface.writing import CONFIG, INDEX, SINGLE
+from shardwise.run.checkpoints.reader import Opened
+from shardwise.run.engine.model_builder import Weights, initial_weights
+from shardwise.step.whole_parameters import balance_biases
+from shardwise.values.boxes import Box
+from shardwise.values.errors import InputError
 
 MODEL = Architecture(
     name="small", d_model=16, num_layers=5, num_heads=2, num_kv_heads=1, head_dim=8, d_ff=24, vocab_size=31, num_experts=4,
@@ -61,7 +60,7 @@ def test_one_tensor_is_held_at_a_time(
 
 def test_parts_without_the_wanted_box_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a parameter in as many parts as it has experts, each expert's tensor is one of them."""
-    from shardwise.train.checkpoint.manifest import CurrentFiles, Part
+    from shardwise.run.checkpoints.manifest import CurrentFiles, Part
 
     weights = initial_weights(MODEL, 1)
     path, opened, elements = saved(tmp_path / "run", weights, BIASES, MODEL.num_experts), [0], CurrentFiles.elements
@@ -105,12 +104,12 @@ def test_a_writer_that_is_killed_leaves_nothing_that_reads_as_complete(
     )
     checkpoint_to_hf(path, MODEL, tmp_path / "hf", seq_len=16)
     assert found_in(tmp_path / "hf", {"new": new}) == "new"
-    assert sorted(file.name for file in (tmp_path / "hf").iterdir()) == [CONFIG, SINGLE], "no litter"
+    assert sorted(file.name for file in (tmp_path / "hf").iterdir()) == [CONFIG_FILE, WEIGHTS_FILE], "no litter"
 
 
 def found_in(folder: Path, models: dict[str, Weights]) -> str:
     """Which of some models a folder reads as."""
-    if not (folder / CONFIG).exists():
+    if not (folder / CONFIG_FILE).exists():
         with pytest.raises(InputError, match="cannot read"):
             load_hf(folder)
         return "none"
@@ -125,9 +124,9 @@ def test_another_model_takes_the_place_of_one_in_several_files(tmp_path: Path) -
     """An index that is left would name the files of the model before."""
     save_hf(initial_weights(MODEL, 1), tmp_path, seq_len=16, bytes_per_file=FILE)
     (tmp_path / "tokenizer.json").write_text("{}")
-    assert (tmp_path / INDEX).exists()
+    assert (tmp_path / WEIGHTS_INDEX_FILE).exists()
     save_hf(initial_weights(MODEL, 2), tmp_path, seq_len=16)
-    assert sorted(file.name for file in tmp_path.iterdir()) == [CONFIG, SINGLE, "tokenizer.json"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [CONFIG_FILE, WEIGHTS_FILE, "tokenizer.json"]
     assert found_in(tmp_path, {"new": initial_weights(MODEL, 2)}) == "new"
 
 

@@ -11,9 +11,9 @@ import pytest
 from train.launching import launched, pids_of, torchrun
 from train.stand_in import parts, small_plan, write_inputs
 
-from shardwise.measurement.log import read_log
-from shardwise.planning.codec import dump_plan
-from shardwise.train.rank import main
+from shardwise.records.step_log import read_log
+from shardwise.search.plan_file import dump_plan
+from shardwise.train import rank_main
 
 QUICK = ["--set", "recipe.silent_after_s=3"]
 IN_STEP, IN_CHECKPOINT = "step 3: AllReduce of the gradients", "the end, after step 6: the checkpoint of step 6"
@@ -65,7 +65,7 @@ def test_a_run_that_waits_for_a_rank_that_hangs_can_be_stopped(inputs: list[str]
     assert f"for rank 1 (process {pid} on " in stopped
     assert stopped.endswith(f"--out {out_of(inputs)} --resume" if where == "step" else "there is no checkpoint yet")
     assert "Traceback" not in run.err
-    assert main([*inputs[:5], "--resume", "--device", "cpu"], parts()) == 2, "the plan is of two processes"
+    assert rank_main([*inputs[:5], "--resume", "--device", "cpu"], parts()) == 2, "the plan is of two processes"
     again = launched([*inputs[:5], "--resume"])
     assert again.ended() == 0, again.err
     assert [record.step for record in read_log(out_of(inputs) / "log.jsonl").steps] == list(range(1, 7))
@@ -110,7 +110,7 @@ def test_ranks_end_with_their_launcher_and_keep_their_folder_until_then(
         again.lines[-1],
     )
     dump_plan(small_plan(1), tmp_path / "one.json")
-    assert main([str(tmp_path / "one.json"), *inputs[1:5], "--steps", "9", "--force"], parts()) == 2
+    assert rank_main([str(tmp_path / "one.json"), *inputs[1:5], "--steps", "9", "--force"], parts()) == 2
     assert "is locked: a run goes on in it" in capsys.readouterr().err
     go.touch()
     assert run.ended() == -signal.SIGKILL

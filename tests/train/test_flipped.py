@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwise.errors import InputError
-from shardwise.train.checkpoint import Checkpointer, Piece, latest, load
-from shardwise.train.checkpoint.manifest import MANIFEST
-from shardwise.train.checkpoint.piece import State
+from shardwise.run.checkpoints import Checkpointer, Piece, latest, load
+from shardwise.run.checkpoints.manifest import MANIFEST
+from shardwise.run.checkpoints.tensor_shards import State
+from shardwise.values.errors import InputError
 
 PLACES = 200
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwise.engine.torch import devices
-from shardwise.engine.torch.batch import MicroBatch
-from shardwise.engine.torch.build import Ends, torch_model
-from shardwise.engine.torch.fused_attention import PADDED
-from shardwise.engine.torch.weights import on_one_device, parameter_shapes
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import Numerics
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.engine.model_builder import Ends, torch_model
+from shardwise.run.kernels import device_dispatch
+from shardwise.run.kernels.attention import PADDED
+from shardwise.step.whole_parameters import on_one_device, parameter_shapes
 
 SMALL: dict[str, Any] = {
     "name": "small", "num_layers": 2, "d_model": 16, "d_ff": 24, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
@@ -53,7 +53,7 @@ class Taken:
 @pytest.mark.parametrize("documents", [False, True])
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_forward_and_backward_fit_together(structure: str, documents: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "on_gpu", lambda x: True)
+    monkeypatch.setattr(device_dispatch, "on_gpu", lambda x: True)
     architecture = Architecture(**{**SMALL, **STRUCTURES[structure]})
     instance, device, dtype = on_one_device(architecture), torch.device("meta"), torch.bfloat16
     tensors = {

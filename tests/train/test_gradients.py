@@ -8,11 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from train.formulas import EXACT, NARROW, Formula, Largest, assert_near, gradients_of, random
 
-from shardwise.data.sequences import IGNORED
-from shardwise.engine.torch.functions import FUNCTIONS, rotate, rotate_back
-from shardwise.engine.torch.loss import capped, cross_entropy
-from shardwise.engine.torch.norms import NORMS
 from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE
+from shardwise.run.data.batches import IGNORED
+from shardwise.run.kernels.cross_entropy import capped, cross_entropy
+from shardwise.run.kernels.elementwise import FUNCTIONS
+from shardwise.run.kernels.norms import NORMS
+from shardwise.run.kernels.rotary import rotate, rotate_back
 
 # Norms.
 

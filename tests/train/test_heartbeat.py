@@ -14,14 +14,11 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, PrefixStore
 
-from shardwise.train.farewell import explained, leave_word
-from shardwise.train.heartbeat import Heartbeat
-from shardwise.train.meeting import Meeting, beat_key
-from shardwise.train.parent import LAUNCHER
-from shardwise.train.peer import Peer
-from shardwise.train.silence import ENDED, Beat, Listener
-from shardwise.train.stop import StopRequest
-from shardwise.train.waits import LostRankError, begin_stage, waiting, waits_for
+from shardwise.run.faults.exit_report import explained, leave_word
+from shardwise.run.faults.heartbeat import Heartbeat, Listener
+from shardwise.run.faults.rank_status import ENDED, LAUNCHER, Beat, LostRankError, Peer, begin_stage, waiting, waits_for
+from shardwise.run.faults.rendezvous import Meeting, beat_key
+from shardwise.run.faults.stop_request import StopRequest
 
 
 def beat(number: int, awaits: str = "", stage: str = "step 5") -> Beat:
@@ -323,7 +320,7 @@ def test_without_a_store_only_one_rank_reports(
 
 
 def test_a_wait_says_what_it_is_for_and_ends_as_a_lost_rank() -> None:
-    from shardwise.train.waits import activity
+    from shardwise.run.faults.rank_status import activity
 
     with waits_for("AllGather over tp"):
         assert str(activity()) == "step 13: AllGather over tp"
@@ -348,7 +345,7 @@ def test_heartbeats_reach_each_other_through_the_store(monkeypatch: pytest.Monke
         keys.set(beat_key(rank), beat(0).dump())
     keys.set("silent", "[]")
     said: list[str] = []
-    monkeypatch.setattr("shardwise.train.heartbeat.PER_SILENCE", 60_000)
+    monkeypatch.setattr("shardwise.run.faults.heartbeat.PER_SILENCE", 60_000)
     settings = {"silent_after_s": 3000.0, "timeout_s": 6000.0}
     beats = [Heartbeat(one, StopRequest(), say=said.append, end=said.append, **settings) for one in (first, second)]  # type: ignore[arg-type]
     with beats[0] as watcher:
@@ -362,6 +359,6 @@ def test_heartbeats_reach_each_other_through_the_store(monkeypatch: pytest.Monke
 def test_a_rank_whose_launcher_has_ended_already_ends(is_alive: bool, code: int) -> None:
     """Before it could ask to be told of the end of its parent; 2^22 is above any process id of Linux."""
     launcher = os.getpid() if is_alive else 2**22 + 1
-    program = "from shardwise.train.parent import end_with_parent; end_with_parent()"
+    program = "from shardwise.run.faults.rank_status import end_with_parent; end_with_parent()"
     environment = {**os.environ, LAUNCHER: str(launcher)}
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == code

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from shardwise.train import device_memory
+from shardwise.run import machine_resources
 
 # Pages that are touched for the first time while three arrays are made anew, after they were made and freed often; each is
 # larger than what glibc would ever keep by itself (32 MiB).
 SCRIPT = """
 import resource
 import torch
-from shardwise.train.device_memory import keep_host_memory
+from shardwise.run.machine_resources import keep_host_memory
 kept = keep_host_memory() if {keeps} else False
 def step():
     return [torch.empty(10 * 2**20).fill_(1.0) for _ in range(3)]
@@ -41,5 +41,5 @@ def test_a_step_touches_no_fresh_page() -> None:
 
 
 def test_a_library_without_it_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_memory.ctypes, "CDLL", lambda _: object())
-    assert not device_memory.keep_host_memory()
+    monkeypatch.setattr(machine_resources.ctypes, "CDLL", lambda _: object())
+    assert not machine_resources.keep_host_memory()

@@ -16,20 +16,18 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 
-from shardwise.cluster.load import load_cluster
-from shardwise.engine.torch.initialise import initial_weights
-from shardwise.engine.torch.weights import Weights
-from shardwise.errors import InputError
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.interop.frameworks.huggingface_families import FAMILIES, read_config, write_config
+from shardwise.interop.weights import load_hf, save_hf
+from shardwise.interop.weights.huggingface_folder import Tensors, open_hf
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.codec import dump_plan, load_plan
-from shardwise.planning.plan import plan_layout
-from shardwise.train.box import Box, interval_boxes
-from shardwise.train.huggingface import load_hf, save_hf
-from shardwise.train.huggingface.config import read_config, write_config
-from shardwise.train.huggingface.files import Tensors, open_hf
-from shardwise.train.huggingface.names import FAMILIES
+from shardwise.run.engine.model_builder import Weights, initial_weights
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan_file import dump_plan, load_plan
+from shardwise.values.boxes import Box, interval_boxes
+from shardwise.values.errors import InputError
 
 SEQS, POSITIONS = 2, 12
 SMALL: dict[str, Any] = {

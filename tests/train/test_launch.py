@@ -13,11 +13,11 @@ import pytest
 from train.launching import launched
 from train.stand_in import parts, small_plan, write_inputs
 
-from shardwise.measurement.folder import read_json
-from shardwise.measurement.log import read_log
-from shardwise.train import stop
-from shardwise.train.launch import set_threads
-from shardwise.train.rank import main
+from shardwise.records.run_folder import read_json
+from shardwise.records.step_log import read_log
+from shardwise.run.faults import stop_request
+from shardwise.run.machine_resources import set_threads
+from shardwise.train import rank_main
 
 
 def ran(flags: Sequence[str], ranks: int = 2, **environment: str) -> tuple[int, str, str]:
@@ -37,13 +37,13 @@ def test_two_ranks_train_as_one_does(inputs: list[str], tmp_path: Path) -> None:
     assert "Traceback" not in err
     (tmp_path / "one").mkdir()
     one = [*write_inputs(tmp_path / "one"), *inputs[5:]]
-    assert main(one, parts()) == 0
+    assert rank_main(one, parts()) == 0
     losses = [[record.loss for record in read_log(Path(flags[4]) / "log.jsonl").steps] for flags in (inputs, one)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)
     fullest = read_json(Path(inputs[4]) / "measured.json")
     assert (fullest["rank"], fullest["memory"]["peak_bytes"]) == (1, 1001)
     # a run goes on with another number of ranks
-    assert main([*one[:1], *inputs[1:5], "--resume", "--steps", "8"], parts()) == 0
+    assert rank_main([*one[:1], *inputs[1:5], "--resume", "--steps", "8"], parts()) == 0
     log = read_log(Path(inputs[4]) / "log.jsonl")
     assert [header["num_devices"] for header in log.headers] == [2, 1]
     assert [record.step for record in log.steps] == list(range(1, 9))
@@ -114,8 +114,8 @@ def test_a_request_before_the_first_step_ends_the_process_of_a_rank_alone(
     """Of one that nothing else ends yet; SIGTERM comes through the pipe that the system writes signals into."""
     found: list[int] = []
     monkeypatch.setattr(os, "_exit", found.append)
-    monkeypatch.setattr(stop, "BEFORE_STEPS_S", 0.0)
-    asked = stop.StopRequest(ends_process=ends)
+    monkeypatch.setattr(stop_request, "BEFORE_STEPS_S", 0.0)
+    asked = stop_request.StopRequest(ends_process=ends)
     if in_order:
         asked.in_order()
     read, write = os.pipe()

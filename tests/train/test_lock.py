@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from shardwise.errors import InputError
-from shardwise.train.lock import RunLock, require_free
-from shardwise.train.peer import Peer
+from shardwise.run.faults.rank_status import Peer
+from shardwise.run.folder_lock import RunLock, require_free
+from shardwise.values.errors import InputError
 
 HERE = socket.gethostname()
 

@@ -17,16 +17,16 @@ from train import stand_in
 from train.shard_files import write_shards
 from train.stand_in import Bigram, small_plan, write_inputs
 
-from shardwise.measurement.folder import RunFolder, read_json
-from shardwise.measurement.inspection import Measured, Memory, parse_measured
-from shardwise.measurement.log import read_log
-from shardwise.measurement.trace import traced_steps
-from shardwise.optimizer.table import optimizer_fields, optimizer_named
-from shardwise.planning.codec import dump_plan, load_plan
-from shardwise.train.admission import open_data
-from shardwise.train.flags import settings_of
-from shardwise.train.rank import build_parser, main
-from shardwise.train.recipe import parse_recipe, recipe_payload
+from shardwise.model.optimizers.registry import optimizer_fields, optimizer_named
+from shardwise.records.run_folder import RunFolder, read_json
+from shardwise.records.step_log import read_log
+from shardwise.records.step_memory_and_collectives import Measured, Memory, parse_measured
+from shardwise.records.step_trace import traced_steps
+from shardwise.run.recipe import parse_recipe, recipe_payload
+from shardwise.run.trainer.flags import build_parser, settings_of
+from shardwise.run.trainer.preflight import open_data
+from shardwise.search.plan_file import dump_plan, load_plan
+from shardwise.train import rank_main
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def inputs(tmp_path: Path) -> list[str]:
 
 
 def train(flags: Sequence[str]) -> int:
-    return main(flags, stand_in.parts())
+    return rank_main(flags, stand_in.parts())
 
 
 def checkpoints_of(flags: Sequence[str]) -> list[int]:
@@ -70,7 +70,7 @@ def test_a_run_learns_and_is_kept_whole(inputs: list[str], capsys: pytest.Captur
 def test_the_log_has_torchtitans_names_and_the_formula(
     inputs: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardwise.train.watch.LOCAL", "another")  # a chip whose peak is known
+    monkeypatch.setattr("shardwise.run.trainer.run_reporter.LOCAL", "another")  # a chip whose peak is known
     train([*inputs, "--steps", "3"])
     header, *lines = [json.loads(line) for line in (Path(inputs[4]) / "log.jsonl").read_text().splitlines()]
     assert "MFU = " in header["formula"]
@@ -315,7 +315,7 @@ REFUSED = [
 def test_wrong_flags_are_refused_before_anything_is_written(
     inputs: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flags: list[str], part: str
 ) -> None:
-    monkeypatch.setattr("shardwise.train.admission.find_spec", lambda name: None)
+    monkeypatch.setattr("shardwise.run.trainer.preflight.find_spec", lambda name: None)
     assert train([*inputs, *flags]) == 2
     err = capsys.readouterr().err
     assert err.startswith("error: ")

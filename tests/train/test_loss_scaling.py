@@ -8,15 +8,15 @@ import pytest
 import torch
 from test_narrow_products import DENSE, MOE, POSITIONS, SEQS, batches
 
-from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
-from shardwise.precision import PRECISIONS
-from shardwise.train.engine import Engine
-from shardwise.train.loss_scaling import LossScaler
-from shardwise.train.recipe import Recipe
-from shardwise.train.world import World
+from shardwise.run.mixed_precision import LossScaler
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.step.rank_program import Instance
+from shardwise.values.errors import InputError
+from shardwise.values.precision import PRECISIONS
 
 RECIPE = Recipe(steps=20, learning_rate=3e-3, warmup_steps=5)
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from shardwise.measurement.folder import RunFolder
-from shardwise.measurement.inspection import Inspection, Memory
-from shardwise.train import measure
+from shardwise.records.run_folder import RunFolder
+from shardwise.records.step_memory_and_collectives import Inspection, Memory
+from shardwise.run.trainer import machine_probe, step_inspector
 
 
 def memory_of(peak: int) -> Memory:
@@ -27,12 +27,15 @@ def test_the_memory_of_the_fullest_rank_is_kept(
     """As the first rank does it, with what the others say of the same step."""
 
     def others(world: Any, own: list[int], what: str) -> list[list[int]]:
-        return [measure._Held.numbers(memory_of(peak), measure.process_memory(torch.device("cpu"))) for peak in peaks]
+        return [
+            machine_probe._Held.numbers(memory_of(peak), step_inspector.process_memory(torch.device("cpu")))
+            for peak in peaks
+        ]
 
-    monkeypatch.setattr(measure, "everyones", others)
+    monkeypatch.setattr(machine_probe, "everyones", others)
     world: Any = SimpleNamespace(device=torch.device("cpu"), rank=0, size=3, meeting=None)
     folder = RunFolder(tmp_path)
-    measuring = measure.Measuring(world, folder, lambda: {"product": 1.0})
+    measuring = machine_probe.Measuring(world, folder, lambda: {"product": 1.0})
     record: Any = SimpleNamespace(step=4)
     measuring.step(record, Inspection(memory_of(peaks[0]), Counter()))
     (written,) = (json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("measured.json"))

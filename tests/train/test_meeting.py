@@ -10,12 +10,10 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+from torch.distributed import PrefixStore, TCPStore
 
-from shardwise.train.meeting import LEFT, Meeting, meet
-from shardwise.train.parent import LAUNCHER
-from shardwise.train.peer import Peer
-from shardwise.train.store import PrefixStore, TCPStore
-from shardwise.train.waits import LOST_KEY, PREFIX, LostRankError
+from shardwise.run.faults.rank_status import LAUNCHER, LOST_KEY, PREFIX, LostRankError, Peer
+from shardwise.run.faults.rendezvous import LEFT, Meeting, meet
 
 FOREVER = timedelta(seconds=600)
 
@@ -56,7 +54,7 @@ def test_all_ranks_know_each_other(store: TCPStore, monkeypatch: pytest.MonkeyPa
         number = int(threading.current_thread().name)
         found[number] = meet(Peer(number, "node", 100 + number, number, (f"GPU-{number}",)), FOREVER)
 
-    monkeypatch.setattr("shardwise.train.meeting.rendezvous", rendezvous)
+    monkeypatch.setattr("shardwise.run.faults.rendezvous.rendezvous", rendezvous)
     threads = [threading.Thread(target=met, name=str(number)) for number in range(3)]
     for thread in threads:
         thread.start()
@@ -82,7 +80,7 @@ def test_what_ranks_of_an_earlier_start_have_left_is_not_met(store: TCPStore, mo
             time.sleep(0.2 * number)  # the first one finds the lines of those that have ended
             found[number] = meet(Peer(number, "node", pids[number], number), FOREVER)
 
-        monkeypatch.setattr("shardwise.train.meeting.rendezvous", rendezvous)
+        monkeypatch.setattr("shardwise.run.faults.rendezvous.rendezvous", rendezvous)
         found: dict[int, Meeting] = {}
         threads = [threading.Thread(target=met, name=str(number)) for number in range(len(pids))]
         for thread in threads:

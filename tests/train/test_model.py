@@ -11,25 +11,25 @@ import pytest
 import torch
 from executing import Executor, batch_of, decoder_of, errors, random_weights
 
-from shardwise.data.sequences import IGNORED
-from shardwise.derive.derivation import derive_unit
-from shardwise.derive.walk import Compute
-from shardwise.engine.numpy.routing import Router
-from shardwise.engine.numpy.step import run_step
-from shardwise.engine.torch import fusing
-from shardwise.engine.torch.batch import MicroBatch
-from shardwise.engine.torch.calls import Call, Calls
-from shardwise.engine.torch.makers import call_of
-from shardwise.engine.torch.weights import Weights
-from shardwise.errors import InputError
-from shardwise.layout.family import Family
-from shardwise.lowering.parameters import parameters
+from shardwise.derive.sharded_program import Compute
+from shardwise.derive.sharded_unit import derive_unit
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import whole_program
 from shardwise.model.numerics import Gating, Numerics, Rotary
-from shardwise.optimizer.table import optimizer_named
+from shardwise.model.optimizers.registry import optimizer_named
+from shardwise.run.data.batches import IGNORED
+from shardwise.run.engine import fused_calls
+from shardwise.run.engine.call_builder import Call, Calls
+from shardwise.run.engine.kernel_calls import call_of
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.engine.model_builder import Weights
+from shardwise.run.numpy.kernels import Router
+from shardwise.run.numpy.step import run_step
+from shardwise.run.trainer.expert_balance import auxiliary_loss
 from shardwise.sharding import Mesh
-from shardwise.train.routing import auxiliary_loss
+from shardwise.step.parameters import parameters
+from shardwise.values.errors import InputError
 
 TOLERANCE = 1e-10
 WEIGHT = 0.3  # of multi-token prediction
@@ -237,7 +237,7 @@ def test_sums_beside_their_operands_are_those_over_them(structure: str, monkeypa
         written_over.append(bool(call.over))
         return dataclasses.replace(call, over={})
 
-    monkeypatch.setattr(fusing, "call_of", beside)
+    monkeypatch.setattr(fused_calls, "call_of", beside)
     apart = Executor(weights)
     assert apart.train(ids, targets, SEQS * POSITIONS).item() == pytest.approx(loss.item(), rel=1e-14)
     assert any(written_over)

@@ -10,21 +10,23 @@ import numpy as np
 import pytest
 import torch
 
-from shardwise.derive.products import is_block_product
-from shardwise.engine.torch.narrow import NarrowProduct, narrow_of
-from shardwise.engine.torch.unit import TorchUnit
-from shardwise.errors import InputError
-from shardwise.floats.scaling import quantised
+from shardwise.derive.low_precision_products import is_block_product
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
+from shardwise.layout.rules.engine import require_runnable
 from shardwise.model.architecture import Architecture
 from shardwise.model.operations import Contract
+from shardwise.model.optimizer_state import bytes_per_parameter
 from shardwise.model.program import Role
-from shardwise.planning.runnable import require_runnable
-from shardwise.precision import PRECISIONS, Precision
-from shardwise.train.engine import Engine, MicroBatch
-from shardwise.train.recipe import Recipe
-from shardwise.train.world import World
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.engine.unit_passes import TorchUnit
+from shardwise.run.kernels.matmul import NarrowProduct, narrow_of
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.step.rank_program import Instance
+from shardwise.values.errors import InputError
+from shardwise.values.precision import PRECISIONS, Precision
+from shardwise.values.quantization import quantised
 
 DENSE = Architecture(
     name="dense", num_layers=2, d_model=64, d_ff=128, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=96
@@ -164,7 +166,7 @@ def test_a_product_is_the_einsum_of_what_its_operands_stand_for(name: str, dims:
     letters = {d: chr(97 + i) for i, d in enumerate(SIZES)}
     text = ",".join("".join(letters[d] for d in own) for _, own in exact) + "->" + "".join(letters[d] for d in result)
     expected = np.einsum(text, *(one for one, _ in exact))
-    from shardwise.engine.torch.narrow import Operand
+    from shardwise.run.kernels.matmul import Operand
 
     operands = (Operand(to, scaling.block), Operand(to, scaling.block))
     found = NarrowProduct(left, right, result, operands, scaling)(*map(torch.from_numpy, tensors))
@@ -176,7 +178,7 @@ def test_the_state_of_a_parameter_takes_the_bytes_of_the_recipe(name: str) -> No
     engine = engine_of(name)
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for _, one in engine.held()}
     num_params = sum(member.size for group in engine.instance.groups for member in group.members)
-    assert sum(storages.values()) == PRECISIONS[name].bytes_per_parameter * num_params
+    assert sum(storages.values()) == bytes_per_parameter(PRECISIONS[name]) * num_params
 
 
 # Of a model that has learnt half of what there is: what its last loss may be off of fp32's. FP4 takes stochastic rounding and

@@ -8,15 +8,15 @@ import pytest
 from train.shard_files import write_shards
 from train.stand_in import small_plan
 
-from shardwise.data.batches import Batches
-from shardwise.data.shards import TokenShards
-from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
-from shardwise.sharding.collective import Kind
-from shardwise.train.batching import require_batches
-from shardwise.train.issued import instance_of
-from shardwise.train.noise import targets_of_parts
-from shardwise.train.recipe import Recipe
+from shardwise.run.data.batches import Batches
+from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.batch_schedule import require_batches
+from shardwise.run.trainer.noise_scale import targets_of_parts
+from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.sharding.collectives import Kind
+from shardwise.values.errors import InputError
 
 
 def test_every_nth_step_measures_and_issues_what_that_takes() -> None:

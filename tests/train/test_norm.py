@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from shardwise.train.clock import Clock
-from shardwise.train.parallel.exchange import Exchange
-from shardwise.train.parallel.update import NORM_BLOCK, Updater, sum_of_squares
-from shardwise.train.recipe import Recipe
+from shardwise.run.parallel.collectives import Exchange
+from shardwise.run.parallel.sharded_optimizer import NORM_BLOCK, Updater, sum_of_squares
+from shardwise.run.recipe import Recipe
+from shardwise.run.step_clock import Clock
 
 
 def norm_of(*shards: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from plain import experts as plain
 
-from shardwise.engine.numpy.routing import Router
-from shardwise.engine.torch import experts
 from shardwise.model.numerics import SIGMOID, SOFTMAX, Gating
+from shardwise.run.kernels import experts
+from shardwise.run.numpy.kernels import Router
 
 B, T, E, K = 3, 7, 12, 3
 GROUPS = {"one": (1, 1, 1), "best of 3": (3, 1, 1), "two of 4": (4, 2, 2), "two of 6": (6, 2, 1), "all of 4": (4, 4, 2)}

@@ -13,9 +13,9 @@ from train.launching import copied, pids_of
 from train.stand_in import SEQ_LEN, write_inputs
 
 from shardwise.layout.layout import Layout
-from shardwise.measurement.folder import read_json
-from shardwise.measurement.log import SLOW, read_log
-from shardwise.train.pace import slow_ranks, stage_flops
+from shardwise.records.run_folder import read_json
+from shardwise.records.step_log import SLOW, read_log
+from shardwise.run.trainer.stragglers import slow_ranks, stage_flops
 
 LAYOUTS = [
     Layout(dp=2, micro_batch_seqs=4),

@@ -12,13 +12,14 @@ import torch
 from train import stand_in
 from train.stand_in import Bigram, small_plan, write_inputs
 
-from shardwise.errors import InputError
-from shardwise.measurement.log import Log, read_log
-from shardwise.planning.codec import load_plan
-from shardwise.train.admission import open_data
-from shardwise.train.flags import settings_of
-from shardwise.train.policy import Action, Judge
-from shardwise.train.rank import build_parser, main
+from shardwise.records.step_log import Log, read_log
+from shardwise.run.recipe import Action
+from shardwise.run.trainer.anomaly_detector import Judge
+from shardwise.run.trainer.flags import build_parser, settings_of
+from shardwise.run.trainer.preflight import open_data
+from shardwise.search.plan_file import load_plan
+from shardwise.train import rank_main
+from shardwise.values.errors import InputError
 
 SPIKES: Sequence[str] = ("--set", "recipe.spike_window=6")
 
@@ -42,7 +43,7 @@ def inputs(tmp_path: Path) -> list[str]:
 
 def train(flags: Sequence[str], monkeypatch: pytest.MonkeyPatch, spikes: Mapping[int, float]) -> int:
     monkeypatch.setattr(Bigram, "spikes", spikes)
-    return main(flags, stand_in.parts())
+    return rank_main(flags, stand_in.parts())
 
 
 def log_of(flags: Sequence[str]) -> Log:

@@ -10,11 +10,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from train.stand_in import World, small_plan
 
-from shardwise.job import Job
-from shardwise.planning.plan import plan_layout
-from shardwise.train import probe as module
-from shardwise.train.probe import probe
-from shardwise.train.transport.lone_rank import LoneRank
+from shardwise.model.job import Job
+from shardwise.run.trainer import machine_probe as module
+from shardwise.run.trainer.machine_probe import probe
+from shardwise.run.transport.lone_rank import LoneRank
+from shardwise.search.layout_plan import plan_layout
 
 
 def test_products_are_of_the_plans_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from train.formulas import random
 
-from shardwise.engine.torch.products import Einsum, Product, product_of
+from shardwise.run.kernels.matmul import Einsum, Product, product_of
 
 SIZES = {"B": 2, "T": 5, "D": 6, "F": 7, "K": 2, "G": 3, "H": 4, "E": 8}
 FITTING = {

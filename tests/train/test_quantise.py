@@ -8,10 +8,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from shardwise.engine.torch import quantise
-from shardwise.errors import InputError
-from shardwise.floats.number_format import FORMATS
-from shardwise.floats.scaling import SCALINGS, quantised, scaling_named
+from shardwise.run.kernels import quantization
+from shardwise.values.dtypes import FORMATS
+from shardwise.values.errors import InputError
+from shardwise.values.quantization import SCALINGS, quantised, scaling_named
 
 SHAPES = ((128, 256), (5, 40), (130, 300), (1, 1), (33, 17))
 FORMATS_OF = {"nvfp4": ("e2m1",)}
@@ -34,7 +34,7 @@ def test_tensors_are_quantised_as_in_numpy(name: str, which: str, to: str, shape
     scaling, x = SCALINGS[name], matrix(shape)
     block = getattr(scaling, which)
     expected = quantised(x, FORMATS[to], block, scaling.kind)
-    found = quantise.quantised(torch.from_numpy(x), FORMATS[to], block, scaling.kind)
+    found = quantization.quantised(torch.from_numpy(x), FORMATS[to], block, scaling.kind)
     for one, other in zip(found, expected, strict=True):
         assert one.numpy().tobytes() == np.asarray(other, np.float32).tobytes()
 
@@ -43,7 +43,7 @@ def test_a_scale_of_earlier_steps_saturates_what_is_larger() -> None:
     x = matrix((64, 64))
     factor = np.float32(448) / (np.abs(x).max() / 3)
     expected = quantised(x, FORMATS["e4m3"], (None, None), "fp32", float(factor))
-    found = quantise.quantised(torch.from_numpy(x), FORMATS["e4m3"], (None, None), "fp32", torch.tensor(factor))
+    found = quantization.quantised(torch.from_numpy(x), FORMATS["e4m3"], (None, None), "fp32", torch.tensor(factor))
     for one, other in zip(found, expected, strict=True):
         assert one.numpy().tobytes() == np.asarray(other, np.float32).tobytes()
     assert np.abs(expected.elements).max() == 448
@@ -55,7 +55,7 @@ def test_what_is_quantised_is_near_to_what_it_stands_for(name: str, which: str, 
     scaling, x, one = SCALINGS[name], matrix((130, 300)), FORMATS[to]
     block = getattr(scaling, which)
     found = quantised(x, one, block, scaling.kind).dequantised(block)
-    from shardwise.floats.scaling import block_amax, spread
+    from shardwise.values.quantization import block_amax, spread
 
     largest = spread(block_amax(x, block), x.shape, block)
     # MX scales may leave the largest just above the format's, which saturates: by less than 2 / max's leading digits
@@ -93,10 +93,10 @@ def test_a_product_is_that_of_what_its_operands_stand_for(name: str) -> None:
     exact = quantised(x, to, blocks[0], scaling.kind).dequantised(blocks[0])
     exact = exact @ quantised(w, to, blocks[1], scaling.kind).dequantised(blocks[1]).T
     left, right = (
-        quantise.quantised(torch.from_numpy(one), to, block, scaling.kind)
+        quantization.quantised(torch.from_numpy(one), to, block, scaling.kind)
         for one, block in zip((x, w), blocks, strict=True)
     )
-    found = quantise.scaled_product(left, blocks[0], right, blocks[1], is_local=scaling.is_local)
+    found = quantization.scaled_product(left, blocks[0], right, blocks[1], is_local=scaling.is_local)
     scale = np.abs(x) @ np.abs(w).T
     assert np.abs(found.numpy() - exact).max() <= 1e-6 * scale.max()
 
@@ -107,14 +107,14 @@ def test_the_emulation_is_what_pytorchs_scaled_product_gives(name: str, formats:
     """`torch._scaled_mm`, here on the CPU, which has it too; on GPUs it is what runs."""
     scaling, by_row = SCALINGS[name], name == "row"
     left, right = (
-        quantise.quantised(torch.from_numpy(matrix(shape, seed)), FORMATS[to], scaling.block, scaling.kind)
+        quantization.quantised(torch.from_numpy(matrix(shape, seed)), FORMATS[to], scaling.block, scaling.kind)
         for seed, (shape, to) in enumerate(zip(((48, 320), (64, 320)), formats, strict=True))
     )
-    assert quantise.can_run_on_tensor_cores(left, right, formats, by_row=by_row) == (
+    assert quantization.can_run_on_tensor_cores(left, right, formats, by_row=by_row) == (
         not by_row or "e5m2" not in formats
     )
-    found = quantise.tensor_core_product(left, right, formats, by_row=by_row)
-    expected = quantise.scaled_product(left, scaling.block, right, scaling.block, is_local=False)
+    found = quantization.tensor_core_product(left, right, formats, by_row=by_row)
+    expected = quantization.scaled_product(left, scaling.block, right, scaling.block, is_local=False)
     expected = expected.bfloat16().float() if by_row else expected
     torch.testing.assert_close(found, expected, rtol=2**-8 if by_row else 1e-5, atol=1e-5 * float(expected.abs().max()))
 
@@ -122,10 +122,10 @@ def test_the_emulation_is_what_pytorchs_scaled_product_gives(name: str, formats:
 def test_what_tensor_cores_do_not_take() -> None:
     def taken(rows: int, columns: int, formats: tuple[str, str]) -> bool:
         left, right = (
-            quantise.quantised(torch.ones(n, columns), FORMATS[to], (None, None), "fp32")
+            quantization.quantised(torch.ones(n, columns), FORMATS[to], (None, None), "fp32")
             for n, to in zip((48, rows), formats, strict=True)
         )
-        return quantise.can_run_on_tensor_cores(left, right, formats, by_row=False)
+        return quantization.can_run_on_tensor_cores(left, right, formats, by_row=False)
 
     assert taken(64, 32, ("e4m3", "e5m2"))
     assert not taken(64, 32, ("e5m2", "e5m2"))

@@ -14,22 +14,21 @@ from executing import Executor, batch_of, random_weights
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwise.derive.derivation import derived_unit
-from shardwise.engine.torch import experts
-from shardwise.engine.torch.initialise import initial_weights
-from shardwise.engine.torch.weights import Weights
-from shardwise.layout.family import Family
+from shardwise.derive.sharded_unit import derived_unit
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.architecture import Architecture
+from shardwise.model.backward import worth_saving
 from shardwise.model.decoder import LAYERS, unit_counts
-from shardwise.model.kept_sets import set_named
-from shardwise.model.recompute import policy_names
-from shardwise.model.saving import worth_saving
-from shardwise.precision import precision_named
-from shardwise.train.engine import Engine, MicroBatch
-from shardwise.train.recipe import Recipe
-from shardwise.train.world import World
+from shardwise.model.recompute_policies import policy_names, set_named
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.engine.model_builder import Weights, initial_weights
+from shardwise.run.kernels import experts
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.step.rank_program import Instance
+from shardwise.values.precision import precision_named
 
 POLICIES = tuple(name for name in policy_names() if name != "none")
 SMALL: dict[str, Any] = {
@@ -229,7 +228,7 @@ def test_the_seconds_of_what_is_run_again_are_added_up(
 ) -> None:
     """In the trainer's step, and are none of its backward pass's."""
     ticks = Ticks()
-    monkeypatch.setattr("shardwise.train.clock.time", ticks)
+    monkeypatch.setattr("shardwise.run.step_clock.time", ticks)
     layout = Layout(micro_batch_seqs=len(IDS), recompute=policy, recompute_layers=num_layers)
     architecture = made("dense").architecture
     instance = Instance(architecture=architecture, layout=layout, precision=precision_named("fp32"))

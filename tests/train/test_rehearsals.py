@@ -9,19 +9,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 import shardwise as sw
-from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
-from shardwise.engine.torch.attention import Attention
-from shardwise.errors import InputError
-from shardwise.job import Job
+from shardwise.hardware.published_constants import calibrated, calibration_of
+from shardwise.hardware.stacks import stack_named
 from shardwise.layout.layout import Layout
+from shardwise.measure.reconcile.reconciliation import cast_remarks
+from shardwise.measure.reconcile.rehearsal import CLOSE, Rehearsal, rehearsal
 from shardwise.model.architecture import Architecture
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.reconcile.compare import cast_remarks
-from shardwise.reconcile.rehearsal import CLOSE, Rehearsal, rehearsal
-from shardwise.train.issued import instance_of
-from shardwise.train.parallel.exchange import Exchange
-from shardwise.train.recipe import Recipe
-from shardwise.train.rehearse import MOST_MICRO_BATCHES, rehearse
+from shardwise.model.job import Job
+from shardwise.run.kernels.attention import Attention
+from shardwise.run.parallel.collectives import Exchange
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.trainer.rehearsal import MOST_MICRO_BATCHES, rehearse
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.values.errors import InputError
 
 DENSE: dict[str, Any] = {
     "name": "dense", "num_layers": 4, "d_model": 512, "d_ff": 1408, "num_heads": 16, "num_kv_heads": 4, "head_dim": 32,
@@ -288,7 +290,9 @@ def test_an_activation_that_is_kept_too_long_is_seen(monkeypatch: pytest.MonkeyP
 
 def test_gathered_weights_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(DENSE, Layout(fsdp=256, zero_stage=3, micro_batch_seqs=4, recompute="full"))
-    monkeypatch.setattr("shardwise.train.parallel.flat.FlatGroup.release", lambda self: setattr(self, "whole", False))
+    monkeypatch.setattr(
+        "shardwise.run.parallel.flat_parameters.FlatGroup.release", lambda self: setattr(self, "whole", False)
+    )
     found = rehearsed(plan)
     assert not found.ok
     assert [one.name for one in found.off] == ["gathered", "peak"]

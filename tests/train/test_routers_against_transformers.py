@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwise.engine.torch import experts
+from shardwise.model.huggingface.numerics_reader import DEEPSEEK_V3, LIMITED, NumericsRule, read_numerics
 from shardwise.model.numerics import Numerics
-from shardwise.model.numerics_reader import DEEPSEEK_V3, LIMITED, NumericsRule, read_numerics
+from shardwise.run.kernels import experts
 
 B, T, D, M, E, K = 3, 16, 8, 12, 16, 4
 SIZES: dict[str, Any] = {

@@ -19,24 +19,25 @@ from test_narrow_products import (
     losses_of_a_run_that_goes_on,
 )
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import estimate
-from shardwise.engine.torch.scaled import Scaled
-from shardwise.engine.torch.tiled import Tiled
-from shardwise.errors import InputError
-from shardwise.floats.number_format import FORMATS
-from shardwise.floats.scaling import WHOLE, quantised
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.lowering.groups import Member
+from shardwise.layout.rules.engine import require_runnable
 from shardwise.model.architecture import Architecture
-from shardwise.optimizer.table import optimizer_named
-from shardwise.planning.runnable import require_runnable
-from shardwise.precision import PRECISIONS, Precision
-from shardwise.train.box import Box
-from shardwise.train.engine import Engine
-from shardwise.train.parallel.blocks import moment_pieces
-from shardwise.train.parallel.flat import Interval
+from shardwise.model.job import Job
+from shardwise.model.optimizer_state import bytes_per_parameter
+from shardwise.model.optimizers.registry import optimizer_named
+from shardwise.price.estimate import estimate
+from shardwise.run.kernels.optimizers import Scaled
+from shardwise.run.kernels.quantization import Tiled
+from shardwise.run.parallel.flat_parameters import Interval
+from shardwise.run.parallel.sharded_optimizer import moment_pieces
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.step.parameters import Member
+from shardwise.values.boxes import Box
+from shardwise.values.dtypes import FORMATS
+from shardwise.values.errors import InputError
+from shardwise.values.precision import PRECISIONS, Precision
+from shardwise.values.quantization import WHOLE, quantised
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 NAMES = {E4M3: "e4m3", E5M2: "e5m2", torch.float16: "fp16"}
@@ -103,7 +104,7 @@ def test_state_takes_the_bytes_of_the_plan(precision: Precision, architecture: A
     members = [one for group in engine.instance.groups for one in group.members]
     views = {name: view for group in engine.groups for name, view in group.views.items()}
     by_products = sum(one.size for one in members if isinstance(views[one.parameter.name], Tiled))
-    every, width = sum(one.size for one in members), precision.bytes_per_parameter
+    every, width = sum(one.size for one in members), bytes_per_parameter(precision)
     assert every > by_products > every / 2
     assert measured.total() == by_products * width + (every - by_products) * (width + 1)
     assert scales == num_scales(engine)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwise.data.sequences import IGNORED
-from shardwise.engine.torch.loss import cross_entropy
-from shardwise.engine.torch.split_loss import SplitVocabulary
+from shardwise.run.data.batches import IGNORED
+from shardwise.run.kernels.cross_entropy import SplitVocabulary, cross_entropy
 
 SEQS, POSITIONS, SCALE = 2, 5, 0.25
 PADDING = 1e3  # larger than any logit

@@ -10,10 +10,10 @@ from train.stand_in import write_inputs
 
 SCRIPT = """
 import sys
-from shardwise.train import probe, rank
+from shardwise.run.trainer import machine_probe as probe; from shardwise import train as rank
 
 probe.BUDGET_S = 0.0
-assert rank.main(sys.argv[1:]) == 0
+assert rank.rank_main(sys.argv[1:]) == 0
 slow = {"sympy", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.tensor"}
 print(*sorted(slow & set(sys.modules)), sep=", ")
 """

@@ -9,19 +9,19 @@ import pytest
 import torch
 from test_narrow_products import POSITIONS, SEQS, batches, engine_of, losses_of_a_run_that_goes_on
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import estimate
-from shardwise.engine.torch.narrow import NarrowProduct, Operand
-from shardwise.engine.torch.tiled import Tiled
-from shardwise.errors import InputError
-from shardwise.floats.number_format import FORMATS
-from shardwise.floats.scaling import SCALINGS, quantised
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
+from shardwise.layout.rules.engine import require_runnable
 from shardwise.model.architecture import Architecture
-from shardwise.planning.runnable import require_runnable
-from shardwise.precision import PRECISIONS
-from shardwise.train.engine import Engine
+from shardwise.model.job import Job
+from shardwise.price.estimate import estimate
+from shardwise.run.kernels.matmul import NarrowProduct, Operand
+from shardwise.run.kernels.quantization import Tiled
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.values.dtypes import FORMATS
+from shardwise.values.errors import InputError
+from shardwise.values.precision import PRECISIONS
+from shardwise.values.quantization import SCALINGS, quantised
 
 E4M3, TILE = FORMATS["e4m3"], SCALINGS["tile"]
 # Every matrix has whole tiles of 128 x 128, so that scales are four bytes for 16,384 elements.

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from shardwise.errors import InputError
-from shardwise.train.stop import StopRequest
-from shardwise.train.trials.flags import batches_of
-from shardwise.train.trials.folder import TrialsFolder
-from shardwise.train.trials.runner import Runner, Share
+from shardwise.measure.batch_experiments.concurrent_runs import Runner, Share, TrialsFolder, batches_of
+from shardwise.run.faults.stop_request import StopRequest
+from shardwise.values.errors import InputError
 
 
 @dataclass(frozen=True)

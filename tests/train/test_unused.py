@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
-from shardwise.precision import PRECISIONS
-from shardwise.train.engine import Engine, MicroBatch
-from shardwise.train.recipe import Recipe
-from shardwise.train.world import World
+from shardwise.run.engine.micro_batch import MicroBatch
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.step.rank_program import Instance
+from shardwise.values.precision import PRECISIONS
 
 SMALL = Architecture(
     name="small", num_layers=1, d_model=8, d_ff=12, num_heads=2, num_kv_heads=1, head_dim=4, vocab_size=11,

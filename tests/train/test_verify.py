@@ -13,22 +13,22 @@ import pytest
 import torch
 
 import shardwise as sw
-from shardwise.cli import main
-from shardwise.errors import InputError
-from shardwise.layout.family import family_of
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import require_legal
+from shardwise.layout.rules.table import require_legal
+from shardwise.layout.sharding_scheme import family_of
 from shardwise.model.load import load_model
-from shardwise.planning.plan import plan_layout
-from shardwise.sharding.collective import Issued, Kind
+from shardwise.present.cli import main
+from shardwise.run.parallel.collectives import Exchange
+from shardwise.run.recipe import Recipe
+from shardwise.search.layout_plan import plan_layout
+from shardwise.sharding.collectives import Issued, Kind
 from shardwise.sharding.spec import Axes
-from shardwise.train.parallel.exchange import Exchange
-from shardwise.train.recipe import Recipe
-from shardwise.verify.training import verify as verifying
-from shardwise.verify.training.case import Case
-from shardwise.verify.training.judge import LIMITS, differing, errors
-from shardwise.verify.training.shrink import MOST_DEVICES, _job, shrunk
-from shardwise.verify.training.steps import Found, run_case
+from shardwise.values.errors import InputError
+from shardwise.verify.training import compare_runs, small_meshes
+from shardwise.verify.training import plan_verification as verifying
+from shardwise.verify.training.compare_runs import LIMITS, Found, differing, errors, run_case
+from shardwise.verify.training.small_case import Case
+from shardwise.verify.training.small_meshes import MOST_DEVICES, _job, shrunk
 
 LARGE = {
     "llama-3-8b": "dp=4 fsdp=32 tp=8",
@@ -46,7 +46,7 @@ RECIPE = Recipe(steps=2, learning_rate=1e-2, warmup_steps=2, clip_norm=0.5, seed
 @pytest.mark.parametrize("name", LARGE)
 def test_meshes_have_all_that_the_layout_has(name: str) -> None:
     model, layout = load_model(name), Layout.parse(LARGE[name])
-    own = verifying.Small(model, layout).degrees
+    own = small_meshes.Small(model, layout).degrees
     meshes = shrunk(model, layout)
     assert {atom for one in meshes for atom in one.degrees} == set(own)
     together = {pair for one in meshes for pair in combinations(sorted(one.degrees), 2)}
@@ -210,7 +210,7 @@ def test_a_plan_is_verified(plan: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_fault_ends_with_3(plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the reference differs, it says which gradient does."""
-    run = verifying.run_case
+    run = compare_runs.run_case
 
     def scaled(one: Case) -> Found:
         found = run(one)

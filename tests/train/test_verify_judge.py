@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwise.verify.training.judge import LIMITS, SMALLEST, SMALLEST_NUMBER, ZERO, Errors, errors
-from shardwise.verify.training.steps import Found
+from shardwise.verify.training.compare_runs import LIMITS, SMALLEST, SMALLEST_NUMBER, ZERO, Errors, Found, errors
 
 NAMES = ("large", "small", "idle")
 

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.train.recipe import Recipe
-from shardwise.verify.training.case import MEAN_DOCUMENT, Case
-from shardwise.verify.training.recipe import BUCKET_BYTES, CLIP_NORM, LEARNING_RATE, recipe_of
-from shardwise.verify.training.shrink import SEQ_LEN, num_micro_batches, shrunk
-from shardwise.verify.training.verify import case_of
+from shardwise.run.recipe import Recipe
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.values.errors import InputError
+from shardwise.verify.training.plan_verification import case_of
+from shardwise.verify.training.small_case import BUCKET_BYTES, CLIP_NORM, LEARNING_RATE, MEAN_DOCUMENT, Case, recipe_of
+from shardwise.verify.training.small_meshes import SEQ_LEN, num_micro_batches, shrunk
 
 SHARED: dict[str, Any] = {"num_layers": 2, "d_model": 12, "head_dim": 4}
 ONE: dict[str, Any] = {**SHARED, "d_ff": 5, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 11}  # without tp

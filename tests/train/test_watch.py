@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from train.stand_in import small_plan
 
-from shardwise.cluster.load import load_cluster
-from shardwise.measurement.folder import RunFolder
-from shardwise.measurement.log import read_log
-from shardwise.measurement.record import StepRecord
-from shardwise.train.flags import Settings
-from shardwise.train.recipe import Recipe
-from shardwise.train.watch import Watch
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.records.run_folder import RunFolder
+from shardwise.records.step_log import StepRecord, read_log
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.flags import Settings
+from shardwise.run.trainer.run_reporter import Watch
 
 
 class Terminal(io.StringIO):
@@ -87,8 +86,8 @@ def test_tensorboard_gets_every_number_of_the_log(tmp_path: Path, monkeypatch: p
 
 
 def test_a_chip_without_a_sourced_peak_has_no_mfu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from shardwise.cluster.chip import Chip
-    from shardwise.errors import MissingValueError
+    from shardwise.hardware.chips import Chip
+    from shardwise.values.errors import MissingValueError
 
     plan, terminal = small_plan(), Terminal()
 
@@ -97,7 +96,7 @@ def test_a_chip_without_a_sourced_peak_has_no_mfu(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(Chip, "peak", unknown)
     monkeypatch.setattr(
-        "shardwise.train.watch.Pricing", lambda *given: types.SimpleNamespace(hardware_ratio=lambda: 1.0)
+        "shardwise.run.trainer.run_reporter.Pricing", lambda *given: types.SimpleNamespace(hardware_ratio=lambda: 1.0)
     )
     with Watch(plan, settings(tmp_path), device="cpu", first_step=0, stream=terminal) as watch:
         watch.step(record(1), {})

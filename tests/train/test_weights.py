@@ -11,19 +11,19 @@ from executing import Executor, random_weights
 from plain import build
 from test_model import ALL_BIASES, AXES, EXPERTS, SMALL, STRUCTURES, small
 
-from shardwise.derive.derivation import derive
-from shardwise.engine.torch.initialise import initial_weights
-from shardwise.engine.torch.model import TorchModel
-from shardwise.engine.torch.weights import parameter_shapes
-from shardwise.layout.family import Family
-from shardwise.lowering.parameters import parameters
-from shardwise.lowering.weights import Sync
+from shardwise.derive.sharded_unit import derive
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import num_params, num_trained_params
 from shardwise.model.decoder import BORROWED, unit_counts
 from shardwise.model.load import load_model
 from shardwise.model.numerics import Numerics
+from shardwise.model.parameters_and_flops import num_params, num_trained_params
+from shardwise.run.engine.model import TorchModel
+from shardwise.run.engine.model_builder import initial_weights
 from shardwise.sharding import Mesh
+from shardwise.step.flat_arrays import Sync
+from shardwise.step.parameters import parameters
+from shardwise.step.whole_parameters import parameter_shapes
 
 FAMILIES = [Family(zero_stage, parallel, "none") for zero_stage in (0, 1, 2, 3) for parallel in (False, True)]
 

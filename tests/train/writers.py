@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwise.engine.torch.weights import Weights
-from shardwise.train.checkpoint import Checkpointer, Piece, latest
+from shardwise.run.checkpoints import Checkpointer, Piece, latest
+from shardwise.run.engine.model_builder import Weights
 
 
 class Alive(TorchDispatchMode):

@@ -14,10 +14,10 @@ import pytest
 
 import shardwise as sw
 from shardwise import version
-from shardwise.api.costs import KernelName
-from shardwise.books.roofline import FORMS
+from shardwise.book_formulas.rooflines import FORMS
 from shardwise.layout.placement import Placement
-from shardwise.model.recompute import policy_names
+from shardwise.model.recompute_policies import policy_names
+from shardwise.present.api.costs import KernelName
 
 SIZES: dict[str, Any] = {"global_batch_tokens": 2**19, "seq_len": 4096}
 FUNCTIONS = (

@@ -16,49 +16,49 @@ import pytest
 import torch
 
 import shardwise as sw
-from shardwise.bench.shapes import KINDS, shapes
-from shardwise.books import rules
-from shardwise.books.roofline import kernel_roofline
-from shardwise.books.roofline.chip import ORIGINS, transfers
-from shardwise.books.rules.bounds import AxisOverlap, Scheme
-from shardwise.calibrate.folds import fold_groups
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import stack_named, stack_names
-from shardwise.cost import overlap
-from shardwise.cost.host import host_of
-from shardwise.cost.mesh_links import place_mesh
-from shardwise.cost.pipeline import Pipeline
-from shardwise.cost.product import Objective, price_product
-from shardwise.cost.unit_values import unit_values
-from shardwise.derive.derivation import derived_unit
+from shardwise.book_formulas import rules
+from shardwise.book_formulas.rooflines import kernel_roofline
+from shardwise.book_formulas.rooflines.chip_bandwidths import ORIGINS, transfers
+from shardwise.book_formulas.rules.parallelism_bounds import AxisOverlap, Scheme
 from shardwise.derive.expression import shard_expression
-from shardwise.dtypes import BYTES_PER_ELEMENT, bytes_per_element
-from shardwise.engine.torch.optimizers import torch_optimizer
-from shardwise.errors import InputError, chosen
-from shardwise.issuing import REDUCTIONS, IssuePolicy
-from shardwise.job import OVERLAPS, Job
-from shardwise.layout.context import VARIANTS, variant_of
-from shardwise.layout.family import Family, Mode, mode_family
+from shardwise.derive.sharded_unit import derived_unit
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.mesh_links import place_mesh
+from shardwise.hardware.network import nccl_bandwidths
+from shardwise.hardware.network.book_collectives import idealised_s
+from shardwise.hardware.network.collective_times import collective_report
+from shardwise.hardware.network.links import Cut
+from shardwise.hardware.network.pods import Pods, pods_costs
+from shardwise.hardware.network.switches import Switched, switched_costs
+from shardwise.hardware.network.torus import WRAPS, Torus, WrapRule, torus_cost
+from shardwise.hardware.stacks import stack_named, stack_names
+from shardwise.layout.choices import Choices
+from shardwise.layout.context_parallel import VARIANTS, variant_of
 from shardwise.layout.layout import OFFLOADED, OFFLOADS, Layout, Offload, offloaded_by
-from shardwise.loss import LOSSES, loss_named
-from shardwise.lowering.instance import Instance
+from shardwise.layout.sharding_scheme import Family, Mode, mode_family
+from shardwise.measure.calibrate.cross_validation import fold_groups
+from shardwise.measure.microbenchmarks.benchmark_lines import KINDS, shapes
 from shardwise.model.architecture import Architecture, MlpKind, NormKind, NormWidth, PositionKind
-from shardwise.model.recompute import policy_named, policy_names
-from shardwise.network import nccl
-from shardwise.network.collectives import collective_report
-from shardwise.network.pod_collectives import pods_costs
-from shardwise.network.switched_collectives import switched_costs
-from shardwise.network.topology import Cut, Pods, Switched, Torus, WrapRule
-from shardwise.network.torus import WRAPS
-from shardwise.network.torus_collectives import idealised_s, torus_cost
-from shardwise.optimizer.table import optimizer_named, optimizer_names
-from shardwise.precision import PRECISIONS, precision_named
-from shardwise.schedule.schedule import Passes, in_flight_split, pipelines_by_any_name, schedule_names, schedule_of
-from shardwise.search.choices import Choices
+from shardwise.model.job import OVERLAPS, Job
+from shardwise.model.optimizers.registry import optimizer_named, optimizer_names
+from shardwise.model.recompute_policies import policy_named, policy_names
+from shardwise.pipeline.registry import in_flight_split, pipelines_by_any_name, schedule_names, schedule_of
+from shardwise.pipeline.schedule import Passes
+from shardwise.price import overlap
+from shardwise.price.product import Objective, price_product
+from shardwise.price.stage_contents import Pipeline, host_of
+from shardwise.price.unit_cost import unit_values
+from shardwise.run.kernels.optimizers import torch_optimizer
+from shardwise.run.recipe import BALANCES, Recipe
+from shardwise.run.recipe import SCHEDULES as RATES
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
-from shardwise.train.recipe import BALANCES, Recipe
-from shardwise.train.recipe import SCHEDULES as RATES
+from shardwise.step.rank_program import Instance
+from shardwise.values.dtypes import BYTES_PER_ELEMENT, bytes_per_element
+from shardwise.values.errors import InputError, chosen
+from shardwise.values.issue_policy import REDUCTIONS, IssuePolicy
+from shardwise.values.loss_kernels import LOSSES, loss_named
+from shardwise.values.precision import PRECISIONS, precision_named
 
 SOURCES = Path(__file__).parents[2] / "src" / "shardwise"
 PASSES = Passes(1.0, 2.0, 0.5, 2.5)
@@ -155,35 +155,41 @@ CHOICES: Mapping[str, Choice] = {
     # clusters
     "stack, stack_named": Choice(stack_named, stack_names()),
     "stack, load_cluster": Choice(lambda name: load_cluster("local:2", stack=name), stack_names()),
-    "chip, load_chip": Choice(sw.load_chip, sw.cluster.chips.chip_names()),
+    "chip, load_chip": Choice(sw.load_chip, sw.hardware.chips.chip_names()),
     "wrap_rule, Torus": Choice(lambda name: replace(TORUS, wrap_rule=name).wraps, get_args(WrapRule)),
     # collectives
-    "collective, collective_report": Choice(lambda name: collective_report(name, 1e6, TORUS, GROUP), nccl.OPERATIONS),
-    "collective, torus_cost": Choice(lambda name: torus_cost(name, 1e6, TORUS, GROUP), nccl.OPERATIONS),
-    "collective, pods_costs": Choice(lambda name: pods_costs(name, 1e6, PODS, [*GROUP, Cut(2, 1)]), nccl.OPERATIONS),
-    "collective, switched_costs": Choice(
-        lambda name: switched_costs(name, 1e6, SWITCHED, [Cut(8, 1), Cut(2, 1)]), nccl.OPERATIONS
+    "collective, collective_report": Choice(
+        lambda name: collective_report(name, 1e6, TORUS, GROUP), nccl_bandwidths.OPERATIONS
     ),
-    "collective, nccl_bytes": Choice(lambda name: nccl.nccl_bytes(name, 1e6, 8), nccl.OPERATIONS),
-    "collective, busbw_factor": Choice(lambda name: nccl.busbw_factor(name, 8), nccl.OPERATIONS),
+    "collective, torus_cost": Choice(
+        lambda name: torus_cost(name, 1e6, TORUS, GROUP), nccl_bandwidths.OPERATIONS
+    ),
+    "collective, pods_costs": Choice(
+        lambda name: pods_costs(name, 1e6, PODS, [*GROUP, Cut(2, 1)]), nccl_bandwidths.OPERATIONS
+    ),
+    "collective, switched_costs": Choice(
+        lambda name: switched_costs(name, 1e6, SWITCHED, [Cut(8, 1), Cut(2, 1)]), nccl_bandwidths.OPERATIONS
+    ),
+    "collective, nccl_bytes": Choice(lambda name: nccl_bandwidths.nccl_bytes(name, 1e6, 8), nccl_bandwidths.OPERATIONS),
+    "collective, busbw_factor": Choice(lambda name: nccl_bandwidths.busbw_factor(name, 8), nccl_bandwidths.OPERATIONS),
     "collective, idealised_s": Choice(
         lambda name: idealised_s(name, 1e6, 9e10), ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
     ),
     # kernels and products
     "kernel, kernel_roofline": Choice(
-        lambda name: kernel_roofline(sw.load_chip("h100"), name, dict.fromkeys(sw.books.roofline.FORMS[name].letters, 8)
-                                     if name in sw.books.roofline.FORMS else {}),
-        tuple(sw.books.roofline.FORMS),
+        lambda name: kernel_roofline(sw.load_chip("h100"), name, dict.fromkeys(sw.book_formulas.rooflines.FORMS[name].letters, 8)
+                                     if name in sw.book_formulas.rooflines.FORMS else {}),
+        tuple(sw.book_formulas.rooflines.FORMS),
     ),
     "origin, transfers": Choice(lambda name: transfers(sw.load_chip("tpu-v5e"), name), ORIGINS),
     # structures of models
     "mlp, Architecture": Choice(lambda name: replace(SMALL, mlp=name).structure.gated, get_args(MlpKind)),
-    "norm, Architecture": Choice(lambda name: sw.model.counts.num_params(replace(SMALL, norm=name)), get_args(NormKind)),
+    "norm, Architecture": Choice(lambda name: sw.num_params(replace(SMALL, norm=name)), get_args(NormKind)),
     "positions, Architecture": Choice(
-        lambda name: sw.model.counts.num_params(replace(SMALL, positions=name)), get_args(PositionKind)
+        lambda name: sw.num_params(replace(SMALL, positions=name)), get_args(PositionKind)
     ),
     "qk_norm_over, Architecture": Choice(
-        lambda name: sw.model.counts.num_params(replace(SMALL, qk_norm=True, qk_norm_over=name)), get_args(NormWidth)
+        lambda name: sw.num_params(replace(SMALL, qk_norm=True, qk_norm_over=name)), get_args(NormWidth)
     ),
     # engines, recipes and benchmarks
     "reduction, IssuePolicy": Choice(lambda name: issues(reduction=name), REDUCTIONS),
@@ -215,7 +221,8 @@ def test_every_name_is_known(where: str, name: str) -> None:
     ("table", "names"),
     [
         (OFFLOADED, get_args(Offload)),
-        (overlap.CONVENTIONS, OVERLAPS), (nccl.FORMS, nccl.OPERATIONS), (WRAPS, get_args(WrapRule)),
+        (overlap.CONVENTIONS, OVERLAPS), (nccl_bandwidths.FORMS, nccl_bandwidths.OPERATIONS),
+        (WRAPS, get_args(WrapRule)),
         (dict.fromkeys(OFFLOADS), get_args(Offload)),
     ],
 )  # fmt: skip
@@ -261,13 +268,13 @@ NAMED = {
 # Whether there is one at all is no choice among names; nor is what a search need not try, or a report says of one of them.
 ABSENT = {"none"}
 SAID = {
-    ("planning/explain/story.py", "recompute"), ("search/choices.py", "recompute"),
-    ("network/collectives.py", "operation"), ("cli/roofline.py", "origin"),
-    ("calibrate/folds.py", "fold"), ("calibrate/published.py", "fold"),
-    ("train/admission.py", "recompute"), ("engine/torch/batch.py", "positions"), ("train/huggingface/config.py", "mlp"),
-    ("engine/numpy/step.py", "loss"), ("calibrate/row.py", "recompute"),
+    ("search/explain/playbook_steps.py", "recompute"), ("layout/choices.py", "recompute"),
+    ("hardware/network/collective_times.py", "operation"), ("present/cli/roofline.py", "origin"),
+    ("measure/calibrate/cross_validation.py", "fold"), ("measure/calibrate/published_fit.py", "fold"),
+    ("run/trainer/preflight.py", "recompute"), ("run/engine/micro_batch.py", "positions"),
+    ("run/numpy/step.py", "loss"), ("measure/calibrate/user_runs.py", "recompute"),
     # a command without the flag that says the default; a rule of one kind of norm
-    ("explore/views/copy.py", "precision"), ("train/conversion/megatron_models.py", "norm"),
+    ("present/explore/views/copy.py", "precision"),
 }  # fmt: skip
 
 
@@ -305,11 +312,12 @@ def compared(text: str) -> set[tuple[str, str]]:
 
 def test_no_choice_is_compared_with_one_of_its_names() -> None:
     """A comparison leaves the other names to one branch; tables and `match` have a row for each. Launches of other frameworks are
-    another matter: what has no word there does not come back when it is read, and is refused (`export.exporting.refusals`)."""
+    another matter: what has no word there does not come back when it is read, and is refused
+    (`interop.launches.translate_launch.refusals`)."""
     found = {
         (path.relative_to(SOURCES).as_posix(), choice, name)
         for path in SOURCES.rglob("*.py")
-        if SOURCES / "export" not in path.parents
+        if not {SOURCES / "interop" / "launches", SOURCES / "interop" / "frameworks"} & set(path.parents)
         for choice, name in compared(path.read_text(encoding="utf-8"))
     }
     assert {one for one in found if one[:2] not in SAID} == set()

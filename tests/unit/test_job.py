@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from shardwise.errors import InputError
-from shardwise.job import PRECISIONS, Job, precision_named
+from shardwise.model.job import Job
+from shardwise.model.optimizer_state import bytes_per_parameter
+from shardwise.values.errors import InputError
+from shardwise.values.precision import PRECISIONS, precision_named
 
 
 def test_a_batch_is_whole_sequences() -> None:
@@ -77,7 +79,7 @@ def test_every_fault_is_named_at_once() -> None:
     ("name", "state_bytes"), [("bf16", 16), ("bf16_fp32_gradients", 20), ("bf16_no_master", 12), ("fp32", 16)]
 )
 def test_bytes_of_state_per_parameter(name: str, state_bytes: float) -> None:
-    assert precision_named(name).bytes_per_parameter == state_bytes
+    assert bytes_per_parameter(precision_named(name)) == state_bytes
     assert len(precision_named(name).source) > 10
 
 

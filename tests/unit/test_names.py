@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.cli import build_parser, verb_parsers
-from shardwise.cli.verbs import MEANT
-from shardwise.cluster.chips import chip_names, load_chip
-from shardwise.cluster.stacks import stack_named
-from shardwise.dtypes import bytes_per_element
-from shardwise.errors import InputError
-from shardwise.job import Job, precision_named
+from shardwise.hardware.chips import chip_names, load_chip
+from shardwise.hardware.stacks import stack_named
+from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model, model_names
-from shardwise.names import LONGEST, did_you_mean, nearest, unknown
-from shardwise.search.choices import Choices
+from shardwise.present.cli import build_parser, verb_parsers
+from shardwise.present.cli.verbs import MEANT
+from shardwise.values.dtypes import bytes_per_element
+from shardwise.values.errors import LONGEST, InputError, did_you_mean, nearest, unknown
+from shardwise.values.precision import precision_named
 
 
 @pytest.mark.parametrize("name", model_names())

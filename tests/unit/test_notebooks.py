@@ -12,19 +12,17 @@ import pytest
 from matplotlib.figure import Figure
 
 import shardwise as sw
-from shardwise.cli.plain import plain
-from shardwise.cli.reconcile_report import reconcile_report
-from shardwise.draw.bars import Bar, BarChart
-from shardwise.draw.notebook import Pictured, Shown, Table
-from shardwise.errors import InputError
-from shardwise.planning.plan import Plan
-from shardwise.reconcile.collectives import Collectives
-from shardwise.reconcile.compare import Reconciliation
-from shardwise.reconcile.memory import MemoryTerm, StepMemory
-from shardwise.reconcile.time import StepTime, TimeTerm
-from shardwise.schedule.build import build
-from shardwise.schedule.play import play
-from shardwise.terms import MEMORY_TERMS
+from shardwise.measure.reconcile.reconciliation import Reconciliation
+from shardwise.measure.reconcile.step_terms import Collectives, MemoryTerm, StepMemory, StepTime, TimeTerm
+from shardwise.pipeline.registry import build
+from shardwise.pipeline.timeline import play
+from shardwise.present.cli.plain import plain
+from shardwise.present.cli.reconcile_report import reconcile_report
+from shardwise.present.draw.bars import Bar, BarChart
+from shardwise.present.draw.notebook import Pictured, Shown, Table
+from shardwise.search.plan import Plan
+from shardwise.values.errors import InputError
+from shardwise.values.estimate_terms import MEMORY_TERMS
 from unit.draw.page import check_texts
 
 HOSTILE = '<script>alert("1")</script> & <b>'

@@ -13,28 +13,27 @@ from plain.lion import Lion
 from plain.shampoo import Shampoo, inverse_root
 
 import shardwise as sw
-from shardwise.cost.run import checkpoint_bytes
-from shardwise.engine.numpy.kernels import LEARNING_RATE, map_named
-from shardwise.engine.torch import optimizers
-from shardwise.engine.torch.optimizers import BLOCK, ByFormulas, torch_optimizer
-from shardwise.errors import InputError
-from shardwise.job import Job
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
-from shardwise.model.matrices import Matrix
+from shardwise.layout.rules.engine import require_runnable
+from shardwise.model.job import Job
 from shardwise.model.operations import OfMatrix
-from shardwise.model.update import update_program
-from shardwise.optimizer.optimizer import GRADIENT, MASTER, Field, Optimizer, Per, values_of
-from shardwise.optimizer.table import OPTIMIZERS, optimizer_fields, optimizer_named, optimizer_names
-from shardwise.planning.codec import parse_plan
-from shardwise.planning.explain.story import fit
-from shardwise.planning.payload import plan_payload
-from shardwise.planning.plan import plan_layout
-from shardwise.planning.runnable import require_runnable
-from shardwise.precision import precision_named
+from shardwise.model.optimizer_program import Matrix, update_program
+from shardwise.model.optimizer_state import bytes_per_parameter, moment_bytes, moment_formats, state_bytes
+from shardwise.model.optimizers.definition import GRADIENT, MASTER, Field, Optimizer, Per, values_of
+from shardwise.model.optimizers.registry import OPTIMIZERS, optimizer_fields, optimizer_named, optimizer_names
+from shardwise.price.training_run import checkpoint_bytes
+from shardwise.run.kernels import optimizers
+from shardwise.run.kernels.optimizers import BLOCK, ByFormulas, torch_optimizer
+from shardwise.run.numpy.kernels import LEARNING_RATE, map_named
+from shardwise.run.recipe import Recipe
+from shardwise.search.explain.playbook_steps import fit
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan_file import parse_plan, plan_payload
 from shardwise.sharding.spec import Spec
-from shardwise.symbolic import Values
-from shardwise.train.recipe import Recipe
+from shardwise.step.rank_program import Instance
+from shardwise.values.errors import InputError
+from shardwise.values.precision import precision_named
+from shardwise.values.symbolic import Values
 
 STEPS, RATES = 5, (1e-2, 3e-2, 1e-2, 5e-3, 1e-3)
 VALUES: dict[str, dict[str, float]] = {
@@ -358,9 +357,9 @@ def estimated(optimizer: str, precision: str = "bf16") -> sw.Estimate:
 )
 def test_one_moment_takes_the_memory_of_one(precision: str, first: int, rest: int) -> None:
     recipe = precision_named(precision)
-    one, two = (recipe.moment_bytes(optimizer_named(name)) for name in ("lion", "adamw"))
+    one, two = (moment_bytes(recipe, optimizer_named(name)) for name in ("lion", "adamw"))
     assert (one, two) == (first, first + rest)
-    assert recipe.bytes_per_parameter - recipe.state_bytes(optimizer_named("lion")) == rest
+    assert bytes_per_parameter(recipe) - state_bytes(recipe, optimizer_named("lion")) == rest
     lion, adamw = estimated("lion", precision), estimated("adamw", precision)
     assert lion.memory["optimizer"] == pytest.approx(adamw.memory["optimizer"] * first / (first + rest))
     others = [{term: size for term, size in found.memory.items() if term != "optimizer"} for found in (lion, adamw)]
@@ -372,8 +371,8 @@ def test_moments_in_8_bits_take_a_byte_and_a_share_of_a_scale_whatever_the_recip
     one, num_norms = optimizer_named("adamw_8bit"), 33 * 2048
     for precision, width in (("bf16", 4), ("bf16_bf16_moments", 2)):
         recipe = precision_named(precision)
-        assert recipe.moment_formats(one) == {"exp_avg": "dynamic8", "exp_avg_sq": "unsigned_dynamic8"}
-        assert (recipe.moment_bytes(one), recipe.moment_bytes(one.of(matrix=False))) == (2 + 8 / 256, 2 * width)
+        assert moment_formats(recipe, one) == {"exp_avg": "dynamic8", "exp_avg_sq": "unsigned_dynamic8"}
+        assert (moment_bytes(recipe, one), moment_bytes(recipe, one.of(matrix=False))) == (2 + 8 / 256, 2 * width)
         num_matrices = sw.num_params(sw.load_model("llama-3.2-1b")) - num_norms
         wanted = (num_matrices * (2 + 8 / 256) + num_norms * 2 * width) / 8
         assert estimated("adamw_8bit", precision).memory["optimizer"] == pytest.approx(wanted, rel=1e-6)

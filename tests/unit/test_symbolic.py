@@ -9,21 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.symbolic import (
-    ZERO,
-    Local,
-    Monomial,
-    Polynomial,
-    Values,
-    ceil_div,
-    constant,
-    gcd,
-    maximum,
-    minimum,
-    product,
-    total,
-    where,
-)
+from shardwise.values.elementwise import ceil_div, gcd, maximum, minimum, where
+from shardwise.values.symbolic import ZERO, Local, Monomial, Polynomial, Values, constant, product, total
 
 SYMBOLS = ("D", "F", "X", "Y", Local("D", ("X",)), Local("D", ("X", "Y")), Local("F", ()))
 

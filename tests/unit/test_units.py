@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.dtypes import BYTES_PER_ELEMENT, bytes_per_element
-from shardwise.errors import InputError
-from shardwise.units import (
+from shardwise.values.dtypes import BYTES_PER_ELEMENT, bytes_per_element
+from shardwise.values.errors import InputError
+from shardwise.values.units import (
     format_bytes,
     format_energy,
     format_percent,

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 import pytest
 
 from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression
-from shardwise.derive.walk import Communicate, Compute, ShardedProgram
-from shardwise.errors import InputError
+from shardwise.derive.sharded_program import Communicate, Compute, ShardedProgram
 from shardwise.model.operations import Map, Placed
-from shardwise.sharding.collective import Collective, Kind
+from shardwise.sharding.collectives import Collective, Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression, parse_tensor
-from shardwise.verify.emit import RESERVED, Moved, emit, listing
+from shardwise.values.errors import InputError
+from shardwise.verify.product_listing import RESERVED, Moved, listing
+from shardwise.verify.product_runs import emit
 
 EXPRESSIONS = (
     ("A[I_X, J_Y] * B[J_Y, K] -> C[I_X, K]", {"X": 4, "Y": 2}),

@@ -15,14 +15,13 @@ import pytest
 from thinned import part_of
 
 from shardwise.derive.expression import derive_by_cases, shard_expression
-from shardwise.derive.walk import Communicate, ShardedProgram
-from shardwise.errors import InputError, ShardwiseError
-from shardwise.sharding.collective import MESSAGE_ENDS, Collective, Kind
+from shardwise.derive.sharded_program import Communicate, ShardedProgram
+from shardwise.sharding.collectives import MESSAGE_ENDS, Collective, Kind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression, parse_tensor
-from shardwise.verify import run as module
-from shardwise.verify.emit import emit
-from shardwise.verify.run import Case, RunResult, run, run_many
+from shardwise.values.errors import InputError, ShardwiseError
+from shardwise.verify import product_runs as module
+from shardwise.verify.product_runs import Case, RunResult, emit, run, run_many
 
 HANG_S = 120  # a run that has not ended by then hangs
 EIGHT = {"X": 2, "Y": 2, "Z": 2}
@@ -203,6 +202,6 @@ def test_when_one_process_fails_the_others_end(
 
 
 def test_the_module_loads_no_framework() -> None:
-    code = "import sys, shardwise.verify.run, shardwise.verify.emit_jax; print({'jax', 'torch'} & set(sys.modules))"
+    code = "import sys, shardwise.verify.product_runs, shardwise.verify.jax_source; print({'jax', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.books.rules import MatrixProduct, SystolicArray, padding_efficiency
-from shardwise.verify.systolic import run_systolic
+from shardwise.book_formulas.rules import MatrixProduct, SystolicArray, padding_efficiency
+from shardwise.verify.systolic_simulation import run_systolic
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from explore.opened import opened_run
 from playwright.sync_api import Browser, Page, expect
 from web.chromium import PATH, WAIT_MS, WHY, browser, explorer, watched
 
-from shardwise.explore.explorer import Explorer
-from shardwise.explore.known import Known
-from shardwise.units import format_bytes, format_seconds
+from shardwise.present.explore.explorer import Explorer
+from shardwise.present.explore.known import Known
+from shardwise.values.units import format_bytes, format_seconds
 
 pytestmark = pytest.mark.skipif(PATH is None, reason=WHY)
 

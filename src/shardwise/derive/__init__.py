@@ -1,1 +1,10 @@
-"""From a layout to specs of every named tensor and the communication that follows; what is saved and live; products solved."""
+"""From a sharding scheme and a program to a sharded program.
+
+`tensor_specs` says where each tensor rests and where it is used. `sharded_program` follows the operations in order and
+inserts the collectives between the two; `ring_attention_and_matmul` groups collectives that run block by block beside
+computations. A unit of a model (embedding, block or head) has three sharded programs: forward, backward (with its recomputed
+slice) and update.
+
+Entry points: `sharded_unit.derived_unit`, `sharded_program.shard_program`, `expression.shard_expression`. May import: values,
+sharding, model, layout.
+"""

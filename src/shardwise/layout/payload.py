@@ -7,15 +7,14 @@ from typing import Annotated, Any
 
 from typing_extensions import TypedDict
 
-from shardwise.job import Job
-from shardwise.layout.family import atomic_degrees
+from shardwise.hardware.network.topology import Topology
+from shardwise.layout.degrees import atomic_degrees, degrees_of, num_micro_batches, seqs_per_replica
+from shardwise.layout.layers_per_stage import held_layers
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import degrees_of, num_micro_batches, seqs_per_replica
 from shardwise.layout.placement import Placement, cut_levels, default_placement
-from shardwise.layout.stages import held_layers
 from shardwise.model.architecture import Architecture
-from shardwise.network.topology import Topology
-from shardwise.schema import Fields
+from shardwise.model.job import Job
+from shardwise.values.payload_fields import Fields
 
 
 class Cuts(TypedDict):
@@ -43,7 +42,7 @@ LayoutPayload = Annotated[dict[str, Any], Fields(Layout, Followed)]
 def layout_payload(layout: Layout, model: Architecture, job: Job, topology: Topology | None) -> dict[str, Any]:
     """The fields of a layout, with what follows from it for a model, a job and a network.
 
-    >>> from shardwise.cluster.load import load_cluster
+    >>> from shardwise.hardware.cluster_loading import load_cluster
     >>> from shardwise.model.load import load_model
     >>> job, network = Job(global_batch_tokens=2**20, seq_len=4096), load_cluster("h100:16").topology
     >>> found = layout_payload(Layout.parse("fsdp=2 tp=8 pp=1"), load_model("llama-3-8b"), job, network)

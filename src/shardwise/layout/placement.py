@@ -12,9 +12,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shardwise.errors import InputError
-from shardwise.network.topology import Cut, Pods, Switched, Topology
-from shardwise.symbolic import Value, gcd
+from shardwise.hardware.network.links import Cut
+from shardwise.hardware.network.pods import Pods
+from shardwise.hardware.network.switches import Switched
+from shardwise.hardware.network.topology import Topology
+from shardwise.values.elementwise import Value, gcd
+from shardwise.values.errors import InputError
 
 PLACED_AXES = ("tp", "cp", "fsdp", "dp", "pp")
 ATOMS: Mapping[str, tuple[str, ...]] = {"tp": ("tp_kv", "tp_rep"), "fsdp": ("ep", "fsdp")}  # innermost first

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from shardwise.errors import InputError, chosen, require
 from shardwise.model.numerics import DEFAULT, Numerics
-from shardwise.names import did_you_mean
-from shardwise.symbolic import Value, maximum
+from shardwise.values.elementwise import Value, maximum
+from shardwise.values.errors import InputError, chosen, did_you_mean, require
 
 MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]

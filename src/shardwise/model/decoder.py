@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from shardwise.model.architecture import Architecture, Structure
-from shardwise.model.block import HIDDEN, TOKENS, Block, add_contract, add_map, add_norm
+from shardwise.model.decoder_block import HIDDEN, TOKENS, Block, add_norm
 from shardwise.model.operations import Carry, Join, Lookup
-from shardwise.model.program import Part, Program, ProgramBuilder, Role
+from shardwise.model.program import Part, Program, ProgramBuilder, Role, add_contract, add_map
 
 
 def embedding_program(architecture: Architecture) -> Program:

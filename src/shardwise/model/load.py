@@ -9,10 +9,9 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
-from shardwise.model.huggingface import load_config, with_numerics
-from shardwise.names import did_you_mean
+from shardwise.model.huggingface.config import load_config, with_numerics
+from shardwise.values.errors import InputError, did_you_mean
 
 
 @lru_cache(maxsize=1)

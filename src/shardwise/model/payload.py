@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from typing_extensions import TypedDict
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import num_active_params, num_params
-from shardwise.schema import Fields
+from shardwise.model.parameters_and_flops import num_active_params, num_params
+from shardwise.values.payload_fields import Fields
 
 
 class Counts(TypedDict):

@@ -1,4 +1,8 @@
-"""A model as operations on named tensors: the one description from which counts, shardings and executions are read."""
+"""A model as a program: operations in order on named tensors. Counts, shardings and executions are all read from it.
+
+`ProgramBuilder` collects tensors and operations; `add_map` and `add_contract` append one elementwise operation or one
+product.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-from shardwise.symbolic import Monomial, Polynomial, constant
-
-if TYPE_CHECKING:
-    from shardwise.model.operations import Operation
+from shardwise.model.operations import Contract, Map, Operation
+from shardwise.values.symbolic import Monomial, Polynomial, constant
 
 
 class Role(StrEnum):
@@ -133,3 +134,22 @@ class ProgramBuilder:
 
     def build(self, outputs: Iterable[str]) -> Program:
         return Program(dict(self.tensors), tuple(self.operations), tuple(self.inputs), tuple(outputs))
+
+
+def add_map(
+    builder: ProgramBuilder,
+    function: str,
+    inputs: Iterable[str],
+    name: str,
+    dims: Iterable[str],
+    role: Role = Role.ACTIVATION,
+    over: tuple[str, ...] = ("D",),
+) -> str:
+    reduction = "max" if function == "maximum" else "sum"
+    return builder.add(Map(tuple(inputs), (builder.tensor(name, dims, role),), function, reduction, over))
+
+
+def add_contract(
+    builder: ProgramBuilder, left: str, right: str, name: str, dims: Iterable[str], role: Role = Role.ACTIVATION
+) -> str:
+    return builder.add(Contract((left, right), (builder.tensor(name, dims, role),)))

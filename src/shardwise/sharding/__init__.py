@@ -4,13 +4,12 @@
 each device along Z holds a partial sum. The notation is the scaling book's (S2, "Sharded matrices").
 """
 
-from shardwise.sharding.collective import Collective
-from shardwise.sharding.einsum import Contraction, contract
+from shardwise.sharding.collectives import Collective, transpose_collective, transpose_contraction
+from shardwise.sharding.contraction import Contraction, contract
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression, parse_tensor
-from shardwise.sharding.reshard import reshard
+from shardwise.sharding.resharding import reshard
 from shardwise.sharding.spec import Spec
-from shardwise.sharding.transpose import transpose_collective, transpose_contraction
 
 __all__ = [
     "Collective",

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from shardwise.errors import ShardingError
 from shardwise.sharding.mesh import Mesh
-from shardwise.symbolic import Local, Polynomial, product
+from shardwise.values.errors import ShardingError
+from shardwise.values.symbolic import Local, Polynomial, product
 
 Axes = tuple[str, ...]
 

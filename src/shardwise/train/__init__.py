@@ -1,1 +1,172 @@
-"""Training a plan with PyTorch. Nothing outside `train`, `bench` and `execute` loads it."""
+"""`python -m shardwise.train`: train a plan with PyTorch on all devices of this machine, or, under torchrun, as one rank.
+
+`start` checks what needs no PyTorch and starts the ranks of this machine, which run this command again
+(`run.launcher`); `rank_main` is one of them. `own_parts` builds what a run of Shardwise's engine is made of, with the
+reader of stored weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from shardwise.model.architecture import Architecture
+from shardwise.records.run_folder import read_json
+from shardwise.run.faults.rank_status import end_with_parent
+from shardwise.run.faults.stop_request import INTERRUPTED, StopRequest, first_of_host_reports
+from shardwise.run.folder_lock import require_free
+from shardwise.run.launcher import launch, launch_elastic
+from shardwise.run.machine_resources import set_threads
+from shardwise.run.recipe import Device, Recipe
+from shardwise.run.trainer import flags
+from shardwise.run.trainer.flags import build_parser, settings_of, words_of
+from shardwise.run.trainer.preflight import admit
+from shardwise.search.plan import Plan
+from shardwise.search.plan_file import load_plan
+from shardwise.values.errors import ShardwiseError, told
+
+if TYPE_CHECKING:
+    from shardwise.run.faults.agreement import RankGroup
+    from shardwise.run.trainer.interfaces import Checkpoints, Parts
+
+
+def start(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    """Train, and give the run's summary. A plan of one device runs in this process.
+
+    Raises `ShardwiseError` for what is wrong before it starts, and `SystemExit` where the run said itself why it ended: wrong
+    input that only a rank could see, or a signal.
+    """
+    settings = settings_of(arguments)
+    settings.out.require_place(resume=settings.resume, force=settings.force)
+    require_free(settings.out.path)
+    plan = load_plan(settings.plan)
+    admit(plan, settings)
+    ranks = plan.layout.num_devices
+    set_threads(ranks)
+    if ranks > 1:
+        words = words_of(arguments)
+        code = launch_elastic(words, plan, settings.recipe.max_restarts) if settings.elastic else launch(words, ranks)
+    else:
+        from shardwise.run.trainer.worker import run
+
+        code = run(settings, own_parts()).code
+    if code:
+        raise SystemExit(code)
+    return read_json(settings.out.summary)
+
+
+def rank_main(argv: Sequence[str] | None = None, parts: Parts | None = None) -> int:
+    """Run a rank, of the engine's own parts unless others are given. Exit codes as of `shardwise`, and 128 and the signal."""
+    arguments = build_parser().parse_args(argv)
+    if "RANK" not in os.environ:
+        return _run(arguments, parts, None)
+    end_with_parent()
+    os.environ.setdefault(
+        "TORCH_CPP_LOG_LEVEL", "ERROR"
+    )  # sockets whose other end has gone are no news: see c10/util/Logging.cpp
+    with StopRequest(ends_process=True) as stop:
+        return _run(arguments, parts, stop)
+
+
+def _run(arguments: argparse.Namespace, parts: Parts | None, stop: StopRequest | None) -> int:
+    try:
+        set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        from shardwise.run.trainer.worker import run
+
+        with first_of_host_reports(stop):
+            settings = settings_of(arguments)
+        return run(settings, parts or own_parts(), stop).code
+    except ShardwiseError as error:
+        print(told(error.problems, error.exit_code, as_json=arguments.json), file=sys.stderr, flush=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once, whatever threads wait in libraries for ranks that are lost."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def ended(run: Callable[[], int]) -> NoReturn:
+    """Run a rank, and end its process as it ends."""
+    try:
+        code = run()
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    leave(code)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, and print the summary where it is at hand: here, or on the first rank."""
+    from shardwise.records.run_folder import read_json
+    from shardwise.records.run_summary import shown
+
+    arguments = flags.build_parser().parse_args(argv)
+    if "RANK" in os.environ:
+        code = rank_main(argv)
+        if code == 0 and os.environ["RANK"] == "0":
+            print(shown(read_json(settings_of(arguments).out.summary), as_json=arguments.json))
+        return code
+    try:
+        print(shown(start(arguments), as_json=arguments.json))
+    except ShardwiseError as error:
+        print(told(error.problems, error.exit_code, as_json=arguments.json), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def open_weights(folder: str, architecture: Architecture) -> Callable[[Any], None]:
+    """Open a model that is stored in a folder of some framework, and return the function that gives its weights to an engine.
+
+    Raises `InputError` for a model that cannot be read, or is another one.
+    """
+    from shardwise.interop.weights.weight_formats import open_stored
+    from shardwise.train.initial import begin_with
+
+    return partial(begin_with, stored=open_stored(folder, architecture))
+
+
+def own_parts() -> Parts:
+    """Return what a run on Shardwise's own engine is made of."""
+    from shardwise.run.checkpoints import Checkpointer
+    from shardwise.run.parallel import world
+    from shardwise.run.trainer import trainer
+    from shardwise.run.trainer.interfaces import Parts
+    from shardwise.run.trainer.machine_probe import probe
+    from shardwise.run.trainer.plan_for_engine import instance_of
+
+    def join(plan: Plan, recipe: Recipe, device: Device) -> RankGroup:
+        timeout = timedelta(seconds=recipe.timeout_s)
+        place, meeting = world.start(device, timeout)
+        return world.World(instance_of(plan, recipe).mesh, place, meeting=meeting, timeout=timeout)
+
+    def checkpoints(folder: Path, recipe: Recipe) -> Checkpoints:
+        return Checkpointer(
+            folder,
+            keep=recipe.keep_checkpoints,
+            keep_every=recipe.keep_every,
+            timeout=timedelta(seconds=recipe.timeout_s),
+        )
+
+    return Parts(
+        join=join,
+        leave=world.stop,
+        probe=probe,
+        trainer=partial(trainer.Trainer, open_weights=open_weights),
+        checkpoints=checkpoints,
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardwise.train.conversion.stored import StoredModel
-from shardwise.train.engine import Engine
+from shardwise.interop.weights.stored_model import StoredModel
+from shardwise.run.trainer.training_engine import Engine
 
 
 def begin_with(engine: Engine, stored: StoredModel) -> None:

@@ -10,10 +10,19 @@ import numpy as np
 import pytest
 from json_schemas import require_valid
 
-from shardwise.batch.branch_files import FILE, SCHEMA, holds_branches, read_branch_point, read_branches
-from shardwise.batch.branch_payload import branches_payload
-from shardwise.batch.branches import Branch, BranchPoint, compare_branches, window_loss
-from shardwise.errors import InputError
+from shardwise.batch_size.branch_losses import (
+    FILE,
+    SCHEMA,
+    Branch,
+    BranchPoint,
+    compare_branches,
+    holds_branches,
+    read_branch_point,
+    read_branches,
+    window_loss,
+)
+from shardwise.batch_size.payloads import branches_payload
+from shardwise.values.errors import InputError
 
 WINDOW = 2**18
 BATCHES = [2**power for power in range(9, 15)]

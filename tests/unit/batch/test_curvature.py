@@ -7,9 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from shardwise.batch.curvature import curved_noise
-from shardwise.batch.quadratic import quadratic_step
-from shardwise.errors import InputError
+from shardwise.batch_size.hessian_noise import curved_noise, quadratic_step
+from shardwise.values.errors import InputError
 
 RANDOM = np.random.default_rng(3)
 SIZE, EXAMPLES = 12, 64

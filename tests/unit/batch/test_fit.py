@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwise.batch.fit import fit_tradeoff
-from shardwise.batch.runs import FILE, BatchRun, best_runs, read_runs
-from shardwise.batch.tradeoff import BatchTradeoff
-from shardwise.errors import InputError
+from shardwise.batch_size.batch_sweep_fit import FILE, BatchRun, best_runs, fit_tradeoff, read_runs
+from shardwise.batch_size.tradeoff import BatchTradeoff
+from shardwise.values.errors import InputError
 
 LAW = BatchTradeoff(min_steps=500.0, noise_tokens=3e4)
 BATCHES = [4096 * 2**i for i in range(7)]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.batch.growing import NoiseOfRun, dynamic_batch_tokens
-from shardwise.batch.learning_rate import linear_learning_rate, optimal_learning_rate, square_root_learning_rate
-from shardwise.batch.tradeoff import BatchTradeoff
-from shardwise.errors import InputError
+from shardwise.batch_size.growing_batch import NoiseOfRun, dynamic_batch_tokens
+from shardwise.batch_size.learning_rate import linear_learning_rate, optimal_learning_rate, square_root_learning_rate
+from shardwise.batch_size.tradeoff import BatchTradeoff
+from shardwise.values.errors import InputError
 
 SIZES = st.floats(1e2, 1e7)
 PARTS = st.lists(st.tuples(st.floats(1.0, 1e4), SIZES), min_size=2, max_size=6)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwise.batch.estimators import gradient_noise
-from shardwise.batch.noise_scale import FILE, NoiseScale, noise_payload, noise_scale, published_noise_scale
-from shardwise.batch.quadratic import quadratic_step
-from shardwise.errors import InputError
+from shardwise.batch_size.hessian_noise import quadratic_step
+from shardwise.batch_size.noise_estimators import gradient_noise
+from shardwise.batch_size.noise_scale import FILE, NoiseScale, noise_payload, noise_scale, published_noise_scale
+from shardwise.values.errors import InputError
 
 GRADIENT, HESSIAN, COVARIANCE = np.array([1.0, 2.0]), np.diag([1.0, 4.0]), np.diag([10.0, 5.0])
 

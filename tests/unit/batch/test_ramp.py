@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.batch.ramp import BatchRamp
-from shardwise.errors import InputError
+from shardwise.batch_size.batch_schedule import BatchRamp
+from shardwise.values.errors import InputError
 
 
 @pytest.mark.parametrize("values", [(), ((5, 64),), ((0, 64), (10, 96), (10, 128)), ((0, 64), (10, 96), (5, 128))])

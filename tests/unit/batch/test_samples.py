@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardwise.batch.quadratic import quadratic_step
-from shardwise.batch.samples import (
+from shardwise.batch_size.hessian_noise import quadratic_step
+from shardwise.batch_size.noise_estimators import (
     MeasuredNoise,
     NoiseAverage,
     NoiseSample,
@@ -17,7 +17,7 @@ from shardwise.batch.samples import (
     sample_of_parts,
     student_95,
 )
-from shardwise.errors import InputError
+from shardwise.values.errors import InputError
 
 Array = NDArray[np.float64]
 SIZE, SEEDS = 40, 100

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.batch.ramp import BatchRamp
-from shardwise.batch.schedule import (
+from shardwise.batch_size.batch_schedule import (
+    BatchRamp,
     GivenSchedule,
     LinearSchedule,
     NoiseSchedule,
@@ -17,7 +17,7 @@ from shardwise.batch.schedule import (
     ramp_of,
     steps_of,
 )
-from shardwise.errors import InputError
+from shardwise.values.errors import InputError
 
 SEQ = 4
 PHASES = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 9)), max_size=5, unique_by=lambda one: one[0]).map(

@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.batch.noise_scale import critical_batch_of_loss
-from shardwise.batch.tradeoff import (
+from shardwise.batch_size.noise_scale import critical_batch_of_loss
+from shardwise.batch_size.tradeoff import (
     BatchTradeoff,
     doubling_speedup_ratio,
     improvement_fraction,
     steps_and_tokens,
     tradeoff_of_two_runs,
 )
-from shardwise.books.rules import tokens_per_param_optimal
-from shardwise.errors import InputError
+from shardwise.book_formulas.rules import tokens_per_param_optimal
+from shardwise.values.errors import InputError
 
 SIZES = st.floats(1.0, 1e12)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.books.rules import is_compute_bound
+from shardwise.book_formulas.rules import is_compute_bound
 
 
 @pytest.mark.parametrize(("tokens", "reaches"), [(849.0, False), (850.0, True), (851.0, True)])

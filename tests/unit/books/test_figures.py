@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 import shardwise as sw
-from shardwise.books.figures import (
+from shardwise.book_formulas.rooflines import block_roofline, chip_and_links
+from shardwise.book_formulas.rules import mixed_math_over_comms
+from shardwise.present.draw.line_chart import LineChart, Point
+from shardwise.present.draw.lines import draw_lines
+from shardwise.present.pictures.book_figures import (
     Strategies,
     attention_share_curves,
     block_chart,
     matmul_curves,
     memory_chart,
     roofline_chart,
-    stage_memories,
     strategy_ratios,
     strategy_times,
 )
-from shardwise.books.roofline import block_roofline, chip_and_links
-from shardwise.books.rules import mixed_math_over_comms
-from shardwise.draw.line_chart import LineChart, Point
-from shardwise.draw.lines import draw_lines
-from shardwise.errors import InputError
+from shardwise.price.memory_by_stage import stage_memories
+from shardwise.values.errors import InputError
 from unit.draw.page import check_texts
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
-from shardwise.books.kv_cache import KvCache, cache_fit
-from shardwise.errors import InputError
+from shardwise.book_formulas.kv_cache import KvCache, cache_fit
+from shardwise.values.errors import InputError
 
 
 def test_a_token_of_a_multi_head_model() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.books.figures import memory, scaling
-from shardwise.draw.panels import PanelChart
 from shardwise.layout.layout import Layout
+from shardwise.present.draw.panels import PanelChart
+from shardwise.present.pictures.book_figures import memory_charts, scaling_charts
 
 
 def part(chart: PanelChart, panel: int, name: str) -> list[float]:
@@ -19,13 +19,13 @@ def totals(chart: PanelChart, panel: int) -> list[float]:
 
 def test_stages_of_zero_are_the_papers() -> None:
     """Rajbhandari et al. 2020, figure 1: 7.5B parameters, 64 devices, K = 12."""
-    printed = [round(bar.total / 1e9, 1) for bar in memory.zero_bars().bars]
+    printed = [round(bar.total / 1e9, 1) for bar in memory_charts.zero_bars().bars]
     assert printed == [120.0, 31.4, 16.6, 1.9]
 
 
 def test_state_does_not_depend_on_the_length_and_activations_grow_with_it() -> None:
     """Llama 3 8B has 8.03B parameters: 2 bytes of weights and of gradients each, 4 of master weights, 8 of moments."""
-    chart = memory.memory_by_length(("llama-3-8b",), (1024, 2048, 4096))
+    chart = memory_charts.memory_by_length(("llama-3-8b",), (1024, 2048, 4096))
     for name, width in (("parameters", 2), ("gradients", 2), ("master", 4), ("optimizer", 8)):
         assert part(chart, 0, name) == pytest.approx([8.03e9 * width] * 3, rel=1e-3)
     first, second, third = part(chart, 0, "activations")
@@ -34,7 +34,7 @@ def test_state_does_not_depend_on_the_length_and_activations_grow_with_it() -> N
 
 
 def test_recomputation_leaves_less_the_more_is_recomputed() -> None:
-    chart = memory.recompute_memory(lengths=(4096,))
+    chart = memory_charts.recompute_memory(lengths=(4096,))
     none, selective, full = (part(chart, panel, "activations")[0] for panel in range(3))
     assert full < selective <= none
     # Nothing but the input of each of 32 blocks is kept: 4,096 tokens of 4,096 numbers in two bytes; a little more for the head.
@@ -42,7 +42,7 @@ def test_recomputation_leaves_less_the_more_is_recomputed() -> None:
 
 
 def test_each_stage_of_zero_divides_its_terms() -> None:
-    chart = memory.zero_memory(degrees=(1, 8))
+    chart = memory_charts.zero_memory(degrees=(1, 8))
     divided = {0: (), 1: ("optimizer", "master"), 2: ("optimizer", "master", "gradients"),
                3: ("optimizer", "master", "gradients", "parameters")}  # fmt: skip
     for stage, names in divided.items():
@@ -52,7 +52,7 @@ def test_each_stage_of_zero_divides_its_terms() -> None:
 
 
 def test_sequence_parallelism_divides_what_tensor_parallelism_leaves() -> None:
-    chart = memory.tp_memory(degrees=(1, 8))
+    chart = memory_charts.tp_memory(degrees=(1, 8))
     for panel in range(2):
         alone, of_eight = part(chart, panel, "parameters")
         assert of_eight == pytest.approx(alone / 8, rel=2e-3)
@@ -61,14 +61,14 @@ def test_sequence_parallelism_divides_what_tensor_parallelism_leaves() -> None:
 
 
 def test_a_ring_divides_activations_and_no_weights() -> None:
-    chart = memory.cp_memory(lengths=(16384,), degrees=(1, 4))
+    chart = memory_charts.cp_memory(lengths=(16384,), degrees=(1, 4))
     assert part(chart, 1, "parameters") == part(chart, 0, "parameters")
     assert part(chart, 1, "activations")[0] == pytest.approx(part(chart, 0, "activations")[0] / 4, rel=0.05)
 
 
 def test_a_pipeline_divides_weights_and_no_activations() -> None:
     """The playbook's observation: pp micro-batches of 1/pp of the layers, and some, since the head counts as layers."""
-    chart = memory.pp_memory(degrees=(2, 4), lengths=(4096,))
+    chart = memory_charts.pp_memory(degrees=(2, 4), lengths=(4096,))
     two, four = part(chart, 0, "parameters")
     assert four < 0.7 * two
     first, second = part(chart, 0, "activations")
@@ -76,41 +76,41 @@ def test_a_pipeline_divides_weights_and_no_activations() -> None:
 
 
 def test_every_parallelism_saves_memory() -> None:
-    chart = memory.memory_savings(lengths=(4096,), policies=("full",))
+    chart = memory_charts.memory_savings(lengths=(4096,), policies=("full",))
     alone, *others = totals(chart, 0)
     assert all(other < alone for other in others)
-    assert len(chart.columns) == len(memory.SAVINGS) == len(others) + 1
+    assert len(chart.columns) == len(memory_charts.SAVINGS) == len(others) + 1
 
 
 def test_larger_batches_fit_on_more_devices_and_their_memory_is_the_largest_that_fits() -> None:
-    chart = scaling.tp_scaling(degrees=(2, 8))
+    chart = scaling_charts.tp_scaling(degrees=(2, 8))
     few, many = (round(value or 0) for value in chart.panels[1].parts["sequences"])
     assert 0 < few < many
     capacity = 80e9
     for tp, num_seqs in ((2, few), (8, many)):
         layout = Layout(tp=tp, sequence_parallel=True, micro_batch_seqs=num_seqs)
         more = Layout(tp=tp, sequence_parallel=True, micro_batch_seqs=num_seqs + 1)
-        assert sum(memory.fullest("llama-3-8b", scaling.SEQ_LEN, layout).values()) <= capacity
-        assert sum(memory.fullest("llama-3-8b", scaling.SEQ_LEN, more).values()) > capacity
+        assert sum(memory_charts.fullest("llama-3-8b", scaling_charts.SEQ_LEN, layout).values()) <= capacity
+        assert sum(memory_charts.fullest("llama-3-8b", scaling_charts.SEQ_LEN, more).values()) > capacity
 
 
 def test_throughput_falls_across_nodes_and_with_bubbles() -> None:
-    inside, across = (value or 0.0 for value in scaling.tp_scaling(degrees=(8, 16)).panels[0].parts["tokens/s"])
+    inside, across = (value or 0.0 for value in scaling_charts.tp_scaling(degrees=(8, 16)).panels[0].parts["tokens/s"])
     assert across < inside
-    few, many = scaling.pp_scaling(degrees=(8,)).panels
+    few, many = scaling_charts.pp_scaling(degrees=(8,)).panels
     slow, fast = few.parts["tokens/s"][0] or 0.0, many.parts["tokens/s"][0] or 0.0
     # 1F1B: idle over ideal time is (p - 1) / m; with m = p - 1 it is 1, with 32 it is 7/32.
     assert fast / slow == pytest.approx((1 + 1) / (1 + 7 / 32), rel=0.1)
 
 
 def test_memory_of_replicas_does_not_depend_on_their_number() -> None:
-    chart = scaling.dp_scaling(degrees=(8, 64))
+    chart = scaling_charts.dp_scaling(degrees=(8, 64))
     first, second = totals(chart, 1)
     assert first == second
 
 
 def test_bus_bandwidth_stays_below_the_links() -> None:
     """NVLink gives a device 450 GB/s one way."""
-    for line in scaling.collective_bandwidths(num_nodes=(1, 2, 64)).lines:
+    for line in scaling_charts.collective_bandwidths(num_nodes=(1, 2, 64)).lines:
         assert [nodes for nodes, _ in line.points] == [1, 2, 64]
         assert all(0 < rate < 450e9 for _, rate in line.points)

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import pytest
 
 import shardwise as sw
-from shardwise.books import rules
-from shardwise.books.named_rules import NamedRule, evaluated, named_rules, rule_named
-from shardwise.books.rule_parameters import Parameter
-from shardwise.errors import InputError
+from shardwise.book_formulas import rules
+from shardwise.book_formulas.named_rules import NamedRule, evaluated, named_rules, rule_named
+from shardwise.book_formulas.rule_parameters import Parameter
 from shardwise.model.architecture import Architecture
+from shardwise.values.errors import InputError
 
 # Functions whose arguments or results are no numbers: a job, a function, products, shardings, lists of layers, any many seconds.
 NOT_BY_NAME = {"book_rules", "critical_size", "padding_efficiency", "product_flops", "stage_layers", "time_bounds"}
@@ -165,4 +165,4 @@ def test_all_rules_and_their_results_are_public() -> None:
     assert gathered == set(rules.__all__)
 
 
-HOME = ("shardwise.books", "shardwise.batch")
+HOME = ("shardwise.book_formulas", "shardwise.batch")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.books.figures.pipelines import bubbles, pipeline_timeline, ring_work
-from shardwise.books.figures.shardings import SCHEMES, sharding_scheme
-from shardwise.books.figures.systolic import systolic_frames, systolic_use
-from shardwise.books.rules import SystolicArray
-from shardwise.draw.grids import GridChart
-from shardwise.verify.systolic import _Cells, run_systolic
+from shardwise.book_formulas.rules import SystolicArray
+from shardwise.present.draw.grids import GridChart
+from shardwise.present.pictures.book_figures.pipeline_charts import bubbles, pipeline_timeline, ring_work
+from shardwise.present.pictures.book_figures.sharding_scheme_grids import SCHEMES, sharding_scheme
+from shardwise.present.pictures.book_figures.systolic_array_charts import systolic_frames, systolic_use
+from shardwise.verify.systolic_simulation import _Cells, run_systolic
 
 
 def test_bubbles_are_the_playbooks() -> None:

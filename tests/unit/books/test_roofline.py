@@ -7,10 +7,17 @@ import math
 import pytest
 
 import shardwise as sw
-from shardwise.books.roofline import FORMS, KernelRoofline, bandwidths, block_roofline, chip_and_links, kernel_roofline
-from shardwise.books.rules import matmul_cost, matmul_critical_batch
-from shardwise.errors import InputError, MissingValueError
-from shardwise.model.counts import model_flops_per_token
+from shardwise.book_formulas.rooflines import (
+    FORMS,
+    KernelRoofline,
+    bandwidths,
+    block_roofline,
+    chip_and_links,
+    kernel_roofline,
+)
+from shardwise.book_formulas.rules import matmul_cost, matmul_critical_batch
+from shardwise.model.parameters_and_flops import model_flops_per_token
+from shardwise.values.errors import InputError, MissingValueError
 
 V5E = sw.load_chip("tpu-v5e")
 WIDE = {"D": 10**9, "F": 10**9}

@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.calibrate.accuracy import STRATA, judge, skipped_kinds, statistics, summary, worst
-from shardwise.calibrate.guess import guess
-from shardwise.calibrate.published_runs.facts import INPUTS
-from shardwise.calibrate.published_runs.rows import Row, published_rows, read_rows
-from shardwise.errors import InputError
+from shardwise.measure.calibrate.prediction_errors import (
+    STRATA,
+    guess,
+    judge,
+    skipped_kinds,
+    statistics,
+    summary,
+    worst,
+)
+from shardwise.measure.calibrate.published_runs.run_table import INPUTS, Row, published_rows, read_rows
+from shardwise.values.errors import InputError
 
 HEADER = (
     "id,family,model,layers,d_model,n_heads,d_ff,vocab,gated_mlp,chip,n_devices,seq_len,micro_batch,global_batch,tp,pp,dtype,"

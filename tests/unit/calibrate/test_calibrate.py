@@ -5,18 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.calibrate.accuracy import judge
-from shardwise.calibrate.fit import fit, start
-from shardwise.calibrate.folds import Member
-from shardwise.calibrate.published import between
-from shardwise.calibrate.published_runs.case import case_of
-from shardwise.calibrate.published_runs.facts import Facts
-from shardwise.calibrate.published_runs.rows import published_rows
-from shardwise.calibrate.ranking import ranking, timed
-from shardwise.calibrate.response import Observation, run_observation, step_seconds
-from shardwise.cluster.calibration import CONSTANTS
-from shardwise.cluster.stacks import calibrated, constants_of
-from shardwise.cost.estimate import estimate
+from shardwise.hardware.calibration_constants import CONSTANTS
+from shardwise.hardware.published_constants import calibrated, constants_of
+from shardwise.measure.calibrate.constant_fit import fit, start
+from shardwise.measure.calibrate.cross_validation import Member
+from shardwise.measure.calibrate.layout_ranking import ranking, timed
+from shardwise.measure.calibrate.observations import Observation, run_observation, step_seconds
+from shardwise.measure.calibrate.prediction_errors import judge
+from shardwise.measure.calibrate.published_fit import between
+from shardwise.measure.calibrate.published_runs.prediction_from_row import case_of
+from shardwise.measure.calibrate.published_runs.run_table import Facts, published_rows
+from shardwise.price.estimate import estimate
 
 ROWS = {row.id: row for row in published_rows()}
 

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwise.calibrate.bench import BENCH_SIGMA, SHORTEST_S, Machine, read_benches
-from shardwise.calibrate.fit import SIGMA_FEW, evaluated, fit, left_out_residuals, start
-from shardwise.calibrate.own import NARROWEST, OwnFit, _spread, fit_own
-from shardwise.calibrate.own_runs import own_runs
-from shardwise.calibrate.published_runs.rows import Row, published_rows, read_rows
-from shardwise.calibrate.response import Observation
-from shardwise.cluster.calibration import CONSTANTS
-from shardwise.cluster.load import load_cluster, load_own
-from shardwise.cluster.own import Own
-from shardwise.cluster.stacks import calibration_of, constants_of, fitted, stack_named
-from shardwise.errors import InputError
+from shardwise.hardware.calibration_constants import CONSTANTS
+from shardwise.hardware.cluster_files import Own
+from shardwise.hardware.cluster_loading import load_cluster, load_own
+from shardwise.hardware.published_constants import calibration_of, constants_of, fitted
+from shardwise.hardware.stacks import stack_named
+from shardwise.measure.calibrate.constant_fit import SIGMA_FEW, evaluated, fit, left_out_residuals, start
+from shardwise.measure.calibrate.observations import BENCH_SIGMA, SHORTEST_S, Machine, Observation, read_benches
+from shardwise.measure.calibrate.published_runs.run_table import Row, published_rows, read_rows
+from shardwise.measure.calibrate.user_cluster_fit import NARROWEST, OwnFit, _spread, fit_own
+from shardwise.measure.calibrate.user_runs import own_runs
+from shardwise.values.errors import InputError
 
 GIVEN = Path(__file__).parents[3] / "examples" / "calibrate" / "runs.csv"
 HELD_BACK = Path(__file__).parent / "held_back.csv"  # the other rows of the same source
@@ -34,7 +34,7 @@ Lines = Sequence[Mapping[str, Any]]
 def moved(constants: Mapping[str, float], widths: Mapping[str, float]) -> dict[str, float]:
     """The constants, some of them so many widths of their priors away."""
     return {
-        name: float(one.value(one.free(constants[name]) + widths.get(name, 0.0) * one.width))
+        name: float(one.from_unbounded(one.free(constants[name]) + widths.get(name, 0.0) * one.width))
         for name, one in CONSTANTS.items()
     }
 

@@ -8,24 +8,24 @@ from pathlib import Path
 import pytest
 from json_schemas import require_valid
 
-from shardwise.calibrate.groups import (
+from shardwise.measure.calibrate.layout_ranking import (
     FEWEST,
     FITTED,
     KEPT,
     KEY,
+    LAYOUT_GROUP_COLUMNS,
     PUBLISHED,
-    SAME,
     Layouts,
     choice,
-    groups_payload,
     groups_report,
     half,
+    key_of,
     num_groups,
     published_groups,
 )
-from shardwise.calibrate.published import study
-from shardwise.calibrate.published_runs.rows import layout_rows
-from shardwise.calibrate.ranking import key_of
+from shardwise.measure.calibrate.payloads import groups_payload
+from shardwise.measure.calibrate.published_fit import study
+from shardwise.measure.calibrate.published_runs.run_table import layout_rows
 
 
 def layouts(measured: tuple[float, ...], predicted: tuple[float, ...]) -> Layouts:
@@ -53,7 +53,9 @@ def test_the_halves_of_the_study_share_no_group() -> None:
     rows = layout_rows()
     fitted, kept = half(rows, fitted=True), half(rows, fitted=False)
     assert len(fitted) + len(kept) == len(rows) == 793
-    assert not {key_of(row, SAME) for row in fitted} & {key_of(row, SAME) for row in kept}
+    assert not {key_of(row, LAYOUT_GROUP_COLUMNS) for row in fitted} & {
+        key_of(row, LAYOUT_GROUP_COLUMNS) for row in kept
+    }
     assert num_groups(fitted) + num_groups(kept) == num_groups(rows)
 
 

@@ -7,15 +7,23 @@ from typing import Any
 
 import pytest
 
-from shardwise.calibrate.accuracy import judge
-from shardwise.calibrate.published_runs.case import Case, case_of, predict, predict_cells
-from shardwise.calibrate.published_runs.facts import INPUTS, Facts, SkippedRow
-from shardwise.calibrate.published_runs.machine import chip_named, cluster_of, slice_shape
-from shardwise.calibrate.published_runs.rows import MEASURED, Row, published_rows
-from shardwise.calibrate.published_runs.training import typical_virtual_stages
-from shardwise.cluster.chips import load_chip
-from shardwise.cost.estimate import estimate
-from shardwise.network.topology import Pods, Switched, Torus
+from shardwise.hardware.chips import load_chip
+from shardwise.hardware.network.pods import Pods
+from shardwise.hardware.network.switches import Switched
+from shardwise.hardware.network.torus import Torus
+from shardwise.measure.calibrate.prediction_errors import judge
+from shardwise.measure.calibrate.published_runs.cluster_from_row import chip_named, cluster_of, slice_shape
+from shardwise.measure.calibrate.published_runs.layout_from_row import typical_virtual_stages
+from shardwise.measure.calibrate.published_runs.prediction_from_row import Case, case_of, predict, predict_cells
+from shardwise.measure.calibrate.published_runs.run_table import (
+    INPUTS,
+    MEASURED,
+    Facts,
+    Row,
+    SkippedRow,
+    published_rows,
+)
+from shardwise.price.estimate import estimate
 
 ROWS = {row.id: row for row in published_rows()}
 
@@ -438,7 +446,7 @@ def test_a_stated_recompute_is_refuted_by_a_tenth_too_much(
         capacity = found.memory_capacity_bytes
         return replace(found, memory_bytes=parts[layout.recompute] * capacity, fits=parts[layout.recompute] <= 1)
 
-    monkeypatch.setattr("shardwise.calibrate.published_runs.case.estimate", taking)
+    monkeypatch.setattr("shardwise.measure.calibrate.published_runs.prediction_from_row.estimate", taking)
     assert predict(Facts({**HEAVY, "recompute": stated})).case.layout.recompute == taken
 
 

@@ -16,21 +16,21 @@ import numpy as np
 import pytest
 from json_schemas import require_valid
 
-from shardwise.calibrate.accuracy import judge, memory_summary
-from shardwise.calibrate.folds import FOLDS, fold_groups
-from shardwise.calibrate.folds_payload import fold_payload
-from shardwise.calibrate.published import (
+from shardwise.hardware.calibration_constants import CONSTANTS
+from shardwise.hardware.published_constants import fitted
+from shardwise.measure.calibrate.cross_validation import FOLDS, fold_groups
+from shardwise.measure.calibrate.payloads import fold_payload
+from shardwise.measure.calibrate.prediction_errors import judge, memory_summary
+from shardwise.measure.calibrate.published_fit import (
     STRATA,
     Published,
+    constants_toml,
     fit_published,
     fold_ranking,
     fold_report,
     fold_statistics,
 )
-from shardwise.calibrate.published_runs.rows import published_rows
-from shardwise.calibrate.record import constants_toml
-from shardwise.cluster.calibration import CONSTANTS
-from shardwise.cluster.stacks import fitted
+from shardwise.measure.calibrate.published_runs.run_table import published_rows
 
 NUMBER = r"[-+]?\d+\.\d+"
 # Of each kind of fold and stratum: mean, median and 90th percentile of the step-time error.

@@ -7,18 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.calibrate.published_runs.case import Prediction, case_of, predict_cells
-from shardwise.calibrate.published_runs.facts import Facts, SkippedRow
-from shardwise.calibrate.published_runs.rows import published_rows, read_rows
-from shardwise.calibrate.row import COLUMNS, OwnRow, append, row_of
-from shardwise.cluster.chips import load_chip
-from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import stack_names, stack_of_software
-from shardwise.errors import InputError
-from shardwise.job import Job
+from shardwise.hardware.chips import load_chip
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.stacks import stack_names, stack_of_software
 from shardwise.layout.layout import Layout
+from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction, case_of, predict_cells
+from shardwise.measure.calibrate.published_runs.run_table import Facts, SkippedRow, published_rows, read_rows
+from shardwise.measure.calibrate.user_runs import COLUMNS, OwnRow, append, row_of
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.values.errors import InputError
 
 JOB = Job(global_batch_tokens=1 << 20, seq_len=8192, loss="fused")
 

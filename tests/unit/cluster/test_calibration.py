@@ -8,21 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwise.cluster.calibration import CONSTANTS, Calibration, scaled
-from shardwise.cluster.chips import chip_names
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import (
-    KINDS,
-    LIKE,
-    calibrated,
-    calibration_of,
-    constants_of,
-    fitted,
-    stack_named,
-    stack_names,
-    stack_of_software,
-)
-from shardwise.errors import InputError
+from shardwise.hardware.calibration_constants import CONSTANTS, Calibration, scaled
+from shardwise.hardware.chips import chip_names
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.published_constants import LIKE, calibrated, calibration_of, constants_of, fitted
+from shardwise.hardware.stacks import KINDS, stack_named, stack_names, stack_of_software
+from shardwise.values.errors import InputError
 
 
 def test_a_chip_has_at_most_ten_constants_and_a_stack_at_most_four() -> None:
@@ -50,8 +41,8 @@ def test_what_was_fitted_are_these_constants_of_chips_and_stacks_and_nothing_els
 def test_a_constant_comes_back_from_its_line_without_bounds(name: str) -> None:
     constant = CONSTANTS[name]
     assert constant.low < constant.prior < constant.high
-    assert constant.value(constant.free(constant.prior)) == pytest.approx(constant.prior)
-    far = constant.value(np.array([-50.0, 50.0]))
+    assert constant.from_unbounded(constant.free(constant.prior)) == pytest.approx(constant.prior)
+    far = constant.from_unbounded(np.array([-50.0, 50.0]))
     assert far[0] == pytest.approx(constant.low, rel=1e-6, abs=1e-9)
     assert far[1] == pytest.approx(constant.high, rel=1e-6)
     assert constant.meaning
@@ -126,9 +117,9 @@ def test_sizes_are_varied_by_factors_and_shares_within_limits() -> None:
     assert sizes == {"matmul_ramp", "elementwise", "launch_s", "attention"}
     for name, one in CONSTANTS.items():
         free = one.free(one.prior)
-        up, down = one.value(free + one.width), one.value(free - one.width)
+        up, down = one.from_unbounded(free + one.width), one.from_unbounded(free - one.width)
         if name in sizes:
             assert up / one.prior == pytest.approx(one.prior / down) == pytest.approx(math.exp(one.width)), name
         else:
             assert one.low < down < one.prior < up < one.high, name
-            assert one.value(free + 40) == pytest.approx(one.high), name
+            assert one.from_unbounded(free + 40) == pytest.approx(one.high), name

@@ -8,14 +8,13 @@ import re
 import pytest
 
 import shardwise as sw
-from shardwise.cluster.chip import Chip
-from shardwise.cluster.chips import catalogue_entry, chip_names, load_chip
-from shardwise.cluster.load import load_cluster
-from shardwise.errors import InputError, MissingValueError
-from shardwise.job import Job
+from shardwise.hardware.chips import Chip, catalogue_entry, chip_names, load_chip
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.network.switches import Switched
 from shardwise.model.architecture import Architecture
-from shardwise.network.topology import Switched
-from shardwise.units import parse_quantity
+from shardwise.model.job import Job
+from shardwise.values.errors import InputError, MissingValueError
+from shardwise.values.units import parse_quantity
 
 CHIPS = (
     "tpu-v3", "tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x", "a100-40gb", "a100-80gb", "a100-80gb-pcie", "h100",

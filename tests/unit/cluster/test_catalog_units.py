@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.cluster.chip import Chip
-from shardwise.cluster.chips import catalogue_entry, chip_names, load_chip
-from shardwise.units import parse_quantity
+from shardwise.hardware.chips import Chip, catalogue_entry, chip_names, load_chip
+from shardwise.values.units import parse_quantity
 
 PREFIXES = {"M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "Mi": 2.0**20, "Gi": 2.0**30, "": 1.0}
 BASES = {"FLOP/s": 1.0, "B/s": 1.0, "b/s": 1 / 8, "B": 1.0, "W": 1.0}

@@ -13,14 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import shardwise as sw
-from shardwise.cluster import chips
-from shardwise.cluster.chips import chip_names, load_chip
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.networks import with_chip
-from shardwise.cost.estimate import BOUND
-from shardwise.errors import InputError, MissingValueError
-from shardwise.job import Job
-from shardwise.network.topology import Pods, Switched, Torus
+from shardwise.hardware import chips
+from shardwise.hardware.catalog_networks import with_chip
+from shardwise.hardware.chips import chip_names, load_chip
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.network.pods import Pods
+from shardwise.hardware.network.switches import Switched
+from shardwise.hardware.network.torus import Torus
+from shardwise.model.job import Job
+from shardwise.price.estimate import BOUND
+from shardwise.values.errors import InputError, MissingValueError
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8").partition("## A software stack")[0]
@@ -245,7 +247,7 @@ def test_a_chip_and_torus_of_ones_own_without_a_base(tmp_path: Path) -> None:
 def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the catalogue that a file can be added to."""
     folder = tmp_path / "catalog"
-    shutil.copytree(ROOT / "src" / "shardwise" / "cluster" / "catalog", folder)
+    shutil.copytree(ROOT / "src" / "shardwise" / "hardware" / "catalog" / "chips", folder)
     monkeypatch.setattr(chips, "CATALOGUE", folder)
     chips._chips.cache_clear()
     yield folder

@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.cluster.calibration import CONSTANTS, Calibration
-from shardwise.cluster.load import load_cluster, load_own
-from shardwise.cluster.networks import with_chip
-from shardwise.cluster.stacks import calibrated, calibration_of, constants_of, stack_named
-from shardwise.cluster.written import cluster_toml, toml
-from shardwise.errors import InputError
-from shardwise.network.topology import Pods, Switched
+from shardwise.hardware.calibration_constants import CONSTANTS, Calibration
+from shardwise.hardware.catalog_networks import with_chip
+from shardwise.hardware.cluster_files import cluster_toml, toml
+from shardwise.hardware.cluster_loading import load_cluster, load_own
+from shardwise.hardware.network.pods import Pods
+from shardwise.hardware.network.switches import Switched
+from shardwise.hardware.published_constants import calibrated, calibration_of, constants_of
+from shardwise.hardware.stacks import stack_named
+from shardwise.values.errors import InputError
 
 ROOT = Path(__file__).parents[3]
 OWN, SLICE, *_ = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "extending.md").read_text("utf-8"), re.DOTALL)
@@ -25,7 +27,7 @@ def some_calibration(chip: str) -> Calibration:
     """One that differs from what is shipped in every value, with digits that do not come out even."""
     shipped = calibration_of(chip, TITAN)
     constants = {
-        name: float(one.value(one.free(shipped[name]) + (number + 1) / 37))
+        name: float(one.from_unbounded(one.free(shipped[name]) + (number + 1) / 37))
         for number, (name, one) in enumerate(CONSTANTS.items())
     }
     return replace(

@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 import shardwise as sw
-from shardwise.cluster.calibration import CONSTANTS
-from shardwise.cluster.networks import with_chip
-from shardwise.cluster.stacks import (
+from shardwise.hardware.calibration_constants import CONSTANTS
+from shardwise.hardware.catalog_networks import with_chip
+from shardwise.hardware.cluster_sizes import sizes
+from shardwise.hardware.network.pods import Pods
+from shardwise.hardware.network.switches import Switched
+from shardwise.hardware.network.torus import Torus
+from shardwise.hardware.published_constants import (
     LIKE,
     calibrated,
     calibration_of,
@@ -18,12 +22,9 @@ from shardwise.cluster.stacks import (
     fitted,
     num_runs,
     rated,
-    stack_named,
-    stack_names,
-)  # fmt: skip
-from shardwise.errors import InputError
-from shardwise.network.topology import Pods, Switched, Torus
-from shardwise.search.clusters import sizes
+)
+from shardwise.hardware.stacks import stack_named, stack_names  # fmt: skip
+from shardwise.values.errors import InputError
 
 CLUSTERS = ("h100:512", "gb200:256", "tpu-v5p:4x4x4", "tpu-v5e:4x4*2", "tpu-v4:4x4x8_twisted", "local:4")
 

@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
-from shardwise.cost.instructions import InstructionPricer
-from shardwise.cost.pricing import Pricing
-from shardwise.cost.rates import Rates, rates_of
-from shardwise.cost.unit_costs import ActivationCost
-from shardwise.cost.unit_parts import Parts
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.published_constants import calibrated, calibration_of
+from shardwise.hardware.stacks import stack_named
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.price.instruction_prices import InstructionPricer
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.roofline import Rates, rates_of
+from shardwise.price.unit_cost import ActivationCost
+from shardwise.price.unit_inputs import Parts
 
 MODEL, CLUSTER = load_model("llama-3-8b"), load_cluster("h100:8")
 CALIBRATION = calibration_of("h100", stack_named("megatron-2022"))

@@ -8,14 +8,14 @@ from random import Random
 import pytest
 
 import shardwise as sw
-from shardwise.cost.budget import Layer, kept_bytes, layers_of, within_budget
-from shardwise.cost.pricing import Pricing
-from shardwise.cost.recomputed import layers_recomputed
-from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
-from shardwise.model.kept_sets import set_named
-from shardwise.model.saving import worth_saving
-from shardwise.planning.plan import as_planned, plan_layout
+from shardwise.model.backward import worth_saving
+from shardwise.model.recompute_policies import set_named
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.problem import as_planned
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.recompute_budget import Layer, kept_bytes, layers_of, layers_recomputed, within_budget
+from shardwise.values.errors import InputError
 
 LAYOUTS = {
     "zero": ("llama-3-8b", "h100:8", "fsdp=8 micro_batch_seqs=2"),

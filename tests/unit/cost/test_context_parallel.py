@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import Estimate, estimate
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.network.switches import Switched
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.network.topology import Switched
+from shardwise.price.estimate import Estimate, estimate
 
 MODEL = dataclasses.replace(load_model("llama-3-8b"), num_layers=4)
 CLUSTER = load_cluster("h100:8")

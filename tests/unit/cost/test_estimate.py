@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import Estimate, estimate
-from shardwise.cost.overlap import exposed_by_axis, exposed_s
-from shardwise.errors import InputError
-from shardwise.job import OVERLAPS, Job, Overlap, precision_named
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.model.counts import model_flops_per_token, num_params
+from shardwise.model.job import OVERLAPS, Job, Overlap
 from shardwise.model.load import load_model
-from shardwise.terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.model.optimizer_state import bytes_per_parameter
+from shardwise.model.parameters_and_flops import model_flops_per_token, num_params
+from shardwise.price.estimate import Estimate, estimate
+from shardwise.price.overlap import exposed_by_axis, exposed_s
+from shardwise.values.errors import InputError
+from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.values.precision import precision_named
 
 MODEL = load_model("llama-3-8b")
 JOB = Job(global_batch_tokens=64 * 8192, seq_len=8192, tokens=15e12)
@@ -83,7 +85,7 @@ def test_zero_s_stages_hold_less_and_less() -> None:
     state = [sum(e.memory[term] for term in ("parameters", "gradients", "master", "optimizer")) for e in found]
     assert state == pytest.approx(
         [
-            params * bf16.bytes_per_parameter,
+            params * bytes_per_parameter(bf16),
             params * (4 + 12 / 64),
             params * (2 + 14 / 64),
             params * 16 / 64,

@@ -6,15 +6,15 @@ import dataclasses
 
 import pytest
 
-from shardwise.books.rules import book_rules
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import estimate
-from shardwise.job import Job
+from shardwise.book_formulas.rules import book_rules
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.network.switches import Switched
 from shardwise.layout.layout import Layout
-from shardwise.model.counts import model_flops_per_token, num_active_params
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.model.recompute import POLICIES
-from shardwise.network.topology import Switched
+from shardwise.model.parameters_and_flops import model_flops_per_token, num_active_params
+from shardwise.model.recompute_policies import POLICIES
+from shardwise.price.estimate import estimate
 
 MODEL = dataclasses.replace(load_model("mixtral-8x7b"), num_layers=4)
 CLUSTER = load_cluster("h100:8")

@@ -7,23 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import Estimate, estimate, mfu_format
-from shardwise.cost.formats import Formats, Products, products_of
-from shardwise.cost.instructions import InstructionPricer
-from shardwise.cost.pricing import Pricing
-from shardwise.derive.derivation import Unit, derived_unit
-from shardwise.errors import MissingValueError
-from shardwise.issuing import IssuePolicy
-from shardwise.job import PRECISIONS, Job, Precision, precision_named
-from shardwise.layout.family import Family
+from shardwise.derive.sharded_unit import Unit, derived_unit
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.lowering.kernels import kernels
-from shardwise.lowering.traffic import unit_traffic
+from shardwise.layout.sharding_scheme import Family
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.model.optimizer_state import bytes_per_parameter, moment_bytes
+from shardwise.model.optimizers.registry import optimizer_named
 from shardwise.model.program import Role
-from shardwise.optimizer.table import optimizer_named
-from shardwise.sharding.collective import Kind
+from shardwise.price.estimate import Estimate, estimate, mfu_format
+from shardwise.price.instruction_prices import InstructionPricer
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.number_formats import Formats, Products, products_of
+from shardwise.sharding.collectives import Kind
+from shardwise.step.collectives import unit_traffic
+from shardwise.step.kernel_fusion import kernels
+from shardwise.values.errors import MissingValueError
+from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.precision import PRECISIONS, Precision, precision_named
 
 DENSE = load_model("llama-3-8b")
 JOB = Job(global_batch_tokens=64 * 8192, seq_len=8192)
@@ -56,10 +58,10 @@ TABLE = {
 @pytest.mark.parametrize("name", TABLE)
 def test_bytes_per_parameter_are_those_of_the_table(name: str) -> None:
     recipe, parts = precision_named(name), TABLE[name]
-    assert recipe.bytes_per_parameter == sum(parts)
+    assert bytes_per_parameter(recipe) == sum(parts)
     assert recipe.master_bytes == parts[0]
-    assert recipe.moment_bytes(optimizer_named("adamw")) == parts[4] + parts[5]
-    assert recipe.moment_bytes(optimizer_named("lion")) == parts[4]
+    assert moment_bytes(recipe, optimizer_named("adamw")) == parts[4] + parts[5]
+    assert moment_bytes(recipe, optimizer_named("lion")) == parts[4]
     assert recipe.gradient_bytes == parts[1] + parts[3]
 
 

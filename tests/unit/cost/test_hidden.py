@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
-from shardwise.cost.estimate import Estimate, estimate
-from shardwise.job import Job
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
+from shardwise.price.estimate import Estimate, estimate
 
 MODEL = sw.load_model("llama-3-70b")
 JOB = Job(global_batch_tokens=2**21, seq_len=8192)

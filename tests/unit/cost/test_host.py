@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import Estimate, estimate
-from shardwise.errors import InputError, MissingValueError, NothingFitsError
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.layout.choices import Choices
+from shardwise.layout.layers_per_stage import recomputed_layers
 from shardwise.layout.layout import Layout, Offload
-from shardwise.layout.stages import recomputed_layers
-from shardwise.model.counts import num_params
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.codec import parse_plan
-from shardwise.planning.payload import plan_payload
-from shardwise.search.choices import Choices
-from shardwise.search.plan import nearest_fitting, plan
-from shardwise.terms import TIME_TERMS
+from shardwise.model.parameters_and_flops import num_params
+from shardwise.price.estimate import Estimate, estimate
+from shardwise.search.nearest_fitting_layout import nearest_fitting
+from shardwise.search.plan_file import parse_plan, plan_payload
+from shardwise.search.planner import plan
+from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
+from shardwise.values.estimate_terms import TIME_TERMS
 
 MODEL, CLUSTER = load_model("llama-3-8b"), load_cluster("h100:8")
 JOB = Job(global_batch_tokens=32 * 8192, seq_len=8192)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from shardwise.cost import kept, unit_parts
-from shardwise.cost.kept import derivations_kept
-from shardwise.cost.unit_parts import Parts, derived_held, derived_parts, held_in, parts_of
-from shardwise.issuing import IssuePolicy
-from shardwise.layout.family import Family
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.load import load_model
+from shardwise.price import derivation_cache, unit_inputs
+from shardwise.price.derivation_cache import derivations_kept
+from shardwise.price.unit_inputs import Parts, derived_held, derived_parts, held_in, parts_of
+from shardwise.values.issue_policy import IssuePolicy
 
 STRUCTURE = load_model("deepseek-v2-lite").structure
 POLICY, FAMILY = IssuePolicy(), Family(3, True, "full", experts=True, whole_experts=True)
@@ -30,8 +31,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _forget() -> None:
-    unit_parts._parts.cache_clear()
-    unit_parts._held.cache_clear()
+    unit_inputs._parts.cache_clear()
+    unit_inputs._cached_live_sets.cache_clear()
 
 
 def read_off() -> dict[str, Parts]:
@@ -50,7 +51,7 @@ def count_derived(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         derived.append(name)
         return derived_parts(STRUCTURE, family, name, policy)
 
-    monkeypatch.setattr(unit_parts, "derived_parts", counting)
+    monkeypatch.setattr(unit_inputs, "derived_parts", counting)
     return derived
 
 
@@ -64,7 +65,7 @@ def test_the_next_process_reads_what_was_derived(folder: Path, monkeypatch: pyte
     assert derived == list(UNITS)
     assert first == second
     for unit in UNITS:
-        own = unit_parts.priced_family(STRUCTURE, FAMILY, unit)
+        own = unit_inputs.priced_family(STRUCTURE, FAMILY, unit)
         assert second[unit] == derived_parts(STRUCTURE, own, unit, POLICY)
     with derivations_kept():
         assert held_in(STRUCTURE, FAMILY, "block", POLICY) == derived_held(STRUCTURE, FAMILY, "block", POLICY)
@@ -117,9 +118,9 @@ def test_a_home_that_cannot_be_written_changes_nothing(folder: Path) -> None:
 def test_old_files_of_other_sources_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_off()
     (old,) = folder.iterdir()
-    monkeypatch.setattr(kept, "_sources", lambda: [("another", 1, 1)])
-    monkeypatch.setattr(kept, "OLDEST_S", -1e9)
-    monkeypatch.setattr(kept.time, "time", lambda: old.stat().st_mtime)
+    monkeypatch.setattr(derivation_cache, "_sources", lambda: [("another", 1, 1)])
+    monkeypatch.setattr(derivation_cache, "OLDEST_S", -1e9)
+    monkeypatch.setattr(time, "time", lambda: old.stat().st_mtime)
     read_off()
     assert not old.exists()
 

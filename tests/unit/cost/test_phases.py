@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 import shardwise as sw
-from shardwise.batch.schedule import parse_schedule
-from shardwise.cli import main
-from shardwise.cli.run_report import run_lines
-from shardwise.cost.phases import scheduled_run
-from shardwise.cost.reliability import Reliability
-from shardwise.cost.run import Run
-from shardwise.errors import InputError
+from shardwise.batch_size.batch_schedule import parse_schedule
 from shardwise.layout.layout import Layout
-from shardwise.planning.codec import load_plan
+from shardwise.present.cli import main
+from shardwise.present.cli.run_report import run_lines
+from shardwise.price.reliability import Reliability
+from shardwise.price.training_run import Run, scheduled_run
+from shardwise.search.plan_file import load_plan
+from shardwise.values.errors import InputError
 
 MODEL, CLUSTER = sw.load_model("llama-3-8b"), sw.load_cluster("h100:64")
 JOB = sw.Job(global_batch_tokens=2**22, seq_len=8192, tokens=2e12)

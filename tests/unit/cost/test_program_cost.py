@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.cost.product import ProgramCost
+from shardwise.price.product import ProgramCost
 
 
 @pytest.mark.parametrize(

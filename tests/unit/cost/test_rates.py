@@ -7,21 +7,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwise.cluster.chips import load_chip
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
-from shardwise.cost.estimate import estimate
-from shardwise.cost.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
-from shardwise.cost.pricing import Pricing
-from shardwise.cost.rates import ALIGNED, MISALIGNED, ROUTED, SCORE_BYTES, SYNCHRONISED, Work, rates_of
-from shardwise.cost.unit import UnitPricer
-from shardwise.cost.unit_memory import UnitMemory
-from shardwise.job import Job
+from shardwise.hardware.chips import load_chip
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.network.links import Cut
+from shardwise.hardware.network.switches import all_to_all_seconds_per_byte
+from shardwise.hardware.published_constants import calibrated, calibration_of
+from shardwise.hardware.stacks import stack_named
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.network.switched_collectives import all_to_all_seconds_per_byte
-from shardwise.network.topology import Cut
-from shardwise.symbolic import FrozenValues, Values, product
+from shardwise.price.estimate import estimate
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
+from shardwise.price.roofline import ALIGNED, MISALIGNED, ROUTED, SCORE_BYTES, SYNCHRONISED, Work, rates_of
+from shardwise.price.unit_cost import UnitPricer
+from shardwise.price.unit_memory import UnitMemory
+from shardwise.values.symbolic import FrozenValues, Values, product
 
 CHIP = load_chip("h100")
 CALIBRATION = calibration_of("h100", stack_named("nemo-25"))

@@ -10,12 +10,11 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
-from shardwise.cost.reliability import SOURCES
-from shardwise.cost.run import FORMULAS, Run, checkpoint_bytes, goodput, time_between_failures, young_interval
-from shardwise.errors import InputError
-from shardwise.planning.codec import parse_plan
-from shardwise.planning.payload import plan_payload
-from shardwise.planning.plan import Plan
+from shardwise.price.reliability import SOURCES, goodput, time_between_failures, young_interval
+from shardwise.price.training_run import FORMULAS, Run, checkpoint_bytes
+from shardwise.search.plan import Plan
+from shardwise.search.plan_file import parse_plan, plan_payload
+from shardwise.values.errors import InputError
 
 LLAMA = sw.load_model("llama-3-8b")
 CLUSTER = sw.load_cluster("h100:64")

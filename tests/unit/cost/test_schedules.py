@@ -6,23 +6,23 @@ import dataclasses
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import Estimate, estimate
-from shardwise.cost.memory_terms import MEMORY
-from shardwise.cost.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
-from shardwise.cost.pricing import Costs, Pricing
-from shardwise.cost.rates import rates_of
-from shardwise.cost.stage_memory import Memory
-from shardwise.cost.unit import UnitPricer
-from shardwise.cost.unit_values import unit_values
-from shardwise.job import OVERLAPS, Job, Overlap, precision_named
-from shardwise.layout.family import Family, atomic_degrees
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.network.topology import Links
+from shardwise.layout.degrees import atomic_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import cut_levels, default_placement
+from shardwise.layout.sharding_scheme import Family
+from shardwise.model.job import OVERLAPS, Job, Overlap
 from shardwise.model.load import load_model
-from shardwise.network.placed import Links
-from shardwise.schedule.build import fewest_virtual_stages
-from shardwise.schedule.schedule import pipeline_names
+from shardwise.pipeline.registry import fewest_virtual_stages, pipeline_names
+from shardwise.price.device_memory import Memory
+from shardwise.price.estimate import Estimate, estimate
+from shardwise.price.estimate_terms import MEMORY
+from shardwise.price.layout_pricer import Costs, Pricing
+from shardwise.price.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
+from shardwise.price.roofline import rates_of
+from shardwise.price.unit_cost import UnitPricer, unit_values
+from shardwise.values.precision import precision_named
 
 MODEL = load_model("llama-3-8b")
 JOB = Job(global_batch_tokens=32 * 16 * 8192, seq_len=8192)  # 16 micro-batches of one sequence over 32 replicas

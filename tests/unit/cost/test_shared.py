@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from shardwise.cost.shared import Shared
-from shardwise.lowering.kernels import Shape
 from shardwise.model.program import Role
-from shardwise.symbolic import Local, product
+from shardwise.price.derivation_cache import Shared
+from shardwise.step.instructions import Shape
+from shardwise.values.symbolic import Local, product
 
 
 def test_equal_parts_are_one_object() -> None:

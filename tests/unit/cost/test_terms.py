@@ -9,21 +9,19 @@ from typing import Any
 
 import pytest
 
-from shardwise.cli.arguments import parse_layout_text
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import estimate
-from shardwise.cost.memory_terms import MEMORY
-from shardwise.cost.overlap import MEASURED_FORMULA
-from shardwise.cost.pricing import TERMS, Pricing, setting_of
-from shardwise.cost.recorded import Input, Recorder
-from shardwise.cost.term import Term
-from shardwise.cost.time_terms import TIME
-from shardwise.job import Job, Overlap
-from shardwise.layout.stages import held_layers
-from shardwise.loss import loss_named
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.layout.layers_per_stage import held_layers
+from shardwise.model.job import Job, Overlap
 from shardwise.model.load import load_model
-from shardwise.schedule.schedule import schedule_of
-from shardwise.terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.pipeline.registry import schedule_of
+from shardwise.present.cli.arguments import parse_layout_text
+from shardwise.price.estimate import estimate
+from shardwise.price.estimate_terms import MEMORY, TIME, Term
+from shardwise.price.layout_pricer import TERMS, Pricing, setting_of
+from shardwise.price.overlap import MEASURED_FORMULA
+from shardwise.price.term_inputs import Input, Recorder
+from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.values.loss_kernels import loss_named
 
 CASES: Mapping[str, tuple[str, str, str | None, dict[str, Any], str]] = {
     "bound": ("llama-3-8b", "h100:16", None, {}, "fsdp=2 tp=2 pp=2 cp=2 recompute=full num_virtual_stages=2"),

@@ -7,16 +7,16 @@ from math import prod
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.rates import rates_of
-from shardwise.cost.unit import UnitPricer
-from shardwise.cost.unit_parts import fullest_share, parts_of
-from shardwise.issuing import IssuePolicy
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.lowering.groups import Group
-from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
-from shardwise.precision import precision_named
+from shardwise.price.roofline import rates_of
+from shardwise.price.unit_cost import UnitPricer
+from shardwise.price.unit_inputs import fullest_share, parts_of
+from shardwise.step.parameters import Group
+from shardwise.step.rank_program import Instance
+from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.precision import precision_named
 
 DENSE = Architecture(
     name="dense", num_layers=2, d_model=24, d_ff=40, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96

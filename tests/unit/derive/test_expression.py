@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardwise.derive.expression import shard_expression
-from shardwise.errors import InputError
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
+from shardwise.values.errors import InputError
 
 
 def test_a_result_without_a_name_has_one_that_no_operand_has() -> None:

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.derive.derivation import Unit, derived_unit
-from shardwise.derive.pieces import Pieces, in_pieces, together
-from shardwise.derive.walk import Communicate, Compute
-from shardwise.layout.family import TP, Family
+from shardwise.derive.ring_attention_and_matmul import Pieces, in_pieces, together
+from shardwise.derive.sharded_program import Communicate, Compute
+from shardwise.derive.sharded_unit import Unit, derived_unit
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
+from shardwise.layout.sharding_scheme import TP, Family
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import structure_units
-from shardwise.precision import precision_named
-from shardwise.sharding.collective import Kind
+from shardwise.sharding.collectives import Kind
+from shardwise.step.rank_program import Instance
+from shardwise.values.precision import precision_named
 
 SMALL = Architecture(
     name="small", num_layers=2, d_model=24, d_ff=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.derive.expression import ShardedExpression, shard_expression
-from shardwise.derive.solve import MOST_FACTORS, cut_axes, part_names, solve
-from shardwise.sharding.collective import Kind, received
+from shardwise.derive.expression import MOST_FACTORS, ShardedExpression, cut_axes, part_names, shard_expression, solve
+from shardwise.sharding.collectives import Kind, received
+from shardwise.sharding.matmul_search.cheapest_paths import Cost, PriceCollective
+from shardwise.sharding.matmul_search.cheapest_strategies import PriceProduct
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
-from shardwise.sharding.paths import Cost, PriceCollective
 from shardwise.sharding.spec import Axes
-from shardwise.sharding.strategy import PriceProduct
-from shardwise.symbolic import Values, constant
+from shardwise.values.symbolic import Values, constant
 
 
 def made(text: str, mesh: dict[str, int], sizes: dict[str, int]) -> ShardedExpression:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.derive.derivation import derived_unit
-from shardwise.layout.family import Family
+from shardwise.derive.sharded_unit import derived_unit
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYERS, structure_units
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.draw.bars import BAR_HEIGHT, Bar, BarChart, draw_bars
-from shardwise.draw.drawing import Rect
-from shardwise.draw.palette import BLUE, GREEN, TERM_COLOURS
+from shardwise.present.draw.bars import BAR_HEIGHT, Bar, BarChart, draw_bars
+from shardwise.present.draw.drawing import Rect
+from shardwise.present.draw.palette import BLUE, GREEN, TERM_COLOURS
 
 from .page import check_texts, texts
 

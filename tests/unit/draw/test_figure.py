@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from shardwise.draw.canvas import Canvas
-from shardwise.draw.drawing import Drawing, Text
-from shardwise.draw.figure import ENDINGS, encoded
-from shardwise.draw.palette import BLUE, INK, ORANGE, PAPER
-from shardwise.draw.text import text_width
-from shardwise.errors import InputError
+from shardwise.present.draw.canvas import Canvas
+from shardwise.present.draw.drawing import Drawing, Text
+from shardwise.present.draw.figure import ENDINGS, encoded
+from shardwise.present.draw.palette import BLUE, INK, ORANGE, PAPER
+from shardwise.present.draw.text import text_width
+from shardwise.values.errors import InputError
 
 
 def drawing() -> Drawing:
@@ -63,7 +63,7 @@ def test_a_name_in_another_script_is_drawn() -> None:
 
 
 def test_without_matplotlib_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwise.draw.figure.find_spec", lambda name: None)
+    monkeypatch.setattr("shardwise.present.draw.figure.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'shardwise\[plot\]'"):
         drawing().figure()
     assert encoded(drawing(), ".svg")
@@ -72,7 +72,7 @@ def test_without_matplotlib_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 def test_only_a_figure_loads_matplotlib() -> None:
     code = (
         "import shardwise, sys\n"
-        "from shardwise.draw import bars, figure, heat_map, lines, panels, strip, timeline\n"
+        "from shardwise.present.draw import bars, figure, heat_map, lines, panels, strip, timeline\n"
         "assert 'matplotlib' not in sys.modules\n"
         "drawing = lines.Canvas(10, 10, 'a', 'b')\n"
         "drawing.svg()\n"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.draw.drawing import Drawing, Rect
-from shardwise.draw.heat_map import HeatMap, draw_heat_map
-from shardwise.draw.palette import BLUE, FAINT, contrast
+from shardwise.present.draw.drawing import Drawing, Rect
+from shardwise.present.draw.heat_map import HeatMap, draw_heat_map
+from shardwise.present.draw.palette import BLUE, FAINT, contrast
 
 from .page import check_texts, texts
 

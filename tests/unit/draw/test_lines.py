@@ -8,11 +8,11 @@ from itertools import combinations
 
 import pytest
 
-from shardwise.draw.axis import Axis
-from shardwise.draw.drawing import Area, Circle, Path
-from shardwise.draw.line_chart import Band, Line, LineChart, Marker, Point
-from shardwise.draw.lines import draw_lines
-from shardwise.draw.palette import HUES, INK
+from shardwise.present.draw.axis import Axis
+from shardwise.present.draw.drawing import Area, Circle, Path
+from shardwise.present.draw.line_chart import Band, Line, LineChart, Marker, Point
+from shardwise.present.draw.lines import draw_lines
+from shardwise.present.draw.palette import HUES, INK
 
 from .page import boxes, check_texts
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardwise.draw.palette import (
+from shardwise.present.draw.palette import (
     EMPTY,
     FAINT,
     HUES,
@@ -24,8 +24,8 @@ from shardwise.draw.palette import (
     shade,
     text_on,
 )
-from shardwise.measurement.record import MEASURED_TERMS
-from shardwise.terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.records.step_log import MEASURED_TERMS
+from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
 
 THEMES = ("light", "dark")
 MARKS = (*HUES, *map(alternate, HUES), INK, FAINT)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.draw.drawing import Circle, Drawing, Path, Rect
-from shardwise.draw.palette import BLUE, PAPER
-from shardwise.draw.panels import HEIGHT, Column, Panel, PanelChart, draw_panels
+from shardwise.present.draw.drawing import Circle, Drawing, Path, Rect
+from shardwise.present.draw.palette import BLUE, PAPER
+from shardwise.present.draw.panels import HEIGHT, Column, Panel, PanelChart, draw_panels
 
 from .page import check_texts, texts
 

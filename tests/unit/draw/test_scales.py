@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.draw.scales import even_ticks, ticks
+from shardwise.present.draw.scales import even_ticks, ticks
 
 
 def test_ticks() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.draw.drawing import Drawing, Rect, Text
-from shardwise.draw.palette import FAINT, INK, series
-from shardwise.draw.strip import CELL_HEIGHT, LABEL_HEIGHT, Cell, Frame, Strip, draw_strip
+from shardwise.present.draw.drawing import Drawing, Rect, Text
+from shardwise.present.draw.palette import FAINT, INK, series
+from shardwise.present.draw.strip import CELL_HEIGHT, LABEL_HEIGHT, Cell, Frame, Strip, draw_strip
 
 from .page import check_texts, texts
 

@@ -8,10 +8,10 @@ import torch
 from numpy.typing import NDArray
 from plain import adamw_8bit
 
-from shardwise.dtypes import BLOCKS, bytes_per_element
-from shardwise.engine.torch.blocked import Blocked
-from shardwise.errors import InputError
-from shardwise.floats.dynamic import NUMBERS, Coded, coded, decoded, numbers_named
+from shardwise.run.kernels.optimizers import Blocked
+from shardwise.values.dtypes import BLOCKS, bytes_per_element
+from shardwise.values.errors import InputError
+from shardwise.values.quantization import NUMBERS, Coded, coded, dequantize_dynamic_tree, numbers_named
 
 SIZES = (1, 255, 256, 257, 1000, 4096)
 
@@ -60,7 +60,7 @@ def test_codes_and_scales_are_those_of_the_nearest_numbers(name: str, size: int 
         np.testing.assert_array_equal(own.codes, codes)
         np.testing.assert_array_equal(own.scales, scales)
     wanted = adamw_8bit.decoded(codes, scales, signed=signed)
-    np.testing.assert_array_equal(decoded(found, NUMBERS[name]), wanted)
+    np.testing.assert_array_equal(dequantize_dynamic_tree(found, NUMBERS[name]), wanted)
     np.testing.assert_array_equal(made.to(torch.float32).numpy(), wanted)
 
 
@@ -71,7 +71,7 @@ def test_an_element_is_off_by_half_of_the_distance_between_numbers_at_most(name:
     given = values(2**14, signed=signed)
     found = coded(given, NUMBERS[name])
     scales = np.repeat(found.scales, 256)
-    off = np.abs(decoded(found, NUMBERS[name]).astype(np.float64) - given)
+    off = np.abs(dequantize_dynamic_tree(found, NUMBERS[name]).astype(np.float64) - given)
     assert (off <= (0.9 / (128 if signed else 256) + 1e-6) * scales).all()
     large = np.abs(given) > 1e-5 * scales
     decade = 0.45 if signed else 0.225  # half of the distance in the lowest decades, over the least number there

@@ -10,11 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from shardwise.errors import InputError
-from shardwise.floats.number_format import FORMATS, format_named
-from shardwise.floats.rounding import decoded, encoded, rounded
-from shardwise.floats.scaling import scaling_named
-from shardwise.precision import PRECISIONS
+from shardwise.values.dtypes import FORMATS, format_named
+from shardwise.values.errors import InputError
+from shardwise.values.precision import PRECISIONS
+from shardwise.values.quantization import decode_bits, encoded, rounded, scaling_named
 
 TORCH = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
@@ -34,7 +33,7 @@ def values(name: str) -> NDArray[np.float32]:
     one = FORMATS[name]
     bits = random.integers(0, 2**32, 400_000, dtype=np.uint32).view(np.float32)
     spread = random.standard_normal(400_000) * np.exp2(random.uniform(-30, 20, 400_000))
-    numbers = decoded(random.integers(0, one.largest_code, 100_000), one)
+    numbers = decode_bits(random.integers(0, one.largest_code, 100_000), one)
     following = numbers + np.diff(np.append(np.unique(numbers), np.inf))[np.searchsorted(np.unique(numbers), numbers)]
     with np.errstate(over="ignore", invalid="ignore"):
         ties = ((numbers + following) / 2).astype(np.float32)
@@ -53,7 +52,7 @@ def alike(found: NDArray[np.float64], expected: NDArray[np.float64]) -> None:
 def test_every_code_is_the_number_that_pytorch_has_for_it(name: str) -> None:
     one = FORMATS[name]
     codes = torch.arange(2**one.bits, dtype=torch.int32)
-    alike(decoded(codes.numpy(), one), codes.to(CODES[one.bits // 8]).view(TORCH[name]).double().numpy())
+    alike(decode_bits(codes.numpy(), one), codes.to(CODES[one.bits // 8]).view(TORCH[name]).double().numpy())
 
 
 @pytest.mark.parametrize("name", NUMPY)
@@ -65,9 +64,9 @@ def test_a_format_is_as_ml_dtypes_says(name: str) -> None:
     codes = np.arange(2**one.bits) if one.bits <= 16 else np.random.default_rng(0).integers(0, 2**32, 10**6)
     wide = {4: np.uint8, 8: np.uint8, 16: np.uint16, 32: np.uint32}[one.bits]
     with np.errstate(invalid="ignore"):
-        alike(decoded(codes, one), codes.astype(wide).view(NUMPY[name]).astype(np.float64))
+        alike(decode_bits(codes, one), codes.astype(wide).view(NUMPY[name]).astype(np.float64))
     if one.bits <= 16:
-        assert one.num_finite == int(np.isfinite(decoded(codes, one)).sum())
+        assert one.num_finite == int(np.isfinite(decode_bits(codes, one)).sum())
 
 
 @pytest.mark.parametrize("name", NARROW)
@@ -113,10 +112,10 @@ def test_tf32_keeps_ten_bits_of_the_mantissa_and_the_range_of_fp32() -> None:
 def test_codes_come_back(name: str) -> None:
     one = FORMATS[name]
     codes = np.arange(2**one.bits)
-    numbers = decoded(codes, one)
+    numbers = decode_bits(codes, one)
     there = ~np.isnan(numbers)
     np.testing.assert_array_equal(encoded(numbers[there], one), codes[there])
-    assert np.all(np.isnan(decoded(encoded([np.nan], one), one))) == one.has_nan
+    assert np.all(np.isnan(decode_bits(encoded([np.nan], one), one))) == one.has_nan
 
 
 def test_what_is_too_large_saturates_where_it_is_asked_to() -> None:
@@ -130,7 +129,7 @@ def test_wrong_names_and_codes_are_told() -> None:
     with pytest.raises(InputError, match=r"format: .*e4m3"):
         format_named("e4m4")
     with pytest.raises(InputError, match="found 256; 0 to 255 are those of e4m3"):
-        decoded([256], FORMATS["e4m3"])
+        decode_bits([256], FORMATS["e4m3"])
 
 
 @pytest.mark.parametrize("name", [name for name, one in PRECISIONS.items() if one.scaling])

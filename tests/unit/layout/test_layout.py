@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
+from shardwise.values.errors import InputError
 
 
 def test_every_fault_is_named_at_once() -> None:

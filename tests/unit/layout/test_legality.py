@@ -10,20 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwise.errors import InputError
-from shardwise.job import Job
-from shardwise.layout.context import VARIANTS
+from shardwise.layout.context_parallel import VARIANTS
+from shardwise.layout.degrees import degrees_of, num_micro_batches, seqs_per_replica
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import (
-    RULES,
-    degrees_of,
-    num_micro_batches,
-    require_legal,
-    seqs_per_replica,
-    violations,
-)
+from shardwise.layout.rules.legality import RULES
+from shardwise.layout.rules.table import require_legal, violations
 from shardwise.model.architecture import Architecture
-from shardwise.schedule.schedule import NATURAL, natural_schedule, schedule_names
+from shardwise.model.job import Job
+from shardwise.pipeline.registry import NATURAL, natural_schedule, schedule_names
+from shardwise.values.errors import InputError
 
 MODEL = Architecture(
     name="m", num_layers=12, d_model=768, d_ff=3 * 512, num_heads=12, num_kv_heads=4, head_dim=64, vocab_size=1000

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.cluster.load import load_cluster
-from shardwise.errors import InputError
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.network.links import Cut
+from shardwise.hardware.network.topology import Links
 from shardwise.layout.placement import Placement, cut_levels, default_placement, placements
-from shardwise.network.placed import Links
-from shardwise.network.topology import Cut
+from shardwise.values.errors import InputError
 
 ATOMIC = ("tp_kv", "tp_rep", "cp", "ep", "fsdp", "dp", "pp")
 CLUSTERS = ("h100:512", "h100:24", "tpu-v5p:4x4x8", "tpu-v5e:8x16", "tpu-v5p:8x12x20", "tpu-v5e:4x8*3")

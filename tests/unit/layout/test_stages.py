@@ -6,8 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from shardwise.layout.layout import Layout
-from shardwise.layout.stages import (
+from shardwise.layout.layers_per_stage import (
     dense_layers,
     evenly_placed,
     fewest_layers,
@@ -16,8 +15,9 @@ from shardwise.layout.stages import (
     stages_on_ranks,
     virtual_stages,
 )
+from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.schedule.action import Placement, loop, v_shape
+from shardwise.pipeline.actions import Placement, loop, v_shape
 
 
 def model(num_layers: int, **fields: int) -> Architecture:

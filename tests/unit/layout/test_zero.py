@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.derive.derivation import Unit, derive
-from shardwise.derive.walk import Communicate
-from shardwise.engine.numpy.step import derived_moves
-from shardwise.layout.family import Family
-from shardwise.lowering.weights import WEIGHT_ROLES
+from shardwise.derive.sharded_program import Communicate
+from shardwise.derive.sharded_unit import Unit, derive
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import weight_elements
 from shardwise.model.load import load_model
+from shardwise.model.parameters_and_flops import weight_elements
+from shardwise.run.numpy.step import derived_moves
 from shardwise.sharding import Mesh
-from shardwise.sharding.collective import Kind
-from shardwise.symbolic import Values
+from shardwise.sharding.collectives import Kind
+from shardwise.step.flat_arrays import WEIGHT_ROLES
+from shardwise.values.symbolic import Values
 
 MODEL = load_model("llama-3-8b")
 HUGE = 2**40  # (n-1)/n is 1 to twelve digits

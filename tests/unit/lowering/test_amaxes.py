@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
-from shardwise.cost.instructions import InstructionPricer
-from shardwise.cost.pricing import Pricing
-from shardwise.job import Job
 from shardwise.layout.layout import Layout
-from shardwise.lowering.amaxes import layer_counts, num_operands, operands_by_path
-from shardwise.lowering.instance import Instance
 from shardwise.model.architecture import Architecture
-from shardwise.precision import PRECISIONS
-from shardwise.sharding.collective import Issued, Kind
-from shardwise.symbolic import Values
+from shardwise.model.job import Job
+from shardwise.price.instruction_prices import InstructionPricer
+from shardwise.price.layout_pricer import Pricing
+from shardwise.sharding.collectives import Issued, Kind
+from shardwise.step.collectives import layer_counts, num_operands, operands_by_path
+from shardwise.step.rank_program import Instance
+from shardwise.values.precision import PRECISIONS
+from shardwise.values.symbolic import Values
 
 DENSE = Architecture(
     name="d", num_layers=3, d_model=64, d_ff=128, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=96

@@ -10,19 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.derive.walk import Communicate
-from shardwise.issuing import IssuePolicy
+from shardwise.derive.sharded_program import Communicate
 from shardwise.layout.layout import Layout
-from shardwise.lowering.flat import ALIGNED
-from shardwise.lowering.instance import Instance
-from shardwise.lowering.parameters import unit_paths
-from shardwise.lowering.traffic import axis_group
-from shardwise.lowering.weights import WEIGHT_ROLES, weight_groups
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import BORROWED, LAYERS
 from shardwise.model.program import Role
-from shardwise.precision import PRECISIONS
-from shardwise.sharding.collective import Issued, Kind
+from shardwise.sharding.collectives import Issued, Kind
+from shardwise.step.flat_arrays import ALIGNED, WEIGHT_ROLES, weight_groups
+from shardwise.step.instructions import axis_group
+from shardwise.step.parameters import unit_paths
+from shardwise.step.rank_program import Instance
+from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.precision import PRECISIONS
 
 SMALL = Architecture(
     name="small", num_layers=3, d_model=24, d_ff=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96

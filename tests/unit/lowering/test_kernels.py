@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from shardwise.books.rules import (
+from shardwise.book_formulas.rules import (
     KernelCost,
     Stage,
     Staging,
@@ -17,7 +17,7 @@ from shardwise.books.rules import (
     matmul_critical_batch,
     transfer_s,
 )
-from shardwise.errors import InputError
+from shardwise.values.errors import InputError
 
 
 def test_an_offloaded_matrix_times_a_vector() -> None:

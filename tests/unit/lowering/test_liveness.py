@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.issuing import IssuePolicy
-from shardwise.layout.family import Family
-from shardwise.lowering.liveness import Moment, moments
-from shardwise.lowering.template import unit_template
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.load import load_model
+from shardwise.step.liveness import Moment, moments
+from shardwise.step.unit_instructions import unit_template
+from shardwise.values.issue_policy import IssuePolicy
 
 STRUCTURE = load_model("llama-3-8b").structure
 # Of the MLP both inputs of the activation and the three gradients are there; its result has gone.

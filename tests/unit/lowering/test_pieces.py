@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from shardwise.issuing import IssuePolicy
-from shardwise.layout.family import Family
-from shardwise.lowering.pieces import InPieces, with_rings
-from shardwise.lowering.template import unit_template
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.load import load_model
-from shardwise.sharding.collective import Kind
+from shardwise.sharding.collectives import Kind
+from shardwise.step.collective_matmul import InPieces, with_rings
+from shardwise.step.unit_instructions import unit_template
+from shardwise.values.issue_policy import IssuePolicy
 
 STRUCTURE = load_model("llama-3-8b").structure
 GATHER, SCATTER = Kind.ALL_GATHER, Kind.REDUCE_SCATTER

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from shardwise.issuing import IssuePolicy
-from shardwise.layout.family import Family
 from shardwise.layout.layout import Layout
-from shardwise.lowering.instance import Instance
-from shardwise.lowering.instruction import Free, Held, Launch, Slice, Start, Wait
-from shardwise.lowering.parameters import parameters
-from shardwise.lowering.template import Template, unit_template
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
-from shardwise.precision import PRECISIONS
-from shardwise.schedule.build import build
-from shardwise.schedule.messages import exchanges
-from shardwise.sharding.collective import Kind
+from shardwise.pipeline.messages import exchanges
+from shardwise.pipeline.registry import build
+from shardwise.sharding.collectives import Kind
+from shardwise.step.instructions import Free, Held, Launch, Slice, Start, Wait
+from shardwise.step.parameters import parameters
+from shardwise.step.rank_program import Instance
+from shardwise.step.unit_instructions import Template, unit_template
+from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.precision import PRECISIONS
 
 DENSE = Architecture(
     name="dense", num_layers=8, d_model=16, d_ff=32, num_heads=4, num_kv_heads=4, head_dim=4, vocab_size=64

@@ -8,17 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.issuing import IssuePolicy
-from shardwise.layout.family import Family
-from shardwise.lowering.control import CONTROL_UNIT, control_traffic
-from shardwise.lowering.instruction import Free, Held, Instruction, Launch, Slice, Start, Wait
-from shardwise.lowering.kernels import kernels
-from shardwise.lowering.template import Template, _stays, carried, touched, unit_template
-from shardwise.lowering.traffic import unit_traffic
+from shardwise.layout.sharding_scheme import Family
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import structure_units
 from shardwise.model.program import Role
-from shardwise.sharding.collective import Kind
+from shardwise.sharding.collectives import Kind
+from shardwise.step.collectives import CONTROL_UNIT, control_traffic, unit_traffic
+from shardwise.step.instructions import Free, Held, Instruction, Launch, Slice, Start, Wait
+from shardwise.step.kernel_fusion import kernels
+from shardwise.step.unit_instructions import Template, _stays, carried, touched, unit_template
+from shardwise.values.issue_policy import IssuePolicy
 
 SMALL = Architecture(
     name="small", num_layers=3, d_model=24, d_ff=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
+from shardwise.values.errors import InputError
 
 SIZES: dict[str, Any] = {
     "num_layers": 2,

@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
-from shardwise.errors import InputError
 from shardwise.model.architecture import Architecture
-from shardwise.model.counts import model_flops_per_token, num_active_params, num_params, num_predict_params
 from shardwise.model.load import load_model, model_names
+from shardwise.model.parameters_and_flops import (
+    model_flops_per_token,
+    num_active_params,
+    num_params,
+    num_predict_params,
+)
+from shardwise.values.errors import InputError
 
 PARAMS = {
     "llama-3-8b": 8030261248,

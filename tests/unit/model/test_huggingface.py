@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from shardwise.errors import InputError
-from shardwise.model.counts import num_active_params, num_params
-from shardwise.model.huggingface import load_config, parse_config
+from shardwise.model.huggingface.config import load_config, parse_config
 from shardwise.model.load import load_model, model_names
+from shardwise.model.parameters_and_flops import num_active_params, num_params
+from shardwise.values.errors import InputError
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2,

@@ -10,11 +10,18 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.model.families import FAMILIES
-from shardwise.model.huggingface import parse_config, with_numerics
+from shardwise.model.huggingface.config import parse_config, with_numerics
+from shardwise.model.huggingface.families import FAMILIES
+from shardwise.model.huggingface.numerics_reader import (
+    DEEPSEEK_V3,
+    EPSILONS,
+    LIMITED,
+    NumericsRule,
+    RouterRule,
+    read_numerics,
+)
 from shardwise.model.load import _catalogue, load_model, model_names
 from shardwise.model.numerics import DEFAULT, Gating, Numerics, Rotary
-from shardwise.model.numerics_reader import DEEPSEEK_V3, EPSILONS, LIMITED, NumericsRule, RouterRule, read_numerics
 
 LLAMA_3_1: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -6,7 +6,7 @@ import pytest
 
 from shardwise.model.operations import Contract
 from shardwise.sharding.notation import parse_tensor
-from shardwise.symbolic import Values
+from shardwise.values.symbolic import Values
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.books.rules import block_training_flops, params_by_part
-from shardwise.model import counts
+from shardwise.book_formulas.rules import block_training_flops, params_by_part
+from shardwise.model import parameters_and_flops
 from shardwise.model.backward import backward
 from shardwise.model.decoder import UNITS, unit_counts
 from shardwise.model.load import load_model, model_names
 from shardwise.model.operations import Contract
 from shardwise.model.program import Part, Program
-from shardwise.symbolic import Values
+from shardwise.values.symbolic import Values
 
 UNLIKE = (
     "mixtral-8x7b",
@@ -46,7 +46,7 @@ def test_every_weight_belongs_to_a_part(name: str) -> None:
 def test_the_parts_are_the_whole(name: str) -> None:
     model = load_model(name)
     parts = params_by_part(model)
-    assert parts.total == counts.num_params(model)
+    assert parts.total == parameters_and_flops.num_params(model)
     tables = (1 if model.tied_embeddings else 2) * model.vocab_size + (model.max_positions or 0) * (
         model.positions == "learned"
     )
@@ -92,14 +92,16 @@ def test_a_model_trains_with_the_flops_of_its_layers_and_heads(name: str) -> Non
     model, seq_len = load_model(name), seq_len_of(name)
     block = block_training_flops(model, 3, seq_len, causal=True)
     others = {unit: count for unit, count in unit_counts(model).items() if unit in ("head", "predict")}
-    ends = sum(count * sum(counts.unit_training_flops(model, unit, seq_len)) for unit, count in others.items())
+    ends = sum(
+        count * sum(parameters_and_flops.unit_training_flops(model, unit, seq_len)) for unit, count in others.items()
+    )
     whole = model.num_layers * (block.mlp + block.projections + block.scores) / 3 + ends
-    assert whole == pytest.approx(counts.model_flops_per_token(model, seq_len) * seq_len, rel=1e-12)
+    assert whole == pytest.approx(parameters_and_flops.model_flops_per_token(model, seq_len) * seq_len, rel=1e-12)
 
 
 def contracted(program: Program, values: Values) -> float:
     products = replace(program, operations=tuple(o for o in program.operations if isinstance(o, Contract)))
-    return float(counts.program_flops(products).evaluate(values))
+    return float(parameters_and_flops.program_flops(products).evaluate(values))
 
 
 @pytest.mark.parametrize("name", UNLIKE)

@@ -14,9 +14,8 @@ from shardwise.model.backward import backward, split_saved
 from shardwise.model.decoder import UNITS
 from shardwise.model.load import load_model
 from shardwise.model.program import Role, density
-from shardwise.model.recompute import policy_named, searched_policies
-from shardwise.model.recompute_modules import MODULES, joined, modules_in
-from shardwise.symbolic import Values, product
+from shardwise.model.recompute_policies import MODULES, joined, modules_in, policy_named, searched_policies
+from shardwise.values.symbolic import Values, product
 
 
 def saved_bytes(model: Architecture, policy: str, unit: str = "block") -> float:

@@ -7,15 +7,14 @@ from random import Random
 
 import pytest
 
-from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.model.backward import backward, split_saved
+from shardwise.model.backward import Saving, backward, combined, savings, split_saved, worth_saving
 from shardwise.model.decoder import block_program
-from shardwise.model.kept_sets import kept_tensors, of_kind, set_named
 from shardwise.model.operations import Map
 from shardwise.model.program import Program, ProgramBuilder, Role
-from shardwise.model.saving import Saving, combined, savings, worth_saving
+from shardwise.model.recompute_policies import kept_tensors, of_kind, set_named
+from shardwise.values.errors import InputError
 
 SMALL = Architecture(
     name="small", num_layers=1, d_model=8, d_ff=8, num_heads=2, num_kv_heads=2, head_dim=4, vocab_size=8, mlp="relu",

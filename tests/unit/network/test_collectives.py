@@ -6,21 +6,23 @@ import math
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.communication import collective_s
-from shardwise.errors import InputError
-from shardwise.network.collectives import (
-    CollectiveReport,
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.network.book_collectives import (
+    all_to_all_chunks,
     axes_report,
-    collective_report,
     hop_crossover_bytes,
+    idealised_s,
     link_bytes,
+    point_to_point,
 )
-from shardwise.network.nccl import OPERATIONS, Operation, algbw, busbw, busbw_factor
-from shardwise.network.placed import Links
-from shardwise.network.topology import Cut, Switched, Tier, Torus
-from shardwise.network.torus_collectives import all_to_all_chunks, idealised_s, point_to_point
-from shardwise.sharding.collective import Kind
+from shardwise.hardware.network.collective_times import CollectiveReport, collective_report
+from shardwise.hardware.network.links import Cut
+from shardwise.hardware.network.nccl_bandwidths import OPERATIONS, Operation, algbw, busbw, busbw_factor
+from shardwise.hardware.network.switches import Switched, Tier
+from shardwise.hardware.network.topology import Links, collective_s
+from shardwise.hardware.network.torus import Torus
+from shardwise.sharding.collectives import Kind
+from shardwise.values.errors import InputError
 
 MIB = 2**20
 OPERATION = {Kind(name): name for name in OPERATIONS if name in set(Kind)}

@@ -7,15 +7,13 @@ import itertools
 
 import pytest
 
-from shardwise.draw.strip import draw_strip
-from shardwise.errors import InputError
-from shardwise.network.collectives import axes_report, link_bytes
-from shardwise.network.frames import device_names, frames, strip_of
-from shardwise.network.messages import KINDS, Simulation, simulate
-from shardwise.network.nccl import OPERATIONS, received_bytes
-from shardwise.network.routes import Grid, Message, Piece
-from shardwise.network.torus_collectives import all_to_all_chunks
-from shardwise.sharding.collective import Kind
+from shardwise.hardware.network.book_collectives import all_to_all_chunks, axes_report, link_bytes
+from shardwise.hardware.network.message_simulation import KINDS, Grid, Message, Piece, Simulation, simulate
+from shardwise.hardware.network.nccl_bandwidths import OPERATIONS, received_bytes
+from shardwise.present.draw.strip import draw_strip
+from shardwise.present.pictures.collective_frames import device_names, frames, strip_of
+from shardwise.sharding.collectives import Kind
+from shardwise.values.errors import InputError
 
 AG, RS, AR, A2A = KINDS
 OPERATION = {Kind(name): name for name in OPERATIONS if name in set(KINDS)}

@@ -9,22 +9,21 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.books.rules import book_rules
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.communication import collective_s
-from shardwise.cost.mesh_links import place_mesh
-from shardwise.errors import InputError
-from shardwise.job import Job
+from shardwise.book_formulas.rules import book_rules
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.mesh_links import place_mesh
+from shardwise.hardware.network.collective_times import collective_report
+from shardwise.hardware.network.links import Cut
+from shardwise.hardware.network.pods import Pods
+from shardwise.hardware.network.topology import Links, collective_s
 from shardwise.layout.placement import between_pods, cut_levels, default_placement, placements
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.network.collectives import collective_report
-from shardwise.network.placed import Links
-from shardwise.network.topology import Cut, Pods
-from shardwise.planning.codec import dump_plan, load_plan, parse_plan
-from shardwise.planning.explain.constants import constants
-from shardwise.planning.payload import plan_payload
-from shardwise.sharding.collective import Kind
+from shardwise.search.explain.constant_sensitivity import constants
+from shardwise.search.plan_file import dump_plan, load_plan, parse_plan, plan_payload
+from shardwise.sharding.collectives import Kind
 from shardwise.sharding.mesh import Mesh
+from shardwise.values.errors import InputError
 
 
 def pods(name: str) -> Pods:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.communication import collective_s
-from shardwise.network.collectives import collective_report
-from shardwise.network.placed import Links
-from shardwise.network.switched_collectives import all_to_all_seconds_per_byte
-from shardwise.network.topology import Cut, Switched, Tier, Torus
-from shardwise.sharding.collective import MESSAGE_ENDS, Kind
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.network.collective_times import collective_report
+from shardwise.hardware.network.links import Cut
+from shardwise.hardware.network.switches import Switched, Tier, all_to_all_seconds_per_byte
+from shardwise.hardware.network.topology import Links, collective_s
+from shardwise.hardware.network.torus import Torus
+from shardwise.sharding.collectives import MESSAGE_ENDS, Kind
 
 MIB = 2**20
 

@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 
 import shardwise as sw
-from shardwise.cluster.load import load_cluster
-from shardwise.errors import InputError
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.network.collective_times import collective_report
+from shardwise.hardware.network.links import Cut
+from shardwise.hardware.network.torus import Torus, all_to_all_link, closed_groups, distances, is_twistable
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.network.collectives import collective_report
-from shardwise.network.topology import Cut, Torus
-from shardwise.network.torus_collectives import all_to_all_link
-from shardwise.network.twist import closed_groups, distances, is_twistable
-from shardwise.planning.codec import parse_plan
-from shardwise.planning.payload import plan_payload
+from shardwise.search.plan_file import parse_plan, plan_payload
+from shardwise.values.errors import InputError
 
 SHAPES = [(4, 4, 8), (4, 8, 8), (8, 4, 4), (8, 8, 4), (8, 8, 16)]
 

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from shardwise.measurement.trace import COLLECTIVE, KERNEL, PASS, PASSES, WAIT, RankTrace, TraceEvent
-from shardwise.planning.plan import Plan
-from shardwise.simulate.result import simulate
-from shardwise.simulate.step import Simulated
-from shardwise.simulate.streams import Played
-from shardwise.simulate.work import Transfer
+from shardwise.price.simulation.result import simulate
+from shardwise.price.simulation.simulated_step import Simulated
+from shardwise.price.simulation.streams import Played, Transfer
+from shardwise.records.step_trace import COLLECTIVE, KERNEL, PASS, PASSES, WAIT, RankTrace, TraceEvent
+from shardwise.search.plan import Plan
 
 AXES = {"tp": ("tp_kv",), "control": ("dp",)}  # of an axis group its atomic axis, where it has another name
 NS = 1e9

@@ -13,26 +13,40 @@ from typing import Any
 import pytest
 from json_schemas import require_valid
 
-from shardwise.cli.plain import plain
-from shardwise.cli.reconcile_report import reconcile_report
-from shardwise.cluster.load import load_cluster
-from shardwise.cluster.stacks import calibrated, calibration_of, stack_named
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.published_constants import calibrated, calibration_of
+from shardwise.hardware.stacks import stack_named
 from shardwise.layout.layout import Layout
-from shardwise.measurement.inspection import Measured, Memory, ProcessMemory, measured_payload, parse_measured
-from shardwise.measurement.record import StepRecord
+from shardwise.measure.reconcile.payloads import reconcile_payload
+from shardwise.measure.reconcile.reconciliation import MeasuredRun, Reconciliation, reconcile
+from shardwise.measure.reconcile.step_terms import (
+    StepTime,
+    TimeTerm,
+    attribution,
+    collectives,
+    compared,
+    depends_on,
+    step_memory,
+    step_time,
+)
 from shardwise.model.architecture import Architecture
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.reconcile.collectives import collectives, compared
-from shardwise.reconcile.compare import Reconciliation, reconcile
-from shardwise.reconcile.memory import step_memory
-from shardwise.reconcile.payload import reconcile_payload
-from shardwise.reconcile.picture import reconciliation_charts
-from shardwise.reconcile.read import MeasuredRun
-from shardwise.reconcile.time import StepTime, TimeTerm, attribution, depends_on, step_time
-from shardwise.sharding.collective import Issued, Kind
-from shardwise.train.issued import instance_of
-from shardwise.train.recipe import Recipe
+from shardwise.model.job import Job
+from shardwise.present.cli.plain import plain
+from shardwise.present.cli.reconcile_report import reconcile_report
+from shardwise.present.pictures.reconciliation_charts import reconciliation_charts
+from shardwise.records.step_log import StepRecord
+from shardwise.records.step_memory_and_collectives import (
+    Measured,
+    Memory,
+    ProcessMemory,
+    measured_payload,
+    parse_measured,
+)
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
+from shardwise.sharding.collectives import Issued, Kind
 
 MODEL = Architecture(
     name="small", num_layers=4, d_model=512, d_ff=2048, num_heads=8, num_kv_heads=8, head_dim=64, vocab_size=8192

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.calibrate.accuracy import Judged, judge, memory_summary, refuted_fits
-from shardwise.calibrate.published_runs.case import case_of
-from shardwise.calibrate.published_runs.facts import Facts
-from shardwise.calibrate.published_runs.memory import PROCESS_BYTES, SLACK, instrument_of, read_bytes
-from shardwise.calibrate.published_runs.rows import published_rows
+from shardwise.measure.calibrate.prediction_errors import Judged, judge, memory_summary, refuted_fits
+from shardwise.measure.calibrate.published_runs.prediction_from_row import case_of
+from shardwise.measure.calibrate.published_runs.run_table import (
+    PROCESS_BYTES,
+    SLACK,
+    Facts,
+    instrument_of,
+    published_rows,
+    read_bytes,
+)
 
 TERMS = {"parameters": 30e9, "logits": 14e9, "runtime": 1.5e9}
 

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 from json_schemas import require_valid
 
-from shardwise.cluster.load import load_cluster
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.measurement.trace import KERNEL, RankTrace
+from shardwise.measure.reconcile.aligned_traces import step_of
+from shardwise.measure.reconcile.payloads import trace_payload
+from shardwise.measure.reconcile.step_differences import Difference, cause_of_traffic
+from shardwise.measure.reconcile.trace_analysis import Bottleneck, Traced
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.planning.neighbours import neighbours, of_terms, remedy
-from shardwise.planning.plan import Plan, plan_layout
-from shardwise.reconcile.traces.bottlenecks import Bottleneck
-from shardwise.reconcile.traces.differences import Difference, cause_of_traffic
-from shardwise.reconcile.traces.found import Traced
-from shardwise.reconcile.traces.payload import trace_payload
-from shardwise.reconcile.traces.traced_step import step_of
+from shardwise.records.step_trace import KERNEL, RankTrace
+from shardwise.search.explain.neighbour_layouts import neighbours, of_terms, remedy
+from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan import Plan
 from unit.reconcile.as_planned import as_planned, is_kernel, slowed
 
 QUERIES = "contract q_flat"

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from shardwise.errors import InputError
-from shardwise.measurement.folder import RunFolder
-from shardwise.measurement.inspection import MemorySample
-from shardwise.measurement.memory_trace import MemoryTrace, read_memory, write_memory
-from shardwise.measurement.trace import (
+from shardwise.measure.reconcile.aligned_traces import read_step, step_of
+from shardwise.measure.reconcile.rank_time import Overlap, lateness, meetings, occupancy, stalls
+from shardwise.present.pictures.memory_over_steps_chart import anatomy_chart
+from shardwise.records.run_folder import RunFolder
+from shardwise.records.step_memory_and_collectives import MemorySample, MemoryTrace, read_memory, write_memory
+from shardwise.records.step_trace import (
     COLLECTIVE,
     KERNEL,
     PASS,
@@ -23,11 +24,7 @@ from shardwise.measurement.trace import (
     trace_path,
     write_trace,
 )
-from shardwise.reconcile.traces.anatomy import anatomy_chart
-from shardwise.reconcile.traces.arrivals import lateness, meetings
-from shardwise.reconcile.traces.occupancy import Overlap, occupancy
-from shardwise.reconcile.traces.stalls import stalls
-from shardwise.reconcile.traces.traced_step import read_step, step_of
+from shardwise.values.errors import InputError
 
 MS = 1_000_000
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.schedule.durations import Durations
+from shardwise.pipeline.timeline import Durations
 
 Counts = tuple[tuple[int, int, int], ...]  # of each rank: forward passes, inputs', weights'
 Times = tuple[float, ...]  # when each rank is free, then when what is on its way is there

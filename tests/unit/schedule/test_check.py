@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.errors import InputError
 from shardwise.layout.layout import Layout
-from shardwise.schedule.action import Action, ActionList, loop
-from shardwise.schedule.build import build
-from shardwise.schedule.check import check
-from shardwise.schedule.order_csv import from_csv, to_csv
-from shardwise.schedule.schedule import ACTION_LISTS, SCHEDULES, schedule_name
+from shardwise.pipeline.actions import Action, ActionList, loop
+from shardwise.pipeline.clock import check
+from shardwise.pipeline.registry import ACTION_LISTS, SCHEDULES, build, schedule_name
+from shardwise.pipeline.torch_csv import from_csv, to_csv
+from shardwise.values.errors import InputError
 
 BROKEN = {
     "0F0,0B0\n1B0,1F0": "rank 1, slot 0 (1B0) needs 1F0, which in slot 1 of the same rank comes later",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.schedule.closed_form import bubble_ratio, in_flight_1f1b, in_flight_afab, in_flight_interleaved
-from shardwise.schedule.schedule import NATURAL, SCHEDULES, Passes, natural_schedule, schedule_names, schedule_of
+from shardwise.pipeline.registry import NATURAL, SCHEDULES, natural_schedule, schedule_names, schedule_of
+from shardwise.pipeline.schedule import Passes, bubble_ratio, in_flight_1f1b, in_flight_afab, in_flight_interleaved
 
 
 def test_bubble_is_idle_over_ideal_time() -> None:

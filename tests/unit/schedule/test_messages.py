@@ -6,10 +6,9 @@ from collections import deque
 
 import pytest
 
-from shardwise.schedule.action import Action, ActionList
-from shardwise.schedule.build import build
-from shardwise.schedule.messages import Message, exchanges, needs, num_messages
-from shardwise.schedule.schedule import ACTION_LISTS
+from shardwise.pipeline.actions import Action, ActionList
+from shardwise.pipeline.messages import Message, exchanges, needs, num_messages
+from shardwise.pipeline.registry import ACTION_LISTS, build
 
 
 def replayed(actions: ActionList) -> int:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.errors import InputError
-from shardwise.schedule.action import Action, ActionList, loop
-from shardwise.schedule.build import build
-from shardwise.schedule.durations import Durations
-from shardwise.schedule.play import play
+from shardwise.pipeline.actions import Action, ActionList, loop
+from shardwise.pipeline.registry import build
+from shardwise.pipeline.timeline import Durations, play
+from shardwise.values.errors import InputError
 
 
 def test_two_stages_by_hand() -> None:

@@ -6,12 +6,10 @@ import itertools
 
 import pytest
 
-from shardwise.schedule.build import build, problems
-from shardwise.schedule.check import check
-from shardwise.schedule.durations import Durations
-from shardwise.schedule.held import SAVED, WAITING
-from shardwise.schedule.play import Timeline, play
-from shardwise.schedule.schedule import ACTION_LISTS, Passes, schedule_of
+from shardwise.pipeline.clock import check
+from shardwise.pipeline.registry import ACTION_LISTS, build, problems, schedule_of
+from shardwise.pipeline.schedule import Passes
+from shardwise.pipeline.timeline import SAVED, WAITING, Durations, Timeline, play
 
 PASSES = [
     (2, 1.0, 1.0, 1.0),

@@ -6,11 +6,9 @@ import random
 
 import pytest
 
-from shardwise.schedule.build import build
-from shardwise.schedule.durations import Durations
-from shardwise.schedule.play import play
-from shardwise.schedule.schedule import schedule_of
-from shardwise.schedule.uneven import NONE, THIRDS, holding, waiting
+from shardwise.pipeline.registry import build, schedule_of
+from shardwise.pipeline.timeline import Durations, play
+from shardwise.pipeline.uneven_stages import NONE, THIRDS, holding, waiting
 
 
 def played(schedule: str, sizes: tuple[int, ...], p: int, m: int) -> float:

@@ -6,12 +6,11 @@ import random
 
 import pytest
 
-from shardwise.schedule import zb_fill
-from shardwise.schedule.build import build
-from shardwise.schedule.check import check
-from shardwise.schedule.durations import Durations
-from shardwise.schedule.play import Timeline, play
-from shardwise.schedule.zb_beam import Beam, State
+from shardwise.pipeline import zero_bubble_search
+from shardwise.pipeline.clock import check
+from shardwise.pipeline.registry import build
+from shardwise.pipeline.timeline import Durations, Timeline, play
+from shardwise.pipeline.zero_bubble_search import Beam, State
 
 from .exact import least_makespan
 
@@ -120,6 +119,6 @@ def test_of_a_large_pipeline_only_the_first_orders_are_tried(
 ) -> None:
     """At least three, one for each least gap; with room for all of them those of six slopes, with one more ahead or not."""
     p, m = 5, 60
-    monkeypatch.setattr(zb_fill, "BUDGET", budget * 3 * p * m)
+    monkeypatch.setattr(zero_bubble_search, "FILL_BUDGET", budget * 3 * p * m)
     durations = Durations(forward=(1.0,) * p, input=(1.0,) * p, weight=(1.0,) * p, message=0.0)
-    assert len(list(zb_fill.filled_orders(p, m, durations, most=m))) == tried
+    assert len(list(zero_bubble_search.filled_orders(p, m, durations, most=m))) == tried

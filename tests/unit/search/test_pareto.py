@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.search.pareto import Chunk, Front, Row
+from shardwise.search.vectorised.best_rows import Chunk, Front, Row
 
 CAPACITY, NUM_FACTORISATIONS, NUM_LINES = 60.0, 6, 3
 

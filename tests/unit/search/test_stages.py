@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from shardwise.cluster.cluster import Cluster
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import estimate
-from shardwise.cost.pricing import Pricing
-from shardwise.job import Job
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
-from shardwise.layout.legality import violations
+from shardwise.layout.rules.table import violations
 from shardwise.model.architecture import Architecture
-from shardwise.search.choices import Choices
-from shardwise.search.plan import plan
-from shardwise.search.search import search
-from shardwise.search.stages import balanced
+from shardwise.model.job import Job
+from shardwise.price.estimate import estimate
+from shardwise.price.layout_pricer import Pricing
+from shardwise.search.balance_stages import balanced
+from shardwise.search.planner import plan
+from shardwise.search.vectorised.search_layouts import search
 
 DENSE = Architecture(
     name="dense", num_layers=9, d_model=1024, d_ff=4096, num_heads=16, num_kv_heads=4, head_dim=64, vocab_size=128_000

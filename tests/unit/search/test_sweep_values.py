@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.errors import InputError
-from shardwise.search.choices import PINNABLE
-from shardwise.search.sweep.values import COUNTS, MOST_POINTS, SWEEPABLE, Sweep, grid, parse_sweep, parse_sweeps, shown
+from shardwise.layout.choices import PINNABLE
+from shardwise.search.sweep_values import COUNTS, MOST_POINTS, SWEEPABLE, Sweep, grid, parse_sweep, parse_sweeps, shown
+from shardwise.values.errors import InputError
 
 
 @pytest.mark.parametrize(

@@ -11,23 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost import unit
-from shardwise.cost.communication import collective_s
-from shardwise.cost.rates import Work
-from shardwise.cost.unit import UnitPricer
-from shardwise.cost.unit_costs import ActivationCost
-from shardwise.cost.unit_parts import Parts
-from shardwise.job import Job
-from shardwise.layout.family import Family
-from shardwise.lowering.kernels import Kernel
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.network.topology import Links, collective_s
+from shardwise.layout.choices import Choices
+from shardwise.layout.sharding_scheme import Family
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.network.placed import Links
-from shardwise.search.choices import Choices
-from shardwise.search.search import search
-from shardwise.sharding.collective import Kind
+from shardwise.price import unit_cost
+from shardwise.price.roofline import Work
+from shardwise.price.unit_cost import ActivationCost, UnitPricer
+from shardwise.price.unit_inputs import Parts
+from shardwise.search.vectorised.search_layouts import search
+from shardwise.sharding.collectives import Kind
 from shardwise.sharding.spec import Axes
-from shardwise.symbolic import Value, Values
+from shardwise.step.instructions import Kernel
+from shardwise.values.elementwise import Value
+from shardwise.values.symbolic import Values
 
 MODEL, CLUSTER = load_model("tiny-moe-19m"), load_cluster("h100:8")
 JOB = Job(global_batch_tokens=2**18, seq_len=512)
@@ -96,7 +95,7 @@ def test_what_families_share_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> 
         return lambda *given: asked.update([name]) or usual(*given)
 
     monkeypatch.setattr(UnitPricer, "work", worked_out)
-    monkeypatch.setattr(unit, "collective_s", moved)
+    monkeypatch.setattr(unit_cost, "collective_s", moved)
     monkeypatch.setattr(UnitPricer, "kernel_s", asked_for("kernels", kernel_s))
     monkeypatch.setattr(UnitPricer, "collective_s", asked_for("collectives", of_unit))
     search(MODEL, CLUSTER, JOB, choices=Choices(micro_batch_seqs=(1, 2)))

@@ -7,15 +7,13 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
-from shardwise.batch.noise_scale import NoiseScale
-from shardwise.batch.target import LossTarget
-from shardwise.errors import InputError, NothingFitsError
-from shardwise.planning.compare import Limits
-from shardwise.planning.loss_time import LossTime
-from shardwise.search.to_loss.doublings import doublings, twice
-from shardwise.search.to_loss.loss_choice import chosen
-from shardwise.search.to_loss.loss_points import LossPoint, LossSearch
-from shardwise.search.to_loss.loss_search import batches_around, plan_to_loss
+from shardwise.batch_size.noise_scale import NoiseScale
+from shardwise.batch_size.tradeoff import LossTarget
+from shardwise.hardware.cluster_sizes import twice
+from shardwise.price.problem import Limits
+from shardwise.search.loss_time import LossPoint, LossSearch, LossTime, doublings
+from shardwise.search.plan_to_target_loss import batches_around, chosen, plan_to_loss
+from shardwise.values.errors import InputError, NothingFitsError
 
 TARGET = LossTarget(noise=NoiseScale(tokens=2.0**20))
 MODEL = sw.load_model("gpt-2")

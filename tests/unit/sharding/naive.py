@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from shardwise.sharding.collective import Collective, Kind
+from shardwise.sharding.collectives import Collective, Kind
 from shardwise.sharding.spec import Axes, Spec
 
 

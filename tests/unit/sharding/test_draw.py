@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.draw.drawing import Drawing, Rect, Text
-from shardwise.draw.grids import draw_grids
-from shardwise.draw.palette import PAPER
-from shardwise.draw.text import text_width
-from shardwise.sharding.draw import Moment, draw_text, shards_chart
+from shardwise.present.draw.drawing import Drawing, Rect, Text
+from shardwise.present.draw.grids import draw_grids
+from shardwise.present.draw.palette import PAPER
+from shardwise.present.draw.text import text_width
+from shardwise.present.pictures.shard_holder_grids import Moment, draw_text, shards_chart
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_tensor
 from unit.draw.page import check_texts

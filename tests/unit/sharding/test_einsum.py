@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.errors import ShardingError
 from shardwise.sharding import contract, parse_expression, parse_tensor
+from shardwise.values.errors import ShardingError
 
 
 def products(text: str, fixed: str | None = None) -> tuple[str, str, str, tuple[str, ...]]:

@@ -6,10 +6,9 @@ import doctest
 
 import pytest
 
-from shardwise.errors import InputError
-from shardwise.sharding import einsum, meaning
-from shardwise.sharding.meaning import einsum_of, letters_of, notes, result_dims
-from shardwise.sharding.notation import parse_expression
+from shardwise.sharding import contraction, notation
+from shardwise.sharding.notation import einsum_of, letters_of, notes, parse_expression, result_dims
+from shardwise.values.errors import InputError
 
 
 @pytest.mark.parametrize(
@@ -70,6 +69,6 @@ def test_nothing_is_said_where_nothing_surprises(text: str) -> None:
     assert notes(parse_expression(text)) == ()
 
 
-@pytest.mark.parametrize("module", [meaning, einsum])
+@pytest.mark.parametrize("module", [notation, contraction])
 def test_the_examples_in_the_docstrings_run(module: object) -> None:
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from shardwise.sharding.collective import Kind
-from shardwise.sharding.count import legal_shardings
-from shardwise.sharding.groups import AxisGroups
-from shardwise.sharding.joins import Joiner
-from shardwise.sharding.moves import Shardings
-from shardwise.sharding.paths import Cost, Joined, Lattice, Node, Tensor
+from shardwise.sharding.collectives import Kind
+from shardwise.sharding.device_shards import legal_shardings
+from shardwise.sharding.matmul_search.cheapest_paths import Cost, Joined, Lattice, Node, Tensor
+from shardwise.sharding.matmul_search.local_products import Joiner
+from shardwise.sharding.matmul_search.numbered_shardings import AxisGroups, Shardings
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.symbolic import Values
+from shardwise.values.symbolic import Values
 
 from .naive import collectives_from, local_products
 

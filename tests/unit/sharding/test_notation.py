@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.errors import InputError, NotationError
 from shardwise.sharding import Spec, parse_expression, parse_tensor
 from shardwise.sharding.notation import Expression, Tensor
+from shardwise.values.errors import InputError, NotationError
 
 AXES = ("X", "Y", "Z", "dp", "fsdp", "tp_kv", "tp_rep")
 

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from shardwise.errors import ShardingError
 from shardwise.sharding import Mesh, Spec, parse_tensor
-from shardwise.symbolic import Values
+from shardwise.values.errors import ShardingError
+from shardwise.values.symbolic import Values
 
 MESH = Mesh((("X", 4), ("Y", 2), ("Z", 8)))
 SIZES = {"I": 64, "J": 128}

@@ -6,15 +6,14 @@ import itertools
 
 import pytest
 
-from shardwise.errors import ShardingError
-from shardwise.sharding.collective import Kind, received
-from shardwise.sharding.meaning import result_dims
+from shardwise.sharding.collectives import Kind, received
+from shardwise.sharding.matmul_search.cheapest_paths import Cost
+from shardwise.sharding.matmul_search.cheapest_strategies import Move, Problem, Product, Strategy, cheapest
 from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.notation import parse_expression
-from shardwise.sharding.paths import Cost
+from shardwise.sharding.notation import parse_expression, result_dims
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.sharding.strategy import Move, Problem, Product, Strategy, cheapest
-from shardwise.symbolic import Values, constant
+from shardwise.values.errors import ShardingError
+from shardwise.values.symbolic import Values, constant
 
 from .naive import collectives_from
 

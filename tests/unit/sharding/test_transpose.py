@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardwise.sharding import Collective, parse_tensor, reshard, transpose_collective, transpose_contraction
-from shardwise.sharding.collective import Kind
-from shardwise.symbolic import Values
+from shardwise.sharding.collectives import Kind
+from shardwise.values.symbolic import Values
 
 VALUES = Values({"I": 48, "J": 10, "X": 4, "Y": 3})
 

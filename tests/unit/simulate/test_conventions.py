@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import estimate
-from shardwise.cost.pricing import Pricing
-from shardwise.cost.step import Step
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.simulate.passes import CONVENTIONS
-from shardwise.simulate.result import simulate
-from shardwise.simulate.step import Simulated, Simulator, simulated
+from shardwise.price.estimate import estimate
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.simulation.result import simulate
+from shardwise.price.simulation.simulated_step import Simulated, Simulator, simulated
+from shardwise.price.simulation.stage_passes import CONVENTIONS
+from shardwise.price.step_time import Step
 
 LAYOUTS = [
     ("llama-3-8b", "h100:16", "dp=16"),

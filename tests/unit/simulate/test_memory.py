@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.memory_terms import MEMORY
-from shardwise.cost.pricing import Pricing
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.schedule.action import BACKWARD, FORWARD, INPUT
-from shardwise.schedule.build import build, fewest_virtual_stages
-from shardwise.schedule.schedule import pipeline_names, schedule_of
-from shardwise.simulate.memory import memory_over_time
-from shardwise.simulate.step import simulated
+from shardwise.pipeline.actions import BACKWARD, FORWARD, INPUT
+from shardwise.pipeline.registry import build, fewest_virtual_stages, pipeline_names, schedule_of
+from shardwise.price.estimate_terms import MEMORY
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.simulation.result import memory_over_time
+from shardwise.price.simulation.simulated_step import simulated
 
 EIGHT, DEEP = ("llama-3-8b", "h100:16", 32), ("deepseek-v3", "h100:1024", 32)
 ALL = "fsdp=64 ep=64 pp=16 zero_stage=1 recompute=full num_virtual_stages=2"

@@ -6,23 +6,22 @@ from itertools import pairwise
 
 import pytest
 
-from shardwise.cluster.load import load_cluster
-from shardwise.cost.estimate import estimate
-from shardwise.cost.pricing import Pricing
-from shardwise.errors import InputError
-from shardwise.issuing import IssuePolicy
-from shardwise.job import Job
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.schedule.durations import Durations
-from shardwise.schedule.play import play
-from shardwise.simulate.passes import Passes, _behind_one
-from shardwise.simulate.path import legs
-from shardwise.simulate.picture import events, trace_text
-from shardwise.simulate.result import Simulation, simulate
-from shardwise.simulate.step import Simulator, simulated
-from shardwise.simulate.streams import play_streams
-from shardwise.simulate.work import GRADIENT, Await, Begin, Kernel, Transfer, transfers
+from shardwise.pipeline.timeline import Durations, play
+from shardwise.present.pictures.simulated_step_timeline import events, trace_text
+from shardwise.price.estimate import estimate
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.simulation.critical_path import legs
+from shardwise.price.simulation.result import Simulation, simulate
+from shardwise.price.simulation.simulated_step import Simulator, simulated
+from shardwise.price.simulation.stage_passes import Passes, _behind_one
+from shardwise.price.simulation.streams import Await, Begin, Kernel, Transfer, play_streams, transfers
+from shardwise.step.instructions import GRADIENT
+from shardwise.values.errors import InputError
+from shardwise.values.issue_policy import IssuePolicy
 
 MODEL = "llama-3-8b"
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.lowering.instruction import COMPUTE
-from shardwise.schedule.action import BACKWARD, FORWARD
-from shardwise.simulate.streams import Played, play_streams
-from shardwise.simulate.work import Await, Begin, Kernel, Transfer, Work, begun
+from shardwise.pipeline.actions import BACKWARD, FORWARD
+from shardwise.price.simulation.streams import Await, Begin, Kernel, Played, Transfer, Work, begun, play_streams
+from shardwise.step.instructions import COMPUTE
 
 
 def kernel(seconds: float, unit: str = "block", phase: str = "forward") -> Kernel:

@@ -5,15 +5,10 @@ Each kind knows three things: which shardings it needs and gives (`place`), its 
 costs (`flops`; bytes are those of its operands). Layouts, costs and executors only ask these.
 """
 
-from shardwise.model.operations.attention import Scan, ScanGradient
-from shardwise.model.operations.base import Dims, Operation, Placed
-from shardwise.model.operations.carries import Carry
-from shardwise.model.operations.contract import Contract
-from shardwise.model.operations.joins import Join, Part
-from shardwise.model.operations.lookups import Lookup, Scatter
-from shardwise.model.operations.maps import Accumulate, Map
-from shardwise.model.operations.of_matrix import OfMatrix
-from shardwise.model.operations.routes import Route, RouteGradient
+from shardwise.model.operations.base import Carry, Dims, Operation, Placed
+from shardwise.model.operations.elementwise import Accumulate, Join, Map, Part
+from shardwise.model.operations.indexing import Lookup, Route, RouteGradient, Scatter
+from shardwise.model.operations.matmul_and_attention import Contract, OfMatrix, Scan, ScanGradient
 
 __all__ = [
     "Accumulate",

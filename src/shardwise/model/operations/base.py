@@ -1,4 +1,4 @@
-"""The interface of every kind of operation."""
+"""The interface of every kind of operation, what its sharding rule returns, and `Carry`, the transfer between pipeline stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.sharding.spec import Spec
-from shardwise.symbolic import Polynomial
+from shardwise.values.symbolic import Polynomial
 
 Dims = tuple[str, ...]
 
@@ -66,3 +66,22 @@ class ShapeLast(Operation):
     @property
     def operands(self) -> tuple[str, ...]:
         return self.inputs[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Carry(Operation):
+    """Hands a tensor to the next pipeline stage unchanged: a send and a receive over `pp`."""
+
+    axis: str = "pp"
+
+    @property
+    def kind(self) -> str:
+        return "carry"
+
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
+        return Placed(tuple(specs), tuple(specs))
+
+    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
+        return [(self.inputs[0], Carry((cotangents[self.outputs[0]],), ("?",), self.axis))]

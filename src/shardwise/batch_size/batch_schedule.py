@@ -1,0 +1,303 @@
+"""How the global batch changes in a run: by the tokens seen so far or by the gradient noise scale, as text and by step.
+
+`parse_schedule` reads a schedule as people write it; `ramp_of` turns its phases into a `BatchRamp`, the batch of each step.
+
+Sources: McCandlish et al. 2018 (the noise scale); Megatron-LM, megatron/core/num_microbatches_calculator.py
+(RampupBatchsizeNumMicroBatchesCalculator; read 2026-11), whose `--rampup-batch-size START INCREMENT SAMPLES` is the linear ramp.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+from shardwise.batch_size.growing_batch import dynamic_batch_tokens
+from shardwise.values.errors import InputError, collect, require, unknown
+from shardwise.values.units import parse_count, parse_quantity
+
+WHAT = "--batch-schedule"
+FORMS = "0:64Ki,200M:128Ki or linear:from=64Ki,by=64Ki,over=200M or noise:lambda=2Mi"
+EVERY = 100  # steps between two decisions of a schedule by noise scale: as many as its average takes in
+Phase = tuple[int, int]  # tokens of the run before it, tokens of its batches
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSchedule:
+    """Batches by the tokens seen: `((0, 65536), (200_000_000, 131072))` has batches of 128 Ki tokens from the first step on
+    before which 200 million tokens were seen.
+
+    Raises `InputError` for phases that do not begin at 0, or do not grow.
+    """
+
+    phases: tuple[Phase, ...]
+
+    def __post_init__(self) -> None:
+        starts = [start for start, _ in self.phases]
+        if starts[:1] != [0] or any(b <= a for a, b in pairwise(starts)):
+            raise InputError(
+                f"{WHAT}: found phases from {', '.join(f'{one:,}' for one in starts)} tokens on; the first from 0, each later "
+                "than the one before, are required"
+            )
+
+    def settled(self, batch_tokens: int, quantum: int) -> GivenSchedule:
+        """The same: it leaves nothing open."""
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearSchedule:
+    """From `first` tokens to `last` (None: the plan's batch) in equal increments, each after the same part of `over` tokens.
+
+    `settled` gives its phases; it raises `InputError` where the increments do not lead from one to the other.
+
+    >>> ramp = LinearSchedule(first=4096, increment=2048, over=90_000, last=10240)
+    >>> ramp.settled(65536, 1024).phases
+    ((0, 4096), (30000, 6144), (60000, 8192), (90000, 10240))
+    """
+
+    first: int
+    increment: int
+    over: int
+    last: int | None = None
+
+    def settled(self, batch_tokens: int, quantum: int) -> GivenSchedule:
+        """The phases of a run whose plan has batches of `batch_tokens`."""
+        last = batch_tokens if self.last is None else self.last
+        count, rest = divmod(last - self.first, self.increment)
+        if rest or count < 1:
+            raise InputError(
+                f"{WHAT}: found from={self.first:,} by={self.increment:,} to a batch of {last:,} tokens; a larger batch at the "
+                "end, by a whole number of increments, is required"
+            )
+        return GivenSchedule(
+            tuple(
+                (-(-number * self.over // count), self.first + number * self.increment) for number in range(count + 1)
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseSchedule:
+    """B = sqrt(lambda · B_noise), decided again after every `every` steps from the noise scale that is estimated by then.
+
+    All in tokens. `exchange_tokens` is lambda, how many more tokens a step less is worth (`dynamic_batch_tokens`). Batches are
+    multiples of `increment` from `least` to `most`; until there is an estimate they are the smallest. None: what the layout needs
+    for one micro-batch of each replica, that too, and the plan's batch.
+
+    Assumes: B_simple, which is what a run measures, in place of B_noise, as in McCandlish et al. 2018 (isotropic curvature).
+
+    >>> schedule = NoiseSchedule(exchange_tokens=1e6, least=1024, most=10**6, increment=1024)
+    >>> schedule.batch(10_000), schedule.batch(0.0), schedule.batch(10**9)
+    (100352, 1024, 999424)
+    """
+
+    exchange_tokens: float
+    least: int | None = None
+    most: int | None = None
+    increment: int | None = None
+    every: int = EVERY
+
+    def __post_init__(self) -> None:
+        if not 0 < self.exchange_tokens < math.inf:
+            raise InputError(f"{WHAT}: found lambda={self.exchange_tokens:g}; a number of tokens above 0 is required")
+        if self.least is not None and self.most is not None and self.least > self.most:
+            raise InputError(f"{WHAT}: found from={self.least:,} to={self.most:,}; from at most to is required")
+
+    def settled(self, batch_tokens: int, quantum: int) -> NoiseSchedule:
+        """With what it leaves open, for a plan with batches of `batch_tokens` whose layout runs multiples of `quantum` tokens."""
+        most = batch_tokens if self.most is None else self.most
+        least = min(quantum, most) if self.least is None else self.least
+        return replace(self, most=most, least=least, increment=self.increment or quantum)
+
+    def batch(self, noise_tokens: float) -> int:
+        """Tokens of the batch at a noise scale; of a schedule that leaves nothing open."""
+        assert self.least is not None
+        assert self.most is not None
+        assert self.increment is not None
+        wanted = dynamic_batch_tokens(max(noise_tokens, 0.0), self.exchange_tokens)
+        wanted = min(max(wanted, self.least), self.most)
+        found = round(wanted / self.increment) * self.increment
+        while found > self.most:
+            found -= self.increment
+        return max(found, self.least)
+
+
+WrittenSchedule = GivenSchedule | LinearSchedule | NoiseSchedule
+
+
+def parse_schedule(text: str, what: str = WHAT) -> WrittenSchedule:
+    """The schedule that a text says. Raises `InputError`.
+
+    >>> parse_schedule("0:64Ki,200M:128Ki")
+    GivenSchedule(phases=((0, 65536), (200000000, 131072)))
+    >>> parse_schedule("64Ki").phases
+    ((0, 65536),)
+    >>> parse_schedule("linear:from=12Mi,by=3Mi,over=469G").over
+    469000000000
+    >>> parse_schedule("noise:lambda=2Mi,to=4Mi,every=50").every
+    50
+    """
+    name, colon, rest = text.strip().partition(":")
+    if colon and not name[:1].isdigit():
+        if name not in _NAMED:
+            raise InputError(f"{what}: {unknown(name, _NAMED)}; a schedule such as {FORMS} is required")
+        return _NAMED[name](_fields(rest, name, what), what)
+    parts = [part.partition(":") for part in text.split(",") if part.strip()]
+    if not parts or (len(parts) > 1 and not all(colon for _, colon, _ in parts)):
+        raise InputError(f"{what}: found {text!r}; TOKENS:BATCH,... is required, such as {FORMS}")
+    return GivenSchedule(tuple(_phase(part, what) for part in parts))
+
+
+def _phase(part: tuple[str, str, str], what: str) -> Phase:
+    start, batch = (part[0], part[2]) if part[1] else ("0", part[0])
+    return parse_count(start, what=what, least=0), parse_count(batch, what=what)
+
+
+def _fields(text: str, name: str, what: str) -> dict[str, str]:
+    """What a named schedule is given, by name."""
+    known, found = _FIELDS[name], {}
+    for part in text.split(","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals or key not in known:
+            raise InputError(f"{what}: found {part!r} for {name}; {', '.join(f'{one}=N' for one in known)} is known")
+        found[key] = value
+    missing = [one for one, needed in known.items() if needed and one not in found]
+    require([f"{what}: {name} has no {one}; {one}=N is required, such as {FORMS}" for one in missing])
+    return found
+
+
+def _linear(given: Mapping[str, str], what: str) -> WrittenSchedule:
+    first, increment, over, *last = _counts(given, ("from", "by", "over", "to"), what)
+    return LinearSchedule(first=first, increment=increment, over=over, last=last[0] if last else None)
+
+
+def _noise(given: Mapping[str, str], what: str) -> WrittenSchedule:
+    exchange = parse_quantity(given["lambda"], what=f"{what} lambda", unit="")
+    names = {"from": "least", "to": "most", "by": "increment", "every": "every"}
+    found = _counts(given, tuple(names), what)
+    return NoiseSchedule(
+        exchange_tokens=exchange, **dict(zip((names[one] for one in names if one in given), found, strict=True))
+    )
+
+
+def _counts(given: Mapping[str, str], names: Sequence[str], what: str) -> list[int]:
+    """The whole numbers of those names that are given, in order."""
+    found = (partial(parse_count, given[one], what=f"{what} {one}") for one in names if one in given)
+    return list(collect(*found))
+
+
+_NAMED: Mapping[str, Callable[[Mapping[str, str], str], WrittenSchedule]] = {"linear": _linear, "noise": _noise}
+_FIELDS: Mapping[str, Mapping[str, bool]] = {  # and whether it has to be given
+    "linear": {"from": True, "by": True, "over": True, "to": False},
+    "noise": {"lambda": True, "from": False, "to": False, "by": False, "every": False},
+}
+
+
+def ramp_of(phases: Sequence[Phase], seq_len: int, before: BatchRamp | None = None, step: int = 0) -> BatchRamp:
+    """The batch of every step of a run: those of `before` up to `step`, and from there on those of the phases.
+
+    A phase begins with the first step before which its tokens have been seen, so no sample is taken twice and none is left out.
+    Raises `InputError` for batches that are not whole sequences.
+
+    >>> ramp_of([(0, 4096), (10_000, 8192)], 1024)
+    BatchRamp(values=((0, 4), (3, 8)))
+    >>> ramp_of([(0, 4096), (10_000, 8192)], 1024, before=BatchRamp(((0, 2),)), step=1)
+    BatchRamp(values=((0, 2), (1, 4), (3, 8)))
+    """
+    require([problem for _, batch in phases for problem in _uneven(batch, seq_len)])
+    ramp = before if before is not None and step else None
+    tokens = ramp.first_sample(step) * seq_len if ramp else 0
+    stops = [*(start for start, _ in phases[1:]), math.inf]
+    for (_, batch), stop in zip(phases, stops, strict=True):
+        if tokens < stop:
+            sequences = batch // seq_len
+            ramp = ramp.then(step, sequences) if ramp else BatchRamp(((step, sequences),))
+            count = 0 if stop == math.inf else -(-(int(stop) - tokens) // batch)
+            step, tokens = step + count, tokens + count * batch
+    assert ramp is not None
+    return ramp
+
+
+def _uneven(batch: int, seq_len: int) -> Iterator[str]:
+    if batch % seq_len:
+        low = batch // seq_len * seq_len
+        nearest = f"the nearest are {low:,} and {low + seq_len:,}" if low else f"the smallest is {seq_len:,}"
+        yield f"{WHAT}: a batch of {batch:,} tokens is not a whole number of sequences of {seq_len:,}; {nearest} tokens"
+
+
+def steps_of(phases: Sequence[Phase], tokens: float, seq_len: int) -> tuple[tuple[int, float], ...]:
+    """Of a run of so many tokens the batch of each phase, in tokens, and its steps; the last step may be a part of one.
+
+    >>> steps_of([(0, 4096), (10_000, 8192)], 20_480, 1024)
+    ((4096, 3.0), (8192, 1.0))
+    """
+    ramp, found, seen = ramp_of(phases, seq_len), [], 0.0
+    for (start, sequences), stop in zip(ramp.values, [*(start for start, _ in ramp.values[1:]), None], strict=True):
+        batch = sequences * seq_len
+        most = math.inf if stop is None else stop - start
+        count = min(most, max(tokens - seen, 0.0) / batch)
+        seen += count * batch
+        if count > 0:
+            found.append((batch, float(count)))
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRamp:
+    """Sequences of the global batch: `((0, 64), (1000, 128))` is 64 from step 0 and 128 from step 1000 on."""
+
+    values: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        steps = [step for step, _ in self.values]
+        if not steps or steps[0] != 0 or any(b <= a for a, b in pairwise(steps)):
+            raise InputError(f"batch: found a ramp from steps {steps}; steps that start at 0 and grow are required")
+        if any(sequences < 1 for _, sequences in self.values):
+            raise InputError(f"batch: found {self.values}; at least one sequence in each batch is required")
+
+    def sequences(self, step: int) -> int:
+        """Sequences of the global batch of a step."""
+        return next(sequences for start, sequences in reversed(self.values) if start <= step)
+
+    def first_sample(self, step: int) -> int:
+        """Samples of all steps before this one: the number of its first."""
+        if step < 0:
+            raise InputError(f"step: found {step}; a step of at least 0 is required")
+        stops = [start for start, _ in self.values[1:]]
+        spans = zip(self.values, [*stops, step], strict=True)
+        return sum(max(min(stop, step) - start, 0) * sequences for (start, sequences), stop in spans)
+
+    def until(self, step: int) -> BatchRamp:
+        """The ramp without the changes behind `step`.
+
+        >>> BatchRamp(((0, 64), (1000, 128), (2000, 256))).until(1000)
+        BatchRamp(values=((0, 64), (1000, 128)))
+        """
+        return BatchRamp(tuple(value for value in self.values if value[0] <= step))
+
+    def then(self, step: int, sequences: int) -> BatchRamp:
+        """The same steps before `step`, and from it on batches of so many sequences.
+
+        >>> BatchRamp(((0, 64), (1000, 128))).then(500, 96)
+        BatchRamp(values=((0, 64), (500, 96)))
+        """
+        kept = tuple(value for value in self.values if value[0] < step)
+        changes = not kept or kept[-1][1] != sequences
+        return BatchRamp((*kept, (step, sequences)) if changes else kept)
+
+
+def parse_ramp(text: str, what: str) -> tuple[tuple[int, int], ...]:
+    """Steps and the sequences of the batch from each on. Raises `InputError`.
+
+    >>> parse_ramp("0:64,1000:128", "batch_ramp")
+    ((0, 64), (1000, 128))
+    """
+    pairs: Sequence[tuple[str, str, str]] = [part.partition(":") for part in text.split(",") if part.strip()]
+    if not all(colon for _, colon, _ in pairs):
+        raise InputError(f"{what}: found {text!r}; STEP:SEQUENCES,... is required, such as 0:64,1000:128")
+    return tuple(
+        (parse_count(step, what=what, least=0), parse_count(sequences, what=what)) for step, _, sequences in pairs
+    )

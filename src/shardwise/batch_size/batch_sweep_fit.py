@@ -1,0 +1,281 @@
+"""The runs of a sweep over batches, and the fewest steps and tokens of the Pareto law, fitted to them.
+
+A folder of a sweep has `runs.jsonl`, a line for each run: {"batch_tokens", "learning_rate", "seed", "steps", "tokens", "loss",
+"target_loss", "failed"}; `steps` is null where the loss was not reached, `failed` null or the reason. A CSV file has the columns
+batch_tokens and steps, and may have seed.
+
+The fit is of logarithms of steps, ln S = ln S_min + ln(1 + B_noise / B): runs of all batches have about the same relative
+scatter, where steps themselves differ by orders of magnitude. Residuals beyond `HUBER` deviations of most pull no more than
+linearly (Huber 1964). For a given B_noise the best S_min is a weighted mean, so that one number is searched for: on a grid of
+logarithms, which finds the global minimum, and then between its neighbours.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.batch_size.json_rows import json_rows, not_an_object, number_in, read_text
+from shardwise.batch_size.tradeoff import BatchTradeoff
+from shardwise.values.errors import InputError, require
+from shardwise.values.units import format_quantity
+
+FILE = "runs.jsonl"  # of a sweep's folder
+NOT_REACHED = "the loss was not reached"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRun:
+    """One run of a sweep: its batch, its steps to the loss (None where it did not reach it, which `failed` says), its seed.
+
+    >>> run = BatchRun(batch_tokens=4096, steps=1200, seed=1)
+    >>> run.tokens, run.reached
+    (4915200, True)
+    """
+
+    batch_tokens: float
+    steps: float | None
+    seed: int = 0
+    learning_rate: float | None = None
+    target_loss: float | None = None
+    failed: str | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the run reached the loss."""
+        return self.steps is not None
+
+    @property
+    def tokens(self) -> float | None:
+        """Tokens to the loss: B · S; None where it was not reached."""
+        return None if self.steps is None else self.batch_tokens * self.steps
+
+
+def read_runs(path: str | Path) -> tuple[BatchRun, ...]:
+    """The runs of a sweep's folder, of its `runs.jsonl`, or of a CSV file. Raises `InputError` with every line that is wrong.
+
+    Of the runs of a batch with one seed that differ in their learning rate, all are there: `best_runs` has the best of them.
+    """
+    where = Path(path)
+    where = where / FILE if where.is_dir() else where
+    text = read_text(where, f"the folder of a sweep with a {FILE}, or a CSV file with batch_tokens and steps,")
+    rows = _of_csv(text, where) if where.suffix.lower() == ".csv" else json_rows(text, where)
+    found, problems = [], []
+    for place, row in rows:
+        run, wrong = _run(row, place)
+        found += [run] if run else []
+        problems += wrong
+    require(problems)
+    if not found:
+        raise InputError(f"{where}: found no runs; a line for each run is required")
+    return tuple(found)
+
+
+def best_runs(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
+    """Of the runs of each batch and seed the one that reached the loss in the fewest steps, by batch and seed.
+
+    A batch and seed of which no run reached the loss keeps one that did not.
+
+    >>> [run.steps for run in best_runs((BatchRun(batch_tokens=8, steps=30), BatchRun(batch_tokens=8, steps=20)))]
+    [20]
+    """
+    best: dict[tuple[float, int], BatchRun] = {}
+    for run in sorted(runs, key=lambda one: math.inf if one.steps is None else one.steps):
+        best.setdefault((run.batch_tokens, run.seed), run)
+    return tuple(best[key] for key in sorted(best))
+
+
+def _of_csv(text: str, path: Path) -> Iterator[tuple[str, Any]]:
+    reader = csv.DictReader(text.splitlines())
+    missing = [name for name in ("batch_tokens", "steps") if name not in (reader.fieldnames or ())]
+    if missing:
+        raise InputError(
+            f"{path}: found the columns {', '.join(reader.fieldnames or ()) or 'none'}; batch_tokens and steps are required"
+        )
+    for row in reader:
+        yield f"{path}:{reader.line_num}", {key: value or None for key, value in row.items() if key}
+
+
+def _run(row: Any, place: str) -> tuple[BatchRun | None, list[str]]:
+    """The run of a row, or what is wrong with it."""
+    if not isinstance(row, Mapping):
+        return None, [not_an_object(row, place)]
+    problems: list[str] = []
+    batch = number_in(row, "batch_tokens", place, problems, required=True)
+    steps = number_in(row, "steps", place, problems)
+    others = {name: number_in(row, name, place, problems) for name in ("learning_rate", "target_loss")}
+    seed = row.get("seed") or 0
+    if not str(seed).lstrip("-").isdigit():
+        problems.append(f"{place}: seed is {seed!r}; a whole number is required")
+    if problems or batch is None:
+        return None, problems
+    failed = row.get("failed") or (None if steps is not None else NOT_REACHED)
+    return BatchRun(batch_tokens=batch, steps=steps, seed=int(seed), failed=failed, **others), []
+
+
+Array = NDArray[np.float64]
+HUBER = 2.0  # deviations: 95% efficient for normal errors is 1.345, which would weigh down a seventh of good runs
+LEAST_SIGMA = 1e-6  # of logarithms: exact points have no scatter
+MARGIN = 1e3  # how far beyond the batches B_noise is searched for, as a factor
+NUM_GRID = 241
+NUM_REFINED = 60  # halvings between the neighbours of the grid's best
+NUM_REWEIGHTED = 8
+NUM_BOOTSTRAP = 1000
+LEAST_BATCHES = 3
+NUM_PARAMETERS = 2  # which take up part of the scatter
+QUANTILES = (0.05, 0.95)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedRun:
+    """A run that was fitted, with the steps of the law; `residual` is the logarithm of measured over fitted steps."""
+
+    run: BatchRun
+    fitted_steps: float
+    residual: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TradeoffFit:
+    """S_min and B_noise of a sweep's runs, with 90% bootstrap intervals of S_min, E_min and B_crit = E_min / S_min.
+
+    `rms_residual` is of logarithms: 0.05 is a scatter of 5%. `not_reached` are the runs that say nothing of steps. `within` is
+    False where the batches lie on one side of the critical batch, which then is extrapolated.
+
+    >>> law = BatchTradeoff(min_steps=100, noise_tokens=8)
+    >>> found = fit_tradeoff([BatchRun(batch_tokens=batch, steps=law.steps(batch)) for batch in (4, 8, 16)])
+    >>> found.within, round(found.tradeoff.critical_batch_tokens, 6)
+    (True, 8.0)
+    """
+
+    tradeoff: BatchTradeoff
+    runs: tuple[FittedRun, ...]
+    not_reached: tuple[BatchRun, ...]
+    min_steps_interval90: tuple[float, float]
+    min_tokens_interval90: tuple[float, float]
+    critical_batch_interval90: tuple[float, float]
+    rms_residual: float
+
+    @property
+    def batches(self) -> tuple[float, ...]:
+        """The batches that were fitted, the smallest first."""
+        return tuple(sorted({one.run.batch_tokens for one in self.runs}))
+
+    @property
+    def target_loss(self) -> float | None:
+        """The loss that the runs reached; None where they do not say one."""
+        return self.runs[0].run.target_loss
+
+    @property
+    def within(self) -> bool:
+        """Whether the critical batch lies between the smallest and the largest batch."""
+        return self.batches[0] <= self.tradeoff.critical_batch_tokens <= self.batches[-1]
+
+
+def fit_tradeoff(runs: Sequence[BatchRun], *, num_bootstrap: int = NUM_BOOTSTRAP, seed: int = 0) -> TradeoffFit:
+    """Fit S(B) = S_min · (1 + B_noise / B) to the runs that reached the loss, the best of each batch and seed.
+
+    Least squares of the logarithms of steps, robust to single runs that are off. Intervals: the fit to `num_bootstrap` samples
+    of the residuals (with `seed`). Raises `InputError` for
+    fewer than three batches and for runs whose steps do not fall with the batch. Source: McCandlish et al. 2018, equation 2.11;
+    the note, E.2 (24).
+
+    >>> exact = BatchTradeoff(min_steps=50_000, noise_tokens=2e6)
+    >>> runs = [BatchRun(batch_tokens=2e6 * r, steps=exact.steps(2e6 * r)) for r in (0.25, 1, 4)]
+    >>> found = fit_tradeoff(runs)
+    >>> round(found.tradeoff.min_steps), round(found.tradeoff.min_tokens)
+    (50000, 100000000000)
+    """
+    best = best_runs(tuple(runs))
+    reached = [run for run in best if run.steps is not None]
+    _require_enough(reached)
+    batches = np.array([run.batch_tokens for run in reached])
+    logs = np.log(np.array([run.steps for run in reached], dtype=np.float64))
+    found = _fitted(batches, logs)
+    fitted = _log_steps(found, batches)
+    samples = _bootstrap(batches, logs, fitted, num_bootstrap, seed)
+    return TradeoffFit(
+        tradeoff=found, not_reached=tuple(run for run in best if run.steps is None),
+        runs=tuple(
+            FittedRun(run=run, fitted_steps=math.exp(of_law), residual=float(measured - of_law))
+            for run, measured, of_law in zip(reached, logs, fitted, strict=True)
+        ),
+        min_steps_interval90=_interval([one.min_steps for one in samples]),
+        min_tokens_interval90=_interval([one.min_tokens for one in samples]),
+        critical_batch_interval90=_interval([one.critical_batch_tokens for one in samples]),
+        rms_residual=float(np.sqrt(np.mean((logs - fitted) ** 2))),
+    )  # fmt: skip
+
+
+def _require_enough(reached: Sequence[BatchRun]) -> None:
+    losses = sorted({run.target_loss for run in reached if run.target_loss is not None})
+    if len(losses) > 1:
+        raise InputError(
+            f"fit: found runs to losses of {', '.join(f'{loss:g}' for loss in losses)}; one loss is required"
+        )
+    batches = sorted({run.batch_tokens for run in reached})
+    if len(batches) < LEAST_BATCHES:
+        shown = ", ".join(format_quantity(batch) for batch in batches) or "none"
+        raise InputError(
+            f"fit: found runs that reached the loss with batches of {shown} tokens; at least {LEAST_BATCHES} batches are required"
+        )
+    steps = {batch: np.median([run.steps for run in reached if run.batch_tokens == batch]) for batch in batches}
+    if steps[batches[0]] <= steps[batches[-1]]:
+        raise InputError(
+            f"fit: found {steps[batches[0]]:,.0f} steps with the smallest batch and {steps[batches[-1]]:,.0f} with the largest; "
+            "steps that fall with the batch are required: is the learning rate of each batch tuned?"
+        )
+
+
+def _log_steps(found: BatchTradeoff, batches: Array) -> Array:
+    return np.asarray(math.log(found.min_steps) + np.log1p(found.noise_tokens / batches))
+
+
+def _fitted(batches: Array, logs: Array) -> BatchTradeoff:
+    """Huber's weights from the residuals of the fit before; the first fit has equal weights."""
+    weights = np.ones_like(logs)
+    found = _least_squares(batches, logs, weights)
+    for _ in range(NUM_REWEIGHTED):
+        residuals = np.abs(logs - _log_steps(found, batches))
+        sigma = max(1.4826 * float(np.median(residuals)), LEAST_SIGMA)  # of normal errors, from their median
+        weights = np.minimum(1.0, HUBER * sigma / np.maximum(residuals, LEAST_SIGMA))
+        found = _least_squares(batches, logs, weights)
+    return found
+
+
+def _least_squares(batches: Array, logs: Array, weights: Array) -> BatchTradeoff:
+    def judged(log_noise: Array) -> tuple[Array, Array]:
+        """The sum of squares for each B_noise, and ln S_min there."""
+        rest = logs - np.log1p(np.exp(log_noise)[:, None] / batches)
+        means = (rest * weights).sum(axis=1) / weights.sum()
+        return (weights * (rest - means[:, None]) ** 2).sum(axis=1), means
+
+    grid = np.linspace(math.log(batches.min() / MARGIN), math.log(batches.max() * MARGIN), NUM_GRID)
+    at = int(np.argmin(judged(grid)[0]))
+    low, high = grid[max(at - 1, 0)], grid[min(at + 1, NUM_GRID - 1)]
+    for _ in range(NUM_REFINED):
+        thirds = np.array([low + (high - low) / 3.0, high - (high - low) / 3.0])
+        left, right = judged(thirds)[0]
+        low, high = (low, thirds[1]) if left < right else (thirds[0], high)
+    log_noise = np.array([(low + high) / 2.0])
+    return BatchTradeoff(min_steps=math.exp(judged(log_noise)[1][0]), noise_tokens=math.exp(log_noise[0]))
+
+
+def _bootstrap(batches: Array, logs: Array, fitted: Array, count: int, seed: int) -> list[BatchTradeoff]:
+    """Fits to the law's steps with residuals drawn with replacement: they scatter alike at all batches, in logarithms."""
+    random = np.random.default_rng(seed)
+    residuals = (logs - fitted) * math.sqrt(len(logs) / (len(logs) - NUM_PARAMETERS))
+    drawn = (fitted + random.choice(residuals, len(logs)) for _ in range(count))
+    return [_least_squares(batches, sample, np.ones(len(logs))) for sample in drawn]
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    low, high = np.quantile(values, QUANTILES)
+    return float(low), float(high)

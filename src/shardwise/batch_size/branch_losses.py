@@ -1,0 +1,220 @@
+"""The critical batch from branches of a checkpoint: the largest batch that loses nothing against smaller ones.
+
+A noise scale of gradients stands for the critical batch under assumptions (SGD, a Hessian that is a multiple of the identity).
+Branches need one: what has caught up within a window of tokens stays so. From the checkpoint of a run copies go on over the same
+samples with batches of their own and the learning rate that the batch calls for; then their losses are compared.
+
+A folder of branches has `branch.json`, which says what they begin with, and `branches.jsonl`, a line for each: {"batch_tokens",
+"learning_rate", "steps", "loss", "held_out_loss", "failed"}; `loss` is null where the branch failed, `failed` null or the reason.
+
+Source: Merrill et al., Critical Batch Size Revisited, 2025 (arXiv 2505.23971), section 3.1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardwise.batch_size.json_rows import json_rows, not_an_object, number_in, read_text
+from shardwise.values.errors import InputError, require
+from shardwise.values.units import format_quantity
+
+TOLERANCE = 0.01  # nats, within which two losses count as the same: section 3.1 of the source
+PART = 0.5  # of the window, at its end: what the smoothed loss is made of
+LEAST_STEPS = 16  # of a branch: 8 of them are in that part, for a line
+LEAST_BRANCHES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """One branch: its batch, the learning rate, its steps, its smoothed loss at the window's end, the loss of held-out text after
+    its last step (None: there is none), both in nats; of one that failed no loss, and why."""
+
+    batch_tokens: float
+    learning_rate: float
+    steps: float
+    loss: float | None
+    held_out_loss: float | None = None
+    failed: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchPoint:
+    """What branches begin with: the run, the step of its checkpoint, its batch and learning rate there; the window: the tokens
+    that each is trained on."""
+
+    run: str
+    step: int
+    batch_tokens: float
+    learning_rate: float
+    window_tokens: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedBranch:
+    """A branch that has a loss; `excess` is what it is above the lowest of all smaller batches, in nats; 0 of the smallest."""
+
+    branch: Branch
+    excess: float
+    is_within: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedBranches:
+    """Branches by their batch, the smallest first, and the critical one; `failed` have no loss."""
+
+    tolerance: float
+    compared: tuple[ComparedBranch, ...]
+    failed: tuple[Branch, ...]
+
+    @property
+    def critical_batch_tokens(self) -> float:
+        """The largest batch within the tolerance of all smaller ones."""
+        return max(one.branch.batch_tokens for one in self.compared if one.is_within)
+
+    @property
+    def next_tokens(self) -> float | None:
+        """The next larger batch, which is over the tolerance; None: the critical batch is the largest that was tried."""
+        larger = (
+            one.branch.batch_tokens for one in self.compared if one.branch.batch_tokens > self.critical_batch_tokens
+        )
+        return min(larger, default=None)
+
+    @property
+    def is_smallest(self) -> bool:
+        """Whether every larger batch than the smallest is over the tolerance, so that the critical one may be smaller still."""
+        return self.critical_batch_tokens == self.compared[0].branch.batch_tokens
+
+
+def window_loss(losses: Sequence[float], batch_tokens: float, window_tokens: float) -> float:
+    """The smoothed loss of a branch at the end of its window, from the losses of its steps, each of `batch_tokens`.
+
+    The value there of the straight line (least squares) through the losses of the window's last half, each at the tokens before
+    its step: the loss of a step is that of the weights before its update, so that a mean over the same tokens would be later for
+    larger batches. Branches take the same samples, so what these add to the losses is about the same in all.
+    Differs: the source takes an exponential average over steps (0.5 of each new one).
+    Raises `InputError` for losses that are too few for a line.
+
+    >>> round(window_loss([3.0 - 0.01 * step for step in range(16)], 64, 1024), 6)
+    2.84
+    """
+    places = ((step * batch_tokens - window_tokens, loss) for step, loss in enumerate(losses))
+    late = [(x, loss) for x, loss in places if -PART * window_tokens <= x < 0]
+    if len(late) < PART * LEAST_STEPS:
+        raise InputError(
+            f"branches: found {len(losses)} steps of {format_quantity(batch_tokens)} tokens in a window of "
+            f"{format_quantity(window_tokens)}; at least {LEAST_STEPS} are required"
+        )
+    return _line_at_0(late)
+
+
+def _line_at_0(points: Sequence[tuple[float, float]]) -> float:
+    """The value at x = 0 of the straight line (least squares) through points."""
+    x, y = (math.fsum(values) / len(points) for values in zip(*points, strict=True))
+    slope = math.fsum((a - x) * (b - y) for a, b in points) / math.fsum((a - x) ** 2 for a, _ in points)
+    return y - slope * x
+
+
+def require_tolerance(tolerance: float) -> None:
+    """Raise `InputError` for a tolerance that is not positive."""
+    if not 0 < tolerance < math.inf:
+        raise InputError(f"--tolerance: found {tolerance:g}; a number of nats above 0 is required")
+
+
+def compare_branches(branches: Sequence[Branch], tolerance: float = TOLERANCE) -> ComparedBranches:
+    """The critical batch of some branches: the largest whose loss is at most `tolerance` nats above that of every smaller one.
+
+    Raises `InputError` for a tolerance that is not positive, and for fewer than two branches with a loss.
+
+    >>> losses = {512: 3.300, 1024: 3.296, 2048: 3.304, 4096: 3.318}
+    >>> branches = [Branch(batch_tokens=batch, learning_rate=1e-3, steps=64, loss=loss) for batch, loss in losses.items()]
+    >>> found = compare_branches(branches)
+    >>> found.critical_batch_tokens, found.next_tokens
+    (2048, 4096)
+    """
+    require_tolerance(tolerance)
+    ended = sorted((one for one in branches if one.loss is not None), key=lambda one: one.batch_tokens)
+    if len(ended) < LEAST_BRANCHES:
+        raise InputError(
+            f"branches: found {len(ended)} that came to the end of the window; at least {LEAST_BRANCHES} are required"
+        )
+    return ComparedBranches(
+        tolerance=tolerance, compared=tuple(_compared(ended, tolerance)),
+        failed=tuple(one for one in branches if one.loss is None),
+    )  # fmt: skip
+
+
+def _compared(ended: Sequence[Branch], tolerance: float) -> Iterator[ComparedBranch]:
+    lowest = math.inf
+    for branch in ended:
+        assert branch.loss is not None
+        excess = branch.loss - lowest if lowest < math.inf else 0.0
+        lowest = min(lowest, branch.loss)
+        yield ComparedBranch(branch=branch, excess=excess, is_within=excess <= tolerance)
+
+
+KIND = "branch"
+FILE = "branches.jsonl"
+SCHEMA = "shardwise.batch_branch/1"  # of branch.json
+REQUIRED = "the folder of branches that `shardwise batch branch` made"
+
+
+def holds_branches(path: str | Path) -> bool:
+    """Whether a folder is one of branches."""
+    return Path(path, f"{KIND}.json").is_file()
+
+
+def read_branch_point(path: str | Path) -> BranchPoint:
+    """What the branches of a folder begin with. Raises `InputError` for a file that does not say it."""
+    where = Path(path, f"{KIND}.json")
+    try:
+        said = json.loads(read_text(where, REQUIRED))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where} is not JSON: {error}; {REQUIRED} is required") from None
+    if not isinstance(said, Mapping) or said.get("schema") != SCHEMA:
+        found = said.get("schema") if isinstance(said, Mapping) else type(said).__name__
+        raise InputError(f"{where}: found schema {found!r}; {SCHEMA!r} is required")
+    problems: list[str] = []
+    names = ("step", "batch_tokens", "learning_rate", "window_tokens")
+    numbers = {name: number_in(said, name, str(where), problems, required=True) or 0.0 for name in names}
+    require(problems)
+    return BranchPoint(run=str(said.get("run")), **{**numbers, "step": int(numbers["step"])})  # type: ignore[arg-type]
+
+
+def read_branches(path: str | Path) -> tuple[Branch, ...]:
+    """The branches of a folder that have ended. Raises `InputError` with every line that is wrong."""
+    where = Path(path, FILE)
+    found: list[Branch] = []
+    problems: list[str] = []
+    for place, row in json_rows(read_text(where, REQUIRED), where):
+        branch = _parse_branch(row, place, problems)
+        found += [branch] if branch else []
+    require(problems)
+    if not found:
+        raise InputError(f"{where}: found no branches; a line for each is required")
+    return tuple(found)
+
+
+def _parse_branch(row: Any, place: str, problems: list[str]) -> Branch | None:
+    """The branch of a row, or None and what is wrong with it."""
+    if not isinstance(row, Mapping):
+        problems.append(not_an_object(row, place))
+        return None
+    before = len(problems)
+    batch, rate, steps = (
+        number_in(row, name, place, problems, required=True) for name in ("batch_tokens", "learning_rate", "steps")
+    )
+    loss, held_out = (number_in(row, name, place, problems) for name in ("loss", "held_out_loss"))
+    failed = row.get("failed")
+    if loss is None and not failed and len(problems) == before:
+        problems.append(f"{place}: found neither a loss nor why it failed; one of them is required")
+    if len(problems) > before or batch is None or rate is None or steps is None:
+        return None
+    return Branch(
+        batch_tokens=batch, learning_rate=rate, steps=steps, loss=loss, held_out_loss=held_out,
+        failed=None if failed is None else str(failed),
+    )  # fmt: skip

@@ -1,0 +1,52 @@
+"""Rows of files that hold runs: lines of JSON, and the numbers in them, with every problem named by its place."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from shardwise.values.errors import InputError
+
+
+def read_text(path: Path, required: str) -> str:
+    """A file's text. Raises `InputError` that says what is `required`."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot read it: {reason}; {required} is required") from None
+
+
+def json_rows(text: str, path: Path) -> Iterator[tuple[str, Any]]:
+    """Each line's place and what it holds; one that is not JSON as its text."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                yield f"{path}:{number}", json.loads(line)
+            except (ValueError, RecursionError):
+                yield f"{path}:{number}", line
+
+
+def not_an_object(row: Any, place: str) -> str:
+    """What is wrong with a row that is no object."""
+    return f"{place}: found {str(row)[:40]!r}; a JSON object is required"
+
+
+def number_in(
+    row: Mapping[str, Any], name: str, place: str, problems: list[str], *, required: bool = False
+) -> float | None:
+    """A number above 0; None where there is none, and, with a line in `problems`, for anything else."""
+    value = row.get(name)
+    if value is None and not required:
+        return None
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        found = math.nan
+    if 0 < found < math.inf:
+        return found
+    problems.append(f"{place}: {name} is {value!r}; a number above 0{'' if required else ', or nothing,'} is required")
+    return None

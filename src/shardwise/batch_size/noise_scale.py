@@ -1,0 +1,135 @@
+"""The noise scale of a gradient as a value: how large, how sure, and where it comes from.
+
+Letters: L loss in nats per token (loss).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardwise.values.errors import InputError, require
+from shardwise.values.units import parse_quantity
+
+FILE = "noise.json"  # of a run's folder: what it measured
+SCHEMA = "shardwise.noise/1"
+GIVEN = "given"
+KAPLAN = "Kaplan et al., Scaling Laws for Neural Language Models, 2020, equation 5.3"
+MOST_TOKENS = 1e15  # far above any; products with it stay finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseScale:
+    """The noise scale B_noise in tokens, its 90% interval where it was measured, and its source.
+
+    Raises `InputError` for tokens that are not above 0, and for an interval that does not hold them.
+
+    >>> NoiseScale(tokens=1.2e6, interval90=(0.9e6, 1.6e6), source="runs/a").interval90
+    (900000.0, 1600000.0)
+    """
+
+    tokens: float
+    interval90: tuple[float, float] | None = None
+    source: str = GIVEN
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not 0 < self.tokens <= MOST_TOKENS:
+            problems.append(
+                f"noise scale: found {self.tokens:g}; tokens above 0, at most {MOST_TOKENS:g}, are required"
+            )
+        elif self.interval90 and not 0 < self.interval90[0] <= self.tokens <= self.interval90[1]:
+            low, high = self.interval90
+            problems.append(
+                f"noise scale: found an interval of {low:g} to {high:g}; one around {self.tokens:g} is required"
+            )
+        require(problems)
+
+
+def critical_batch_of_loss(loss: float) -> float:
+    """Tokens of the critical batch at a loss in nats per token.
+
+    Formula: 2e8 / L^(1 / 0.21). Unit: tokens. Assumes: Transformers on WebText2 with Adam.
+    Source: Kaplan et al., Scaling Laws for Neural Language Models, 2020, equation 5.3.
+    """
+    return float(2e8 / loss ** (1.0 / 0.21))
+
+
+def published_noise_scale(loss: float, what: str = "loss") -> NoiseScale:
+    """The noise scale at a loss in nats per token by the law of Kaplan et al. 2020. Raises `InputError` for no loss above 0.
+
+    It is a law of one data set (WebText2) and one tokenizer; another corpus may be several times off.
+
+    >>> found = published_noise_scale(2.5)
+    >>> round(found.tokens), "2020" in found.source
+    (2547285, True)
+    """
+    if not 0 < loss < 20:
+        raise InputError(f"{what}: found {loss:g}; nats per token, above 0 and below 20, are required")
+    return NoiseScale(tokens=critical_batch_of_loss(loss), source=f"published law at a loss of {loss:g} ({KAPLAN})")
+
+
+def noise_scale(given: str | float | Path | NoiseScale, what: str = "noise scale") -> NoiseScale:
+    """What stands for a noise scale: tokens such as "1.2Mi", or the folder of a run (or its noise.json) that measured one.
+
+    `what` names it in errors. Raises `InputError`.
+
+    >>> noise_scale("1.2Mi").tokens, noise_scale(2e6).source
+    (1258291.2, 'given')
+    """
+    if isinstance(given, NoiseScale):
+        return given
+    path = Path(given) if isinstance(given, str | Path) else None
+    if path is not None and (path.exists() or path.suffix == ".json"):
+        return read_noise_scale(path / FILE if path.is_dir() else path)
+    if isinstance(given, Path):
+        raise InputError(f"{what}: {given} does not exist; the folder of a run that measured it is required")
+    try:
+        tokens = parse_quantity(given, what=what, unit="")
+    except InputError:
+        raise InputError(
+            f"{what}: found {given!r}; tokens such as 1.2Mi, or the folder of a run with a {FILE}, are required"
+        ) from None
+    if not 0 < tokens <= MOST_TOKENS:
+        raise InputError(f"{what}: found {given!r}; tokens above 0, at most {MOST_TOKENS:g}, are required")
+    return NoiseScale(tokens=tokens)
+
+
+def read_noise_scale(path: Path) -> NoiseScale:
+    """The noise scale that a run measured, from its `noise.json`. Raises `InputError` for a file that is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot read: {error.strerror}; a run that measured the noise scale is required"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not JSON: {error}") from None
+    return _read(found, path)
+
+
+def _read(found: Any, path: Path) -> NoiseScale:
+    if not isinstance(found, Mapping) or found.get("schema") != SCHEMA:
+        schema = found.get("schema") if isinstance(found, Mapping) else found
+        raise InputError(f"{path}: found schema {schema!r}; {SCHEMA!r} is required")
+    interval, tokens = found.get("interval90"), found.get("tokens")
+    numbers = [tokens, *(interval if isinstance(interval, list) else [])]
+    if any(isinstance(one, bool) or not isinstance(one, int | float) for one in numbers) or len(numbers) not in (1, 3):
+        raise InputError(
+            f"{path}: found tokens {tokens!r} and interval90 {interval!r}; a number, and two numbers or null, are required"
+        )
+    return NoiseScale(
+        tokens=float(numbers[0]), interval90=(float(numbers[1]), float(numbers[2])) if interval else None,
+        source=f"measured: {path}",
+    )  # fmt: skip
+
+
+def noise_payload(found: NoiseScale) -> dict[str, Any]:
+    """The noise scale as `noise.json` has it."""
+    return {
+        "schema": SCHEMA, "tokens": found.tokens,
+        "interval90": list(found.interval90) if found.interval90 else None, "source": found.source,
+    }  # fmt: skip

@@ -1,0 +1,132 @@
+"""The gradient noise scale that a run measured: over its last half, and in parts from its start to its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from shardwise.batch_size.noise_estimators import MeasuredNoise, NoiseSample, measured_noise
+from shardwise.batch_size.noise_scale import NoiseScale
+from shardwise.records.run_folder import RunFolder
+from shardwise.records.step_log import StepRecord, read_log
+from shardwise.values.errors import InputError
+
+MOST_PARTS = 10  # of a run
+LEAST_OF_PART = 5  # measured steps, which have an interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Some measured steps in a row: the first and the last, the mean of the tokens seen before them, the mean loss, and the noise
+    scale over them."""
+
+    first_step: int
+    last_step: int
+    seen_tokens: float
+    loss: float
+    measured: MeasuredNoise
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNoise:
+    """The noise scale of a run. `late` is that over the last half of the measured steps: it grows as the loss falls.
+
+    `batch_tokens` and `small_tokens` are those of the latest step: of the global batch, and of the parts compared with it.
+
+    >>> late = measured_noise([NoiseSample(5.0, 2.0, 8, 32)] * 10)
+    >>> found = RunNoise(path=Path("runs/a"), late=late, parts=(), num_measured=20, batch_tokens=32, small_tokens=8)
+    >>> found.progress, found.late.tokens
+    (0.5, 32.0)
+    """
+
+    path: Path
+    late: MeasuredNoise
+    parts: tuple[Part, ...]
+    num_measured: int
+    batch_tokens: float
+    small_tokens: float
+
+    @property
+    def progress(self) -> float:
+        """What a step makes of the loss's decrease that the true gradient would give: 1 / (1 + B_noise / B).
+
+        Source: McCandlish et al. 2018, equation 2.7."""
+        return 1.0 / (1.0 + self.late.tokens / self.batch_tokens)
+
+    @property
+    def noise_scale(self) -> NoiseScale | None:
+        """What plans take; None where |G|² is not told apart from nothing."""
+        found = self.late
+        if not 0 < found.tokens < math.inf:
+            return None
+        is_bounded = 0 < found.low <= found.tokens <= found.high < math.inf
+        return NoiseScale(
+            tokens=found.tokens,
+            interval90=(found.low, found.high) if is_bounded else None,
+            source=f"measured: {self.path}",
+        )
+
+
+def run_noise(path: str | Path) -> RunNoise:
+    """The gradient noise scale that the run in a folder measured (`shardwise train --noise-scale-every N`).
+
+    The ratio of means of tr(Sigma) and |G|² over steps with its 90% interval, over the last half of those that measured it
+    (`late`) and in `parts` from its start to its end. Unit: tokens. Raises `InputError` where the folder has no log, or
+    no step measured it. Source: McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1.
+
+    >>> import shardwise as sw
+    >>> sw.run_noise("no/run")
+    Traceback (most recent call last):
+    ...
+    shardwise.values.errors.InputError: no/run/log.jsonl: cannot read: No such file or directory; the log of a run is required
+    """
+    folder = RunFolder(Path(path))
+    return noise_of_records(read_log(folder.log).steps, folder.path)
+
+
+def noise_of_records(records: Sequence[StepRecord], path: Path) -> RunNoise:
+    """The same of a log's steps."""
+    counts = {record.step: record.num_tokens for record in records}
+    seen: dict[int, float] = {}
+    total = 0.0
+    for step, tokens in sorted(counts.items()):
+        seen[step], total = total, total + tokens
+    found = [(record, sample) for record in records if (sample := sample_of(record)) is not None]
+    if not found:
+        raise InputError(
+            f"{path}: no step measured the noise scale; a run of `shardwise train --noise-scale-every N` is required"
+        )
+    last = found[-1][1]
+    return RunNoise(
+        path=path, late=measured_noise([sample for _, sample in found[len(found) // 2 :]]),
+        parts=tuple(_part(some, seen) for some in _in_parts(found)), num_measured=len(found),
+        batch_tokens=last.big_tokens, small_tokens=last.small_tokens,
+    )  # fmt: skip
+
+
+def sample_of(record: StepRecord) -> NoiseSample | None:
+    """What a step measured; None where it did not."""
+    values = record.small_norm_squared, record.big_norm_squared, record.small_tokens, record.big_tokens
+    small_squared, big_squared, small, big = values
+    if small_squared is None or big_squared is None or small is None or big is None:
+        return None
+    return NoiseSample(small_squared, big_squared, small, big)
+
+
+def _in_parts(found: Sequence[tuple[StepRecord, NoiseSample]]) -> Iterator[Sequence[tuple[StepRecord, NoiseSample]]]:
+    """Even parts, of at least so many steps; what is left over is in the first ones."""
+    count = min(MOST_PARTS, max(len(found) // LEAST_OF_PART, 1))
+    ends = [round(len(found) * number / count) for number in range(count + 1)]
+    yield from (found[start:stop] for start, stop in pairwise(ends))
+
+
+def _part(found: Sequence[tuple[StepRecord, NoiseSample]], seen: dict[int, float]) -> Part:
+    records = [record for record, _ in found]
+    return Part(
+        first_step=records[0].step, last_step=records[-1].step,
+        seen_tokens=sum(seen[record.step] for record in records) / len(records),
+        loss=sum(record.loss for record in records) / len(records), measured=measured_noise([one for _, one in found]),
+    )  # fmt: skip

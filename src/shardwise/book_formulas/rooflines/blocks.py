@@ -1,0 +1,124 @@
+"""Every operation of a model's block on one chip: its compute, its memory traffic, and which of them binds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from shardwise.book_formulas.rules import critical_intensity
+from shardwise.hardware.chips import Chip
+from shardwise.layout.degrees import atomic_degrees, degrees_of
+from shardwise.layout.layout import Layout
+from shardwise.layout.sharding_scheme import family_of
+from shardwise.model.architecture import Architecture
+from shardwise.price.roofline import rates_of
+from shardwise.price.unit_cost import UnitPricer, unit_values
+from shardwise.step.instructions import Kernel
+from shardwise.values.precision import precision_named
+
+PHASES = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationTime:
+    """One kernel of a block. FLOPs are of matrix products and attention: elementwise ones have none and memory binds them."""
+
+    phase: str
+    name: str
+    num_operations: int
+    flops: float
+    moved_bytes: float
+    math_s: float
+    memory_s: float
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.moved_bytes
+
+    @property
+    def seconds(self) -> float:
+        """Compute and traffic overlapped."""
+        return max(self.math_s, self.memory_s)
+
+    @property
+    def bound(self) -> str:
+        return "compute" if self.math_s >= self.memory_s else "memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRoofline:
+    """The kernels of one transformer block on one chip, forward and backward, in order; without recomputation.
+
+    `flops_per_s` and `bytes_per_s` are the vendor's dense peak and bandwidth; a kernel takes the longer of compute and traffic.
+
+    >>> import shardwise as sw
+    >>> block = sw.roofline("llama-3-8b", "h100", T=8192)
+    >>> round(block.critical_intensity), block.total_s("backward") > block.total_s("forward")
+    (295, True)
+    """
+
+    model: str
+    num_seqs: int
+    seq_len: int
+    dtype: str
+    flops_per_s: float
+    bytes_per_s: float
+    operations: tuple[OperationTime, ...]
+
+    @property
+    def critical_intensity(self) -> float:
+        """FLOPs per byte from which a kernel is bound by compute."""
+        return critical_intensity(self.flops_per_s, self.bytes_per_s)
+
+    def total_s(self, phase: str, bound: str | None = None) -> float:
+        """Seconds of a phase ("forward" or "backward"), kernel after kernel; with `bound`, of the kernels bound by that alone."""
+        wanted = (one for one in self.operations if one.phase == phase and bound in (None, one.bound))
+        return sum(one.seconds for one in wanted)
+
+    def total_flops(self, phase: str) -> float:
+        """FLOPs of the matrix products and the attention of a phase."""
+        return sum(one.flops for one in self.operations if one.phase == phase)
+
+
+def block_roofline(
+    architecture: Architecture, chip: Chip, num_seqs: int, seq_len: int, layout: Layout | None = None
+) -> BlockRoofline:
+    """A block of `num_seqs` sequences on one chip in bf16: the kernels that its derived program runs, on one device of a
+    `layout` (None: nothing is sharded). Nothing is computed again.
+
+    Attention is causal and flash; of a model with windows on some layers it is the mean of its layers. Neighbouring
+    elementwise operations are one kernel. Peak and bandwidth are the vendor's.
+    """
+    sharded = replace(layout or Layout(), micro_batch_seqs=num_seqs, recompute="none", recompute_layers=None)
+    degrees = atomic_degrees(architecture, degrees_of(sharded))
+    pricer = UnitPricer(architecture, rates_of(chip, None), precision_named("bf16"))
+    values = unit_values(architecture, seq_len, degrees, sharded.cp_variant)
+    dtype = pricer.precision.activations
+    peak = chip.peak(dtype)
+
+    def timed(kernel: Kernel) -> OperationTime:
+        flops, moved = float(kernel.flops.evaluate(values)), float(pricer.kernel_bytes(kernel, parts, values))
+        return OperationTime(
+            phase=kernel.phase, name=_name(kernel), num_operations=len(kernel.outputs) if kernel.kind == "map" else 1,
+            flops=flops, moved_bytes=moved, math_s=flops / peak, memory_s=moved / chip.memory_bytes_per_s,
+        )  # fmt: skip
+
+    family = pricer.of_structure(family_of(sharded))
+    parts = pricer.parts(family, "block")
+    found = [timed(kernel) for kernel in parts.kernels if kernel.phase in PHASES]
+    return BlockRoofline(
+        model=architecture.name, num_seqs=num_seqs, seq_len=seq_len, dtype=dtype, flops_per_s=peak,
+        bytes_per_s=chip.memory_bytes_per_s, operations=tuple(found),
+    )  # fmt: skip
+
+
+def _name(kernel: Kernel) -> str:
+    """A product by its operands, attention by its results, anything else by its last result."""
+    if kernel.kind == "contract":
+        return " · ".join(_plain(kernel.inputs))
+    return ", ".join(_plain(kernel.outputs if kernel.kind == "scan" else kernel.outputs[-1:]))
+
+
+def _plain(names: tuple[str, ...]) -> Iterator[str]:
+    """Names without the number that tells apart the gradients from several uses."""
+    return (name.partition("#")[0] for name in names)

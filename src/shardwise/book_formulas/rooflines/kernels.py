@@ -1,0 +1,311 @@
+"""The roofline of one kernel on one chip: FLOPs, bytes, what binds, the size from which compute does, what padding wastes.
+
+`KERNEL_FORMS` has the kinds of kernels by name: the letters of their sizes, what they cost, which matrix products they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from shardwise.book_formulas.rooflines.chip_bandwidths import Origin, transfers
+from shardwise.book_formulas.rules import (
+    Bounds,
+    KernelCost,
+    MatrixProduct,
+    Stage,
+    Staging,
+    attainable_flops_per_s,
+    attention_cost,
+    batched_matmul_cost,
+    critical_intensity,
+    critical_size,
+    dot_product_cost,
+    elementwise_cost,
+    experts_cost,
+    matmul_cost,
+    padding_efficiency,
+    time_bounds,
+)
+from shardwise.hardware.chips import Chip
+from shardwise.values.dtypes import bytes_per_element
+from shardwise.values.errors import InputError
+
+Sizes = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One kind of kernel.
+
+    `letters` says what each size counts; `defaults` gives those that may be left out a number, or the letter that they
+    follow. `critical` is the letter that raises the intensity, none where no size does. `text` writes the kernel with its
+    sizes. `products` are what a matrix unit multiplies, none where the vector unit works.
+    """
+
+    name: str
+    text: str
+    letters: Mapping[str, str]
+    cost: Callable[[Sizes, float, float, bool, bool], KernelCost]
+    defaults: Mapping[str, int | str] = field(default_factory=dict)
+    critical: str | None = None
+    products: Callable[[Sizes], tuple[MatrixProduct, ...]] = lambda sizes: ()
+    weights: bool = False
+    attention: bool = False
+
+    def filled(self, given: Sizes) -> dict[str, float]:
+        """All sizes in the order of `letters`. Raises `InputError` for letters that are missing or not known."""
+        problems = [
+            f"SIZES: {self.name} has no {letter!r}; {self.usage}" for letter in given if letter not in self.letters
+        ]
+        missing = [letter for letter in self.letters if letter not in given and letter not in self.defaults]
+        if missing:
+            problems.append(f"SIZES: {', '.join(missing)} missing; {self.usage}")
+        if problems:
+            raise InputError(*problems)
+        found = dict(given)
+        for letter in self.letters:
+            default = self.defaults.get(letter, 0)
+            found.setdefault(letter, found[default] if isinstance(default, str) else float(default))
+        sizes = {letter: found[letter] for letter in self.letters}
+        self._check(sizes)
+        return sizes
+
+    def _check(self, sizes: Sizes) -> None:
+        if self.attention and sizes["N"] % sizes["K"]:
+            raise InputError(
+                f"SIZES: found N={sizes['N']:g} query heads on K={sizes['K']:g}; a multiple of K heads is required"
+            )
+        if "k" in self.letters and sizes["k"] > sizes["E"]:
+            raise InputError(
+                f"SIZES: found k={sizes['k']:g} of E={sizes['E']:g} experts; at most all of them are required"
+            )
+
+    @property
+    def usage(self) -> str:
+        """The letters as an error or a help text lists them."""
+        optional = [letter for letter in self.letters if letter in self.defaults]
+        required = [letter for letter in self.letters if letter not in self.defaults]
+        return f"{', '.join(required)} are required" + (f", {', '.join(optional)} optional" if optional else "")
+
+    def tied(self, given: Sizes) -> tuple[str, ...]:
+        """The critical letter, and the letters left out that follow it."""
+        follow = [
+            letter for letter, default in self.defaults.items() if default == self.critical and letter not in given
+        ]
+        return (*([self.critical] if self.critical else []), *follow)
+
+
+def _attention_products(s: Sizes) -> tuple[MatrixProduct, ...]:
+    """Query heads that share keys are rows of one product; keys, then values, are what the unit holds."""
+    rows, count = s["T"] * s["N"] / s["K"], s["B"] * s["K"]
+    return (
+        MatrixProduct(rows=rows, d_in=s["H"], d_out=s["S"], count=count),
+        MatrixProduct(rows=rows, d_in=s["S"], d_out=s["H"], count=count),
+    )
+
+
+def _attention(s: Sizes, width: float, weight: float, causal: bool, fused: bool) -> KernelCost:
+    return attention_cost(s["B"], s["T"], s["S"], s["N"], s["K"], s["H"], width, causal=causal, fused=fused)
+
+
+_FORMS = (
+    Form(
+        name="dot", text="[{N}] · [{N}]", letters={"N": "elements of each vector"},
+        cost=lambda s, width, weight, causal, fused: dot_product_cost(s["N"], width),
+    ),
+    Form(
+        name="elementwise", text="{A} x [{N}] -> [{N}]", letters={"N": "elements", "A": "arrays that are read (2)"},
+        defaults={"A": 2},
+        cost=lambda s, width, weight, causal, fused: elementwise_cost(s["N"], s["A"], width),
+    ),
+    Form(
+        name="matmul", text="[{B}, {D}] · [{D}, {F}]", critical="B", weights=True,
+        letters={"B": "rows of activations", "D": "width in", "F": "width out"},
+        cost=lambda s, width, weight, causal, fused: matmul_cost(s["B"], s["D"], s["F"], width, weight),
+        products=lambda s: (MatrixProduct(rows=s["B"], d_in=s["D"], d_out=s["F"]),),
+    ),
+    Form(
+        name="bmm", text="[{B}, {T}, {D}] · [{B}, {D}, {F}]", critical="T", weights=True, defaults={"T": 1},
+        letters={"B": "products", "T": "rows of each (1)", "D": "width in", "F": "width out"},
+        cost=lambda s, width, weight, causal, fused: batched_matmul_cost(s["B"], s["T"], s["D"], s["F"], width, weight),
+        products=lambda s: (MatrixProduct(rows=s["T"], d_in=s["D"], d_out=s["F"], count=s["B"]),),
+    ),
+    Form(
+        name="moe", text="[{B}, {D}] · [{k} of {E}, {D}, {F}]", critical="B", weights=True,
+        letters={"B": "tokens", "D": "width in", "F": "width out", "E": "experts", "k": "experts of each token"},
+        cost=lambda s, width, weight, causal, fused: experts_cost(
+            s["B"], s["D"], s["F"], s["E"], s["k"], width, weight
+        ),
+        products=lambda s: (
+            MatrixProduct(rows=s["B"] * s["k"] / s["E"], d_in=s["D"], d_out=s["F"], count=s["E"]),
+        ),
+    ),
+    Form(
+        name="attention", text="Q [{B}, {T}, {N}, {H}], K and V [{B}, {S}, {K}, {H}]", critical="T", attention=True,
+        letters={"B": "sequences (1)", "T": "queries of each; 1 to decode", "S": "keys of each (T)", "N": "query heads",
+                 "K": "key-value heads (N)", "H": "width of a head"},
+        defaults={"B": 1, "S": "T", "K": "N"}, cost=_attention, products=_attention_products,
+    ),
+)  # fmt: skip
+FORMS: Mapping[str, Form] = {form.name: form for form in _FORMS}
+
+
+def kernel_form(name: str) -> Form:
+    """A kind of kernel by name. Raises `InputError` that lists the names."""
+    if name not in FORMS:
+        raise InputError(f"KERNEL: found {name!r}; one of {', '.join(FORMS)} is required")
+    return FORMS[name]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRoofline:
+    """The roofline of one kernel on one chip: activations and arithmetic in one format, weights possibly in another.
+
+    `transfers` are the bandwidths (bytes/s) of the links between its operands and the matrix unit; `bytes_per_s` is the slowest.
+    Source: "How to Scale Your Model", All About Rooflines.
+
+    >>> import shardwise as sw
+    >>> found = sw.roofline("matmul", "tpu-v5e", B=512, D=8192, F=28672)
+    >>> found.cost.flops == 2 * 512 * 8192 * 28672, found.bound, round(found.critical_intensity)
+    (True, 'compute', 243)
+    """
+
+    form: Form
+    given: Mapping[str, float]
+    dtype: str
+    weights: str
+    causal: bool
+    fused: bool
+    flops_per_s: float
+    transfers: Mapping[str, float]
+    matrix_unit: int | None
+
+    @property
+    def sizes(self) -> dict[str, float]:
+        """All sizes by letter, with those left out filled in."""
+        return self.form.filled(self.given)
+
+    @property
+    def cost(self) -> KernelCost:
+        """FLOPs; the bytes of activations and of weights, each in its own format."""
+        return self._cost(self.sizes)
+
+    def _cost(self, sizes: Mapping[str, float]) -> KernelCost:
+        widths = bytes_per_element(self.dtype), bytes_per_element(self.weights)
+        return self.form.cost(sizes, *widths, self.causal, self.fused)
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Bandwidth of the slowest transfer, in bytes/s."""
+        return min(self.transfers.values())
+
+    @property
+    def critical_intensity(self) -> float:
+        """Peak over bandwidth: the FLOPs per byte from which the kernel is bound by compute."""
+        return critical_intensity(self.flops_per_s, self.bytes_per_s)
+
+    @property
+    def staging(self) -> Staging:
+        """The transfers in order, then compute, each with its amount and rate."""
+        moved = (Stage(name=name, amount=self.cost.moved_bytes, rate=rate) for name, rate in self.transfers.items())
+        return Staging(stages=(*moved, Stage(name="compute", amount=self.cost.flops, rate=self.flops_per_s)))
+
+    @property
+    def bounds(self) -> Bounds:
+        """Seconds with compute and all transfers overlapped, and one after the other."""
+        return time_bounds(*(stage.seconds for stage in self.staging.stages))
+
+    @property
+    def bound(self) -> str:
+        """The stage that takes the longest; "compute" in a tie."""
+        slowest = min(self.transfers, key=lambda name: self.transfers[name])
+        return "compute" if self.cost.intensity >= self.critical_intensity else slowest
+
+    @property
+    def attainable_flops_per_s(self) -> float:
+        """The roofline at the kernel's intensity: the smaller of the peak and intensity times bandwidth, in FLOP/s."""
+        return attainable_flops_per_s(self.cost.intensity, self.flops_per_s, self.bytes_per_s)
+
+    @property
+    def critical_letters(self) -> tuple[str, ...]:
+        """The letter that `critical_size` is about, and those tied to it; none where no size raises the intensity."""
+        return self.form.tied(self.given)
+
+    @property
+    def critical_size(self) -> float:
+        """Size of the critical letter from which the kernel is bound by compute; infinite where no size is enough.
+
+        Source: the book, "All About Rooflines" (batch 240 on v5e, half of it with int8 weights); "Transformers", question 4.
+        """
+        letters, sizes = self.critical_letters, self.sizes
+        if not letters:
+            return math.inf
+        found = critical_size(
+            lambda size: self._cost(sizes | dict.fromkeys(letters, size)), self.flops_per_s, self.bytes_per_s
+        )
+        most = sizes["S"] if self.causal and letters == ("T",) else math.inf
+        return found if found <= most else math.inf
+
+    @property
+    def products(self) -> tuple[MatrixProduct, ...]:
+        """The matrix products of the kernel, with their shapes."""
+        return self.form.products(self.sizes)
+
+    @property
+    def padding_efficiency(self) -> float | None:
+        """Useful FLOPs over those of shapes padded to the matrix unit; None without a sourced side or without products."""
+        if self.matrix_unit is None or not self.products:
+            return None
+        return padding_efficiency(self.products, self.matrix_unit)
+
+    @property
+    def padded_bounds(self) -> Bounds | None:
+        """`bounds` with the FLOPs of the padded shapes."""
+        efficiency = self.padding_efficiency
+        if efficiency is None:
+            return None
+        *moves, compute = (stage.seconds for stage in self.staging.stages)
+        return time_bounds(*moves, compute / efficiency)
+
+
+def kernel_roofline(
+    chip: Chip, kernel: str, sizes: Mapping[str, float], dtype: str = "bf16", weights: str | None = None, *,
+    origin: Origin = "hbm", causal: bool = False, fused: bool = True,
+) -> KernelRoofline:  # fmt: skip
+    """A kernel by name at the chip's dense peak and bandwidths as the vendor states them, as the books do.
+
+    `weights` is the format of the second operand of a product where it is another one; `causal` and not `fused` are for
+    attention. Raises `InputError` for an unknown kernel, letter, format or origin, and for an option that the kernel does
+    not have; `MissingValueError` for a rate without a source.
+    """
+    form = kernel_form(kernel)
+    found = KernelRoofline(
+        form=form, given=dict(sizes), dtype=dtype, weights=weights or dtype, causal=causal, fused=fused,
+        flops_per_s=_peak(chip, dtype, weights), transfers=transfers(chip, origin), matrix_unit=chip.matrix_unit,
+    )  # fmt: skip
+    _check(found, weights)
+    return found
+
+
+def _peak(chip: Chip, dtype: str, weights: str | None) -> float:
+    for name in (dtype, weights or dtype):
+        bytes_per_element(name)
+    return chip.peak(dtype)
+
+
+def _check(found: KernelRoofline, weights: str | None) -> None:
+    """Options that fit the kernel."""
+    form, sizes = found.form, found.sizes
+    problems = []
+    if weights and not form.weights:
+        problems.append(f"weights: {form.name} has none; a format of weights is for matmul, bmm and moe")
+    if (found.causal or not found.fused) and not form.attention:
+        problems.append(f"{form.name} is not attention: causal and unfused are for the kernel attention")
+    if found.causal and form.attention and sizes["T"] > sizes["S"]:
+        problems.append(
+            f"SIZES: found T={sizes['T']:g} queries for S={sizes['S']:g} keys; causal attention has at most S of them"
+        )
+    if problems:
+        raise InputError(*problems)

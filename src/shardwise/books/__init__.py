@@ -1,1 +1,0 @@
-"""The books' rules, rooflines and figures: closed forms, as explanations and as tests."""

@@ -1,5 +1,0 @@
-import sys
-
-from shardwise.cli import main
-
-sys.exit(main())

@@ -1,1 +1,0 @@
-"""Chips, clusters of them, their measurements, and the catalogue."""

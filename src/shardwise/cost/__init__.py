@@ -1,1 +1,0 @@
-"""What a layout costs: time and memory, as trees of terms."""

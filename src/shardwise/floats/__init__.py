@@ -1,1 +1,0 @@
-"""Floating-point formats: what they hold, rounding to them, and quantisation with scales. NumPy alone."""

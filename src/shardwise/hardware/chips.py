@@ -1,0 +1,245 @@
+"""One accelerator: its compute, memory and links, each value with its source; and chips by name, from the catalogue's tables.
+
+Adding a chip touches one data file, `catalog/chips/*.toml` (docs/extending.md).
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any
+
+from shardwise.hardware.calibration_constants import LOWEST_CLOCK
+from shardwise.hardware.toml_tables import MOST, Entry, TableReader, shown
+from shardwise.values.dtypes import BYTES_PER_ELEMENT
+from shardwise.values.errors import InputError, MissingValueError, did_you_mean, require
+
+OPTIONAL = (
+    "power_w", "host_shape", "pcie_bytes_per_s", "dcn_bytes_per_s_per_host", "vmem_bytes", "vmem_bytes_per_s",
+    "matrix_unit", "price_usd_per_hour", "price_date", "fp8_matmul_fraction",
+)  # fmt: skip
+
+
+PLATFORMS: Mapping[str, str] = {"NVIDIA": "GPU", "AMD": "GPU", "Google": "TPU"}  # what accelerators of a vendor are
+HALF = ("bf16", "fp16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chip:
+    """Dense peaks, memory and their sustained fractions, all of one chip unless the name says "per_host".
+
+    `peak_flops_per_s`: FLOP/s without the factor 2 of sparsity, by number format; `memory_bytes`: capacity in bytes ("16 GiB" is
+    binary, "80 GB" decimal; sources print GB for both); `memory_bytes_per_s`: its bandwidth, decimal.
+    `matmul_fraction` and `memory_fraction` are the shares of the peaks that micro-benchmarks reach; 1.0 where the catalogue has
+    no measurement, and the estimate is then a lower bound. `fp8_matmul_fraction` is that of fp8, where it was measured.
+    `runtime_bytes` is memory that tensors cannot use. `host_shape`: chips on one host, along the axes of a torus;
+    `pcie_bytes_per_s`: one chip to its host, one direction; `dcn_bytes_per_s_per_host`: a host to other hosts over the
+    data-centre network, all its cards in one direction; `vmem_bytes`: on-chip memory that software manages, `vmem_bytes_per_s`:
+    from it to the matrix unit; `matrix_unit`: side of the systolic array; `price_usd_per_hour` was read on `price_date`. A
+    value without a source is None, and `known` raises for it. `base`: the catalogue's chip that the values start from, itself
+    for a chip of the catalogue. `sources` has the source of each value. Raises `InputError` for impossible numbers.
+
+    >>> from shardwise.hardware.chips import load_chip
+    >>> chip = load_chip("tpu-v5e")
+    >>> chip.peak("bf16"), chip.matrix_unit, chip.platform
+    (197000000000000.0, 128, 'TPU')
+    """
+
+    name: str
+    vendor: str
+    peak_flops_per_s: Mapping[str, float]
+    memory_bytes: float
+    memory_bytes_per_s: float
+    runtime_bytes: float = 0.0
+    matmul_fraction: float = 1.0
+    memory_fraction: float = 1.0
+    power_w: float | None = None
+    host_shape: tuple[int, ...] | None = None
+    pcie_bytes_per_s: float | None = None
+    dcn_bytes_per_s_per_host: float | None = None
+    vmem_bytes: float | None = None
+    vmem_bytes_per_s: float | None = None
+    matrix_unit: int | None = None
+    price_usd_per_hour: float | None = None
+    price_date: str | None = None
+    fp8_matmul_fraction: float | None = None
+    base: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(list(self._problems()))
+
+    def _problems(self) -> Iterator[str]:
+        """Numbers that are impossible for a chip."""
+        chip = f"chip {self.name}"
+        if not self.peak_flops_per_s:
+            yield f"{chip}: peak_flops_per_s is empty; the dense peak of one number format or more is required"
+        quantities = {f"peak_flops_per_s.{dtype}": peak for dtype, peak in self.peak_flops_per_s.items()}
+        quantities |= {f.name: getattr(self, f.name) for f in fields(self) if _is_quantity(f.name)}
+        for name, value in quantities.items():
+            low = value is not None and (value < 0 if name == "runtime_bytes" else value <= 0)
+            if value is not None and (low or not value <= MOST):
+                yield f"{chip}: {name} is {value:g}; a positive number of at most {MOST:g} is required"
+        for name in ("matmul_fraction", "fp8_matmul_fraction", "memory_fraction"):
+            part = getattr(self, name)
+            if part is not None and not 0 < part <= 1:
+                yield f"{chip}: {name} is {part:g}; a part of the peak, above 0 and at most 1, is required"
+        if self.host_shape is not None and not (
+            isinstance(self.host_shape, tuple) and self.host_shape and min(self.host_shape) >= 1
+        ):
+            yield f"{chip}: host_shape is {self.host_shape}; numbers of chips of at least 1 are required, such as 4, 2"
+
+    @property
+    def platform(self) -> str | None:
+        """ "GPU" or "TPU"; None for a host, whose catalogue entry has no peak of a 16-bit format, and for an unknown vendor."""
+        return PLATFORMS.get(self.vendor) if not self.peak_flops_per_s.keys().isdisjoint(HALF) else None
+
+    @property
+    def catalogued(self) -> str:
+        """The name of the chip's entry in the catalogue, under which its measurements are found."""
+        return self.base or self.name
+
+    @property
+    def devices_per_host(self) -> int | None:
+        """Chips of one host; None without a source."""
+        return math.prod(self.host_shape) if self.host_shape else None
+
+    def known(self, name: str) -> float | int | str | tuple[int, ...]:
+        """An optional value by name. Raises `MissingValueError` that names it where it has no source."""
+        value: float | int | str | tuple[int, ...] | None = getattr(self, name)
+        if value is None:
+            raise MissingValueError(f"chip {self.name}: no sourced {name}")
+        return value
+
+    def peak(self, dtype: str) -> float:
+        """Dense peak of a number format, in FLOP/s. Raises `MissingValueError` where the catalogue has none."""
+        try:
+            return self.peak_flops_per_s[dtype]
+        except KeyError:
+            known = ", ".join(self.peak_flops_per_s)
+            fix = "; choose --precision fp32, or for a kernel --dtype fp32" if "fp32" in self.peak_flops_per_s else ""
+            raise MissingValueError(f"chip {self.name}: no sourced {dtype} peak; it has {known}{fix}") from None
+
+    def matmul_flops_per_s(self, dtype: str) -> float:
+        """Rate that matrix products sustain, in FLOP/s. Raises `MissingValueError` without a sourced peak of the format."""
+        own = self.fp8_matmul_fraction if dtype == "fp8" else None
+        return self.peak(dtype) * (self.matmul_fraction if own is None else own)
+
+    def sustained_bytes_per_s(self) -> float:
+        """Bandwidth that memory sustains, in bytes/s."""
+        return self.memory_bytes_per_s * self.memory_fraction
+
+
+def _is_quantity(name: str) -> bool:
+    return name.endswith(("_bytes", "_bytes_per_s", "_per_host", "_w", "_unit", "_per_hour"))
+
+
+CATALOGUE: Traversable = resources.files("shardwise.hardware").joinpath("catalog", "chips")
+LOCAL = "local"
+LOCAL_IS = "local:N is a cluster of N processes that share the catalogue's generic host"
+CHIP_KEYS = tuple(f.name for f in fields(Chip) if f.name not in ("name", "base"))
+
+
+@lru_cache(maxsize=1)
+def _chips() -> Mapping[str, Entry]:
+    """Every chip's table, with the names of its sources replaced by the sources."""
+    entries: dict[str, Entry] = {}
+    for file in sorted(CATALOGUE.iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".toml"):
+            tables = tomllib.loads(file.read_text(encoding="utf-8"))
+            known = tables.pop("sources")
+            for name, table in tables.items():
+                entries[name] = {**table, "sources": {field: known[key] for field, key in table["sources"].items()}}
+    return entries
+
+
+def chip_names() -> tuple[str, ...]:
+    """Names of the chips in the catalogue."""
+    return tuple(_chips())
+
+
+def catalogue_entry(name: str) -> Entry:
+    """A chip's table in the catalogue. Raises `InputError` that lists the names."""
+    if name == LOCAL:
+        raise InputError(f"chip: found {name!r}; {LOCAL_IS}, whose values are those of the chip 'cpu'")
+    if name not in _chips():
+        raise InputError(
+            f"chip: found {name!r}{did_you_mean(name, chip_names())}; the catalogue has {', '.join(chip_names())}"
+        )
+    return _chips()[name]
+
+
+@cache
+def load_chip(name: str) -> Chip:
+    """A chip of the catalogue by name: dense peaks in FLOP/s, memory in bytes, bandwidths in bytes/s.
+
+    The source of each value is in `sources`. Raises `InputError` that lists the names of the catalogue.
+
+    >>> chip = load_chip("h100")
+    >>> f"{chip.peak('bf16') / 1e12:.0f} TFLOP/s, {chip.memory_bytes / 1e9:.0f} GB at {chip.memory_bytes_per_s / 1e12:.2f} TB/s"
+    '989 TFLOP/s, 80 GB at 3.35 TB/s'
+    """
+    entry = catalogue_entry(name)
+    chip = read_chip(name, {key: entry[key] for key in entry if key not in ("torus", "tiers")}, f"chip {name}")
+    return replace(chip, base=name)
+
+
+def usual_clock(chip: Chip) -> float:
+    """The sustained clock of a chip over that of the catalogue's chip that it starts from."""
+    return clock_under(chip, load_chip(chip.base)) if chip.base is not None else 1.0
+
+
+def clock_under(chip: Chip, usual: Chip) -> float:
+    """Sustained clock under a power limit over that of the usual chip; 1 without a limit, or where a power is not known.
+
+    The clock goes with the third root of the power (power is about frequency times voltage squared, and both move together):
+    0.89 at 500 of 700 W. Source: torchtitan's 500 W H100s sustain 0.86 of the 700 W part.
+    """
+    if not chip.power_w or not usual.power_w:
+        return 1.0
+    clock = float((chip.power_w / usual.power_w) ** (1 / 3))
+    return min(max(clock, LOWEST_CLOCK), 1.0)
+
+
+def read_chip(name: Any, table: Entry, where: str, base: Chip | None = None) -> Chip:
+    """A chip from a table of its fields; fields that are left out are the base's. Raises `InputError` with all problems."""
+    reader = TableReader(where, table, CHIP_KEYS)
+    if not isinstance(name, str):
+        reader.problems.append(f"{where}: name: found {shown(name)}; a text is required")
+    readers: dict[str, Callable[[str], Any]] = {
+        "host_shape": reader.sizes, "matrix_unit": reader.size, "price_date": reader.text,
+        "matmul_fraction": reader.fraction, "fp8_matmul_fraction": reader.fraction, "memory_fraction": reader.fraction,
+        "runtime_bytes": reader.at_least_0,
+    }  # fmt: skip
+    values: dict[str, Any] = {}
+    for key in ("memory_bytes", "memory_bytes_per_s", "runtime_bytes", *OPTIONAL, "matmul_fraction", "memory_fraction"):
+        if key in table or (base is None and key in ("memory_bytes", "memory_bytes_per_s")):
+            values[key] = readers.get(key, reader.quantity)(key)
+    if base is None:
+        values["vendor"] = reader.text("vendor", "")
+    if "peak_flops_per_s" in table or base is None:
+        peaks = _peaks(reader)
+        values["peak_flops_per_s"] = {**base.peak_flops_per_s, **peaks} if base else peaks
+    sources = {key: where.removesuffix(": chip") for key in values if key != "vendor"}
+    sources |= reader.texts("sources")
+    require(reader.problems)
+    try:
+        if base is None:
+            return Chip(name=name, sources=sources, **values)
+        return replace(base, name=name, sources={**base.sources, **sources}, **values)
+    except InputError as error:
+        raise InputError(*(f"{where}: {problem.partition(': ')[2]}" for problem in error.problems)) from None
+
+
+def _peaks(reader: TableReader) -> dict[str, float]:
+    given = reader.table.get("peak_flops_per_s")
+    if not isinstance(given, Mapping):
+        reader.wrong("peak_flops_per_s", 'dense peaks by number format, such as { bf16 = "989 TFLOP/s" }')
+        return {}
+    peaks = TableReader(f"{reader.where}: peak_flops_per_s", given, tuple(BYTES_PER_ELEMENT), reader.problems)
+    return {dtype: peaks.quantity(dtype, "FLOP/s") for dtype in given if dtype in BYTES_PER_ELEMENT}

@@ -1,0 +1,351 @@
+"""Users' own clusters as TOML files (docs/extending.md), with the measurements in their `[calibration]` table
+(docs/calibrating.md): read, and written so that they are read as the same cluster, to the last digit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardwise.hardware.calibration_constants import (
+    APART,
+    CONSTANTS,
+    HIGHEST_CLOCK,
+    LOWEST_CLOCK,
+    SPREAD_OF,
+    Calibration,
+)
+from shardwise.hardware.catalog_networks import links_of, pods_of
+from shardwise.hardware.chips import Chip, catalogue_entry, load_chip, read_chip, usual_clock
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.network.pods import Pods
+from shardwise.hardware.network.switches import Switched, Tier
+from shardwise.hardware.network.topology import Topology
+from shardwise.hardware.network.torus import LEGAL, WRAPS, Torus, is_twistable
+from shardwise.hardware.published_constants import calibration_of
+from shardwise.hardware.stacks import stack_named, stack_names
+from shardwise.hardware.toml_tables import MOST_DEVICES, Entry, TableReader, shown
+from shardwise.values.errors import InputError, MissingValueError, require
+from shardwise.values.loss_kernels import LOSSES
+
+_TIER_KEYS = ("name", "size", "bytes_per_s", "fraction", "hop_latency_s", "base_latency_s", "links")
+_TORUS_KEYS = ("shape", "bytes_per_s", "hop_latency_s", "wrap_rule", "twisted")
+
+
+class Own(NamedTuple):
+    """Contents of a file: the cluster at nominal rates, and its measurements."""
+
+    nominal: Cluster
+    calibration: Calibration | None
+
+
+def read_cluster(path: str) -> Own:
+    """A user's own cluster from a TOML file: a chip, either a torus or tiers, and a calibration if there is one.
+
+    Raises `InputError` with all problems.
+    """
+    file = Path(path)
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"cluster: cannot read {path}: {error.strerror}; the path of a .toml file is required"
+        ) from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a null byte in the path, nested too deeply
+        raise InputError(f"cluster: {path} is not TOML: {error}") from None
+    where = file.name
+    reader = TableReader(where, table, ("name", "chip", "torus", "pods", "tiers", "calibration"))
+    chip, base_name = _chip_of(reader)
+    base = catalogue_entry(base_name) if base_name is not None else {}
+    has = [key for key in ("torus", "tiers") if key in table]
+    if len(has) != 1:
+        found = "both" if has else "neither"
+        reader.problems.append(f"{where}: found {found} of torus and tiers; one of them is required")
+    topology: Topology | None = None
+    if has == ["torus"]:
+        topology = _own_pods(reader, _own_torus(reader, base), chip)
+    elif has == ["tiers"]:
+        topology = _own_tiers(reader)
+        if "pods" in table:
+            reader.wrong(
+                "pods", "a torus beside it: tiers take the place of pods, with one more tier of so many groups,"
+            )
+    calibration = read_calibration(reader, chip) if "calibration" in table else None
+    name = reader.text("name", file.stem)
+    require(reader.problems)
+    assert chip is not None
+    assert topology is not None
+    if math.prod(topology.levels) > MOST_DEVICES:
+        raise InputError(f"{where}: {math.prod(topology.levels):,} devices; at most {MOST_DEVICES:,} are planned for")
+    return Own(Cluster(name=name, chip=chip, topology=topology), calibration)
+
+
+def _chip_of(reader: TableReader) -> tuple[Chip | None, str | None]:
+    """The chip of a file and the catalogue's it starts from, if any: `chip = "h100"`, or a table of values."""
+    given = reader.table.get("chip")
+    if isinstance(given, Mapping):
+        given = dict(given)
+        name = given.pop("name", f"{given.get('base', 'chip')} of {reader.where}")
+        base_name = given.pop("base", None)
+    else:
+        name, base_name, given = given, given, {}
+    try:
+        if base_name is not None and not isinstance(base_name, str):
+            raise InputError(f"chip: found {shown(base_name)}; the name of a chip or a [chip] table is required")
+        if base_name is None and not given:
+            raise InputError('chip: nothing found; chip = "NAME" or a [chip] table is required')
+        where = f"{reader.where}: chip"
+        start = load_chip(base_name) if base_name is not None else None
+        return read_chip(name, given, where, start), base_name
+    except InputError as error:
+        prefix = "" if error.problems[0].startswith(reader.where) else f"{reader.where}: "
+        reader.problems += [prefix + problem for problem in error.problems]
+        return None, None
+
+
+def _own_torus(reader: TableReader, base: Entry) -> Torus | None:
+    """The torus of a file; bandwidth, latency and wrap rule are the catalogue chip's where they are left out."""
+    given = reader.table["torus"]
+    if not isinstance(given, Mapping):
+        reader.wrong("torus", "a table with shape, bytes_per_s, hop_latency_s and wrap_rule")
+        return None
+    where, before = f"{reader.where}: torus", len(reader.problems)
+    torus = TableReader(where, {**_own_links(base), **given}, _TORUS_KEYS, reader.problems)
+    shape = torus.sizes("shape")
+    values = (torus.quantity("bytes_per_s"), torus.latency("hop_latency_s", optional=False))
+    rule = torus.table.get("wrap_rule")
+    if rule not in (*WRAPS, "whole_pod") or (rule == "whole_pod" and "wrap_rule" in given):
+        torus.wrong("wrap_rule", f"one of {', '.join(WRAPS)}")
+    if len(shape) > 3:
+        torus.wrong("shape", "a list of at most 3 sizes")
+    twisted = torus.flag("twisted")
+    if twisted and not (is_twistable(shape) and rule in ("multiple_of_4", "always")):
+        torus.wrong("twisted", f"false, or a torus that wraps of shape {LEGAL}")
+    if len(reader.problems) > before:
+        return None
+    links = {"bytes_per_s": values[0], "hop_latency_s": values[1], "wrap_rule": rule}
+    entry = {**links, "pod": base["torus"]["pod"]} if rule == "whole_pod" else links
+    return links_of(entry, shape, twisted=twisted)
+
+
+def _own_pods(reader: TableReader, torus: Torus | None, chip: Chip | None) -> Torus | Pods | None:
+    """The torus, or a number of pods of it."""
+    num_pods = reader.size("pods") if "pods" in reader.table else 1
+    if num_pods == 1 or torus is None or chip is None:
+        return torus
+    try:
+        return pods_of(torus, num_pods, chip)
+    except MissingValueError as error:
+        reader.problems.append(f"{reader.where}: {error}")
+        return None
+
+
+def _own_links(base: Entry) -> Entry:
+    return {key: value for key, value in base.get("torus", {}).items() if key in _TORUS_KEYS}
+
+
+def _own_tiers(reader: TableReader) -> Switched | None:
+    """The tiers of a file, from the inside out."""
+    given = reader.table["tiers"]
+    if not isinstance(given, list) or not given or not all(isinstance(tier, Mapping) for tier in given):
+        reader.wrong("tiers", 'a list of tables such as { name = "nvlink", size = 8, bytes_per_s = "450 GB/s" }')
+        return None
+    before, tiers = len(reader.problems), []
+    for number, table in enumerate(given):
+        tier = TableReader(f"{reader.where}: tiers[{number}]", table, _TIER_KEYS, reader.problems)
+        tiers.append(
+            Tier(
+                name=tier.text("name"), size=tier.size("size"), bytes_per_s=tier.quantity("bytes_per_s"),
+                fraction=tier.fraction("fraction"), hop_latency_s=tier.latency("hop_latency_s"),
+                base_latency_s=tier.latency("base_latency_s"), links=tier.size("links") if "links" in table else 0,
+            )
+        )  # fmt: skip
+        if table.get("links") == tiers[-1].links < tiers[-1].size - 1:
+            tier.wrong("links", f"a link to each of the {tiers[-1].size - 1} others")
+    return None if len(reader.problems) > before else Switched(tiers=tuple(tiers))
+
+
+KEYS = tuple(field.name for field in fields(Calibration))
+
+
+def read_calibration(reader: TableReader, chip: Chip | None) -> Calibration | None:
+    """The calibration of a file; None where something is wrong with it, which the reader then knows.
+
+    What is left out is as published runs say about the chip of the catalogue that the file's starts from under the stack, and
+    the clock as the chip's power limit says.
+    """
+    given = reader.table["calibration"]
+    if not isinstance(given, Mapping):
+        reader.wrong("calibration", "a table with a stack and constants")
+        return None
+    before, where = len(reader.problems), f"{reader.where}: calibration"
+    table = TableReader(where, given, KEYS, reader.problems)
+    constants = _constants(table)
+    spread = _spread(table)
+    clock = (
+        table.within("clock", LOWEST_CLOCK, HIGHEST_CLOCK, "a part of the usual clock") if "clock" in given else None
+    )
+    flags = {name: table.flag(name) for name in ("fused_attention", "synchronises") if name in given}
+    source, notes, loss = table.text("source", reader.where), table.texts("spread_notes"), _loss(table)
+    shipped = _shipped(table, chip)
+    if len(reader.problems) > before or shipped is None or chip is None:
+        return None
+    return Calibration(
+        stack=shipped.stack, constants={**shipped.constants, **constants}, spread={**shipped.spread, **spread},
+        spread_notes=notes, clock=usual_clock(chip) if clock is None else clock, source=source, loss=loss or shipped.loss,
+        **{"fused_attention": shipped.fused_attention, "synchronises": shipped.synchronises, **flags},
+    )  # fmt: skip
+
+
+def _shipped(table: TableReader, chip: Chip | None) -> Calibration | None:
+    """The calibration from published runs for the chip under the stack that the table names."""
+    try:
+        return calibration_of(chip.catalogued if chip else "", stack_named(table.table.get("stack", "")))
+    except (InputError, TypeError):  # no such name, or not text
+        table.wrong("stack", f"one of {', '.join(stack_names())}")
+        return None
+
+
+def _loss(table: TableReader) -> str | None:
+    """The kind of cross-entropy that a table names."""
+    named = table.table.get("loss")
+    if named is not None and named not in LOSSES:
+        table.wrong("loss", f"one of {', '.join(LOSSES)}")
+        return None
+    return named
+
+
+def _constants(table: TableReader) -> dict[str, float]:
+    given = table.table.get("constants", {})
+    if not isinstance(given, Mapping):
+        table.wrong("constants", f"a table of {', '.join(CONSTANTS)}")
+        return {}
+    known = {**CONSTANTS, **APART}
+    inner = TableReader(f"{table.where}.constants", given, tuple(known), table.problems)
+    return {
+        name: inner.within(name, known[name].low, known[name].high, known[name].meaning)
+        for name in given
+        if name in known
+    }
+
+
+def _spread(table: TableReader) -> dict[str, tuple[float, float]]:
+    given = table.table.get("spread", {})
+    if not isinstance(given, Mapping):
+        table.wrong("spread", f"a table of {', '.join(SPREAD_OF)}")
+        return {}
+    inner = TableReader(f"{table.where}.spread", given, SPREAD_OF, table.problems)
+    found = {}
+    for kind in (kind for kind in given if kind in SPREAD_OF):
+        pair = given[kind]
+        if (
+            isinstance(pair, list)
+            and len(pair) == 2
+            and all(_is_number(one) for one in pair)
+            and 0 < pair[0] <= 1 <= pair[1]
+        ):
+            found[kind] = (float(pair[0]), float(pair[1]))
+        else:
+            inner.wrong(kind, "two factors around 1, such as [0.9, 1.15],")
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e6
+
+
+def calibration_entries(calibration: Calibration) -> Iterator[tuple[str, Any]]:
+    """The keys and values of the table, the constants last."""
+    last = ("spread", "spread_notes", "constants")
+    for name in (*(key for key in KEYS if key not in last and getattr(calibration, key) is not None), *last):
+        value = getattr(calibration, name)
+        if name != "spread_notes" or value:
+            yield name, {key: list(pair) for key, pair in value.items()} if name == "spread" else value
+
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def cluster_toml(nominal: Cluster, calibration: Calibration, remarks: Mapping[str, str] | None = None) -> str:
+    """The file of a cluster with its nominal rates and a calibration.
+
+    Of a chip that starts from one of the catalogue only what differs is written. `remarks`: comments by the name of a
+    constant. Read again it is the cluster that `calibrated` makes, to the last digit.
+    """
+    lines = [f"name = {toml(nominal.name)}", *_chip_alone(nominal.chip), *_torus(nominal.topology)]
+    lines += [*_chip_table(nominal.chip), *_tiers(nominal.topology), "", "[calibration]"]
+    for name, value in calibration_entries(calibration):
+        if name != "constants":
+            lines.append(f"{name} = {toml(value)}")
+    lines += ["", "[calibration.constants]"]
+    for name, value in calibration.constants.items():
+        remark = (remarks or {}).get(name, "")
+        lines.append(f"{name} = {toml(value)}" + (f"  # {remark}" if remark else ""))
+    return "\n".join(lines) + "\n"
+
+
+def toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(key)} = {toml(one)}" for key, one in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return repr(value)
+
+
+def _key(text: str) -> str:
+    return text if _BARE.fullmatch(text) else toml(text)
+
+
+def _is_of_catalogue(chip: Chip) -> bool:
+    return chip.base is not None and chip == load_chip(chip.base)
+
+
+def _chip_alone(chip: Chip) -> Iterator[str]:
+    if _is_of_catalogue(chip):
+        yield f"chip = {toml(chip.base)}"
+
+
+def _chip_table(chip: Chip) -> Iterator[str]:
+    """Values that differ from the catalogue's chip, or from a chip's defaults."""
+    if _is_of_catalogue(chip):
+        return
+    base = chip.base
+    usual = load_chip(base) if base is not None else None
+    yield from ("", "[chip]", *([f"base = {toml(base)}"] if base is not None else []), f"name = {toml(chip.name)}")
+    for one in fields(Chip):
+        value = getattr(chip, one.name)
+        if one.name not in ("name", "base", "sources") and value != (
+            getattr(usual, one.name) if usual else _default(one)
+        ):
+            yield f"{one.name} = {toml(value)}"
+    known = usual.sources if usual else {}
+    yield f"sources = {toml({key: text for key, text in chip.sources.items() if known.get(key) != text})}"
+
+
+def _default(one: Any) -> Any:
+    return None if one.default is MISSING else one.default
+
+
+def _torus(topology: Topology) -> Iterator[str]:
+    torus = topology.torus if isinstance(topology, Pods) else topology
+    if isinstance(topology, Pods):
+        yield f"pods = {topology.num_pods}"
+    if isinstance(torus, Torus):
+        yield f"torus = {toml({one.name: getattr(torus, one.name) for one in fields(torus)})}"
+
+
+def _tiers(topology: Topology) -> Iterator[str]:
+    for tier in topology.tiers if isinstance(topology, Switched) else ():
+        values = {one.name: getattr(tier, one.name) for one in fields(tier) if one.name != "links" or tier.links}
+        yield from ("", "[[tiers]]", *(f"{name} = {toml(value)}" for name, value in values.items()))

@@ -1,0 +1,117 @@
+"""Clusters by name: the shorthand of chip and size, processes of this host, or a user's own file; with the constants of a
+stack, and with another number of devices, as when hosts have gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwise.hardware.catalog_networks import tiers_over, topology_of
+from shardwise.hardware.chips import LOCAL, load_chip
+from shardwise.hardware.cluster import Cluster, Shorthand, parse_shorthand
+from shardwise.hardware.cluster_files import Own, read_cluster
+from shardwise.hardware.network.switches import Switched, Tier
+from shardwise.hardware.published_constants import calibrated, predicted
+from shardwise.hardware.stacks import Stack, stack_named
+from shardwise.values.errors import InputError
+
+
+def is_cluster(text: str) -> bool:
+    """Whether a text is a cluster's shorthand or file rather than the name of a bare chip."""
+    return ":" in text or _is_file(text)
+
+
+def _is_file(text: str) -> bool:
+    return text.strip().lower().endswith(".toml")
+
+
+def load_cluster(text: str, *, stack: str | None = None) -> Cluster:
+    """A cluster from its shorthand (`tpu-v5p:16x20x28`, `h100:512`, `local:4`) or from a file (`my-cluster.toml`).
+
+    `tpu-v5e:16x16*4`: four slices on the data-centre network; `tpu-v4:4x4x8_twisted`: a twisted torus; `local:N`: N processes
+    that share the host of the catalogue's `cpu`. `stack` names a software stack (`shardwise show stacks`), whose constants come
+    from published runs: step times are then predictions. Without one they are lower bounds.
+
+    Raises `InputError` for a text that is neither, an unknown chip or stack, and a file that is wrong; `MissingValueError` for a
+    value without a source.
+
+    >>> cluster = load_cluster("tpu-v5e:16x16*4")
+    >>> cluster.num_devices, cluster.chip.name, cluster.calibration
+    (1024, 'tpu-v5e', None)
+    >>> load_cluster("h100:512", stack="nemo-25").calibration.stack
+    'nemo-25'
+    """
+    return reached(load_own(text), None if stack is None else stack_named(stack))
+
+
+def reached(own: Own, stack: Stack | None = None) -> Cluster:
+    """The cluster at the rates that it reaches: as measured on it, or as published runs of a stack show; nominal without
+    either.
+
+    Raises `InputError` where there are both.
+    """
+    name, measured = own.nominal.name, own.calibration
+    if stack is not None:
+        if measured is not None:
+            raise InputError(
+                f"stack: found {stack.name} for {name}, which has a [calibration] of its own ({measured.stack}); leave out one "
+                "of the two"
+            )
+        return predicted(own.nominal, stack)
+    return own.nominal if measured is None else calibrated(own.nominal, measured)
+
+
+def load_own(text: str) -> Own:
+    """The cluster at nominal rates, with its measurements apart."""
+    if _is_file(text):
+        return read_cluster(text.strip())
+    asked = parse_shorthand(text)
+    if asked.chip == LOCAL:
+        return Own(_local(text, asked), None)
+    chip = load_chip(asked.chip)
+    return Own(Cluster(name=text.strip().lower(), chip=chip, topology=topology_of(asked, chip)), None)
+
+
+def _local(text: str, asked: Shorthand) -> Cluster:
+    """Processes that share one host: each has an equal part of it, and data sent by one is read from memory by another.
+
+    Assumes: every byte sent is written once and read once, so half of the memory's bandwidth; no latency. A bound.
+    """
+    if len(asked.shape) != 1 or asked.twisted or asked.num_pods:
+        raise InputError(f"cluster: found {text!r}; local:N with a number of processes is required, such as local:4")
+    host, count = load_chip("cpu"), asked.shape[0]
+    shared = f"an equal part, 1/{count}, of the catalogue's cpu: "
+    chip = replace(
+        host, name=LOCAL, base=None, peak_flops_per_s={dtype: peak / count for dtype, peak in host.peak_flops_per_s.items()},
+        memory_bytes=host.memory_bytes / count, memory_bytes_per_s=host.memory_bytes_per_s / count,
+        host_shape=(count,), sources={key: shared + source for key, source in host.sources.items()},
+    )  # fmt: skip
+    tier = Tier(
+        name="shared memory", size=count, bytes_per_s=chip.memory_bytes_per_s / 2, fraction=1.0, hop_latency_s=0.0
+    )
+    return Cluster(name=text.strip().lower(), chip=chip, topology=Switched(tiers=(tier,)))
+
+
+def resized(cluster: Cluster, num_devices: int) -> Cluster:
+    """The cluster with so many devices of the same hosts, at the rates that were measured on it, if any were.
+
+    Raises `InputError` for a number that its network does not have, and for a torus, of which a part is a slice with a shape.
+
+    >>> resized(load_cluster("h100:64"), 56).name
+    'h100:56'
+    >>> resized(load_cluster("local:4"), 2).num_devices
+    2
+    """
+    base = cluster.name.partition(":")[0]
+    name = f"{base}:{num_devices}"
+    if cluster.chip.name == LOCAL:
+        return replace(load_cluster(name), calibration=cluster.calibration)
+    network = (
+        tiers_over(cluster.topology, cluster.chip, num_devices) if isinstance(cluster.topology, Switched) else None
+    )
+    if network is None:
+        raise InputError(
+            f"cluster: {cluster.name} has no part of {num_devices} devices; whole hosts and leaves of a switched network are "
+            "required, or a plan for the cluster that there is"
+        )
+    return replace(cluster, name=name, topology=network)

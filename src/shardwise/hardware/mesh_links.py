@@ -1,0 +1,118 @@
+"""A mesh of named axes on a chip's links: which part of the network each axis runs over."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shardwise.hardware.catalog_networks import topology_of_shape
+from shardwise.hardware.chips import Chip, load_chip
+from shardwise.hardware.cluster_loading import is_cluster, load_cluster
+from shardwise.hardware.network.links import Cut
+from shardwise.hardware.network.pods import Pods
+from shardwise.hardware.network.topology import Links, Topology
+from shardwise.hardware.network.torus import Torus
+from shardwise.sharding.mesh import Mesh
+from shardwise.values.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class MeshOnChips:
+    """A mesh placed on chips: the chip, the network, and the links of every group of axes."""
+
+    name: str
+    chip: Chip
+    topology: Topology
+    mesh: Mesh
+    links: Links
+
+    def cut(self, mesh: Mesh) -> MeshOnChips:
+        """The same chips for a mesh whose axes are parts of this one's, in order, the major part first."""
+        cuts: dict[str, tuple[Cut, ...]] = {}
+        parts = list(mesh.axes)
+        for axis, size in self.mesh.axes:
+            own: list[tuple[str, int]] = []
+            while (parts and math.prod(n for _, n in own) < size) or not own:
+                own.append(parts.pop(0))
+            cuts |= _parts(self.links.cuts[axis], own)
+        return MeshOnChips(self.name, self.chip, self.topology, mesh, Links(self.topology, cuts))
+
+
+def place_mesh(mesh: Mesh, on: str) -> MeshOnChips:
+    """Place a mesh on a bare chip (`tpu-v5p`) or on a cluster (`tpu-v5e:4x4`, `h100:64`, `my-cluster.toml`).
+
+    On a bare torus chip each mesh axis has a physical axis of its own, wrapped by the chip's rule. On a slice an axis takes
+    a physical axis of its size if one is left, else factors of what is left; of several pods the first axes take them. Behind
+    switches the last axis is innermost.
+    Raises `InputError` when the mesh does not fill the cluster.
+    """
+    if not is_cluster(on):
+        chip = load_chip(on)
+        topology = topology_of_shape(on, tuple(size for _, size in mesh.axes))
+        if isinstance(topology, Torus):
+            cuts = {name: _alone(i, size, len(mesh.axes)) for i, (name, size) in enumerate(mesh.axes)}
+            return MeshOnChips(on, chip, topology, mesh, Links(topology, cuts))
+    else:
+        cluster = load_cluster(on)
+        chip, topology = cluster.chip, cluster.reached
+        if cluster.num_devices != mesh.num_devices:
+            raise InputError(
+                f"mesh: {mesh.num_devices} devices ({_shown(mesh)}) on {on}, which has {cluster.num_devices}; "
+                "the mesh must fill the cluster"
+            )
+    return MeshOnChips(on, chip, topology, mesh, Links(topology, _cut(mesh, topology)))
+
+
+def _shown(mesh: Mesh) -> str:
+    return ", ".join(f"{name}={size}" for name, size in mesh.axes)
+
+
+def _alone(level: int, size: int, num_levels: int) -> tuple[Cut, ...]:
+    return tuple(Cut(size if i == level else 1, 1) for i in range(num_levels))
+
+
+def _parts(cuts: tuple[Cut, ...], parts: list[tuple[str, int]]) -> dict[str, tuple[Cut, ...]]:
+    """An axis's cuts handed out to its parts, from the minor one on."""
+    rest, stride = [cut.size for cut in cuts], [cut.stride for cut in cuts]
+    found: dict[str, tuple[Cut, ...]] = {}
+    for name, size in reversed(parts):
+        taken = []
+        for level in range(len(rest)):
+            share = math.gcd(size, rest[level])
+            taken.append(Cut(share, stride[level]))
+            size, rest[level], stride[level] = size // share, rest[level] // share, stride[level] * share
+        found[name] = tuple(taken)
+    return found
+
+
+def _cut(mesh: Mesh, topology: Topology) -> dict[str, tuple[Cut, ...]]:
+    """Cuts of each axis: whole physical axes of the same size first, then factors, from the last axis on."""
+    if isinstance(topology, Pods):
+        return _cut_pods(mesh, topology)
+    rest, stride = list(topology.levels), [1] * len(topology.levels)
+    cuts: dict[str, tuple[Cut, ...]] = {}
+    order = [*reversed(mesh.axes)]
+    if isinstance(topology, Torus):
+        order.sort(key=lambda axis: axis[1] not in topology.levels)
+    for name, size in order:
+        exact = [i for i, left in enumerate(rest) if isinstance(topology, Torus) and left == size and size > 1]
+        taken = []
+        for level in range(len(rest)):
+            part = math.gcd(size, rest[level]) if not exact or level == exact[0] else 1
+            taken.append(Cut(part, stride[level]))
+            size, rest[level], stride[level] = size // part, rest[level] // part, stride[level] * part
+        cuts[name] = tuple(taken)
+    return cuts
+
+
+def _cut_pods(mesh: Mesh, topology: Pods) -> dict[str, tuple[Cut, ...]]:
+    """The first axes take the pods; what is left of each lies on the torus of a pod."""
+    rest, stride = topology.num_pods, topology.num_pods
+    inside, across = [], {}
+    for name, size in mesh.axes:
+        part = math.gcd(size, rest)
+        rest, stride = rest // part, stride // part
+        across[name] = Cut(part, stride)
+        inside.append((name, size // part))
+    cuts = _cut(Mesh(tuple(inside)), topology.torus)
+    return {name: (*cuts[name], across[name]) for name in across}

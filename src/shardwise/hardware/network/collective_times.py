@@ -1,0 +1,200 @@
+"""The time of a collective on a network: what bounds it, where that changes, and how other algorithms compare.
+
+`collective_report` takes a group of devices on any network. The closed forms are in `torus.py`, `pods.py` and `switches.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal
+
+from typing_extensions import TypedDict
+
+from shardwise.hardware.network.links import Cost, Cut
+from shardwise.hardware.network.nccl_bandwidths import OPERATIONS, Operation, algbw, busbw, received_bytes
+from shardwise.hardware.network.pods import Pods, pods_costs
+from shardwise.hardware.network.switches import IN_SWITCH, Switched, switched_costs
+from shardwise.hardware.network.topology import Topology
+from shardwise.hardware.network.torus import Torus, WrapRule, torus_cost
+from shardwise.values.errors import InputError
+from shardwise.values.payload_fields import Fields
+
+Bound = Literal["latency", "bandwidth"]
+SCHEMA = "shardwise.collective/1"
+NEEDS_REDUCING_SWITCH = "needs switches that reduce, such as NVSwitch from the third generation on"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Algorithm:
+    """One way to carry a collective out: seconds, hops, and NCCL's bandwidths in bytes/s. `condition`: what it needs."""
+
+    name: str
+    time_s: float
+    latency_s: float
+    bandwidth_s: float
+    hops: int
+    algbw: float
+    busbw: float
+    condition: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveReport:
+    """A collective over a group of devices, as the fastest algorithm that its network is sure to have carries it out.
+
+    bytes: the whole array: what a device has after an AllGather or before a reduction; of an AllToAll all devices' shards.
+    axes, wraps: devices of the group on each axis (or tier, from the inside out) and whether it goes all around it (none
+        behind switches); the last axis are the pods. A group inside one pod is on a torus.
+    hops: sequential messages that the latency counts.
+    latency_s, bandwidth_s: time_s is the larger on a torus and between pods, their sum behind switches.
+    crossover_bytes: the size of the array at which both are equal; below it the collective is latency-bound.
+    algbw, busbw: bytes/s by NCCL's conventions.
+    """
+
+    kind: Operation
+    bytes: float
+    network: Literal["torus", "pods", "switched"]
+    axes: tuple[int, ...]
+    wraps: tuple[bool, ...]
+    num_devices: int
+    hops: int
+    time_s: float
+    latency_s: float
+    bandwidth_s: float
+    bound: Bound
+    crossover_bytes: float
+    bytes_received_per_device: float
+    algbw: float
+    busbw: float
+    algorithm: str
+    alternatives: tuple[Algorithm, ...]
+
+    @property
+    def hop_s(self) -> float:
+        """Seconds of one hop: of equal ones, as an AllGather's are."""
+        return self.time_s / max(1, self.hops)
+
+
+def collective_report(
+    operation: Operation, num_bytes: float, topology: Topology, cuts: Sequence[Cut], *, one_way: bool = False
+) -> CollectiveReport:
+    """Report of a collective over the group of devices that spans `cuts[i]` of level i.
+
+    one_way: rings of a torus are used in one direction only. Raises `InputError` for an unknown operation, no bytes or a
+    group of one device.
+    """
+    _check(operation, num_bytes, cuts)
+    if isinstance(topology, Pods) and cuts[-1].size == 1:
+        topology, cuts = topology.torus, cuts[:-1]
+    network: Literal["torus", "pods", "switched"] = "torus"
+    if isinstance(topology, Torus):
+        options = _torus_options(operation, num_bytes, topology, cuts, one_way)
+        wraps = tuple(bool(ring) for ring in topology.rings(cuts))
+    elif isinstance(topology, Pods):
+        options, network = _pods_options(operation, num_bytes, topology, cuts, one_way), "pods"
+        wraps = (*(bool(ring) for ring in topology.torus.rings(cuts[:-1])), False)
+    else:
+        options, wraps, network = _switched_options(operation, num_bytes, topology, cuts), (), "switched"
+    chosen, *others = options
+    return CollectiveReport(
+        kind=operation, bytes=num_bytes, network=network, axes=tuple(cut.size for cut in cuts),
+        wraps=wraps, num_devices=math.prod(cut.size for cut in cuts), hops=chosen.hops, time_s=chosen.time_s,
+        latency_s=chosen.latency_s, bandwidth_s=chosen.bandwidth_s,
+        bound="latency" if chosen.latency_s >= chosen.bandwidth_s else "bandwidth",
+        crossover_bytes=num_bytes * chosen.latency_s / chosen.bandwidth_s,
+        bytes_received_per_device=received_bytes(operation, num_bytes, math.prod(cut.size for cut in cuts)),
+        algbw=chosen.algbw, busbw=chosen.busbw, algorithm=chosen.name, alternatives=tuple(others),
+    )  # fmt: skip
+
+
+def _check(operation: str, num_bytes: float, cuts: Sequence[Cut]) -> None:
+    problems = []
+    if operation not in OPERATIONS:
+        problems.append(f"collective: found {operation!r}; one of {', '.join(OPERATIONS)} is required")
+    if not num_bytes > 0:
+        problems.append(f"collective: found {num_bytes} bytes; more than 0 are required")
+    if math.prod(cut.size for cut in cuts) < 2:
+        problems.append("collective: found a group of 1 device; at least 2 devices are required, such as --axes 4")
+    if problems:
+        raise InputError(*problems)
+
+
+def _torus_options(
+    operation: Operation, num_bytes: float, torus: Torus, cuts: Sequence[Cut], one_way: bool
+) -> list[Algorithm]:
+    """The group as it lies first, then what it would be as rings both ways, as rings one way and as lines."""
+    num_devices = math.prod(cut.size for cut in cuts)
+    whole = replace(torus, shape=tuple(cut.size * cut.stride for cut in cuts), twisted=False)
+
+    def priced(name: str, on: Torus, one: bool) -> Algorithm:
+        return _algorithm(
+            operation, num_bytes, num_devices, name, torus_cost(operation, num_bytes, on, cuts, one_way=one)
+        )
+
+    if operation == "send_recv":
+        return [priced("direct", torus, one_way)]
+    rings = {
+        "ring": priced("ring", replace(whole, wrap_rule="always"), False),
+        "ring, one way": priced("ring, one way", replace(whole, wrap_rule="always"), True),
+        "line": priced("line", replace(whole, wrap_rule="never"), False),
+    }
+    shapes = {bool(ring) for ring, cut in zip(torus.rings(cuts), cuts, strict=True) if cut.size > 1}
+    name = " and ".join(("ring" if ring else "line") for ring in sorted(shapes, reverse=True))
+    name = "twisted" if not one_way and any(whole for whole, _ in torus.twists(cuts)) else name
+    name += ", one way" if one_way and True in shapes else ""
+    return [priced(name, torus, one_way), *(other for key, other in rings.items() if key != name)]
+
+
+def _pods_options(
+    operation: Operation, num_bytes: float, pods: Pods, cuts: Sequence[Cut], one_way: bool
+) -> list[Algorithm]:
+    """The group as it is priced first, then the bound."""
+    num_devices = math.prod(cut.size for cut in cuts)
+    costs = pods_costs(operation, num_bytes, pods, cuts, one_way=one_way)
+    return [_algorithm(operation, num_bytes, num_devices, name, cost) for name, cost in costs.items()]
+
+
+def _switched_options(
+    operation: Operation, num_bytes: float, network: Switched, cuts: Sequence[Cut]
+) -> list[Algorithm]:
+    """The fastest that any switch allows first, then the others by time."""
+    num_devices = math.prod(cut.size for cut in cuts)
+    found = [
+        _algorithm(operation, num_bytes, num_devices, name, cost, additive=True)
+        for name, cost in switched_costs(operation, num_bytes, network, cuts).items()
+    ]
+    found.sort(key=lambda option: (option.time_s, option.name))
+    chosen = next(option for option in found if not option.condition)
+    return [chosen, *(option for option in found if option is not chosen)]
+
+
+def _algorithm(
+    operation: Operation, num_bytes: float, num_devices: int, name: str, cost: Cost, *, additive: bool = False
+) -> Algorithm:
+    parts = (cost.latency_s, cost.bandwidth_s)
+    time_s = sum(parts) if additive else max(parts)
+    return Algorithm(
+        name=name, time_s=time_s, latency_s=cost.latency_s, bandwidth_s=cost.bandwidth_s, hops=cost.hops,
+        algbw=algbw(operation, num_bytes, num_devices, time_s), busbw=busbw(operation, num_bytes, num_devices, time_s),
+        condition=NEEDS_REDUCING_SWITCH if name == IN_SWITCH else "",
+    )  # fmt: skip
+
+
+class Place(TypedDict):
+    """The payload's name, where the collective runs, and by which rule an axis of the torus wraps (null behind switches)."""
+
+    schema: Literal["shardwise.collective/1"]
+    on: str
+    wrap_rule: WrapRule | None
+
+
+CollectivePayload = Annotated[dict[str, Any], Fields(CollectiveReport, Place)]
+
+
+def collective_payload(report: CollectiveReport, on: str, topology: Topology) -> dict[str, Any]:
+    """The report's fields and what they are about."""
+    torus = topology.torus if isinstance(topology, Pods) else topology
+    rule = torus.wrap_rule if isinstance(torus, Torus) else None
+    return {"schema": SCHEMA, "on": on, "wrap_rule": rule, **asdict(report)}

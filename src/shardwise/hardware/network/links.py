@@ -1,0 +1,42 @@
+"""What a group of devices spans of a network's levels, the link that it gets from that, and what a collective costs over it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwise.values.elementwise import Value, maximum
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The part of one level that a group of devices spans: `size` devices, each `stride` apart."""
+
+    size: Value
+    stride: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """An AllGather over the group takes `max(latency_s, bytes * seconds_per_byte)`, or their sum where `additive`.
+
+    On a torus every hop carries a shard and takes at least the hop latency (S2), hence the maximum; a switched
+    collective pays its latency on top (NCCL's model), hence the sum.
+    """
+
+    seconds_per_byte: Value
+    latency_s: Value
+    additive: bool
+
+    def all_gather_s(self, num_bytes: Value) -> Value:
+        """Seconds to gather an array of `num_bytes`."""
+        streaming = num_bytes * self.seconds_per_byte
+        return streaming + self.latency_s if self.additive else maximum(streaming, self.latency_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds of latency and of streaming, and the hops that the latency counts."""
+
+    latency_s: float
+    bandwidth_s: float
+    hops: int

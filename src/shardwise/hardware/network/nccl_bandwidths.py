@@ -1,0 +1,86 @@
+"""NCCL's words for what a collective reaches: its size, its algorithm bandwidth and its bus bandwidth.
+
+Source: nccl-tests, doc/PERFORMANCE.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, get_args
+
+from shardwise.values.errors import chosen
+
+Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+
+
+class Form(NamedTuple):
+    """What the formulas of all networks know of an operation.
+
+    `size`: NCCL's size over the whole array, of N devices; `busbw`: what algbw is multiplied by. `times`: how often it goes
+    through the links of a gather (an AllReduce scatters, then gathers). `reduces`: switches can carry it out themselves, and
+    rings inside nodes and between them.
+    """
+
+    size: Callable[[int], float]
+    busbw: Callable[[int], float]
+    times: int = 1
+    reduces: bool = False
+
+
+def _whole(num_devices: int) -> float:
+    return 1.0
+
+
+def _others(num_devices: int) -> float:
+    return (num_devices - 1) / num_devices
+
+
+FORMS: Mapping[str, Form] = {
+    "all_gather": Form(_whole, _others, reduces=True),
+    "reduce_scatter": Form(_whole, _others, reduces=True),
+    "all_reduce": Form(_whole, lambda n: 2.0 * _others(n), times=2, reduces=True),
+    "all_to_all": Form(lambda n: 1.0 / n, _others),
+    "broadcast": Form(_whole, _whole),
+    "send_recv": Form(_whole, _whole),
+}
+
+
+def form_of(operation: str) -> Form:
+    """An operation by name. Raises `InputError` that lists the names."""
+    return chosen(FORMS, operation, "collective")
+
+
+def nccl_bytes(operation: Operation, num_bytes: float, num_devices: int) -> float:
+    """NCCL's size S in bytes of a collective on an array of `num_bytes`.
+
+    The whole array; of an AllToAll what one device sends, `num_bytes / N`.
+    """
+    return num_bytes * form_of(operation).size(num_devices)
+
+
+def busbw_factor(operation: Operation, num_devices: int) -> float:
+    """What algbw is multiplied by to be compared with a link: 2(N-1)/N, (N-1)/N or 1.
+
+    Differs: for reduction in the switch nccl-tests also names (N-1)/(N+1); here busbw is the same function of the time
+    whatever the algorithm, so that algorithms can be compared, and may exceed the link's bandwidth when the switch reduces.
+    """
+    return form_of(operation).busbw(num_devices)
+
+
+def algbw(operation: Operation, num_bytes: float, num_devices: int, time_s: float) -> float:
+    """Algorithm bandwidth in bytes/s: S / t."""
+    return nccl_bytes(operation, num_bytes, num_devices) / time_s
+
+
+def busbw(operation: Operation, num_bytes: float, num_devices: int, time_s: float) -> float:
+    """Bus bandwidth in bytes/s: algbw times `busbw_factor`, what a link of the ring would carry."""
+    return algbw(operation, num_bytes, num_devices, time_s) * busbw_factor(operation, num_devices)
+
+
+def received_bytes(operation: Operation, num_bytes: float, num_devices: int) -> float:
+    """Bytes that one device receives, whatever lies between: S (N-1)/N, twice that for an AllReduce, S for a copy.
+
+    Reduction in the switch and trees move other amounts. Source: S1, appendix on ring all-reduce.
+    """
+    return nccl_bytes(operation, num_bytes, num_devices) * busbw_factor(operation, num_devices)

@@ -1,0 +1,255 @@
+"""Tiers of switches, such as NVLink within a node and InfiniBand between nodes, and the closed forms of collectives behind
+them: ring, hierarchical rings, tree, reduction in the switch, direct.
+
+A collective takes latency plus bytes times seconds per byte (NCCL's model). `inside` is how many devices of the group lie
+below a tier: they share what leaves their node over as many network cards. `num_bytes` is the whole array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.hardware.network.links import Cost, Cut, Link
+from shardwise.hardware.network.nccl_bandwidths import Operation, form_of
+from shardwise.values.elementwise import Value, maximum, where
+from shardwise.values.errors import chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """One tier of switches: `size` groups of the tier below, full-duplex egress per device, sustained fraction.
+
+    `links`: without a switch, the direct links of a device to as many others, all of them joined pair by pair (a full mesh,
+    such as xGMI's); `bytes_per_s` is over all of them. 0 where there is a switch.
+    """
+
+    name: str
+    size: int
+    bytes_per_s: float
+    fraction: float
+    hop_latency_s: float
+    base_latency_s: float = 0.0
+    links: int = 0
+
+    def egress(self, size: Value) -> Value:
+        """Sustained bytes/s that a device sends to the `size - 1` others of a group: in a mesh over one link for each."""
+        rate = self.bytes_per_s * self.fraction
+        return rate * maximum(size - 1, 1) / self.links if self.links else rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switched:
+    """Tiers of switches from the inside out, such as NVLink within a node and InfiniBand between nodes."""
+
+    tiers: tuple[Tier, ...]
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return tuple(tier.size for tier in self.tiers)
+
+    def link(self, cuts: Sequence[Cut]) -> Link:
+        """What a group gets that spans `cuts[i]` of tier i.
+
+        Rings within and between nodes are pipelined, so the slowest tier sets the pace; a group with `i` devices in a
+        node uses their `i` network cards, so 1/i of what leaves the node passes each. Source: the (N-1)/N factor and
+        busbw of nccl-tests' PERFORMANCE.md; ring hops from NCCL's tuning model.
+        """
+        slowest: Value = 0.0
+        latency: Value = 0.0
+        inside: Value = 1
+        for tier, cut in zip(self.tiers, cuts, strict=True):
+            seconds = (cut.size - 1) / (cut.size * inside * tier.egress(cut.size))
+            slowest = maximum(slowest, seconds)
+            base = where(cut.size > 1, tier.base_latency_s, 0.0)
+            latency = maximum(latency, base) + (cut.size - 1) * tier.hop_latency_s
+            inside = inside * cut.size
+        return Link(slowest, latency, additive=True)
+
+    def hop(self, cuts: Sequence[Cut]) -> Link:
+        """What a send to the next device of a group gets: the outermost tier that the group spans; of a mesh one link."""
+        seconds: Value = 0.0
+        latency: Value = 0.0
+        for tier, cut in zip(self.tiers, cuts, strict=True):
+            seconds = where(cut.size > 1, 1.0 / tier.egress(2), seconds)
+            latency = where(cut.size > 1, tier.base_latency_s + tier.hop_latency_s, latency)
+        return Link(seconds, latency, additive=True)
+
+    def permute(self, cuts: Sequence[Cut]) -> Link:
+        """What a permute gets: every device sends through its own link, over the outermost tier that the group spans."""
+        return self.hop(cuts)
+
+    def axis_bytes_per_s(self) -> float:
+        """Rate at which every device gathers an array over the whole cluster: the slowest tier's egress, times the
+        devices below it that share what has to come in (8 cards of 50 GB/s feed a node with 400 GB/s)."""
+        inside, rates = 1, []
+        for tier in self.tiers:
+            if tier.size > 1:
+                rates.append(tier.egress(tier.size) / tier.fraction * inside)
+            inside *= tier.size
+        return min(rates, default=self.tiers[0].bytes_per_s)
+
+    def neighbour_bytes_per_s(self) -> float:
+        """Egress of one device to its closest neighbours."""
+        near = self.tiers[0]
+        return float(near.egress(near.size) / near.fraction) if near.size > 1 else near.bytes_per_s
+
+
+IN_SWITCH = "in-switch"
+# By operation the algorithms that can carry it out.
+ALGORITHMS: Mapping[str, tuple[str, ...]] = {
+    "all_gather": ("ring", "hierarchical", IN_SWITCH),
+    "reduce_scatter": ("ring", "hierarchical", IN_SWITCH),
+    "all_reduce": ("ring", "hierarchical", "tree", IN_SWITCH),
+    "all_to_all": ("direct",),
+    "broadcast": ("ring", "tree"),
+    "send_recv": ("direct",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A tier that a group crosses: `size` of the groups below it, each of `inside` devices."""
+
+    tier: Tier
+    size: int
+    inside: int
+
+    @property
+    def seconds_per_byte(self) -> float:
+        """When each of the `inside` devices sends its share of what leaves them."""
+        return float(1.0 / (self.inside * self.tier.egress(self.size)))
+
+
+def spans(network: Switched, cuts: Sequence[Cut]) -> tuple[Span, ...]:
+    """The tiers that a group crosses, from the inside out."""
+    found, inside = [], 1
+    for tier, cut in zip(network.tiers, cuts, strict=True):
+        if cut.size > 1:
+            found.append(Span(tier, cut.size, inside))
+        inside *= cut.size
+    return tuple(found)
+
+
+def switched_costs(
+    operation: Operation, num_bytes: float, network: Switched, cuts: Sequence[Cut]
+) -> Mapping[str, Cost]:
+    """Cost by algorithm: those that can carry out the operation over the group that `cuts` spans."""
+    crossed = spans(network, cuts)
+    priced: Mapping[str, Callable[[], Cost]] = {
+        "direct": lambda: direct_cost(operation, num_bytes, network, cuts),
+        "ring": lambda: ring_cost(operation, num_bytes, crossed),
+        "hierarchical": lambda: hierarchical_cost(operation, num_bytes, network, cuts),
+        "tree": lambda: tree_cost(operation, num_bytes, crossed),
+        IN_SWITCH: lambda: in_switch_cost(operation, num_bytes, crossed),
+    }
+    there = {"hierarchical": len(crossed) > 1, IN_SWITCH: cuts[0].size > 1 and not network.tiers[0].links}
+    algorithms = chosen(ALGORITHMS, operation, "collective")
+    return {name: priced[name]() for name in algorithms if there.get(name, True)}
+
+
+def direct_cost(operation: Operation, num_bytes: float, network: Switched, cuts: Sequence[Cut]) -> Cost:
+    """Every device sends to the one, or to each, that its bytes are for."""
+    hop = network.hop(cuts)
+    per_byte: Mapping[str, Callable[[], Value]] = {
+        "send_recv": lambda: hop.seconds_per_byte,
+        "all_to_all": lambda: all_to_all_seconds_per_byte(network, cuts),
+    }
+    seconds = chosen(per_byte, operation, "collective")()
+    return Cost(latency_s=hop.latency_s, bandwidth_s=num_bytes * seconds, hops=1)
+
+
+def ring_cost(operation: Operation, num_bytes: float, crossed: Sequence[Span]) -> Cost:
+    """One ring through all N devices, node after node: (N-1)/N V over the slowest tier, N-1 hops.
+
+    In a mesh several rings without a common link, one for each other device of the group: the same bytes over all its
+    links. Of the N-1 hops, as many cross a tier as it joins groups, less one. An AllReduce goes around twice; a broadcast
+    passes all of V down the ring. Source: NCCL, src/graph/tuning.cc (nsteps and nInterSteps); nccl-tests, PERFORMANCE.md.
+    """
+    num_devices, form = math.prod(span.size for span in crossed), form_of(operation)
+    times = form.times
+    hops = [num_devices // span.inside - num_devices // (span.inside * span.size) for span in crossed]
+    latency = sum(count * span.tier.hop_latency_s for count, span in zip(hops, crossed, strict=True))
+    return Cost(
+        latency_s=times * (_base(crossed) + latency),
+        bandwidth_s=form.busbw(num_devices) * num_bytes * max(span.seconds_per_byte for span in crossed),
+        hops=times * (num_devices - 1),
+    )
+
+
+def hierarchical_cost(operation: Operation, num_bytes: float, network: Switched, cuts: Sequence[Cut]) -> Cost:
+    """Rings within nodes and rings between them, pipelined: `Switched.link`, what the estimate of a plan uses.
+
+    The slowest tier sets the pace and the hops of the tiers add up, (n-1) for each; an AllReduce is a ReduceScatter and an
+    AllGather. Source: S0's hierarchy of switches; nccl-tests, PERFORMANCE.md.
+    """
+    link, times = network.link(cuts), form_of(operation).times
+    return Cost(
+        latency_s=times * link.latency_s,
+        bandwidth_s=times * num_bytes * link.seconds_per_byte,
+        hops=times * sum(cut.size - 1 for cut in cuts),
+    )
+
+
+def tree_cost(operation: Operation, num_bytes: float, crossed: Sequence[Span]) -> Cost:
+    """Two complementary binary trees, up and down: every device sends 2V for an AllReduce, log2 N hops each way.
+
+    A tree of n has ceil(log2 n) hops on each tier; the two trees, each with half of the array, use a device as a leaf
+    once and as an inner node once, so the egress is 2V where a ring has 2V(N-1)/N. A broadcast goes down only.
+    Assumes: pipelined, no loss of the protocol. Source: Sanders, Speck and Traeff 2009, two-tree algorithms.
+    Differs: NCCL (src/graph/tuning.cc) chains the devices of a node (n-1 hops) and builds trees between nodes only, and
+    takes 0.9 of the bandwidth.
+    """
+    times = form_of(operation).times
+    depths = [math.ceil(math.log2(span.size)) for span in crossed]
+    latency = sum(depth * span.tier.hop_latency_s for depth, span in zip(depths, crossed, strict=True))
+    return Cost(
+        latency_s=_base(crossed) + times * latency,
+        bandwidth_s=times * num_bytes * max(span.seconds_per_byte for span in crossed),
+        hops=times * sum(depths),
+    )
+
+
+def in_switch_cost(operation: Operation, num_bytes: float, crossed: Sequence[Span]) -> Cost:
+    """The innermost switch reduces and multicasts; rings between the nodes, pipelined.
+
+    An AllReduce: each of n devices sends V to be summed in the switch, and V/n of sums to be multicast: V(n+1)/n instead of
+    2V(n-1)/n. An AllGather or ReduceScatter still receives or sends (n-1)/n of V, in one hop instead of n-1.
+    Assumes: switches that reduce (NVLink SHARP: third-generation NVSwitch and later). Source: NCCL's NVLS algorithm;
+    Klenk et al. 2020, an in-network architecture for accelerating shared-memory multiprocessor collectives.
+    """
+    inner, outer = crossed[0], crossed[1:]
+    times, beyond = form_of(operation).times, {"all_gather": -1, "reduce_scatter": -1, "all_reduce": 1}
+    share = (inner.size + chosen(beyond, operation, "collective")) / inner.size
+    paces = [share * inner.seconds_per_byte]
+    paces += [times * (span.size - 1) / span.size * span.seconds_per_byte for span in outer]
+    hops = sum(span.size - 1 for span in outer)
+    latency = inner.tier.hop_latency_s + sum((span.size - 1) * span.tier.hop_latency_s for span in outer)
+    return Cost(latency_s=_base(crossed) + times * latency, bandwidth_s=num_bytes * max(paces), hops=times * (1 + hops))
+
+
+def all_to_all_seconds_per_byte(network: Switched, cuts: Sequence[Cut], copies: Value = 1) -> Value:
+    """Seconds of an AllToAll per byte of the whole array V: every device sends to each other directly.
+
+    A device holds V/N and sends (n - 1) inside/N of that over a tier that joins n groups of `inside` devices; the tiers work
+    at once. On one tier: V/N (N-1)/N over its egress, (1/N) of an AllGather's time. Source: nccl-tests, PERFORMANCE.md.
+    Differs: the quarter of an AllGather that holds on a ring (S2) does not hold behind a switch.
+    """
+    slowest: Value = 0.0
+    inside: Value = 1
+    for tier, cut in zip(network.tiers, cuts, strict=True):
+        alone = 1.0 if tier is network.tiers[0] else _distinct(cut.size, copies)
+        slowest = maximum(slowest, (cut.size - 1) * inside / tier.egress(cut.size) * alone)
+        inside = inside * cut.size
+    return slowest / inside**2
+
+
+def _distinct(groups: Value, copies: Value) -> Value:
+    """Share of a row's copies that leave for other groups where each group gets one and passes it on."""
+    return groups * (1.0 - (1.0 - 1.0 / groups) ** copies) / copies
+
+
+def _base(crossed: Sequence[Span]) -> float:
+    """Seconds before the first byte moves: one launch, the slowest tier's."""
+    return max(span.tier.base_latency_s for span in crossed)

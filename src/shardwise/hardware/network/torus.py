@@ -1,0 +1,291 @@
+"""A torus: a grid of chips with a direct link to each neighbour, twisted or not, and the closed forms of collectives on it.
+
+A collective takes `max(latency, bytes * seconds_per_byte)`: every hop takes at least the hop latency (S2). What a group of
+devices gets for an AllGather is `Torus.link`. `num_bytes` is always the whole array: what a device has after an AllGather or
+before a reduction, and of an AllToAll all devices' shards together.
+
+On a twisted torus going around a short axis also shifts the long ones by half of their length. Legal are k x k x 2k and k x
+2k x 2k, in any order of the axes, with k a multiple of 4: the wraparound links are optical and lie between cubes of 4x4x4.
+The bisection and the average distance get better, rings of the short axes are gone.
+Source: Jouppi et al., TPU v4 (ISCA 2023), section on twisted tori; Camara et al., Twisted Torus Topologies for Enhanced
+Interconnection Networks (2010); Google Cloud documentation, TPU v4 and v5p, which print 4x4x8_twisted for the slice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from shardwise.hardware.network.links import Cost, Cut, Link
+from shardwise.hardware.network.nccl_bandwidths import Operation, form_of
+from shardwise.values.elementwise import Value, maximum, where
+from shardwise.values.errors import chosen
+
+WrapRule = Literal["multiple_of_4", "only_16", "always", "never"]
+# Whether an axis of a size wraps on a slice of a shape.
+WRAPS: Mapping[str, Callable[[tuple[int, ...], int], bool]] = {
+    "multiple_of_4": lambda shape, size: all(other % 4 == 0 for other in shape),
+    "only_16": lambda shape, size: size == 16,
+    "always": lambda shape, size: True,
+    "never": lambda shape, size: False,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torus:
+    """A grid of chips with a link to each neighbour, per axis and per direction.
+
+    `bytes_per_s` is one link in one direction. An axis wraps by the vendor's rule: v4 and v5p slices wrap on all axes
+    when every axis is a multiple of 4; v5e and v6e axes wrap only at 16. Source: S0, section 2. "always" and "never" are
+    for asking what wraparound is worth. `twisted`: going around a short axis also shifts the long
+    ones, so that an AllToAll over the whole slice loads all links alike; the short axes have no rings of their own.
+    """
+
+    shape: tuple[int, ...]
+    bytes_per_s: float
+    hop_latency_s: float
+    wrap_rule: WrapRule
+    twisted: bool = False
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        return self.shape
+
+    @property
+    def wraps(self) -> tuple[bool, ...]:
+        """Which axes are rings."""
+        wraps = chosen(WRAPS, self.wrap_rule, "wrap_rule")
+        return tuple(wraps(self.shape, size) for size in self.shape)
+
+    def rings(self, cuts: Sequence[Cut]) -> tuple[Value, ...]:
+        """On which axes a group goes all around: it spans the whole of an axis that wraps.
+
+        Around a short axis of a twisted torus only together with the whole of the axes that it shifts.
+        """
+        found: list[Value] = []
+        for axis, (size, wraps, cut) in enumerate(zip(self.shape, self.wraps, cuts, strict=True)):
+            ring = (cut.size * cut.stride == size) & wraps
+            for other in shifted_by(self.shape, axis) if self.twisted else ():
+                ring = ring & (cuts[other].size == self.shape[other])
+            found.append(ring)
+        return tuple(found)
+
+    def twists(self, cuts: Sequence[Cut]) -> Iterator[tuple[Value, Distances]]:
+        """Whether a group is one of the twisted tori in this one, and the distances on it, for each of them."""
+        for group in closed_groups(self.shape) if self.twisted else ():
+            whole: Value = True
+            for axis, (size, cut) in enumerate(zip(self.shape, cuts, strict=True)):
+                whole = whole & (cut.size == (size if axis in group else 1))
+            yield whole, distances(tuple(self.shape[axis] for axis in group))
+
+    def link(self, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
+        """What a group gets that spans `cuts[i]` of axis i.
+
+        A group all around a wrapped axis is a ring: both directions, half the hops, unless it goes `one_way`. Neighbours on
+        a part of an axis are a line: one way, N-1 hops. Devices `stride` apart share their links with the groups between
+        them. Several axes gather at once, each its share of the array, so rates add (S0: "M axes give M times the
+        bandwidth"), as far as the links of the device with the fewest (the corner, where axes are lines) take in the
+        (N-1)/N of the array that it lacks.
+        """
+        rate: Value = 0.0
+        intake: Value = 0.0
+        hops: Value = 0
+        num_devices: Value = 1
+        for ring, cut in zip(self.rings(cuts), cuts, strict=True):
+            steps = where(ring, cut.size - 1 if one_way else cut.size // 2, cut.size - 1)
+            seconds = steps * cut.stride / (cut.size * self.bytes_per_s)
+            rate = rate + where(cut.size > 1, 1.0 / maximum(seconds, 1e-30), 0.0)
+            num_links = where(ring & (cut.size > 2), 1 if one_way else 2, 1)
+            intake = intake + where(cut.size > 1, num_links * self.bytes_per_s / cut.stride, 0.0)
+            hops = hops + steps * cut.stride
+            num_devices = num_devices * cut.size
+        for whole, found in () if one_way else self.twists(cuts):
+            hops = where(whole, found.diameter, hops)
+        gathered = where(rate > 0, 1.0 / maximum(rate, 1e-30), 0.0)
+        taken_in = (1.0 - 1.0 / num_devices) / maximum(intake, 1e-30)
+        return Link(maximum(gathered, taken_in), hops * self.hop_latency_s, additive=False)
+
+    def hop(self, cuts: Sequence[Cut]) -> Link:
+        """What a send to the next device of a group gets: one link, shared by the groups between them."""
+        far: Value = 0
+        for cut in cuts:
+            far = maximum(far, where(cut.size > 1, cut.stride, 0))
+        return Link(far / self.bytes_per_s, far * self.hop_latency_s, additive=False)
+
+    def permute(self, cuts: Sequence[Cut]) -> Link:
+        """What a permute gets in which each device sends to one device anywhere in the group.
+
+        On an axis of n the busiest link carries, of an even mix of distances, n/8 devices' bytes on a ring and n/4 on a line,
+        and at least one device's; on a twisted torus half of the average hops along an axis.
+        """
+        pace: Value = 0.0
+        hops: Value = 0
+        for ring, cut in zip(self.rings(cuts), cuts, strict=True):
+            busiest = maximum(1.0, cut.size / where(ring, 8.0, 4.0)) * cut.stride
+            pace = maximum(pace, where(cut.size > 1, busiest, 0.0))
+            hops = hops + where(ring, cut.size // 2, cut.size - 1) * cut.stride
+        for whole, found in self.twists(cuts):
+            pace = where(whole, max(1.0, max(found.mean_hops) / 2), pace)
+            hops = where(whole, found.diameter, hops)
+        return Link(pace / self.bytes_per_s, hops * self.hop_latency_s, additive=False)
+
+    def axis_bytes_per_s(self) -> float:
+        """Bandwidth of one wrapped axis, both directions: the books' W."""
+        return 2 * self.bytes_per_s
+
+    def neighbour_bytes_per_s(self) -> float:
+        """The same: every neighbour is one link away."""
+        return self.axis_bytes_per_s()
+
+
+CUBE = 4
+LEGAL = "KxKx2K or Kx2Kx2K in any order, with K a multiple of 4, such as 4x4x8 or 4x8x8,"
+
+
+def is_twistable(shape: tuple[int, ...]) -> bool:
+    """Whether a slice of this shape may be twisted."""
+    return len(shape) == 3 and min(shape) % CUBE == 0 and set(shape) == {min(shape), 2 * min(shape)}
+
+
+def shifted_by(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    """The axes that going around `axis` shifts: all long ones around a short axis, none around a long one."""
+    short = min(shape)
+    return tuple(i for i, size in enumerate(shape) if size == 2 * short) if shape[axis] == short else ()
+
+
+def closed_groups(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The sets of whole axes that hold a short one and every axis that it shifts: twisted tori of their own."""
+    axes = range(len(shape))
+    for count in range(2, len(shape) + 1):
+        for group in itertools.combinations(axes, count):
+            shifts = [set(shifted_by(shape, axis)) for axis in group]
+            if any(shifts) and all(shift <= set(group) for shift in shifts):
+                yield group
+
+
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """Of one device to all N, itself included: hops on the average along each axis, and to the farthest."""
+
+    mean_hops: tuple[float, ...]
+    diameter: int
+
+    @property
+    def mean(self) -> float:
+        return sum(self.mean_hops)
+
+
+@lru_cache(maxsize=64)
+def distances(shape: tuple[int, ...]) -> Distances:
+    """Distances on the twisted torus of a shape (k x 2k, k x k x 2k, k x 2k x 2k in any order), by its shortest ways.
+
+    Every device sees the same. A way goes around each short axis some number of times and then the shorter way along each
+    long axis; each of the shortest vectors carries an equal part, which loads all axes alike.
+    """
+    short = min(shape)
+    shorts = [axis for axis, size in enumerate(shape) if size == short]
+    total, farthest = [0.0] * len(shape), 0
+    for place in itertools.product(*map(range, shape)):
+        ways = [
+            _way(shape, place, dict(zip(shorts, turns, strict=True)))
+            for turns in itertools.product((-2, -1, 0, 1), repeat=len(shorts))
+        ]
+        nearest = min(sum(hops) for hops, _ in ways)
+        shortest = [(hops, count) for hops, count in ways if sum(hops) == nearest]
+        farthest = max(farthest, nearest)
+        num_ways = sum(count for _, count in shortest)
+        for axis in range(len(shape)):
+            total[axis] += sum(hops[axis] * count for hops, count in shortest) / num_ways
+    return Distances(tuple(hops / math.prod(shape) for hops in total), farthest)
+
+
+def _way(shape: tuple[int, ...], place: tuple[int, ...], turns: dict[int, int]) -> tuple[tuple[int, ...], int]:
+    """Hops along each axis to a place, going so many times around each short axis, and how many vectors have them: two for
+    each long axis whose both ways are as far."""
+    shift = min(shape) * sum(turns.values())
+    hops, count = [], 1
+    for axis, size in enumerate(shape):
+        if axis in turns:
+            hops.append(abs(place[axis] + turns[axis] * size))
+        else:
+            ahead = (place[axis] - shift) % size
+            hops.append(min(ahead, size - ahead))
+            count *= 2 if 2 * ahead == size else 1
+    return tuple(hops), count
+
+
+def torus_cost(
+    operation: Operation, num_bytes: float, torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False
+) -> Cost:
+    """Latency and streaming time of a collective over the group of devices that `cuts` spans.
+
+    AllGather, ReduceScatter: `Torus.link`. AllReduce: one after the other, twice that. AllToAll: `all_to_all_link`.
+    Broadcast: `broadcast_link`. Send and receive: one neighbour to the next, `Torus.hop`.
+    Differs: S2 and S3 print V/W for a ring, which N/2 hops of whole shards take; a schedule that sends the last shard half
+    each way takes (N-1)/N of it (S2's summary, for one direction). `Torus.link` is V/W for rings of even size.
+    """
+    link, times = chosen(_LINKS, operation, "collective")(torus, cuts, one_way), form_of(operation).times
+    return Cost(
+        latency_s=times * link.latency_s,
+        bandwidth_s=times * num_bytes * link.seconds_per_byte,
+        hops=times * round(link.latency_s / torus.hop_latency_s) if torus.hop_latency_s else 0,
+    )
+
+
+def all_to_all_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
+    """What an AllToAll gets, per byte of the whole array V that the group of N devices shares.
+
+    Each chunk goes the shortest way along each axis, parts of it along the axes in turn, so the busiest axis sets the pace. On
+    an axis of n, in chunks of V/(N n) bytes, a directed link carries floor(n^2/4)/2 on a ring, floor(n^2/4) on a line (its
+    middle link), n(n-1)/2 one way around. For one axis: V/(4W) with W both directions of a ring, V/(2W) on a line.
+    On a twisted torus a link carries half of the average hops along its axis, times V/N, by the shortest ways on the graph
+    (one way around is priced without the twist).
+    Assumes: even traffic, links that never wait while chunks do; what goes half around goes half each way.
+    Source: S2, question 10 (one way: V/2 (1-1/N)) and "AllToAll", V max(A, B, C) / (4 N W).
+    Differs: S3, appendix C counts N^2/4 chunks sent by a device, 10 right and 6 left for N = 8 (`all_to_all_chunks`).
+    """
+    num_devices: Value = 1
+    for cut in cuts:
+        num_devices = num_devices * cut.size
+    pace: Value = 0.0
+    for ring, cut in zip(torus.rings(cuts), cuts, strict=True):
+        n = cut.size
+        around = n * (n - 1) / 2 if one_way else n * n // 4 * where(n > 2, 0.5, 1.0)
+        chunks = where(ring, around, n * n // 4)
+        pace = maximum(pace, chunks * cut.stride / (num_devices * n))
+    for whole, found in () if one_way else torus.twists(cuts):
+        pace = where(whole, max(found.mean_hops) / (2 * num_devices), pace)
+    return Link(pace / torus.bytes_per_s, torus.link(cuts, one_way=one_way).latency_s, additive=False)
+
+
+def broadcast_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
+    """What a broadcast from one device gets, per byte of the array.
+
+    Every link of the root carries its own part of the array (two on a ring, one on a line, whose far end takes all through
+    one link), pipelined, so V / (links * bandwidth); a small array takes the hops to the farthest device.
+    Assumes: as many trees without a common link as the root has links. Source: the intake of a device in `Torus.link`, all V.
+    """
+    rates = [
+        (2 if ring and not one_way and cut.size > 2 else 1) * torus.bytes_per_s / cut.stride
+        for ring, cut in zip(torus.rings(cuts), cuts, strict=True)
+        if cut.size > 1
+    ]
+    return Link(1.0 / sum(rates) if rates else 0.0, torus.link(cuts, one_way=one_way).latency_s, additive=False)
+
+
+def _gathered(torus: Torus, cuts: Sequence[Cut], one_way: bool) -> Link:
+    return torus.link(cuts, one_way=one_way)
+
+
+_LINKS: Mapping[str, Callable[[Torus, Sequence[Cut], bool], Link]] = {
+    "all_gather": _gathered,
+    "reduce_scatter": _gathered,
+    "all_reduce": _gathered,
+    "all_to_all": lambda torus, cuts, one_way: all_to_all_link(torus, cuts, one_way=one_way),
+    "broadcast": lambda torus, cuts, one_way: broadcast_link(torus, cuts, one_way=one_way),
+    "send_recv": lambda torus, cuts, one_way: torus.hop(cuts),
+}

@@ -1,0 +1,3 @@
+"""MaxText: launches on TPUs and GPUs, mesh axes, and models.
+
+`launch_config.TPU` and `launch_config.GPU` are the targets."""

@@ -1,0 +1,273 @@
+"""How MaxText's options express a model: a decoder block with base_* sizes, or the name of one of its models.
+
+Source: MaxText at e591f30 (2026-08-22), src/maxtext/configs/base.yml, types.py and configs/models, layers/attentions.py,
+models/*.py.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from shardwise.interop.launches.launch import Launch
+from shardwise.interop.launches.target import Field, Given, Options, option_table
+from shardwise.model.architecture import Architecture
+from shardwise.values.errors import InputError, did_you_mean
+
+ACTIVATIONS: Mapping[str, list[str]] = {
+    "swiglu": ["silu", "linear"], "geglu": ["gelu", "linear"], "gelu": ["gelu"], "relu": ["relu"],
+    "clamped_swiglu": ["sigmoid", "linear"],
+}  # fmt: skip
+MLPS = {tuple(theirs): ours for ours, theirs in ACTIVATIONS.items()}
+GPT3_BIASES, OSS_BIASES = ("qkv", "attention_out", "mlp"), ("qkv", "attention_out", "router", "experts")
+PAIRED = "gemma2"  # a layer of this block is two of the model: one with a window, and one that sees everything
+BLOCKS = ("llama2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", PAIRED, "gpt3", "gpt_oss", "deepseek")
+# Options of models that no architecture here has, with the only value that can be read.
+UNPRICED: Mapping[str, object] = {
+    "use_indexer": False, "moba": False, "mhc_expansion_rate": 1, "engram_layers": [], "share_kv_projections": False,
+    "interleave_moe_layer_step": 1, "enable_diloco": False, "use_multimodal": False, "num_kv_shared_layers": 0,
+    "hidden_size_per_layer_input": 0, "nope_layer_interval": -1, "capacity_factor": -1.0, "partial_rotary_factor": 1.0,
+}  # fmt: skip
+# base.yml's values of the options of a model.
+BASE: Mapping[str, Any] = {
+    "decoder_block": "llama2", "base_emb_dim": 2048, "base_num_query_heads": 16, "base_num_kv_heads": 16, "base_mlp_dim": 7168,
+    "base_num_decoder_layers": 16, "head_dim": 128, "vocab_size": 32000, "mlp_activations": ["silu", "linear"],
+    "mlp_activations_limit": -1.0, "logits_via_embedding": False, "normalization_layer_epsilon": 1e-5,
+    "rope_max_timescale": 10_000, "use_qk_norm": False, "attention_bias": False, "mlp_bias": False,
+    "attention_sink": False, "sliding_window_size": 0, "use_post_attn_norm": False, "use_post_ffw_norm": False,
+    "trainable_position_size": -1, "num_experts": 1,
+    "num_experts_per_tok": 1, "base_moe_mlp_dim": -1, "norm_topk_prob": False, "first_num_dense_layers": 0, "shared_experts": 0,
+    "routed_scaling_factor": 1.0, "routed_score_func": "", "routed_bias": False, "n_routing_groups": -1, "topk_routing_group": -1,
+    "inhomogeneous_layer_cycle_interval": 1, "attention_type": "global", "q_lora_rank": 0, "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "mtp_num_layers": 0, "attn_logits_soft_cap": 0.0,
+    "final_logits_soft_cap": 0.0,
+}  # fmt: skip
+
+
+def block_of(model: Architecture) -> str:
+    """The decoder block that a model is most like; what it has beside that block's own does not come back."""
+    numerics = model.numerics
+    kinds = {
+        "deepseek": bool(model.kv_lora_rank), "gpt_oss": model.sinks, "gpt3": model.structure.learns_positions,
+        PAIRED: model.post_norms, "qwen2": model.bias == ("qkv",), "qwen3_moe": model.qk_norm and bool(model.num_experts),
+        "qwen3": model.qk_norm, "mixtral": bool(model.num_experts), "gemma": bool(numerics.norm_offset),
+    }  # fmt: skip
+    return next((name for name, fits in kinds.items() if fits), "llama2")
+
+
+def layers_of(block: str) -> int:
+    """Layers of a model that one decoder layer of MaxText is."""
+    return 2 if block == PAIRED else 1
+
+
+def num_blocks(model: Architecture) -> int:
+    """Decoder layers of MaxText, which stages of a pipeline are made of."""
+    return model.num_layers // layers_of(block_of(model))
+
+
+def _say(launch: Launch) -> Options:
+    model, block = launch.model, block_of(launch.model)
+    numerics = model.numerics
+    said = {
+        "decoder_block": block, "base_emb_dim": model.d_model, "base_num_query_heads": model.num_heads,
+        "base_num_kv_heads": model.num_kv_heads, "base_mlp_dim": model.dense_d_ff or model.d_ff,
+        "base_num_decoder_layers": num_blocks(model), "head_dim": BASE["head_dim"] if model.kv_lora_rank else model.head_dim,
+        "vocab_size": model.vocab_size, "mlp_activations": ACTIVATIONS[model.mlp],
+        "logits_via_embedding": model.tied_embeddings, "normalization_layer_epsilon": numerics.norm_epsilon,
+        "rope_max_timescale": round(numerics.rotary.base), "mtp_num_layers": model.num_predict_layers,
+        "attn_logits_soft_cap": numerics.attention_cap or 0.0, "final_logits_soft_cap": numerics.logit_cap or 0.0,
+        **_experts(model, block), **_of_block(model, block),
+    }  # fmt: skip
+    return {name: value for name, value in said.items() if value != BASE[name] or name == "decoder_block"}
+
+
+def _experts(model: Architecture, block: str) -> Options:
+    if not model.num_experts:
+        return {}
+    gating, numerics = model.numerics.gating, model.numerics
+    said: dict[str, Any] = {
+        "num_experts": model.num_experts, "num_experts_per_tok": model.experts_per_token, "base_moe_mlp_dim": model.d_ff,
+    }  # fmt: skip
+    if block == "qwen3_moe":
+        said["norm_topk_prob"] = numerics.normalised_gates
+    if block == "deepseek":
+        said |= {
+            "first_num_dense_layers": model.num_dense_layers, "shared_experts": model.shared_expert_width // model.d_ff,
+            "routed_scaling_factor": gating.scale, "routed_score_func": gating.scores, "routed_bias": gating.scores == "sigmoid",
+            **({"n_routing_groups": gating.groups, "topk_routing_group": gating.chosen_groups} if gating.groups > 1 else {}),
+        }  # fmt: skip
+    return said
+
+
+def _of_block(model: Architecture, block: str) -> Options:
+    """Options that a model of a block has by its kind."""
+    match block:
+        case "deepseek":
+            return {"attention_type": "mla", "q_lora_rank": model.q_lora_rank, "kv_lora_rank": model.kv_lora_rank,
+                    "qk_nope_head_dim": model.head_dim - model.rope_head_dim, "qk_rope_head_dim": model.rope_head_dim,
+                    "v_head_dim": model.v_head_dim}  # fmt: skip
+        case "gpt_oss":
+            return {"attention_bias": True, "attention_sink": True, "mlp_bias": True, "routed_bias": True,
+                    "mlp_activations_limit": 7.0, "sliding_window_size": model.sliding_window or 0,
+                    "inhomogeneous_layer_cycle_interval": 2}  # fmt: skip
+        case "gpt3":
+            return {"trainable_position_size": model.max_positions}
+        case "gemma2":
+            return {
+                "use_post_attn_norm": True,
+                "use_post_ffw_norm": True,
+                "sliding_window_size": model.sliding_window or 0,
+            }
+        case "qwen2":
+            return {"attention_bias": True}
+        case "qwen3" | "qwen3_moe":
+            return {"use_qk_norm": True}
+    return {}
+
+
+def _hear(given: Given) -> Mapping[str, Any]:
+    of = _whole(given)
+    block, latent = of["decoder_block"], of["attention_type"] == "mla"
+    return {
+        "model.d_model": of["base_emb_dim"], "model.num_heads": of["base_num_query_heads"],
+        "model.num_kv_heads": of["base_num_query_heads"] if latent else of["base_num_kv_heads"],
+        "model.num_layers": of["base_num_decoder_layers"] * layers_of(block), "model.vocab_size": of["vocab_size"],
+        "model.mlp": MLPS[tuple(of["mlp_activations"])], "model.tied_embeddings": of["logits_via_embedding"],
+        "model.num_predict_layers": of["mtp_num_layers"], "numerics.norm_epsilon": of["normalization_layer_epsilon"],
+        "numerics.rotary.base": float(of["rope_max_timescale"]), "numerics.attention_cap": of["attn_logits_soft_cap"] or None,
+        "numerics.logit_cap": of["final_logits_soft_cap"] or None, "model.head_dim": of["head_dim"],
+        **_heard_experts(of, block), **_heard_of_block(of, block),
+    }  # fmt: skip
+
+
+def _whole(given: Given) -> Options:
+    """The options of a model with base.yml's where none are given. Raises `InputError` for what no architecture here is."""
+    wrong = [name for name, only in UNPRICED.items() if given.get(name, only) != only]
+    if wrong:
+        raise InputError(
+            *(f"{name}: found {given.get(name)!r}; {UNPRICED[name]!r} is what can be read" for name in wrong)
+        )
+    of = {name: given.get(name, default) for name, default in BASE.items()}
+    block = "llama2" if of["decoder_block"] == "default" else of["decoder_block"]
+    if block not in BLOCKS:
+        raise InputError(f"decoder_block: found {block!r}; one of {', '.join(BLOCKS)} is what can be read")
+    if tuple(of["mlp_activations"]) not in MLPS:
+        raise InputError(
+            f"mlp_activations: found {of['mlp_activations']}; one of {', '.join(map(str, MLPS))} is what can be read"
+        )
+    if of["attention_type"] not in ("global", "mla") or (of["attention_type"] == "mla") is not (block == "deepseek"):
+        raise InputError(
+            f"attention_type: found {of['attention_type']!r} with {block}; mla with deepseek, else global, can be read"
+        )
+    return {**of, "decoder_block": block}
+
+
+def _heard_experts(of: Options, block: str) -> Mapping[str, Any]:
+    if of["num_experts"] <= 1:
+        return {"model.d_ff": of["base_mlp_dim"]}
+    dense, width = of["first_num_dense_layers"] if block == "deepseek" else 0, of["base_moe_mlp_dim"]
+    grouped = {
+        "numerics.gating.groups": of["n_routing_groups"],
+        "numerics.gating.chosen_groups": of["topk_routing_group"],
+    }
+    return {
+        "model.num_experts": of["num_experts"], "model.experts_per_token": of["num_experts_per_tok"],
+        "model.d_ff": width if width > 0 else of["base_mlp_dim"], "model.num_dense_layers": dense,
+        "model.dense_d_ff": of["base_mlp_dim"] if dense else 0,
+        "model.shared_expert_width": of["shared_experts"] * width if block == "deepseek" else 0,
+        "numerics.normalised_gates": of["norm_topk_prob"] or block != "qwen3_moe",
+        "numerics.gating.scores": of["routed_score_func"] or "softmax", "numerics.gating.scale": of["routed_scaling_factor"],
+        **(grouped if of["n_routing_groups"] > 1 else {}),
+    }  # fmt: skip
+
+
+def _heard_of_block(of: Options, block: str) -> Mapping[str, Any]:
+    window = (
+        {"model.sliding_window": of["sliding_window_size"], "model.global_every": 2}
+        if of["sliding_window_size"]
+        else {}
+    )
+    match block:
+        case "deepseek":
+            return {"model.kv_lora_rank": of["kv_lora_rank"], "model.q_lora_rank": of["q_lora_rank"],
+                    "model.rope_head_dim": of["qk_rope_head_dim"], "model.v_head_dim": of["v_head_dim"],
+                    "model.head_dim": of["qk_nope_head_dim"] + of["qk_rope_head_dim"]}  # fmt: skip
+        case "gpt_oss":
+            return {"model.sinks": of["attention_sink"], "model.bias": OSS_BIASES, **window}
+        case "gpt3":
+            return {"model.norm": "layer", "model.norm_bias": True, "model.positions": "learned", "model.bias": GPT3_BIASES,
+                    "model.max_positions": of["trainable_position_size"]}  # fmt: skip
+        case "gemma" | "gemma2":
+            gemma = {"numerics.norm_offset": 1.0, "numerics.embedding_scale": math.sqrt(of["base_emb_dim"])}
+            both = of["use_post_attn_norm"] and of["use_post_ffw_norm"]
+            return {**gemma, **({"model.post_norms": both, **window} if block == PAIRED else {})}
+        case "qwen2":
+            return {"model.bias": ("qkv",) if of["attention_bias"] else (), "model.qk_norm": of["use_qk_norm"]}
+        case "qwen3" | "qwen3_moe":
+            return {"model.qk_norm": of["use_qk_norm"]}
+    return {}
+
+
+MODEL: tuple[Field, ...] = (Field(_say, _hear),)
+
+
+@cache
+def known_models() -> Mapping[str, Options]:
+    """The options of each of MaxText's models by its name, from the package's table."""
+    text = (
+        resources.files("shardwise.interop.frameworks")
+        .joinpath("options", "maxtext_models.csv")
+        .read_text(encoding="utf-8")
+    )
+    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    return {row["name"]: json.loads(row["options"]) for row in rows}
+
+
+def named_model(options: Options) -> Options:
+    """Options of a model with the name of MaxText's in their place, where one has the same; else as they are."""
+    own = {name: options.get(name, default) for name, default in BASE.items()}
+    sayable = option_table("maxtext")["model_name"].choices
+    for name, theirs in known_models().items():
+        same = {**BASE, **{key: value for key, value in theirs.items() if key in BASE}} == own and not _unpriced(theirs)
+        if same and name in sayable:
+            return {"model_name": name, **{key: value for key, value in options.items() if key not in BASE}}
+    return options
+
+
+def with_model(options: Options) -> Options:
+    """Options with those of the model that they name, which take their place, and with a scale of all sizes worked in.
+
+    Raises `InputError` for a name that the release does not have.
+    """
+    name = str(options.get("model_name", "default")).replace("-Instruct", "")
+    if name != "default":
+        if name not in known_models():
+            near = did_you_mean(name, known_models())
+            raise InputError(f"model_name: found {name!r}{near}; a model of configs/models is required")
+        theirs = known_models()[name]
+        given = options if options.get("override_model_config") else {}
+        options = {**options, **{key: value for key, value in theirs.items() if key not in given}}
+    return _scaled(options, options.get("global_parameter_scale", 1))
+
+
+def _scaled(options: Options, scale: object) -> Options:
+    """Sizes times powers of two. Source: types.py, get_individual_scales: heads and MLP first, then width, then layers."""
+    if scale == 1:
+        return options
+    if not isinstance(scale, int) or scale < 1 or scale & (scale - 1) or scale > 2**30:
+        raise InputError(f"global_parameter_scale: found {scale!r}; a power of two is required")
+    layers, rest = divmod(scale.bit_length() - 1, 3)
+    wide, model = layers + (rest > 0), layers + (rest > 1)
+    by = {"base_num_query_heads": wide, "base_num_kv_heads": wide, "base_mlp_dim": wide, "base_moe_mlp_dim": wide,
+          "base_emb_dim": model, "base_num_decoder_layers": layers}  # fmt: skip
+    sizes = {name: options.get(name, BASE[name]) for name in by}
+    return {**options, **{name: size * 2 ** by[name] if size > 0 else size for name, size in sizes.items()}}
+
+
+def _unpriced(options: Options) -> list[str]:
+    return [name for name, value in UNPRICED.items() if options.get(name, value) != value]

@@ -1,0 +1,56 @@
+"""The targets by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardwise.hardware.stacks import stack_named
+from shardwise.interop.frameworks import accelerate, automodel, deepspeed, nanotron, shardwise_engine
+from shardwise.interop.frameworks.maxtext import launch_config
+from shardwise.interop.frameworks.megatron import bridge_recipe, launch_script
+from shardwise.interop.frameworks.torchtitan import launch_flags, launch_toml
+from shardwise.interop.launches.launch import launch_of
+from shardwise.interop.launches.target import Target
+from shardwise.interop.launches.translate_launch import in_own_precision, refusals
+from shardwise.layout.rules.stack_abilities import stack_of
+from shardwise.search.plan import Plan
+from shardwise.values.errors import chosen
+
+TARGETS: Mapping[str, Target] = {
+    target.name: target
+    for target in (
+        launch_script.TARGET,
+        bridge_recipe.TARGET,
+        automodel.TARGET,
+        launch_flags.TARGET,
+        launch_toml.TARGET,
+        deepspeed.TARGET,
+        accelerate.TARGET,
+        launch_config.TPU,
+        launch_config.GPU,
+        nanotron.TARGET,
+        shardwise_engine.SLURM,
+        shardwise_engine.SKYPILOT,
+    )
+}
+
+
+def target_named(name: str) -> Target:
+    """A target. Raises `InputError` that lists the names."""
+    return chosen(TARGETS, name, "target")
+
+
+def target_for(plan: Plan) -> Target | None:
+    """The target of a plan's stack that runs it; of a stack that is only a kind the first of that kind. None where none does."""
+    stack, launch = stack_of(plan.cluster), launch_of(plan)
+    if stack is None:
+        return None
+    own = [target for target in TARGETS.values() if target.stack == stack.name]
+    alike = [target for target in TARGETS.values() if _kind_on(target, plan) == stack.kind]
+    return next((target for target in (*own, *alike) if not refusals(in_own_precision(launch, target), target)), None)
+
+
+def _kind_on(target: Target, plan: Plan) -> str | None:
+    """The kind of a target's stack, where that runs on the plan's chips."""
+    stack = stack_named(target.stack)
+    return stack.kind if plan.cluster.chip.platform in stack.platforms else None

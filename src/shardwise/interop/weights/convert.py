@@ -1,0 +1,127 @@
+"""A model's weights from one format to another: a run's, or a folder of a framework, into a folder of a framework."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from shardwise.interop.frameworks.huggingface_families import CONFIG_FILE
+from shardwise.interop.weights.stored_model import of_checkpoint, of_stored
+from shardwise.interop.weights.stored_slices import FORMATS as DTYPES
+from shardwise.interop.weights.weight_formats import FORMATS, Choices, Format, Model, format_of
+from shardwise.model.architecture import Architecture
+from shardwise.model.load import load_model
+from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.records.run_folder import RunFolder
+from shardwise.run.checkpoints.manifest import MANIFEST
+from shardwise.run.checkpoints.step_folders import latest
+from shardwise.search.plan_file import is_plan, load_plan
+from shardwise.values.errors import InputError, chosen
+
+SCHEMA = "shardwise.convert/1"
+
+
+class ConvertPayload(TypedDict):
+    """What was converted: from what, as what, to which folder, and what starts with it in the framework."""
+
+    schema: Literal["shardwise.convert/1"]
+    model: ModelPayload
+    dtype: str
+    source: str
+    written: str
+    folder: str
+    begin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is converted: what it is in words, the model, and the longest sequence that it was trained for, if that is known."""
+
+    title: str
+    model: Model
+    seq_len: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What was written: from what, as what, where, of which model in which format of numbers."""
+
+    source: str
+    format: Format
+    folder: Path
+    architecture: Architecture
+    dtype: str
+
+    @property
+    def begin(self) -> str:
+        """What begins with it in the framework."""
+        return self.format.begin.format(folder=self.folder.resolve())
+
+    def payload(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return {
+            "schema": SCHEMA, "model": model_payload(self.architecture), "dtype": self.dtype,
+            "source": self.source, "written": self.format.title, "folder": str(self.folder), "begin": self.begin,
+        }  # fmt: skip
+
+
+def convert(
+    folder: str | Path, to: str, out: str | Path, *, model: str | None = None, dtype: str | None = None,
+    choices: Choices | None = None,
+) -> Converted:  # fmt: skip
+    """Write the weights of a folder in another format, tensor by tensor, in `dtype` or in the format that they are in.
+
+    The folder is a run's (its latest checkpoint), one checkpoint's, or a framework's; `model` names the model (a plan, a name of
+    the catalogue or a config.json) where the folder does not. Raises `InputError` for what cannot be read, written or held.
+    """
+    format = chosen(FORMATS, to, "--to")
+    source, choices = source_of(Path(folder), model), choices or Choices()
+    own = source.model if dtype is None else source.model._replace(dtype=chosen(DTYPES, dtype, "--dtype"))
+    format.write(Path(out), own, replace(choices, seq_len=choices.seq_len or source.seq_len))
+    name = next(name for name, one in DTYPES.items() if one == own.dtype)
+    return Converted(source.title, format, Path(out), own.architecture, name)
+
+
+def source_of(folder: Path, model: str | None) -> Source:
+    """The kind of a folder. Raises `InputError` for one of unknown kind, or without the model's description."""
+    run = next((place for place in (folder, *folder.resolve().parents[:2]) if _is_run(place)), None)
+    checkpoint = folder if (folder / MANIFEST).is_file() else latest(RunFolder(folder).checkpoints)
+    if checkpoint is not None:
+        return _of_checkpoint(checkpoint, str(RunFolder(run).plan) if run and model is None else model)
+    if run == folder:
+        raise InputError(f"{folder}: found a run without a checkpoint; one that a run has written is required")
+    found = format_of(folder, str(folder))
+    seq_len = None
+    if found is FORMATS["huggingface"]:
+        if model is not None:
+            raise InputError(f"--model: {folder} says itself which model it has; leave it out")
+        seq_len = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("max_position_embeddings")
+    architecture, planned = (None, None) if model is None else _named(model)
+    stored = found.read(folder, architecture)
+    return Source(
+        found.title, Model(stored.architecture, of_stored(stored), stored.tensors.dtype()), seq_len or planned
+    )
+
+
+def _is_run(folder: Path) -> bool:
+    return RunFolder(folder).plan.is_file() and RunFolder(folder).checkpoints.is_dir()
+
+
+def _of_checkpoint(checkpoint: Path, model: str | None) -> Source:
+    if model is None:
+        raise InputError(f"--model: {checkpoint} lies in no run's folder, so that its plan, or its model, is required")
+    architecture, seq_len = _named(model)
+    read, dtype = of_checkpoint(checkpoint, architecture)
+    return Source(f"checkpoint {checkpoint.name}", Model(architecture, read, dtype), seq_len)
+
+
+def _named(model: str) -> tuple[Architecture, int | None]:
+    """The model of a plan, with the length of its sequences, of the catalogue or of a config.json."""
+    if is_plan(model):
+        plan = load_plan(model)
+        return plan.model, plan.job.seq_len
+    return load_model(model), None

@@ -1,0 +1,52 @@
+"""The `.metadata` of a folder that torch.distributed.checkpoint reads: which chunks of which tensors lie where.
+
+Source: torch.distributed.checkpoint, metadata.py and filesystem.py of PyTorch 2.13.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import cast
+
+from torch import Size
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from shardwise.interop.weights.stored_slices import Entry
+
+
+class Index:
+    """What is written, as it is added."""
+
+    def __init__(self) -> None:
+        self.found = Metadata({}, planner_data={}, storage_data={}, version="1.0.0")
+
+    def add_tensor(self, entry: Entry, file: str, start: int, num_bytes: int) -> None:
+        """A chunk of a tensor, with so many bytes of a file from `start` on."""
+        new = TensorStorageMetadata(TensorProperties(dtype=entry.dtype), Size(entry.whole), [])
+        tensor = cast(TensorStorageMetadata, self.found.state_dict_metadata.setdefault(entry.name, new))
+        chunk = ChunkStorageMetadata(Size(entry.box.offsets), Size(entry.box.lengths))
+        tensor.chunks.append(chunk)
+        self.found.planner_data[entry.name] = (entry.name,)
+        self.found.storage_data[MetadataIndex(entry.name, chunk.offsets)] = _StorageInfo(file, start, num_bytes)
+
+    def add_objects(self, objects: Mapping[str, bytes], file: str) -> None:
+        """Objects that lie one behind the other in a file."""
+        start = 0
+        for name, content in objects.items():
+            self.found.state_dict_metadata[name] = BytesStorageMetadata()
+            self.found.planner_data[name] = (name,)
+            self.found.storage_data[MetadataIndex(name)] = _StorageInfo(file, start, len(content))
+            start += len(content)
+
+    def dump(self) -> bytes:
+        """What `.metadata` has."""
+        return pickle.dumps(self.found)

@@ -1,0 +1,92 @@
+"""Apply the layout rules: every violation of one layout, and the modes in which columns of degrees can run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwise.layout.context_parallel import variant_names
+from shardwise.layout.degrees import Degrees, degrees_of
+from shardwise.layout.layers_per_stage import fewest_layers, stages_on_ranks
+from shardwise.layout.layout import Layout
+from shardwise.layout.rules.legality import RULES, Rule, wrong_set
+from shardwise.layout.sharding_scheme import Mode
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.values.elementwise import Value
+from shardwise.values.errors import InputError
+
+OF_MODES = (
+    "sequence_by_cp",
+    "cp_variant",
+    "heads_by_cp",
+    "cp_by_stack",
+    "async_tp",
+    "async_tp_by_domain",
+    "experts",
+    "whole_experts",
+)  # rules that read them
+
+
+def possible_modes(
+    architecture: Architecture, job: Job, degrees: Degrees, modes: Sequence[Mode], rules: Sequence[Rule] = RULES
+) -> list[Value]:
+    """Where each mode can run, among degrees (of ep without whole experts) that can run in one of them."""
+    rules, found = [rule for rule in rules if rule.name in OF_MODES], []
+    for mode in modes:
+        whole: dict[str, Value] = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
+        own = {
+            **degrees,
+            "etp": degrees["tp"],
+            **whole,
+            "cp_variant": variant_names().index(mode.cp_variant),
+            "async_tp": mode.async_tp,
+        }
+        legal: Value = degrees["tp"] > 1 if mode.whole_experts else True
+        for rule in rules:
+            legal = legal & rule.legal(architecture, job, 0, own)
+        found.append(legal)
+    return found
+
+
+def violations(architecture: Architecture, job: Job, num_devices: int, layout: Layout) -> list[str]:
+    """Everything that is wrong with a layout, by every rule; empty when it can run."""
+    degrees = degrees_of(layout)
+    found = [f"{r.name}: {r.explain(architecture, job, num_devices, degrees)}" for r in RULES
+             if not r.legal(architecture, job, num_devices, degrees)]  # fmt: skip
+    if layout.recompute == "none" and layout.recompute_layers is not None:
+        found.append(
+            f"recompute_layers: {layout.recompute_layers} layers of each stage with recompute = none; set another "
+            "recompute, such as full, or leave recompute_layers out"
+        )
+    return found + wrong_set(architecture, layout.recompute) + _wrong_layers(architecture, layout)
+
+
+def _wrong_layers(architecture: Architecture, layout: Layout) -> list[str]:
+    """What is wrong with the layers per stage, where they are given."""
+    layers = layout.layers_per_stage
+    if layers is None:
+        return []
+    found = []
+    fewest = fewest_layers(stages_on_ranks(layout))
+    short = [stage for stage, (own, least) in enumerate(zip(layers, fewest, strict=False)) if own < least]
+    if short:
+        found.append(
+            f"stage {short[0]} of {layers[short[0]]} layers is in num_virtual_stages = {layout.num_virtual_stages} parts; at "
+            f"least {fewest[short[0]]} layers are required, or a smaller num_virtual_stages: only the first and the last part "
+            "of all may have none"
+        )
+    if len(layers) != layout.pp:
+        found.append(f"{len(layers)} stages are given for pp = {layout.pp}; one number for each stage is required")
+    if sum(layers) != architecture.num_layers:
+        found.append(
+            f"{sum(layers)} layers are given, {architecture.name} has {architecture.num_layers}; change the numbers so that "
+            "they add up to that"
+        )
+    return [f"layers_per_stage: {problem}" for problem in found]
+
+
+def require_legal(architecture: Architecture, job: Job, num_devices: int, layout: Layout) -> None:
+    """Raise `InputError` with every violation."""
+    found = violations(architecture, job, num_devices, layout)
+    if found:
+        raise InputError(*(f"layout: {problem}" for problem in found))

@@ -1,0 +1,87 @@
+"""The part of a layout that the derivation depends on: its choices without its degrees, and its axes.
+
+Atomic axes: `dp`, `fsdp`, `ep`, `cp`, `tp_kv`, `tp_rep`, `pp`. `tp` is the ordered group (tp_kv, tp_rep): `tp_kv` splits the
+key-value heads, and when `tp` is larger than their number `tp_rep` splits the query heads of each group further.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardwise.layout.context_parallel import variant_of
+from shardwise.layout.layout import Layout
+from shardwise.model.optimizers.registry import DEFAULT
+from shardwise.sharding.spec import Axes
+
+BATCH: Axes = ("dp", "fsdp")  # sequences
+ZERO: Axes = ("fsdp", "cp")  # what ZeRO shards over
+TP: Axes = ("tp_kv", "tp_rep")
+CP: Axes = ("cp",)
+# With experts, `fsdp` is the ordered group (fsdp, ep): expert parallelism borrows its inner part. Sequences and all other
+# weights are split over both; the experts' weights over `ep` by expert, and whole experts over `tp` as well.
+EXPERT: Axes = ("ep",)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The structure of a layout, without its degrees, and the job's optimizer: what the derivation depends on. `shares_amax`: its
+    precision recipe takes scales from the largest sizes that any rank has cast."""
+
+    zero_stage: int
+    sequence_parallel: bool
+    recompute: str
+    experts: bool = False
+    cp_variant: str = "all_gather"
+    async_tp: bool = False
+    whole_experts: bool = False
+    optimizer: str = DEFAULT
+    shares_amax: bool = False
+
+    @property
+    def expert_axes(self) -> Axes:
+        """Axes that split experts from each other; `ep` is the minor one: rows go over it while they are split over `tp`."""
+        return TP + EXPERT if self.whole_experts else EXPERT
+
+    @property
+    def ring(self) -> bool:
+        """Whether keys and values are passed around a ring instead of being gathered."""
+        return variant_of(self.cp_variant).ring
+
+    @property
+    def batch_axes(self) -> Axes:
+        """Axes that split sequences."""
+        return BATCH + EXPERT if self.experts else BATCH
+
+    @property
+    def replica_axes(self) -> Axes:
+        """Axes that split sequences and no weight where it is used: every gradient is a sum over them of what replicas have. Of
+        experts, which take the rows of a whole `ep` group, no rank has the gradient of its own sequences alone."""
+        return tuple(axis for axis in self.batch_axes if axis not in self.expert_axes)
+
+    @property
+    def zero_axes(self) -> Axes:
+        """Axes that ZeRO shards over."""
+        return ("fsdp", *EXPERT, "cp") if self.experts else ZERO
+
+
+def family_of(layout: Layout) -> Family:
+    """The structure of a layout (whether there are experts is the model's, the optimizer and `shares_amax` the job's)."""
+    mode = Mode(layout.cp_variant, layout.async_tp, layout.expert_tp != layout.tp)
+    return mode_family(layout.zero_stage, layout.sequence_parallel, layout.recompute, mode)
+
+
+class Mode(NamedTuple):
+    """The modes in which the same degrees can run."""
+
+    cp_variant: str
+    async_tp: bool
+    whole_experts: bool
+
+
+def mode_family(zero_stage: int, sequence_parallel: bool, recompute: str, mode: Mode) -> Family:
+    """The same from its parts. Both rings are one structure: which positions a rank has makes no difference to it."""
+    return Family(
+        zero_stage, sequence_parallel, recompute, cp_variant=variant_of(mode.cp_variant).structure, async_tp=mode.async_tp,
+        whole_experts=mode.whole_experts,
+    )  # fmt: skip

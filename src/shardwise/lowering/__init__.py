@@ -1,1 +1,0 @@
-"""From a derived program to what one device issues: groups, buckets, fused kernels, collectives."""

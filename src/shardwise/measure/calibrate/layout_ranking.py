@@ -1,0 +1,229 @@
+"""Whether predictions order layouts as measurements do: layouts of one model, measured on one machine with one stack.
+
+The error of single runs does not show how well layouts are ranked, since people publish the layout that they had chosen. There
+are two groupings. `rank_layouts` compares the time per token of all runs of a source that are alike in `RANKED_COLUMNS`.
+`group_layouts` compares runs that differ in their layout alone (`LAYOUT_GROUP_COLUMNS`): the same source, software, model, chip,
+number of devices, sequence, batch and precision, and at least `FEWEST` layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import TypeVar
+
+from shardwise.measure.calibrate.prediction_errors import Judged, judge
+from shardwise.measure.calibrate.published_runs.run_table import Row, layout_rows, published_rows
+from shardwise.values.progress import Progress, silent
+
+APART = 0.1  # pairs whose measured times differ by less are a matter of noise
+RANKED_COLUMNS = ("software", "model", "chip", "n_devices", "seq_len", "dtype", "task")
+T = TypeVar("T")
+
+
+def key_of(row: Row, same: Sequence[str]) -> tuple[str, ...]:
+    """What rows of a group have in common: their source, and some columns."""
+    return (row.family, *(row.cell(column) for column in same))
+
+
+def grouped(items: Iterable[T], row: Callable[[T], Row], same: Sequence[str]) -> dict[tuple[str, ...], list[T]]:
+    """Items whose rows are alike in their source and in some columns, by these: of each configuration the first."""
+    found: dict[tuple[str, ...], dict[str, T]] = {}
+    for item in items:
+        found.setdefault(key_of(row(item), same), {}).setdefault(row(item).dup_group, item)
+    return {key: list(members.values()) for key, members in found.items()}
+
+
+def ordered_pairs(seconds: Sequence[tuple[float, float]]) -> tuple[int, int]:
+    """Pairs of (measured, predicted) seconds whose measured times differ by over `APART`, and how many are ordered correctly."""
+    pairs = [sorted(pair) for pair in combinations(seconds, 2)]
+    apart = [(fast, slow) for fast, slow in pairs if slow[0] > fast[0] * (1 + APART)]
+    return len(apart), sum(fast[1] < slow[1] for fast, slow in apart)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """`ordered`: share of pairs that differ by over a tenth that are ordered correctly; `lost`: throughput given up on average
+    by taking the layout that is predicted to be the fastest, and at most."""
+
+    num_groups: int
+    num_pairs: int
+    ordered: float
+    lost: float
+    most_lost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A run's measured and predicted seconds for a token."""
+
+    row: Row
+    measured_s: float
+    predicted_s: float
+
+
+def timed(row: Row, measured_s: float, predicted_s: float) -> Timed:
+    """Step times over the tokens of the step, as far as the row says how many."""
+    tokens = float(row.cell("global_batch") or 1) * float(row.cell("seq_len") or 1)
+    return Timed(row, measured_s / tokens, predicted_s / tokens)
+
+
+def ranking(runs: Sequence[Timed]) -> Ranking | None:
+    """The ranking over all groups of two runs or more; None where there is no pair."""
+    found = _groups(runs)
+    counts = [ordered_pairs([(run.measured_s, run.predicted_s) for run in group]) for group in found]
+    pairs, right = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    if not pairs:
+        return None
+    lost = [_lost(group) for group in found]
+    return Ranking(
+        num_groups=len(found), num_pairs=pairs, ordered=right / pairs, lost=sum(lost) / len(lost), most_lost=max(lost)
+    )
+
+
+def right_by_lead(runs: Sequence[Timed], leads: Sequence[float]) -> list[tuple[int, float]]:
+    """Of pairs by the predicted lead of the faster one: their number, and the share of which it was measured to be faster.
+
+    `leads` are the lower ends of the classes, ascending from 0; the last one is open.
+    """
+    counted, right = [0] * len(leads), [0] * len(leads)
+    for group in _groups(runs):
+        for pair in combinations(group, 2):
+            fast, slow = sorted(pair, key=lambda run: run.predicted_s)
+            lead = slow.predicted_s / fast.predicted_s - 1
+            place = max(index for index, least in enumerate(leads) if lead >= least)
+            counted[place] += 1
+            right[place] += fast.measured_s < slow.measured_s
+    return [(count, good / count if count else 0.0) for count, good in zip(counted, right, strict=True)]
+
+
+def _groups(runs: Sequence[Timed]) -> list[list[Timed]]:
+    """Runs of one model on one machine by one stack, one of each configuration."""
+    return [group for group in grouped(runs, lambda run: run.row, RANKED_COLUMNS).values() if len(group) > 1]
+
+
+def _lost(group: Sequence[Timed]) -> float:
+    best = min(run.measured_s for run in group)
+    return 1.0 - best / min(group, key=lambda run: run.predicted_s).measured_s
+
+
+LAYOUT_GROUP_COLUMNS = ("software", "model", "chip", "n_devices", "seq_len", "global_batch", "dtype")
+KEY = ("family", *LAYOUT_GROUP_COLUMNS)
+FEWEST = 3  # layouts of a group
+# The halves of the study of layouts: constants are fitted to the groups of the first, the second is never fitted.
+FITTED, KEPT = "layouts, fitted half", "layouts, left out"
+PUBLISHED = "published runs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layouts:
+    """One group: measured and predicted seconds of each row, by the row's name."""
+
+    key: tuple[str, ...]
+    measured_s: dict[str, float]
+    predicted_s: dict[str, float]
+
+    @property
+    def pick(self) -> str:
+        """The row that is predicted to be the fastest."""
+        return min(self.predicted_s, key=lambda row: self.predicted_s[row])
+
+    @property
+    def best(self) -> str:
+        """The row that was."""
+        return min(self.measured_s, key=lambda row: self.measured_s[row])
+
+    @property
+    def regret(self) -> float:
+        """By how much the pick takes longer than the best."""
+        return self.measured_s[self.pick] / self.measured_s[self.best] - 1.0
+
+    @property
+    def pairs(self) -> tuple[int, int]:
+        """Pairs whose times differ by over a tenth: how many there are, and how many are ordered correctly."""
+        return ordered_pairs([(seconds, self.predicted_s[row]) for row, seconds in self.measured_s.items()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How well the layouts of all groups are ranked: shares and ratios."""
+
+    num_groups: int
+    num_pairs: int
+    ordered: float
+    picked: int
+    mean_regret: float
+    worst_regret: float
+
+
+def choice(groups: Sequence[Layouts]) -> Choice | None:
+    """That of some groups; None without any pair."""
+    pairs = [group.pairs for group in groups]
+    apart = sum(count for count, _ in pairs)
+    if not apart:
+        return None
+    regrets = [group.regret for group in groups]
+    return Choice(
+        num_groups=len(groups), num_pairs=apart, ordered=sum(right for _, right in pairs) / apart,
+        picked=sum(group.regret == 0.0 for group in groups), mean_regret=sum(regrets) / len(regrets),
+        worst_regret=max(regrets),
+    )  # fmt: skip
+
+
+def groups_of(judged: Sequence[Judged]) -> list[Layouts]:
+    """The groups of rows that count; of several rows of one configuration the first."""
+    counted = (one for one in judged if one.scored and one.error is not None)
+    found = grouped(counted, lambda one: one.row, LAYOUT_GROUP_COLUMNS)
+    return [_group(key, rows) for key, rows in sorted(found.items()) if len(rows) >= FEWEST]
+
+
+def _group(key: tuple[str, ...], rows: Sequence[Judged]) -> Layouts:
+    measured = {one.row.id: one.row.step_time_s or 0.0 for one in rows}
+    predicted = {one.row.id: one.prediction.estimate.step_time_s for one in rows if one.prediction}
+    return Layouts(key=key, measured_s=measured, predicted_s=predicted)
+
+
+def half(rows: Sequence[Row], *, fitted: bool) -> list[Row]:
+    """The rows of every other group of the study of layouts, in the order of their keys."""
+    keys = sorted({key_of(row, LAYOUT_GROUP_COLUMNS) for row in rows})
+    own = set(keys[0 if fitted else 1 :: 2])
+    return [row for row in rows if key_of(row, LAYOUT_GROUP_COLUMNS) in own]
+
+
+def num_groups(rows: Sequence[Row]) -> int:
+    """Groups that some rows are of."""
+    return len({key_of(row, LAYOUT_GROUP_COLUMNS) for row in rows})
+
+
+def published_groups(progress: Progress = silent) -> dict[str, list[Layouts]]:
+    """The groups of the published runs, and of either half of the study of layouts."""
+    study = layout_rows()
+    sets = {PUBLISHED: published_rows(), FITTED: half(study, fitted=True), KEPT: half(study, fitted=False)}
+    return {name: groups_of(judge(rows, progress=progress)) for name, rows in sets.items()}
+
+
+def groups_report(found: dict[str, list[Layouts]]) -> str:
+    """A table of all sets, and the groups in which the pick loses most."""
+    lines = [
+        f"layouts compared: rows alike in {', '.join(KEY)}; at least {FEWEST} layouts; the constants of the package",
+        "",
+        f"{'':<24}{'groups':>8}{'pairs':>8}{'ordered':>9}{'best picked':>13}{'mean regret':>13}{'worst':>8}",
+    ]
+    for name, groups in found.items():
+        one = choice(groups)
+        if one:
+            lines.append(
+                f"{name:<24}{one.num_groups:>8}{one.num_pairs:>8}{one.ordered:>9.1%}{one.picked:>13}{one.mean_regret:>13.1%}"
+                f"{one.worst_regret:>8.1%}"
+            )
+    lines += ["", "pairs: those that differ by over a tenth; regret: how much longer the pick takes than the best", ""]
+    return "\n".join([*lines, "largest regrets", *_worst(found)])
+
+
+def _worst(found: dict[str, list[Layouts]], count: int = 10) -> Iterator[str]:
+    every = [(group, name) for name, groups in found.items() for group in groups if group.regret > 0]
+    for group, name in sorted(every, key=lambda one: -one[0].regret)[:count]:
+        of, _, model, chip, devices, seq_len, batch, _ = group.key
+        yield f"  {group.regret:>6.1%}  {model} on {devices} {chip}, {batch} sequences of {seq_len} ({of}; {name})"
+        yield f"          picked {group.pick}, best {group.best}"

@@ -1,0 +1,282 @@
+"""Predictions compared with measured runs as plain data: what `calibrate --json` and `validate --json` print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from typing_extensions import TypedDict
+
+from shardwise.layout.payload import LayoutPayload, layout_payload
+from shardwise.measure.calibrate.layout_ranking import APART, FEWEST, KEY, Choice, Layouts, Ranking, choice
+from shardwise.measure.calibrate.prediction_errors import (
+    ErrorStatistics,
+    Judged,
+    memory_summary,
+    refuted_fits,
+    skipped_kinds,
+    summary,
+)
+from shardwise.measure.calibrate.published_fit import STRATA, Published, fold_ranking, fold_statistics, noise
+from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction
+from shardwise.measure.calibrate.published_runs.run_table import unreadable
+from shardwise.measure.calibrate.user_cluster_fit import Moved, OwnFit, Residual
+from shardwise.values.payload_fields import Fields
+
+CALIBRATE_SCHEMA = "shardwise.calibrate/1"
+VALIDATE_SCHEMA = "shardwise.validate/2"
+
+
+class CalibratedCluster(TypedDict):
+    """The cluster that was calibrated."""
+
+    name: str
+    chip: str
+    num_devices: int
+
+
+class Identified(TypedDict):
+    """Whether the measurements say what the constant is."""
+
+    identified: bool
+
+
+class ErrorsPayload(TypedDict):
+    """Errors of the predictions before and after the fit; null where there is nothing to compare."""
+
+    count: int
+    before: ErrorStatistics | None
+    after: ErrorStatistics | None
+
+
+class CalibratePayload(TypedDict):
+    """Constants of a cluster and its stack, before and after a fit to runs and micro-benchmarks."""
+
+    schema: Literal["shardwise.calibrate/1"]
+    cluster: CalibratedCluster
+    stack: str
+    source: str
+    constants: dict[str, Annotated[dict[str, Any], Fields(Moved, Identified)]]
+    runs: ErrorsPayload
+    benches: ErrorsPayload
+    residuals: list[Residual]
+    spread: dict[str, tuple[float, float]]
+    left_aside: dict[str, int]
+
+
+class PredictedRow(TypedDict):
+    """A published run: measured and predicted, or why there is no prediction (`skipped`)."""
+
+    id: str
+    predicted_step_time_s: float | None
+    interval90: tuple[float, float] | None
+    predicted_peak_memory_gb: float | None
+    skipped: str | None
+    measured_step_time_s: float | None
+    measured_peak_memory_gb: float | None
+    scored: bool
+    weight: float
+    layout: LayoutPayload | None
+    approximations: list[str]
+
+
+class FitsPayload(TypedDict):
+    """Runs that say what they recompute, and how many of them the memory model says would not fit."""
+
+    stated: int
+    would_not_fit: int
+    by_over_a_tenth: int
+
+
+class SkippedPayload(TypedDict):
+    """Rows without a prediction for one reason, and how many of them would count."""
+
+    rows: int
+    scored: int
+
+
+class ValidatePayload(TypedDict):
+    """Predictions of published runs; `summary` has errors of step times by group and value."""
+
+    schema: Literal["shardwise.validate/2"]
+    rows: list[PredictedRow]
+    summary: dict[str, dict[str, ErrorStatistics]]
+    memory_summary: dict[str, dict[str, ErrorStatistics]]
+    fits: FitsPayload
+    skipped: dict[str, SkippedPayload]
+    unreadable: list[list[str]]
+
+
+def calibrate_payload(found: OwnFit, name: str, source: str) -> dict[str, Any]:
+    """A calibration, as `shardwise calibrate --json` prints it."""
+    return {
+        "schema": CALIBRATE_SCHEMA,
+        "cluster": {"name": name, "chip": found.own.nominal.chip.name, "num_devices": found.own.nominal.num_devices},
+        "stack": found.stack.name,
+        "source": source,
+        "constants": {one.name: {**asdict(one), "identified": one.identified} for one in found.constants},
+        "runs": _errors(found, benches=False),
+        "benches": _errors(found, benches=True),
+        "residuals": [asdict(one) for one in found.residuals],
+        "spread": {kind: list(pair) for kind, pair in found.spread.items()},
+        "left_aside": dict(found.aside),
+    }
+
+
+def _errors(found: OwnFit, *, benches: bool) -> dict[str, Any]:
+    """Errors before and after; None without any."""
+    both = {"before": found.errors(False, benches=benches), "after": found.errors(True, benches=benches)}
+    return {
+        "count": len(found.benches if benches else found.runs),
+        **{when: asdict(one) if one else None for when, one in both.items()},
+    }
+
+
+def validate_payload(judged: Sequence[Judged]) -> dict[str, Any]:
+    """Predictions of published runs and their errors, as `shardwise validate --json` prints them."""
+
+    def tables(found: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
+        return {name: {value: asdict(one) for value, one in table.items()} for name, table in found.items()}
+
+    return {
+        "schema": VALIDATE_SCHEMA,
+        "rows": [_row_payload(one) for one in judged],
+        "summary": tables(summary(judged)),
+        "memory_summary": tables(memory_summary(judged)),
+        "fits": dict(zip(("stated", "would_not_fit", "by_over_a_tenth"), refuted_fits(judged), strict=True)),
+        "skipped": {kind: {"rows": rows, "scored": scored} for kind, (rows, scored) in skipped_kinds(judged).items()},
+        "unreadable": [list(cell) for cell in unreadable(one.row for one in judged)],
+    }
+
+
+def _row_payload(one: Judged) -> dict[str, Any]:
+    found = one.prediction
+    estimate = found.estimate if found else None
+    return {
+        "id": one.row.id,
+        "predicted_step_time_s": estimate.step_time_s if estimate else None,
+        "interval90": list(estimate.interval90) if estimate and estimate.interval90 else None,
+        "predicted_peak_memory_gb": one.predicted_peak_memory_gb,
+        "skipped": str(one.skipped) if one.skipped else None,
+        "measured_step_time_s": one.row.step_time_s,
+        "measured_peak_memory_gb": one.row.peak_memory_gb,
+        "scored": one.scored,
+        "weight": one.weight,
+        "layout": _layout_payload(found) if found else None,
+        "approximations": list(found.case.approximations) if found else [],
+    }
+
+
+def _layout_payload(found: Prediction) -> dict[str, Any]:
+    case = found.case
+    return layout_payload(case.layout, case.architecture, case.job, case.cluster.topology)
+
+
+FOLDS_SCHEMA = "shardwise.validate.folds/1"
+
+
+class FoldRow(TypedDict):
+    """A run: measured, and predicted by the fit to all and by that of each fold which leaves it out (null: it does not)."""
+
+    id: str
+    measured_step_time_s: float
+    fitted_step_time_s: float | None
+    model_step_time_s: float | None
+    source_step_time_s: float | None
+    lab_step_time_s: float | None
+    three_step_time_s: float | None
+
+
+class FoldsPayload(TypedDict):
+    """Errors of runs that were left out of the fit, by fold and stratum; spread, coverage and ranking by fold."""
+
+    schema: Literal["shardwise.validate.folds/1"]
+    rows: list[FoldRow]
+    summary: dict[str, dict[str, ErrorStatistics]]
+    spread: dict[str, dict[str, tuple[float, float]]]
+    coverage: dict[str, float]
+    ranking: dict[str, Ranking]
+    noise: dict[str, ErrorStatistics]
+
+
+def fold_payload(found: Published) -> dict[str, Any]:
+    """What `shardwise validate --folds --json` prints.
+
+    Predictions of each run by fold, statistics by fold and stratum, spread, coverage and ranking.
+    """
+    seconds = {"fitted": found.in_sample, **found.folds}
+    return {
+        "schema": FOLDS_SCHEMA,
+        "rows": [
+            {
+                "id": one.row.id,
+                "measured_step_time_s": float(found.measured[i]),
+                **{f"{fold}_step_time_s": _known(float(draws[0][i])) for fold, draws in seconds.items()},
+            }
+            for i, one in enumerate(found.judged)
+        ],
+        "summary": {
+            fold: {
+                name: asdict(one)
+                for name, stratum in STRATA.items()
+                if (one := fold_statistics(found, draws, stratum)) is not None
+            }
+            for fold, draws in seconds.items()
+        },
+        "spread": {fold: found.spread(fold) for fold in found.folds},
+        "coverage": {fold: found.coverage(fold) for fold in found.folds},
+        "ranking": {
+            fold: asdict(ranks) for fold, draws in seconds.items() if (ranks := fold_ranking(found, draws)) is not None
+        },
+        "noise": {kind: asdict(one) for kind, one in noise(found).items()},
+    }
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+GROUPS_SCHEMA = "shardwise.validate.groups/1"
+
+
+class GroupPayload(TypedDict):
+    """Layouts of one model on one machine: seconds by row, the fastest row, the one that is predicted to be, and the regret."""
+
+    of: str
+    key: dict[str, str]
+    layouts: int
+    best: str
+    pick: str
+    regret: float
+    measured_s: dict[str, float]
+    predicted_s: dict[str, float]
+
+
+class GroupsPayload(TypedDict):
+    """How well layouts are ranked, over all groups and for each."""
+
+    schema: Literal["shardwise.validate.groups/1"]
+    key: list[str]
+    fold: str
+    fewest_layouts: int
+    apart: float
+    summary: dict[str, Choice]
+    groups: list[GroupPayload]
+
+
+def groups_payload(found: dict[str, list[Layouts]]) -> dict[str, Any]:
+    """What `shardwise validate --groups --json` prints."""
+    return {
+        "schema": GROUPS_SCHEMA, "key": list(KEY), "fold": "fitted", "fewest_layouts": FEWEST, "apart": APART,
+        "summary": {name: asdict(one) for name, groups in found.items() if (one := choice(groups))},
+        "groups": [
+            {
+                "of": name, "key": dict(zip(KEY, group.key, strict=True)), "layouts": len(group.measured_s),
+                "best": group.best, "pick": group.pick, "regret": group.regret,
+                "measured_s": group.measured_s, "predicted_s": group.predicted_s,
+            }
+            for name, groups in found.items() for group in groups
+        ],
+    }  # fmt: skip

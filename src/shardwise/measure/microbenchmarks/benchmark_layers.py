@@ -1,0 +1,160 @@
+"""Sizes at which the operations of a model are measured, and their derived FLOPs and bytes. Nothing here imports torch.
+
+Letters: B sequences of T tokens, D, F, V as in model/decoder.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.model.program import Role
+from shardwise.price.layout_pricer import Pricing
+from shardwise.step.instructions import Kernel
+
+COPY_BYTES = 2**27  # read and written, beyond any cache
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+COLLECTIVE_BYTES = (2**12, 2**20, 2**24)
+BESIDE_BYTES = 2**24  # of an AllReduce beside products
+EXPERT_ROWS = 128
+MODEL_LAYERS = 4  # of the model whose step the constants are checked against
+FORMS = ("forward", "data", "weight")  # x·W, dy·W transposed, x transposed·dy
+
+
+class Product(NamedTuple):
+    """A product of a layer's weight [summed, columns] with `rows` tokens, in one of `FORMS`."""
+
+    name: str
+    form: str
+    rows: int
+    width: int
+    out: int
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.rows * self.width * self.out
+
+    @property
+    def summed(self) -> int:
+        """What the product sums over."""
+        return {"forward": self.width, "data": self.out, "weight": self.rows}[self.form]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A layer of a Llama at some sizes, and the head that follows it."""
+
+    name: str
+    architecture: Architecture
+    num_seqs: int
+    seq_len: int
+    dtype: str = "fp32"
+    has_loss: bool = False  # the head and its loss are measured too
+
+    def at(self, dtype: str) -> Sample:
+        """The same in another format."""
+        return replace(self, dtype=dtype)
+
+    @property
+    def tokens(self) -> int:
+        return self.num_seqs * self.seq_len
+
+    @property
+    def model(self) -> Architecture:
+        """The layer `MODEL_LAYERS` times, with an embedding and a head."""
+        return replace(self.architecture, num_layers=MODEL_LAYERS)
+
+    def job_of(self, num_processes: int) -> Job:
+        """A batch of as many tokens for each process."""
+        tokens = num_processes * self.tokens
+        return Job(global_batch_tokens=tokens, seq_len=self.seq_len, precision=self.dtype, loss="in_place")
+
+    def shared(self, num_processes: int) -> Layout:
+        """What most runs of a few processes are: gradients and the optimizer's state split over them."""
+        zero_stage = 2 if num_processes > 1 else 0
+        return Layout(fsdp=num_processes, zero_stage=zero_stage, micro_batch_seqs=self.num_seqs)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(micro_batch_seqs=self.num_seqs)
+
+    @cached_property
+    def pricing(self) -> Pricing:
+        return Pricing(self.architecture, load_cluster("local:1"), self.job_of(1), self.layout)
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        """Those of a layer and of the head, forward and backward."""
+        one = self.architecture
+        sizes = {
+            "projection": (one.d_model, one.num_heads * one.head_dim),
+            "up": (one.d_model, one.d_ff),
+            "down": (one.d_ff, one.d_model),
+        }
+        if self.has_loss:
+            sizes["head"] = (one.d_model, one.vocab_size)
+        return tuple(
+            Product(f"{name} {form}", form, self.tokens, *size) for name, size in sizes.items() for form in FORMS
+        )
+
+    @property
+    def expert(self) -> Product:
+        """One of as many rows as an expert gets of a few thousand tokens."""
+        return Product("expert", "forward", EXPERT_ROWS, self.architecture.d_model, self.architecture.d_ff)
+
+    def kernels(self, unit: str, wanted: Callable[[Kernel], bool]) -> Iterator[tuple[Kernel, float]]:
+        """The kernels of a unit that are wanted, each with the bytes that it moves."""
+        pricing = self.pricing
+        parts = pricing.pricer.parts(pricing.pricer.of_structure(pricing.family), unit)
+        for kernel in parts.kernels:
+            if wanted(kernel):
+                yield kernel, float(pricing.pricer.kernel_bytes(kernel, parts, pricing.values))
+
+    def num_kernels(self) -> int:
+        """Kernels of a layer, forward and backward."""
+        return sum(1 for _ in self.kernels("block", lambda kernel: kernel.phase != "update"))
+
+    def elementwise_bytes(self) -> float:
+        """Of a layer's norms, rotations, activations and sums, forward and backward."""
+        return sum(
+            size for _, size in self.kernels("block", lambda kernel: kernel.kind == "map" and kernel.phase != "update")
+        )
+
+    def update_bytes(self) -> float:
+        return sum(size for _, size in self.kernels("block", lambda kernel: kernel.phase == "update"))
+
+    def loss_bytes(self) -> float:
+        """Of the head's kernels over logits that are no products."""
+        return sum(size for _, size in self.kernels("head", lambda kernel: _is_loss(kernel)))
+
+    def attention_flops(self, phase: str) -> float:
+        found = self.kernels("block", lambda kernel: kernel.kind == "scan" and kernel.phase == phase)
+        return sum(float(kernel.flops.evaluate(self.pricing.values)) for kernel, _ in found)
+
+
+def _is_loss(kernel: Kernel) -> bool:
+    return kernel.kind != "contract" and Role.LOGITS in kernel.elements
+
+
+def _llama(width: int, heads: int, head_dim: int, vocab: int) -> Architecture:
+    return Architecture(
+        name=f"sample of {width}", num_layers=1, d_model=width, d_ff=3 * width, num_heads=heads, num_kv_heads=heads // 2,
+        head_dim=head_dim, vocab_size=vocab,
+    )  # fmt: skip
+
+
+# Wide and narrow layers with short and long sequences: what a model of a few million parameters has. A thousand tokens at once
+# are what a process holds of a batch.
+SAMPLES = (
+    Sample("256", _llama(256, 4, 64, 4096), 4, 256, has_loss=True),
+    Sample("512", _llama(512, 8, 64, 4096), 4, 256),
+    Sample("128", _llama(128, 4, 32, 4096), 2, 512),
+)
+# So small that nothing but starting an operation takes time.
+TINY = Sample("tiny", _llama(16, 2, 8, 16), 1, 2)

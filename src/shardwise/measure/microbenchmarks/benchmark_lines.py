@@ -1,0 +1,124 @@
+"""What micro-benchmarks measure, as the keys of a JSON line, and the file of lines that the results are kept in.
+
+The file is written line by line, so that what was measured stays if it is cut short. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from shardwise.values.errors import InputError
+
+KINDS = ("matmul", "memory", "attention", "collectives")
+# Sides of products and what they sum over: long sums for the sustained rate, short ones for the ramp. Of a CPU smaller ones, at
+# which a core's rate is as steady (a product of side 1024 takes 20 ms at 100 GFLOP/s).
+SIDES = {"cuda": (2048, 4096, 8192), "cpu": (256, 512, 1024)}
+SUMS = {"cuda": (512, 1024, 4096, 8192, 16384), "cpu": (128, 256, 1024, 2048)}
+# Bytes read and written: beyond any cache. Source: L2 of 50 MB on H100, last-level caches of up to 400 MB on server CPUs.
+MEMORY_BYTES = {"cuda": (2**29, 2**31, 2**32), "cpu": (2**26, 2**28, 2**29)}
+SEQ_LENS = {"cuda": (2048, 8192, 16384), "cpu": (256, 1024)}
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
+# Bytes of the whole array: small ones for the latency, large ones for the rate.
+COLLECTIVE_BYTES = {"cuda": (2**20, 2**24, 2**28, 2**30), "cpu": (2**16, 2**20, 2**24, 2**26)}
+
+
+def shapes(kind: str, device: str, dtypes: tuple[str, ...], num_devices: int) -> Iterator[Mapping[str, Any]]:
+    """The lines of a kind without their seconds."""
+    if kind == "matmul":
+        for dtype, side, summed in product(dtypes, SIDES[device], SUMS[device]):
+            yield {"bench": "matmul", "dtype": dtype, "m": side, "n": side, "k": summed}
+    elif kind == "memory":
+        yield from ({"bench": "memory", "bytes": size} for size in MEMORY_BYTES[device])
+    elif kind == "attention":
+        heads, width = (16, 128) if device == "cuda" else (4, 64)
+        for dtype, seq_len, backward in product(dtypes, SEQ_LENS[device], (False, True)):
+            yield {
+                "bench": "attention", "dtype": dtype, "batch": 1, "heads": heads, "seq_len": seq_len, "head_dim": width,
+                "causal": True, "backward": backward,
+            }  # fmt: skip
+    elif kind == "collectives":
+        for name, size in product(COLLECTIVES, COLLECTIVE_BYTES[device]):
+            yield {"bench": "collective", "kind": name, "devices": num_devices, "bytes": size}
+    else:
+        raise InputError(f"bench: found {kind!r}; one of {', '.join(KINDS)} is required")
+
+
+def words_of(line: Mapping[str, Any]) -> str:
+    """What a line measures, in words."""
+    if line["bench"] == "matmul":
+        return f"matmul {line['dtype']} {line['m']}x{line['n']}x{line['k']}"
+    if line["bench"] == "memory":
+        return f"copy of {line['bytes'] / 2e6:,.0f} MB"
+    if line["bench"] == "attention":
+        return f"attention {line['dtype']} {line['seq_len']} tokens{', backward' * line['backward']}"
+    return f"{line['kind']} of {line['bytes'] / 1e6:,.3g} MB on {line['devices']}"
+
+
+def rate_of(line: Mapping[str, Any]) -> str:
+    """FLOP/s of a product or of causal attention (2 products forward, 5 backward), bytes/s of the rest."""
+    if line["bench"] == "matmul":
+        return f"{2e-12 * line['m'] * line['n'] * line['k'] / line['seconds']:.3g} TFLOP/s"
+    if line["bench"] == "attention":
+        products = 5 if line["backward"] else 2
+        scores = line["batch"] * line["heads"] * line["seq_len"] ** 2 / 2
+        return f"{2e-12 * products * scores * line['head_dim'] / line['seconds']:.3g} TFLOP/s"
+    return f"{line['bytes'] / line['seconds'] / 1e9:.3g} GB/s"
+
+
+SCHEMA = "shardwise.bench/1"
+RESULTS = ("seconds", "low", "high", "repeats", "machine")
+
+
+def key_of(line: Mapping[str, Any]) -> str:
+    """What a line measures, without what came out."""
+    return json.dumps({name: value for name, value in line.items() if name not in RESULTS}, sort_keys=True)
+
+
+def measured_before(path: Path, machine: str) -> set[str]:
+    """What the file has of this machine already. Raises `InputError` for a file that is something else."""
+    if not path.exists():
+        return set()
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError):
+        raise InputError(
+            f"bench: --out {path} is not a file of JSON lines; a new file, or one that this verb wrote, is required"
+        ) from None
+    if not all(isinstance(line, Mapping) and "bench" in line for line in lines):
+        raise InputError(f'bench: --out {path} has lines without a "bench"; a file that this verb wrote is required')
+    return {key_of(line) for line in lines if line.get("machine") == machine}
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Add a line at the end."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        raise InputError(
+            f"bench: cannot write {path}: {error.strerror}; a path in a writable directory is required"
+        ) from None
+
+
+def left_over(lines: Iterable[Mapping[str, Any]], done: set[str]) -> list[Mapping[str, Any]]:
+    """The lines that are not measured yet."""
+    return [line for line in lines if key_of(line) not in done]
+
+
+class BenchPayload(TypedDict):
+    """Micro-benchmarks of a machine: a line for each, whose keys depend on what `bench` it is."""
+
+    schema: Literal["shardwise.bench/1"]
+    machine: str
+    lines: list[dict[str, Any]]
+
+
+def bench_payload(machine: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `shardwise bench --json` prints: the lines that were measured on a machine."""
+    return {"schema": SCHEMA, "machine": machine, "lines": list(lines)}

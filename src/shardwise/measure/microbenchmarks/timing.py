@@ -1,0 +1,194 @@
+"""Time what a benchmark line describes: a matrix product, a copy, attention on one device, or a collective between processes.
+
+A time is the median of repetitions, on the device's own clock where it has one. Collectives run on NCCL on GPUs and on gloo on
+a CPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as functional
+
+from shardwise.run.spawn import together
+from shardwise.values.errors import InputError, chosen, unknown
+
+WARM_UPS = 2
+REPEATS = 9  # at least; more as long as there is time
+LEAST_S, MOST_INNER = 0.05, 1000  # seconds of a repetition, for which a short kernel runs several times
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one run: the median of `repeats`, and between which eight of ten lie."""
+
+    seconds: float
+    low: float
+    high: float
+    repeats: int
+
+
+def timed(run: Callable[[], object], device: str, budget_s: float = 1.0) -> Timing:
+    """Time `run` for about `budget_s`, after warming up. Short kernels run several times in a row, so that each but the first is
+    launched while the one before runs."""
+    for _ in range(WARM_UPS):
+        run()
+    once = _on_gpu if device == "cuda" else _on_host
+    inner = max(1, min(MOST_INNER, int(LEAST_S / max(once(run, 1), 1e-7))))
+    found: list[float] = []
+    started = time.perf_counter()
+    while len(found) < REPEATS or time.perf_counter() - started < budget_s:
+        found.append(once(run, inner))
+    return timing(found)
+
+
+def timing(found: list[float]) -> Timing:
+    """The median of some seconds, and their 10th and 90th percentiles."""
+    ordered = sorted(found)
+    return Timing(
+        statistics.median(ordered), ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10], len(ordered)
+    )
+
+
+def _on_host(run: Callable[[], object], inner: int) -> float:
+    started = time.perf_counter()
+    for _ in range(inner):
+        run()
+    return (time.perf_counter() - started) / inner
+
+
+def _on_gpu(run: Callable[[], object], inner: int) -> float:
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    first.record()
+    for _ in range(inner):
+        run()
+    last.record()
+    last.synchronize()
+    return float(first.elapsed_time(last)) / 1e3 / inner
+
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
+
+
+def measure(line: Mapping[str, Any], device: str) -> Timing:
+    """Time what a line describes. Raises `InputError` for a format that this verb cannot run."""
+    dtype = line.get("dtype", "bf16")
+    if dtype not in DTYPES:
+        raise InputError(f"bench: --dtype: {unknown(dtype, DTYPES)}")
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    run = MAKERS[line["bench"]](line, device, DTYPES[dtype])
+    return timed(run, device)
+
+
+def _matmul(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callable[[], object]:
+    """[m, k] times [k, n], into an array that is there."""
+    left = torch.randn(line["m"], line["k"], device=device).to(dtype)
+    right = torch.randn(line["k"], line["n"], device=device).to(dtype)
+    out = torch.empty(line["m"], line["n"], device=device, dtype=dtype)
+    return lambda: torch.mm(left, right, out=out)
+
+
+def _memory(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callable[[], object]:
+    """A copy: half of the bytes are read, half are written."""
+    source = torch.zeros(line["bytes"] // 8, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def _attention(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callable[[], object]:
+    """Fused attention of PyTorch, forward or backward alone."""
+    shape = (line["batch"], line["heads"], line["seq_len"], line["head_dim"])
+    q, k, v = (torch.randn(shape, device=device).to(dtype).requires_grad_(line["backward"]) for _ in range(3))
+
+    def forward() -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=line["causal"])
+
+    if not line["backward"]:
+        return forward
+    out = forward()
+    gradient = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
+
+
+MAKERS: Mapping[str, Callable[[Mapping[str, Any], str, torch.dtype], Callable[[], object]]] = {
+    "matmul": _matmul,
+    "memory": _memory,
+    "attention": _attention,
+}
+
+
+def describe(device: str) -> str:
+    """The device and the software, for whoever reads the lines later."""
+    name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return f"{name}; torch {torch.__version__}"
+
+
+def device_of(asked: str) -> str:
+    """The device that is asked for, or the best there is. Raises `InputError` where there is none."""
+    has_gpu = torch.cuda.is_available()
+    if asked == "cuda" and not has_gpu:
+        raise InputError("bench: --device cuda, but PyTorch finds no GPU; --device cpu measures this host")
+    return asked if asked != "auto" else ("cuda" if has_gpu else "cpu")
+
+
+def num_gpus() -> int:
+    return torch.cuda.device_count()
+
+
+Lines = Sequence[Mapping[str, Any]]
+
+
+def measure_all(lines: Lines, device: str, num_processes: int) -> Iterator[tuple[Mapping[str, Any], Timing]]:
+    """Time some collectives in one start of the processes. Raises `InputError` when a process fails."""
+    yield from zip(lines, together(_measure, list(lines), device, num_processes, len(lines)), strict=True)
+
+
+def _measure(rank: int, size: int, place: torch.device, lines: Lines) -> Iterator[Timing]:
+    for line in lines:
+        yield _timed(_collective(line, rank, size, place), place.type)
+
+
+def _timed(run: Callable[[], object], device: str) -> Timing:
+    """All processes start together, and the slowest counts: each repetition is as long as it takes on the last of them."""
+    found = []
+    for repeat in range(WARM_UPS + REPEATS):
+        dist.barrier()
+        started = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        took = torch.tensor([time.perf_counter() - started], device="cuda" if device == "cuda" else "cpu")
+        dist.all_reduce(took, op=dist.ReduceOp.MAX)
+        if repeat >= WARM_UPS:
+            found.append(float(took))
+    return timing(found)
+
+
+def _collective(line: Mapping[str, Any], rank: int, size: int, place: torch.device) -> Callable[[], object]:
+    """The collective of a line; `bytes` is the whole array, and of an AllToAll all processes' shards together."""
+    count = max(line["bytes"] // 2 // size, 1) * size
+    whole = torch.ones(count, dtype=torch.bfloat16, device=place)
+    part = torch.ones(count // size, dtype=torch.bfloat16, device=place)
+    received = torch.empty_like(whole)
+    own = max(len(part) // size, 1) * size
+    run: Mapping[str, Callable[[], object]] = {
+        "all_gather": lambda: dist.all_gather_single(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole),
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_to_all": lambda: dist.all_to_all_single(received[:own], whole[:own]),
+        "send_recv": lambda: _ring(whole, received, rank, size),
+    }
+    return chosen(run, line["kind"], "collective")
+
+
+def _ring(sent: torch.Tensor, received: torch.Tensor, rank: int, size: int) -> None:
+    """Each sends to the next and receives from the one before."""
+    moves = [dist.P2POp(dist.isend, sent, (rank + 1) % size), dist.P2POp(dist.irecv, received, (rank - 1) % size)]
+    for work in dist.batch_isend_irecv(moves):
+        work.wait()

@@ -1,0 +1,293 @@
+"""The terms of a step, predicted and measured: its seconds and the term that an error is attributed to, the bytes of the fullest
+device, and the collectives that were issued.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from shardwise.model.job import OVERLAPS
+from shardwise.price.estimate import Estimate, estimate
+from shardwise.records.step_log import MEASURED_TERMS, StepRecord
+from shardwise.records.step_memory_and_collectives import Measured, Memory
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.plan_for_engine import comparable, instance_of
+from shardwise.search.explain.constant_sensitivity import worsened
+from shardwise.search.plan import Plan
+from shardwise.sharding.collectives import ROWS, Issued
+from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
+
+TIME_TOLERANCE = 0.05  # a step as close as that to its prediction has no attribution
+OTHER = "other"  # the measured term that takes what no other term has
+MOVES = 1e-6  # of a step: a term that moves by more depends on what was changed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeTerm:
+    """One term. `predicted_s` is None for what no estimate has; `hidden_s` is traffic that is predicted behind compute."""
+
+    name: str
+    predicted_s: float | None
+    measured_s: float
+    hidden_s: float = 0.0
+
+    @property
+    def difference_s(self) -> float:
+        return self.measured_s - (self.predicted_s or 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """A step: predicted, with its 90% prediction interval (None: the prediction is a bound), and measured.
+
+    `measured_s` is the mean over the middle half of `num_steps` steps by their time, and each term's seconds are the mean over
+    the same steps: they add up to it. `low_s` and `high_s` are the 10th and 90th percentile of all steps; `rest_s` is the part of
+    `measured_s` that no term of the estimate has.
+    """
+
+    predicted_s: float
+    interval90: tuple[float, float] | None
+    measured_s: float
+    low_s: float
+    high_s: float
+    num_steps: int
+    rest_s: float
+    terms: tuple[TimeTerm, ...]
+
+    @property
+    def difference_s(self) -> float:
+        return self.measured_s - self.predicted_s
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the measured step is within the interval; None where there is none."""
+        return None if self.interval90 is None else self.interval90[0] <= self.measured_s <= self.interval90[1]
+
+    @property
+    def rest_share(self) -> float:
+        return self.rest_s / self.measured_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """The term whose difference is the most of the step's error, `part` of it, and what it depends on, the most first."""
+
+    term: TimeTerm
+    part: float
+    depends_on: tuple[str, ...]
+
+    @property
+    def ratio(self) -> float | None:
+        """Measured over predicted; None for a term that is not predicted."""
+        return self.term.measured_s / self.term.predicted_s if self.term.predicted_s else None
+
+
+def step_time(priced: Estimate, steps: Sequence[StepRecord]) -> StepTime:
+    """Each term's measured seconds beside its prediction."""
+    ordered = sorted(steps, key=lambda record: record.step_time_s)
+    tenth, quarter = len(ordered) // 10, len(ordered) // 4
+    middle = ordered[quarter : len(ordered) - quarter]
+    terms = tuple(_time_terms(priced, middle))
+    return StepTime(
+        predicted_s=priced.step_time_s, interval90=priced.interval90,
+        measured_s=fmean(record.step_time_s for record in middle), low_s=ordered[tenth].step_time_s,
+        high_s=ordered[-1 - tenth].step_time_s, num_steps=len(ordered), terms=terms,
+        rest_s=sum(term.measured_s for term in terms if term.name not in TIME_TERMS),
+    )  # fmt: skip
+
+
+def _time_terms(priced: Estimate, steps: Sequence[StepRecord]) -> Iterator[TimeTerm]:
+    """Means over some steps; what none of a step's terms has is `other`."""
+    for name in MEASURED_TERMS:
+        predicted = priced.time[name] if name in TIME_TERMS else None
+        measured = fmean(_other_s(record) if name == OTHER else record.seconds.get(name, 0.0) for record in steps)
+        yield TimeTerm(name=name, predicted_s=predicted, measured_s=measured, hidden_s=priced.hidden.get(name, 0.0))
+
+
+def _other_s(record: StepRecord) -> float:
+    return record.step_time_s - sum(seconds for name, seconds in record.seconds.items() if name != OTHER)
+
+
+def attribution(found: StepTime, depends_on: Callable[[str], tuple[str, ...]]) -> Attribution | None:
+    """The term that the error is attributed to; None where the step is as predicted, within `TIME_TOLERANCE`."""
+    error = found.difference_s
+    if abs(error) <= TIME_TOLERANCE * found.measured_s:
+        return None
+    worst = max(found.terms, key=lambda term: term.difference_s / error)
+    return Attribution(term=worst, part=worst.difference_s / error, depends_on=depends_on(worst.name))
+
+
+def depends_on(plan: Plan, term: str) -> tuple[str, ...]:
+    """The constants and conventions that a term's price depends on: those that move it when the plan is priced with others.
+
+    For what is not predicted there is none.
+    """
+    if term not in TIME_TERMS:
+        return ()
+    own = estimate(plan.model, plan.cluster, plan.job, plan.layout)
+    others = [(name, cluster, plan.job) for name, _, cluster in worsened(plan)]
+    others += [("job.overlap", plan.cluster, replace(plan.job, overlap=one)) for one in OVERLAPS]
+    moved: dict[str, float] = {}
+    for name, cluster, job in others:
+        change = abs(estimate(plan.model, cluster, job, plan.layout).time[term] - own.time[term])
+        if change > MOVES * own.step_time_s:
+            moved[name] = max(change, moved.get(name, 0.0))
+    return tuple(sorted(moved, key=lambda name: -moved[name]))
+
+
+MEMORY_TOLERANCE = 0.05  # of a term, and of the peak
+# What a plan has at its peak alone: the logits only where that is at the loss.
+AT_PEAK = ("workspace", "logits", "buffers")
+NO_TENSOR = ("runtime",)
+SAVED, PASSING = "activations", "gathered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryTerm:
+    """One term in bytes, measured at the peak; `predicted` is None for what no plan has.
+
+    `largest` is the most that was measured of it at any moment; None for what a plan has at its peak alone.
+    """
+
+    name: str
+    predicted: float | None
+    measured: float
+    largest: float | None = None
+
+    @property
+    def judged(self) -> float:
+        """What of it is held against the prediction."""
+        return self.measured if self.largest is None or self.name == PASSING else self.largest
+
+    @property
+    def difference(self) -> float:
+        return self.judged - (self.predicted or 0.0)
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the prediction holds; None where there is none."""
+        return self.holds(MEMORY_TOLERANCE)
+
+    def holds(self, close: float) -> bool | None:
+        """Whether the prediction is as close as that part of itself."""
+        return None if self.predicted is None else abs(self.difference) <= close * self.predicted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory:
+    """The terms, which add up to the peak; what the process had, and the device's allocator (None: it has none of its own)."""
+
+    terms: tuple[MemoryTerm, ...]
+    total: MemoryTerm
+    runtime: float
+    resident_bytes: int | None
+    allocated_bytes: int | None
+    reserved_bytes: int | None
+
+
+def step_memory(predicted: Mapping[str, float], seen: Measured) -> StepMemory:
+    """Compare by term. `seen` has the memory of a watched step.
+
+    All terms are measured at the peak and add up to it. Those that rest are judged by the most that each ever had. What is
+    gathered is not at its most when the rest is, neither here nor in a plan, and is judged as it is at the peak. Activations
+    are what was saved for the backward pass; what of it has gone by the peak is taken off the workspace, here as in a plan.
+    Where the plan's peak is at the loss (`price.device_memory`), logits are held against logits; where it is in a
+    block, logits are
+    workspace, as the peak was at the loss after all.
+    """
+    assert seen.memory is not None
+    process = seen.process
+    terms = tuple(_memory_terms(predicted, seen.memory))
+    return StepMemory(
+        terms=terms, runtime=sum(predicted.get(name, 0.0) for name in NO_TENSOR),
+        total=MemoryTerm(
+            name="peak", measured=seen.memory.peak_bytes,
+            predicted=sum(size for name, size in predicted.items() if name not in NO_TENSOR),
+        ),
+        resident_bytes=process.resident_bytes if process else None,
+        allocated_bytes=process.allocated_bytes if process else None,
+        reserved_bytes=process.reserved_bytes if process else None,
+    )  # fmt: skip
+
+
+def _memory_terms(predicted: Mapping[str, float], memory: Memory) -> Iterator[MemoryTerm]:
+    left = float(memory.peak_bytes)
+    for name in MEMORY_TERMS:
+        if name not in (*AT_PEAK, *NO_TENSOR):
+            largest = memory.largest.get(name, 0)
+            measured = largest if name == SAVED else memory.at_peak.get(name, 0)
+            left -= measured
+            if predicted[name] or largest:
+                yield MemoryTerm(name=name, predicted=predicted[name], measured=measured, largest=largest)
+    beside = predicted["workspace"] + predicted["buffers"]
+    if predicted["logits"]:
+        logits = MemoryTerm(name="logits", predicted=predicted["logits"], measured=memory.at_peak.get("logits", 0))
+        yield logits
+        yield MemoryTerm(name="workspace", predicted=beside or None, measured=left - logits.measured)
+    else:
+        yield MemoryTerm(name="workspace", predicted=beside, measured=left)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miscounted:
+    """A collective that was not issued as often as realised."""
+
+    issued: Issued
+    planned: int
+    found: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """How many were planned and issued, the payload in bytes of both by axes, and what differs. With `uneven` rows of experts
+    their bytes were not compared."""
+
+    planned: int
+    found: int
+    planned_bytes: dict[str, int]
+    found_bytes: dict[str, int]
+    miscounted: tuple[Miscounted, ...]
+    uneven: bool = False
+
+    @property
+    def equal(self) -> bool:
+        return not self.miscounted
+
+
+def collectives(
+    plan: Plan, recipe: Recipe, num_tokens: int, seen: Counter[Issued], *, even: bool = False, pp_rank: int = 0
+) -> Collectives:
+    """Compare kind, axes, format, bytes and count for a step of `num_tokens`; bytes of experts' rows where these are `even`.
+
+    `pp_rank`: the place along `pp` of the rank that was seen.
+    """
+    layout = plan.layout
+    num_seqs = num_tokens // plan.job.seq_len
+    num_micro_batches = -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs))
+    return compared(instance_of(plan, recipe).at(pp_rank).issued(num_micro_batches), seen, even=even)
+
+
+def compared(planned: Counter[Issued], seen: Counter[Issued], *, even: bool = False) -> Collectives:
+    """The two lists, one held against the other (`comparable`)."""
+    wanted, found = comparable(planned, seen, even=even)
+    return Collectives(
+        planned=planned.total(), found=seen.total(), planned_bytes=_bytes(planned), found_bytes=_bytes(seen),
+        miscounted=tuple(
+            Miscounted(issued=one, planned=wanted[one], found=found[one])
+            for one in sorted({*wanted, *found})
+            if wanted[one] != found[one]
+        ),
+        uneven=not even and any(one.what == ROWS for one in planned),
+    )  # fmt: skip
+
+
+def _bytes(counts: Counter[Issued]) -> dict[str, int]:
+    """Payload by axes, such as "dp" or "dp, fsdp"."""
+    found: dict[str, int] = {}
+    for one, count in sorted(counts.items()):
+        axes = ", ".join(one.axes)
+        found[axes] = found.get(axes, 0) + count * one.num_bytes
+    return found

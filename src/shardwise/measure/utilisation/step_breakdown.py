@@ -1,0 +1,172 @@
+"""A measured step: its share of the peak, and where the rest of its time goes by the prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from shardwise.hardware.calibration_constants import CONSTANTS
+from shardwise.hardware.chips import LOCAL, LOCAL_IS
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.published_constants import calibrated
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.model.parameters_and_flops import layer_training_flops, model_flops_per_token
+from shardwise.price.estimate import estimate, mfu_format
+from shardwise.price.layout_pricer import Pricing
+from shardwise.search.plan import Plan
+from shardwise.values.errors import InputError
+from shardwise.values.estimate_terms import COMMUNICATION
+from shardwise.values.precision import precision_named
+
+COMPUTE = ("forward", "backward", "recompute")
+# What keeps kernels from the peak, each with the constants that say so at their ideal: taken away one after the other, the time
+# that each of them takes away is its own. GEMM efficiency is what products lose below the peak.
+_ATTENTION = CONSTANTS["attention_fraction"].high  # of the peak; the stack's factor then makes it whole
+IDEAL: Mapping[str, Mapping[str, float]] = {
+    "GEMM efficiency": {
+        "matmul_fraction": 1.0, "fp8_matmul_fraction": 1.0, "grouped_fraction": 1.0, "matmul_ramp": CONSTANTS["matmul_ramp"].low,
+    },
+    "attention kernel efficiency": {"attention_fraction": _ATTENTION, "attention": _ATTENTION},
+    "gaps between kernels": {"launch_s": CONSTANTS["launch_s"].low},
+}  # fmt: skip
+REST = "elementwise kernels, waiting for the host, uneven stages"
+Verdict = Literal["inside", "faster", "slower"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Utilisation:
+    """Shares of the devices' peak (0 to 1) at a rate of tokens.
+
+    `flops_per_token` are the model's, forward and backward without recomputation, with causal attention counted as half:
+    `mfu`; `mfu_full` counts the full square of the scores, as PaLM and torchtitan do. `hfu` adds recomputed FLOPs, for a given
+    layout. `peak_flops_per_s` is one device's, dense, in `peak_format`.
+    """
+
+    tokens_per_s_per_device: float
+    flops_per_token: float
+    flops_per_token_full: float
+    peak_format: str
+    peak_flops_per_s: float
+    mfu: float
+    mfu_full: float
+    hfu: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of the measured step: predicted seconds, and their share of the measured step."""
+
+    name: str
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """Where the time of a measured step goes, by the prediction of its layout.
+
+    `parts` add up to `measured_s`; the last is the unexplained remainder. `predicted_s` is a bound where `interval90` is None;
+    `verdict` says on which side of the interval the measurement is.
+    """
+
+    measured_s: float
+    predicted_s: float
+    interval90: tuple[float, float] | None
+    bound_s: float | None
+    verdict: Verdict
+    parts: tuple[Part, ...]
+
+    @property
+    def unexplained_s(self) -> float:
+        return self.measured_s - self.predicted_s
+
+
+def utilisation(
+    model: Architecture, cluster: Cluster, job: Job, tokens_per_s_per_device: float, layout: Layout | None = None
+) -> Utilisation:
+    """MFU and HFU of a rate in tokens/s per device. Raises `InputError` for a host, which has no published peak, and
+    `MissingValueError` for a chip without a sourced one."""
+    if cluster.chip.name == LOCAL:
+        raise InputError(
+            f"mfu: {LOCAL_IS}, and no machine's peak; a cluster of your own is required (bench machine --out)"
+        )
+    form = mfu_format(job)
+    peak, flops = cluster.chip.peak(form), model_flops_per_token(model, job.attended_tokens)
+    full = flops + _masked_flops(model, job.attended_tokens)
+    mfu = flops * tokens_per_s_per_device / peak
+    return Utilisation(
+        tokens_per_s_per_device=tokens_per_s_per_device, flops_per_token=flops, flops_per_token_full=full, peak_format=form,
+        peak_flops_per_s=peak, mfu=mfu, mfu_full=mfu * full / flops,
+        hfu=None if layout is None else mfu * Pricing(model, cluster, job, layout).hardware_ratio(),
+    )  # fmt: skip
+
+
+def _masked_flops(model: Architecture, seq_len: int) -> float:
+    """FLOPs of a token for masked scores, which counts of the full square include."""
+    whole, attended = (layer_training_flops(model, seq_len, causal=causal)[1] for causal in (False, True))
+    return model.num_layers * (whole - attended) / seq_len
+
+
+def account(plan: Plan, measured_s: float, used: Utilisation) -> Account:
+    """Where the time of a measured step goes, for a plan's layout. `used`: the utilisation at its rate, with the layout's HFU."""
+    priced = plan.estimate
+    model_s = used.mfu * measured_s
+    again_s = ((used.hfu or used.mfu) - used.mfu) * measured_s
+    parts = {
+        "model FLOPs at the peak": model_s, "FLOPs that are run again, at the peak": again_s,
+        **dict(_kernels(plan, model_s + again_s)),
+        **{_name(term): seconds for term, seconds in priced.time.items() if term not in COMPUTE},
+    }  # fmt: skip
+    found = [(name, seconds) for name, seconds in parts.items() if abs(seconds) > measured_s * 1e-9]
+    found.append(("not explained by the prediction", measured_s - priced.step_time_s))
+    return Account(
+        measured_s=measured_s, predicted_s=priced.step_time_s, interval90=priced.interval90, bound_s=plan.bound_s,
+        verdict=_verdict(measured_s, priced.interval90 or (priced.step_time_s, priced.step_time_s)),
+        parts=tuple(Part(name=name, seconds=seconds, share=seconds / measured_s) for name, seconds in found),
+    )  # fmt: skip
+
+
+def _verdict(measured_s: float, interval: tuple[float, float]) -> Verdict:
+    if measured_s < interval[0]:
+        return "faster"
+    return "slower" if measured_s > interval[1] else "inside"
+
+
+def _name(term: str) -> str:
+    """A term other than compute, in words: exposed communication by its axis, or the name of the term."""
+    words = {
+        "bubble": "pipeline bubble", "host": "transfers from and to the host", "control": "sums of the loss and the norm",
+        "optimizer": "the optimizer's update",
+    }  # fmt: skip
+    return f"exposed communication over {term}" if term in COMMUNICATION else words.get(term, term)
+
+
+def _kernels(plan: Plan, at_peak_s: float) -> Iterator[tuple[str, float]]:
+    """Time of kernels beyond their FLOPs at the peak, by cause.
+
+    Without a calibration, and where products run in a format of another peak, it is a single number.
+    """
+    compute_s, calibration = _compute_s(plan), plan.cluster.calibration
+    if calibration is None or precision_named(plan.job.precision).product_format != mfu_format(plan.job):
+        yield "kernels, beyond their FLOPs at the peak", compute_s - at_peak_s
+        return
+    now, left_s = replace(calibration, clock=max(calibration.clock, 1.0)), compute_s
+    for name, ideal in IDEAL.items():
+        now, before_s = replace(now, constants={**now.constants, **ideal}), left_s
+        left_s = _compute_s(replace(plan, cluster=calibrated(plan.cluster, now)), anew=True)
+        yield name, before_s - left_s
+    yield REST, left_s - at_peak_s
+
+
+def _compute_s(plan: Plan, *, anew: bool = False) -> float:
+    """Seconds of the kernels of a step, as priced, or priced again."""
+    priced = estimate(plan.model, plan.cluster, plan.job, plan.layout) if anew else plan.estimate
+    return sum(priced.time[term] for term in COMPUTE)
+
+
+def account_payload(found: Account) -> dict[str, Any]:
+    """An account as plain values."""
+    return {**asdict(found), "unexplained_s": found.unexplained_s}

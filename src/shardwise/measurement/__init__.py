@@ -1,1 +1,0 @@
-"""What is measured of a run, and where it is kept: plain data, read without a framework."""

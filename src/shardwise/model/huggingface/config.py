@@ -1,0 +1,108 @@
+"""Read an `Architecture` from a Hugging Face `config.json`.
+
+A `model_type` outside the table of families is refused, never guessed, since its blocks might have weights that are not known
+here. A config with settings that its family's rule does not support is refused as well.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shardwise.model.architecture import Architecture
+from shardwise.model.huggingface.families import FAMILIES, FamilyRule
+from shardwise.model.huggingface.field_readers import SIZES, Config, MissingKey, shown
+from shardwise.model.huggingface.numerics_reader import read_numerics
+from shardwise.values.errors import InputError
+
+
+def load_config(path: str | Path) -> Architecture:
+    """An architecture from a config.json, or from the folder that holds one. Raises `InputError`."""
+    source = Path(path)
+    try:
+        source = source / "config.json" if source.is_dir() else source
+        config = json.loads(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"model: cannot read {source}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a null byte in the path, nested too deeply
+        raise InputError(f"model: {source} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise InputError(f"model: {source} holds a {type(config).__name__}; an object with a model_type is required")
+    name = source.parent.name if source.name == "config.json" else source.stem
+    return parse_config(config, name=name or "model")
+
+
+def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architecture:
+    """An architecture from a config as a mapping. Raises `InputError` that names what is missing or not known."""
+    config = Config(_text_part(values))
+    kind = config.get("model_type")
+    rule = FAMILIES.get(str(kind))
+    if rule is None:
+        sets = [key for key in WEIGHTY if config.get(key)]
+        also = f" (its config sets {', '.join(sets)})" if sets else ""
+        raise InputError(
+            f"model: model_type is {kind!r}{also}, which is not known; one of {', '.join(FAMILIES)} is required"
+        )
+    fields = {**read_fields(config, rule), **rule.fixed}
+    unknown = list(unknown_parts(config, rule))
+    if unknown:
+        raise InputError(f"model: a {kind} with {', '.join(unknown)}: this family is not known with that")
+    tied = bool(config.get("tie_word_embeddings", rule.tied))
+    source = f"config.json of model_type {kind}"
+    return with_numerics(Architecture(name=name, **fields, tied_embeddings=tied, source=source), config)
+
+
+def with_numerics(model: Architecture, config: Mapping[str, Any]) -> Architecture:
+    """The model with the constants of its arithmetic as a config says them. Raises `InputError`."""
+    rule = FAMILIES[str(config["model_type"])].numerics
+    numerics = read_numerics(config, rule, d_model=model.d_model, head_dim=model.head_dim, mlp=model.mlp)
+    return replace(model, numerics=numerics)
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model of a config that nests it beside a vision tower."""
+    inner = config.get("text_config")
+    return inner if isinstance(inner, dict) and "model_type" in inner else config
+
+
+# Keys that stand for weights which most families lack: one that is set and that the family's rule does not ask for means
+# a model that is not known.
+WEIGHTY = (
+    "num_local_experts", "num_experts", "n_routed_experts", "n_shared_experts", "num_shared_experts",
+    "shared_expert_intermediate_size", "shared_intermediate_size", "moe_intermediate_size", "first_k_dense_replace",
+    "mlp_only_layers", "moe_layer_freq", "q_lora_rank", "kv_lora_rank", "full_attention_interval",
+    "linear_num_value_heads", "mamba_num_heads", "index_topk", "use_qk_norm", "qk_layernorm", "cross_attention_layers",
+    "add_cross_attention",
+)  # fmt: skip
+
+
+def unknown_parts(config: Config, rule: FamilyRule) -> Iterator[str]:
+    """Settings of a config that its family's rule does not support: values other than the known ones, and keys that imply
+    weights."""
+    for key, known in rule.only.items():
+        found = config.first(key)
+        if found is not None and found not in known:
+            yield f"{key} = {shown(found)} (known: {', '.join(map(repr, known))})"
+    yield from (f"{key} = {shown(config[key])}" for key in WEIGHTY if key not in config.asked and config.get(key))
+    kinds = None if "layer_types" in config.asked else config.get("layer_types")
+    if kinds and not (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)):
+        yield f"layer_types = {shown(kinds)}"
+
+
+def read_fields(config: Config, rule: FamilyRule) -> dict[str, Any]:
+    """The architecture's fields that a config gives. Raises `InputError` with every key that is missing."""
+    found: dict[str, Any] = {}
+    missing: list[str] = []
+    for name, read in {**SIZES, **rule.read}.items():
+        try:
+            found[name] = read(config)
+        except MissingKey as lacking:
+            missing.append(str(lacking))
+        except (TypeError, ValueError, OverflowError, AttributeError) as error:
+            raise InputError(f"model: the config's values for {name} cannot be read: {error}") from None
+    if missing:
+        raise InputError(f"model: the config lacks {', '.join(dict.fromkeys(missing))}")
+    return found

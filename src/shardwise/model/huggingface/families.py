@@ -1,0 +1,334 @@
+"""Model families as Hugging Face's `config.json` describes them: one rule for each `model_type`.
+
+A `FamilyRule` says which fields of the architecture every model of the family has, which keys of the config give the others,
+and how the family spells constants that change values but neither weights nor operations
+(`model/huggingface/numerics_reader.py`). Sources: the modelling code of `transformers` for each family; a test compares the
+parameter counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shardwise.model.huggingface.field_readers import (
+    HEADS,
+    SIZES,
+    WIDTH,
+    Config,
+    Reader,
+    biases,
+    choice,
+    counted,
+    either,
+    four,
+    global_every,
+    number,
+    optional,
+    times,
+    window,
+)
+from shardwise.model.huggingface.numerics_reader import DEEPSEEK_V3, LIMITED, SIGMOID_ROUTER, NumericsRule, RotaryRule
+
+ATTENTION = biases(qkv="attention_bias", attention_out="attention_bias")
+LLAMA = biases(qkv="attention_bias", attention_out="attention_bias", mlp="mlp_bias")
+QKV_OUT_MLP = ("qkv", "attention_out", "mlp")
+FULL = {"use_sliding_window": (False,)}
+EXPERTS_EVERYWHERE: Mapping[str, tuple[Any, ...]] = {"decoder_sparse_step": (1,), "mlp_only_layers": ([],)}
+
+
+def windows(every: int) -> dict[str, Reader]:
+    """A sliding window on all layers but every n-th (0: on all), where the config does not list the layers."""
+    return {"sliding_window": window, "global_every": global_every(every)}
+
+
+WINDOWED = windows(0)
+
+
+def experts(*keys: str, width: str = "intermediate_size") -> dict[str, Reader]:
+    """How many experts, how many of them a token takes, and how wide each is."""
+    return {
+        "num_experts": counted(*keys), "experts_per_token": number("num_experts_per_tok", "experts_per_token"),
+        "d_ff": number(width),
+    }  # fmt: skip
+
+
+def leading_dense(key: str) -> dict[str, Reader]:
+    """Layers with a plain MLP before those with experts, and how wide it is; shared experts as one of their joint width."""
+    narrow = number("moe_intermediate_size")
+    return {
+        "num_dense_layers": optional(key),
+        "dense_d_ff": lambda config: SIZES["d_ff"](config) if config.first(key) else 0,
+        "shared_expert_width": times(narrow, optional("n_shared_experts")),
+        **experts("n_routed_experts", width="moe_intermediate_size"),
+    }
+
+
+LATENT: Mapping[str, Reader] = {
+    "head_dim": lambda config: _sum(number("qk_nope_head_dim")(config), number("qk_rope_head_dim")(config)),
+    "num_kv_heads": number(*HEADS), "q_lora_rank": optional("q_lora_rank"), "kv_lora_rank": number("kv_lora_rank"),
+    "rope_head_dim": number("qk_rope_head_dim"), "v_head_dim": number("v_head_dim"),
+}  # fmt: skip
+
+
+def _sum(left: Any, right: Any) -> Any:
+    return left + right if isinstance(left, int) and isinstance(right, int) else (left, right)
+
+
+def _opt_width(config: Config) -> Any:
+    width, projected = WIDTH(config), config.first("word_embed_proj_dim")
+    if projected not in (None, width):
+        raise ValueError(f"word_embed_proj_dim is {projected!r}; a projection behind the embedding is not known here")
+    return width
+
+
+def _opt_positions(config: Config) -> Any:
+    """OPT's table has two rows more than it has positions."""
+    rows = number("max_position_embeddings")(config)
+    return rows + 2 if isinstance(rows, int) else rows
+
+
+def _falcon_kv_heads(config: Config) -> Any:
+    if either("new_decoder_architecture", False)(config):
+        return number("num_kv_heads", "n_head_kv", *HEADS)(config)
+    return 1 if either("multi_query", True)(config) else number(*HEADS)(config)
+
+
+def _falcon_parallel(config: Config) -> bool:
+    parallel, new = either("parallel_attn", True)(config), either("new_decoder_architecture", False)(config)
+    if new and not parallel:
+        raise ValueError("new_decoder_architecture with parallel_attn false is not known here")
+    return bool(parallel)
+
+
+def _falcon_norms(config: Config) -> bool:
+    default = 2 if config.get("new_decoder_architecture") else 1
+    norms = config.first("num_ln_in_parallel_attn") or default
+    return _falcon_parallel(config) and norms == 2
+
+
+def _mpt_width(config: Config) -> Any:
+    """MPT's attention has its own table of settings; only what its first models have is known."""
+    known = {"attn_type": "multihead_attention", "alibi": True, "qk_ln": False, "kv_n_heads": config.get("n_heads")}
+    found = config.get("attn_config") or {}
+    wrong = [f"{k} = {found[k]!r}" for k, v in known.items() if found.get(k) is not None and found[k] != v]
+    if wrong or "alibi" not in found:
+        raise ValueError(f"attn_config has {', '.join(wrong) or 'no alibi'}; attention with ALiBi alone is known here")
+    return WIDTH(config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyRule:
+    """Properties of every model of a family: fields of the architecture, `fixed` or `read` from the config.
+
+    `only` are the supported values of a key: with others the model has weights or operations that are not supported here.
+    `tied` is whether the family ties its embeddings when the config does not say. `numerics`: how its config names the
+    constants of its arithmetic.
+    """
+
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    read: Mapping[str, Reader] = field(default_factory=dict)
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    tied: bool = False
+    numerics: NumericsRule = field(default_factory=NumericsRule)
+
+
+DEEPSEEK = FamilyRule(
+    read={**leading_dense("first_k_dense_replace"), **LATENT},
+    only={"attention_bias": (False,), "mlp_bias": (False,), "moe_layer_freq": (1,)},
+)
+FAMILIES: dict[str, FamilyRule] = {
+    "llama": FamilyRule(read={"bias": LLAMA}),
+    "mistral": FamilyRule(read=WINDOWED),
+    "qwen2": FamilyRule(read={"bias": biases(qkv=True)}, only=FULL),
+    "qwen3": FamilyRule(fixed={"qk_norm": True}, read={"bias": ATTENTION}, only=FULL),
+    "gemma": FamilyRule(
+        fixed={"mlp": "geglu"},
+        read={"bias": ATTENTION},
+        tied=True,
+        numerics=NumericsRule(gemma=True),
+    ),
+    "gemma2": FamilyRule(
+        fixed={"mlp": "geglu", "post_norms": True},
+        read={"bias": ATTENTION, **windows(2)},
+        tied=True,
+        numerics=NumericsRule(gemma=True, scaled_scores=True),
+    ),
+    "gemma3_text": FamilyRule(
+        fixed={"mlp": "geglu", "post_norms": True, "qk_norm": True},
+        read={"bias": ATTENTION, **windows(6)},
+        tied=True,
+        numerics=NumericsRule(
+            gemma=True, scaled_scores=True, rotary=RotaryRule(theta=1_000_000.0, local_theta=10_000.0)
+        ),
+    ),
+    "phi3": FamilyRule(
+        read=WINDOWED,
+        numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(part=1.0)),
+    ),
+    "granite": FamilyRule(
+        read={"bias": LLAMA},
+        numerics=NumericsRule(multipliers=True),
+    ),
+    "smollm3": FamilyRule(
+        read={"bias": LLAMA},
+        only=FULL,
+        tied=True,
+        numerics=NumericsRule(rotary=RotaryRule(theta=2_000_000.0)),
+    ),
+    "olmo2": FamilyRule(
+        fixed={"qk_norm": True, "qk_norm_over": "projection", "pre_norms": False, "post_norms": True},
+        read={"bias": ATTENTION},
+        numerics=NumericsRule(epsilon=1e-5),
+    ),
+    "olmo3": FamilyRule(
+        fixed={"qk_norm": True, "qk_norm_over": "projection", "pre_norms": False, "post_norms": True},
+        read={"bias": ATTENTION, **windows(4)},
+        numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(theta=500_000.0, local_theta=500_000.0)),
+    ),
+    "starcoder2": FamilyRule(
+        fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True},
+        read={"bias": biases(qkv="use_bias", attention_out="use_bias", mlp="use_bias", default=True), **WINDOWED},
+        tied=True,
+        numerics=NumericsRule(epsilon=1e-5),
+    ),
+    "cohere": FamilyRule(
+        fixed={"norm": "layer", "parallel": True},
+        read={"bias": ATTENTION},
+        tied=True,
+        numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(theta=500_000.0)),
+    ),
+    "cohere2": FamilyRule(
+        fixed={"norm": "layer", "parallel": True},
+        read={"bias": ATTENTION, **windows(4)},
+        tied=True,
+        numerics=NumericsRule(epsilon=1e-5),
+    ),
+    "gpt2": FamilyRule(
+        fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True, "positions": "learned", "bias": QKV_OUT_MLP},
+        read={"max_positions": lambda config: config.get("n_positions", 1024), "d_ff": times(four, WIDTH, "n_inner")},
+        tied=True,
+        numerics=NumericsRule(epsilon=1e-5, rotary=None),
+    ),
+    "gpt_neox": FamilyRule(
+        fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True},
+        read={
+            "bias": biases(qkv="attention_bias", attention_out="attention_bias", mlp=True, default=True),
+            "parallel": either("use_parallel_residual", True),
+            "separate_norms": either("use_parallel_residual", True),
+        },
+        numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(part=0.25)),
+    ),
+    "opt": FamilyRule(
+        fixed={"norm": "layer", "norm_bias": True, "positions": "learned"},
+        read={
+            "d_model": _opt_width,
+            "max_positions": _opt_positions,
+            "mlp": choice({"relu": "relu", "gelu": "gelu"}, "activation_function"),
+            "bias": biases(qkv="enable_bias", attention_out="enable_bias", mlp="enable_bias", default=True),
+        },
+        only={
+            "do_layer_norm_before": (True,),
+            "layer_norm_elementwise_affine": (True,),
+            "_remove_final_layer_norm": (False,),
+        },
+        tied=True,
+        numerics=NumericsRule(epsilon=1e-5, rotary=None),
+    ),
+    "bloom": FamilyRule(
+        fixed={
+            "mlp": "gelu",
+            "norm": "layer",
+            "norm_bias": True,
+            "positions": "none",
+            "embedding_norm": True,
+            "bias": QKV_OUT_MLP,
+        },
+        read={"d_ff": times(four, WIDTH, "n_inner")},
+        only={"apply_residual_connection_post_layernorm": (False,)},
+        tied=True,
+        numerics=NumericsRule(epsilon=1e-5, rotary=None, lacks=("ALiBi",)),
+    ),
+    "falcon": FamilyRule(
+        fixed={"mlp": "gelu", "norm": "layer", "norm_bias": True},
+        read={
+            "num_kv_heads": _falcon_kv_heads,
+            "parallel": _falcon_parallel,
+            "separate_norms": _falcon_norms,
+            "d_ff": times(four, WIDTH, "ffn_hidden_size"),
+            "bias": biases(qkv="bias", attention_out="bias", mlp="bias"),
+            "positions": lambda config: "none" if either("alibi", False)(config) else "rotary",
+        },
+        tied=True,
+        numerics=NumericsRule(epsilon=1e-5),
+    ),
+    "mpt": FamilyRule(
+        fixed={"mlp": "gelu", "norm": "layer", "positions": "none"},
+        read={"d_model": _mpt_width, "d_ff": times(four, WIDTH)},
+        only={"no_bias": (True,), "expansion_ratio": (4,)},
+        tied=True,
+        numerics=NumericsRule(epsilon=1e-5, rotary=None, lacks=("ALiBi",)),
+    ),
+    "mixtral": FamilyRule(
+        read={**experts("num_local_experts"), **WINDOWED},
+        numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(theta=1_000_000.0)),
+    ),
+    "granitemoe": FamilyRule(
+        read={"bias": ATTENTION, **experts("num_local_experts")},
+        numerics=NumericsRule(multipliers=True),
+    ),
+    "olmoe": FamilyRule(
+        fixed={"qk_norm": True, "qk_norm_over": "projection"},
+        read={"bias": ATTENTION, **experts("num_experts")},
+        numerics=NumericsRule(epsilon=1e-5, gates="norm_topk_prob"),
+    ),
+    "qwen2_moe": FamilyRule(
+        fixed={"shared_gate": True},
+        read={
+            "bias": biases(qkv="qkv_bias", default=True),
+            **experts("num_experts", width="moe_intermediate_size"),
+            "shared_expert_width": number("shared_expert_intermediate_size"),
+        },
+        only={**EXPERTS_EVERYWHERE, **FULL},
+        numerics=NumericsRule(gates="norm_topk_prob"),
+    ),
+    "qwen3_moe": FamilyRule(
+        fixed={"qk_norm": True},
+        read={"bias": ATTENTION, **experts("num_experts", "num_local_experts", width="moe_intermediate_size")},
+        only={**EXPERTS_EVERYWHERE, **FULL, "use_qk_norm": (True,)},
+        numerics=NumericsRule(gates="norm_topk_prob"),
+    ),
+    "glm4_moe": FamilyRule(
+        read={
+            "bias": biases(qkv="attention_bias"),
+            "qk_norm": either("use_qk_norm", False),
+            **leading_dense("first_k_dense_replace"),
+        },
+        only={"moe_layer_freq": (1,)},
+        numerics=NumericsRule(epsilon=1e-5, router=SIGMOID_ROUTER, rotary=RotaryRule(part=0.5)),
+    ),
+    "deepseek_v2": replace(
+        DEEPSEEK,
+        numerics=NumericsRule(router=LIMITED, rotary=RotaryRule(scaled=True)),
+    ),
+    "deepseek_v3": replace(
+        DEEPSEEK,
+        numerics=NumericsRule(router=DEEPSEEK_V3, rotary=RotaryRule(scaled=True)),
+    ),
+    "kimi_k2": replace(
+        DEEPSEEK,
+        numerics=NumericsRule(router=DEEPSEEK_V3, rotary=RotaryRule(scaled=True)),
+    ),
+    "gpt_oss": FamilyRule(
+        fixed={"mlp": "clamped_swiglu", "sinks": True},
+        read={
+            "bias": biases(
+                qkv="attention_bias", attention_out="attention_bias", router=True, experts=True, default=True
+            ),
+            **experts("num_local_experts"),
+            **windows(2),
+        },
+        numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(theta=150_000.0)),
+    ),
+}

@@ -1,0 +1,113 @@
+"""What is to be trained: tokens, batch, precision recipe (values/precision.py), and the convention for overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwise.model.optimizers.registry import DEFAULT, OPTIMIZERS
+from shardwise.values.errors import did_you_mean, require
+from shardwise.values.loss_kernels import LOSSES
+from shardwise.values.precision import PRECISIONS
+from shardwise.values.units import binary_reading
+
+Overlap = Literal["per_axis", "sum", "max"]
+OVERLAPS: tuple[Overlap, ...] = ("per_axis", "sum", "max")
+USUAL_SEQ_LEN = 4096  # default tokens of a sequence, for verbs such as `memory` that need no job
+MOST_TOKENS = 10**15  # of one batch: far above any, and its products stay finite
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A training job: the batch of an optimizer step and the length of a sequence in tokens, and what decides state and loss.
+
+    `global_batch_tokens` is a multiple of `seq_len`; `tokens` is the length of the whole run. `precision` names a recipe
+    (`values/precision.py`), `optimizer` the state of each weight (`optimizer.py`).
+    `overlap` is the convention by which a lower bound hides communication (`convention` where it is None); a job
+    that names one is planned by that bound instead of a prediction. `loss` is the kind of cross-entropy, which decides the bytes
+    of each logit (`values/loss_kernels.py`); None: the one with the least memory that the stack has. `document_tokens`: length of
+    the documents that a sequence is packed from, if attention stays within them; None: attention spans the sequence.
+
+    Raises `InputError` for values out of range, unknown names, and a batch that is not a whole number of sequences.
+
+    >>> job = Job(global_batch_tokens=4 * 2**20, seq_len=8192, precision="bf16")
+    >>> job.num_seqs, job.convention, job.optimizer
+    (512, 'per_axis', 'adamw')
+    """
+
+    global_batch_tokens: int
+    seq_len: int
+    tokens: float | None = None
+    precision: str = "bf16"
+    overlap: Overlap | None = None
+    loss: str | None = None
+    document_tokens: int | None = None
+    optimizer: str = DEFAULT
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"job: {name} is {getattr(self, name)!r}; a whole number of at least 1 is required"
+            for name in ("global_batch_tokens", "seq_len")
+            if not isinstance(getattr(self, name), int)
+            or isinstance(getattr(self, name), bool)
+            or getattr(self, name) < 1
+        ]
+        if not problems:
+            problems = [
+                f"job: {name} has {len(str(getattr(self, name)))} digits; at most {MOST_TOKENS:,} is planned for"
+                for name in ("global_batch_tokens", "seq_len")
+                if getattr(self, name) > MOST_TOKENS
+            ]
+        if not problems and self.global_batch_tokens % self.seq_len:
+            low = self.global_batch_tokens // self.seq_len * self.seq_len
+            nearest = (
+                f"the nearest batches are {low} and {low + self.seq_len}" if low else f"the smallest is {self.seq_len}"
+            )
+            problems.append(
+                f"job: a batch of {self.global_batch_tokens} tokens is not a whole number of sequences of {self.seq_len}"
+                f"{self._binary_sizes()}; {nearest} tokens"
+            )
+        if self.tokens is not None and not self.tokens > 0:
+            problems.append(f"job: tokens is {self.tokens!r}; a positive number is required")
+        choices: Mapping[str, Collection[str]] = {
+            "precision": PRECISIONS, "overlap": OVERLAPS, "loss": LOSSES, "optimizer": OPTIMIZERS,
+        }  # fmt: skip
+        problems += [
+            f"job: {name} is {value!r}{did_you_mean(value, allowed)}; one of {', '.join(allowed)} is required"
+            for name, allowed in choices.items()
+            if (value := getattr(self, name)) not in allowed
+            and (value is not None or name in ("precision", "optimizer"))
+        ]
+        if self.document_tokens is not None and not (1 <= self.document_tokens <= self.seq_len):
+            problems.append(
+                f"job: document_tokens is {self.document_tokens!r}; a whole number of at least 1, at most seq_len, is required"
+            )
+        require(problems)
+
+    def _binary_sizes(self) -> str:
+        """Batch and sequence in binary units, where these come out even and one of the two is written in decimal ones."""
+        given = (self.global_batch_tokens, self.seq_len)
+        batches, lengths = ([(one, ""), *filter(None, [binary_reading(one)])] for one in given)
+        meant = (
+            (f"a batch of {batch_text}" * bool(batch_text), f"sequences of {text}" * bool(text))
+            for batch, batch_text in batches
+            for length, text in lengths
+            if batch % length == 0
+        )
+        return next((f" (did you mean {' and '.join(filter(None, words))}?)" for words in meant), "")
+
+    @property
+    def convention(self) -> Overlap:
+        """The convention of overlap of a bound: `per_axis` where none is named."""
+        return self.overlap or "per_axis"
+
+    @property
+    def attended_tokens(self) -> int:
+        """Tokens that attend to one another: a sequence, or one of the documents that it is packed from."""
+        return self.document_tokens or self.seq_len
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences in one global batch."""
+        return self.global_batch_tokens // self.seq_len

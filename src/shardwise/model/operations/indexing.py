@@ -1,0 +1,94 @@
+"""Operations that index: rows of a table and their gradient, and a router's choice of the k best experts and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.model.operations.base import Dims, Operation, Placed, ShapeLast
+from shardwise.sharding.spec import Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup(Operation):
+    """`result[...] = table[index[...]]` along `dim`: an embedding, or the target's logit.
+
+    Where `dim` is split, each device answers for its own rows and gives zero for the others: a partial sum.
+    """
+
+    dim: str = "V"
+
+    @property
+    def kind(self) -> str:
+        return "lookup"
+
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
+        table, index = specs
+        own = table.axes_of(self.dim)
+        shared = {d: table.axes_of(d) if d in table.dims else index.without(own).axes_of(d) for d in index.dims}
+        index = Spec.of(index.dims, shared)
+        out = dims[self.outputs[0]]
+        split = {d: index.axes_of(d) if d in index.dims else table.axes_of(d) for d in out}
+        return Placed((table, index), (Spec.of(out, split, own),))
+
+    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
+        table, index = self.inputs
+        return [(table, Scatter((cotangents[self.outputs[0]], index, table), ("?",), self.dim))]
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter(ShapeLast):
+    """The transpose of a lookup: adds each row of `dy` at its index. The third input gives the shape and sharding only."""
+
+    dim: str = "V"
+
+    @property
+    def kind(self) -> str:
+        return "scatter"
+
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
+        dy, index, table = specs
+        own = table.axes_of(self.dim)
+        dy = dy.without(own)
+        index = Spec.of(index.dims, {d: dy.axes_of(d) for d in index.dims})
+        summed = {a for d in dy.dims if d not in table.dims for a in dy.axes_of(d)}
+        split = {d: own if d == self.dim else dy.axes_of(d) for d in table.dims}
+        out = Spec.of(table.dims, split, summed | set(dy.partial))
+        return Placed((dy, index, table), (out,))
+
+
+@dataclass(frozen=True, slots=True)
+class Route(Operation):
+    """Gates from a router's logits [B, T, E]: the softmax over the k largest of each token, zero for the other experts.
+
+    The experts' dim is needed whole; tokens are independent. Source: Jiang et al. 2024 (Mixtral), section 2.1.
+    """
+
+    num_chosen: str = "k"
+    dim: str = "E"
+
+    @property
+    def kind(self) -> str:
+        return "route"
+
+    def place(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> Placed:
+        whole = [spec.with_axes(self.dim, ()).with_partial(()) for spec in specs]
+        return Placed(tuple(whole), (whole[0],))
+
+    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
+        (gates,) = self.outputs
+        return [(self.inputs[0], RouteGradient((cotangents[gates], gates), ("?",), self.num_chosen, self.dim))]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteGradient(Route):
+    """The gradient of the softmax over the chosen experts, from that of the gates and the gates."""
+
+    def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
+        return []

@@ -1,0 +1,215 @@
+"""Parameters and FLOPs, read from the programs."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from functools import lru_cache
+
+from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS, UNITS, unit_counts
+from shardwise.model.operations import Contract, Operation, Scan, ScanGradient
+from shardwise.model.optimizer_program import Matrix, matrices
+from shardwise.model.optimizers.definition import Optimizer, Per
+from shardwise.model.program import Part, Program, Role, density
+from shardwise.sharding.spec import Spec
+from shardwise.values.symbolic import Polynomial, Values, product, total
+
+
+def weight_elements(program: Program, *, without: Container[str] = ()) -> Polynomial:
+    """Elements of a program's weights, in symbols, but for some."""
+    return total(product(program.dims(name)) for name in program.weights if name not in without)
+
+
+def num_params(architecture: Architecture) -> int:
+    """Number of parameters of a model, frozen ones included; a tied embedding counts once.
+
+    The sum over the weights of the derived program (`model/decoder.py`). Modules of multi-token prediction are left out, as in
+    the models' names. Source: "How to Scale Your Model", Transformers: 2DF or 3DF for the MLP, 2DNH + 2DKH for attention, 2VD.
+
+    >>> from shardwise.model.load import load_model
+    >>> num_params(load_model("llama-3-70b"))
+    70553706496
+    """
+    shared = architecture.vocab_size * architecture.d_model if architecture.tied_embeddings else 0
+    counts = unit_counts(architecture).items()
+    return sum(count * _unit_params(architecture, name) for name, count in counts if name not in PREDICTS) - shared
+
+
+def params_by_part(architecture: Architecture) -> dict[Part, int]:
+    """Parameters of each part of a model; they add up to `num_params`.
+
+    >>> from shardwise.model.load import load_model
+    >>> parts = params_by_part(load_model("mixtral-8x7b"))
+    >>> {part.value: f"{count / 1e9:.2f}e9" for part, count in parts.items() if count > 1e6}
+    {'attention': '1.34e9', 'mlp': '45.10e9', 'vocabulary': '0.26e9'}
+    """
+    parts, values = dict.fromkeys(Part, 0), Values(dict(architecture.dims))
+    for name, count in unit_counts(architecture).items():
+        program = UNITS[name](architecture)
+        for weight in program.weights if name not in PREDICTS else ():
+            parts[_part(program, weight)] += count * int(product(program.dims(weight)).evaluate(values))
+    if architecture.tied_embeddings:
+        parts[Part.VOCABULARY] -= architecture.vocab_size * architecture.d_model
+    return parts
+
+
+def _part(program: Program, weight: str) -> Part:
+    part = program.tensors[weight].part
+    assert part is not None, f"{weight} belongs to no part of the model"
+    return part
+
+
+def num_trained_params(architecture: Architecture) -> int:
+    """Parameters that the optimizer updates: all, or those of the adapters where the model has any."""
+    if not architecture.lora_rank:
+        return num_params(architecture)
+    counts, values = unit_counts(architecture).items(), Values(dict(architecture.dims))
+    return sum(n * int(_trained_elements(UNITS[name](architecture)).evaluate(values)) for name, n in counts)
+
+
+def _trained_elements(program: Program) -> Polynomial:
+    return weight_elements(program, without={name for name in program.weights if program.tensors[name].frozen})
+
+
+def num_matrix_params(architecture: Architecture, *, tables: bool = False) -> int:
+    """Of the trained parameters those of matrices (`model.optimizer_program`).
+
+    >>> from shardwise.model.load import load_model
+    >>> model = load_model("llama-3-8b")
+    >>> num_params(model) - num_matrix_params(model) - 2 * 128256 * 4096  # embedding and head; norms are left
+    266240
+    """
+    values, every = Values(dict(architecture.dims)), _trained_matrices(architecture, tables=tables)
+    return sum(count * int(product(matrix.dims).evaluate(values)) for matrix, count in every)
+
+
+def _trained_matrices(architecture: Architecture, *, tables: bool) -> Iterator[tuple[Matrix, int]]:
+    """Those of the parameters that `num_params` counts, with how often a model has each."""
+    for unit, count in unit_counts(architecture).items():
+        program = UNITS[unit](architecture)
+        not_own = ("head",) if architecture.tied_embeddings and unit == "head" else ()
+        for name, matrix in matrices(program, tables=tables).items() if unit not in PREDICTS else ():
+            if name not in not_own and not program.tensors[name].frozen:
+                yield matrix, count
+
+
+def num_factors(architecture: Architecture, optimizer: Optimizer) -> int:
+    """Numbers that an optimizer keeps of matrices' rows and columns, or of each two of them.
+
+    >>> from shardwise.model.load import load_model
+    >>> from shardwise.model.optimizers.registry import optimizer_named
+    >>> model = load_model("llama-3-8b")
+    >>> f"{num_factors(model, optimizer_named('adafactor')) / num_params(model):.3%} of the parameters"
+    '0.036% of the parameters'
+    """
+    values, every = Values(dict(architecture.dims)), [*_trained_matrices(architecture, tables=optimizer.tables)]
+    per = [optimizer.per(name) for name in optimizer.moments if optimizer.per(name) is not Per.ELEMENT]
+    return sum(
+        count * int(product(matrix.per(one, optimizer.largest_side)).evaluate(values))
+        for matrix, count in every
+        for one in per
+    )
+
+
+def num_predict_params(architecture: Architecture) -> int:
+    """Parameters of multi-token prediction in training; `num_params`, like model cards, leaves them out. DeepSeek-V3 has
+    11.5e9."""
+    return architecture.num_predict_layers and architecture.num_predict_layers * _unit_params(architecture, "predict")
+
+
+def _unit_params(architecture: Architecture, name: str) -> int:
+    """A unit's own weights, without those that it shares with other units."""
+    own = weight_elements(UNITS[name](architecture), without=BORROWED.get(name, ()))
+    return int(own.evaluate(Values(dict(architecture.dims))))
+
+
+def num_active_params(architecture: Architecture) -> int:
+    """Parameters that a token uses: all but the experts that it is not routed to. Mixtral 8x7B has 12.9 of 46.7 billion."""
+    block = UNITS["block"](architecture)
+    experts = total(product(block.dims(name)) for name in _experts_weights(block)).evaluate(Values(architecture.dims))
+    idle = architecture.num_experts - architecture.experts_per_token
+    each = int(experts) // (architecture.num_experts or 1)
+    return num_params(architecture) - (architecture.num_layers - architecture.num_dense_layers) * idle * each
+
+
+def _experts_weights(program: Program) -> set[str]:
+    """Weights that routed tokens use: matrices and biases of all experts."""
+
+    def of(role: Role, names: Iterable[str]) -> set[str]:
+        return {name for name in names if program.tensors[name].role is role}
+
+    return {
+        name
+        for operation in program.operations
+        if of(Role.ROUTED, operation.operands)
+        for name in of(Role.WEIGHT, operation.operands)
+    }
+
+
+def program_flops(program: Program) -> Polynomial:
+    """FLOPs of the products and attention scans of a program on one device, in symbols of the dims."""
+    return total(_flops(program, operation) for operation in program.operations)
+
+
+def _flops(program: Program, operation: Operation) -> Polynomial:
+    if not isinstance(operation, (Contract, Scan, ScanGradient)):
+        return Polynomial()
+    specs = [Spec.of(program.dims(name)) for name in operation.inputs]
+    dims = {name: tensor.dims for name, tensor in program.tensors.items()}
+    routed = any(program.tensors[name].role is Role.ROUTED for name in operation.operands)
+    whole = operation.flops(operation.place(specs, dims, lambda name: False))
+    return whole * density(Role.ROUTED if routed else Role.ACTIVATION)
+
+
+@lru_cache(maxsize=64)
+def model_flops_per_token(architecture: Architecture, seq_len: int) -> float:
+    """FLOPs that one token of training needs: forward and backward without recomputation.
+
+    6 per weight of a matrix product (4 of a frozen one, which has no gradient), and 6·T·N·H per layer for attention over the
+    causal half (2 products forward, 4 backward; the scores that flash attention rebuilds in the backward pass are not
+    counted).
+    Differs: 12·L·D·T of PaLM's MFU counts the whole square of the scores; 6ND counts the embedding's rows as well.
+    """
+    counts = unit_counts(architecture).items()
+    return sum(n * sum(unit_training_flops(architecture, name, seq_len)) for name, n in counts) / seq_len
+
+
+@lru_cache(maxsize=256)
+def unit_training_flops(architecture: Architecture, name: str, seq_len: int) -> tuple[float, float]:
+    """FLOPs of the forward and of the backward pass of a unit over one sequence. A product has two products in the backward
+    pass, the gradients of both operands; one with a frozen weight has one."""
+    program = UNITS[name](architecture)
+    values = Values({**architecture.dims, "B": 1, "T": seq_len, "span": architecture.average_span(seq_len)})
+    backward = total(
+        _flops(program, operation) * _num_gradients(program, operation) for operation in program.operations
+    )
+    return float(program_flops(program).evaluate(values)), float(backward.evaluate(values))
+
+
+def _num_gradients(program: Program, operation: Operation) -> int:
+    """Number of products in the backward pass of a product: one for each operand that is not a frozen weight."""
+    return 1 if any(program.tensors[operand].frozen for operand in operation.operands) else 2
+
+
+def layer_training_flops(
+    architecture: Architecture, seq_len: int, *, causal: bool = True
+) -> tuple[dict[Part, float], float]:
+    """FLOPs of a layer over one sequence, forward and backward: products with the weights of each part, and attention's scores.
+
+    The mean over the layers, where they differ. The scores are counted as `model_flops_per_token` does, or with `causal` off
+    over their whole square; the two times `num_layers`, and the head's products, are its FLOPs.
+    """
+    span = architecture.average_span(seq_len) if causal else 1.0
+    values = Values({**architecture.dims, "B": 1, "T": seq_len, "span": span})
+    products, scores = dict.fromkeys(Part, 0.0), 0.0
+    for name, count in unit_counts(architecture).items():
+        program, share = UNITS[name](architecture), count / architecture.num_layers
+        for operation in program.operations if name in LAYERS else ():
+            flops = float(_flops(program, operation).evaluate(values)) * share
+            flops *= 1 + _num_gradients(program, operation)
+            weights = [one for one in operation.operands if program.tensors[one].role is Role.WEIGHT]
+            if isinstance(operation, Scan):
+                scores += flops
+            elif flops:
+                products[_part(program, weights[0])] += flops
+    return products, scores

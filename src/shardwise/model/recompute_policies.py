@@ -1,0 +1,343 @@
+"""Recompute policies: which results the forward pass saves for the backward pass. Layouts, searches and help read these tables.
+
+A policy decides for each result of a block. What it does not save is recomputed from what it saves, by the smallest slice of
+the forward pass (`model/backward.py`); a block's input and its weights are always available. There are three kinds of policy.
+
+- Names of the tables `POLICIES` and `FURTHER`: "none", "selective", "full", "alternate".
+- Modules of a block that Megatron-Core recomputes one by one (--recompute-modules), joined by "+" in the order of `MODULES`:
+  "layernorm+moe_act". What none of them discards is saved as under "none". Source: Megatron-Core 0.20.0 (d98e8a64),
+  transformer/transformer_config.py (recompute_modules), transformer_layer.py, attention.py, multi_latent_attention.py,
+  moe/moe_layer.py, moe/experts.py, models/gpt/gpt_layer_specs.py. Assumes Transformer Engine's layers: a norm before one
+  matrix is part of that matrix's layer, whose normalised input is saved; before experts and in latent attention a norm stands
+  alone, so that `layernorm` discards it. Differs: Megatron-Core recomputes `mlp`, `moe` and `shared_experts` up to their last
+  product, which no gradient reads and which is not counted here.
+- Sets of tensors to save, "keep:q,k,v", and a budget of bytes, "budget:20GB", which asks for the set that fits it. What is
+  planned, run and written down is the set (`planning/budget.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shardwise.model.program import Part, Program, Role, Tensor
+from shardwise.values.errors import InputError, did_you_mean, unknown
+from shardwise.values.units import parse_quantity
+
+if TYPE_CHECKING:
+    from shardwise.model.architecture import Architecture
+    from shardwise.model.operations import Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`keeps` says whether the results of an operation may be saved; `summary` describes the policy for people.
+
+    Of a block's products, only the first and every `product_step`th after it may be saved; of the rest, what no module of
+    `modules` discards. `keeps_scores`: attention that writes its scores to memory keeps them for the backward pass.
+    """
+
+    summary: str
+    keeps: Callable[[Operation], bool]
+    product_step: int = 1
+    modules: tuple[Module, ...] = ()
+    keeps_scores: bool = False
+
+    def of(self, block: Program) -> Callable[[str], bool]:
+        """Of the name of a block's result, whether it may be saved."""
+        products = [id(operation) for operation in block.operations if operation.kind == "contract"]
+        passed = set(products) - set(products[:: self.product_step])
+        kept = (operation for operation in block.operations if id(operation) not in passed and self.keeps(operation))
+        names = {name for operation in kept for name in operation.outputs}
+        discarded = {name for name in names for one in self.modules if one.discards(block, block.tensors[name])}
+        return (names - discarded).__contains__
+
+
+def _keeps_all(operation: Operation) -> bool:
+    return True
+
+
+def _hands_over(operation: Operation) -> bool:
+    return getattr(operation, "function", "") == "handover"
+
+
+# From the policy that saves the most to the one that saves the least.
+POLICIES: dict[str, Policy] = {
+    "none": Policy("keep whatever the backward pass reads", _keeps_all, keeps_scores=True),
+    # S0: "big matmuls only". Tokens that went to their experts or came back are kept too, as their AllToAll costs more
+    # than their bytes.
+    "selective": Policy(
+        "keep the results of matrix products and of attention, rebuild what is elementwise",
+        lambda operation: operation.kind in ("contract", "scan") or _hands_over(operation),
+    ),
+    # S0: "block remat"
+    "full": Policy("keep a block's input alone, run the block again", lambda operation: False),
+}
+
+# Policies that a layout may name and that are searched where they are asked for: engines have them by default, and others do as
+# well for as much memory.
+FURTHER: dict[str, Policy] = {
+    # torchtitan, parallelize_llama.py: per-op selective checkpointing saves products and attention, "except every second mm"
+    "alternate": Policy(
+        "keep the results of every other product and of attention, rebuild the rest",
+        lambda operation: operation.kind in ("contract", "scan"),
+        product_step=2,
+    ),
+}
+
+
+def _of_modules(names: tuple[str, ...]) -> Policy:
+    """Save all but what some modules discard."""
+    modules = tuple(MODULES[name] for name in names)
+    summary = "run again " + "; ".join(module.summary for module in modules)
+    return Policy(summary, _keeps_all, modules=modules, keeps_scores="core_attn" not in names)
+
+
+def _of_set(name: str) -> Policy:
+    """Save what is named."""
+    kept = frozenset(tensor for tensors in kept_tensors(name).values() for tensor in tensors)
+    return Policy("keep what is named, rebuild the rest", lambda operation: not kept.isdisjoint(operation.outputs))
+
+
+def policy_named(name: str) -> Policy:
+    """A policy of either table, of modules, or of a set of tensors. Raises `InputError` that lists the names.
+
+    >>> policy_named("layernorm+moe_act").summary
+    'run again norms in front of experts and of latent attention; activations of experts'
+    """
+    if is_set(name):
+        return _of_set(name)
+    policy = {**POLICIES, **FURTHER}.get(name)
+    if policy is None and not modules_in(name):
+        raise InputError(f"recompute: {unknown(name, policy_names())}")
+    return policy or _of_modules(modules_in(name))
+
+
+class PolicyNames(Collection[str]):
+    """The names that a layout may use. Modules may be joined too; those that are listed are single.
+
+    >>> "mlp" in PolicyNames(), "layernorm+moe_act" in PolicyNames(), len(PolicyNames())
+    (True, True, 11)
+    """
+
+    def __contains__(self, name: object) -> bool:
+        return name in POLICIES or name in FURTHER or (isinstance(name, str) and bool(modules_in(name)))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*POLICIES, *FURTHER, *MODULES))
+
+    def __len__(self) -> int:
+        return len(POLICIES) + len(FURTHER) + len(MODULES)
+
+
+def policy_names() -> PolicyNames:
+    """The names that a layout may use."""
+    return PolicyNames()
+
+
+def parts_of_policy(name: str) -> tuple[str, ...]:
+    """What software has to have for a policy: each of its modules, or the policy itself.
+
+    >>> parts_of_policy("layernorm+moe_act"), parts_of_policy("full")
+    (('layernorm', 'moe_act'), ('full',))
+    """
+    return modules_in(name) or (name,)
+
+
+def searched_policies(has: Collection[str], model: Architecture, *, writes_scores: bool = False) -> tuple[str, ...]:
+    """Of the policies and modules that software has, what a search for a model tries, from the one that saves the most.
+
+    Policies of either table, the further ones where there is no `selective`; and its modules, cumulatively: attention first
+    where it `writes_scores`.
+
+    >>> import shardwise as sw
+    >>> searched_policies(("none", "core_attn", "mlp", "full"), sw.load_model("llama-3-8b"))
+    ('none', 'mlp', 'full')
+    """
+    further = () if "selective" in has else FURTHER
+    kept = [name for name in (*POLICIES, *further) if name in has and name != "full"]
+    ladder = (*(("core_attn",),) * writes_scores, *LADDER)
+    steps = [[one for one in step if one in has and MODULES[one].of(model)] for step in ladder]
+    cumulated = [
+        joined(one for up_to in steps[: number + 1] for one in up_to) for number, step in enumerate(steps) if step
+    ]
+    return (*kept, *cumulated, *(["full"] if "full" in has else []))
+
+
+def policy_problem(name: str) -> str:
+    """What is wrong with a layout's policy, which may be a set or a budget too; empty where nothing is."""
+    if isinstance(name, str) and (is_set(name) or is_budget(name)):
+        try:
+            kept_tensors(name) if is_set(name) else budget_bytes(name)
+        except InputError as error:
+            return error.problems[0]
+        return ""
+    names = policy_names()
+    if name in names:
+        return ""
+    allowed = ", ".join((*names, *FORMS))
+    return f"layout: recompute is {name!r}{did_you_mean(name, names)}; one of {allowed} is required"
+
+
+# What of latent attention is made before or after what its up-projections make.
+OUTSIDE_UP = ("q_latent", "kv_latent", "k_rotary_flat", "attended", "lse", "attention_out")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """`discards`: whether a tensor of a block is recomputed; `of`: whether a model has anything that is."""
+
+    summary: str
+    discards: Callable[[Program, Tensor], bool]
+    of: Callable[[Architecture], bool]
+
+
+def _is_routed(block: Program) -> bool:
+    return any(tensor.role is Role.ROUTED for tensor in block.tensors.values())
+
+
+def _is_latent(block: Program) -> bool:
+    return any(name.endswith("kv_latent") for name in block.tensors)
+
+
+def _of_norm(name: str, tensor: Tensor) -> bool:
+    """Whether a norm in front of attention or of the MLP makes a tensor."""
+    return tensor.part is Part.NORM and f"{name}_norm." in tensor.name
+
+
+def _norm_alone(block: Program, tensor: Tensor) -> bool:
+    return (_is_latent(block) and _of_norm("attention", tensor)) or (_is_routed(block) and _of_norm("mlp", tensor))
+
+
+def _up_projected(block: Program, tensor: Tensor) -> bool:
+    return _is_latent(block) and tensor.part is Part.ATTENTION and not tensor.name.endswith(OUTSIDE_UP)
+
+
+def _of_dense_mlp(block: Program, tensor: Tensor) -> bool:
+    return not _is_routed(block) and (tensor.part is Part.MLP or _of_norm("mlp", tensor))
+
+
+def _has_experts(model: Architecture) -> bool:
+    return model.num_experts > 0
+
+
+# In the order of their names in a policy.
+MODULES: dict[str, Module] = {
+    "core_attn": Module(
+        "attention between its products: of a fused kernel it frees the sums of softmax alone",
+        lambda block, tensor: tensor.name.endswith("lse"), lambda model: True,
+    ),
+    "layernorm": Module(
+        "norms in front of experts and of latent attention", _norm_alone,
+        lambda model: _has_experts(model) or model.kv_lora_rank > 0,
+    ),
+    "moe_act": Module(
+        "activations of experts", lambda block, tensor: tensor.name.endswith("experts_act"), _has_experts,
+    ),
+    "mla_up_proj": Module(
+        "what latent attention makes of its latents", _up_projected, lambda model: model.kv_lora_rank > 0,
+    ),
+    "mlp": Module(
+        "MLPs of dense layers, with the norm in front of them", _of_dense_mlp,
+        lambda model: not model.num_experts or model.num_dense_layers > 0,
+    ),
+    "moe": Module(
+        "routers, experts and shared experts, with the exchange of tokens",
+        lambda block, tensor: _is_routed(block) and tensor.part is Part.MLP, _has_experts,
+    ),
+    "shared_experts": Module(
+        "shared experts", lambda block, tensor: tensor.name.rpartition(".")[2].startswith("shared_"),
+        lambda model: model.shared_expert_width > 0,
+    ),
+}  # fmt: skip
+# Joint policies that a search tries: from the modules that cost least time for what they free, each with those before it. `moe`
+# exchanges tokens once more, and `core_attn` frees nothing of fused attention: both are for those who ask.
+LADDER = (("layernorm", "moe_act"), ("mla_up_proj",), ("mlp", "shared_experts"))
+
+
+def modules_in(policy: str) -> tuple[str, ...]:
+    """The modules of a policy; none where it is not one of modules.
+
+    >>> modules_in("layernorm+moe_act"), modules_in("moe_act+layernorm"), modules_in("full")
+    (('layernorm', 'moe_act'), (), ())
+    """
+    named = tuple(policy.split("+"))
+    return named if named == tuple(name for name in MODULES if name in named) else ()
+
+
+def joined(modules: Iterable[str]) -> str:
+    """The policy of some modules, in the order of the table; "none" of none.
+
+    >>> joined({"moe_act", "layernorm"}), joined(())
+    ('layernorm+moe_act', 'none')
+    """
+    named = set(modules)
+    return "+".join(name for name in MODULES if name in named) or "none"
+
+
+KEEP, BUDGET = "keep:", "budget:"
+FORMS = ("keep:TENSOR,...", "budget:BYTES")  # how they are written
+OF_KIND, KINDS = ":", "/"  # behind the name of a kind of layer, and between kinds
+
+
+def is_set(policy: str) -> bool:
+    """Whether a policy names the tensors that it keeps."""
+    return policy.startswith(KEEP)
+
+
+def is_budget(policy: str) -> bool:
+    """Whether a policy is a budget, for which a set is still to be chosen."""
+    return policy.startswith(BUDGET)
+
+
+def budget_bytes(policy: str) -> float:
+    """The bytes of a budget. Raises `InputError` for what is not written as bytes are.
+
+    >>> budget_bytes("budget:20GB")
+    20000000000.0
+    """
+    return parse_quantity(policy.removeprefix(BUDGET), what="layout: recompute: budget", unit="B")
+
+
+def kept_tensors(policy: str) -> dict[str, tuple[str, ...]]:
+    """The tensors of a set by kind of layer; those of "" are of every kind that is not named. Raises `InputError`.
+
+    >>> kept_tensors("keep:q,k")
+    {'': ('q', 'k')}
+    >>> kept_tensors("keep:block:q,gates/dense_block:q")
+    {'block': ('q', 'gates'), 'dense_block': ('q',)}
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for part in policy.removeprefix(KEEP).split(KINDS):
+        kind, _, names = part.rpartition(OF_KIND)
+        tensors = tuple(name for name in names.split(",") if name)
+        if kind in found or (not tensors and not kind):
+            raise InputError(
+                f"layout: recompute is {policy!r}; names of tensors with commas between them are required, such as {KEEP}q,k,v, "
+                f"or for each kind of layer once, such as {KEEP}block{OF_KIND}q,k{KINDS}dense_block{OF_KIND}q"
+            )
+        found[kind] = tensors
+    return found
+
+
+def set_named(kept: Mapping[str, Sequence[str]]) -> str:
+    """The text of a set, by kind of layer as `kept_tensors` gives them.
+
+    >>> set_named({"": ("q", "k")}), set_named({"block": ("q",), "dense_block": ()})
+    ('keep:q,k', 'keep:block:q/dense_block:')
+    """
+    return KEEP + KINDS.join((f"{kind}{OF_KIND}" if kind else "") + ",".join(names) for kind, names in kept.items())
+
+
+def of_kind(policy: str, kind: str) -> str:
+    """What of a policy is about a kind of layer: the same for all kinds that it treats alike.
+
+    >>> of_kind("keep:block:q/dense_block:", "block"), of_kind("keep:block:q/dense_block:", "dense_block")
+    ('keep:q', 'full')
+    """
+    if not is_set(policy):
+        return policy
+    kept = kept_tensors(policy)
+    tensors = kept.get(kind, kept.get("", ()))
+    return set_named({"": tensors}) if tensors else "full"

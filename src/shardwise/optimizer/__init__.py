@@ -1,1 +1,0 @@
-"""Optimizers: one file each; jobs, costs, recipes, engines and help read the table of them (`table`)."""

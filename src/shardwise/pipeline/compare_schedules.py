@@ -1,0 +1,208 @@
+"""Schedules side by side, and what a command line prints of one: payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from typing_extensions import TypedDict
+
+from shardwise.pipeline.messages import num_messages
+from shardwise.pipeline.registry import (
+    ACTION_LISTS,
+    TOLERANCE,
+    build,
+    fewest_virtual_stages,
+    held_share,
+    problems,
+    unlimited,
+)
+from shardwise.pipeline.timeline import Durations, Timeline, play
+from shardwise.values.errors import InputError
+from shardwise.values.payload_fields import Fields
+
+SCHEMA = "shardwise.schedule/1"
+COMPARISON_SCHEMA = "shardwise.schedule-comparison/1"
+
+
+class Times(NamedTuple):
+    """Seconds of a rank's part of the model, which its virtual stages share evenly, and of a message.
+
+    `backward_s` is a whole backward pass; without it it is `input_s` and `weight_s` together. `together_s`: a forward and a whole
+    backward pass at the same time.
+    """
+
+    forward_s: float = 1.0
+    input_s: float = 1.0
+    weight_s: float = 1.0
+    together_s: float | None = None
+    message_s: float = 0.0
+
+    def durations(self, num_stages: int, v: float) -> Durations:
+        """Those of even stages."""
+        return Durations.even(
+            num_stages, v, forward=self.forward_s, input=self.input_s, weight=self.weight_s, together=self.together_s,
+            message=self.message_s,
+        )  # fmt: skip
+
+
+class Scheduled(NamedTuple):
+    """Figures of a schedule: `peak_activations` of the fullest rank in micro-batches of a stage, `messages` of a step."""
+
+    schedule: str
+    stages: int
+    micro_batches: int
+    virtual_stages: float
+    bubble: float
+    peak_activations: float
+    messages: int
+
+
+def timeline(
+    schedule: str, stages: int, micro_batches: int, virtual_stages: int | None = None, times: Times | None = None,
+    memory_limit: float | None = None, round_size: int | None = None,
+) -> Timeline:  # fmt: skip
+    """A schedule by any of its names, played with even stages. Raises `InputError`; see `build`.
+
+    >>> timeline("1f1b", 4, 8).bubble
+    0.375
+    """
+    v = fewest_virtual_stages(schedule, stages) if virtual_stages is None else virtual_stages
+    durations = (times or Times()).durations(max(stages * v, 1), max(v, 1))
+    return play(build(schedule, stages, micro_batches, v, durations, memory_limit, round_size=round_size), durations)
+
+
+def scheduled(line: Timeline) -> Scheduled:
+    """A row of a comparison."""
+    actions = line.actions
+    v = actions.num_virtual_stages
+    return Scheduled(
+        schedule=actions.name, stages=actions.num_ranks, micro_batches=actions.num_micro_batches,
+        virtual_stages=int(v) if v == int(v) else v, bubble=line.bubble, peak_activations=max(line.peak_activations),
+        messages=sum(num_messages(actions).values()),
+    )  # fmt: skip
+
+
+def compared(
+    stages: int, micro_batches: Sequence[int], virtual_stages: int | None = None, times: Times | None = None,
+    memory_limit: float | None = None,
+) -> Iterator[Scheduled]:  # fmt: skip
+    """Every schedule that runs on so many stages, for each number of micro-batches, and keeps to the memory limit.
+
+    Those with several virtual stages have two of them unless another number is given. Raises `InputError` where none runs.
+    """
+    rows = 0
+    for number in micro_batches:
+        for name in ACTION_LISTS:
+            v = fewest_virtual_stages(name, stages)
+            v = virtual_stages if v > 1 and virtual_stages is not None else v
+            if problems(name, stages, number, v):
+                continue
+            durations = (times or Times()).durations(stages * v, v)
+            actions = unlimited(name, stages, number, v, durations, memory_limit)
+            if memory_limit is None or max(held_share(actions)) <= memory_limit * (1 + TOLERANCE):
+                rows += 1
+                yield scheduled(play(actions, durations))
+    if not rows:
+        raise InputError(
+            f"stages: found {stages} with {', '.join(map(str, micro_batches))} micro-batches; no schedule runs on them "
+            "within the limit; more stages or micro-batches are required"
+        )
+
+
+class SchedulesPayload(TypedDict):
+    """Every schedule that runs on some stages, for each number of micro-batches."""
+
+    schema: Literal["shardwise.schedule-comparison/1"]
+    schedules: list[Annotated[dict[str, Any], Fields(Scheduled)]]
+
+
+def comparison_payload(rows: Sequence[Scheduled]) -> dict[str, Any]:
+    """What `shardwise schedule compare --json` prints."""
+    return {"schema": COMPARISON_SCHEMA, "schedules": [row._asdict() for row in rows]}
+
+
+class SlotPayload(TypedDict):
+    """The actions that a rank runs together, and when."""
+
+    actions: list[str]
+    start_s: float
+    end_s: float
+
+
+class RankPayload(TypedDict):
+    """A rank: its waiting time, its peak in micro-batches, that for weight gradients alone, and its slots."""
+
+    rank: int
+    idle_s: float
+    wait_s: float
+    peak_activations: float
+    peak_waiting: float
+    slots: list[SlotPayload]
+
+
+class MessagesPayload(TypedDict):
+    """The number of messages from a rank to another."""
+
+    source: int
+    target: int
+    messages: int
+
+
+class PlayedDurations(TypedDict):
+    """Seconds of the passes of each virtual stage, and of a message."""
+
+    forward: list[float]
+    input: list[float]
+    weight: list[float]
+    backward: list[float]
+    together: list[float] | None
+    message: float
+
+
+class Played(TypedDict):
+    """A schedule that was played."""
+
+    schema: Literal["shardwise.schedule/1"]
+    placement: str
+    durations_s: PlayedDurations
+    makespan_s: float
+    local_bubble: float
+    idle_fraction: float
+    ranks: list[RankPayload]
+    messages_between: list[MessagesPayload]
+
+
+TimelinePayload = Annotated[dict[str, Any], Fields(Scheduled, Played)]
+
+
+def timeline_payload(line: Timeline) -> dict[str, Any]:
+    """What `shardwise schedule --json` prints: the row of a comparison, the ranks, and every slot with its times."""
+    durations, idle, waits = line.durations, line.idle(), line.waits()
+    return {
+        "schema": SCHEMA,
+        **scheduled(line)._asdict(),
+        "placement": line.actions.placement.name,
+        "durations_s": {
+            "forward": durations.forward, "input": durations.input, "weight": durations.weight, "backward": durations.whole,
+            "together": durations.together, "message": durations.message,
+        },
+        "makespan_s": line.makespan,
+        "local_bubble": line.local_bubble,
+        "idle_fraction": line.idle_fraction,
+        "ranks": [
+            {
+                "rank": rank, "idle_s": idle[rank], "wait_s": waits[rank], "peak_activations": line.peak_activations[rank],
+                "peak_waiting": line.peak_waiting[rank],
+                "slots": [
+                    {"actions": list(map(str, slot)), "start_s": start, "end_s": end}
+                    for slot, start, end in zip(line.actions.order[rank], line.starts[rank], line.ends[rank], strict=True)
+                ],
+            }
+            for rank in range(line.actions.num_ranks)
+        ],
+        "messages_between": [
+            {"source": source, "target": target, "messages": count}
+            for (source, target), count in sorted(num_messages(line.actions).items())
+        ],
+    }  # fmt: skip

@@ -1,0 +1,156 @@
+"""Schedules with whole backward passes: no pipeline, naive, GPipe, 1F1B, interleaved 1F1B and looped breadth-first.
+
+- Naive: one micro-batch at a time through all stages; one stage works, the others wait. Source: S1.
+- GPipe, or all forward, all backward (AFAB): all forward passes, then all backward passes. Sources: Huang et al. 2018; S1.
+- 1F1B: a forward pass for each stage that follows, then one forward and one backward pass in turn. Sources: Narayanan et al.
+  2019, PipeDream, and 2021, section 2.2.1 ("PipeDream-Flush"); S1, "One forward, one backward".
+- Interleaved 1F1B: each rank has v virtual stages, p apart, which take turns of `round_size` micro-batches. `round_size` = p
+  is depth-first, as in Megatron-LM: micro-batches leave the model as early as they can. As many as there are micro-batches is
+  breadth-first. In between is Llama 3.1's: more in a row hide more of the messages, and hold more activations. Sources:
+  Narayanan et al. 2021, section 2.2.2; Llama Team 2024, "The Llama 3 Herd of Models", section 3.3.2; Megatron-LM,
+  `--microbatch-group-size-per-virtual-pipeline-stage`, whose rule for a shorter last round this is; PyTorch,
+  `microbatches_per_round`.
+- Looped breadth-first: all micro-batches through one virtual stage of a rank before the next one, forward, then backward. Its
+  bubble is that of interleaved 1F1B and it holds every micro-batch; weights are gathered once for each virtual stage and pass.
+  Sources: Lamy-Poirier 2023, "Breadth-First Pipeline Parallelism"; PyTorch, `ScheduleLoopedBFS`, which takes micro-batches
+  backward from the last to the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from shardwise.pipeline.actions import ActionList, loop, one_then_one
+from shardwise.pipeline.schedule import (
+    Passes,
+    Schedule,
+    alone,
+    in_flight_1f1b,
+    in_flight_afab,
+    in_flight_interleaved,
+    several,
+)
+from shardwise.values.elementwise import Value, minimum, where
+from shardwise.values.errors import InputError
+
+
+def no_pipeline_actions(
+    p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None
+) -> ActionList:
+    """The list of a single rank, through all of its virtual stages."""
+    order = one_then_one(p, m, v, ahead=(v,), round_size=1)
+    return ActionList(name="none", order=order, placement=loop(p, v), num_micro_batches=m)
+
+
+def in_flight(p: Value, v: Value, m: Value, stage: Value) -> Value:
+    """Of 1F1B, interleaved where there are virtual stages; 1 without a pipeline."""
+    return where(v > 1, in_flight_interleaved(p, m, v, stage), in_flight_1f1b(p, m, stage))
+
+
+def whole_passes_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
+    """Seconds that a stage waits where backward passes are whole: for p - 1 virtual stages, forward and backward.
+
+    Assumes stages and micro-batches that take alike, and messages that take nothing; where they do not the played list is right.
+    """
+    return (passes.forward_s + passes.backward_s) * ((p - 1) / v)
+
+
+NO_PIPELINE = Schedule(
+    goes_with=lambda p, v: p == 1, actions=no_pipeline_actions, natural=True,
+    bubble_s=whole_passes_s, bubble="(p - 1) · (F + B) / v", in_flight=in_flight,
+)  # fmt: skip
+
+
+def naive_actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None) -> ActionList:
+    """Every stage runs a micro-batch's forward pass, waits, and runs its backward pass; idle over ideal time is p - 1."""
+    return ActionList(name="naive", order=one_then_one(p, m, ahead=(1,) * p), placement=loop(p, v), num_micro_batches=m)
+
+
+NAIVE = Schedule(
+    goes_with=alone, actions=naive_actions,
+    unpriced="it waits in every micro-batch, and closed forms have what is waited for at the ends of a step",
+)  # fmt: skip
+
+
+def gpipe_actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None) -> ActionList:
+    """Every stage runs all micro-batches forward before the first one backward."""
+    return ActionList(name="afab", order=one_then_one(p, m, ahead=(m,) * p), placement=loop(p, v), num_micro_batches=m)
+
+
+GPIPE = Schedule(
+    goes_with=alone, actions=gpipe_actions, bubble_s=whole_passes_s, bubble="(p - 1) · (F + B) / v",
+    in_flight=lambda p, v, m, stage: in_flight_afab(m), num_at_end=lambda p, v, m: m,
+    aliases=("gpipe",),
+)  # fmt: skip
+
+
+def one_f_one_b_actions(
+    p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None
+) -> ActionList:
+    """Stage i runs p - i forward passes ahead."""
+    order = one_then_one(p, m, ahead=range(p, 0, -1))
+    return ActionList(name="1f1b", order=order, placement=loop(p, v), num_micro_batches=m)
+
+
+ONE_F_ONE_B = Schedule(
+    goes_with=alone, actions=one_f_one_b_actions, natural=True, bubble_s=whole_passes_s, bubble="(p - 1) · (F + B) / v",
+    in_flight=in_flight, aliases=("pipedream_flush", "one_forward_one_backward"),
+)  # fmt: skip
+
+
+def interleaved_actions(
+    p: int, m: int, v: int, durations: Any = None, memory_limit: float | None = None, *, round_size: int | None = None
+) -> ActionList:  # fmt: skip
+    """Rank i runs (v - 1) `round_size` + 2 (p - 1 - i) virtual stages ahead, then one forward and one backward pass in turn."""
+    size = p if round_size is None else round_size
+    check_round(p, m, size)
+    order = one_then_one(p, m, v, ahead=[(v - 1) * size + 2 * (p - 1 - i) + 1 for i in range(p)], round_size=size)
+    return ActionList(name="interleaved", order=order, placement=loop(p, v), num_micro_batches=m)
+
+
+def check_round(p: int, m: int, size: int) -> None:
+    """Refuse rounds with fewer micro-batches than ranks, unless there is one round only.
+
+    The next virtual stage would wait for them. Raises `InputError`.
+    """
+    short = m % size if size < m else 0
+    if size < min(p, m) or 0 < short < p:
+        raise InputError(
+            f"micro-batches: found {m} in rounds of {size} on {p} stages; rounds of at least {p}, the last one too, are "
+            f"required: a multiple of {max(size, p)} micro-batches, or another --round-size"
+        )
+
+
+INTERLEAVED = Schedule(
+    goes_with=lambda p, v: v > 1, actions=interleaved_actions, takes_round_size=True, multiple=lambda p, v: p, natural=True,
+    bubble_s=whole_passes_s, bubble="((p - 1) / v + u) · (F + B)", in_flight=in_flight,
+    aliases=("interleaved_1f1b", "depth_first"),
+)  # fmt: skip
+
+
+def breadth_first_actions(
+    p: int, m: int, v: int, durations: Any = None, memory_limit: float | None = None, *, round_size: int | None = None
+) -> ActionList:  # fmt: skip
+    """Interleaved 1F1B with a round of m micro-batches; see `gpipe_1f1b.interleaved_actions`."""
+    found = interleaved_actions(p, m, v, round_size=m if round_size is None else round_size)
+    return replace(found, name="interleaved_breadth_first")
+
+
+BREADTH_FIRST = Schedule(
+    goes_with=several, actions=breadth_first_actions, takes_round_size=True, fewest=lambda p, v: p, bubble_s=whole_passes_s,
+    bubble="((p - 1) / v + u) · (F + B)",
+    in_flight=lambda p, v, m, stage: minimum(m, ((v - 1) * m + 2 * (p - 1 - stage) + 1) / v), aliases=("breadth_first",),
+)  # fmt: skip
+
+
+def looped_bfs_actions(p: int, m: int, v: int, durations: Any = None, memory_limit: float | None = None) -> ActionList:
+    """Every rank runs all of its forward passes before the first backward pass."""
+    order = one_then_one(p, m, v, ahead=(m * v,) * p)
+    return ActionList(name="looped_bfs", order=order, placement=loop(p, v), num_micro_batches=m)
+
+
+LOOPED_BFS = Schedule(
+    goes_with=several, actions=looped_bfs_actions, fewest=lambda p, v: p, bubble_s=whole_passes_s,
+    bubble="((p - 1) / v + u) · (F + B)", in_flight=lambda p, v, m, stage: m, num_at_end=lambda p, v, m: m,
+)  # fmt: skip

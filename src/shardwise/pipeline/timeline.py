@@ -1,0 +1,273 @@
+"""A played action list: durations of passes, start and end of each slot, bubble, idle time, and peak activations.
+
+What ranks hold for their backward passes follows from the order alone; when they hold it follows from the clock (`clock.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardwise.pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT, ActionList, Order, Slot
+from shardwise.pipeline.clock import clock_of
+from shardwise.present.draw.notebook import Pictured, Shown
+from shardwise.values.errors import InputError, require
+
+Seconds = tuple[float, ...]  # of each virtual stage in the model's order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """Seconds of each virtual stage's passes of one micro-batch, and of a message between two ranks.
+
+    `forward`, `input` (the backward pass for activations) and `weight` (for weights), in the model's order. `backward` is
+    the whole backward pass, input and weight together where it is None. `together` is a stage's forward and whole
+    backward pass run at the same time, their sum where it is None; a pair of two stages takes the mean of theirs.
+    `message`: from the end of a pass to the moment at which the next rank may take what it gave; the rank that sends goes
+    on. Raises `InputError`.
+    """
+
+    forward: Seconds
+    input: Seconds
+    weight: Seconds
+    backward: Seconds | None = None
+    together: Seconds | None = None
+    message: float = 0.0
+
+    def __post_init__(self) -> None:
+        given = {"forward": self.forward, "input": self.input, "weight": self.weight, "message": (self.message,)}
+        given |= {"backward": self.backward or (), "together": self.together or ()}
+        problems = [
+            f"durations: {name} is {value!r}; a finite number of seconds, at least 0, is required"
+            for name, values in given.items()
+            for value in values
+            if not 0.0 <= value < math.inf
+        ]
+        lengths = {len(values) for name, values in given.items() if values and name != "message"}
+        problems += ["durations: each of the passes needs a value for every stage"] if len(lengths) > 1 else []
+        require(problems)
+
+    @classmethod
+    def even(
+        cls, num_stages: int, v: float = 1, *,
+        forward: float = 1.0, input: float = 1.0, weight: float = 1.0, together: float | None = None, message: float = 0.0,
+    ) -> Durations:  # fmt: skip
+        """Stages that take alike; the seconds are of a whole rank's part of the model, of which a virtual stage has a v-th.
+
+        >>> Durations.even(4, 2, forward=1.0).forward
+        (0.5, 0.5, 0.5, 0.5)
+        """
+        return cls(
+            forward=(forward / v,) * num_stages,
+            input=(input / v,) * num_stages,
+            weight=(weight / v,) * num_stages,
+            together=None if together is None else (together / v,) * num_stages,
+            message=message,
+        )
+
+    @property
+    def whole(self) -> Seconds:
+        """The whole backward pass."""
+        return self.backward or tuple(i + w for i, w in zip(self.input, self.weight, strict=True))
+
+    def by_kind(self) -> dict[str, Seconds]:
+        """Seconds of each kind of action."""
+        return {FORWARD: self.forward, BACKWARD: self.whole, INPUT: self.input, WEIGHT: self.weight}
+
+    def of_slots(self, order: Order) -> list[list[float]]:
+        """Seconds of each slot of each rank."""
+        by_kind = self.by_kind()
+        return [
+            [by_kind[slot[0].kind][slot[0].stage] if len(slot) == 1 else self.of_pair(slot) for slot in slots]
+            for slots in order
+        ]
+
+    def of_pair(self, slot: Slot) -> float:
+        """Seconds of a forward and a backward pass that run together."""
+        if self.together is not None:
+            return sum(self.together[action.stage] for action in slot) / len(slot)
+        by_kind = self.by_kind()
+        return sum(by_kind[action.kind][action.stage] for action in slot)
+
+    def check(self, num_stages: int) -> None:
+        """Refuse durations of another number of stages. Raises `InputError`."""
+        if len(self.forward) != num_stages:
+            raise InputError(f"durations: found those of {len(self.forward)} stages; {num_stages} are required")
+
+
+# What an action adds to what is saved for a backward pass, and to what waits for weights' gradients only. It is freed when its
+# action ends, taken when its forward pass starts.
+SAVED = {FORWARD: 1, BACKWARD: -1, INPUT: -1, WEIGHT: 0}
+WAITING = {FORWARD: 0, BACKWARD: 0, INPUT: 1, WEIGHT: -1}
+
+
+class Held(NamedTuple):
+    """The most that a rank holds, in virtual stages of a micro-batch: in all, and what waits for weights' gradients only."""
+
+    peak: int
+    peak_waiting: int
+
+
+def held_by_rank(actions: ActionList) -> tuple[Held, ...]:
+    """Peaks of each rank of a list.
+
+    >>> from shardwise.pipeline.registry import build
+    >>> held_by_rank(build("zb_h1", 2, 4))
+    (Held(peak=2, peak_waiting=1), Held(peak=2, peak_waiting=2))
+    """
+    return tuple(_held(slots) for slots in actions.order)
+
+
+def _held(slots: Iterable[Slot]) -> Held:
+    saved = waiting = peak = peak_waiting = 0
+    for slot in slots:
+        for kind, _, _ in slot:
+            saved += SAVED[kind]
+            waiting += WAITING[kind]
+            if saved + waiting > peak:
+                peak = saved + waiting
+            if waiting > peak_waiting:
+                peak_waiting = waiting
+    return Held(peak, peak_waiting)
+
+
+def most_held(actions: ActionList, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The most that each rank of a list holds where virtual stages have these sizes, in the model's order.
+
+    >>> from shardwise.pipeline.registry import build
+    >>> most_held(build("interleaved", 2, 4, 2), (1, 1, 1, 1)), most_held(build("interleaved", 2, 4, 2), (3, 2, 1, 1))
+    ((5, 3), (13, 6))
+    """
+    return tuple(_most(slots, sizes) for slots in actions.order)
+
+
+def _most(slots: Iterable[Slot], sizes: Sequence[int]) -> int:
+    held = most = 0
+    for slot in slots:
+        for kind, stage, _ in slot:
+            held += sizes[stage] * (SAVED[kind] + WAITING[kind])
+            most = max(most, held)
+    return most
+
+
+def step_curve(slots: Iterable[tuple[Slot, float, float]], unit: float) -> list[tuple[float, float]]:
+    """Live memory over time, from slots with their starts and ends: (seconds, how much from then on), `unit` for each pass."""
+    changes: dict[float, int] = {0.0: 0}
+    for slot, start, end in slots:
+        for kind, _, _ in slot:
+            change = SAVED[kind] + WAITING[kind]
+            if change:
+                when = start if change > 0 else end
+                changes[when] = changes.get(when, 0) + change
+    held, found = 0, []
+    for when in sorted(changes):
+        held += changes[when]
+        found.append((when, held * unit))
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline(Pictured):
+    """A played list: `starts[rank][slot]` and `ends[rank][slot]` in seconds; the actions of a slot share them."""
+
+    actions: ActionList
+    durations: Durations
+    starts: Sequence[Sequence[float]]
+    ends: Sequence[Sequence[float]]
+    held: tuple[Held, ...] = field(repr=False)
+
+    def shown(self) -> Shown:
+        from shardwise.present.pictures.pipeline_schedule_timeline import shown_timeline
+
+        return shown_timeline(self)
+
+    @property
+    def makespan(self) -> float:
+        """Seconds from the first action of any rank to the last one."""
+        return max((ends[-1] for ends in self.ends if ends), default=0.0)
+
+    def busy(self) -> tuple[float, ...]:
+        """Seconds that each rank computes."""
+        return tuple(
+            sum(end - start for start, end in zip(*times, strict=True))
+            for times in zip(self.starts, self.ends, strict=True)
+        )
+
+    def idle(self) -> tuple[float, ...]:
+        """Seconds that each rank waits while the step lasts."""
+        return tuple(self.makespan - busy for busy in self.busy())
+
+    def waits(self) -> tuple[float, ...]:
+        """Seconds that each rank waits between its first action and its last, as the zero-bubble paper counts."""
+        return tuple(
+            ends[-1] - starts[0] - busy if ends else 0.0
+            for starts, ends, busy in zip(self.starts, self.ends, self.busy(), strict=True)
+        )
+
+    @property
+    def longest_wait(self) -> float:
+        """The most seconds that a rank waits between its first action and its last."""
+        return max(self.waits())
+
+    @property
+    def bubble(self) -> float:
+        """Idle over ideal time, S1's definition: a step lasts as long as its busiest rank computes, and so much longer."""
+        return self._over_ideal(min(self.idle()))
+
+    @property
+    def local_bubble(self) -> float:
+        """The same for the rank that waits longest between its first action and its last.
+
+        It is that of a step whose optimizer does not wait for all ranks. Source: Qi et al. 2023, section 4.
+        """
+        return self._over_ideal(self.longest_wait)
+
+    def _over_ideal(self, seconds: float) -> float:
+        ideal = max(self.busy())
+        return seconds / ideal if ideal else 0.0
+
+    @property
+    def idle_fraction(self) -> float:
+        """Idle over whole time, all ranks together."""
+        return sum(self.idle()) / (self.makespan * len(self.starts)) if self.makespan else 0.0
+
+    @property
+    def peak_activations(self) -> tuple[float, ...]:
+        """The most that each rank holds: 1 is a micro-batch on one of p even stages, so a virtual stage counts 1 / v."""
+        return tuple(held.peak / self.actions.num_virtual_stages for held in self.held)
+
+    @property
+    def peak_waiting(self) -> tuple[float, ...]:
+        """The most of it that waits for its weights' gradients only, in the same unit."""
+        return tuple(held.peak_waiting / self.actions.num_virtual_stages for held in self.held)
+
+    def slots(self) -> Iterator[tuple[int, Slot, float, float]]:
+        """Rank, slot, start and end of every slot."""
+        for rank, times in enumerate(zip(self.actions.order, self.starts, self.ends, strict=True)):
+            for slot, start, end in zip(*times, strict=True):
+                yield rank, slot, start, end
+
+    def memory(self, rank: int) -> list[tuple[float, float]]:
+        """What a rank holds over time: (seconds, activations from then on), in the unit of `peak_activations`."""
+        times = zip(self.actions.order[rank], self.starts[rank], self.ends[rank], strict=True)
+        return step_curve(times, 1.0 / self.actions.num_virtual_stages)
+
+
+def play(actions: ActionList, durations: Durations | None = None) -> Timeline:
+    """The timeline of a list; without durations every stage's F, I and W take a second (of v virtual stages a v-th).
+
+    Raises `InputError` for a list that does not end, with its first offending action, and for durations of other stages.
+
+    >>> from shardwise.pipeline.registry import build
+    >>> line = play(build("1f1b", 4, 8))
+    >>> line.makespan, line.bubble, line.peak_activations
+    (33.0, 0.375, (4.0, 3.0, 2.0, 1.0))
+    """
+    durations = durations or Durations.even(actions.num_stages, actions.num_virtual_stages)
+    durations.check(actions.num_stages)
+    clock = clock_of(actions, durations.of_slots(actions.order), durations.message)
+    return Timeline(
+        actions=actions, durations=durations, starts=clock.starts, ends=clock.ends, held=held_by_rank(actions)
+    )

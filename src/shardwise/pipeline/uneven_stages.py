@@ -1,0 +1,112 @@
+"""What a step with virtual stages takes and holds more where these have different numbers of layers, from its action list.
+
+The closed forms of bubbles assume virtual stages that take alike. A rank runs forward through one virtual stage and backward
+through another in turn, while its neighbours are at others: where some hold a layer more, whoever has less waits for them in
+every micro-batch, not at the ends of the step alone. Llama-3-405B on 16 ranks with 7 virtual stages of one or two layers takes
+11% longer than its slowest rank computes, in a step of 128 micro-batches; with 8 of one layer each 1.5%.
+
+They also assume that a rank holds as many micro-batches of one virtual stage as of another. It holds more of those that are
+passed first forward and last backward, its earliest ones, which are those with a layer more. Where micro-batches come from both
+ends, the rank i of p holds p - i of its stage i and i + 1 of its copy of the opposite rank's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from shardwise.pipeline.registry import ACTION_LISTS, build, problems, schedule_of
+from shardwise.pipeline.schedule import Passes
+from shardwise.pipeline.timeline import Durations, most_held, play
+from shardwise.values.elementwise import Value, maximum
+
+# Ranks that are played: of more, so many from the first to the last (tests/unit/schedule/test_uneven.py: within 5%).
+MOST_RANKS = 16
+THIRDS = Passes(1 / 3, 2 / 3, 1 / 3, 1.0)  # a micro-batch of a second on the fullest rank, F, I and W alike
+
+
+class Waiting(NamedTuple):
+    """Micro-batches by which a step is longer: `of_step`, and for each micro-batch `of_each`. Numbers or arrays."""
+
+    of_step: Value
+    of_each: Value
+
+    def in_step(self, num_micro_batches: Value) -> Value:
+        """Of a step with so many."""
+        return maximum(self.of_step + self.of_each * num_micro_batches, 0.0)
+
+    def of(self, rows: Any) -> Waiting:
+        """Of some rows of columns."""
+        return Waiting(*(column.take(rows) for column in self))
+
+
+NONE = Waiting(0.0, 0.0)
+
+
+def waiting(schedule: str, layers: Sequence[int], num_ranks: int) -> Waiting:
+    """What virtual stages with these layers, in the model's order, add to the closed form of a schedule's bubble.
+
+    The first and the last, which have the embedding and the head, count as if they held as many layers as any other does. A step
+    grows with its micro-batches along a line, which two of them tell.
+
+    >>> waiting("interleaved", (1, 2, 2, 2, 2, 1), 2), waiting("interleaved", (2, 2, 2, 2), 2)
+    (Waiting(of_step=0.0, of_each=0.0), Waiting(of_step=0.0, of_each=0.0))
+    """
+    if num_ranks == 1 or len(layers) == num_ranks:
+        return NONE
+    least = min(layers[1:-1])
+    sizes = (max(layers[0], least), *layers[1:-1], max(layers[-1], least))
+    return NONE if len(set(sizes)) == 1 else _played(schedule, sizes, num_ranks)
+
+
+def holding(schedule: str, layers: Sequence[int], num_ranks: int) -> tuple[float, ...]:
+    """How many times as many layers of micro-batches each rank holds as the closed form of a schedule says.
+
+    >>> [round(times, 3) for times in holding("interleaved", (1, 2, 2, 1, 1, 1, 1, 1, 1, 1), 2)]
+    [1.136, 1.204]
+    >>> holding("interleaved", (2, 2, 2, 2), 2), holding("dualpipe", (3, 2, 2, 2), 4)
+    ((1.0, 1.0), (1.12, 1.0, 1.0, 1.12))
+    """
+    alike = len(set(layers)) == 1
+    if not alike and len(layers) == num_ranks:  # one of two copies is held for more micro-batches than the other
+        alike = not schedule_of(schedule).both_ends or tuple(layers) == tuple(layers)[::-1]
+    return (1.0,) * num_ranks if alike else _held(schedule, tuple(layers), num_ranks)
+
+
+@lru_cache(maxsize=4096)
+def _held(schedule: str, layers: tuple[int, ...], num_ranks: int) -> tuple[float, ...]:
+    v, p = len(layers) // num_ranks, min(num_ranks, MOST_RANKS)
+    if problems(schedule, p, 4 * p, v):
+        return (1.0,) * num_ranks
+    form, sizes = ACTION_LISTS[schedule], _of_ranks(schedule, layers, num_ranks, p)
+    placement, copies = form.placement(p, v), 2 if form.both_ends else 1
+    in_all = [sum(sizes[stage] for stage in placement.held(rank)) / copies for rank in range(p)]
+    found = [
+        most / float(form.in_flight(p, v, 4 * p, rank) * max(own, 1))
+        for rank, (most, own) in enumerate(zip(most_held(build(schedule, p, 4 * p, v), sizes), in_all, strict=True))
+    ]
+    return tuple(found[round(rank * (p - 1) / (num_ranks - 1))] for rank in range(num_ranks))
+
+
+def _of_ranks(schedule: str, sizes: Sequence[int], num_ranks: int, p: int) -> tuple[int, ...]:
+    """The sizes of the virtual stages of p ranks, from the first to the last."""
+    ranks = {round(rank * (num_ranks - 1) / (p - 1)) for rank in range(p)}
+    placed = zip(sizes, ACTION_LISTS[schedule].placement(num_ranks, len(sizes) // num_ranks).ranks, strict=True)
+    return tuple(size for size, rank in placed if rank in ranks)
+
+
+@lru_cache(maxsize=4096)
+def _played(schedule: str, sizes: tuple[int, ...], num_ranks: int) -> Waiting:
+    v, p = len(sizes) // num_ranks, min(num_ranks, MOST_RANKS)
+    if problems(schedule, p, 2 * p, v):
+        return NONE
+    form = ACTION_LISTS[schedule]
+    sizes = _of_ranks(schedule, sizes, num_ranks, p)
+    most = max(form.placement(p, v).by_rank(sizes))
+    seconds = tuple(size / most / 3.0 for size in sizes)  # of the fullest rank's micro-batch, a third forward
+    durations = Durations(forward=seconds, input=seconds, weight=seconds)
+    few, many = (play(build(schedule, p, m, v), durations).makespan for m in (2 * p, 4 * p))
+    each = (many - few) / (2 * p)
+    ends, closed = few - 2 * p * each, form.bubble_s(p, v, 2 * p, THIRDS)
+    return Waiting((ends - closed) * (num_ranks - 1) / (p - 1), each - 1.0)

@@ -1,0 +1,288 @@
+"""The automatic zero-bubble scheduler: searches an order of F, I and W for given durations, messages and memory.
+
+The best of three searches is taken: by makespan, then by what a rank waits between its first pass and its last (the source's
+measure, for optimizers that do not wait for all ranks), then by live memory.
+
+- Gap filling (Qi et al. 2023, section 3): forward passes to warm up as far as memory allows, or fewer, then one forward and
+  one backward pass for activations in turn; weight gradients fill gaps and make room. The number of passes ahead and the share
+  of W that a gap must have are tried over a grid.
+- A beam search over active schedules, as wide as its budget allows: exact or near it where there are few passes, none where
+  there are many. A schedule is active if no pass could run earlier without delaying another one; one of them is optimal.
+  Giffler and Thompson's branching makes them all: of the passes that could run next the one that would end first is found, and
+  on its rank every pass that could begin before that end is tried. States that have run as many passes are compared by a lower
+  bound of their makespan, and the best are kept. Micro-batches are alike, so they keep their order.
+- ZB-H1 and ZB-H2 as they are, where they fit into the memory: the answer is never worse than theirs.
+
+For passes that take alike the answer is ZB-H2's order, so no layout names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import nsmallest
+from typing import NamedTuple
+
+from shardwise.pipeline import zero_bubble
+from shardwise.pipeline.actions import FORWARD, INPUT, WEIGHT, Action, ActionList, Order, Slot, loop
+from shardwise.pipeline.schedule import Schedule, alone
+from shardwise.pipeline.timeline import Durations, held_by_rank
+from shardwise.values.errors import InputError
+
+
+def zb_auto_actions(
+    p: int, m: int, v: int = 1, durations: Durations | None = None, memory_limit: float | None = None
+) -> ActionList:  # fmt: skip
+    """The best order that is found. `memory_limit` is in activations of 1F1B's first stage: 1.0 holds p micro-batches, None all.
+
+    Raises `InputError` for a limit under one micro-batch.
+    """
+    from shardwise.pipeline.timeline import play
+
+    durations = durations or Durations.even(p)
+    durations.check(p)
+    most = m if memory_limit is None else min(m, int(memory_limit * p * (1 + 1e-9)))
+    if most < 1:
+        raise InputError(
+            f"memory limit: found {memory_limit:.3g} of what 1F1B's first of {p} stages holds; at least {1 / p:.3g}, "
+            "one micro-batch, is required"
+        )
+    lists = (
+        ActionList(name="zb_auto", order=order, placement=loop(p, v), num_micro_batches=m)
+        for order in _orders(p, m, durations, most)
+    )
+    lines = (play(one, durations) for one in lists if max(held.peak for held in held_by_rank(one)) <= most)
+    return min(lines, key=lambda line: (line.makespan, line.longest_wait, sum(held.peak for held in line.held))).actions
+
+
+def _orders(p: int, m: int, durations: Durations, most: int) -> Iterator[Order]:
+    yield zero_bubble.zb_h1_actions(p, m).order
+    yield zero_bubble.zb_h2_actions(p, m).order
+    yield from filled_orders(p, m, durations, most)
+    if beam_width(p, m) > 1:
+        yield beam_order(p, m, durations, most)
+
+
+ZB_AUTO = Schedule(
+    goes_with=alone, actions=zb_auto_actions, splits_backward=True, aliases=("zero_bubble", "zb_heuristic"),
+    unpriced="its order is made for seconds and memory that are given, and a layout is neither",
+)  # fmt: skip
+
+SLOPES = (2.0, 1.0, 1.5, 1.25, 1.75, 3.0)  # passes ahead for each stage behind: 1 as in 1F1B and ZB-H1, 2 as in ZB-H2
+MORE = (0, 1)  # passes ahead of all stages besides
+FILLED = (1.0, 0.5, 0.01)  # the least gap that takes a W, in W
+FILL_BUDGET = 150_000  # actions that are looked at in all, where three orders have no more: about a second
+
+
+def filled_orders(p: int, m: int, durations: Durations, most: int) -> Iterator[Order]:
+    """An order for each number of passes ahead and each least gap; every rank holds at most `most` micro-batches.
+
+    With a large pipeline only the first of the grid are tried.
+    """
+    left = max(3, FILL_BUDGET // (3 * p * m))
+    seen = set()
+    for slope in SLOPES:
+        for more in MORE:
+            ahead = tuple(min(most, m, 1 + int(slope * (p - 1 - i)) + more) for i in range(p))
+            if ahead in seen:
+                continue
+            seen.add(ahead)
+            for least in FILLED:
+                if left == 0:
+                    return
+                left -= 1
+                yield _Filling(p, m, durations, ahead, most, least).order()
+
+
+class _Filling:
+    """One order in the making: each rank's next F or I follows from what it has run, W from the gap in front of it."""
+
+    def __init__(self, p: int, m: int, durations: Durations, ahead: tuple[int, ...], most: int, least: float) -> None:
+        self.p, self.m, self.durations, self.ahead, self.most, self.least = p, m, durations, ahead, most, least
+        self.slots: list[list[Slot]] = [[] for _ in range(p)]
+        self.now = [0.0] * p
+        self.forward_end: list[list[float]] = [[] for _ in range(p)]
+        self.input_end: list[list[float]] = [[] for _ in range(p)]
+        self.num_weights = [0] * p
+
+    def order(self) -> Order:
+        """Run ranks in turn as far as they can, until all are done; then what is left of the weights' gradients."""
+        ready = list(range(self.p))
+        while ready:
+            rank = ready.pop()
+            moved = False
+            while self._step(rank):
+                moved = True
+            if moved:
+                ready += [near for near in (rank - 1, rank + 1) if 0 <= near < self.p and near not in ready]
+        for rank in range(self.p):
+            while self.num_weights[rank] < self.m:
+                self._weight(rank)
+        return tuple(tuple(slots) for slots in self.slots)
+
+    def _step(self, rank: int) -> bool:
+        """The next F or I of a rank, with W in front of it where there is time or no room; False where it has to wait."""
+        forward, inputs = len(self.forward_end[rank]), len(self.input_end[rank])
+        if inputs == self.m:
+            return False
+        is_forward = forward < self.m and forward - inputs < self.ahead[rank]
+        arrival = self._arrival(rank, is_forward, forward if is_forward else inputs)
+        if arrival is None:
+            return False
+        weight_s = self.durations.weight[rank]
+        while self.num_weights[rank] < inputs:
+            gap = arrival - self.now[rank]
+            full = is_forward and forward - self.num_weights[rank] >= self.most
+            if not full and (gap <= 0.0 or gap < self.least * weight_s):
+                break
+            self._weight(rank)
+        self._run(rank, arrival, is_forward, forward if is_forward else inputs)
+        return True
+
+    def _arrival(self, rank: int, is_forward: bool, number: int) -> float | None:
+        """When what a pass takes is there; None while that is not known."""
+        delay = self.durations.message
+        if is_forward:
+            if rank == 0:
+                return 0.0
+            before = self.forward_end[rank - 1]
+        elif rank == self.p - 1:
+            before, delay = self.forward_end[rank], 0.0
+        else:
+            before = self.input_end[rank + 1]
+        return before[number] + delay if number < len(before) else None
+
+    def _run(self, rank: int, arrival: float, is_forward: bool, number: int) -> None:
+        kind, seconds = (FORWARD, self.durations.forward) if is_forward else (INPUT, self.durations.input)
+        self.now[rank] = max(self.now[rank], arrival) + seconds[rank]
+        (self.forward_end if is_forward else self.input_end)[rank].append(self.now[rank])
+        self.slots[rank].append((Action(kind, rank, number),))
+
+    def _weight(self, rank: int) -> None:
+        self.slots[rank].append((Action(WEIGHT, rank, self.num_weights[rank]),))
+        self.num_weights[rank] += 1
+        self.now[rank] += self.durations.weight[rank]
+
+
+BEAM_BUDGET = 20_000  # states that are kept in all, with eight ranks about half a second
+WIDEST = 300
+
+Ends = tuple[tuple[float, ...], ...]
+
+
+class State(NamedTuple):
+    """What has run: the end of each rank's last pass, ends of its forward passes and of its inputs', how many weights'."""
+
+    free: tuple[float, ...]
+    forward: Ends
+    input: Ends
+    num_weights: tuple[int, ...]
+    idle: float
+    last: tuple[int, str] | None = None  # the rank and the kind that ran last
+    before: State | None = None
+
+
+def beam_width(p: int, m: int) -> int:
+    """States that are kept, so that some two children of each make as many as the budget allows."""
+    return max(1, min(WIDEST, BEAM_BUDGET // (3 * p * m * 2)))
+
+
+def beam_order(p: int, m: int, durations: Durations, most: int) -> Order:
+    """The order with the least makespan that the beam finds; every rank holds at most `most` micro-batches."""
+    search = Beam(p, m, durations, most)
+    width = beam_width(p, m)
+    states = [State((0.0,) * p, ((),) * p, ((),) * p, (0,) * p, 0.0)]
+    for _ in range(3 * p * m):
+        children = {
+            (child.free, child.forward, child.input, child.num_weights): child
+            for state in states
+            for child in search.children(state)
+        }
+        states = nsmallest(width, children.values(), key=lambda child: (search.bound(child), child.idle))
+    return _order(min(states, key=lambda state: max(state.free)), p)
+
+
+def _order(state: State, p: int) -> Order:
+    """The slots of a state's past."""
+    past: list[tuple[int, str]] = []
+    at: State | None = state
+    while at is not None and at.last is not None:
+        past.append(at.last)
+        at = at.before
+    slots: list[list[Slot]] = [[] for _ in range(p)]
+    count: dict[tuple[int, str], int] = {}
+    for rank, kind in reversed(past):
+        number = count[rank, kind] = count.get((rank, kind), -1) + 1
+        slots[rank].append((Action(kind, rank, number),))
+    return tuple(tuple(found) for found in slots)
+
+
+class Beam:
+    """What may run next, and how short what is left can be at best; every rank holds at most `most` micro-batches."""
+
+    def __init__(self, p: int, m: int, durations: Durations, most: int) -> None:
+        self.p, self.m, self.message, self.most = p, m, durations.message, most
+        self.seconds = {FORWARD: durations.forward, INPUT: durations.input, WEIGHT: durations.weight}
+        down, up = [0.0] * p, [0.0] * p  # behind a rank's last F until its gradient is back; behind its last I
+        for rank in range(1, p):
+            up[rank] = up[rank - 1] + durations.input[rank - 1] + self.message
+        for rank in range(p - 2, -1, -1):
+            there, back = durations.forward[rank + 1], durations.input[rank + 1]
+            down[rank] = down[rank + 1] + there + back + 2 * self.message
+        self.behind_forward = [down[i] + durations.input[i] + up[i] for i in range(p)]
+        self.behind_input = up
+        self.last_weight = durations.weight[0] if p else 0.0
+
+    def children(self, state: State) -> Iterator[State]:
+        """What may run next, by Giffler and Thompson's rule."""
+        options = [option for rank in range(self.p) for option in self._options(state, rank)]
+        first_end, _, rank, _ = min(options)
+        for _, start, own, kind in options:
+            if own == rank and (start < first_end or start == first_end == state.free[rank]):
+                yield self._child(state, rank, kind, start)
+
+    def _options(self, state: State, rank: int) -> Iterator[tuple[float, float, int, str]]:
+        """(end, start, rank, kind) of each pass that a rank can run next."""
+        forward, inputs, weights = len(state.forward[rank]), len(state.input[rank]), state.num_weights[rank]
+        arrivals: list[tuple[str, float]] = []
+        if weights < inputs:
+            arrivals.append((WEIGHT, 0.0))
+        if forward < self.m and forward - weights < self.most:
+            if rank == 0:
+                arrivals.append((FORWARD, 0.0))
+            elif forward < len(state.forward[rank - 1]):
+                arrivals.append((FORWARD, state.forward[rank - 1][forward] + self.message))
+        if inputs < forward:
+            if rank == self.p - 1:
+                arrivals.append((INPUT, state.forward[rank][inputs]))
+            elif inputs < len(state.input[rank + 1]):
+                arrivals.append((INPUT, state.input[rank + 1][inputs] + self.message))
+        for kind, arrival in arrivals:
+            start = max(arrival, state.free[rank])
+            yield start + self.seconds[kind][rank], start, rank, kind
+
+    def _child(self, state: State, rank: int, kind: str, start: float) -> State:
+        end = start + self.seconds[kind][rank]
+        forward, inputs, weights = state.forward, state.input, state.num_weights
+        if kind == FORWARD:
+            forward = (*forward[:rank], (*forward[rank], end), *forward[rank + 1 :])
+        elif kind == INPUT:
+            inputs = (*inputs[:rank], (*inputs[rank], end), *inputs[rank + 1 :])
+        else:
+            weights = (*weights[:rank], weights[rank] + 1, *weights[rank + 1 :])
+        free = (*state.free[:rank], end, *state.free[rank + 1 :])
+        return State(free, forward, inputs, weights, state.idle + start - state.free[rank], (rank, kind), state)
+
+    def bound(self, state: State) -> float:
+        """A makespan that nothing behind this state is under: of each rank what it still has to run, and what must follow."""
+        found = 0.0
+        for rank in range(self.p):
+            forward = (self.m - len(state.forward[rank])) * self.seconds[FORWARD][rank]
+            inputs = (self.m - len(state.input[rank])) * self.seconds[INPUT][rank]
+            weights = (self.m - state.num_weights[rank]) * self.seconds[WEIGHT][rank]
+            free = state.free[rank]
+            found = max(found, free + forward + inputs + weights)
+            if forward:
+                found = max(found, free + forward + self.behind_forward[rank] + self.last_weight)
+            if inputs:
+                found = max(found, free + forward + inputs + self.behind_input[rank] + self.last_weight)
+        return found

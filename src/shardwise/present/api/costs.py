@@ -1,0 +1,151 @@
+"""What a layout costs, how much memory it takes, and what bounds a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from shardwise.hardware.chips import Chip
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.present.api.given import Model, Where, architecture_of, cluster_of, job_of, layout_of, resolved
+from shardwise.present.api.given import stack_of as named_stack_of
+from shardwise.price.estimate import Estimate
+from shardwise.values.errors import InputError, collect, did_you_mean, require
+from shardwise.values.units import parse_count
+
+if TYPE_CHECKING:
+    from shardwise.book_formulas.rooflines import BlockRoofline, KernelRoofline, Origin
+    from shardwise.search.layout_memory import LayoutMemory
+
+KernelName = Literal["dot", "elementwise", "matmul", "bmm", "moe", "attention"]
+
+
+def estimate(
+    model: Model, cluster: Where, job: Job | None = None, layout: str | Layout | None = None, *, stack: str | None = None,
+    **job_fields: Any,
+) -> Estimate:  # fmt: skip
+    """What one layout costs: seconds of a step and bytes of a device, by term.
+
+    With a `stack`, or on a calibrated cluster, the step is predicted with a 90% interval; otherwise it is a lower bound.
+
+    Raises `InputError` for an unknown model, cluster or stack, a wrong job, and with every rule that the layout breaks;
+    `MissingValueError` for a rate without a source.
+
+    >>> import shardwise as sw
+    >>> found = sw.estimate(
+    ...     "llama-3-8b", "h100:8", layout="fsdp=8 recompute=full", global_batch_tokens="512Ki", seq_len="8Ki"
+    ... )
+    >>> found.fits, found.bound
+    (True, 'compute')
+    >>> abs(sum(found.time.values()) / found.step_time_s - 1) < 1e-12
+    True
+    """
+    from shardwise.layout.rules.stack_abilities import as_run, stack_of
+    from shardwise.price.estimate import estimate as price
+    from shardwise.search.recompute_budget import within_budget
+
+    chosen, (architecture, where, what) = collect(
+        lambda: layout_of(layout), lambda: resolved(model, cluster, job, stack, job_fields)
+    )
+    architecture.require_positions(what.seq_len)
+    return price(architecture, where, what, within_budget(architecture, where, what, as_run(stack_of(where), chosen)))
+
+
+def memory(
+    model: Model, cluster: Where, layout: str | Layout, job: Job | None = None, **job_fields: Any
+) -> LayoutMemory:
+    """Memory of a device of each pipeline stage under a layout, in bytes by term.
+
+    Without a job, sequences have 4,096 tokens, or as many as the model has positions; the default batch is the smallest that
+    fills the layout. Raises `InputError` for an unknown model or cluster, and with every rule that the layout breaks.
+
+    >>> import shardwise as sw
+    >>> found = sw.memory("llama-3-8b", "h100:8", "fsdp=8 micro_batch_seqs=2")
+    >>> found.job.global_batch_tokens, found.fits, len(found.stages)
+    (65536, True, 1)
+    >>> round(found.stages[0]["parameters"] / 1e9, 2)  # 8.03B parameters of 2 bytes over 8 devices, in GB
+    2.01
+    """
+    from shardwise.search.layout_memory import filling_job, layout_memory, usual_seq_len
+
+    architecture, where, chosen = collect(
+        lambda: architecture_of(model), lambda: cluster_of(cluster, None), lambda: layout_of(layout)
+    )
+    if job is None:
+        job_fields = {"seq_len": usual_seq_len(architecture), **job_fields}
+        whole = "global_batch_tokens" in job_fields
+        fields = {"global_batch_tokens": job_fields["seq_len"], **job_fields}
+        one = job_of(None, fields, named_stack_of([where], None))
+        what = one if whole else filling_job(one, chosen)
+    else:
+        what = job_of(job, job_fields)
+    return layout_memory(architecture, where, what, chosen)
+
+
+@overload
+def roofline(
+    kernel: KernelName, chip: str | Chip, *, dtype: str = ..., weights: str | None = ..., origin: Origin = ...,
+    causal: bool = ..., fused: bool = ..., **sizes: int | str,
+) -> KernelRoofline: ...  # fmt: skip
+@overload
+def roofline(
+    kernel: Architecture, chip: str | Chip, *, dtype: str = ..., weights: str | None = ..., origin: Origin = ...,
+    causal: bool = ..., fused: bool = ..., **sizes: int | str,
+) -> BlockRoofline: ...  # fmt: skip
+@overload
+def roofline(
+    kernel: str, chip: str | Chip, *, dtype: str = ..., weights: str | None = ..., origin: Origin = ...,
+    causal: bool = ..., fused: bool = ..., **sizes: int | str,
+) -> KernelRoofline | BlockRoofline: ...  # fmt: skip
+def roofline(
+    kernel: str | Architecture, chip: str | Chip, *, dtype: str = "bf16", weights: str | None = None, origin: Origin = "hbm",
+    causal: bool = False, fused: bool = True, **sizes: int | str,
+) -> KernelRoofline | BlockRoofline:  # fmt: skip
+    """The roofline of a kernel on a chip (FLOPs, bytes, intensity, seconds), or of every kernel of a model's block.
+
+    Sizes are keywords by letter: "matmul" B, D, F; "attention" T, N, H and, if they differ, S, K; and so on (`shardwise roofline
+    --help`). A model takes T, the tokens of a sequence, and B, the number of sequences (1). `dtype` is the format of activations
+    and arithmetic, `weights` that of a product's weight if it differs; `origin` is where operands lie ("hbm", "host", "vmem");
+    `causal` and `fused` apply to attention. Peaks and bandwidths are the vendor's.
+
+    Raises `InputError` for an unknown kernel, letter, format or option, `MissingValueError` for a rate without a source. Source:
+    "How to Scale Your Model", All About Rooflines.
+
+    >>> import shardwise as sw
+    >>> found = sw.roofline("matmul", "tpu-v5e", B=240, D=8192, F=28672)
+    >>> found.bound, round(found.cost.intensity), round(found.critical_size)
+    ('memory', 231, 253)
+    >>> block = sw.roofline("llama-3-70b", "h100", T=8192)
+    >>> block.num_seqs, block.operations[1].bound
+    (1, 'compute')
+    """
+    from shardwise.book_formulas.rooflines import FORMS, block_roofline, chip_and_links, kernel_roofline
+
+    one = chip if isinstance(chip, Chip) else chip_and_links(chip)[0]
+    counts = {letter: parse_count(size, what=f"SIZES: {letter}") for letter, size in sizes.items()}
+    if isinstance(kernel, str) and kernel in FORMS:
+        return kernel_roofline(one, kernel, counts, dtype, weights, origin=origin, causal=causal, fused=fused)
+    wrong = block_problems(counts)
+    hint = did_you_mean(kernel, FORMS)
+    model = _kernel_model(kernel, f"kernel: found {kernel!r}{hint}; one of {', '.join(FORMS)}, or a model is required")
+    usual = (dtype, weights, origin, causal, fused) == ("bf16", None, "hbm", False, True)
+    wrong += (
+        [] if usual else ["a model's block is bf16 from HBM, its attention causal and flash; options are for kernels"]
+    )
+    require(wrong)
+    return block_roofline(model, one, counts.get("B", 1), counts["T"])
+
+
+def block_problems(letters: Collection[str]) -> list[str]:
+    """What is wrong with the letters of the sizes of a model's block."""
+    wrong = [f"SIZES: a block has no {letter!r}; T is required, B optional" for letter in letters if letter not in "BT"]
+    return wrong + ([] if "T" in letters else ["SIZES: T missing; T is required, B optional, such as B=4,T=8192"])
+
+
+def _kernel_model(kernel: str | Architecture, problem: str) -> Architecture:
+    try:
+        return architecture_of(kernel)
+    except InputError as error:
+        raise InputError(problem, *error.problems) from None

@@ -1,0 +1,29 @@
+"""Every figure of the books that the product draws from its own functions: one by name, or all with a page."""
+
+from __future__ import annotations
+
+from shardwise.present.api.figures.book import FIGURES as _BOOK
+from shardwise.present.api.figures.figure import Figure
+from shardwise.present.api.figures.page import figures_page
+from shardwise.present.api.figures.payload import figure_payload, figures_payload
+from shardwise.present.api.figures.playbook import FIGURES as _PLAYBOOK
+from shardwise.values.errors import InputError, unknown
+
+__all__ = ["FIGURES", "Figure", "figure", "figure_payload", "figures_page", "figures_payload"]
+
+FIGURES: dict[str, Figure] = {one.name: one for one in (*_BOOK, *_PLAYBOOK)}
+
+
+def figure(name: str) -> Figure:
+    """A figure of one of the books by name, with the charts that Shardwise draws for it.
+
+    Raises `InputError` that lists the names (`shardwise figures` prints them).
+
+    >>> import shardwise as sw
+    >>> found = sw.figure("pipeline-bubbles")
+    >>> found.book.title, found.charts()[0].title
+    ('The Ultra-Scale Playbook', 'Bubble of a pipeline of 8 stages')
+    """
+    if name not in FIGURES:
+        raise InputError(f"figure: {unknown(name, FIGURES)}")
+    return FIGURES[name]

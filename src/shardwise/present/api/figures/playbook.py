@@ -1,0 +1,177 @@
+"""Figures of "The Ultra-Scale Playbook"."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from shardwise.hardware.network.message_simulation import simulate
+from shardwise.present.api.figures.figure import PLAYBOOK, Figure
+from shardwise.present.api.figures.searched import best_layouts
+from shardwise.present.api.figures.simulated import memory_of_a_step, overlap
+from shardwise.present.draw.strip import Strip
+from shardwise.present.pictures.book_figures import memory_charts, scaling_charts
+from shardwise.present.pictures.book_figures.pipeline_charts import bubbles, pipeline_timeline, ring_work
+from shardwise.present.pictures.collective_frames import strip_of
+from shardwise.sharding.collectives import Kind
+
+RING = 5  # devices of the playbook's animations
+
+
+def ring(kind: Kind) -> tuple[Strip]:
+    """A collective on a one-way ring, step by step."""
+    return (strip_of(simulate(kind, 100e6, (RING,), (True,), one_way=True, split=False)),)
+
+
+def _pipeline(name: str, section: str, original: str, here: str, *sizes: int) -> Figure:
+    schedule = name.replace("-", "_") if name != "1f1b" else name
+    return Figure(
+        name=f"pipeline-{name}", book=PLAYBOOK, section=f"Pipeline parallelism: {section}", original=original, here=here,
+        charts=lambda: (pipeline_timeline(schedule, *sizes),),
+    )  # fmt: skip
+
+
+def _ring(kind: Kind, original: str) -> Figure:
+    name = kind.value.replace("_", "-")
+    return Figure(
+        name=f"collective-{name}", book=PLAYBOOK, section="A0: parallel programming crash course", original=original,
+        here="A frame for each step, sent by the simulator that the closed forms of costs are tested against.",
+        charts=partial(ring, kind),
+    )  # fmt: skip
+
+
+_EIGHT = (
+    "Four stages and eight micro-batches, passes of a second each: forward, backward for activations and for weights."
+)
+
+FIGURES = (
+    Figure(
+        name="memory-of-a-step", book=PLAYBOOK, section="Profiling the memory usage",
+        original="Memory of a device over the first steps of training, from PyTorch's profiler.",
+        here="A step of three micro-batches of Llama 3.2 1B, simulated pass by pass: the rise within a pass is drawn at its "
+        "start, and the allocator's first step is left out.",
+        charts=lambda: (memory_of_a_step(),),
+    ),
+    Figure(
+        name="memory-by-length", book=PLAYBOOK, section="Memory for activations",
+        original="Parameters, gradients, optimizer and activations of Llama models against the length of a sequence.",
+        here="The same by term. Attention is flash, so that no scores are kept; the playbook's formula has them.",
+        charts=lambda: (memory_charts.memory_by_length(),),
+    ),
+    Figure(
+        name="recompute", book=PLAYBOOK, section="Activation recomputation",
+        original="The same memory with no, selective and full recomputation.",
+        here="Llama 3 8B under each policy. Selective rebuilds elementwise operations and saves about a third; the "
+        "playbook's, of attention, saves little with flash attention.",
+        charts=lambda: (memory_charts.recompute_memory(),),
+    ),
+    Figure(
+        name="dp-overlap", book=PLAYBOOK, section="Data parallelism: overlap and buckets",
+        original="Gradients are reduced bucket by bucket while the backward pass goes on.",
+        here="Compute and traffic of a step of Llama 3.2 1B on eight H100s, simulated.",
+        charts=lambda: (overlap("llama-3.2-1b", "dp=8 micro_batch_seqs=2"),),
+    ),
+    Figure(
+        name="dp-scaling", book=PLAYBOOK, section="Data parallelism: revisiting global batch size",
+        original="Measured tokens/s of a device and memory against the number of data-parallel devices.",
+        here="The same, predicted for the usual stack of H100s.",
+        charts=lambda: (scaling_charts.dp_scaling(),),
+    ),
+    Figure(
+        name="zero-stages", book=PLAYBOOK, section="ZeRO: memory usage revisited",
+        original="The ZeRO paper's example: state of 7.5B parameters over 64 devices, by stage.",
+        here="The rule 2 + 2 + 12 bytes: 120, 31.4, 16.6 and 1.88 GB.",
+        charts=lambda: (memory_charts.zero_bars(),),
+    ),
+    Figure(
+        name="zero-memory", book=PLAYBOOK, section="ZeRO-3: parameter partitioning",
+        original="Memory of an 8B model against data-parallel degree and ZeRO stage.",
+        here="All terms of a device, activations and gathered weights included.",
+        charts=lambda: (memory_charts.zero_memory(),),
+    ),
+    Figure(
+        name="zero3-overlap", book=PLAYBOOK, section="ZeRO-3: parameter partitioning",
+        original="Weights are gathered layer by layer, ahead of their use, in both passes.",
+        here="Compute and traffic of a step of Llama 3.2 1B on eight H100s, simulated.",
+        charts=lambda: (overlap("llama-3.2-1b", "fsdp=8 zero_stage=3 micro_batch_seqs=2"),),
+    ),
+    Figure(
+        name="tp-overlap", book=PLAYBOOK, section="Tensor parallelism in a transformer block",
+        original="The AllReduces of a layer stand between its products and cannot be hidden behind them.",
+        here="Compute and traffic of a step of Llama 3.2 1B with tp = 8 and sequence parallelism, simulated.",
+        charts=lambda: (overlap("llama-3.2-1b", "tp=8 sequence_parallel=true micro_batch_seqs=4"),),
+    ),
+    Figure(
+        name="tp-scaling", book=PLAYBOOK, section="Tensor parallelism in a transformer block",
+        original="Measured tokens/s of a device and the largest batch against the degree of tensor parallelism.",
+        here="The same, predicted, with sequence parallelism; beyond a node throughput falls.",
+        charts=lambda: (scaling_charts.tp_scaling(),),
+    ),
+    Figure(
+        name="tp-memory", book=PLAYBOOK, section="Tensor parallelism and sequence parallelism",
+        original="Memory of a 70B model against the degree of tensor parallelism, without and with sequence parallelism.",
+        here="All terms of a device.",
+        charts=lambda: (memory_charts.tp_memory(),),
+    ),
+    Figure(
+        name="ring-attention-work", book=PLAYBOOK, section="Zig-Zag Ring Attention",
+        original="Causal masks of a sequence of 16 over four devices, in order and zigzag: in order the first has least to do.",
+        here="The share of the scores that each rank computes.",
+        charts=lambda: (ring_work(),),
+    ),
+    Figure(
+        name="cp-memory", book=PLAYBOOK, section="Context parallelism",
+        original="Memory of an 8B model against the length of sequences, by the degree of context parallelism.",
+        here="All terms of a device, tp = 4 beside.",
+        charts=lambda: (memory_charts.cp_memory(),),
+    ),
+    Figure(
+        name="pp-memory", book=PLAYBOOK, section="Pipeline parallelism",
+        original="Memory of an 8B model by pipeline stages: parameters are divided, activations are not.",
+        here="The fullest stage under 1F1B, with as many micro-batches as stages.",
+        charts=lambda: (memory_charts.pp_memory(),),
+    ),
+    _pipeline("naive", "splitting layers", "Sixteen layers on four devices, one batch: most of it is bubble.",
+              "Four stages and one micro-batch.", 4, 1),
+    _pipeline("afab", "all forward, all backward", "Eight micro-batches: all forward passes first.", _EIGHT, 4, 8),
+    _pipeline("1f1b", "one forward, one backward", "The same bubble with fewer activations held.", _EIGHT, 4, 8),
+    Figure(
+        name="pp-scaling", book=PLAYBOOK, section="Pipeline parallelism: one forward, one backward",
+        original="Measured throughput of 1F1B against stages, with m = p - 1 and with m = 32 micro-batches.",
+        here="The same, predicted.",
+        charts=lambda: (scaling_charts.pp_scaling(),),
+    ),
+    _pipeline("interleaved", "interleaving stages", "Each device has several parts of the model.",
+              "Two virtual stages on each of four ranks, eight micro-batches.", 4, 8, 2),
+    Figure(
+        name="pipeline-bubbles", book=PLAYBOOK, section="Pipeline parallelism: interleaving stages",
+        original="Bubbles of eight stages for several numbers of micro-batches m and of stages v on a device.",
+        here="The rule (p - 1) / (v·m).",
+        charts=lambda: (bubbles(),),
+    ),
+    _pipeline("interleaved-breadth-first", "Llama 3.1", "Llama 3.1's schedule, between depth first and breadth first.",
+              "Breadth first: two virtual stages on each of four ranks, eight micro-batches.", 4, 8, 2),
+    _pipeline("zb-h1", "zero bubble", "Weights' gradients fill the bubble; memory as of 1F1B.", _EIGHT, 4, 8),
+    _pipeline("zb-h2", "zero bubble", "The same without a bubble inside, and with more activations.", _EIGHT, 4, 8),
+    Figure(
+        name="5d-memory", book=PLAYBOOK, section="5D parallelism in a nutshell",
+        original="Memory of an 8B model under each parallelism, by length, with selective and with full recomputation.",
+        here="All terms of the fullest device of eight. Selective rebuilds elementwise operations; the playbook's, of attention, "
+        "saves little with flash attention.",
+        charts=lambda: (memory_charts.memory_savings(),),
+    ),
+    Figure(
+        name="best-layouts", book=PLAYBOOK, section="Benchmarking thousands of configurations",
+        original="The best measured layout of every model on 1 to 64 nodes, batches of 1M tokens, with MFU as colour.",
+        here="The best predicted one of all legal layouts; the scale says for which stack. It takes a minute.",
+        charts=best_layouts,
+    ),
+    Figure(
+        name="collective-bandwidth", book=PLAYBOOK, section="Pipeline parallelism: bandwidth between nodes",
+        original="Measured bandwidth of AllReduce, AllGather and ReduceScatter against the number of nodes.",
+        here="Bus bandwidth of 256 MiB by the cost of collectives; nothing of it is measured.",
+        charts=lambda: (scaling_charts.collective_bandwidths(),),
+    ),
+    _ring(Kind.REDUCE_SCATTER, "An animation of the first half of a ring AllReduce over five devices."),
+    _ring(Kind.ALL_GATHER, "An animation of the second half of a ring AllReduce over five devices."),
+    _ring(Kind.ALL_REDUCE, "Both halves: 2 (N - 1) steps."),
+)  # fmt: skip

@@ -1,0 +1,225 @@
+"""Plans of a job, on one cluster or on several, and why they are what they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shardwise.layout.layout import Layout
+from shardwise.model.job import Job
+from shardwise.present.api.given import (
+    Model,
+    Noise,
+    Pins,
+    Where,
+    architecture_of,
+    cluster_of,
+    job_of,
+    pins_of,
+    resolved,
+    stack_of,
+)
+from shardwise.price.reliability import Reliability
+from shardwise.search.plan import Plan
+from shardwise.values.errors import collect
+from shardwise.values.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from shardwise.layout.choices import Choices
+    from shardwise.price.problem import Limits
+    from shardwise.price.simulation.result import Simulation
+    from shardwise.search.compare_clusters import Comparison
+    from shardwise.search.explain.explanation import Explanation
+    from shardwise.search.loss_time import Goal, LossSearch
+
+
+def plan(
+    model: Model, cluster: Where, job: Job | None = None, *, stack: str | None = None, pins: Pins = "", maxima: Pins = "",
+    choices: Choices | None = None, runnable: bool = False, divisible: bool = False, reliability: Reliability | None = None,
+    noise_scale: Noise | None = None, to_loss: float | None = None, progress: Progress = silent, **job_fields: Any,
+) -> Plan:  # fmt: skip
+    """The best layout for a job on a cluster: the simplest of the fastest that fit, with its estimate and why others lost.
+
+    Without a `stack`, and on a cluster without measurements, the step is predicted for the typical stack of the chip; a job with
+    an `overlap` is planned by the lower bound of that convention. `pins` and `maxima` narrow the search, as `--pin` and `--max`
+    do: {"tp": 8} or "tp=8 recompute=full"; `choices` are what it may otherwise choose from. `runnable`: only layouts that
+    `train` runs, with its loss; `divisible`: only layouts that split the batch evenly. `reliability` has the failure rate,
+    restarts and power for the run of a job with `tokens`. `progress` is called as the search proceeds. With a `noise_scale`, or a
+    loss in nats (`to_loss`), the batch that reaches the loss the soonest is chosen too: `plan_to_loss` on one cluster.
+
+    Raises `InputError` for anything wrong in these, `NothingFitsError` where no layout fits, with the smallest excess.
+
+    >>> import shardwise as sw
+    >>> found = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len=4096)
+    >>> found.layout.num_devices, found.estimate.fits, found.job.num_seqs
+    (8, True, 128)
+    >>> found  # doctest: +ELLIPSIS
+    Plan: llama-3.2-1b on h100:8, 524,288 tokens per batch, sequences of 4,096, bf16
+      fsdp=...
+      step ... tokens/s per device, MFU ...%, bound by ...
+      memory ... GB of 80 GB (fits, ...% free)
+    >>> sw.plan("llama-3.2-1b", "h100:8", found.job, pins="tp=2 zero_stage=3", maxima={"cp": 1}).layout.tp
+    2
+    >>> low, high = found.estimate.interval90
+    >>> found.bound_s < low < found.estimate.step_time_s < high
+    True
+    >>> sw.plan("llama-3.2-1b", "h100:8", found.job, stack="nemo-25").cluster.calibration.stack
+    'nemo-25'
+    >>> sw.plan("gpt-2", "h100:8", noise_scale="128Ki", seq_len=1024).job.global_batch_tokens
+    131072
+    """
+    if noise_scale is not None or to_loss is not None:
+        found = plan_to_loss(
+            model, [cluster], job, noise_scale=noise_scale, to_loss=to_loss, stack=stack, pins=pins, maxima=maxima,
+            choices=choices, runnable=runnable, divisible=divisible, reliability=reliability, progress=progress, **job_fields,
+        )  # fmt: skip
+        assert found.plan is not None  # without limits one is chosen
+        return found.plan
+    from shardwise.layout.choices import choices_from_pins
+    from shardwise.layout.rules.engine import runnable_job
+    from shardwise.search.planner import plan as search_plan
+
+    architecture, where, what = resolved(model, cluster, job, stack, job_fields)
+    kept = choices_from_pins(
+        pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices, runnable=runnable, divisible=divisible
+    )
+    what = runnable_job(what) if runnable else what
+    return search_plan(architecture, where, what, choices=kept, reliability=reliability, progress=progress)
+
+
+def plan_clusters(
+    model: Model, clusters: Sequence[Where], job: Job | None = None, *, stack: str | None = None,
+    limits: Limits | None = None, pins: Pins = "", maxima: Pins = "", choices: Choices | None = None,
+    reliability: Reliability | None = None, progress: Progress = silent, **job_fields: Any,
+) -> Comparison:  # fmt: skip
+    """Plan a job on each of several clusters and choose one: the cheapest that meets all `limits`, or without limits the fastest.
+
+    The other arguments are those of `plan`. A cluster on which nothing fits stays in the comparison, with the reason. Raises
+    `InputError` for a wrong model, job, cluster, pin or maximum.
+
+    >>> import shardwise as sw
+    >>> found = sw.plan_clusters("gpt-2", ["h100:8", "a100-80gb:8"], global_batch_tokens="64Ki", seq_len=1024)
+    >>> found.plan.cluster.name, found.reason
+    ('h100:8', 'the fastest')
+    """
+    from shardwise.layout.choices import choices_from_pins
+    from shardwise.search.compare_clusters import plan_clusters as search_clusters
+
+    architecture, what, *several = collect(
+        lambda: architecture_of(model),
+        lambda: job_of(job, job_fields, stack_of(clusters, stack)),
+        *(partial(cluster_of, one, stack) for one in clusters),
+    )
+    kept = choices_from_pins(pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices)
+    return search_clusters(
+        architecture, several, what, limits=limits, choices=kept, reliability=reliability, progress=progress
+    )
+
+
+def plan_to_loss(
+    model: Model, clusters: Sequence[Where], job: Job | None = None, *, noise_scale: Noise | None = None,
+    to_loss: float | None = None, batches: Sequence[int | str] = (), goal: Goal | None = None, limits: Limits | None = None,
+    stack: str | None = None, pins: Pins = "", maxima: Pins = "", choices: Choices | None = None, runnable: bool = False,
+    divisible: bool = False, reliability: Reliability | None = None, progress: Progress = silent, **job_fields: Any,
+) -> LossSearch:  # fmt: skip
+    """Plan every batch on every cluster, and choose what reaches a loss the soonest, or for the fewest dollars (`goal="usd"`).
+
+    `noise_scale`: tokens, the folder of a run that measured it, or a `NoiseScale`; without it, that of the published law at the
+    loss `to_loss`, in nats per token. `batches` are tokens (default: the job's own batch, or without one doublings around the
+    noise scale). The job's `tokens` are those to the loss with the smallest batch that is given, or without one the fewest. The
+    other arguments are those of `plan_clusters`.
+
+    Raises `InputError` for anything wrong in these, `NothingFitsError` where no batch has a plan.
+
+    >>> import shardwise as sw
+    >>> found = sw.plan_to_loss("gpt-2", ["h100:8", "h100:16"], noise_scale="128Ki", batches=["64Ki", "128Ki"], seq_len=1024)
+    >>> found.plan.cluster.name, [point.batch_tokens for point in found.points[:2]]
+    ('h100:16', [65536, 131072])
+    >>> first, second = (point.time for point in found.points[:2])
+    >>> first.tokens_ratio, second.tokens_ratio, second.loss_s / second.token_s
+    (1.5, 2.0, 2.0)
+    """
+    from shardwise.layout.choices import choices_from_pins
+    from shardwise.layout.rules.engine import runnable_job
+    from shardwise.present.api.losses import loss_target
+    from shardwise.search.layout_memory import usual_seq_len
+    from shardwise.search.plan_to_target_loss import plan_to_loss as search_to_loss
+
+    architecture, *several = collect(
+        lambda: architecture_of(model), *(partial(cluster_of, one, stack) for one in clusters)
+    )
+    target, sizes, what = loss_target(
+        noise_scale, to_loss, batches, job, job_fields,
+        usual_seq_len=usual_seq_len(architecture), stack=stack_of(clusters, stack),
+    )  # fmt: skip
+    kept = choices_from_pins(
+        pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices, runnable=runnable, divisible=divisible
+    )
+    return search_to_loss(
+        architecture, several, runnable_job(what) if runnable else what, target, batches=sizes, limits=limits, goal=goal,
+        choices=kept, reliability=reliability, progress=progress,
+    )  # fmt: skip
+
+
+def explain(
+    plan: Plan | str | os.PathLike[str], against: str | Layout | None = None, *, term: str | None = None,
+    progress: Progress = silent,
+) -> Explanation:  # fmt: skip
+    """Why a plan is what it is: whether it fits, whether it reaches the batch, what bounds its throughput, and the alternatives.
+
+    `plan` is a plan or the path of its file, `against` another layout to compare with: what its text leaves out is chosen as a
+    search does. `term` is one term to take apart, such as "memory.activations".
+
+    Raises `InputError` for a layout that breaks a rule and for an unknown term.
+
+    >>> import shardwise as sw
+    >>> found = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len=4096)
+    >>> explanation = sw.explain(found, "tp=8", term="time.tp")
+    >>> explanation.fit.fits, explanation.throughput.bound, explanation.against.lead > 0.1
+    (True, 'compute', True)
+    >>> [term.layout for term in explanation.terms] == [str(found.layout), explanation.against.layout]
+    True
+    """
+    from shardwise.layout.layout import parse_fields
+    from shardwise.search.explain.explanation import explain as explain_plan
+    from shardwise.search.loss_time import doublings
+    from shardwise.search.nearest_fitting_layout import chosen_for, filled, nearest_fitting
+    from shardwise.search.plan_file import load_plan
+
+    of = plan if isinstance(plan, Plan) else load_plan(os.fspath(plan))
+    other, chosen = against, ""
+    if isinstance(other, str):
+        said = parse_fields(other, what="against")
+        other = filled(of.model, of.cluster, of.job, said)
+        chosen = chosen_for(other, said)
+    nearest = partial(nearest_fitting, of.model, of.cluster, of.job, progress=progress)
+    return explain_plan(
+        of,
+        nearest,
+        other=other,
+        filled=chosen,
+        term_name=term,
+        doubled=lambda plan: doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else (),
+    )
+
+
+def simulation(plan: Plan, *, overlap: str = "list", contention: float = 1.0) -> Simulation:
+    """A plan's step on simulated streams: exposed communication by axis, the bubble, memory over time, the critical path.
+
+    `overlap`: "list", where every collective starts and is waited for where the instruction list says; "sum", "max" or
+    "per_axis", the conventions of an estimate; "none", where every collective is waited for at once. `contention`: how many times
+    as long a kernel takes while a transfer runs. Raises `InputError` for an unknown overlap and a contention below 1.
+
+    >>> import shardwise as sw
+    >>> plan = sw.plan("llama-3-8b", "h100:8", overlap="sum", global_batch_tokens="512Ki", seq_len=4096)
+    >>> abs(sw.simulation(plan, overlap="sum").step_time_s / plan.estimate.step_time_s - 1) < 1e-9
+    True
+    >>> found = sw.simulation(plan)
+    >>> abs(sum(part.seconds for part in found.critical_path) / found.step_time_s - 1) < 1e-9
+    True
+    """
+    from shardwise.price.simulation.result import simulate
+
+    return simulate(plan.model, plan.cluster, plan.job, plan.layout, overlap=overlap, contention=contention)

@@ -1,0 +1,79 @@
+"""The command line: one file for each verb; a verb loads what it needs only when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from shardwise.present.cli.verbs import CommandLine, VerbParser, add_verbs, listed
+from shardwise.values.argument_parser import USAGE, Parser, asks_for_json, complain, write
+from shardwise.values.errors import STOPPED, ShardwiseError, told
+
+READER_LEFT = 0  # `| head` has all that it wanted
+
+
+class _Version(argparse.Action):
+    """Print the version, which takes longer to find than to parse a command line."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+        from shardwise.version import __version__
+
+        write(f"shardwise {__version__}\n", sys.stdout)
+        parser.exit()
+
+
+def build_parser() -> Parser:
+    """The parser of all verbs."""
+    return _parsers()[0]
+
+
+def verb_parsers() -> dict[str, VerbParser]:
+    """The parsers of the verbs by name, each with all of its arguments."""
+    return {name: parser.declared() for name, parser in _parsers()[1].items()}
+
+
+def _parsers() -> tuple[Parser, dict[str, VerbParser]]:
+    parser = CommandLine(
+        prog="shardwise",
+        usage="shardwise [-h] [--version] VERB ...",
+        description="How to shard the training of a large transformer, what it costs, and what bounds it.\n\n" + listed(),
+        epilog="`shardwise VERB --help` says what a verb takes, with examples. With --json an error is JSON too. Exit codes: 0 "
+        "fine, 1 the output cannot be written or a rehearsal is not as planned, 2 the input is wrong, 3 nothing fits or a limit "
+        "is missed, 130 stopped by Ctrl-C.",
+    )  # fmt: skip
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.set_defaults(exit_code=0)  # of what is printed; a verb may set another
+    return parser, add_verbs(parser)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb. Exit codes: 0 fine, 1 the output cannot be written or a rehearsal is not as planned, 2 the input is wrong,
+    3 nothing fits or a limit is missed, 130 stopped by Ctrl-C. Without a verb it prints the help, on standard error."""
+    words = sys.argv[1:] if argv is None else argv
+    as_json = asks_for_json(words)
+    if not words:
+        complain(build_parser().format_help())
+        return USAGE
+    try:
+        arguments = build_parser().parse_args(argv)
+        from shardwise.present.cli.answer import answered  # behind --help, which does without
+
+        answered(arguments, keeps=argv is None)  # a process of its own, not a call in another's
+    except ShardwiseError as error:
+        _complain(told(error.problems, error.exit_code, as_json=as_json), as_json=as_json)
+        return error.exit_code
+    except KeyboardInterrupt:
+        complain((told(["stopped"], STOPPED, as_json=True) if as_json else "stopped") + "\n")
+        return STOPPED
+    except BrokenPipeError:
+        return READER_LEFT
+    code: int = arguments.exit_code
+    return code
+
+
+def _complain(said: str, *, as_json: bool) -> None:
+    from shardwise.present.cli.answer import complained
+
+    complain(said + "\n") if as_json else complained(said)

@@ -1,0 +1,5 @@
+import sys
+
+from shardwise.present.cli import main
+
+sys.exit(main())

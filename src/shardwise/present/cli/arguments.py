@@ -1,0 +1,255 @@
+"""The arguments that verbs share, and the values they stand for."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from shardwise.model.optimizers.registry import optimizer_names
+from shardwise.values.errors import InputError, collect
+from shardwise.values.overrides import parse_changes, replaced
+from shardwise.values.units import parse_count, parse_quantity
+
+if TYPE_CHECKING:
+    from shardwise.hardware.chips import Chip
+    from shardwise.hardware.cluster import Cluster
+    from shardwise.hardware.cluster_files import Own
+    from shardwise.hardware.stacks import Stack
+    from shardwise.layout.layout import Layout
+    from shardwise.model.architecture import Architecture
+    from shardwise.model.job import Job
+    from shardwise.price.reliability import Reliability
+    from shardwise.values.argument_parser import Group, Parser
+
+MODEL = "a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json"
+PLAN = "a file that `shardwise plan --out` wrote"
+
+
+def policies() -> Collection[str]:
+    """Names of the recompute policies."""
+    from shardwise.model.recompute_policies import policy_names
+
+    return policy_names()
+
+
+def layout_help() -> str:
+    """What a layout on the command line may look like."""
+    from shardwise.model.recompute_policies import FORMS
+    from shardwise.pipeline.registry import schedule_names
+
+    return (
+        f'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of {", ".join((*policies(), *FORMS))}, schedule of '
+        f"{', '.join(schedule_names())}"
+    )
+
+
+def add_job_arguments(parser: Parser, *, several: bool = False, sizes: tuple[str, str] = ("", "")) -> None:
+    """Model, cluster (or several) and job; `sizes` are what stands for a batch and a sequence that are left out, if anything."""
+    job, cluster = parser.groups("job", "cluster")
+    job.add_argument("model", completes="models", help=MODEL)
+    what = "CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28 (*2: two pods of it), or a .toml file"
+    if several:
+        cluster.add_argument("cluster", completes="clusters", nargs="+", help=f"{what}; several are compared")
+    else:
+        cluster.add_argument("cluster", completes="clusters", help=what)
+    batch, seq_len = (f" (default: {size})" if size else "" for size in sizes)
+    job.add_argument(
+        "--batch-tokens",
+        required=not batch,
+        metavar="N",
+        help=f"tokens of one global batch, such as 4Mi, or 32Ki/device{batch}",
+    )
+    job.add_argument(
+        "--seq-len", required=not seq_len, metavar="N", help=f"tokens of one sequence, such as 4096 or 8Ki{seq_len}"
+    )
+    job.add_argument("--tokens", metavar="N", help="tokens of the whole run, such as 15T")
+    job.add_argument(
+        "--precision",
+        metavar="NAME",
+        completes="precisions",
+        help="precision recipe, such as fp8_delayed (default: that of the stack, else bf16; see: show precisions)",
+    )
+    own = f"model.num_layers=40, job.optimizer={'|'.join(optimizer_names())}, chip.memory_bytes=96GB or run.pue=1.1"
+    add_set_argument(job, "model, job, chip or run", own)
+    cluster.add_argument(
+        "--stack", metavar="NAME", completes="stacks",
+        help="predict with the constants that published runs give for a software stack, such as nemo-25 (see: show stacks); "
+        "default: what is typical of the chip, fused on GPUs and maxtext on TPUs",
+    )  # fmt: skip
+    cluster.add_argument(
+        "--overlap", metavar="NAME",
+        help="price the bound, kernels and links at their best, with communication hidden by a convention: per_axis, sum or max; "
+        "without it the step is predicted for a stack",
+    )  # fmt: skip
+
+
+def add_output_arguments(parser: Parser, *, verbose: bool = False) -> None:
+    """`--json`; and of verbs whose reports have details `--verbose`."""
+    output = parser.group("output")
+    if verbose:
+        output.add_argument("-v", "--verbose", action="store_true", help="print the whole report, with all its details")
+    output.add_argument("--json", action="store_true", help="print the payload as JSON")
+
+
+def add_set_argument(group: Group, rooms: str, example: str) -> None:
+    """`--set`, which replaces values of the catalogue."""
+    group.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help=f"replace a value of {rooms}, such as {example}; may be repeated",
+    )  # fmt: skip
+
+
+def at_least(least: float, text: str, what: str) -> float:
+    """A finite number of at least `least`. Raises `InputError`."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not least <= found < math.inf:
+        raise InputError(f"{what}: found {text!r}; a number of at least {least:g} is required, such as {least + 0.5:g}")
+    return found
+
+
+def resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
+    """Model, cluster and job of the arguments. Raises `InputError` with everything that is wrong with them."""
+    model, (cluster,), job = resolve_several(arguments, [arguments.cluster])
+    return model, cluster, job
+
+
+def resolve_several(
+    arguments: argparse.Namespace, clusters: Iterable[str]
+) -> tuple[Architecture, tuple[Cluster, ...], Job]:
+    """Model, clusters and job; `--set chip.NAME` holds for the chips of all. Raises `InputError` with all that is wrong."""
+    from shardwise.hardware.cluster_loading import load_own
+    from shardwise.hardware.stacks import stack_named
+    from shardwise.model.load import load_model
+
+    changes = parse_changes(arguments.set)
+    clusters = [text.strip() for text in clusters]
+    twice = sorted({text for text in clusters if clusters.count(text) > 1})
+    if twice:
+        raise InputError(f"cluster: found {', '.join(twice)} more than once; each cluster once is required")
+    model, job, stack, *found = collect(
+        lambda: load_model(arguments.model),
+        lambda: _job(arguments, clusters, changes["job"]),
+        lambda: None if arguments.stack is None else stack_named(arguments.stack),
+        *(partial(load_own, text) for text in clusters),
+    )
+    if stack is not None and job.overlap is not None:
+        raise InputError(
+            f"--stack: found {stack.name} beside --overlap {job.overlap}: a stack predicts how much communication is exposed, a "
+            "convention of overlap gives a bound; leave out one of the two"
+        )
+    model = replaced(model, changes["model"], "model")
+    return model, tuple(collect(*(partial(_reached, own, changes["chip"], stack, job) for own in found))), job
+
+
+def resolve_reliability(arguments: argparse.Namespace) -> Reliability:
+    """How the cluster is run: the defaults, and what --set run.NAME=VALUE replaces. Raises `InputError`."""
+    from shardwise.price.reliability import Reliability
+
+    reliability: Reliability = replaced(Reliability(), parse_changes(arguments.set)["run"], "run")
+    return reliability
+
+
+def _reached(own: Own, changes: Mapping[str, str], stack: Stack | None, job: Job) -> Cluster:
+    """The cluster as it is planned on, with values of its chip replaced; a fraction of a peak that is set takes the place of
+    what was measured. Raises `InputError`."""
+    from shardwise.hardware.calibration_constants import CONSTANTS
+    from shardwise.hardware.catalog_networks import with_chip
+    from shardwise.hardware.cluster_loading import reached
+    from shardwise.price.problem import as_planned
+
+    nominal = with_chip(own.nominal, _changed_chip(own.nominal.chip, changes))
+    cluster, _ = as_planned(reached(own._replace(nominal=nominal), stack), job)
+    calibration = cluster.calibration
+    fractions = {name: getattr(nominal.chip, name) for name in changes if name in CONSTANTS}
+    if calibration is None or not fractions:
+        return cluster
+    names = ", ".join(f"chip.{name}" for name in fractions)
+    measured = replace(
+        calibration,
+        constants={**calibration.constants, **fractions},
+        source=f"{calibration.source}; {names} set by hand",
+    )
+    return replace(cluster, calibration=measured)
+
+
+def _changed_chip(chip: Chip, changes: Mapping[str, str]) -> Chip:
+    """The chip with the user's own values: they have no other source, and the user's own price not the catalogue's date."""
+    changed: Chip = replaced(chip, changes, "chip")
+    date = chip.price_date if "price_usd_per_hour" not in changes else None
+    date = changed.price_date if "price_date" in changes else date
+    own = {name: "set by hand" for name in changes if name != "sources"}
+    return replace(changed, price_date=date, sources={**chip.sources, **own})
+
+
+def _batch_tokens(text: str | None, clusters: Sequence[str]) -> int | None:
+    """Tokens of a global batch, given as such or as so many per device. Raises `InputError`.
+
+    >>> _batch_tokens("4Mi", ["h100:64"]), _batch_tokens("32Ki/device", ["h100:64"])
+    (4194304, 2097152)
+    """
+    from shardwise.hardware.cluster_loading import load_own
+
+    if text is None:
+        return None
+    number, slash, unit = text.partition("/")
+    if not slash:
+        return parse_count(text, what="--batch-tokens")
+    if unit.strip() != "device":
+        raise InputError(
+            f"--batch-tokens: found {text!r}; tokens, or tokens per device such as 32Ki/device, are required"
+        )
+    sizes = {load_own(cluster).nominal.num_devices for cluster in clusters}
+    if len(sizes) > 1:
+        raise InputError(
+            f"--batch-tokens: found {text!r} for clusters of {', '.join(f'{size:,}' for size in sorted(sizes))} devices, which "
+            "would have other batches; tokens of one global batch are required"
+        )
+    return parse_count(number, what="--batch-tokens") * sizes.pop()
+
+
+def _job(arguments: argparse.Namespace, clusters: Sequence[str], changes: Mapping[str, str]) -> Job:
+    from shardwise.hardware.stacks import usual_precision
+    from shardwise.model.job import Job
+
+    batch, seq_len, tokens = collect(
+        lambda: _batch_tokens(arguments.batch_tokens, clusters),
+        lambda: parse_count(arguments.seq_len, what="--seq-len"),
+        lambda: parse_quantity(arguments.tokens, what="--tokens", unit="") if arguments.tokens else None,
+    )
+    # A batch that is left out is one sequence until the layout is known, which only `memory` allows.
+    seq_len = (
+        parse_count(changes["seq_len"], what="--set job.seq_len") if batch is None and "seq_len" in changes else seq_len
+    )
+    given = {"global_batch_tokens": batch or seq_len, "seq_len": seq_len, "tokens": tokens}
+    precision = arguments.precision or usual_precision(arguments.stack)
+    job: Job = replaced(Job(**given, precision=precision, overlap=arguments.overlap), changes, "job")
+    return job
+
+
+def parse_layout_text(text: str, model: Architecture, job: Job, flag: str = "--layout") -> Layout:
+    """The layout of a flag's text: `Layout.parse`, and what follows from it for a model and job may be said too."""
+    from shardwise.layout.layout import layout_of, parse_fields
+    from shardwise.layout.layout_from_payload import DERIVED, settled_layout
+
+    found = parse_fields(text, what=flag, also=DERIVED)
+    given = {key: found.pop(key) for key in DERIVED if key in found}
+    return settled_layout(layout_of(found), given, model, job)
+
+
+def write_file(flag: str, target: str, text: str) -> None:
+    """Write what a flag asks for. Raises `InputError` where that cannot be."""
+    from pathlib import Path
+
+    from shardwise.values.errors import InputError
+
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{flag}: cannot write {target}: {error.strerror}") from None

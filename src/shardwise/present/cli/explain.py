@@ -1,0 +1,95 @@
+"""`shardwise explain`: why this plan, and why not another."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from shardwise.present.cli.arguments import PLAN, add_output_arguments
+from shardwise.present.cli.html import add_report_argument, write_report
+from shardwise.values.argument_parser import Parser
+
+if TYPE_CHECKING:
+    from shardwise.layout.layout import Layout
+    from shardwise.present.cli.section import Report
+    from shardwise.search.loss_time import Doubling
+    from shardwise.search.plan import Plan
+    from shardwise.values.progress import Progress
+
+DESCRIPTION = "Say why a plan is what it is: does it fit, does it reach the batch, what bounds its throughput."
+EXAMPLES = (
+    "shardwise plan llama-3-8b h100:8 --batch-tokens 512Ki --seq-len 8Ki --out plan.json",
+    'shardwise explain plan.json --against "fsdp=8 recompute=full"',
+    "shardwise explain plan.json --term memory.activations",
+)
+
+
+def configure(parser: Parser) -> None:
+    """Declare the arguments."""
+    plan = parser.group("plan")
+    plan.add_argument("plan", metavar="PLAN", help=PLAN)
+    plan.add_argument("--against", type=str, metavar="TEXT", help='another layout, such as "tp=8 pp=4 fsdp=16"')
+    plan.add_argument(
+        "--noise-scale", metavar="N|RUN",
+        help="of a plan that was made without: which side of the critical batch it lies on, and what the next doubling gains",
+    )  # fmt: skip
+    plan.add_argument("--term", metavar="NAME", help="one term only, such as memory.activations or time.tp")
+    add_report_argument(parser)
+    add_output_arguments(parser, verbose=True)
+
+
+def run(arguments: argparse.Namespace) -> str | Report:
+    """The explanation, as text or as JSON."""
+    from shardwise.present.cli.explain_report import explain_report
+    from shardwise.search.explain.explanation import explain
+    from shardwise.search.nearest_fitting_layout import nearest_fitting
+    from shardwise.search.payloads import explanation_payload
+    from shardwise.search.plan_file import load_plan
+
+    plan = _with_noise(load_plan(arguments.plan), arguments.noise_scale)
+    against = arguments.against
+    other, filled = (None, "") if against is None else parse_against(plan, against)
+    found = explain(
+        plan, lambda layout: nearest_fitting(plan.model, plan.cluster, plan.job, layout, arguments.progress),
+        other=other, filled=filled, term_name=arguments.term,
+        doubled=lambda priced: _doubled(priced, arguments.progress),
+    )  # fmt: skip
+    title = f"{found.model} on {found.cluster}: why this plan"
+    write_report(arguments.report, "explain", title, lambda: explanation_payload(found, plan))
+    return json.dumps(explanation_payload(found, plan), indent=2) if arguments.json else explain_report(found)
+
+
+def _with_noise(plan: Plan, given: str | None) -> Plan:
+    """The plan with a noise scale that is given: its tokens are then those to the loss with its batch."""
+    from dataclasses import replace
+
+    from shardwise.batch_size.noise_scale import noise_scale
+    from shardwise.batch_size.tradeoff import LossTarget
+
+    if given is None:
+        return plan
+    batch = None if plan.job.tokens is None else float(plan.job.global_batch_tokens)
+    target = LossTarget(noise=noise_scale(given, "--noise-scale"), tokens=plan.job.tokens, batch_tokens=batch)
+    return replace(plan, to_loss=target)
+
+
+def _doubled(plan: Plan, progress: Progress) -> tuple[Doubling, ...]:
+    from shardwise.search.loss_time import doublings
+
+    return doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else ()
+
+
+def parse_against(plan: Plan, text: str) -> tuple[Layout, str]:
+    """The other layout, with the choices that its text leaves out as a search makes them; and these choices."""
+    from shardwise.layout.layout import parse_fields
+    from shardwise.layout.layout_from_payload import DERIVED, settled_layout
+    from shardwise.search.nearest_fitting_layout import chosen_for, filled
+    from shardwise.values.errors import InputError
+
+    said = parse_fields(text, what="--against", also=DERIVED)
+    if not said:
+        raise InputError(f"--against: found {text!r}; a part of a layout is required at least, such as tp=8")
+    derived = {key: said.pop(key) for key in DERIVED if key in said}
+    layout = filled(plan.model, plan.cluster, plan.job, said)
+    return settled_layout(layout, derived, plan.model, plan.job), chosen_for(layout, said)

@@ -1,0 +1,93 @@
+"""How values show themselves in a notebook: tables and a picture, as HTML without scripts, and as a figure of matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from shardwise.values.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from shardwise.present.draw.charts import Chart
+    from shardwise.present.draw.drawing import Drawing
+
+CELL = "text-align:left;padding:2px 12px 2px 0;vertical-align:top"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of texts under a head, if there is one; the first of each row names it."""
+
+    rows: tuple[tuple[str, ...], ...]
+    head: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, facts: Mapping[str, str]) -> Table:
+        """Two columns: names and what is said of them; what is empty is left out."""
+        return cls(rows=tuple((name, said) for name, said in facts.items() if said))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What a notebook shows of a value: a title, tables, and charts one under the other.
+
+    `charts` are made when they are drawn, and raise `InputError` where there is too much or nothing to draw.
+    """
+
+    title: str
+    tables: tuple[Table, ...]
+    charts: Callable[[], Sequence[Chart]]
+
+    def drawing(self) -> Drawing:
+        """The charts, drawn. Raises `InputError` as they do."""
+        from shardwise.present.draw.charts import draw_chart
+        from shardwise.present.draw.drawing import below
+
+        return below([draw_chart(chart) for chart in self.charts()])
+
+    def html(self) -> str:
+        """A fragment that stands by itself: no script, nothing to load, every text escaped."""
+        tables = "\n".join(_table(table) for table in self.tables)
+        try:
+            picture = self.drawing().svg()
+        except InputError as error:
+            picture = f"<p>{escape(str(error))}</p>"
+        return f"<div>\n<p><strong>{escape(self.title)}</strong></p>\n{tables}\n{picture}</div>"
+
+
+class Pictured:
+    """A value with a picture. `shown` says what is in it; notebooks ask for the rest by themselves."""
+
+    __slots__ = ()
+
+    def shown(self) -> Shown:
+        """The title, tables and charts of the value."""
+        raise NotImplementedError(type(self).__name__)
+
+    def drawing(self) -> Drawing:
+        """The picture: `drawing().svg()` is its SVG. Raises `InputError` for a value with too much or nothing to draw."""
+        return self.shown().drawing()
+
+    def figure(self) -> Figure:
+        """The picture as a figure of matplotlib, of `shardwise[plot]`. Raises `InputError` where it is not installed."""
+        return self.drawing().figure()
+
+    def _repr_html_(self) -> str:
+        return self.shown().html()
+
+
+def _table(table: Table) -> str:
+    lines = [_row(table.head, "th")] if table.head else []
+    lines += [_row(row, "td", named=not table.head) for row in table.rows]
+    return '<table style="border-collapse:collapse">\n' + "\n".join(lines) + "\n</table>"
+
+
+def _row(cells: Sequence[str], tag: str, *, named: bool = False) -> str:
+    """A row; of a table of facts the first cell is their name."""
+    tags = ["th" if named else tag, *[tag] * (len(cells) - 1)]
+    shown = (f'<{tag} style="{CELL}">{escape(cell)}</{tag}>' for tag, cell in zip(tags, cells, strict=True))
+    return "<tr>" + "".join(shown) + "</tr>"

@@ -1,0 +1,124 @@
+"""What the explorer shows, as one value, and its address: the query of a URL.
+
+`parse_query` and `write_query` are the one codec of both. Names are those of the command line's flags, a layout is the text that
+`--layout` takes, and a key with a dot is what `--set` takes. The page only edits the query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from shardwise.layout.layout import Layout
+from shardwise.values.errors import InputError, did_you_mean, require
+from shardwise.values.overrides import parse_changes
+from shardwise.values.units import format_binary, parse_count, parse_quantity
+
+VIEWS = ("overview", "notation", "memory", "schedule", "batch", "run")
+# What a view, or a question beside the views, is asked with.
+DETAILS = ("term", "target", "unit", "noise_tokens", "min_steps")
+TEXTS = ("model", "cluster", "stack", "precision", "overlap")
+COUNTS = ("batch_tokens", "seq_len")
+KEYS = ("view", *TEXTS, *COUNTS, "tokens", "layout", *DETAILS)
+ROOMS = ("model", "job")  # whose values a key with a dot replaces
+# The most that an address may hold: a browser sends as much, and no state needs more.
+MOST_CHARACTERS, MOST_VALUE, MOST_KEYS = 4096, 512, 40
+MOST_CHANGES = 16  # values of the model and the job
+PLAIN = ":=,@"  # characters of values that need no escape in a query (RFC 3986, 3.4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Model, cluster, stack, job, layout and view. `layout` None is the best that a search finds; `changes` are values of the
+    model or the job, by ROOM.NAME, as text; `details` what the view is asked with.
+
+    >>> state = parse_query("model=gpt-2&cluster=h100:8&batch_tokens=64Ki&seq_len=1024&layout=tp=2+fsdp=4")
+    >>> state.batch_tokens, state.layout.tp
+    (65536, 2)
+    >>> parse_query(write_query(state)) == state
+    True
+    """
+
+    view: str = "overview"
+    model: str = "llama-3-8b"
+    cluster: str = "h100:64"
+    stack: str | None = None
+    batch_tokens: int = 1 << 20
+    seq_len: int = 8192
+    tokens: float | None = None
+    precision: str = "bf16"
+    overlap: str | None = None
+    layout: Layout | None = None
+    changes: tuple[tuple[str, str], ...] = ()
+    details: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def setting(self) -> State:
+        """The state without its layout, its view and that view's details: what a search is of."""
+        return replace(self, view="overview", layout=None, details=())
+
+    def detail(self, name: str) -> str | None:
+        """One of the details; None where it is not given."""
+        return dict(self.details).get(name)
+
+
+def parse_query(query: str) -> State:
+    """The state of an address; what it leaves out is as in `State()`. Raises `InputError` with what is wrong."""
+    given = _pairs(query)
+    strange = [key for key in given if key not in KEYS and key.partition(".")[0] not in ROOMS]
+    problems = [
+        f"query: found {key[:60]!r}{did_you_mean(key, KEYS)}; one of {', '.join(KEYS)} is required" for key in strange
+    ]
+    long = {key: value for key, value in given.items() if len(value) > MOST_VALUE or not value.isprintable()}
+    problems += [
+        f"{key}: found {value[:60]!r}; at most {MOST_VALUE} printable characters are required"
+        for key, value in long.items()
+    ]
+    problems += [f"{key}: found no value; one is required" for key, value in given.items() if "." in key and not value]
+    require(problems)
+    if given.get("view", VIEWS[0]) not in VIEWS:
+        raise InputError(f"view: found {given['view']!r}; one of {', '.join(VIEWS)} is required")
+    fields: dict[str, Any] = {key: given[key] for key in ("view", *TEXTS) if given.get(key)}
+    fields |= {key: parse_count(given[key], what=key) for key in COUNTS if given.get(key)}
+    if given.get("tokens"):
+        fields["tokens"] = parse_quantity(given["tokens"], what="tokens", unit="")
+    if given.get("layout"):
+        fields["layout"] = Layout.parse(given["layout"])
+    changes = {key: value for key, value in given.items() if "." in key}
+    if len(changes) > MOST_CHANGES:
+        raise InputError(f"query: found {len(changes)} changed values; at most {MOST_CHANGES} are required")
+    parse_changes((f"{key}={value}" for key, value in changes.items()), ROOMS)
+    details = tuple((key, given[key]) for key in DETAILS if given.get(key))
+    return State(**fields, changes=tuple(sorted(changes.items())), details=details)
+
+
+def _pairs(query: str) -> Mapping[str, str]:
+    """Keys and values of a query. Raises `InputError` for what is too long, no text, or given twice."""
+    if len(query) > MOST_CHARACTERS:
+        raise InputError(f"query: found {len(query):,} characters; at most {MOST_CHARACTERS:,} are required")
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=MOST_KEYS)
+    except ValueError:
+        raise InputError(f"query: not UTF-8, or more than {MOST_KEYS} keys; KEY=VALUE&KEY=VALUE is required") from None
+    keys = [key for key, _ in pairs]
+    twice = sorted({key[:60] for key in keys if keys.count(key) > 1})
+    require([f"query: found {key!r} more than once; each key once is required" for key in twice])
+    return dict(pairs)
+
+
+def write_query(state: State) -> str:
+    """The address of a state: its query, without the question mark."""
+    given: dict[str, str | None] = {
+        "view": state.view if state.view != VIEWS[0] else None, **{key: getattr(state, key) for key in TEXTS},
+        "batch_tokens": format_binary(state.batch_tokens), "seq_len": str(state.seq_len),
+        "tokens": None if state.tokens is None else f"{state.tokens:.17g}",
+        "layout": None if state.layout is None else layout_text(state.layout), **dict(state.changes), **dict(state.details),
+    }  # fmt: skip
+    return urlencode({key: value for key, value in given.items() if value is not None}, safe=PLAIN)
+
+
+def layout_text(layout: Layout) -> str:
+    """A layout as an address has it: with its placement, which its own text leaves out."""
+    return f"{layout} placement={layout.placement}" if layout.placement else str(layout)

@@ -1,0 +1,46 @@
+"""Where a number is from: its formula, its inputs, its source, and whether it is a bound, a prediction or measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from shardwise.present.explore.asked import Asked
+from shardwise.present.explore.kinds import kind_of
+from shardwise.present.explore.views.numbers import MEMORY, NUMBERS
+from shardwise.price.layout_pricer import TERMS
+from shardwise.search.explain.explanation import term
+from shardwise.values.errors import InputError, unknown
+
+
+def why(asked: Asked) -> dict[str, Any]:
+    """The provenance of the number that the detail `term` names: a term of the estimate, or one of `NUMBERS`."""
+    asked.require_legal()
+    return {"why": explained(asked, asked.state.detail("term") or "step_time_s")}
+
+
+def explained(asked: Asked, name: str) -> dict[str, Any]:
+    """One number's provenance; of a term what `shardwise explain --term` prints. Raises `InputError` for a name that is none."""
+    priced = asked.plan.estimate
+    if name in TERMS:
+        kind = kind_of(asked, memory=name.startswith("memory"))
+        return {**asdict(term(asked.plan, asked.plan.layout, priced, name)), "kind": kind, "interval90": None}
+    if name not in NUMBERS:
+        raise InputError(f"term: {unknown(name, (*NUMBERS, *TERMS))}")
+    number = NUMBERS[name]
+    inputs = [
+        {"symbol": key, "meaning": "", "value": float(value), "unit": _unit(key)}
+        for key, value in number.inputs(asked).items()
+    ]
+    return {
+        "name": name, "layout": str(asked.layout), "value": number.of(asked), "unit": number.unit, "words": number.words,
+        "formula": number.formula, "source": number.source, "kind": kind_of(asked, memory=name in MEMORY), "inputs": inputs,
+        "derived": [], "interval90": priced.interval90 if name == "step_time_s" else None,
+    }  # fmt: skip
+
+
+def _unit(symbol: str) -> str:
+    """The unit of an input: of a term that of its tree, of others what their names end with."""
+    return {"time": "s", "memory": "B"}.get(
+        symbol.partition(".")[0], symbol.rpartition(", ")[2] if ", " in symbol else ""
+    )

@@ -1,0 +1,19 @@
+"""Every value of a precision recipe with its source, for `shardwise show precisions`."""
+
+from dataclasses import asdict
+
+from shardwise.model.optimizer_state import bytes_per_parameter
+from shardwise.values.precision import precision_named
+from shardwise.values.sourced_value import SourcedValue
+
+
+def precision_values(name: str) -> list[SourcedValue]:
+    """Every value of a recipe with its source. Raises `InputError` for an unknown name."""
+    recipe = precision_named(name)
+    values = asdict(recipe)
+    source = values.pop("source")
+    values.pop("name")
+    return [
+        ("bytes_per_parameter", bytes_per_parameter(recipe), source),
+        *((k, "none" if v is None else v, source) for k, v in values.items()),
+    ]

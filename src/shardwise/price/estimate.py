@@ -1,0 +1,257 @@
+"""What a layout costs: one layout priced in plain Python, as a tree of named terms, and the communication that its passes hide.
+
+Communication on activations may overlap with the kernels of its own pass, where prices have what is exposed of it:
+asynchronous tensor parallelism and rings move operands in pieces beside products, Megatron moves the inputs of products beside
+those of the weight gradients, and where devices wait for their host traffic runs meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.network.pods import Pods
+from shardwise.hardware.network.topology import Links
+from shardwise.layout.degrees import seqs_per_replica
+from shardwise.layout.layout import Layout
+from shardwise.layout.rules.table import require_legal
+from shardwise.layout.sharding_scheme import Family
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.model.parameters_and_flops import model_flops_per_token
+from shardwise.present.draw.notebook import Pictured, Shown
+from shardwise.price.estimate_terms import TIME
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.stage_contents import KEPT, Stage
+from shardwise.price.unit_cost import never
+from shardwise.price.unit_inputs import Parts, priced_family
+from shardwise.values.elementwise import Value
+from shardwise.values.errors import InputError
+from shardwise.values.estimate_terms import COMMUNICATION
+from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.precision import precision_named
+from shardwise.values.units import format_bytes, format_seconds
+
+# Source: the 916 published runs with a prediction (docs/accuracy.md), each weighted 1/duplicates: the median of their step
+# times over the bound is 1.49, the geometric mean 1.54; 4% of them are below it.
+BOUND = (
+    "a bound: kernels and links at the best that micro-benchmarks reach; published runs took about 1.5 times as long "
+    "(--stack NAME predicts; see: show stacks)"
+)
+PREDICTION = "a prediction for"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate(Pictured):
+    """What a layout costs: seconds of a step and bytes of a device, each by term.
+
+    `time` (seconds of the slowest stage) adds up to `step_time_s`; `hidden` is communication that compute hides, in its own pass
+    or in others; `memory` (bytes of the fullest device) adds up to `memory_bytes`. `mfu` and `hfu` are shares of the dense peak,
+    `margin` the free share of `memory_capacity_bytes`. `interval90` is the 90% prediction interval of the step in seconds, None
+    for a lower bound. `waste` has the idle shares of an uneven batch or pipeline. `notes` say whether it is a bound or a
+    prediction, and what that rests on.
+
+    >>> import shardwise as sw
+    >>> found = sw.estimate("llama-3-8b", "h100:8", layout="fsdp=8", global_batch_tokens="512Ki", seq_len=4096)
+    >>> abs(sum(found.memory.values()) - found.memory_bytes) < 1, found.fits == (found.margin >= 0)
+    (True, True)
+    """
+
+    step_time_s: float
+    tokens_per_s_per_device: float
+    mfu: float
+    hfu: float
+    bound: str
+    memory_bytes: float
+    memory_capacity_bytes: float
+    margin: float
+    fits: bool
+    time: Mapping[str, float]
+    hidden: Mapping[str, float]
+    memory: Mapping[str, float]
+    train_days: float | None
+    interval90: tuple[float, float] | None = None
+    waste: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def shown(self) -> Shown:
+        """The estimate as text and picture, as a notebook displays it."""
+        from shardwise.present.pictures.estimate_charts import shown_estimate
+
+        return shown_estimate(self)
+
+    @property
+    def bound_share(self) -> float:
+        """The share of the step's time that `bound` takes."""
+        return _parts(self.time)[self.bound] / sum(self.time.values())
+
+    @property
+    def exposed_share(self) -> float:
+        """The share of the communication's seconds that compute does not hide; 0 where nothing moves."""
+        exposed, hidden = (sum(of.get(axis, 0.0) for axis in COMMUNICATION) for of in (self.time, self.hidden))
+        return exposed / (exposed + hidden) if exposed else 0.0
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """The notes that qualify the numbers: all but the source of a prediction's constants."""
+        return caveats(self.notes)
+
+    def __repr__(self) -> str:
+        around = " to ".join(map(format_seconds, self.interval90)) if self.interval90 else ""
+        step = f"{format_seconds(self.step_time_s)} ({f'90% prediction interval {around}' if around else 'a bound'})"
+        fits = f"fits, {self.margin:.0%} free" if self.fits else f"DOES NOT FIT, {-self.margin:.0%} too much"
+        return (
+            f"Estimate: step {step}, {self.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {self.mfu:.1%}, bound by "
+            f"{self.bound}\n  memory {format_bytes(self.memory_bytes)} of {format_bytes(self.memory_capacity_bytes)} ({fits})"
+        )
+
+
+def estimate(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, policy: IssuePolicy | None = None
+) -> Estimate:
+    """Price one layout; `policy`: what is issued, where it is not what the cluster's stack issues. Raises `InputError` with every
+    rule that the layout breaks.
+
+    Assumes, of a cluster without a calibration: flash attention, elementwise operations fused with their neighbours, kernels at
+    the best measured rate; of any: causal attention evenly split over cp.
+    The slowest stage sets the time, the fullest one the memory. MFU counts causal attention once and no recomputation, and
+    is measured against the peak of `mfu_format`.
+    """
+    require_legal(architecture, job, cluster.num_devices, layout)
+    found = _priced(Pricing(architecture, cluster, job, layout, policy))
+    if not math.isfinite(found.step_time_s + found.memory_bytes):
+        raise InputError(
+            "estimate: the step's time or memory is not finite; smaller sizes, or rates that a chip can have, are required"
+        )
+    return found
+
+
+def caveats(notes: Iterable[str]) -> tuple[str, ...]:
+    """The notes of an estimate without the source of a prediction's constants."""
+    return tuple(note for note in notes if not note.startswith(PREDICTION))
+
+
+def mfu_format(job: Job) -> str:
+    """The number format whose peak MFU and HFU are measured against: that of the activations, whatever format products run in.
+
+    An MFU then measures speed independently of the recipe, and two recipes compare as their step times do; it may exceed 1.
+    Differs: NVIDIA's DGX Cloud benchmarks divide by the fp8 peak for fp8 runs, which halves their MFU. Source: DeepSeek (arXiv
+    2505.09343, table 4) gives the MFU of fp8 training against the bf16 peak, and so does torchtitan.
+    """
+    return precision_named(job.precision).activations
+
+
+def _priced(pricing: Pricing) -> Estimate:
+    job, cluster, stages = pricing.job, pricing.cluster, pricing.stages()
+    step, memory = pricing.slowest(stages), pricing.fullest(stages)[1]
+    hidden = Counter(step.traffic.hidden_s)
+    hidden.update(hidden_in_passes(pricing, step.stage))
+    step_s, time = step.total_s, TIME.values(step)
+    tokens, devices, peak = job.global_batch_tokens, cluster.num_devices, cluster.chip.peak(mfu_format(job))
+    flops_s = model_flops_per_token(pricing.architecture, job.attended_tokens) * tokens / (devices * peak)
+    total, capacity = sum(memory.values()), cluster.chip.memory_bytes
+    return Estimate(
+        step_time_s=step_s, tokens_per_s_per_device=tokens / step_s / devices, mfu=flops_s / step_s,
+        hfu=flops_s / step_s * pricing.hardware_ratio(), bound=_bound(time),
+        memory_bytes=total, memory_capacity_bytes=capacity, margin=1 - total / capacity, fits=total <= capacity,
+        time=time, hidden={axis: seconds for axis, seconds in hidden.items() if seconds > 0},
+        memory=memory, train_days=job.tokens / tokens * step_s / 86400 if job.tokens else None,
+        interval90=_interval90(pricing, step_s), waste=_waste(pricing, stages), notes=_notes(pricing),
+    )  # fmt: skip
+
+
+def _interval90(pricing: Pricing, step_s: float) -> tuple[float, float] | None:
+    """The 90% prediction interval of the step in seconds; None without a calibration, when the estimate is a bound."""
+    calibration = pricing.cluster.calibration
+    return calibration.interval(step_s, moe=bool(pricing.architecture.num_experts)) if calibration else None
+
+
+def _notes(pricing: Pricing) -> tuple[str, ...]:
+    """Notes that say whether the estimate is a bound or a prediction, and why."""
+    chip, calibration = pricing.cluster.chip, pricing.cluster.calibration
+    found = [BOUND if calibration is None else f"{PREDICTION} {calibration.stack}: {calibration.source}"]
+    caveat = calibration.caveat(moe=bool(pricing.architecture.num_experts)) if calibration else None
+    found += [caveat] if caveat else []
+    if chip.matmul_fraction == 1.0 and calibration is None:
+        found.append(
+            f"{chip.name} has no measured matmul rate in the catalogue: compute is priced at the peak, a bound"
+        )
+    if isinstance(pricing.cluster.topology, Pods):
+        found.append(
+            "the latency of the data-centre network has no source: between pods only bandwidth is priced, a bound"
+        )
+    if pricing.layout.offload != "none":
+        found.append("how much memory the hosts have is not known: what is offloaded is taken to fit there")
+    return tuple(found)
+
+
+def _waste(pricing: Pricing, stages: Sequence[Stage]) -> dict[str, float]:
+    """Idle shares of the devices' time: replicas without sequences, and stages with less to compute than the slowest."""
+    layout = pricing.layout
+    most = seqs_per_replica(pricing.job, pricing.degrees)
+    padded = pricing.num_micro_batches * layout.micro_batch_seqs
+    idle = 1 - pricing.job.num_seqs / (padded * layout.num_replicas)
+    found = {"sequences": idle} if idle > 0 else {}
+    if idle > 0:
+        found["nearest_full_batch_tokens"] = float(padded * layout.num_replicas * pricing.job.seq_len)
+    busy = [float(step.forward_s + step.backward_s + step.recompute_s) for step in map(pricing.step, stages)]
+    if most and max(busy) > min(busy):
+        found["stages"] = 1 - sum(busy) / (max(busy) * layout.pp)
+    return found
+
+
+def _bound(time: Mapping[str, float]) -> str:
+    """The name of the largest part of the step."""
+    parts = _parts(time)
+    return max(parts, key=lambda name: parts[name])
+
+
+def _parts(time: Mapping[str, float]) -> dict[str, float]:
+    """The seconds of a step by what may bound it: compute, the bubble, the optimizer, the communication of one axis."""
+    groups = {"compute": time["forward"] + time["backward"] + time["recompute"]}
+    groups |= {f"communication over {axis}": time[axis] for axis in COMMUNICATION}
+    groups |= {"pipeline bubble": time["bubble"], "optimizer": time["optimizer"], "the host's link": time["host"]}
+    return groups
+
+
+def hidden_in_passes(pricing: Pricing, stage: Stage) -> dict[str, float]:
+    """Seconds of a step of a stage by axis."""
+    found: dict[str, float] = {}
+    plain, links = replace(pricing.family, recompute="none"), pricing.links
+    for unit, times in stage.computing.items():
+        if never(times):
+            continue
+        family = plain if unit.startswith(KEPT) else pricing.family
+        for axis, seconds in _hidden_s(pricing, unit.removeprefix(KEPT), family, links).items():
+            found[axis] = found.get(axis, 0.0) + float(times * seconds * pricing.pipeline.rounds)
+    return found
+
+
+def _hidden_s(pricing: Pricing, unit: str, family: Family, links: Links) -> Mapping[str, Value]:
+    """Of a unit and a micro-batch: what its collectives take, less what they expose."""
+    pricer, values = pricing.pricer, pricing.values
+    own = priced_family(pricer.structure, pricer.of_structure(family), unit)
+    parts = pricer.parts(own, unit)
+    cost = pricer.activation(unit, family, values, links)
+    found: dict[str, Value] = {}
+    for axis, seconds in _whole_s(pricing, parts, links).items():
+        exposed = cost.forward_traffic_s.get(axis, 0.0) + cost.backward_traffic_s.get(axis, 0.0)
+        found[axis] = max(float(seconds - exposed), 0.0)
+    return found
+
+
+def _whole_s(pricing: Pricing, parts: Parts, links: Links) -> Mapping[str, Value]:
+    """Seconds of a unit's collectives on activations by axis, as if nothing ran beside them."""
+    pricer, values = pricing.pricer, pricing.values
+    moved = [one for one in parts.collectives if not one.carries_weights and not one.is_control]
+    plain = (one for one in moved if not one.beside)
+    found: dict[str, Value] = {}
+    for (_, axis), seconds in pricer.traffic(parts, plain, values, links).items():
+        found[axis] = found.get(axis, 0.0) + seconds
+    for one in moved:
+        if one.beside:
+            found[one.group] = found.get(one.group, 0.0) + pricer.in_pieces_s(one, parts, values, links)
+    return found

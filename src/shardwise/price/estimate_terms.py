@@ -1,0 +1,249 @@
+"""The named terms of a step's time and of a device's memory: value, formula in words and in symbols, inputs, and source.
+
+A rule computes its term from a record: a stage's step (`step_time.py`) or a device's memory (`device_memory.py`), of one
+layout or, with arrays for numbers, of many. Words and inputs are made only where a term is explained. `TIME` and `MEMORY` have
+the rules, in the order in which terms are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from shardwise.hardware.network import topology
+from shardwise.model.job import Overlap
+from shardwise.pipeline.registry import schedule_of
+from shardwise.price.device_memory import Memory
+from shardwise.price.overlap import exposed_formula
+from shardwise.price.roofline import Rates
+from shardwise.price.step_time import Step
+from shardwise.price.term_inputs import Expression, Expressions, Input, Recorder
+from shardwise.values.elementwise import Value
+from shardwise.values.loss_kernels import Loss
+from shardwise.values.precision import Precision
+
+
+class Setting(NamedTuple):
+    """Facts that the wording of a term depends on, apart from numbers."""
+
+    rates: Rates
+    precision: Precision
+    loss: Loss
+    schedule: str
+    overlap: Overlap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """An expression from the derivation: elements (or FLOPs) of one unit on one device, counted once."""
+
+    what: str
+    expression: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One term of one layout, in `unit` "s" or "B". Its rule makes the same value of the same `inputs` again; `derived` are the
+    expressions that the costs of units among these rest on, and `symbols` what those stand for."""
+
+    name: str
+    value: float
+    unit: str
+    words: str
+    formula: str
+    source: str
+    inputs: tuple[Input, ...]
+    derived: tuple[Derived, ...]
+    symbols: tuple[Input, ...]
+
+
+Record = TypeVar("Record")
+Text = str | Callable[[Setting], str]
+Read = Callable[[Expressions], Iterable[Expression]]
+
+
+class Rule(NamedTuple, Generic[Record]):
+    """What a term is in words and in symbols, where that comes from, and how it is worked out of a record.
+
+    `given`: cached properties of the record that the formula has, and whose own inputs are not the term's; `derived` reads what
+    the costs of units behind it rest on.
+    """
+
+    words: str
+    formula: Text
+    source: Text
+    value: Callable[[Record], Value]
+    derived: Read = lambda _: ()
+    given: tuple[str, ...] = ()
+
+
+class Rules(Generic[Record]):
+    """The rules of one tree of terms, `time` or `memory`, in the order in which terms are shown and added up."""
+
+    def __init__(self, tree: str, unit: str, by_name: Mapping[str, Rule[Record]]) -> None:
+        self.tree, self.unit, self.by_name = tree, unit, by_name
+
+    def values(self, record: Record) -> dict[str, Value]:
+        """Every term of a record."""
+        return {name: rule.value(record) for name, rule in self.by_name.items()}
+
+    def formula(self, name: str, setting: Setting) -> str:
+        """The formula of a term in symbols."""
+        return _text(self.by_name[name].formula, setting)
+
+    def explained(self, name: str, record: Record, setting: Setting, expressions: Expressions) -> Term:
+        """One term of one layout."""
+        rule, recorder = self.by_name[name], Recorder()
+        value = float(rule.value(recorder.copy(record, given=rule.given)))
+        found = [read for read in rule.derived(expressions) if read.polynomial]
+        return Term(
+            name=f"{self.tree}.{name}", value=value, unit=self.unit, words=rule.words,
+            formula=_text(rule.formula, setting), source=_text(rule.source, setting), inputs=tuple(recorder.inputs.values()),
+            derived=tuple(
+                Derived(what=r.what, expression=str(r.polynomial), value=expressions.value(r.polynomial)) for r in found
+            ),
+            symbols=expressions.symbols(read.polynomial for read in found),
+        )  # fmt: skip
+
+
+def _text(text: Text, setting: Setting) -> str:
+    return text if isinstance(text, str) else text(setting)
+
+
+_COLLECTIVES = "collectives, each its bytes over the links of its axes; what compute does not hide"
+_BESIDE = ("spans", "host_s", "stream_s", "update_s")  # the concurrent spans
+_EACH_PASS = "m · blocks · Σ bytes · s/byte"
+
+
+def _kernels(words: str, phase: str) -> Rule[Step]:
+    """A phase over all micro-batches."""
+    return Rule(
+        words,
+        lambda setting: f"m · blocks · {setting.rates.formula.kernels}",
+        lambda setting: setting.rates.formula.source,
+        lambda step: step.stage.pipeline.rounds * getattr(step, f"{phase}_s"),
+        lambda read: read.flops(phase),
+    )
+
+
+def _traffic(words: str, axis: str, own: str) -> Rule[Step]:
+    """The exposed communication of an axis; `own`: in symbols, where the convention charges each axis its own."""
+
+    def formula(setting: Setting) -> str:
+        return exposed_formula(setting.overlap, axis, own, measured=setting.rates.exposed is not None)
+
+    return Rule(
+        words, formula, topology.SOURCE, lambda step: step.traffic.exposed_s[axis],
+        lambda read: read.collectives(axis), _BESIDE,
+    )  # fmt: skip
+
+
+TIME: Rules[Step] = Rules("time", "s", {
+    "forward": _kernels("forward compute of the slowest stage", "forward"),
+    "backward": _kernels("backward compute of the slowest stage", "backward"),
+    "recompute": _kernels("forward slices run again for the backward pass", "recompute"),
+    "tp": _traffic(f"tensor-parallel {_COLLECTIVES}", "tp", _EACH_PASS),
+    "cp": _traffic(f"context-parallel {_COLLECTIVES}", "cp", _EACH_PASS),
+    "ep": _traffic(f"tokens to their experts and back: {_COLLECTIVES}", "ep", _EACH_PASS),
+    "pp": _traffic("activations and their gradients to the next stage", "pp", "m · v · Σ bytes · s/byte"),
+    "fsdp": _traffic(f"weights and gradients of ZeRO: {_COLLECTIVES}", "fsdp", "Σ max(traffic - compute, 0)"),
+    "dp": _traffic(f"gradients of the replicas, once per step: {_COLLECTIVES}", "dp", "max(traffic - compute, 0)"),
+    "control": _traffic("the loss, summed once per step", "control", "latency and 4 bytes"),
+    "host": Rule(
+        "activations to the host and back, beside each pass, and the optimizer's state through the device, beside the update",
+        "m · Σ max(bytes / PCIe rate - pass, 0) + max(bytes of state / PCIe rate - update, 0)",
+        "Transformer Engine, get_cpu_offload_context; Megatron-Core, cpu_offloading; MaxText, optimizer_memory_host_offload",
+        lambda step: step.traffic.exposed_s["host"],
+        lambda read: read.offloaded(),
+        _BESIDE,
+    ),
+    "bubble": Rule(
+        "stages that wait for the first and the last micro-batch",
+        lambda setting: schedule_of(setting.schedule).bubble,
+        "Narayanan et al. 2021, section 2.2; Qi et al. 2023, Zero Bubble Pipeline Parallelism, section 2; DeepSeek-AI 2024, "
+        "DeepSeek-V3 Technical Report, table 2",
+        lambda step: step.bubble_s,
+        given=("steady",),
+    ),
+    "optimizer": Rule(
+        "the update streams the optimizer's state",
+        lambda setting: setting.rates.formula.update,
+        lambda setting: setting.rates.formula.source,
+        lambda step: step.update_s,
+    ),
+})  # fmt: skip
+
+_ZERO = "Rajbhandari et al. 2020, ZeRO, section 5"
+
+
+def _state(words: str, formula: str, column: str, *, goes_to_host: bool = False) -> Rule[Memory]:
+    """Training state at rest, a column of `StateCost`."""
+
+    def source(setting: Setting) -> str:
+        return f"{_ZERO}; recipe {setting.precision.name}: {setting.precision.source}"
+
+    return Rule(
+        words, formula, source,
+        lambda memory: memory.rests(column, offloaded=goes_to_host and memory.stage.host.optimizer),
+        lambda read: read.state(column),
+    )  # fmt: skip
+
+
+MEMORY: Rules[Memory] = Rules("memory", "B", {
+    "parameters": _state("weights as they rest", "Σ elements at rest · bytes of a weight", "parameters_bytes"),
+    "gradients": _state(
+        "gradients as they rest between micro-batches", "Σ elements · bytes of a gradient", "gradients_bytes"
+    ),
+    "master": _state(
+        "the optimizer's copy of the weights", "Σ elements · bytes of the master copy", "master_bytes", goes_to_host=True
+    ),
+    "optimizer": _state(
+        "the optimizer's moments", "Σ elements · Σ bytes of a moment", "optimizer_bytes", goes_to_host=True
+    ),
+    "activations": Rule(
+        "tensors kept for the backward pass of every micro-batch in flight",
+        "in flight · blocks · Σ saved elements · bytes; 2 · blocks where they wait on the host",
+        "what the derived backward pass reads; in flight: Narayanan et al. 2021, section 2.2; Korthikanti et al. 2022, section "
+        "4.2.3; Qi et al. 2023, Zero Bubble Pipeline Parallelism, appendix",
+        lambda memory: memory.activations,
+        lambda read: read.saved(),
+    ),
+    "workspace": Rule(
+        "what one block needs while it runs backward, or the update of whole matrices where that is more",
+        "what recompute rebuilds + half of a block's activations; for `train` the most that is alive beside what was saved, less "
+        "what of that has gone",
+        lambda setting: (
+            "what is alive at each operation of the derived backward pass" if setting.loss.stepwise
+            else "SimuMax's measured peaks on B200: a block in its backward pass holds 1.5 times its activations"
+        ),
+        lambda memory: memory.workspace,
+    ),
+    "gathered": Rule(
+        "gathered weights and unscattered gradients of two neighbouring units (on a TPU of one)",
+        "2 · elements in use · bytes",
+        "PyTorch, FSDP2: a block at a time, the next one prefetched; of a TPU the peaks that XLA's compilers give",
+        lambda memory: memory.gathered,
+        lambda read: read.state("transient_bytes"),
+    ),
+    "logits": Rule(
+        "the loss over the logits, by its kernel",
+        "bytes of the loss for each · elements of the logits",
+        lambda setting: setting.loss.source,
+        lambda memory: memory.fullest.logits,
+        lambda read: read.saved(logits=True),
+    ),
+    "buffers": Rule(
+        "input and output of the largest collective on activations",
+        "2 · largest payload; of `train` they are in the workspace",
+        "torch.distributed: all_gather_into_tensor, reduce_scatter_tensor and all_to_all_single take an input and an output",
+        lambda memory: memory.buffers,
+    ),
+    "runtime": Rule(
+        "context, libraries and fragmentation",
+        "a constant of the chip",
+        lambda setting: setting.rates.chip.sources.get("runtime_bytes", f"chip {setting.rates.chip.name}"),
+        lambda memory: memory.runtime_bytes,
+    ),
+})  # fmt: skip

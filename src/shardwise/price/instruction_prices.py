@@ -1,0 +1,140 @@
+"""Seconds, bytes and FLOPs of each instruction of a unit by itself, at the rates and links of a layout's pricing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from shardwise.layout.sharding_scheme import Family
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.overlap import BLOCKING
+from shardwise.price.stage_contents import KEPT
+from shardwise.price.unit_inputs import Parts
+from shardwise.sharding.collectives import Kind
+from shardwise.step.instructions import Free, Instruction, Kernel, Launch, Slice, Start, Traffic, Wait
+from shardwise.step.unit_instructions import Template, unit_template
+from shardwise.values.elementwise import Value, added
+
+# Why a tensor moves, where the derivation says no more than its kind.
+REASONS: Mapping[Kind, str] = {
+    Kind.ALL_GATHER: "it lies in parts and is read whole",
+    Kind.REDUCE_SCATTER: "it is a partial sum and lies in parts",
+    Kind.ALL_REDUCE: "it is a partial sum and is read whole",
+    Kind.ALL_TO_ALL: "its parts are read along another dim",
+    Kind.PERMUTE: "its parts are read on other devices",
+    Kind.SEND_RECV: "the next stage reads it",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """An instruction with numbers. `kind`: launch, start, wait, slice or free; `operation` is the kind of a kernel or collective.
+
+    `count` collectives of `num_bytes` together (their payload), or a kernel that reads and writes so many; `flops` of products
+    and attention. `over`: the axes of more than one device. `seconds` is None where nothing takes time.
+    """
+
+    kind: str
+    stream: str
+    operation: str = ""
+    tensors: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
+    count: int = 1
+    num_bytes: float = 0.0
+    flops: float = 0.0
+    seconds: float | None = None
+    why: str = ""
+
+
+class InstructionPricer:
+    """Price the instructions of a layout's units. A unit whose name begins with `stage_contents.KEPT` recomputes nothing."""
+
+    def __init__(self, pricing: Pricing) -> None:
+        self.pricing, self.structure = pricing, pricing.architecture.structure
+        self.pricer, self.values, self.links = pricing.pricer, pricing.values, pricing.links
+        self.single = frozenset(axis for axis, degree in pricing.degrees.items() if degree == 1)
+
+    def family(self, unit: str) -> Family:
+        """The family of a unit."""
+        family = self.pricer.of_structure(self.pricing.family)
+        return replace(family, recompute="none") if unit.startswith(KEPT) else family
+
+    def template(self, unit: str) -> Template:
+        """The unit's instructions."""
+        own = unit.removeprefix(KEPT)
+        return unit_template(self.structure, self.family(unit), own, self.pricer.rates.policy, self.single)
+
+    def parts(self, unit: str) -> Parts:
+        """The parts of the unit that cost something."""
+        return self.pricer.parts(self.family(unit), unit.removeprefix(KEPT))
+
+    def kernel_s(self, kernel: Kernel, parts: Parts) -> float:
+        """Seconds of a kernel on the device."""
+        return float(self.pricer.kernel_s(kernel, parts, self.values))
+
+    def collective_s(self, traffic: Traffic, parts: Parts) -> float:
+        """Seconds of a collective, or of one for each of its flat arrays, one after the other."""
+        return float(self.pricer.collective_s(traffic, parts, self.values, self.links))
+
+    def casts_s(self, parts: Parts, phase: str) -> float:
+        """Seconds of the casts of what a phase's products take."""
+        return float(self.pricer.formats.cast_bytes(phase, parts.products, self.values) / self.pricer.rates.bytes_per_s)
+
+    def gap_s(self, parts: Parts, phase: str) -> float:
+        """Seconds that the host's launches add to each kernel of a phase, minus those that collectives fill."""
+        num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
+        device_s = self.pricer.compute_s(parts, phase, self.values)
+        device_s = device_s + self.pricer.kernels_s(parts, phase, self.values, making_gradients=True)
+        added_s = self.pricer.launched_s(parts, phase, device_s) - device_s - self.filled_s(parts, phase, device_s)
+        return float(added_s) / num_kernels if num_kernels else 0.0
+
+    def filled_s(self, parts: Parts, phase: str, device_s: Value) -> float:
+        """Seconds of collectives that kernels wait for while the device waits for its host."""
+        idle_s = float(self.pricer.idle_s(parts, phase, device_s))
+        if not idle_s:
+            return 0.0
+        moved = self.pricer.activation_traffic(parts, self.values, self.links)
+        return min(idle_s, float(added(moved.get((phase, axis), 0.0) for axis in BLOCKING)))
+
+    def priced(self, one: Instruction, parts: Parts) -> Priced:
+        """An instruction of a unit with these values."""
+        match one:
+            case Launch():
+                return self._launched(one, one.kernel, parts)
+            case Start():
+                return self._started(one, one.traffic, parts)
+            case Wait():
+                return Priced(
+                    kind="wait", stream=one.stream, operation=str(one.traffic.kind), tensors=one.traffic.tensors,
+                    over=self.several(one.traffic), why="what follows reads it",
+                )  # fmt: skip
+            case Slice():
+                return Priced(
+                    kind="slice", stream=one.stream, tensors=(one.step.tensor.name,), over=one.step.collective.axes,
+                    why=one.step.reason or "each device keeps its part",
+                )  # fmt: skip
+            case Free():
+                return Priced(kind="free", stream=one.stream, tensors=one.tensors, why="nothing reads it any more")
+
+    def _launched(self, one: Launch, kernel: Kernel, parts: Parts) -> Priced:
+        return Priced(
+            kind="launch", stream=one.stream, operation=kernel.kind, tensors=kernel.reads, results=kernel.outputs,
+            num_bytes=float(self.pricer.kernel_bytes(kernel, parts, self.values)),
+            flops=float(kernel.flops.evaluate(self.values)), seconds=self.kernel_s(kernel, parts),
+            why="a weight's gradient" if kernel.makes_gradients else kernel.phase,
+        )  # fmt: skip
+
+    def _started(self, one: Start, traffic: Traffic, parts: Parts) -> Priced:
+        count, elements = traffic.extent(self.values, self.pricer.most_elements)
+        return Priced(
+            kind="start", stream=one.stream, operation=str(traffic.kind), tensors=traffic.tensors, over=self.several(traffic),
+            count=int(count),
+            num_bytes=float(elements * self.pricer.formats.moved_width(traffic, parts.products)),
+            seconds=self.collective_s(traffic, parts),
+            why=traffic.reason or REASONS[traffic.kind],
+        )  # fmt: skip
+
+    def several(self, traffic: Traffic) -> tuple[str, ...]:
+        """The axes of more than one device that a collective goes over."""
+        return tuple(axis for axis in traffic.axes if axis not in self.single)

@@ -1,0 +1,55 @@
+"""What is asked of a plan beside its model, cluster and job: a deadline and a budget, and the defaults of what was left out."""
+
+from dataclasses import dataclass, replace
+
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.published_constants import predicted
+from shardwise.hardware.stacks import typical_stack
+from shardwise.model.job import Job
+from shardwise.price.roofline import loss_of
+from shardwise.price.training_run import Run
+from shardwise.values.units import SECONDS_PER_DAY
+
+
+def as_planned(cluster: Cluster, job: Job) -> tuple[Cluster, Job]:
+    """The cluster and the job of a plan, with defaults filled in.
+
+    A cluster without measurements is predicted under the typical stack of its chip, unless the job names a convention of
+    overlap: then the plan is made by the bound of that convention. A host, or a chip of an unknown vendor, is also planned by
+    the bound. The loss is the one with the least memory that the stack has.
+    """
+    stack = typical_stack(cluster.chip) if cluster.calibration is None and job.overlap is None else None
+    cluster = predicted(cluster, stack) if stack else cluster
+    return cluster, replace(job, loss=loss_of(cluster, job))
+
+
+PRICE = "price_usd_per_hour"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Limits of a run: seconds from its first step to its last, and US dollars. None: no limit.
+
+    >>> limits = Limits(deadline_s=30 * 86400)
+    >>> bool(limits), limits.budget_usd, limits.met(None)  # no run: the deadline cannot be judged
+    (True, None, False)
+    """
+
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.deadline_s is not None or self.budget_usd is not None
+
+    def in_time(self, run: Run | None) -> bool | None:
+        """Whether the run meets the deadline; None without a deadline or without a run."""
+        return None if self.deadline_s is None or run is None else run.days * SECONDS_PER_DAY <= self.deadline_s
+
+    def within_budget(self, run: Run | None) -> bool | None:
+        """Whether the run is within the budget; None without a budget, a run or a price of the chip."""
+        return None if self.budget_usd is None or run is None or run.usd is None else run.usd <= self.budget_usd
+
+    def met(self, run: Run | None) -> bool:
+        """Whether all limits are met; one that cannot be judged counts as missed."""
+        judged = (self.deadline_s is None, self.in_time(run)), (self.budget_usd is None, self.within_budget(run))
+        return all(free or met is True for free, met in judged)

@@ -1,0 +1,273 @@
+"""The cost of a sharded product: the cheapest program, the runners-up, the book's own derivation, forward and backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from shardwise.derive.expression import ShardedExpression, derive_by_cases, expression_program, solve, strategy_program
+from shardwise.derive.sharded_program import Communicate, Compute, ShardedProgram, shard_program
+from shardwise.hardware.mesh_links import MeshOnChips
+from shardwise.hardware.network.topology import collective_s
+from shardwise.model.backward import backward
+from shardwise.sharding.collectives import Collective, Kind, received
+from shardwise.sharding.matmul_search.cheapest_paths import Cost, PriceCollective
+from shardwise.sharding.matmul_search.cheapest_strategies import PriceProduct
+from shardwise.sharding.spec import Axes, Spec
+from shardwise.values.dtypes import bytes_per_element
+from shardwise.values.errors import InputError, chosen
+from shardwise.values.symbolic import Values, constant
+
+Objective = Literal["time", "bytes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """One step: bytes that one device receives, FLOPs, seconds (None: no chip).
+
+    `op` is a collective's kind or, of what each device does alone, `local_product`, `local_sum` (of one operand, over dims
+    that nothing else has), `local_transpose` (dims in another order) or `local_broadcast` (the gradient of a sum).
+    """
+
+    op: str
+    operand: str
+    axes: tuple[str, ...]
+    dim: str | None
+    before: str
+    after: str
+    bytes_per_device: float
+    flops: float
+    time_s: float | None
+    reason: str = ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is local: the device computes, and receives nothing."""
+        return self.op.startswith("local_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCost:
+    """A program's steps and totals. `lower` is the time if compute and communication overlap fully, `upper` if not at all."""
+
+    program: tuple[StepCost, ...]
+    bytes_per_device: float
+    flops_per_device: float
+    math_s: float | None
+    comms_s: float | None
+    result: str
+
+    @property
+    def lower_s(self) -> float | None:
+        return None if self.math_s is None or self.comms_s is None else max(self.math_s, self.comms_s)
+
+    @property
+    def upper_s(self) -> float | None:
+        return None if self.math_s is None or self.comms_s is None else self.math_s + self.comms_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFacts:
+    """Placement of a tensor: shape and bytes of a shard, how often each shard is held, bytes over all devices, and the seconds
+    in which a device reads its shard from memory (None: no chip)."""
+
+    name: str
+    sharding: str
+    local_shape: tuple[int, ...]
+    bytes_per_device: float
+    copies: int
+    total_bytes: float
+    load_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductReport:
+    """The cheapest program as steps to run and as costs, other programs with the reason each lost, and the book's way."""
+
+    made: ShardedExpression
+    tensors: tuple[TensorFacts, ...]
+    objective: Objective
+    steps: ShardedProgram
+    best: ProgramCost
+    alternatives: tuple[tuple[ProgramCost, str], ...]
+    by_cases: ProgramCost
+    backward: ProgramCost | None
+
+
+def _time_first(objective: str) -> bool:
+    """Whether seconds are minimised before bytes."""
+    return chosen({"time": True, "bytes": False}, objective, "objective")
+
+
+def price_product(
+    made: ShardedExpression, on: MeshOnChips | None, *, objective: Objective = "time", free: Sequence[str] = (),
+    with_backward: bool = False,
+) -> ProductReport:  # fmt: skip
+    """Solve and price a sharded product. Without a chip there are no times, and the objective is bytes.
+
+    The cost of a program is the sum of its steps: seconds of compute at the chip's peak and of each collective on its
+    links, or bytes that a device receives, then FLOPs. Raises `ShardingError` when there is no program, `InputError` for another
+    objective.
+    """
+    objective = objective if on is not None else "bytes"
+    solution = solve(made, lambda product: _Pricer(product, _on(on, product)).prices(objective), free=free)
+    found = solution.strategies
+    starts = tuple(found[0].starts[name] for name in made.names)
+    made = replace(solution.made, operands=starts)
+    pricer = _Pricer(made, _on(on, made))
+    best = strategy_program(made, found[0])
+    cost = pricer.program(best, found[0].result)
+    others = [pricer.program(strategy_program(made, other), other.result) for other in found[1:]]
+    cases = derive_by_cases(made)
+    return ProductReport(
+        made=made, tensors=pricer.tensors(found[0].result), objective=objective, steps=best, best=cost,
+        alternatives=tuple((other, _why(other, cost)) for other in others),
+        by_cases=pricer.program(cases, cases.specs[made.result_name]),
+        backward=pricer.backward() if with_backward else None,
+    )  # fmt: skip
+
+
+def _on(on: MeshOnChips | None, made: ShardedExpression) -> MeshOnChips | None:
+    """The chips with links for the axes of the product's mesh, which may be cut."""
+    return on.cut(made.mesh) if on is not None else None
+
+
+def _why(other: ProgramCost, best: ProgramCost) -> str:
+    """What the other program does more of."""
+    parts = []
+    if other.flops_per_device > best.flops_per_device * (1 + 1e-9):
+        parts.append(f"repeats work: {other.flops_per_device / best.flops_per_device:.3g}x the FLOPs on each device")
+    if other.bytes_per_device > best.bytes_per_device * (1 + 1e-9):
+        ratio = other.bytes_per_device / best.bytes_per_device if best.bytes_per_device else float("inf")
+        parts.append(
+            f"moves {ratio:.3g}x the bytes" if best.bytes_per_device else "moves bytes where none have to move"
+        )
+    if (
+        not parts
+        and other.upper_s is not None
+        and best.upper_s is not None
+        and other.upper_s > best.upper_s * (1 + 1e-9)
+    ):
+        parts.append(f"takes {other.upper_s / best.upper_s:.3g}x the time on these links")
+    same = "costs the same" if len(other.program) <= len(best.program) else "costs the same, in more steps"
+    return "; ".join(parts) or same
+
+
+class _Pricer:
+    def __init__(self, made: ShardedExpression, on: MeshOnChips | None) -> None:
+        self.made, self.on = made, on
+        self.width = bytes_per_element(made.dtype)
+        self.values = Values({**made.sizes, **dict(made.mesh.axes)})
+        self.known: dict[tuple[Kind, Axes, float], tuple[float, float]] = {}
+
+    def collective(self, kind: Kind, axes: Axes, payload: float) -> tuple[float, float]:
+        """Bytes received by one device, and seconds (0 without a chip)."""
+        key = (kind, axes, payload)
+        if key not in self.known:
+            moved = received(kind, axes, constant(payload)).evaluate(self.values) * self.width
+            self.known[key] = moved, self.seconds(kind, axes, payload * self.width)
+        return self.known[key]
+
+    def seconds(self, kind: Kind, axes: Axes, payload_bytes: float) -> float:
+        if self.on is None:
+            return 0.0
+        return float(collective_s(kind, axes, payload_bytes, self.on.links))
+
+    def tensors(self, result: Spec) -> tuple[TensorFacts, ...]:
+        """The placement of operands and result at the start and at the end."""
+        made = self.made
+        named = [*zip(made.names, made.operands, strict=True), (made.result_name, result)]
+        return tuple(self.facts(name, spec) for name, spec in named)
+
+    def facts(self, name: str, spec: Spec) -> TensorFacts:
+        shape = spec.local_shape(self.made.mesh, self.made.sizes)
+        held = math.prod(shape) * self.width
+        return TensorFacts(
+            name=name, sharding=str(spec), local_shape=shape, bytes_per_device=held,
+            copies=spec.replication(self.made.mesh), total_bytes=held * self.made.mesh.num_devices,
+            load_s=held / self.on.chip.memory_bytes_per_s if self.on else None,
+        )  # fmt: skip
+
+    def math_s(self, flops: float) -> float:
+        return flops / self.on.chip.peak(self.made.dtype) if flops and self.on is not None else 0.0
+
+    def prices(self, objective: Objective) -> tuple[PriceCollective, PriceProduct]:
+        """The quantity that the search adds up."""
+        return self.objective_of(objective), self.product_of(objective)
+
+    def objective_of(self, objective: Objective) -> PriceCollective:
+        time_first = _time_first(objective)
+
+        def price(kind: Kind, axes: Axes, payload: float) -> Cost:
+            moved, seconds = self.collective(kind, axes, payload)
+            count = 0.0 if kind is Kind.SLICE else 1.0
+            return (seconds, moved, 0.0, count) if time_first else (moved, 0.0, seconds, count)
+
+        return price
+
+    def product_of(self, objective: Objective) -> PriceProduct:
+        time_first = _time_first(objective)
+
+        def price(flops: float) -> Cost:
+            return (self.math_s(flops), 0.0, flops, 0.0) if time_first else (0.0, flops, 0.0, 0.0)
+
+        return price
+
+    def program(self, program: ShardedProgram, result: Spec) -> ProgramCost:
+        """Cost of every step of a program."""
+        steps = tuple(self.step(step) for step in program.steps)
+        timed = self.on is not None
+        return ProgramCost(
+            program=steps, bytes_per_device=sum(s.bytes_per_device for s in steps),
+            flops_per_device=sum(s.flops for s in steps),
+            math_s=sum(s.time_s or 0.0 for s in steps if s.is_local) if timed else None,
+            comms_s=sum(s.time_s or 0.0 for s in steps if not s.is_local) if timed else None,
+            result=f"{self.made.result_name}{result}",
+        )  # fmt: skip
+
+    def step(self, step: Communicate | Compute) -> StepCost:
+        if isinstance(step, Communicate):
+            one = step.collective
+            payload = float(one.payload_elements.evaluate(self.values))
+            moved, seconds = self.collective(one.kind, one.axes, payload)
+            return StepCost(
+                op=str(one.kind), operand=step.tensor.name, axes=one.axes, dim=_dim(one), before=str(one.before),
+                after=str(one.after), bytes_per_device=moved, flops=0.0, time_s=seconds if self.on else None, reason=step.reason,
+            )  # fmt: skip
+        flops = float(step.operation.flops(step.placed).evaluate(self.values))
+        return StepCost(
+            op=_local(step), operand=" * ".join(step.operation.operands), axes=(), dim=None,
+            before=" * ".join(str(spec) for spec in step.placed.inputs), after=str(step.placed.outputs[0]),
+            bytes_per_device=0.0, flops=flops, time_s=self.math_s(flops) if self.on else None,
+        )  # fmt: skip
+
+    def backward(self) -> ProgramCost:
+        """The gradients of all operands, each brought to its operand's sharding, by the four cases."""
+        made = self.made
+        if len(made.names) < 2:
+            raise InputError("--backward: one operand has no product to transpose; give a product")
+        forward = derive_by_cases(made)
+        program = expression_program(made)
+        transposed = backward(program, given=[made.result_name], wanted=made.names)
+        rest = dict(zip(made.names, made.operands, strict=True))
+        final = {transposed.gradients[name]: rest[name].with_partial(()) for name in made.names}
+        saved = {n: forward.specs[n] for n in transposed.program.inputs if n in forward.specs} | rest
+        saved[f"d.{made.result_name}"] = forward.specs[made.result_name]
+        sharded = shard_program(transposed.program, saved, final=final, primal=forward.specs)
+        return self.program(sharded, forward.specs[made.result_name])
+
+
+def _local(step: Compute) -> str:
+    """The local computation of a device (see `StepCost`)."""
+    if len(step.placed.inputs) > 1:
+        return "local_product"
+    before, after = len(step.placed.inputs[0].dims), len(step.placed.outputs[0].dims)
+    return "local_sum" if before > after else "local_broadcast" if before < after else "local_transpose"
+
+
+def _dim(collective: Collective) -> str | None:
+    """The dim whose sharding changes, if any."""
+    pairs = zip(collective.before.dims, collective.before.axes, collective.after.axes, strict=True)
+    return next((dim for dim, old, new in pairs if old != new), None)

@@ -1,0 +1,234 @@
+"""How long a kernel takes on a chip, as far as its calibration knows. The constants may be numbers, or arrays of them.
+
+Without a calibration: products and attention at the chip's best measured matmul rate, the rest at its memory's. With one:
+a product that sums over K takes (K + k0)/K of its time at the sustained rate (each of its tiles starts and ends once), and
+longer where an extent does not fill whole memory transactions; the rows of an expert fill whole tiles; attention has a
+rate of its own, or writes its scores; elementwise kernels move what a stack does not fuse several times, and those of the
+optimizer and of the loss as often as was measured, if it was; and the host launches every kernel, which leaves a gap
+behind each, and takes longer than the device where kernels are short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardwise.hardware.calibration_constants import Calibration
+from shardwise.hardware.chips import Chip
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.stacks import Stack, stack_named
+from shardwise.model.job import Job
+from shardwise.values.elementwise import Value, maximum, where
+from shardwise.values.errors import InputError
+from shardwise.values.issue_policy import IssuePolicy
+
+# Rows of an output tile. Source: NVIDIA, Matrix Multiplication Background User's Guide (tiles of 256 x 128 and 128 x 128);
+# the side of a TPU's matrix unit (S0, section 2). The last tile of an expert's rows is half full on average.
+TILE = 128
+# Products run best where every extent fills 128 bytes. Source: the same guide, table 1 (64 elements of 16 bits on A100 and
+# later). The loss: published runs of one model on 384 A100 whose widths differ, 12%.
+ALIGNED, MISALIGNED = 64, 1.12
+# Bytes moved for a score where attention writes them: forward, two products write and read them (4), softmax reads and writes
+# (4), dropout too, and writes a mask (5); backward the same kernels, and two products more that read (4).
+SCORE_BYTES = {False: 13.0, True: 17.0}
+# Tensor cores take heads whose width is a multiple of 8; other units reach a quarter of the rate. Source: NVIDIA A100
+# whitepaper: 312 TFLOP/s in fp16 on tensor cores, 78 without them.
+TENSOR_CORE_WIDTH, PLAIN_RATE = 8, 4.0
+# A layer with experts launches several times the kernels that we count (sorts, permutations, counts, padding), and a host that
+# waits for the router's counts pays for each in full.
+# Source: published runs of mixtures of experts without CUDA graphs, 9 to 17 ms for a layer of some 60 kernels forward and
+# backward, and half of that where capacity is fixed; dense models of the same stacks show 10 to 40 us for a kernel.
+ROUTED, SYNCHRONISED = 6.0, 12.0
+
+
+class Formula(NamedTuple):
+    """The quantities that `Rates` computes, in symbols: for the kernels of a unit, for the update; and their source."""
+
+    kernels: str
+    update: str
+    source: str
+
+
+_ROOFLINE = "Williams, Waterman and Patterson 2009, Roofline, CACM 52(4)"
+_BOUND = Formula("Σ max(FLOPs / matmul rate, bytes / memory rate)", "bytes of state / memory rate", _ROOFLINE)
+_PREDICTION = Formula(
+    "(device + kernels · launch_s), or kernels · host_s where that is longer: device = Σ max(FLOPs / rate · shape, bytes / "
+    "memory rate), elementwise bytes several times; with experts √(device² + host²), the host several launches a kernel",
+    "elementwise · bytes of state / memory rate",
+    f"{_ROOFLINE}; NVIDIA, Matrix Multiplication Background User's Guide (shape); constants of the calibration, docs/accuracy.md",
+)
+
+
+class Work(NamedTuple):
+    """The work of one kernel: FLOPs, bytes, and what its rate depends on (`step.instructions.Shape`)."""
+
+    flops: Value
+    num_bytes: Value
+    summed: Value
+    sides: tuple[Value, ...]
+    group_rows: Value
+    scores: Value
+    width: Value
+    is_backward: bool
+    is_update: bool = False
+    is_loss: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """Constants of a calibration (`hardware.calibration_constants.CONSTANTS`); without one, `is_bound`, its ceilings."""
+
+    chip: Chip
+    matmul_fraction: Value
+    fp8_matmul_fraction: Value
+    attention_fraction: Value
+    memory_fraction: Value
+    matmul_ramp: Value = 0.0
+    grouped_fraction: Value = 1.0
+    elementwise: Value = 1.0
+    update: Value | None = None  # None: as other elementwise kernels
+    loss: Value | None = None
+    exposed: Value | None = None
+    launch_s: Value = 0.0
+    host_s: float = 0.0
+    overlaps_gradients: bool = False
+    attention: Value = 1.0
+    clock: Value = 1.0
+    fused_attention: bool = True
+    synchronises: bool = False
+    is_bound: bool = False
+    policy: IssuePolicy = field(default_factory=IssuePolicy)
+
+    @property
+    def formula(self) -> Formula:
+        """The time of a kernel's work at these rates, for people."""
+        return _BOUND if self.is_bound else _PREDICTION
+
+    @property
+    def bytes_per_s(self) -> Value:
+        return self.chip.memory_bytes_per_s * self.memory_fraction
+
+    def flops_per_s(self, dtype: str) -> Value:
+        """Sustained rate of products of a format."""
+        fraction = self.fp8_matmul_fraction if dtype == "fp8" else self.matmul_fraction
+        return self.chip.peak(dtype) * self.clock * fraction
+
+    def kernel_s(self, kind: str, dtype: str, work: Work) -> Value:
+        """Seconds of a kernel; of a product or of attention the longer of its FLOPs and its bytes."""
+        streaming = work.num_bytes / self.bytes_per_s
+        match kind:
+            case "contract" | "of_matrix":
+                return maximum(work.flops / self.flops_per_s(dtype) * self._shape(work), streaming)
+            case "scan":
+                return self._fused_s(dtype, work) if self.fused_attention else self._unfused_s(dtype, work)
+            case "map" | "lookup" | "scatter" | "route" | "carry":
+                return streaming * self._moved_again(work)
+            case _:
+                raise InputError(f"kernel: found {kind!r}; a kind of operation is required")
+
+    def _moved_again(self, work: Work) -> Value:
+        """Bytes that elementwise kernels move, over those of fused kernels."""
+        own = self.update if work.is_update else self.loss if work.is_loss else None
+        return self.elementwise if own is None else own
+
+    def _fused_s(self, dtype: str, work: Work) -> Value:
+        rate = self.chip.peak(dtype) * self.clock * self.attention_fraction
+        return maximum(work.flops / rate * self.attention, work.num_bytes / self.bytes_per_s)
+
+    def _unfused_s(self, dtype: str, work: Work) -> Value:
+        """Products over all scores, masked ones too, two forward and four backward, and kernels over every score."""
+        flops = work.scores * work.width * (8.0 if work.is_backward else 4.0)
+        slower = where(work.width % TENSOR_CORE_WIDTH == 0, 1.0, PLAIN_RATE) * (1.0 + self.matmul_ramp / work.width)
+        moved = work.scores * SCORE_BYTES[work.is_backward] + work.num_bytes
+        return (flops / self.flops_per_s(dtype) * slower + moved / self.bytes_per_s) * self.attention
+
+    def _shape(self, work: Work) -> Value:
+        """The factor by which a product takes longer for its shape."""
+        if self.is_bound or _is_nothing(work.summed):
+            return 1.0
+        aligned: Value = True
+        for side in work.sides:
+            aligned = aligned & (side % ALIGNED == 0)
+        shape = (1.0 + self.matmul_ramp / work.summed) * where(aligned, 1.0, MISALIGNED)
+        if _is_nothing(work.group_rows):
+            return shape
+        return shape / self.grouped_fraction * (1.0 + TILE / 2 / work.group_rows)
+
+    def launched_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
+        """Seconds of kernels as a host launches them. Each leaves the device idle for a moment, and a host that takes longer for
+        them than the device is what it waits for (`idle_s`).
+
+        `routed`: among them are a router and its experts: as long as the slower of the two, and more where both are as slow.
+        """
+        if self.is_bound:
+            return device_s
+        gaps_s = num_kernels * self.launch_s
+        if not routed:
+            return device_s + gaps_s + self.idle_s(device_s, num_kernels, routed=routed)
+        host_s = gaps_s * (SYNCHRONISED if self.synchronises else ROUTED)
+        return (device_s**2 + host_s**2) ** 0.5
+
+    def idle_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
+        """Seconds of these that the device waits for its host, while collectives that were launched may run."""
+        if self.is_bound or routed or not self.host_s:
+            return 0.0
+        return maximum(num_kernels * self.host_s - device_s - num_kernels * self.launch_s, 0.0)
+
+
+def _is_nothing(number: Value) -> bool:
+    return isinstance(number, float) and number == 0.0
+
+
+def rates_of(chip: Chip, calibration: Calibration | None) -> Rates:
+    """The rates of a chip: those of its calibration, or the best that micro-benchmarks reach."""
+    if calibration is None:
+        fp8 = chip.matmul_fraction if chip.fp8_matmul_fraction is None else chip.fp8_matmul_fraction
+        return Rates(
+            chip=chip, matmul_fraction=chip.matmul_fraction, fp8_matmul_fraction=fp8,
+            attention_fraction=chip.matmul_fraction, memory_fraction=chip.memory_fraction, is_bound=True,
+        )  # fmt: skip
+    return rates_at(
+        chip, calibration.constants, clock=calibration.clock, fused_attention=calibration.fused_attention,
+        synchronises=calibration.synchronises, stack=stack_named(calibration.stack),
+    )  # fmt: skip
+
+
+def policy_of(cluster: Cluster) -> IssuePolicy:
+    """What a cluster's stack issues; without a calibration what recipes and defaults say."""
+    return stack_named(cluster.calibration.stack).policy if cluster.calibration else IssuePolicy()
+
+
+def exposed_share(cluster: Cluster) -> float | None:
+    """The measured share of communication that is exposed; None where a convention decides (`price.overlap`)."""
+    return None if cluster.calibration is None else cluster.calibration["exposed"]
+
+
+def loss_of(cluster: Cluster, job: Job) -> str:
+    """The kind of cross-entropy: the job's, else the one with the least memory that the cluster's stack has, else PyTorch's
+    own."""
+    stack_loss = cluster.calibration.loss if cluster.calibration else None
+    return job.loss or stack_loss or "unfused"
+
+
+def rates_at(
+    chip: Chip,
+    constants: Mapping[str, Value],
+    *,
+    clock: float,
+    fused_attention: bool,
+    synchronises: bool,
+    stack: Stack,
+) -> Rates:
+    """The rates at given constants, by name; each a number or an array. Those of links are the network's."""
+    own = {name: value for name, value in constants.items() if name not in ("link_fraction", "network_fraction")}
+    return Rates(
+        chip=chip,
+        clock=clock,
+        fused_attention=fused_attention,
+        synchronises=synchronises,
+        policy=stack.policy,
+        host_s=stack.host_s,
+        overlaps_gradients=stack.overlaps_gradients,
+        **own,
+    )

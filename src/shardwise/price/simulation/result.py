@@ -1,0 +1,291 @@
+"""The result of a simulated step: step time, exposed communication, critical path, and memory over time.
+
+Memory: the terms of the price say how much of each there is, the simulated step when. Activations are there from the start of
+their forward pass to the end of the pass that reads them last, as in a played schedule; the working set of a unit, and the
+loss over the logits, while a backward pass runs. Of micro-batches whose weight gradients wait, what those are made of is held,
+and no more, where the price keeps all that was saved; and a virtual stage holds what its own units save, where the price
+counts a rank's layers as alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Any, Literal, NamedTuple
+
+from typing_extensions import TypedDict
+
+from shardwise.hardware.cluster import Cluster
+from shardwise.layout.layout import Layout
+from shardwise.layout.payload import LayoutPayload, layout_payload
+from shardwise.layout.rules.table import require_legal
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.pipeline.actions import BACKWARD, FORWARD, INPUT, Slot
+from shardwise.present.draw.notebook import Pictured, Shown
+from shardwise.price.device_memory import Memory
+from shardwise.price.estimate import Estimate
+from shardwise.price.estimate_terms import MEMORY
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.simulation.critical_path import Leg, Part, critical_path, legs
+from shardwise.price.simulation.simulated_step import Simulated, simulated
+from shardwise.price.simulation.stage_passes import LIST
+from shardwise.price.simulation.streams import CONTENTION, HOST, Played
+from shardwise.price.simulation.timed_instructions import Stage
+from shardwise.values.estimate_terms import COMMUNICATION
+from shardwise.values.payload_fields import Fields
+from shardwise.values.units import format_bytes, format_percent, format_seconds
+
+WORKING = ("workspace", "logits")  # terms of a backward pass; others but activations are there all the time
+ACTIVATIONS = "activations"
+
+
+class RankMemory(NamedTuple):
+    """Bytes on a device of a rank: the constant part, and the rest over time as (seconds, live bytes from then on)."""
+
+    constant_bytes: float
+    curve: tuple[tuple[float, float], ...]
+
+    @property
+    def peak_bytes(self) -> float:
+        """The peak."""
+        return max(held for _, held in self.curve)
+
+
+def memory_over_time(found: Simulated) -> tuple[RankMemory, ...]:
+    """Memory over time of every rank."""
+    memories = found.pricing.memories(found.pricing.stages())
+    return tuple(_of_rank(found, rank, memory) for rank, memory in enumerate(memories))
+
+
+def _of_rank(found: Simulated, rank: int, memory: Memory) -> RankMemory:
+    terms = MEMORY.values(memory)
+    on_host = terms[ACTIVATIONS] if memory.stage.host.activations else 0.0  # those of the layers on their way
+    working = sum(terms[name] for name in WORKING)
+    constant = on_host + sum(held for name, held in terms.items() if name not in (*WORKING, ACTIVATIONS))
+    known: dict[Played, tuple[float, float]] = {}
+    now, held = 0.0, constant
+    curve: list[tuple[float, float]] = []
+    for slot, played, start, end in found.slots(rank):
+        changes = known.get(played)
+        if changes is None:
+            changes = known[played] = _changes(found.stages, slot, working)
+        if start > now or not curve:
+            curve.append((now, held))
+        held += changes[0]
+        curve.append((start, held))
+        held += changes[1]
+        now = end
+    return RankMemory(constant, (*curve, (now, held), (found.step_time_s, held)))
+
+
+def _changes(stages: Sequence[Stage], slot: Slot, working: float) -> tuple[float, float]:
+    """Changes of a rank's live bytes as a slot starts, and as it ends."""
+    both = [_kept(stages, one.kind, one.stage) for one in slot]
+    beside = working if any(one.kind in (BACKWARD, INPUT) for one in slot) else 0.0
+    return sum(taken for taken, _ in both) + beside, sum(left for _, left in both) - beside
+
+
+def _kept(stages: Sequence[Stage], kind: str, number: int) -> tuple[float, float]:
+    """Changes of the saved bytes as a pass starts, and as it ends."""
+    stage = stages[number]
+    if kind == FORWARD:
+        return stage.saved_bytes, 0.0
+    if kind == BACKWARD:
+        return 0.0, -stage.saved_bytes
+    return (0.0, stage.waiting_bytes - stage.saved_bytes) if kind == INPUT else (0.0, -stage.waiting_bytes)
+
+
+SCHEMA = "shardwise.simulation/2"
+# Terms of time by the phase of their kernels.
+PHASES: Mapping[str, str] = {
+    "forward": "forward", "backward": "backward", "recompute": "recompute", "optimizer": "update",
+}  # fmt: skip
+AXES = (*COMMUNICATION, "control", HOST)
+
+
+@dataclass(frozen=True)
+class Simulation(Pictured):
+    """A simulated step. Seconds are those of the rank that waits least for other stages, bytes those of the fullest device.
+
+    >>> import shardwise as sw
+    >>> found = sw.simulation(sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024))
+    >>> abs(sum(found.time.values()) / found.step_time_s - 1) < 1e-9, found.bubble
+    (True, 0.0)
+    """
+
+    found: Simulated
+
+    def shown(self) -> Shown:
+        """The timeline and the memory over time as text and picture, as a notebook displays them."""
+        from shardwise.present.pictures.simulated_step_timeline import shown_simulation
+
+        return shown_simulation(self)
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds from the first kernel of any rank to the end of the last update."""
+        return self.found.step_time_s
+
+    @property
+    def bubble_s(self) -> float:
+        """Seconds of waiting for other stages."""
+        return self.found.ranks[self.found.busiest].bubble_s
+
+    @property
+    def bubble(self) -> float:
+        """Idle time over the rest of the step: (p - 1) / m for 1F1B. Source: "The Ultra-Scale Playbook", pipeline parallelism."""
+        return self.bubble_s / (self.step_time_s - self.bubble_s)
+
+    @cached_property
+    def exposed(self) -> dict[str, float]:
+        """Exposed communication: seconds that the compute stream waits, by mesh axis; `host`: for copies to and from the host."""
+        exposed = self.found.ranks[self.found.busiest].exposed
+        return {axis: exposed[axis] for axis in AXES if exposed.get(axis, 0.0) > 0.0}
+
+    @cached_property
+    def time(self) -> dict[str, float]:
+        """Seconds by the terms of an estimate; they add up to the step."""
+        computed = self.found.ranks[self.found.busiest].computed
+        kernels = {term: computed.get(phase, 0.0) for term, phase in PHASES.items()}
+        return {**kernels, **{axis: self.exposed.get(axis, 0.0) for axis in AXES}, "bubble": self.bubble_s}
+
+    @cached_property
+    def memories(self) -> tuple[RankMemory, ...]:
+        """Live bytes of a device of each rank, over time."""
+        return memory_over_time(self.found)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Peak bytes of the fullest device."""
+        return max(memory.peak_bytes for memory in self.memories)
+
+    @cached_property
+    def critical_path(self) -> tuple[Part, ...]:
+        """The parts of the step's critical path, the longest first; their seconds add up to the step."""
+        return critical_path(self.found)
+
+    def __repr__(self) -> str:
+        exposed = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in self.exposed.items())
+        return (
+            f"Simulation: step {format_seconds(self.step_time_s)}, bubble {format_percent(self.bubble)}, "
+            f"exposed: {exposed or 'nothing'}; peak {format_bytes(self.peak_bytes)}"
+        )
+
+
+def simulate(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, overlap: str = LIST, contention: float = CONTENTION
+) -> Simulation:  # fmt: skip
+    """Simulate a step of a layout.
+
+    `overlap`: `list`, where every collective starts and is waited for where the instruction list says, or a convention: `sum`
+    (all communication adds up, next to each pass), `max` (each axis by itself), `per_axis` (data-parallel communication next
+    to the pass, the rest after it), `none` (every collective is waited for where it starts). `contention`: how many times as
+    long a kernel takes while a transfer runs. Raises `InputError` with every rule that the layout breaks, for an unknown
+    overlap, and for a contention below 1.
+    """
+    require_legal(architecture, job, cluster.num_devices, layout)
+    return Simulation(simulated(Pricing(architecture, cluster, job, layout), overlap, contention))
+
+
+class Share(TypedDict):
+    """Of the step's time."""
+
+    share: float
+
+
+class PassesPayload(TypedDict):
+    """A piece of the critical path on one rank: its first and its last pass, how many there are, and their seconds."""
+
+    rank: int
+    first: str
+    last: str
+    passes: int
+    seconds: float
+
+
+class RankPayload(TypedDict):
+    """A rank of the pipeline: its computation, exposed communication, waiting for other stages, and memory."""
+
+    rank: int
+    computed_s: dict[str, float]
+    exposed_s: dict[str, float]
+    bubble_s: float
+    constant_bytes: float
+    peak_bytes: float
+
+
+class EstimatePayload(TypedDict):
+    """The estimate of the same layout."""
+
+    step_time_s: float
+    time: dict[str, float]
+    memory_bytes: float
+    memory: dict[str, float]
+
+
+class SimulationPayload(TypedDict):
+    """A step on simulated streams, with its estimate. `bubble` is the idle time over the rest of the step."""
+
+    schema: Literal["shardwise.simulation/2"]
+    model: ModelPayload
+    layout: LayoutPayload
+    overlap: str
+    contention: float
+    step_time_s: float
+    time: dict[str, float]
+    exposed: dict[str, float]
+    bubble_s: float
+    bubble: float
+    peak_bytes: float
+    critical_path: list[Annotated[dict[str, Any], Fields(Part, Share)]]
+    critical_passes: list[PassesPayload]
+    ranks: list[RankPayload]
+    estimate: EstimatePayload
+
+
+def simulation_payload(simulation: Simulation, estimate: Estimate) -> dict[str, Any]:
+    """The versioned payload that `--json` prints: seconds and bytes, with the estimate of the same layout."""
+    found, step_s = simulation.found, simulation.step_time_s
+    return {
+        "schema": SCHEMA, "model": model_payload(found.pricing.architecture), "layout": _layout(found.pricing),
+        "overlap": found.overlap, "contention": found.contention, "step_time_s": step_s, "time": simulation.time,
+        "exposed": simulation.exposed, "bubble_s": simulation.bubble_s, "bubble": simulation.bubble,
+        "peak_bytes": simulation.peak_bytes,
+        "critical_path": [{**part._asdict(), "share": part.seconds / step_s} for part in simulation.critical_path],
+        "critical_passes": [_run_payload(run) for run in runs(legs(found))],
+        "ranks": [
+            {"rank": number, "computed_s": dict(rank.computed), "exposed_s": dict(rank.exposed), "bubble_s": rank.bubble_s,
+             "constant_bytes": memory.constant_bytes, "peak_bytes": memory.peak_bytes}
+            for number, (rank, memory) in enumerate(zip(found.ranks, simulation.memories, strict=True))
+        ],
+        "estimate": {
+            "step_time_s": estimate.step_time_s, "time": dict(estimate.time), "memory_bytes": estimate.memory_bytes,
+            "memory": dict(estimate.memory),
+        },
+    }  # fmt: skip
+
+
+def _layout(of: Pricing) -> dict[str, Any]:
+    return layout_payload(of.layout, of.architecture, of.job, of.cluster.topology)
+
+
+def runs(path: list[Leg]) -> list[list[Leg]]:
+    """The passes of a path in pieces, each on one rank."""
+    found: list[list[Leg]] = []
+    for leg in path:
+        if found and found[-1][-1].rank == leg.rank:
+            found[-1].append(leg)
+        else:
+            found.append([leg])
+    return found
+
+
+def _run_payload(run: list[Leg]) -> dict[str, Any]:
+    first, last = run[0], run[-1]
+    return {
+        "rank": first.rank, "first": "&".join(map(str, first.slot)), "last": "&".join(map(str, last.slot)),
+        "passes": sum(len(leg.slot) for leg in run), "seconds": last.end - first.start,
+    }  # fmt: skip

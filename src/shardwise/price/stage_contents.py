@@ -1,0 +1,263 @@
+"""What one device of a pipeline stage holds, how often it runs, and how micro-batches go through the stages. Numbers or arrays.
+
+Offload: what rests in the memory of the host in place of the device's, and the transfers over PCIe that it takes. Activations
+leave for the host as the forward pass goes on and come back ahead of the backward pass, beside whatever the device does; what
+is longer than that shows. Two layers stay: the one that runs and the one on its way. Source: Transformer Engine,
+get_cpu_offload_context; Megatron-Core, cpu_offloading: double buffers, both ways beside compute.
+
+The optimizer's moments and master weights stream through the device for the update, up and down at once (PCIe is full-duplex),
+beside the update's own kernels; two units of the model are there at a time. Source: MaxText, optimizer_memory_host_offload:
+state in pinned host memory that the device takes in for the update. Differs: ZeRO-Offload (Ren et al. 2021) sends gradients
+down and weights up, 2 + 2 bytes for a parameter in place of 12 + 12, and updates on the host, whose memory is slower still and
+has no source here. PCIe is assumed not to be shared with the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, NamedTuple
+
+from shardwise.hardware.chips import Chip
+from shardwise.layout.layers_per_stage import recomputed_layers
+from shardwise.layout.layout import offloaded_by
+from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import has_untied, predict_counts
+from shardwise.pipeline.registry import schedule_of
+from shardwise.pipeline.schedule import Moments, Passes, Schedule
+from shardwise.price.unit_cost import ActivationCost, StateCost, add_up
+from shardwise.values.elementwise import Value, minimum
+
+STAYING = 2  # layers, or units of the model, on the device at a time: one in work, one on its way
+
+
+class Host(NamedTuple):
+    """What a layout keeps on the host, and bytes/s between a device and its host in each direction."""
+
+    optimizer: Annotated[bool, "whether the host has the optimizer's state", "optimizer_on_host"]
+    activations: Annotated[bool, "whether the host has activations", "activations_on_host"]
+    bytes_per_s: Annotated[float, "PCIe, each way", "pcie_bytes_per_s"]
+
+    def resident(self, times: Value) -> Value:
+        """How many of `times` saved copies of a unit's activations are on the device."""
+        return minimum(times, STAYING) if self.activations else times
+
+
+NOTHING = Host(optimizer=False, activations=False, bytes_per_s=float("inf"))
+
+
+def host_of(offload: str, chip: Chip) -> Host:
+    """The host's part of a layout's `offload`.
+
+    Raises `MissingValueError` when the chip has no sourced `pcie_bytes_per_s`, `InputError` for an unknown offload.
+    """
+    kept = offloaded_by(offload)
+    if not any(kept):
+        return NOTHING
+    rate = chip.known("pcie_bytes_per_s")
+    assert isinstance(rate, (int, float))
+    return Host(kept.optimizer, kept.activations, float(rate))
+
+
+class Pipeline(NamedTuple):
+    """How micro-batches go through the stages.
+
+    With a schedule that sends them from both ends, a device's two stages are taken as one, and so are two micro-batches,
+    one from either end: `rounds` of them make a step. `uneven`: what virtual stages with different numbers of layers add to the
+    bubble (`pipeline.uneven_stages`).
+    """
+
+    schedule: str
+    pp: Annotated[Value, "pipeline stages", "p"]
+    num_virtual_stages: Annotated[Value, "virtual stages of a stage", "v"]
+    num_micro_batches: Annotated[Value, "micro-batches", "m"]
+    uneven: Annotated[Value, "micro-batches that uneven virtual stages add", "u"] = 0.0
+
+    @property
+    def form(self) -> Schedule:
+        """The schedule."""
+        return schedule_of(self.schedule)
+
+    @property
+    def ends(self) -> int:
+        """From how many ends micro-batches come in."""
+        return 2 if self.form.both_ends else 1
+
+    @property
+    def passes_each(self) -> Value:
+        """Forward passes of a device in a round: through each virtual stage, from each end."""
+        return self.num_virtual_stages * self.ends
+
+    @property
+    def at_once(self) -> int:
+        """Passes that run together on a device."""
+        return 2 if self.form.pairs else 1
+
+    @property
+    def rounds(self) -> Value:
+        return self._each(self.num_micro_batches)
+
+    @property
+    def overlapped(self) -> Value:
+        """Rounds whose forward and backward passes run together with others'."""
+        return self._each(self.form.num_overlapped(self.pp, self.num_virtual_stages, self.num_micro_batches))
+
+    def bubble_s(self, passes: Passes) -> Value:
+        """Seconds that the device waits; the passes of a round are as many as there are ends."""
+        even = self._each(self.form.bubble_s(self.pp, self.num_virtual_stages, self.num_micro_batches, passes))
+        if isinstance(self.uneven, float) and self.uneven == 0.0:
+            return even
+        return even + self.uneven * (passes.forward_s + passes.backward_s)
+
+    def in_flight(self, stage: Value, holding: Value = 1.0) -> Value:
+        """Rounds whose activations a stage holds; `holding`: so many times what it would with virtual stages that are alike."""
+        return self._held(self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage), holding)
+
+    def while_waiting(self, stage: Value, holding: Value = 1.0) -> Moments:
+        """Other moments at which a device may be the fullest: rounds in flight, and those that wait beside the one at work."""
+        moments = self.form.while_waiting(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
+        return tuple((self._held(held, holding), self._each(waiting)) for held, waiting in moments)
+
+    def _held(self, alike: Value, holding: Value) -> Value:
+        if isinstance(holding, float) and holding == 1.0:
+            return self._each(alike)
+        return self._each(minimum(self.num_micro_batches, alike * holding))
+
+    @property
+    def at_end(self) -> Value:
+        """Micro-batches between their forward and backward pass through head and multi-token prediction."""
+        return self.form.num_at_end(self.pp, self.num_virtual_stages, self.num_micro_batches)
+
+    def waiting(self, stage: Value) -> Value:
+        """How many of these may wait for their weight gradients only."""
+        return self._each(self.form.num_waiting(self.pp, self.num_virtual_stages, self.num_micro_batches, stage))
+
+    def _each(self, number: Value) -> Value:
+        """In rounds, what is counted in micro-batches."""
+        return number / self.ends if self.ends > 1 else number
+
+
+KEPT = "kept_"  # prefix of the kind of layers without recomputation, in a stage where others recompute
+
+
+class Counts(NamedTuple):
+    """Contents of a stage: layers by kind, and whether it has the embedding and the head (1 or 0); virtual stages that it
+    sends from.
+
+    `kept` are the layers by kind that do not recompute though the others do; empty where all layers do the same. `predict` are
+    modules of multi-token prediction, on the last stage. `copies` counts those of the embedding's weights: 0 where the head's
+    serves (tied, and one stage holds both), with `untied` for weights that only the embedding has; `exchanges` is 1 where the
+    gradients of two copies are exchanged (first and last stage of a pipeline). `tied` is 1 where the head's weight is the
+    embedding's.
+    """
+
+    layers: Annotated[Mapping[str, Value], "layers of the stage"]
+    embedding: Annotated[int, "embeddings of the stage"]
+    head: Annotated[int, "heads of the stage"]
+    predict: Annotated[int, "modules of multi-token prediction of the stage"]
+    carries: Annotated[Value, "virtual stages that it hands over from"]
+    copies: Annotated[int, "copies of the embedding's weight on the stage"]
+    exchanges: Annotated[int, "whether gradients of that weight are exchanged"]
+    kept: Annotated[Mapping[str, Value], "layers of the stage that recompute nothing"]
+    untied: Annotated[int, "embeddings of which the stage holds what no head has"]
+    tied: Annotated[int, "heads of the stage whose weight is the embedding's"]
+
+    @property
+    def units(self) -> dict[str, Value]:
+        """How often each unit computes on the stage."""
+        return {**self.running, "embedding": self.embedding, "head": self.head, **self.predicting}
+
+    @property
+    def running(self) -> dict[str, Value]:
+        """The layers by kind; those that do not recompute are kinds of their own."""
+        recomputed = {kind: count - self.kept.get(kind, 0) for kind, count in self.layers.items()}
+        return {**recomputed, **{KEPT + kind: count for kind, count in self.kept.items()}}
+
+    @property
+    def held(self) -> dict[str, Value]:
+        """How often the stage holds each unit's weights."""
+        return {**self.layers, "embedding": self.copies, "untied": self.untied, "head": self.head, **self.predicting}
+
+    @property
+    def predicting(self) -> dict[str, int]:
+        """The modules of multi-token prediction by kind."""
+        return predict_counts(self.predict)
+
+
+class Model(NamedTuple):
+    """The properties of a model that its stages depend on."""
+
+    tied: bool
+    untied: bool  # whether a tied embedding has weights that the head lacks
+    num_predict_layers: int
+
+    @classmethod
+    def of(cls, architecture: Architecture) -> Model:
+        """The properties of an architecture."""
+        return cls(architecture.tied_embeddings, has_untied(architecture), architecture.num_predict_layers)
+
+    @property
+    def held_apart(self) -> tuple[str, ...]:
+        """Units that no micro-batch passes through, whose weights a stage may hold."""
+        return ("untied",) if self.untied else ()
+
+
+def stage_counts(
+    layers: Mapping[str, Value], model: Model, *, first: bool, last: bool, carries: Value, recompute_layers: Value | None = None
+) -> Counts:  # fmt: skip
+    """The counts of a device that has the first stage of the model, the last, both or neither.
+
+    Both are on one device without a pipeline, with a stage and its mirror image (`layers` of both) for micro-batches from both
+    ends, and with virtual stages down the ranks and up again. A tied embedding is one tensor with two uses, and so is one that
+    multi-token prediction borrows. `carries`: each virtual stage of the device hands over to another device or takes from one.
+    """
+    recomputed = recomputed_layers(layers, recompute_layers)
+    alone = first and last
+    borrowed = last and model.num_predict_layers > 0
+    return Counts(
+        layers,
+        embedding=int(first),
+        head=int(last),
+        predict=model.num_predict_layers if last else 0,
+        carries=carries,
+        copies=int((first and not (model.tied and alone)) or (borrowed and not alone and not model.tied)),
+        exchanges=int((model.tied or model.num_predict_layers > 0) and first != last),
+        kept={} if recompute_layers is None else {kind: count - recomputed[kind] for kind, count in layers.items()},
+        untied=int(alone and model.untied),
+        tied=int(last and model.tied),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """Contents of one device of a stage, the cost of each unit, and the order of micro-batches through the stages."""
+
+    counts: Counts
+    activation: Mapping[str, ActivationCost]
+    state: Mapping[str, StateCost]
+    pipeline: Pipeline
+    host: Host = NOTHING
+
+    @cached_property
+    def running(self) -> Mapping[str, Value]:
+        """The layers by kind; those that do not recompute are kinds of their own."""
+        return self.counts.running
+
+    @cached_property
+    def held(self) -> Mapping[str, Value]:
+        """How often the stage holds each unit's weights."""
+        return self.counts.held
+
+    @cached_property
+    def computing(self) -> Mapping[str, Value]:
+        """How often a micro-batch passes through each unit."""
+        return {**self.counts.units, "carry": self.counts.carries}
+
+    def computed(self, field: str, axis: str = "") -> Value:
+        """A field of `ActivationCost` over all that the stage computes; `axis`: of a field by parallel axis that of one."""
+        return add_up(self.activation, self.computing, field, axis)
+
+    def rests(self, field: str, axis: str = "") -> Value:
+        """A field of `StateCost` over all whose weights the stage holds."""
+        return add_up(self.state, self.held, field, axis)

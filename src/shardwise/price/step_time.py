@@ -1,0 +1,190 @@
+"""The time of one pipeline stage's step, from the costs of its units. Numbers or arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, NamedTuple
+
+from shardwise.model.job import Overlap
+from shardwise.pipeline.schedule import Passes
+from shardwise.price.overlap import HIDEABLE, HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
+from shardwise.price.stage_contents import Stage
+from shardwise.price.unit_cost import ACTIVATION_AXES, SecondsByAxis, add_up, times_each
+from shardwise.values.elementwise import Value, maximum
+
+
+class Span(NamedTuple):
+    """A part of a step: how often it comes, its compute, and the traffic beside it, of which some axes' can hide."""
+
+    times: Annotated[Value, "how often this part of the step comes"]
+    compute_s: Annotated[Value, "its compute"]
+    traffic_s: Annotated[SecondsByAxis, "the traffic beside that"]
+    hideable: tuple[str, ...] = HIDEABLE
+
+
+class Steady(NamedTuple):
+    """Seconds of a micro-batch that is neither the first nor the last, as `pipeline.schedule.Passes`."""
+
+    forward_s: Annotated[Value, "a micro-batch's forward pass, with its exposed traffic", "F"]
+    backward_s: Annotated[Value, "its backward pass, with its exposed traffic", "B"]
+    weight_s: Annotated[Value, "the part of B for the weights' gradients, where it can wait", "W"]
+    overlapped_s: Annotated[Value, "a forward and a backward pass that run together", "F&B"]
+
+
+class Exposed(NamedTuple):
+    """Seconds of a step by axis, and of transfers to and from the host as `host`: exposed, and hidden behind compute."""
+
+    exposed_s: dict[str, float]
+    hidden_s: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The step of a stage. `share`: the measured share of communication that is exposed where no kernel waits for it; None: as
+    the convention `overlap` says.
+
+    The embedding's weight is gathered where it is used, whoever holds it. The weight gradients of layers can wait; those of
+    embedding and head are taken at once, for the gradients of logits are too large to keep. Where micro-batches come from
+    both ends, two devices hold the same weights and exchange gradients.
+    """
+
+    stage: Stage
+    overlap: Overlap
+    share: Annotated[Value | None, "measured exposed share of communication that no kernel waits for", "exposed"] = None
+
+    @cached_property
+    def forward_s(self) -> Value:
+        """Seconds of a micro-batch's forward pass."""
+        return self.stage.computed("forward_s")
+
+    @cached_property
+    def backward_s(self) -> Value:
+        """Seconds of its backward pass, without what is recomputed."""
+        return self.stage.computed("backward_s")
+
+    @cached_property
+    def recompute_s(self) -> Value:
+        """Seconds of what is recomputed for its backward pass."""
+        return self.stage.computed("recompute_s")
+
+    @cached_property
+    def weight_s(self) -> Value:
+        """The part of the backward pass that can wait, where the schedule lets it."""
+        splits = self.stage.pipeline.form.splits_backward
+        return add_up(self.stage.activation, self.stage.running, "weight_s") if splits else 0.0
+
+    @cached_property
+    def update_s(self) -> Annotated[Value, "the update's kernels"]:
+        """Seconds of the update's kernels."""
+        return self.stage.rests("update_s")
+
+    @cached_property
+    def host_s(self) -> Annotated[Value, "a micro-batch's activations to the host, and as long back"]:
+        """Seconds of a micro-batch's activations to the host, and as many back."""
+        host, leaving = self.stage.host, {**self.stage.running, **self.stage.counts.predicting}
+        return add_up(self.stage.activation, leaving, "saved_bytes") / host.bytes_per_s if host.activations else 0.0
+
+    @cached_property
+    def stream_s(self) -> Annotated[Value, "the optimizer's state through the device"]:
+        """Seconds of the optimizer's state through the device."""
+        host, rests = self.stage.host, self.stage.rests
+        return (rests("master_bytes") + rests("optimizer_bytes")) / host.bytes_per_s if host.optimizer else 0.0
+
+    @cached_property
+    def forward_traffic(self) -> SecondsByAxis:
+        """Of a micro-batch's forward pass."""
+        gathering = {**self.stage.held, "embedding": self.stage.counts.embedding, "untied": 0}  # with the embedding
+        gathered = add_up(self.stage.state, gathering, "gather_forward_s")
+        return {axis: self.stage.computed("forward_traffic_s", axis) for axis in ACTIVATION_AXES} | {"fsdp": gathered}
+
+    @cached_property
+    def backward_traffic(self) -> SecondsByAxis:
+        """Of a micro-batch's backward pass."""
+        gathered = self.stage.rests("gather_backward_s")
+        return {axis: self.stage.computed("backward_traffic_s", axis) for axis in ACTIVATION_AXES} | {"fsdp": gathered}
+
+    @cached_property
+    def first_traffic(self) -> SecondsByAxis:
+        """Of the first micro-batch's forward pass, with the step's weights."""
+        return {**self.forward_traffic, "fsdp": self.forward_traffic["fsdp"] + self.stage.rests("step_weights_s")}
+
+    @cached_property
+    def last_traffic(self) -> SecondsByAxis:
+        """Of the last micro-batch's backward pass, with the step's gradients."""
+        stage, backward = self.stage, self.backward_traffic
+        step = {axis: stage.rests("step_traffic_s", axis) for axis in ("fsdp", "dp", "control")}
+        last = {**backward, **step, "fsdp": backward["fsdp"] + step["fsdp"]}
+        if stage.counts.exchanges:
+            last["pp"] = last["pp"] + stage.state["embedding"].exchange_s
+        if stage.pipeline.form.both_ends:
+            last["pp"] = last["pp"] + stage.rests("exchange_s")
+        return last
+
+    @cached_property
+    def spans(self) -> Mapping[str, Span]:
+        """The parts of the step: steady forward and backward passes, alone and together, the first and the last pass."""
+        pipeline, work_b = self.stage.pipeline, self.backward_s + self.recompute_s
+        alone = pipeline.rounds - (1 + pipeline.overlapped if pipeline.form.pairs else 1)
+        parts = {
+            "forward": Span(alone, self.forward_s, self.forward_traffic),
+            "backward": Span(alone, work_b, self.backward_traffic),
+        }
+        if (
+            pipeline.form.pairs
+        ):  # a forward and a backward pass of different micro-batches at once: each hides the other's traffic
+            traffic = {axis: seconds + self.backward_traffic[axis] for axis, seconds in self.forward_traffic.items()}
+            parts["together"] = Span(
+                pipeline.overlapped, self.forward_s + self.backward_s + self.recompute_s, traffic, HIDEABLE_TOGETHER
+            )
+        first = Span(1, self.forward_s, self.first_traffic)
+        return {**parts, "first": first, "last": Span(1, work_b, self.last_traffic)}
+
+    @cached_property
+    def seconds(self) -> Mapping[str, Value]:
+        """Of each span, once."""
+        return {name: _beside(self._span_s(span), self.host_s) for name, span in self.spans.items()}
+
+    def _span_s(self, span: Span) -> Value:
+        return span.compute_s + exposed_s(self.overlap, span.compute_s, span.traffic_s, span.hideable, self.share)
+
+    @cached_property
+    def steady(self) -> Steady:
+        """Of the micro-batches that the bubble is made of."""
+        seconds = self.seconds
+        return Steady(seconds["forward"], seconds["backward"], self.weight_s, seconds.get("together", 0.0))
+
+    @cached_property
+    def bubble_s(self) -> Value:
+        """Seconds that the stage waits, without the step's own traffic."""
+        once = self.steady
+        return self.stage.pipeline.bubble_s(Passes(once.forward_s, once.backward_s, once.weight_s, once.overlapped_s))
+
+    @cached_property
+    def total_s(self) -> Value:
+        """All micro-batches, bubble and update."""
+        total = self.bubble_s + _beside(self.update_s, self.stream_s)
+        for name, span in self.spans.items():
+            total = total + times_each(span.times, self.seconds[name])
+        return total
+
+    @cached_property
+    def traffic(self) -> Exposed:
+        """The traffic of one layout, and the transfers to and from the host, that lengthen the step or do not."""
+        late_s = max(self.stream_s - self.update_s, 0.0)
+        total = Exposed({"host": late_s}, {"host": self.stream_s - late_s})
+        for span in self.spans.values():
+            compute_s, traffic_s, times = span.compute_s, span.traffic_s, span.times
+            exposed = exposed_by_axis(self.overlap, compute_s, traffic_s, span.hideable, self.share)
+            exposed["host"] = max(self.host_s - compute_s - sum(exposed.values()), 0.0)
+            for axis, seconds in {**traffic_s, "host": self.host_s}.items():
+                total.exposed_s[axis] = total.exposed_s.get(axis, 0.0) + times * exposed[axis]
+                total.hidden_s[axis] = total.hidden_s.get(axis, 0.0) + times * (seconds - exposed[axis])
+        return total
+
+
+def _beside(own_s: Value, host_s: Value) -> Value:
+    """A span with transfers to or from the host beside all of it: the longer of the two. PCIe is full-duplex, so those of a
+    forward and a backward pass that run together do not add up."""
+    return own_s if isinstance(host_s, float) and host_s == 0.0 else maximum(own_s, host_s)

@@ -1,0 +1,234 @@
+"""What a term of an estimate was computed from: the numbers that its rule read, and the derived expressions behind them.
+
+A `Recorder` copies a record (a dataclass or a named tuple) and notes each number that is read from the copy, with the meaning
+and the symbol that its `Annotated` type has. `Expressions` reads elements and FLOPs from the derivation of a layout's family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+from shardwise.layout.sharding_scheme import Family
+from shardwise.model.decoder import LAYERS
+from shardwise.model.program import Role
+from shardwise.price.stage_contents import Host
+from shardwise.price.unit_cost import UnitPricer
+from shardwise.price.unit_inputs import charged_to
+from shardwise.step.collectives import COUNTS
+from shardwise.values.symbolic import ZERO, Local, Pairs, Polynomial, Symbol, Values
+
+Record = TypeVar("Record")
+UNITS: Mapping[str, str] = {"bytes_per_s": "B/s", "_bytes": "B", "_s": "s"}  # by how the name of a number ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """A symbol, its meaning, its value and its unit ("": a count)."""
+
+    symbol: str
+    meaning: str
+    value: float
+    unit: str = ""
+
+
+class _Field(NamedTuple):
+    """A field by its name and type; `key` is the record's index among several, and the key of a mapping's item."""
+
+    name: str
+    type: Any
+    key: str
+
+    def item(self, key: str) -> _Field:
+        return self._replace(key=f"{self.key}, {key}" if self.key else key)
+
+    def input(self, value: float) -> Input:
+        meaning, symbol = (*getattr(self.type, "__metadata__", (self.name,)), self.name)[:2]
+        unit = next((unit for ending, unit in UNITS.items() if self.name.endswith(ending)), "")
+        return Input(
+            symbol=f"{symbol}({self.key})" if self.key else symbol, meaning=meaning, value=float(value), unit=unit
+        )
+
+
+class Recorder:
+    """Makes copies of records (dataclasses and named tuples) and has in `inputs`, by symbol, each number that was taken from a
+    field of one, of a record in one or of a mapping in one.
+
+    `Annotated` in a field's type says what its number means, and which symbol it has if not the field's name.
+    """
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, Input] = {}
+
+    def copy(self, record: Record, *, given: Collection[str] = (), key: str = "") -> Record:
+        """A copy whose methods and properties read the copy too, but for the cached properties that are `given`: these count as
+        fields. `key` is the record's index among several."""
+        kind = type(record)
+        types = get_type_hints(kind, include_extras=True)
+        types |= {name: get_type_hints(getattr(kind, name).func, include_extras=True)["return"] for name in given}
+        known = {name: _Field(name, types[name], key) for name in (*_names(record), *given)}
+        values = {name: self.within(getattr(record, name), field) for name, field in known.items()}
+
+        def taken(copied: Any, name: str) -> Any:
+            return (
+                self.noted(values[name], known[name]) if name in known else super(made, copied).__getattribute__(name)
+            )
+
+        made: Any = type(kind.__name__, (kind,), {"__getattribute__": taken})
+        own = {name: values[name] for name in _names(record)}
+        copied: Record = made(*own.values()) if isinstance(record, tuple) else made(**own)
+        return copied
+
+    def within(self, value: Any, field: _Field) -> Any:
+        """A copy of a record or a mapping in a field; anything else unchanged."""
+        if isinstance(value, Mapping):
+            return _Items(value, lambda item, key: self.noted(self.within(item, field.item(key)), field.item(key)))
+        return self.copy(value, key=field.key) if is_dataclass(value) or hasattr(value, "_fields") else value
+
+    def noted(self, value: Any, field: _Field) -> Any:
+        """The same; a number is noted."""
+        if isinstance(value, (int, float)):
+            read = field.input(value)
+            self.inputs[read.symbol] = read
+        return value
+
+
+class _Items(Mapping[Any, Any]):
+    """A mapping whose items are given by a function of each item and its key."""
+
+    def __init__(self, of: Mapping[Any, Any], item: Callable[[Any, str], Any]) -> None:
+        self.of, self.item = of, item
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.item(self.of[key], key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.of)
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+
+def numbers(record: tuple[Any, ...]) -> tuple[Input, ...]:
+    """Every number of a named tuple."""
+    recorder = Recorder()
+    copied = recorder.copy(record)
+    for name in _names(record):
+        getattr(copied, name)
+    return tuple(recorder.inputs.values())
+
+
+def _names(record: Any) -> tuple[str, ...]:
+    return getattr(record, "_fields", None) or tuple(field.name for field in fields(record))
+
+
+MEANINGS: Mapping[str, str] = {
+    "B": "sequences of a micro-batch", "T": "tokens of a sequence", "D": "model width", "F": "hidden width",
+    "K": "key-value heads", "G": "query heads of a key-value head", "H": "width of a head", "V": "vocabulary",
+    "E": "experts", "k": "experts that a token takes", "M": "hidden width of an expert",
+    "S": "hidden width of the shared expert", "Q": "width of the queries' latent", "C": "width of the keys' and values' latent",
+    "I": "plain part of a head", "R": "rotary part of a head", "U": "width of a value", "J": "two hidden states",
+    "ep": "part of expert parallelism that is borrowed from fsdp",
+    "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "r": "rank of an adapter",
+    **dict.fromkeys(("dp", "fsdp", "cp", "tp", "pp"), "degree of the axis"),
+    **{symbol: f"units of the kind {unit}" for unit, symbol in COUNTS.items()},
+    "tp_kv": "part of tp that splits key-value heads", "tp_rep": "part of tp that shares a key-value head",
+}  # fmt: skip
+PAIRS = "square of a side of a matrix; 0 where the side is longer than the optimizer allows"
+FULLEST = "share of the fullest device"  # of a dim that axes split: its symbol has both
+
+# What of a unit's `State` is not all that has gradients.
+FEWER = {"apart": "elements of no matrices", "factors": "numbers of rows and columns"}
+
+
+class Expression(NamedTuple):
+    """Elements or FLOPs of one unit on one device, counted once."""
+
+    what: str
+    polynomial: Polynomial
+
+
+class Expressions:
+    """Reads expressions from the derivation of a layout's family; `units` are those of the model, `values` those of the
+    symbols."""
+
+    def __init__(
+        self, pricer: UnitPricer, family: Family, units: tuple[str, ...], values: Values, host: Host, *, mixed: bool
+    ) -> None:
+        """`mixed`: some layers do not recompute though the others do."""
+        self.pricer, self.family = pricer, pricer.of_structure(family)
+        self.units, self.values, self.host, self.mixed = units, values, host, mixed
+
+    def flops(self, phase: str) -> Iterator[Expression]:
+        """FLOPs of each unit in a phase."""
+        for unit in self.units:
+            kernels = self.pricer.parts(self.family, unit).kernels
+            yield Expression(f"FLOPs of the {unit}", sum((k.flops for k in kernels if k.phase == phase), start=ZERO))
+
+    def collectives(self, axis: str) -> Iterator[Expression]:
+        """Elements of each collective that an axis is charged with, where it has more than one device."""
+        for unit in (*self.units, "carry"):
+            for one in self.pricer.parts(self.family, unit).collectives:
+                over = [a for a in one.axes if self.values[a] > 1]
+                if over and charged_to(one) == axis:
+                    yield Expression(f"{unit}, {one.phase}: {one.kind} over {'·'.join(over)}, elements", one.elements)
+
+    def saved(self, *, logits: bool = False) -> Iterator[Expression]:
+        """Tensors that each unit saves for the backward pass, by role and format: the logits, or the rest."""
+        for name, family in self._kept():
+            found: dict[str, Polynomial] = {}
+            for one in self.pricer.parts(family, name.split()[0]).products.saved:
+                if (one.role is Role.LOGITS) is logits:
+                    what = f"{name}, elements kept as {one.role.name.lower()}{self.pricer.formats.saved_as(one).cast}"
+                    found[what] = found.get(what, ZERO) + one.elements
+            yield from (Expression(what, elements) for what, elements in found.items())
+
+    def _kept(self) -> Iterator[tuple[str, Family]]:
+        """Units with saved activations, each with the family that decides which."""
+        for unit in self.units:
+            yield unit, self.family
+            if unit in LAYERS and self.mixed:
+                yield f"{unit} without recomputation", replace(self.family, recompute="none")
+
+    def state(self, column: str) -> Iterator[Expression]:
+        """Elements that a column of `StateCost` counts."""
+        for unit in self.units:
+            parts = self.pricer.parts(self.family, unit)
+            counted = [
+                name for name, width in self.pricer.memory.state_widths(parts, self.family)[column].items() if width
+            ]
+            found = {elements: name for name in reversed(counted) if (elements := getattr(parts.state, name)).monomials}
+            for place, (elements, name) in enumerate(reversed(found.items())):
+                what = FEWER.get(name, "elements with gradients" if place else "elements")
+                yield Expression(f"{what} of the {unit}", elements)
+
+    def offloaded(self) -> Iterator[Expression]:
+        """Elements that are copied to the host and back."""
+        yield from self.saved() if self.host.activations else ()
+        yield from self.state("optimizer_bytes") if self.host.optimizer else ()
+
+    def value(self, polynomial: Polynomial) -> float:
+        """The value of an expression."""
+        return float(polynomial.evaluate(self.values))
+
+    def symbols(self, polynomials: Iterable[Polynomial]) -> tuple[Input, ...]:
+        """Every symbol of some expressions; of a dim that axes split also the dim and the axes."""
+        found: dict[str, float] = {}
+        for symbol in (s for one in polynomials for monomial in one.monomials for s, _ in monomial.factors):
+            found |= {name: self.values[name] for name in _parts(symbol)} | {str(symbol): self.values[symbol]}
+        return tuple(Input(symbol=name, meaning=_meaning(name), value=float(value)) for name, value in found.items())
+
+
+def _parts(symbol: Symbol) -> tuple[str, ...]:
+    if isinstance(symbol, Pairs):
+        return (*symbol.dims, symbol)
+    if isinstance(symbol, str):
+        return (symbol,)
+    return (*_parts(symbol.dim), *symbol.axes) if isinstance(symbol, Local) else (*symbol.left, *symbol.right)
+
+
+def _meaning(name: str) -> str:
+    if isinstance(name, Pairs):
+        return PAIRS
+    return FULLEST if name.startswith("(") else MEANINGS[name]

@@ -1,0 +1,297 @@
+"""A whole training run: days with interruptions, chip-hours, dollars, energy; also of a run whose global batch changes.
+
+Each phase of a changing batch is priced with the same layout and another number of micro-batches.
+
+Letters: M seconds between failures of the whole job, R seconds to be running again, d (delta) seconds to write a checkpoint,
+t (tau) seconds of training between two checkpoints (`reliability.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from shardwise.batch_size.batch_schedule import GivenSchedule, WrittenSchedule, steps_of
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.toml_tables import MOST
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.model.optimizer_state import factor_bytes, state_bytes
+from shardwise.model.optimizers.registry import optimizer_named
+from shardwise.model.parameters_and_flops import num_factors, num_matrix_params, num_trained_params
+from shardwise.price.estimate import Estimate, estimate
+from shardwise.price.reliability import (
+    SECONDS_PER_HOUR,
+    SOURCES,
+    UNITS,
+    Reliability,
+    goodput,
+    time_between_failures,
+    young_interval,
+)
+from shardwise.values.errors import InputError, collect
+from shardwise.values.precision import precision_named
+from shardwise.values.units import SECONDS_PER_DAY
+
+FORMULAS: Mapping[str, str] = {
+    "ideal_days": "tokens / batch · step time",
+    "mtbf_s": "M = 3600 / (failures per device-hour · devices)",
+    "checkpoint_bytes": "parameters · (weights + master copy + moments), the bytes of the precision recipe",
+    "checkpoint_s": "d = checkpoint bytes / (bytes/s of a device · devices); training waits for it",
+    "checkpoint_interval_s": "t = sqrt(2·d·M), at most M, at least a step",
+    "goodput": "t / (M · e^((R + d) / M) · (e^((t + d) / M) - 1)): a checkpoint is read back in d",
+    "days": "ideal days / goodput",
+    "num_interruptions": "days / M",
+    "chip_hours": "devices · days · 24",
+    "usd": "chip-hours · price of a chip-hour",
+    "energy_mwh": "chip-hours · watts of a chip · PUE; hosts and networks left out",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A value that the run was computed from, and where it comes from."""
+
+    name: str
+    value: float
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPhase:
+    """Steps of a run with one batch, in tokens: seconds of each, days with interruptions, and dollars where they are known."""
+
+    batch_tokens: int
+    num_steps: float
+    step_time_s: float
+    days: float
+    usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A training run from its first step to its last, interruptions included.
+
+    `ideal_days` are without interruptions, `days` with them; `goodput` is their ratio. `lost` are the shares of the time spent on
+    checkpoints and interruptions: with `goodput` they add up to 1. Seconds, bytes, hours, US dollars (`usd`) and MWh
+    (`energy_mwh`) are in the names. Without failures there are no checkpoints, and `mtbf_s` and `checkpoint_interval_s` are None.
+    `usd` and `energy_mwh` are None where the chip has no sourced price or power; `missing` names these. `phases` are those of a
+    run whose batch changes.
+
+    >>> import shardwise as sw
+    >>> run = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024, tokens="10G").run
+    >>> abs(run.goodput + sum(run.lost.values()) - 1) < 1e-12
+    True
+    """
+
+    tokens: float
+    num_steps: int
+    ideal_days: float
+    goodput: float
+    lost: Mapping[str, float]
+    days: float
+    mtbf_s: float | None
+    num_interruptions: float
+    checkpoint_bytes: float
+    checkpoint_s: float
+    checkpoint_interval_s: float | None
+    chip_hours: float
+    usd: float | None
+    price_date: str | None
+    energy_mwh: float | None
+    missing: tuple[str, ...]
+    reliability: Reliability
+    inputs: tuple[Given, ...]
+    formulas: Mapping[str, str]
+    phases: tuple[RunPhase, ...] = ()
+
+
+def training_run(
+    architecture: Architecture, cluster: Cluster, job: Job, estimate: Estimate, reliability: Reliability | None = None
+) -> Run | None:
+    """Wall-clock days, chip-hours, dollars and energy of training on the job's tokens; None for a job without `tokens`.
+
+    Assumes failures at a constant rate per device, training that waits while a checkpoint is written, and devices that are paid
+    for and draw full power from the first step to the last. `reliability` has the rates (defaults with sources in `Reliability`).
+    Raises `InputError` for a run that never ends. Source: Daly 2006, the wall-clock time with checkpoints; see `FORMULAS`.
+
+    >>> import shardwise as sw
+    >>> model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:64")
+    >>> job = sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e12)
+    >>> run = training_run(model, cluster, job, sw.estimate(model, cluster, job, "fsdp=64"))
+    >>> run.num_steps, run.ideal_days < run.days, run.chip_hours == 64 * 24 * run.days
+    (953675, True, True)
+    """
+    if job.tokens is None:
+        return None
+    return run_of_steps(
+        architecture, cluster, job, job.tokens / job.global_batch_tokens, estimate.step_time_s, reliability
+    )
+
+
+def run_of_steps(
+    architecture: Architecture, cluster: Cluster, job: Job, num_steps: float, step_time_s: float,
+    reliability: Reliability | None = None,
+) -> Run:  # fmt: skip
+    """The same of a job with `tokens` in so many steps, whose mean takes `step_time_s`."""
+    assert job.tokens is not None
+    given = reliability or Reliability()
+    size = checkpoint_bytes(architecture, job)
+    ideal_s = num_steps * step_time_s
+    write_s = checkpoint_seconds(architecture, job, cluster.num_devices, given)
+    pace = _pace(write_s, cluster.num_devices, step_time_s, given)
+    wall_s = ideal_s / pace.goodput if pace.goodput > 0 else math.inf
+    chip_hours = cluster.num_devices * wall_s / SECONDS_PER_HOUR
+    if not math.isfinite(chip_hours * MOST):
+        raise InputError(
+            f"run: {job.tokens:g} tokens are never done; fewer tokens, or a lower run.failures_per_device_hour or run.restart_s, "
+            "are required"
+        )
+    price, power = cluster.chip.price_usd_per_hour, cluster.chip.power_w
+    return Run(
+        tokens=job.tokens, num_steps=math.ceil(num_steps), ideal_days=ideal_s / SECONDS_PER_DAY,
+        goodput=pace.goodput, lost=pace.lost, days=wall_s / SECONDS_PER_DAY,
+        mtbf_s=pace.mtbf_s, num_interruptions=wall_s / pace.mtbf_s if pace.mtbf_s else 0.0,
+        checkpoint_bytes=size, checkpoint_s=pace.checkpoint_s, checkpoint_interval_s=pace.interval_s,
+        chip_hours=chip_hours, usd=None if price is None else chip_hours * price, price_date=cluster.chip.price_date,
+        energy_mwh=None if power is None else chip_hours * power * given.pue / 1e6,
+        missing=tuple(name for name in ("price_usd_per_hour", "power_w") if getattr(cluster.chip, name) is None),
+        reliability=given, inputs=tuple(_inputs(architecture, cluster, job, (num_steps, step_time_s), given)), formulas=FORMULAS,
+    )  # fmt: skip
+
+
+class _Pace(NamedTuple):
+    """How fast a job progresses between its interruptions; without failures there are no checkpoints."""
+
+    goodput: float
+    lost: Mapping[str, float]
+    checkpoint_s: float
+    mtbf_s: float | None = None
+    interval_s: float | None = None
+
+
+def checkpoint_seconds(architecture: Architecture, job: Job, num_devices: int, reliability: Reliability) -> float:
+    """d: seconds to write a checkpoint of a run, at the bandwidth that each device has to the storage.
+
+    >>> from shardwise.model.load import load_model
+    >>> job = Job(global_batch_tokens=2**22, seq_len=4096)
+    >>> round(checkpoint_seconds(load_model("llama-3-8b"), job, 64, Reliability(checkpoint_bytes_per_s_per_device=1e9)), 2)
+    1.76
+    """
+    return checkpoint_bytes(architecture, job) / (reliability.checkpoint_bytes_per_s_per_device * num_devices)
+
+
+def _pace(write_s: float, num_devices: int, step_s: float, given: Reliability) -> _Pace:
+    mtbf_s = time_between_failures(num_devices, given)
+    if mtbf_s is None:
+        return _Pace(1.0, {"checkpoints": 0.0, "interruptions": 0.0}, write_s)
+    # A checkpoint falls between two steps, and a restart reads one back.
+    interval_s = max(step_s, given.checkpoint_interval_s or young_interval(write_s, mtbf_s))
+    share = goodput(interval_s, write_s, mtbf_s, given.restart_s + write_s)
+    writing = share * write_s / interval_s
+    lost = {"checkpoints": writing, "interruptions": max(0.0, 1 - share - writing)}
+    return _Pace(share, lost, write_s, mtbf_s, interval_s)
+
+
+def checkpoint_bytes(architecture: Architecture, job: Job) -> float:
+    """Bytes of a checkpoint: weights, master copy and moments; 14 for each trained parameter in bf16 with AdamW.
+
+    Differs: a checkpoint of the fp32 master copy without the bf16 weights takes 12. BLOOM's, with 176B parameters, had 2.3
+    TiB, 14 for each (BigScience, BLOOM model card, 2022).
+    """
+    return (
+        trained_bytes(architecture, job)
+        - num_trained_params(architecture) * precision_named(job.precision).gradient_bytes
+    )
+
+
+def trained_bytes(architecture: Architecture, job: Job) -> float:
+    """Weights, gradients, master copies and moments of all trained parameters, once."""
+    recipe, one = precision_named(job.precision), optimizer_named(job.optimizer)
+    num_matrices = num_matrix_params(architecture, tables=one.tables)
+    others = (num_trained_params(architecture) - num_matrices) * state_bytes(recipe, one.of(matrix=False))
+    factors = num_factors(architecture, one) * factor_bytes(recipe, one)
+    return others + num_matrices * state_bytes(recipe, one) + factors
+
+
+def _inputs(
+    architecture: Architecture, cluster: Cluster, job: Job, steps: tuple[float, float], reliability: Reliability
+) -> Iterator[Given]:
+    """Every value that the run is computed from; those of `Reliability` with the source of the default, or as set."""
+    chip, recipe, usual = cluster.chip, precision_named(job.precision), Reliability()
+    kept = checkpoint_bytes(architecture, job) / num_trained_params(architecture)
+    yield Given(name="tokens", value=job.tokens or 0.0, unit="tokens", source="the job")
+    batch, (num_steps, step_time_s) = job.global_batch_tokens, steps
+    changes = not math.isclose(num_steps * batch, job.tokens or 0.0)
+    of = "mean of the phases" if changes else None
+    yield Given(name="global_batch_tokens", value=(job.tokens or 0.0) / num_steps if changes else batch, unit="tokens",
+                source=of or "the job")  # fmt: skip
+    yield Given(name="step_time_s", value=step_time_s, unit="s", source=of or "the estimate")
+    yield Given(name="num_devices", value=cluster.num_devices, unit="devices", source="the cluster")
+    yield Given(name="checkpoint_bytes_per_parameter", value=kept, unit="B", source=recipe.source)
+    for name, unit in UNITS.items():
+        value = getattr(reliability, name)
+        if value is not None:
+            source = SOURCES[name] if value == getattr(usual, name) else "set by hand"
+            yield Given(name=name, value=value, unit=unit, source=source)
+    for name, unit in (("price_usd_per_hour", "USD/h"), ("power_w", "W")):
+        value = getattr(chip, name)
+        if value is not None:
+            date = f"{chip.price_date}: " if name == "price_usd_per_hour" and chip.price_date else ""
+            yield Given(name=name, value=value, unit=unit, source=f"{date}{chip.sources.get(name, 'no source')}")
+
+
+WHAT = "--batch-schedule"
+
+
+def scheduled_run(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, schedule: WrittenSchedule,
+    reliability: Reliability | None = None,
+) -> Run:  # fmt: skip
+    """Days, chip-hours and dollars of training on the job's tokens with batches by a schedule, in all and by phase.
+
+    A phase's step is that of the layout with the batch of the phase; its days are its share of all, interruptions included.
+    Raises `InputError` for a job without `tokens`, a schedule by noise scale, which is not known before a run, and batches that
+    the layout does not run.
+
+    >>> import shardwise as sw
+    >>> from shardwise.batch_size.batch_schedule import parse_schedule
+    >>> model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:64")
+    >>> job = sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e12)
+    >>> ramp = parse_schedule("0:512Ki,100G:1Mi")
+    >>> run = scheduled_run(model, cluster, job, sw.Layout.parse("fsdp=64"), ramp)
+    >>> [(phase.batch_tokens, round(phase.num_steps)) for phase in run.phases]
+    [(524288, 190735), (1048576, 858307)]
+    >>> abs(sum(phase.days for phase in run.phases) - run.days) < 1e-9
+    True
+    """
+    settled = schedule.settled(job.global_batch_tokens, layout.num_replicas * layout.micro_batch_seqs * job.seq_len)
+    if job.tokens is None:
+        raise InputError(f"{WHAT}: found no --tokens; the length of the run is required, such as --tokens 15T")
+    if not isinstance(settled, GivenSchedule):
+        raise InputError(
+            f"{WHAT}: the noise scale of the run is not known before it; batches by tokens, such as 0:1Mi,100G:4Mi, are required"
+        )
+    parts = steps_of(settled.phases, job.tokens, job.seq_len)
+    jobs = [replace(job, global_batch_tokens=batch) for batch, _ in parts]
+    priced = collect(*(lambda one=one: estimate(architecture, cluster, one, layout) for one in jobs))
+    times, counts = [one.step_time_s for one in priced], [count for _, count in parts]
+    ideal_s = sum(time * count for time, count in zip(times, counts, strict=True))
+    run = run_of_steps(architecture, cluster, job, sum(counts), ideal_s / sum(counts), reliability)
+    return replace(run, phases=tuple(_phases(run, [batch for batch, _ in parts], counts, times)))
+
+
+def _phases(run: Run, batches: Sequence[int], counts: Sequence[float], times: Sequence[float]) -> list[RunPhase]:
+    ideal_s = sum(time * count for time, count in zip(times, counts, strict=True))
+    shares = [time * count / ideal_s for time, count in zip(times, counts, strict=True)]
+    return [
+        RunPhase(
+            batch_tokens=batch, num_steps=count, step_time_s=time, days=share * run.days,
+            usd=None if run.usd is None else share * run.usd,
+        )
+        for batch, count, time, share in zip(batches, counts, times, shares, strict=True)
+    ]  # fmt: skip

@@ -1,0 +1,231 @@
+"""The logs of training frameworks, one `LogFormat` for each, and `FORMATS`, all of them by name.
+
+- torchtitan: a line with tokens/s of one device and no time of a step. Its tags have one. Means over `log_freq` steps.
+- Megatron-LM, and what logs as it does (Megatron Bridge, Megatron-DeepSpeed): milliseconds of a step and the global batch.
+- NeMo's trainers on Lightning: `metric: value` between bars, of four digits; and their tags.
+- NeMo Automodel: the lines of its `training.jsonl`, and what it gives to W&B.
+- nanotron: fields of `tag: value` between bars, of three digits, with decimal prefixes.
+- MaxText: what it prints of each step; the tags of its `metrics_file`, of TensorBoard and of W&B.
+- Shardwise: `log.jsonl` in the folder of a run of `shardwise train`, and its TensorBoard.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from shardwise.records.logs.logged_steps import (
+    GIB,
+    MIB,
+    LogFormat,
+    LoggedStep,
+    Point,
+    Tag,
+    above_zero,
+    number,
+    of_unit,
+    percent,
+    step_of,
+)
+from shardwise.records.step_log import INSPECTED
+
+# Every field but the last is followed by a blank and the last by what closes it, so that a number that was cut off is not taken
+# for a whole one. Bounds keep the time of a search short, whatever a line has.
+_TORCHTITAN_STEP = re.compile(r"(?<!validate )\bstep:\s{0,16}(\d{1,12})\s")
+_TORCHTITAN_FIELDS = {
+    name: re.compile(rf"\b{name}:\s{{0,16}}{value}")
+    for name, value in {
+        "loss": r"(\S{1,32})\s", "memory": r"([\d.]{1,32})GiB\(", "tps": r"([\d,]{1,32})\s", "tflops": r"([\d,.]{1,32})\s",
+        "mfu": r"([\d.]{1,32})%",
+    }.items()
+}  # fmt: skip
+
+
+def _parse_torchtitan_step(text: str) -> LoggedStep | None:
+    found = _TORCHTITAN_STEP.search(text)
+    if not found:
+        return None
+    glued = _TORCHTITAN_STEP.search(text, found.end())  # another rank's line behind this one
+    own = text[found.end() - 1 : glued.start() if glued else None]
+    said = {name: match[1] for name, field in _TORCHTITAN_FIELDS.items() if (match := field.search(own))}
+    tokens_per_s, loss = above_zero(said.get("tps")), number(said.get("loss"))
+    if tokens_per_s is None:
+        return None
+    return LoggedStep(
+        step=int(found[1]), tokens_per_s=tokens_per_s, tflops=above_zero(said.get("tflops")), mfu=percent(said.get("mfu")),
+        loss=loss if loss is None or loss >= 0 else None,  # ranks in front of a pipeline's last stage print -1
+        memory_bytes=of_unit(said.get("memory"), GIB),
+    )  # fmt: skip
+
+
+TORCHTITAN_TAGS = {
+    "throughput(tps)": Tag("tokens_per_s"), "time_metrics/end_to_end(s)": Tag("step_time_s"), "tflops": Tag("tflops"),
+    "mfu(%)": Tag("mfu", 0.01), "memory/max_reserved(GiB)": Tag("memory_bytes", GIB), "loss_metrics/global_avg_loss": Tag("loss"),
+}  # fmt: skip
+TORCHTITAN = LogFormat(
+    name="torchtitan", title="torchtitan", source="torchtitan 0.2.2 and 0.3.0, components/metrics.py, MetricsProcessor.log",
+    markers=(b"tps:",), others=(b"validate step:",), step=_parse_torchtitan_step, tags=TORCHTITAN_TAGS,
+)  # fmt: skip
+
+# A field ends with a bar; what has none was cut off.
+_MEGATRON_ITERATION = re.compile(r"\biteration\s{1,16}(\d{1,12})/\s{0,16}\d{1,12} \|")
+_MEGATRON_FIELDS = {
+    name: re.compile(pattern + r":\s{0,16}(\S{1,32}) \|")
+    for name, pattern in {
+        "milliseconds": r"elapsed time per iteration \(ms\)",
+        "tflops": r"throughput per GPU \(TFLOP/s/GPU\)",
+        "batch": r"global batch size",
+        "loss": r"\blm loss",
+    }.items()
+}
+_MEGATRON_MEMORY = re.compile(r"max reserved: ([\d.]{1,32})(?:\s|$)")
+
+
+def _parse_megatron_step(text: str) -> LoggedStep | None:
+    found = _MEGATRON_ITERATION.search(text)
+    said = {name: match[1] for name, field in _MEGATRON_FIELDS.items() if (match := field.search(text))}
+    seconds = of_unit(said.get("milliseconds"), 1e-3)
+    if not found or seconds is None:
+        return None
+    batch = above_zero(said.get("batch"))
+    return LoggedStep(
+        step=int(found[1]), step_time_s=seconds, tflops=above_zero(said.get("tflops")), loss=number(said.get("loss")),
+        batch_seqs=None if batch is None else int(batch),
+    )  # fmt: skip
+
+
+def _parse_megatron_memory(text: str) -> float | None:
+    found = _MEGATRON_MEMORY.search(text)
+    return of_unit(found[1], MIB) if found else None
+
+
+MEGATRON = LogFormat(
+    name="megatron", title="Megatron-LM",
+    source="Megatron-LM d98e8a64 (core 0.20.0), megatron/training/training.py, training_log; utils/common_utils.py; Megatron "
+    "Bridge 0.3.1, training/utils/train_utils.py, training_log",
+    markers=(b"elapsed time per iteration (ms):",), step=_parse_megatron_step,
+    memory_marker=b"max reserved:", memory=_parse_megatron_memory,
+    tags={
+        "iteration-time": Tag("step_time_s"), "batch-size": Tag("batch_seqs"), "lm loss": Tag("loss"),
+        "throughput": Tag("tflops"), "throughput/tflops/device": Tag("tflops"),  # of Megatron-LM, of Megatron Bridge
+        # What the allocator has reserved at the time, which it hardly gives back; Megatron Bridge has the peak.
+        "mem-reserved-bytes": Tag("memory_bytes"), "memory/mem-max-reserved-gigabytes": Tag("memory_bytes", 1e9),
+    },
+)  # fmt: skip
+
+# A field that is read has a bar behind it: without one it was cut off.
+_NEMO_FIELD = re.compile(r"\| ([\w ]{1,64}): ([\d.]{1,32}(?:e[+-]?\d{1,3})?)(?= \|)")
+
+
+def _parse_nemo_step(text: str) -> LoggedStep | None:
+    said = {match[1]: float(match[2]) for match in _NEMO_FIELD.finditer(text) if match[2].count(".") < 2}
+    if "global_step" not in said or "train_step_timing in s" not in said:
+        return None
+    return step_of(Point(int(said["global_step"]), said), NEMO)
+
+
+NEMO = LogFormat(
+    name="nemo", title="NeMo",
+    source="NeMo 2.6 (8cfedd72), lightning/pytorch/callbacks/progress_printer.py; utils/exp_manager.py, TimingCallback; "
+    "lightning/pytorch/strategies/megatron_strategy.py, training_step; plugins/data_sampler.py; callbacks/flops_callback.py",
+    markers=(b"train_step_timing in s:",), step=_parse_nemo_step,
+    tags={
+        "train_step_timing in s": Tag("step_time_s"), "tokens_per_sec_per_gpu": Tag("tokens_per_s"),
+        "global_batch_size": Tag("batch_seqs"), "reduced_train_loss": Tag("loss"), "TFLOPS_per_GPU": Tag("tflops"),
+        "max_memory_reserved": Tag("memory_bytes"),
+    },
+)  # fmt: skip
+
+AUTOMODEL = LogFormat(
+    name="automodel", title="NeMo Automodel",
+    source="nemo-automodel 0.7.0, recipes/llm/train_ft.py, _run_train_optim_step; components/loggers/metric_logger.py",
+    tags={
+        "tps_per_gpu": Tag("tokens_per_s"), "num_tokens_per_step": Tag("batch_tokens"), "loss": Tag("loss"),
+        "mfu": Tag("mfu", 0.01), "mem": Tag("memory_bytes", GIB),
+    },
+    telling="tps_per_gpu", memory_kind="allocated",
+)  # fmt: skip
+
+_NANOTRON_ITERATION = re.compile(r"\biteration: (\d{1,12}) / \d{1,12} \|")
+# A field that is read has a bar behind it: without one it was cut off.
+_NANOTRON_FIELD = re.compile(r"\b([a-z_]{1,64}): (-?[\d.]{1,32}(?:e[+-]?\d{1,3})?)([KMGTPE]?)(?= \|)")
+_NANOTRON_PREFIXES = dict(zip(("", "K", "M", "G", "T", "P", "E"), (1000.0**power for power in range(7)), strict=True))
+_NANOTRON_MEMORY = re.compile(r"Peak reserved: ([\d.]{1,32})MiB")
+NANOTRON_TIMES = ("elapsed_time_per_iteration_ms", "time_per_iteration_ms")  # of 0.4, and of later commits
+
+
+def _parse_nanotron_step(text: str) -> LoggedStep | None:
+    found = _NANOTRON_ITERATION.search(text)
+    said = {
+        match[1]: str(float(match[2]) * _NANOTRON_PREFIXES[match[3]])
+        for match in _NANOTRON_FIELD.finditer(text)
+        if number(match[2])
+    }
+    seconds = of_unit(next((said[name] for name in NANOTRON_TIMES if name in said), None), 1e-3)
+    if not found or seconds is None or "tokens_per_sec_per_gpu" not in said:
+        return None
+    return LoggedStep(
+        step=int(found[1]), step_time_s=seconds, tokens_per_s=above_zero(said["tokens_per_sec_per_gpu"]),
+        loss=number(said.get("lm_loss")), tflops=above_zero(said.get("model_tflops_per_gpu")),
+        memory_bytes=above_zero(said.get("cuda_max_memory_reserved")),
+    )  # fmt: skip
+
+
+def _parse_nanotron_memory(text: str) -> float | None:
+    found = _NANOTRON_MEMORY.search(text)
+    return of_unit(found[1], MIB) if found else None
+
+
+NANOTRON = LogFormat(
+    name="nanotron", title="nanotron", source="nanotron 0.4, trainer.py, train_step_logs; logging.py, LoggerWriter, log_memory",
+    markers=(b"tokens_per_sec_per_gpu:",), step=_parse_nanotron_step,
+    memory_marker=b"Peak reserved:", memory=_parse_nanotron_memory,
+    tags={
+        **dict.fromkeys(NANOTRON_TIMES, Tag("step_time_s", 1e-3)), "tokens_per_sec_per_gpu": Tag("tokens_per_s"),
+        "global_batch_size": Tag("batch_seqs"), "lm_loss": Tag("loss"), "model_tflops_per_gpu": Tag("tflops"),
+        "cuda_max_memory_reserved": Tag("memory_bytes"),
+    },
+)  # fmt: skip
+
+_MAXTEXT_STEP = re.compile(r"completed step: (\d{1,12}), seconds: ([\d.]{1,32}),")
+_MAXTEXT_FIELD = re.compile(r"(TFLOP/s/device|Tokens/s/device|\bloss): ([^,\s]{1,32}),")
+_MAXTEXT_MEMORY = re.compile(r"Total (?:estimated )?memory size: ([\d.]{1,32}) GB,")
+MAXTEXT_RAMP_UP = "[Rampup Batch Size Phase]"  # steps of a smaller batch, whose time is another
+
+
+def _parse_maxtext_step(text: str) -> LoggedStep | None:
+    found, said = _MAXTEXT_STEP.search(text), dict(_MAXTEXT_FIELD.findall(text))
+    if not found or above_zero(found[2]) is None:
+        return None
+    return LoggedStep(
+        step=int(found[1]), step_time_s=None if MAXTEXT_RAMP_UP in text else above_zero(found[2]),
+        tokens_per_s=above_zero(said.get("Tokens/s/device")), tflops=above_zero(said.get("TFLOP/s/device")),
+        loss=number(said.get("loss")),
+    )  # fmt: skip
+
+
+def _parse_maxtext_memory(text: str) -> float | None:
+    found = _MAXTEXT_MEMORY.search(text)
+    return of_unit(found[1], GIB) if found else None  # bytes_to_gb divides by 1024**3
+
+
+MAXTEXT = LogFormat(
+    name="maxtext", title="MaxText",
+    source="MaxText e591f30c, src/maxtext/common/metric_logger.py; utils/max_utils.py, print_compiled_memory_stats",
+    markers=(b"completed step:",), step=_parse_maxtext_step, memory_marker=b"memory size:", memory=_parse_maxtext_memory,
+    memory_kind="as XLA estimates it",
+    tags={
+        "perf/step_time_seconds": Tag("step_time_s"), "perf/per_device_tokens_per_sec": Tag("tokens_per_s"),
+        "perf/per_device_tflops_per_sec": Tag("tflops"), "learning/loss": Tag("loss"),
+    },
+)  # fmt: skip
+
+# Memory is that of a GPU; of a CPU there is the whole process, with its interpreter, under another name.
+SHARDWISE = LogFormat(
+    name="shardwise", title="shardwise train", source="shardwise, records/step_log.py",
+    tags={**TORCHTITAN_TAGS, "num_tokens": Tag("batch_tokens")}, telling="num_tokens", untimed=INSPECTED,
+)  # fmt: skip
+
+FORMATS: Mapping[str, LogFormat] = {
+    log_format.name: log_format for log_format in (TORCHTITAN, MEGATRON, NEMO, AUTOMODEL, NANOTRON, MAXTEXT, SHARDWISE)
+}

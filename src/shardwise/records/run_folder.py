@@ -1,0 +1,167 @@
+"""The folder of a run.
+
+run.json         what the run is of: the data's fingerprint, and the versions of what ran it
+plan.json        the plan that is run
+recipe.json      the recipe
+log.jsonl        a line for each step
+measured.json    what one step held and issued, and the machine before and after the run
+summary.json     what came out, when the run has ended
+noise.json       the gradient noise scale, of a run that has ended and measured it
+checkpoints/     and tensorboard/, where asked for
+trace/           timelines of steps, a file for each rank (`records.step_trace`), where asked for
+lock             held by the system for the ranks of the run as long as one of them lives (`run.folder_lock`)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardwise.values.atomic_files import write_json
+from shardwise.values.errors import InputError
+
+SCHEMA = "shardwise.run/1"
+LOCK = "lock"
+Payload = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOf:
+    """What a run is of, as payloads: its plan, its recipe, the fingerprint of its data, and versions by name."""
+
+    plan: Payload
+    recipe: Payload
+    data_fingerprint: str
+    versions: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Where a run keeps what."""
+
+    path: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def recipe(self) -> Path:
+        return self.path / "recipe.json"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def noise(self) -> Path:
+        return self.path / "noise.json"
+
+    @property
+    def measured(self) -> Path:
+        return self.path / "measured.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace"
+
+    @property
+    def _run(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def holds_a_run(self) -> bool:
+        return self._run.exists()
+
+    def require_run(self) -> None:
+        """Raise `InputError` where there is no run to go on with."""
+        if not self.holds_a_run:
+            raise InputError(
+                f"--resume: {self.path} holds no run; leave --resume out, or name the folder of one with --out"
+            )
+
+    def require_traced(self) -> None:
+        """Raise `InputError` where there is no run that could have been recorded."""
+        if not self.holds_a_run:
+            raise InputError(
+                f"trace: {self.path} holds no run; the folder that `shardwise train --profile A:B --out` named is required"
+            )
+
+    def require_place(self, *, resume: bool, force: bool) -> None:
+        """Raise `InputError` where no run can be kept here, or another one is; nothing is touched."""
+        if resume:
+            self.require_run()
+        if self.holds_a_run and not (resume or force):
+            raise InputError(
+                f"{self.path} holds a run; --resume goes on with it, --force replaces it, or choose another --out"
+            )
+        if not self.holds_a_run and self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir()):
+            raise InputError(f"{self.path} holds other files; an empty folder, or one that does not exist, is required")
+        self._require_writable()
+
+    def _require_writable(self) -> None:
+        there = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
+        if not there.is_dir():
+            raise InputError(f"cannot write {self.path}: {there} is a file; choose a folder with --out")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise InputError(f"cannot write {self.path}: permission denied; choose a writable path with --out")
+
+    def create(self, of: RunOf) -> None:
+        """Make the folder of a new run, in place of one that is there. Raises `InputError` where that is not possible."""
+        try:
+            for old in (self.checkpoints, self.tensorboard, self.trace):
+                shutil.rmtree(old, ignore_errors=True)
+            self.path.mkdir(parents=True, exist_ok=True)
+            for file in (self.log, self.summary, self.measured, self.noise):
+                file.unlink(missing_ok=True)
+            self.write(of)
+        except OSError as error:
+            raise InputError(f"cannot write {self.path}: {error.strerror}; choose a writable path with --out") from None
+
+    def write(self, of: RunOf) -> None:
+        """Say what the run is of; of a run that goes on, what it is of from now on."""
+        write_json(self.plan, of.plan)
+        write_json(self.recipe, of.recipe)
+        write_json(
+            self._run, {"schema": SCHEMA, "data_fingerprint": of.data_fingerprint, "versions": dict(of.versions)}
+        )
+
+    def read(self) -> RunOf:
+        """What the run is of. Raises `InputError` for a folder that holds none."""
+        run = read_json(self._run)
+        if run.get("schema") != SCHEMA:
+            raise InputError(f"{self._run}: found schema {run.get('schema')!r}; {SCHEMA!r} is required")
+        return RunOf(
+            plan=read_json(self.plan), recipe=read_json(self.recipe), data_fingerprint=str(run.get("data_fingerprint")),
+            versions=run.get("versions", {}),
+        )  # fmt: skip
+
+
+def read_json(path: Path) -> Payload:
+    """A file of the folder. Raises `InputError` for one that is missing or damaged."""
+    try:
+        payload = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror}; the folder of a run is required") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}; the folder of a run is required") from None
+    if not isinstance(payload, dict):
+        raise InputError(f"{path}: found {type(payload).__name__}; an object is required")
+    return payload

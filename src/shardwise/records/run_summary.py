@@ -1,0 +1,233 @@
+"""What came out of a run, from its log."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from statistics import median
+from typing import Any, Literal, NamedTuple
+
+from typing_extensions import TypedDict
+
+from shardwise.records.step_log import CHECKPOINT, EVENT, SLOW, Log, Throughput
+from shardwise.values.errors import InputError
+from shardwise.values.units import counted, format_bytes, format_percent, format_seconds
+
+SCHEMA = "shardwise.run_summary/1"
+
+
+class CheckpointsPayload(TypedDict):
+    """Checkpoints of a run: the median bytes of their files, the median seconds until one was on the disk and in which the
+    training waited for it, the share of the run's time in which it waited for any, and the plan's bytes and seconds of one."""
+
+    number: int
+    num_bytes: float
+    write_s: float
+    stall_s: float
+    stalled: float
+    planned_bytes: float
+    planned_write_s: float
+
+
+class SourcePayload(TypedDict):
+    """A source of the data: its share of the sequences, how often each of its own has been taken, and the loss of its held-out
+    text."""
+
+    share: float
+    epochs: float
+    held_out_loss: float | str | None
+
+
+class StartPayload(TypedDict):
+    """A start of the run: the steps done before it, its layout and devices, and why the start before it ended, where whoever
+    started the ranks again says so."""
+
+    first_step: int
+    layout_text: str
+    num_devices: int
+    after: str
+
+
+class SlowPayload(TypedDict):
+    """A rank that was slow: the first step at which it was named, and how many times as long as others with the same work it then
+    worked."""
+
+    rank: int
+    host: str
+    step: int
+    factor: float
+
+
+class SummaryPayload(TypedDict):
+    """What came out of a run. Losses are nats per token; one that is not finite is its name, such as "nan". `step_time_s`
+    and `data_s`, the wait for data in it, are medians."""
+
+    schema: Literal["shardwise.run_summary/1"]
+    steps: int
+    first_loss: float | str
+    last_loss: float | str
+    held_out_loss: float | str | None
+    unigram_entropy_nats: float
+    step_time_s: float
+    data_s: float
+    tokens_per_s: float
+    mfu: float | None
+    hfu: float | None
+    num_tokens: int
+    seconds: float
+    checkpoints: CheckpointsPayload | None
+    sources: dict[str, SourcePayload]
+    starts: list[StartPayload]
+    slow: list[SlowPayload]
+    log: str
+
+
+class Drawn(NamedTuple):
+    """What was taken of a source, as its payload says it."""
+
+    share: float
+    epochs: float
+    held_out_loss: float | None
+
+
+def summarised(
+    log: Log, throughput: Throughput, *, log_path: str, unigram_entropy_nats: float, held_out_loss: float | None,
+    planned: tuple[float, float], sources: Mapping[str, Drawn],
+) -> dict[str, Any]:  # fmt: skip
+    """Losses in nats, and rates of the median step: the first steps of a run are slower than the rest.
+
+    `planned`: bytes of a checkpoint, and seconds to write it. `sources`: by name.
+    """
+    if not log.steps:
+        raise InputError(f"{log_path}: found no step; a run of at least one is required")
+    first, last = log.steps[0], log.steps[-1]
+    middle = sorted(log.timed, key=lambda record: record.step_time_s)[(len(log.timed) - 1) // 2]
+    return {
+        "schema": SCHEMA, "steps": last.step, "first_loss": _plain(first.loss), "last_loss": _plain(last.loss),
+        "held_out_loss": _plain(held_out_loss), "unigram_entropy_nats": unigram_entropy_nats,
+        "step_time_s": median(record.step_time_s for record in log.timed),
+        "data_s": median(record.seconds.get("data", 0.0) for record in log.timed),
+        "tokens_per_s": throughput.tokens_per_s(middle), "mfu": throughput.mfu(middle), "hfu": throughput.hfu(middle),
+        "num_tokens": sum(record.num_tokens for record in log.steps),
+        "seconds": sum(record.step_time_s for record in log.steps), "checkpoints": _checkpoints(log, *planned),
+        "sources": {
+            name: {**one._asdict(), "held_out_loss": _plain(one.held_out_loss)} for name, one in sources.items()
+        },
+        "starts": [_start(header) for header in log.headers], "slow": _slow(log), "log": log_path,
+    }  # fmt: skip
+
+
+def _start(header: Mapping[str, Any]) -> StartPayload:
+    return {
+        "first_step": header["first_step"], "layout_text": header["layout"], "num_devices": header["num_devices"],
+        "after": header.get("after", ""),
+    }  # fmt: skip
+
+
+def _slow(log: Log) -> list[SlowPayload]:
+    """Each rank once; after another start a rank may be on another host."""
+    found: dict[tuple[int, str], SlowPayload] = {}
+    for event in log.events:
+        for one in event["ranks"] if event[EVENT] == SLOW else ():
+            named: SlowPayload = {
+                "rank": one["rank"],
+                "host": one["host"],
+                "step": event["step"],
+                "factor": one["factor"],
+            }
+            found.setdefault((one["rank"], one["host"]), named)
+    return list(found.values())
+
+
+def _checkpoints(log: Log, planned_bytes: float, planned_write_s: float) -> dict[str, float] | None:
+    saved = [event for event in log.events if event[EVENT] == CHECKPOINT]
+    if not saved:
+        return None
+    stall_s = [event["stall_s"] for event in saved]
+    return {
+        "number": len(saved), "num_bytes": median(event["num_bytes"] for event in saved),
+        "write_s": median(event["write_s"] for event in saved), "stall_s": median(stall_s),
+        "stalled": sum(stall_s) / (sum(stall_s) + sum(record.step_time_s for record in log.steps)),
+        "planned_bytes": planned_bytes, "planned_write_s": planned_write_s,
+    }  # fmt: skip
+
+
+def _plain(loss: float | None) -> float | str | None:
+    return str(loss) if loss is not None and not math.isfinite(loss) else loss
+
+
+def shown(summary: Mapping[str, Any], *, as_json: bool) -> str:
+    """The summary as JSON, or for people."""
+    return json.dumps(summary, indent=2) if as_json else summary_text(summary)
+
+
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """The summary, for people."""
+    lines = [
+        f"{counted(summary['steps'], 'step')}, {summary['num_tokens']:,} tokens in {format_seconds(summary['seconds'])}",
+        f"  loss       {_nats(summary['first_loss'])} at first, {_nats(summary['last_loss'])} at last",
+    ]
+    if summary["held_out_loss"] is not None:
+        gained = summary["unigram_entropy_nats"] - float(summary["held_out_loss"])
+        lines.append(
+            f"  held out   {_nats(summary['held_out_loss'])}, {_beside(gained)} how often each token comes alone: "
+            f"{_nats(summary['unigram_entropy_nats'])}"
+        )
+    lines += _mixture(summary.get("sources", {}))
+    used = (
+        f", MFU {format_percent(summary['mfu'])}, HFU {format_percent(summary['hfu'])}"
+        if summary["mfu"] is not None
+        else ""
+    )
+    lines.append(
+        f"  median     {format_seconds(summary['step_time_s'])} a step, {summary['tokens_per_s']:,.0f} tokens/s{used}"
+    )
+    if summary.get("checkpoints"):
+        lines.append(f"  saved      {_saved(summary['checkpoints'])}")
+    lines += _events(summary)
+    return "\n".join([*lines, f"  log        {summary['log']}"])
+
+
+def _events(summary: Mapping[str, Any]) -> list[str]:
+    """A line for each start but the first, and for each rank that was slow."""
+    starts = [
+        f"after step {one['first_step']:,}: {one['layout_text']} on {counted(one['num_devices'], 'device')}"
+        f"{'; ' if one['after'] else ''}{one['after']}"
+        for one in summary.get("starts", ())[1:]
+    ]
+    slow = [
+        f"rank {one['rank']} on {one['host']}, at step {one['step']:,} {one['factor']:.2g} times as long as others with the same "
+        "work"
+        for one in summary.get("slow", ())
+    ]
+    return [f"  restarted  {text}" for text in starts] + [f"  slow       {text}" for text in slow]
+
+
+def _mixture(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each source where there are several."""
+    lines = []
+    for name, one in sources.items() if len(sources) > 1 else ():
+        loss = one["held_out_loss"]
+        held_out = "" if loss is None else f", held out {_nats(loss)}"
+        lines.append(
+            f"  {name:<10} {format_percent(one['share'])} of the sequences, {one['epochs']:.2f} epochs{held_out}"
+        )
+    return lines
+
+
+def _saved(found: Mapping[str, Any]) -> str:
+    return (
+        f"{counted(found['number'], 'checkpoint')} of {format_bytes(found['num_bytes'])}, planned "
+        f"{format_bytes(found['planned_bytes'])}; {format_seconds(found['write_s'])} to write, planned "
+        f"{format_seconds(found['planned_write_s'])}; training waited {format_seconds(found['stall_s'])} for each, "
+        f"{format_percent(found['stalled'])} of its time"
+    )
+
+
+def _beside(gained: float) -> str:
+    return f"{-gained:.4f} above" if gained < 0 else f"{gained:.4f} below"
+
+
+def _nats(loss: float | str) -> str:
+    return f"{float(loss):.4f} nats per token"

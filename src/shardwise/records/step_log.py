@@ -1,0 +1,255 @@
+"""The log of a run, `log.jsonl`: the record of a step, its rates and MFU, the writer and the reader.
+
+The log has a JSON line for each step, with torchtitan's names where it has one. A line with a "schema" is a header, written at
+each start of the run; one with "validation_metrics/loss" is a validation; one with an "event" says what was done beside the
+steps, such as a "rewind"; any other is a step, and one with "inspected" was recorded by the inspector, and slower for it. Every
+line is flushed as it is written; an incomplete last line, as a run that was killed leaves it, is not read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from shardwise.values.atomic_files import named, replace_text
+from shardwise.values.errors import InputError, require
+from shardwise.values.estimate_terms import TIME_TERMS
+from shardwise.values.units import format_quantity
+
+# The terms of an estimate, and what a step spends that no estimate has: waiting for its data, and the rest.
+MEASURED_TERMS = (*TIME_TERMS, "data", "other")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One optimizer step, counted from 1: `step` is the number of steps done with it.
+
+    `loss` is the mean over the `num_targets` of the global batch, in nats; `grad_norm` that of all gradients together, before it
+    is clipped. `num_tokens` are those of the global batch. `seconds` by name of `MEASURED_TERMS`, of `step_time_s` wall-clock
+    seconds. `auxiliary_loss` and `expert_imbalance` (rows of the fullest expert over the mean, of the first process's
+    stages) are of a model with experts, `dropped_share` (of that process's rows those that no expert took) of one whose experts
+    have a capacity,
+    `prediction_loss` is of one with multi-token prediction: the mean over its modules, without its weight. No other loss has part
+    in `loss`. A run in fp16 has the `loss_scale` of the step that follows, and how many steps were left out so far
+    (`num_skipped`), for their gradients were not finite.
+
+    A step that measured the noise scale has what it follows from: the mean squared norm of the gradients of parts of the batch,
+    of `small_tokens` each, and that of the whole batch of `big_tokens`, both of the loss per token and before they are clipped.
+    Raises `InputError` for another term and for a time that no step takes.
+    """
+
+    step: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    num_tokens: int
+    num_targets: int
+    step_time_s: float
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    auxiliary_loss: float | None = None
+    expert_imbalance: float | None = None
+    dropped_share: float | None = None
+    prediction_loss: float | None = None
+    loss_scale: float | None = None
+    num_skipped: int | None = None
+    small_norm_squared: float | None = None
+    big_norm_squared: float | None = None
+    small_tokens: float | None = None
+    big_tokens: float | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.seconds if name not in MEASURED_TERMS]
+        problems = [f"seconds of {name!r}; one of {', '.join(MEASURED_TERMS)}" for name in unknown]
+        if self.step < 1:
+            problems.append(f"step {self.step}; at least 1")
+        if not 0 < self.step_time_s < math.inf:
+            problems.append(f"step_time_s {self.step_time_s}; a time above 0")
+        require([f"step record: found {problem} is required" for problem in problems])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """What turns a step into rates.
+
+    `flops_per_token` are the model's, forward and backward, with causal attention counted once and no recomputation;
+    `hardware_ratio` is what the devices run over that. `peak_flops_per_s` is one device's in `peak_format`; None where the chip
+    has no sourced one, and then there is neither MFU nor HFU. Source of MFU: Chowdhery et al. 2022 (PaLM), appendix B.
+    """
+
+    num_devices: int
+    chip: str
+    flops_per_token: float
+    hardware_ratio: float
+    peak_format: str
+    peak_flops_per_s: float | None
+
+    def tokens_per_s(self, record: StepRecord) -> float:
+        """Tokens of the global batch per second, of all devices."""
+        return record.num_tokens / record.step_time_s
+
+    def flops_per_s(self, record: StepRecord) -> float:
+        """The model's FLOP/s on one device."""
+        return self.flops_per_token * self.tokens_per_s(record) / self.num_devices
+
+    def mfu(self, record: StepRecord) -> float | None:
+        """Model FLOPs utilisation, 0 to 1; None without a peak."""
+        return None if self.peak_flops_per_s is None else self.flops_per_s(record) / self.peak_flops_per_s
+
+    def hfu(self, record: StepRecord) -> float | None:
+        """Hardware FLOPs utilisation: with what is recomputed; None without a peak."""
+        mfu = self.mfu(record)
+        return None if mfu is None else mfu * self.hardware_ratio
+
+    def formula(self) -> str:
+        """How MFU and HFU are made, with the numbers that go in."""
+        if self.peak_flops_per_s is None:
+            return f"MFU n/a: {self.chip} has no sourced {self.peak_format} peak"
+        return (
+            f"MFU = {format_quantity(self.flops_per_token, 'FLOP', digits=4)}/token x tokens/s / ({self.num_devices} x "
+            f"{format_quantity(self.peak_flops_per_s, 'FLOP/s', digits=4)}), the dense {self.peak_format} peak of {self.chip}; "
+            f"HFU = {self.hardware_ratio:.3f} x MFU"
+        )
+
+
+SCHEMA = "shardwise.log/1"
+# Source of the names with a unit in brackets, a slash or a capital: torchtitan, torchtitan/components/metrics.py
+# (MetricsProcessor.log, log_validation; n_tokens_seen: torchtitan/trainer.py), where tps is that of one device.
+LOSS, VALIDATION_LOSS, SECONDS = "loss_metrics/global_avg_loss", "validation_metrics/loss", "time_metrics/end_to_end(s)"
+DATA_SECONDS, DATA_PART = "time_metrics/data_loading(s)", "time_metrics/data_loading(%)"
+INSPECTED, EVENT = "inspected", "event"
+CHECKPOINT = "checkpoint"  # an event: a checkpoint of the step is complete
+TARGET = "target"  # an event: the smoothed loss is the one that the run ends at
+BATCH = "batch"  # an event: another batch from the next step on, by noise scale
+SLOW = "slow"  # an event: other ranks than before work longer than their like
+TERM = "seconds/"  # ours, before the name of a term
+EPOCHS = "epochs/"  # ours, before the name of a source of a mixture: how often it has been passed through
+OWN = ("learning_rate", "num_tokens", "num_targets")
+OF_SOME = (
+    "auxiliary_loss",
+    "expert_imbalance",
+    "dropped_share",
+    "prediction_loss",
+    "loss_scale",
+    "num_skipped",
+    "small_norm_squared",
+    "big_norm_squared",
+    "small_tokens",
+    "big_tokens",
+)  # likewise
+
+
+def step_line(record: StepRecord, throughput: Throughput, more: Mapping[str, Any]) -> dict[str, Any]:
+    """The line of a step. `more` is what neither the record nor its rates say, such as the memory of the device."""
+    tokens_per_s, data_s = throughput.tokens_per_s(record), record.seconds.get("data", 0.0)
+    line = {
+        "step": record.step, LOSS: record.loss, "grad_norm": record.grad_norm,
+        "throughput(tps)": tokens_per_s / throughput.num_devices, "tflops": throughput.flops_per_s(record) / 1e12,
+        "mfu(%)": _percent(throughput.mfu(record)), "hfu(%)": _percent(throughput.hfu(record)),
+        SECONDS: record.step_time_s, DATA_SECONDS: data_s, DATA_PART: 100.0 * data_s / record.step_time_s,
+        **{name: getattr(record, name) for name in OWN}, "tokens_per_s": tokens_per_s,
+        **{TERM + name: seconds for name, seconds in record.seconds.items()},
+    }  # fmt: skip
+    some = {name: getattr(record, name) for name in OF_SOME}
+    line |= {name: value for name, value in some.items() if value is not None}
+    return {name: _plain(value) for name, value in (line | dict(more)).items() if value is not None}
+
+
+def _percent(part: float | None) -> float | None:
+    return None if part is None else 100.0 * part
+
+
+def _plain(value: Any) -> Any:
+    """A number as JSON has it: text for those that are none, which `float` reads back."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def parse_step(line: Mapping[str, Any]) -> StepRecord:
+    """The record of a step's line."""
+    own: dict[str, Any] = {name: line[name] for name in OWN}
+    some: dict[str, Any] = {name: line.get(name) for name in OF_SOME}
+    return StepRecord(
+        step=line["step"], loss=float(line[LOSS]), grad_norm=float(line["grad_norm"]), step_time_s=line[SECONDS],
+        seconds={name: line[TERM + name] for name in MEASURED_TERMS if TERM + name in line},
+        **own, **some,
+    )  # fmt: skip
+
+
+class LogWriter:
+    """Adds lines to a log."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, path.open("a", encoding="utf-8")
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add a line, at once."""
+        with named(self._path):
+            self._file.write(json.dumps(line, allow_nan=False) + "\n")
+            self._file.flush()
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with named(self._path):
+            self._file.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a log says: the header of each start, the steps, the validation losses (nats) by step, the numbers of the steps that
+    were watched from below, and the events."""
+
+    headers: tuple[Mapping[str, Any], ...]
+    steps: tuple[StepRecord, ...]
+    validation: Mapping[int, float]
+    inspected: frozenset[int] = frozenset()
+    events: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def timed(self) -> tuple[StepRecord, ...]:
+        """The steps whose seconds count: those without a profiler, where there are any."""
+        return tuple(record for record in self.steps if record.step not in self.inspected) or self.steps
+
+
+def read_log(path: Path) -> Log:
+    """A log, read. Raises `InputError` for one that is missing or damaged elsewhere than in its last line."""
+    headers, steps, validation, inspected, events = [], [], {}, set(), []
+    for line in _lines(path):
+        if "schema" in line:
+            headers.append(line)
+        elif EVENT in line:
+            events.append(line)
+        elif VALIDATION_LOSS in line:
+            validation[line["step"]] = float(line[VALIDATION_LOSS])
+        else:
+            steps.append(parse_step(line))
+            inspected |= {line["step"]} if line.get(INSPECTED) else set()
+    return Log(tuple(headers), tuple(steps), validation, frozenset(inspected), tuple(events))
+
+
+def cut_log(path: Path, step: int) -> None:
+    """Take the steps after `step` out of a log, which will be run again, and a last line that is torn."""
+    kept = [line for line in _lines(path) if line.get("step", 0) <= step]
+    replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise InputError(f"{path}: cannot read: {error.strerror}; the log of a run is required") from None
+    for number, text in enumerate(lines[:-1], start=1):  # what ends with no line break is torn
+        try:
+            line = json.loads(text)
+            if not isinstance(line, dict) or not ("schema" in line or "step" in line):
+                raise ValueError("no line of a log")
+        except ValueError as error:
+            raise InputError(f"{path}, line {number}: {error}; a log that a run wrote is required") from None
+        yield line

@@ -1,0 +1,177 @@
+"""Save the checkpoints of a run in the background, and restore a run from the newest one that is undamaged.
+
+`Checkpointer` copies the tensors to the CPU and returns; a thread writes them while training continues.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwise.run.checkpoints.process_group import Ranks
+from shardwise.run.checkpoints.reader import load
+from shardwise.run.checkpoints.step_folders import latest, newest_first, set_aside
+from shardwise.run.checkpoints.tensor_shards import Piece, State, split
+from shardwise.run.checkpoints.writer import write
+from shardwise.run.faults.rank_status import LostRankError, waits_for
+from shardwise.run.transport.interface import TIMEOUT
+from shardwise.values.checksums import DamagedError
+from shardwise.values.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a state was filled from: the checkpoint of `step`, and its plain values. `damaged` are later ones that could not be
+    read: the step of each, and what is wrong with it."""
+
+    step: int
+    values: Mapping[str, Any]
+    damaged: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A save that is complete: its step, the seconds in which the training waited for it, those until it was on the disk, and on
+    the first rank the bytes of all its files."""
+
+    step: int
+    stall_s: float
+    write_s: float
+    num_bytes: int
+
+
+class Checkpointer:
+    """The checkpoints of a run in `folder`, of which the `keep` newest are kept, and those whose step is a multiple of
+    `keep_every` (0: no others).
+
+    All ranks of the job make one and call its methods together, in the same order; with no process group it is one process.
+    One save at most is under way: every method waits for it first, and raises what it failed with, on all ranks. No wait for
+    another rank is longer than `timeout`.
+    """
+
+    def __init__(self, folder: str | Path, *, keep: int, keep_every: int = 0, timeout: timedelta = TIMEOUT) -> None:
+        for name, number, least in (("keep", keep, 1), ("keep_every", keep_every, 0)):
+            if number < least:
+                raise InputError(f"checkpoint: {name} is {number}; at least {least} is required")
+        self.folder, self.keep, self.keep_every, self.ranks = Path(folder), keep, keep_every, Ranks.join(timeout)
+        self._stall_s: dict[int, float] = {}  # of saves that were begun
+        self._written: list[tuple[int, float, int]] = []  # those that are complete
+        self._buffers: dict[int, Tensor] = {}  # used again by every save: memory is slow to pin
+        self._under_way: tuple[int, Future[None]] | None = None
+
+    def save(self, step: int, state: State) -> None:
+        """Write the checkpoint of a step; it is complete on return.
+
+        Raises `InputError` where the folder cannot be written, `ValueError` for a state that cannot be saved.
+        """
+        begun = time.perf_counter()
+        self.start(step, state)
+        self.wait()
+        self._stall_s[step] = time.perf_counter() - begun
+
+    def start(self, step: int, state: State) -> None:
+        """Copy the state and write it in the background; tensors may change when this returns. Raises as `save` does."""
+        begun = time.perf_counter()
+        self.wait()
+        pieces, values = split(state)
+        copied, done = self._copied(pieces), Future[None]()
+
+        def run() -> None:
+            try:
+                num_bytes = write(self.folder, step, copied, values, (self.keep, self.keep_every), self.ranks)
+                self._written.append((step, time.perf_counter() - begun, num_bytes))
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._under_way = (step, done)
+        threading.Thread(target=run, name="checkpoint", daemon=True).start()  # a daemon: a process may end without it
+        self._stall_s[step] = time.perf_counter() - begun
+
+    def finished(self) -> list[Saved]:
+        """The saves that were completed since this was last asked, on this rank."""
+        written, self._written = self._written, []
+        return [Saved(step, self._stall_s.pop(step), write_s, num_bytes) for step, write_s, num_bytes in written]
+
+    def wait(self) -> None:
+        """Until the save that is under way is complete; raises what it failed with."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            step, done = under_way
+            with waits_for(f"the checkpoint of step {step}"):
+                done.exception()
+            done.result()
+
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint, the same on all ranks: the one that the first rank sees."""
+        self.wait()
+        found = self.ranks.from_first(lambda: _text(latest(self.folder)))
+        return None if found is None else Path(found)
+
+    def load(self, path: str | Path, state: State) -> dict[str, Any]:
+        """Fill the pieces of `state` in place and give the plain values; see `reader.load`."""
+        self.wait()
+        return load(path, state, self.ranks)
+
+    def restore(self, state: State) -> Restored | None:
+        """Fill the pieces of `state` from the newest checkpoint that is as it was written; None where there is none at all.
+
+        Damaged ones are set aside. Raises `DamagedError` where all are damaged, and `InputError` as `load` does.
+        """
+        self.wait()
+        found = self.ranks.from_first(lambda: [(step, str(path)) for step, path in newest_first(self.folder)])
+        damaged: dict[int, str] = {}
+        for step, path in found:
+            try:
+                values = load(path, state, self.ranks)
+            except DamagedError as error:
+                damaged[step] = error.problems[0]
+                continue
+            self.ranks.on_first(lambda: [set_aside(Path(other)) for number, other in found if number in damaged])
+            return Restored(step, values, damaged)
+        if damaged:
+            raise DamagedError(*damaged.values(), "no checkpoint of the run can be read: begin it again with --force")
+        return None
+
+    def close(self) -> None:
+        """Wait for the save that is under way, and raise what it failed with."""
+        try:
+            self.wait()
+        finally:
+            self._buffers.clear()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, LostRankError):  # a save waits for the lost rank too
+            self.close()
+
+    def _copied(self, pieces: Sequence[tuple[str, Piece]]) -> list[tuple[str, Piece]]:
+        """The pieces in memory of the CPU, pinned for those of a GPU, so that their copies run beside one another."""
+        copied = []
+        for number, (name, piece) in enumerate(pieces):
+            buffer = self._buffers.get(number)
+            if buffer is None or (buffer.shape, buffer.dtype) != (piece.values.shape, piece.values.dtype):
+                buffer = torch.empty(piece.values.shape, dtype=piece.values.dtype, pin_memory=piece.values.is_cuda)
+            self._buffers[number] = buffer.copy_(piece.values.detach(), non_blocking=True)
+            copied.append((name, replace(piece, values=buffer)))
+        for device in {piece.values.device for _, piece in pieces if piece.values.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return copied
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

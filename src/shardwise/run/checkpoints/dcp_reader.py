@@ -1,0 +1,184 @@
+"""Read folders that torch.distributed.checkpoint wrote: which tensors they have, and the elements of their chunks.
+
+Their `.metadata` is a pickle, and so might run anything: it is read as plain data (`safe_pickle.py`). Elements are read by
+`torch.load(weights_only=True)`, which has an allow-list of its own.
+
+Checkpoints of schema shardwise.checkpoint/1 (`OlderFiles`) are such folders beside a checkpoint.json; they are read, and no
+longer written. Of these only what PyTorch 2.13 writes is accepted: a file that names anything else is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, ClassVar, cast
+
+import torch
+from torch import Tensor
+
+from shardwise.run.checkpoints.manifest import DTYPES, MANIFEST, WRITTEN, Part, StoredTensor, tensor_fault
+from shardwise.run.checkpoints.safe_pickle import PLAIN, Known, PlainUnpickler, Record, joined
+from shardwise.values.checksums import DamagedError, Sum
+from shardwise.values.errors import InputError
+from shardwise.values.plain_data import parse
+
+METADATA = ".metadata"
+
+
+@dataclass(frozen=True, slots=True)
+class DcpFolder:
+    """Its tensors by name, and how many bytes of which file each part is, by the file and where it begins."""
+
+    folder: Path
+    tensors: Mapping[str, StoredTensor]
+    lengths: Mapping[tuple[str, int], int]
+
+    def elements(self, part: Part) -> Tensor:
+        """The elements of a part, in its shape. Raises `ValueError` for what is not a tensor of as many."""
+        with (self.folder / part.file).open("rb") as file:
+            section = _Section(file, part.start, self.lengths[part.file, part.start])
+            found = torch.load(cast(IO[bytes], section), map_location="cpu", weights_only=True)
+        if not isinstance(found, Tensor) or found.numel() != part.box.volume:
+            raise ValueError(f"it holds another tensor than {METADATA} says")
+        return found.detach().view(part.lengths)
+
+
+def read_dcp(folder: Path, unpickler: type[PlainUnpickler] = PlainUnpickler) -> DcpFolder:
+    """What `.metadata` tells. Raises `OSError` where there is none, and for what is none anything at all."""
+    found = unpickler(io.BytesIO((folder / METADATA).read_bytes())).load()
+    places = {(key.fqn, getattr(key, "offset", None)): info for key, info in found.storage_data.items()}
+    lengths: dict[tuple[str, int], int] = {}
+    tensors: dict[str, StoredTensor] = {}
+    for name, tensor in found.state_dict_metadata.items():
+        if hasattr(tensor, "chunks"):
+            parts = []
+            for chunk in tensor.chunks:
+                info = places[name, chunk.offsets]
+                lengths[info.relative_path, info.offset] = info.length
+                parts.append(Part(chunk.offsets, chunk.sizes, _file(info), info.offset))
+            tensors[name] = _stored(name, tensor, tuple(parts))
+    return DcpFolder(folder, tensors, lengths)
+
+
+def _stored(name: str, tensor: Any, parts: tuple[Part, ...]) -> StoredTensor:
+    dtype, *_ = tensor.properties.given
+    stored = StoredTensor(tensor.size, dtype, parts)
+    if fault := tensor_fault(stored):
+        raise ValueError(f"{name} has {fault}")
+    return stored
+
+
+def _file(info: Any) -> str:
+    name: str = info.relative_path
+    if Path(name).name != name:
+        raise ValueError(f"a file is called {name!r}")
+    if getattr(info, "transform_descriptors", None):
+        raise ValueError(f"{name} is compressed or encrypted")
+    return name
+
+
+class _Section(io.RawIOBase):
+    """Bytes of a file from a place on, as a file of their own."""
+
+    def __init__(self, file: io.BufferedReader, start: int, length: int) -> None:
+        self.file, self.start, self.length, self.place = file, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self.place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.place, io.SEEK_END: self.length}[whence]
+        return self.place
+
+    def tell(self) -> int:
+        return self.place
+
+    def readinto(self, buffer: Any) -> int:
+        room = memoryview(buffer).cast("B")
+        self.file.seek(self.start + self.place)
+        count = self.file.readinto(room[: max(min(len(room), self.length - self.place), 0)])
+        self.place += count
+        return count
+
+
+SCHEMA_1 = "shardwise.checkpoint/1"
+SCHEMA_1_FILE = re.compile(r"\.metadata|__\d+_\d+\.distcp")
+_TORCH = "torch.distributed.checkpoint"
+
+
+class _Unpickler(PlainUnpickler):
+    """Refuses what no such file names."""
+
+    known: ClassVar[Known] = {
+        **PLAIN,
+        **{
+            (f"{_TORCH}.metadata", name): Record
+            for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex",
+                         "StorageMeta", "_MEM_FORMAT_ENCODING")
+        },
+        (f"{_TORCH}.filesystem", "_StorageInfo"): Record,
+        ("torch.serialization", "_get_layout"): joined,
+    }  # fmt: skip
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.known and not (module == "torch" and name in DTYPES):
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no checkpoint needs")
+        return super().find_class(module, name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    step: int
+    values: Mapping[str, Any]
+    files: Mapping[str, Sum]
+
+
+class OlderFiles:
+    """A checkpoint of this schema. Raises `DamagedError` for what is not as it was written."""
+
+    def __init__(self, folder: Path, payload: Mapping[str, Any]) -> None:
+        self.folder = folder
+        own = {key: value for key, value in payload.items() if key != "schema"}
+        try:
+            manifest: _Manifest = parse(_Manifest, own, f"checkpoint: {folder / MANIFEST}")
+        except InputError as error:
+            raise DamagedError(*error.problems) from None
+        self.step, self.values, self.files = manifest.step, manifest.values, manifest.files
+        if others := [name for name in self.files if not SCHEMA_1_FILE.fullmatch(name)]:
+            raise DamagedError(f"checkpoint: {folder / MANIFEST}: a file is called {others[0]!r}; {WRITTEN}")
+
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """What `.metadata` tells."""
+        return self._held.tensors
+
+    @cached_property
+    def _held(self) -> DcpFolder:
+        path = self.folder / METADATA
+        try:
+            found = read_dcp(self.folder, _Unpickler)
+            for name, _ in found.lengths:
+                if name not in self.files:
+                    raise ValueError(f"a file is called {name!r}")
+        except Exception as error:  # of what is no pickle, or another one, anything may be raised
+            raise DamagedError(f"checkpoint: {path} is not what was written: {error}; {WRITTEN}") from None
+        return found
+
+    def elements(self, part: Part, dtype: torch.dtype) -> Tensor:
+        """The elements of a part, in its shape."""
+        path = self.folder / part.file
+        try:
+            found = self._held.elements(part)
+        except Exception as error:
+            text = str(error).splitlines()[0]
+            raise DamagedError(f"checkpoint: {path} is not what was written: {text}; {WRITTEN}") from None
+        if found.dtype != dtype:
+            raise DamagedError(f"checkpoint: {path} holds another tensor than {METADATA} says; {WRITTEN}")
+        return found

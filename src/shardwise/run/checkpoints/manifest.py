@@ -1,0 +1,163 @@
+"""A checkpoint's own file, checkpoint.json: step, plain values, where each box of each tensor lies, and sums of all files.
+
+{"schema": "shardwise.checkpoint/2", "step": 200, "values": {"step": 200, ...},
+ "tensors": {"model.layers.0.wq": {"shape": [512, 8, 64], "dtype": "bfloat16", "parts": [
+    {"offsets": [0], "lengths": [131072], "file": "rank-00000.bin", "start": 0}, ...]}, ...},
+ "files": {"rank-00000.bin": {"bytes": 262144, "crc32": 907060870}, ...},
+ "crc32": 3421780262}
+
+A part with an offset for each dim is a box of the tensor; with one offset it is an interval of the flattened tensor (row-major).
+Parts of a tensor do not overlap, and are together all of it. Files hold the elements of their parts, each part row-major and
+little-endian from its start on. The last sum is that of all else in checkpoint.json.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwise.run.checkpoints.tensor_shards import view_of
+from shardwise.values.boxes import Box, Shape, tiles
+from shardwise.values.checksums import SEAL, DamagedError, Sum, seal_fault, sealed, write_synced
+from shardwise.values.errors import InputError
+from shardwise.values.plain_data import parse
+
+MANIFEST = "checkpoint.json"
+SCHEMA = "shardwise.checkpoint/2"
+FILE = re.compile(r"rank-\d{5,}\.bin")
+ALIGNED = 64  # bytes: a part begins at a multiple, so that any format can be read in place
+DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+WRITTEN = "what was written is required: remove the folder, and the checkpoint before it is the latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box of a tensor, or an interval of the flattened one, and where its elements begin in a file."""
+
+    offsets: Shape
+    lengths: Shape
+    file: str
+    start: int
+
+    @property
+    def box(self) -> Box:
+        return Box(self.offsets, self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor's whole shape, its format by PyTorch's name, and its parts."""
+
+    shape: Shape
+    dtype: str
+    parts: tuple[Part, ...]
+
+    @property
+    def format(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint holds."""
+
+    step: int
+    values: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+    files: Mapping[str, Sum]
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write it, and have the system write it to the disk."""
+    content = json.dumps(sealed({"schema": SCHEMA, **asdict(manifest)}))
+    write_synced(folder / MANIFEST, content.encode("utf-8") + b"\n")
+
+
+def read_payload(folder: Path) -> dict[str, Any]:
+    """The content of the file. Raises `DamagedError` for a folder without one, and for a file that is damaged."""
+    path = folder / MANIFEST
+    try:
+        text = path.read_text(encoding="utf-8")
+        payload = json.loads(text)
+    except OSError as error:
+        raise DamagedError(
+            f"checkpoint: cannot read {path}: {error.strerror}; a folder step-... that a run has written is required"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"checkpoint: {path} is not JSON: {error}; {WRITTEN}") from None
+    if not isinstance(payload, dict):
+        raise DamagedError(f"checkpoint: {path} holds a {type(payload).__name__}; {WRITTEN}")
+    if payload.get("schema") == SCHEMA and not seal_fault(payload) and text.removesuffix("\n") != json.dumps(payload):
+        raise DamagedError(f"checkpoint: {path} is damaged (the same content, written in another way); {WRITTEN}")
+    return payload
+
+
+class CurrentFiles:
+    """A checkpoint of this schema. Raises `DamagedError` where its manifest is not as written, or contradicts itself."""
+
+    def __init__(self, folder: Path, payload: Mapping[str, Any]) -> None:
+        self.folder = folder
+        manifest = _parsed(folder / MANIFEST, payload)
+        self.step, self.values, self.files = manifest.step, manifest.values, manifest.files
+        self._tensors = manifest.tensors
+
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        return self._tensors
+
+    def elements(self, part: Part, dtype: torch.dtype) -> Tensor:
+        """The elements of a part, in its shape, mapped from its file."""
+        num_bytes = part.box.volume * dtype.itemsize
+        file = torch.from_file(str(self.folder / part.file), size=part.start + num_bytes, dtype=torch.uint8)
+        return file[part.start :].view(dtype).view(part.lengths)
+
+
+def _parsed(path: Path, payload: Mapping[str, Any]) -> Manifest:
+    if fault := seal_fault(payload):
+        raise DamagedError(f"checkpoint: {path} {fault}; {WRITTEN}")
+    own = {key: value for key, value in payload.items() if key not in ("schema", SEAL)}
+    try:
+        manifest: Manifest = parse(Manifest, own, f"checkpoint: {path}")
+    except InputError as error:
+        raise DamagedError(*error.problems) from None
+    for problem in _problems(manifest):
+        raise DamagedError(f"checkpoint: {path}: {problem}; {WRITTEN}")
+    return manifest
+
+
+def _problems(manifest: Manifest) -> Iterator[str]:
+    """What no manifest says that was written here: it may come from a stranger."""
+    yield from (f"a file is called {name!r}" for name in manifest.files if not FILE.fullmatch(name))
+    for name, tensor in manifest.tensors.items():
+        fault = tensor_fault(tensor)
+        misplaced = (part for part in tensor.parts if not fault and not _in_place(part, tensor, manifest))
+        yield from (f"{name} has a part at byte {part.start:,} of {part.file!r}" for part in misplaced)
+        if fault:
+            yield f"{name} has {fault}"
+
+
+def tensor_fault(tensor: StoredTensor) -> str:
+    """What is wrong with a tensor's format and parts, in words; "" where nothing is."""
+    if tensor.dtype not in DTYPES:
+        return f"the format {tensor.dtype!r}"
+    num_offsets = {len(part.offsets) for part in tensor.parts} or {1}
+    if len(num_offsets) > 1 or not num_offsets <= {1, len(tensor.shape)}:
+        return f"parts of {sorted(num_offsets)} dims and the shape {list(tensor.shape)}"
+    return tiles([part.box for part in tensor.parts], view_of(tensor.shape, *num_offsets))
+
+
+def _in_place(part: Part, tensor: StoredTensor, manifest: Manifest) -> bool:
+    file = manifest.files.get(part.file)
+    end = part.start + part.box.volume * tensor.format.itemsize
+    return file is not None and part.start >= 0 and part.start % ALIGNED == 0 and end <= file.bytes

@@ -1,0 +1,106 @@
+"""What a checkpoint is made of: a rank's boxes of tensors, and plain values."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from shardwise.values.boxes import Box, Shape, interval_boxes
+
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """A rank's part of a tensor whose whole shape is `shape`: the box that begins at `offsets`, with the shape of `values`.
+
+    With one offset it is an interval of the flattened tensor (row-major), and `values` are [n]; otherwise offsets and values have
+    the dims of the tensor. `values` may be empty, of any format, on any device. Ranks may hold the same box (replicas), and
+    otherwise theirs do not overlap. Raises `ValueError` for a box outside the tensor.
+
+    >>> import torch
+    >>> Piece((4, 6), (2, 0), torch.zeros(2, 6)).box
+    Box(offsets=(2, 0), lengths=(2, 6))
+    >>> Piece((4, 6), (13,), torch.zeros(8)).view
+    (24,)
+    """
+
+    shape: Shape
+    offsets: Shape
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        if self.values.ndim != len(self.offsets) or len(self.offsets) not in (1, len(self.shape)):
+            raise ValueError(
+                f"a piece of {self.values.ndim} dims has {len(self.offsets)} offsets in a tensor of shape {self.shape}; one "
+                "offset for each dim is required, or one in the flattened tensor"
+            )
+        if not self.box.fits(self.view):
+            raise ValueError(f"a piece is {self.box} of shape {self.view}; one inside is required")
+
+    @property
+    def box(self) -> Box:
+        """Where it lies, in `view`."""
+        return Box(self.offsets, tuple(self.values.shape))
+
+    @property
+    def view(self) -> Shape:
+        """The shape that offsets count in: the tensor's own, or that of the flattened tensor."""
+        return view_of(self.shape, len(self.offsets))
+
+    @property
+    def kind(self) -> str:
+        """What must agree between a checkpoint and who reads it, in words."""
+        return described(self.shape, self.values.dtype)
+
+
+State = Mapping[str, Piece | tuple[Piece, ...] | Json]  # several pieces of one tensor as a tuple
+
+
+def view_of(shape: Shape, num_offsets: int) -> Shape:
+    """The shape in which a box with so many offsets lies."""
+    return shape if len(shape) == num_offsets else (math.prod(shape),)
+
+
+def boxed(shape: Shape, box: Box, values: Tensor) -> Iterator[tuple[Box, Tensor]]:
+    """The values of a box, or of an interval of the flattened tensor, as boxes of `shape`, each with its view of the values."""
+    if len(box.offsets) == len(shape):
+        yield box, values
+        return
+    (start,), (length,) = box.offsets, box.lengths
+    done = 0
+    for part in interval_boxes(shape, start, start + length):
+        yield part, values[done : done + part.volume].view(part.lengths)
+        done += part.volume
+
+
+def described(shape: Shape, dtype: object) -> str:
+    return f"{list(shape)} of {str(dtype).removeprefix('torch.')}"
+
+
+def split(state: State) -> tuple[list[tuple[str, Piece]], dict[str, Any]]:
+    """The pieces by the names of their tensors, and the plain values of a state.
+
+    Raises `ValueError` for a value that JSON would not give back as it is.
+    """
+    several = {name: _pieces_of(value) for name, value in state.items()}
+    pieces = [(name, piece) for name, found in several.items() for piece in found]
+    values = {name: value for name, value in state.items() if not several[name]}
+    for name, value in values.items():
+        try:
+            same = json.loads(json.dumps(value, allow_nan=False)) == value
+        except (TypeError, ValueError):
+            same = False
+        if not same:
+            raise ValueError(f"{name} is {value!r}; a Piece or a value that JSON keeps as it is is required")
+    return pieces, values
+
+
+def _pieces_of(value: object) -> tuple[Piece, ...]:
+    several = value if isinstance(value, tuple) else (value,)
+    return tuple(one for one in several if isinstance(one, Piece))

@@ -1,0 +1,254 @@
+"""Text to token shards: documents are read, a tokenizer is found or trained, both splits are written, all of it or
+nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from shardwise.run.data.block_checksums import BlockWriter
+from shardwise.run.data.documents import Document, HeldOut, Source, held_out_documents, read_documents
+from shardwise.run.data.shard_index import (
+    ENDS_DTYPE,
+    INDEX_FILE,
+    SHARD_FILE,
+    SPLITS,
+    TOKENIZER_FILE,
+    Index,
+    Shard,
+    Split,
+    index_payload,
+)
+from shardwise.run.data.tokenizer import Tokenizer, train_tokenizer
+from shardwise.values.checksums import sync, write_synced
+from shardwise.values.errors import InputError
+from shardwise.values.progress import Progress, silent
+
+DEFAULT_VOCAB = 8192
+DEFAULT_HELD_OUT = 0.01
+SHARD_TOKENS = 2**28  # 512 MiB in 16 bits: few files, and each can be copied again in a minute
+BATCH_CHARACTERS = 2**22  # of text that is encoded at once, on all cores
+
+
+def write_corpus(
+    sources: Sequence[Source], out: str | Path, *, tokenizer: Tokenizer | None = None, vocab_size: int = DEFAULT_VOCAB,
+    held_out: float = DEFAULT_HELD_OUT, force: bool = False, shard_tokens: int = SHARD_TOKENS,
+    progress: Progress = silent,
+) -> Index:  # fmt: skip
+    """Write the documents of `sources` as token shards into the folder `out`; the index that is written.
+
+    Without a tokenizer one of at most `vocab_size` tokens is trained on the training documents. The part `held_out` of the
+    documents, and at least one, is in shards of its own; 0 holds out none. Raises `InputError` for text that cannot be read,
+    too few documents for both splits, and a place that cannot be written, where nothing is then left.
+    """
+    with whole_folder(out, force=force) as folder:
+        progress("reading the documents")
+        split, num_documents = held_out_documents(read_documents(sources), held_out)
+        if tokenizer is None:
+            progress(f"training a tokenizer on {num_documents:,} documents")
+            texts = (document.text for document in read_documents(sources) if document not in split)
+            tokenizer = train_tokenizer(texts, vocab_size)
+        index = _write_shards(folder, sources, tokenizer, split, shard_tokens, progress, num_documents)
+        write_index(folder, index, tokenizer.text)
+    return index
+
+
+def _write_shards(
+    folder: Path, sources: Sequence[Source], tokenizer: Tokenizer, split: HeldOut, shard_tokens: int, progress: Progress,
+    num_documents: int,
+) -> Index:  # fmt: skip
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    num_done = 0
+    with ExitStack() as open_files:
+        writers = {name: SplitWriter(folder, name, shard_tokens) for name in SPLITS}
+        for writer in writers.values():
+            open_files.callback(writer.abandon)
+        for batch in _batches(read_documents(sources)):
+            trained_on = []
+            for document, tokens in zip(batch, tokenizer.encode([one.text for one in batch]), strict=True):
+                name = "held_out" if document in split else "train"
+                writers[name].add(tokens, len(document.text.encode("utf-8")))
+                trained_on += [tokens] if name == "train" else []
+            counts += np.bincount(np.concatenate(trained_on), minlength=len(counts)) if trained_on else 0
+            num_done += len(batch)
+            progress("documents encoded", num_done, num_documents)
+        written = {name: writer.finish() for name, writer in writers.items()}
+    return Index(
+        dtype=tokenizer.dtype.name, vocab_size=tokenizer.vocab_size, end_token=tokenizer.end_token, end_id=tokenizer.end_id,
+        tokenizer_sha256=tokenizer.sha256, held_out_fraction=split.fraction, unigram_entropy_nats=unigram_entropy(counts),
+        **written,
+    )  # fmt: skip
+
+
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    batch: list[Document] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def unigram_entropy(counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
+    """Entropy of the frequencies of tokens, -Σ p ln p, in nats per token (Shannon 1948)."""
+    parts = counts[counts > 0] / counts.sum()
+    return float(-(parts * np.log(parts)).sum()) + 0.0  # one token alone: 0, not -0
+
+
+Tokens = np.ndarray[tuple[int], np.dtype[Any]]
+
+
+class SplitWriter:
+    """Writes the shards of one split into a folder, document by document; a document lies in one shard."""
+
+    def __init__(self, folder: Path, name: str, shard_tokens: int) -> None:
+        self.folder, self.name, self.shard_tokens = folder, name, shard_tokens
+        self.shards: list[Shard] = []
+        self.text_bytes = 0
+        self._file: BinaryIO | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._hash, self._blocks, self._ends = hashlib.sha256(), BlockWriter(), array("q")
+
+    def add(self, tokens: Tokens, text_bytes: int) -> None:
+        """Append a document: its tokens with its end."""
+        if self._file is not None and self._ends[-1] + len(tokens) > self.shard_tokens:
+            self._close_shard()
+        if self._file is None:
+            self._file = (self.folder / f"{self._shard_name()}.tokens").open("wb")
+        data = tokens.tobytes()
+        self._file.write(data)
+        self._hash.update(data)
+        self._blocks.add(data)
+        self._ends.append((self._ends[-1] if self._ends else 0) + len(tokens))
+        self.text_bytes += text_bytes
+
+    def finish(self) -> Split:
+        """Close the last shard; what was written."""
+        self._close_shard()
+        return Split(shards=tuple(self.shards), text_bytes=self.text_bytes)
+
+    def abandon(self) -> None:
+        """Close the open file without finishing it."""
+        if self._file is not None:
+            self._file.close()
+
+    def _shard_name(self) -> str:
+        return f"{self.name}-{len(self.shards):05d}"
+
+    def _close_shard(self) -> None:
+        if self._file is None:
+            return
+        sync(self._file)
+        self._file.close()
+        ends, sums = np.array(self._ends, ENDS_DTYPE).tobytes(), self._blocks.finish()
+        shard = Shard(
+            name=self._shard_name(), num_tokens=self._ends[-1], num_documents=len(self._ends),
+            tokens_sha256=self._hash.hexdigest(), ends_crc32=zlib.crc32(ends), sums_crc32=zlib.crc32(sums),
+        )  # fmt: skip
+        write_synced(self.folder / shard.ends_file, ends)
+        write_synced(self.folder / shard.sums_file, sums)
+        self.shards.append(shard)
+        self._file = None
+        self._begin()
+
+
+def write_index(folder: Path, index: Index, tokenizer: bytes) -> None:
+    """The tokenizer and, last of all files, the index."""
+    write_synced(folder / TOKENIZER_FILE, tokenizer)
+    write_synced(folder / INDEX_FILE, (json.dumps(index_payload(index), indent=2) + "\n").encode("utf-8"))
+
+
+@contextlib.contextmanager
+def whole_folder(out: str | Path, *, force: bool = False) -> Iterator[Path]:
+    """A new folder beside `out` that takes its place when the block ends, and is gone when the block fails.
+
+    Raises `InputError` before anything is written where `out` cannot be written, or holds something: with `force` token shards
+    are replaced, and nothing else ever is.
+    """
+    target = _resolved(Path(out))
+    _require_free(target, force)
+    part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+    try:
+        try:
+            part.mkdir()
+        except (OSError, ValueError) as error:
+            raise _cannot_write(target, error) from None
+        yield part
+        _put_in_place(part, target)
+    except OSError as error:
+        raise _cannot_write(target, error) from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _resolved(path: Path) -> Path:
+    """The folder itself where `path` is a link to it."""
+    try:
+        target = path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte, links in a circle
+        raise _cannot_write(path, error) from None
+    if Path.cwd().is_relative_to(target):
+        raise InputError(f"--out: {path} is the folder that this runs in; a folder of its own is required")
+    return target
+
+
+def _put_in_place(part: Path, target: Path) -> None:
+    """Rename the folder; what was there before steps aside first and is removed last."""
+    old = part.with_suffix(".old")
+    there = target.is_dir()
+    if there:
+        os.rename(target, old)
+    try:
+        os.rename(part, target)
+    except OSError:
+        if there:
+            os.rename(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _require_free(target: Path, force: bool) -> None:
+    try:
+        names = {entry.name for entry in target.iterdir()} if target.is_dir() else set()
+        there = target.exists() and not target.is_dir()
+    except (OSError, ValueError) as error:
+        raise _cannot_write(target, error) from None
+    if there:
+        raise InputError(f"--out: {target} is a file; a folder is required: choose another name")
+    if not names:
+        return
+    others = sorted(name for name in names - {INDEX_FILE, TOKENIZER_FILE} if not SHARD_FILE.fullmatch(name))
+    if not any(map(SHARD_FILE.fullmatch, names)):
+        raise InputError(f"--out: {target} holds files that tokenize did not write; choose a new folder")
+    if not force:
+        raise InputError(
+            f"--out: {target} holds token shards already; choose a new folder, or replace them with --force"
+        )
+    if others:
+        raise InputError(
+            f"--out: {target} holds {others[0]!r} beside token shards; only these are replaced: move it, or choose a new folder"
+        )
+
+
+def _cannot_write(target: Path, error: Exception) -> InputError:
+    reason = getattr(error, "strerror", None) or error
+    return InputError(f"--out: cannot write {target}: {reason}; choose a folder that can be written")

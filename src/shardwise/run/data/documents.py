@@ -1,0 +1,198 @@
+"""Documents: files of text, lines of .jsonl files, the source of Python's standard library; always in the same order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from shardwise.values.errors import InputError, require
+
+GLOBS = ("*.txt", "*.md", "*.rst", "*.py", "*.jsonl")
+# Not the library: what was installed later (PEP 370, Debian's Python policy), tests, caches.
+LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
+MOST_NAMED = 3  # of what was found, in an error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A text and its name, which says where it comes from and is the same on every machine."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file to read, and the name of its documents: its path below the folder that was given."""
+
+    path: Path
+    name: str
+
+
+def find_sources(places: Sequence[str | Path], globs: Sequence[str] = GLOBS) -> tuple[Source, ...]:
+    """The files given, and those of the folders given whose name matches one of `globs`; hidden ones are left out.
+
+    A pattern with "/" is matched with the end of the path below the folder ("docs/*.md"). Files of a folder come in the order
+    of their paths. Raises `InputError` with every place that is missing, or holds nothing that matches.
+    """
+    problems: list[str] = []
+    found: list[Source] = []
+    for place in map(Path, places):
+        if place.is_dir():
+            inner = tuple(_walk(place, globs))
+            if not inner:
+                problems.append(
+                    f"{place}: no file matches {', '.join(globs)}; give a folder that has one, or another --glob"
+                )
+            found += inner
+        elif place.is_file():
+            found.append(Source(path=place, name=place.name))
+        else:
+            problems.append(f"{place}: no such file or folder; text is required")
+    require(problems)
+    return tuple(_distinct(found))
+
+
+def _distinct(sources: Iterable[Source]) -> Iterator[Source]:
+    """A name that two places share gets a number, so that each document has its own hash."""
+    times: Counter[str] = Counter()
+    for source in sources:
+        times[source.name] += 1
+        yield replace(source, name=f"{source.name}#{times[source.name]}") if times[source.name] > 1 else source
+
+
+def _walk(folder: Path, globs: Sequence[str], left_out: Iterable[str] = ()) -> Iterator[Source]:
+    names = []
+    for here, inner, files in os.walk(folder, onerror=_cannot_list):
+        inner[:] = [name for name in inner if not name.startswith(".") and name not in left_out]
+        below = Path(here).relative_to(folder)
+        names += [(below / name).as_posix() for name in files if not name.startswith(".")]
+    for name in sorted(names):
+        if any(PurePosixPath(name).match(pattern) for pattern in globs):
+            yield Source(path=folder / name, name=name)
+
+
+def _cannot_list(error: OSError) -> None:
+    raise InputError(f"{error.filename}: cannot read: {error.strerror}; a readable folder is required") from None
+
+
+def python_library(max_bytes: int | None = None) -> tuple[Source, ...]:
+    """The source files of this Python's standard library without its tests: text that every installation has.
+
+    In the order of a hash of their names, so that the first `max_bytes` of them are a sample of the whole; at least one.
+    Raises `InputError` for a size that is none, and where the library is not a folder of source files.
+    """
+    if max_bytes is not None and max_bytes < 1:
+        raise InputError(f"python-library: found {max_bytes} bytes; a size above 0 is required, such as 4MB")
+    folder = Path(os.__file__).parent
+    found = sorted(_walk(folder, ["*.py"], LEFT_OUT), key=lambda source: name_hash(source.name, "sample"))
+    if not found:
+        raise InputError(f"{folder}: Python's library has no source files here; give files or folders of text instead")
+    kept, total = 1, found[0].path.stat().st_size
+    for source in found[1:]:
+        total += source.path.stat().st_size
+        if max_bytes is not None and total > max_bytes:
+            break
+        kept += 1
+    return tuple(found[:kept])
+
+
+def read_documents(sources: Iterable[Source]) -> Iterator[Document]:
+    """The documents of files, one by one: a file each, or of a .jsonl file each line's "text". Empty ones are left out.
+
+    Raises `InputError` for a file that cannot be read, is not UTF-8, or has a line without a text.
+    """
+    for source in sources:
+        documents = _lines(source) if source.path.suffix == ".jsonl" else _whole(source)
+        try:
+            yield from (document for document in documents if document.text)
+        except OSError as error:
+            raise InputError(f"{source.path}: cannot read: {error.strerror}; a readable file is required") from None
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{source.path}: byte {error.object[error.start]:#04x} is not UTF-8; text in UTF-8 is required: convert the "
+                "file, or leave it out with --glob"
+            ) from None
+
+
+def _whole(source: Source) -> Iterator[Document]:
+    yield Document(name=source.name, text=source.path.read_bytes().decode("utf-8"))
+
+
+def _lines(source: Source) -> Iterator[Document]:
+    with source.path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield Document(name=f"{source.name}:{number}", text=_text_of(line, f"{source.path}:{number}"))
+
+
+def _text_of(line: bytes, where: str) -> str:
+    required = 'an object with a "text" is required on each line, such as {"text": "Once upon a time"}'
+    text = line.decode("utf-8")
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError(f"{where}: not valid JSON; {required}") from None
+    found = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(found, str):
+        keys = (
+            f"keys {', '.join(map(repr, list(record)[:MOST_NAMED]))}"
+            if isinstance(record, dict)
+            else type(record).__name__
+        )
+        raise InputError(f"{where}: found {keys}; {required}")
+    try:
+        found.encode("utf-8")
+    except UnicodeEncodeError:  # JSON may escape half of a surrogate pair, which is no character
+        raise InputError(
+            f"{where}: the text has half a surrogate pair; text that UTF-8 can write is required"
+        ) from None
+    return found
+
+
+def name_hash(name: str, purpose: str) -> int:
+    """A number in [0, 2^64) of a document's name; those for two purposes have nothing to do with each other."""
+    return int.from_bytes(hashlib.sha256(os.fsencode(f"{purpose}:{name}")).digest()[:8], "big")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Which documents are held out: those whose hash is in the lowest part `fraction` of all, or the one that is the lowest."""
+
+    fraction: float
+    lowest: int  # the hash that is the lowest of the corpus
+
+    def __contains__(self, document: object) -> bool:
+        if not isinstance(document, Document) or self.fraction == 0:
+            return False
+        found = name_hash(document.name, "held_out")
+        return found < self.fraction * 2**64 or found == self.lowest
+
+
+def held_out_documents(documents: Iterable[Document], fraction: float) -> tuple[HeldOut, int]:
+    """The held-out split of a corpus, and its number of documents.
+
+    A document is held out by its name alone: one that is added moves no other, but for the one of an otherwise empty split.
+    Raises `InputError` for a fraction that is none, for no documents, and where none is left to train on.
+    """
+    if not 0 <= fraction < 1:
+        raise InputError(
+            f"held-out: found {fraction:g}; a fraction of at least 0 and below 1 is required, such as 0.01"
+        )
+    count, num_below, lowest = 0, 0, 2**64
+    for document in documents:
+        found = name_hash(document.name, "held_out")
+        count, num_below, lowest = count + 1, num_below + (found < fraction * 2**64), min(lowest, found)
+    if not count:
+        raise InputError("text: found no document that is not empty; text is required")
+    if fraction and max(num_below, 1) == count:
+        raise InputError(
+            f"held-out: a fraction of {fraction:g} holds out every document of {count:,}; one for training is required: "
+            "give more documents, a smaller --held-out, or none with --held-out 0"
+        )
+    return HeldOut(fraction=fraction, lowest=lowest), count

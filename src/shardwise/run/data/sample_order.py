@@ -1,0 +1,153 @@
+"""Which source and which sequence each sample is: arithmetic on the number of the sample, with no state to keep.
+
+A `Mixture` draws sources by their weights; a permutation orders the sequences of a source in each epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from shardwise.values.errors import InputError, require
+
+MAX_PERIOD = 100_000  # samples: weights of five digits, worked out once in less than a second
+
+
+class Mixture:
+    """Sources that are drawn in proportion to weights, which need not add up to 1.
+
+    Of the first n samples of a mixture, and of n at the start of any period, a source of share w has more than n·w - 1 and less
+    than n·w + 1. Draw j of it (from 1) is due by sample j/w, and no earlier than its share has begun to need it; of the sources
+    that may be drawn the one that is due first is (Tijdeman 1980, The chairman assignment problem; Baruah et al. 1996,
+    Proportionate progress: earliest deadline first). Shares are fractions, and the order repeats after their common denominator.
+
+    >>> mixture = Mixture([0.5, 0.25, 0.25])
+    >>> mixture.drawn(np.arange(8))[0].tolist()
+    [0, 1, 0, 2, 0, 1, 0, 2]
+    >>> mixture.counts(1_000_000_002)
+    (500000001, 250000001, 250000000)
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        """Raises `InputError` for weights that are not positive, and for shares that do not repeat in `MAX_PERIOD` samples."""
+        require(
+            [
+                f"weights: found {weight}; a number above 0 is required"
+                for weight in weights
+                if not 0 < weight < math.inf
+            ]
+        )
+        self.num_draws = _smallest(weights)  # of each source in a period
+        self.period = sum(self.num_draws)
+        if self.period > MAX_PERIOD:
+            found = ", ".join(f"{weight:g}" for weight in weights)
+            raise InputError(
+                f"weights: found {found}, whose order repeats after {self.period:,} samples; "
+                f"at most {MAX_PERIOD:,} is required: give shares of fewer digits, such as 0.713"
+            )
+        self._sources = np.array(_period(self.num_draws), np.int64)
+        self._own = np.empty_like(self._sources)  # the number of a draw among those of its source
+        for source, count in enumerate(self.num_draws):
+            self._own[self._sources == source] = np.arange(count)
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The weights, adding up to 1."""
+        return tuple(count / self.period for count in self.num_draws)
+
+    def drawn(self, samples: Int64s) -> tuple[Int64s, Int64s]:
+        """The source of each of `samples`, and which of that source's samples it is, both counted from 0."""
+        periods, places = np.divmod(samples, self.period)
+        sources: Int64s = self._sources[places]
+        return sources, periods * np.array(self.num_draws)[sources] + self._own[places]
+
+    def counts(self, num_samples: int) -> tuple[int, ...]:
+        """How many of the first `num_samples` samples are of each source."""
+        periods, rest = divmod(num_samples, self.period)
+        begun = np.bincount(self._sources[:rest], minlength=len(self.num_draws)).tolist()
+        return tuple(periods * count + more for count, more in zip(self.num_draws, begun, strict=True))
+
+
+def _smallest(weights: Sequence[float]) -> tuple[int, ...]:
+    """The smallest whole numbers in the ratio of weights, as these are written: 0.7 is 7/10."""
+    exact = [Fraction(str(weight)) for weight in weights]
+    whole = [int(one * math.lcm(*(other.denominator for other in exact))) for one in exact]
+    return tuple(one // math.gcd(*whole) for one in whole)
+
+
+def _period(num_draws: Sequence[int]) -> list[int]:
+    """The source of each sample of a period."""
+    period, done = sum(num_draws), [0] * len(num_draws)
+    due = [-(-period // count) for count in num_draws]
+    found = []
+    for sample in range(period):
+        may = (source for source, count in enumerate(num_draws) if done[source] * period < count * (sample + 1))
+        source = min(may, key=due.__getitem__)
+        done[source] += 1
+        due[source] = -(-(done[source] + 1) * period // num_draws[source])
+        found.append(source)
+    return found
+
+
+UInt64s = np.ndarray[Any, np.dtype[np.uint64]]
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+# Four rounds of a Feistel network give a pseudo-random permutation where the rounds' function is one (Luby and Rackoff 1988);
+# the two more make up for a function that is a cheap one.
+ROUNDS = 6
+# The mixing function of SplitMix64 (Steele, Lea and Flood 2014).
+_GAMMA, _MIX = np.uint64(0x9E3779B97F4A7C15), ((30, np.uint64(0xBF58476D1CE4E5B9)), (27, np.uint64(0x94D049BB133111EB)))
+
+
+def sequence_numbers(samples: Int64s, num_sequences: int, seed: int | None) -> Int64s:
+    """The sequence that each sample is: every epoch takes each of `num_sequences` once, in an order of its own.
+
+    Without a seed every epoch takes them from the first to the last.
+    """
+    epochs, positions = np.divmod(samples, num_sequences)
+    if seed is None:
+        return positions
+    found = np.empty_like(positions)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        found[here] = permuted(positions[here], num_sequences, _key(seed, int(epoch)))
+    return found
+
+
+def permuted(positions: Int64s, size: int, key: int) -> Int64s:
+    """Where a permutation of [0, size) takes each of `positions`; it is one of many, chosen by `key`, and held nowhere.
+
+    A balanced Feistel network permutes the next power of four; what falls outside is sent through again until it is inside
+    (cycle walking: Black and Rogaway 2002), less than four times on average.
+    """
+    half = np.uint64(max((size - 1).bit_length() + 1, 2) // 2)
+    found = positions.astype(np.uint64)
+    outside = np.ones(found.shape, bool)
+    while outside.any():
+        found[outside] = _feistel(found[outside], half, key)
+        outside = found >= size
+    return found.astype(np.int64)
+
+
+def _feistel(values: UInt64s, half: np.uint64, key: int) -> UInt64s:
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left, right = values >> half, values & mask
+    for turn in range(ROUNDS):
+        left, right = right, left ^ (_mixed(right ^ np.uint64(_key(key, turn))) & mask)
+    return (left << half) | right
+
+
+def _key(seed: int, number: int) -> int:
+    """A number in [0, 2^64) of two others."""
+    first = _mixed(np.array([seed % 2**64], np.uint64))
+    return int(_mixed(first ^ np.array([number % 2**64], np.uint64))[0])
+
+
+def _mixed(values: UInt64s) -> UInt64s:
+    values = values + _GAMMA
+    for shift, factor in _MIX:
+        values = (values ^ (values >> np.uint64(shift))) * factor
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,226 @@
+"""The index of a folder of token shards: what the files hold, and whether they do.
+
+index.json                   this index
+tokenizer.json               what made the tokens
+train-00000.tokens           token ids, little-endian, one document after the other, each with the token that ends it
+train-00000.ends             where each document of the shard ends: 64-bit token counts from the start of the shard
+train-00000.crc32            the CRC-32 of each block of 64 KiB of the shard's tokens, 32 bits each
+held_out-00000.tokens ...    the same for the held-out split
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from typing_extensions import TypedDict
+
+from shardwise.run.data.block_checksums import SUMS_DTYPE, num_blocks
+from shardwise.values.checksums import SEAL, seal_fault, sealed
+from shardwise.values.errors import InputError, require
+from shardwise.values.payload_fields import Fields
+from shardwise.values.plain_data import parse
+
+SCHEMA = "shardwise.tokens/2"
+IDENTITY = "shardwise.tokens/1"  # of what the fingerprint is a hash: the same in later schemas, so that runs go on
+INDEX_FILE = "index.json"
+TOKENIZER_FILE = "tokenizer.json"
+SPLITS = ("train", "held_out")
+DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
+ENDS_DTYPE = np.dtype("<i8")  # signed, as NumPy counts: a search among unsigned ones would copy them all
+SHARD_NAME = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}")
+SHARD_FILE = re.compile(rf"{SHARD_NAME.pattern}\.(?:tokens|ends|crc32)")
+AGAIN = "tokenize again, with --force"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """Three files, `name`.tokens, `name`.ends and `name`.crc32, what they hold, the first one's hash, the others' CRC-32."""
+
+    name: str
+    num_tokens: int
+    num_documents: int
+    tokens_sha256: str
+    ends_crc32: int
+    sums_crc32: int
+
+    def __post_init__(self) -> None:
+        required = f"{SPLITS[0]}-00000 or the like, and at least one token in each of at least one document"
+        if not SHARD_NAME.fullmatch(self.name) or not 1 <= self.num_documents <= self.num_tokens:
+            raise InputError(
+                f"shard: found {self.name!r} of {self.num_tokens} tokens and {self.num_documents} documents; {required} are "
+                f"required: {AGAIN}"
+            )
+
+    @property
+    def tokens_file(self) -> str:
+        return f"{self.name}.tokens"
+
+    @property
+    def ends_file(self) -> str:
+        return f"{self.name}.ends"
+
+    @property
+    def sums_file(self) -> str:
+        return f"{self.name}.crc32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """The shards of a split, in order, and the bytes of the text that they were made from (UTF-8)."""
+
+    shards: tuple[Shard, ...]
+    text_bytes: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(shard.num_tokens for shard in self.shards)
+
+    @property
+    def num_documents(self) -> int:
+        return sum(shard.num_documents for shard in self.shards)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What a folder of token shards holds.
+
+    `unigram_entropy_nats`: entropy of the frequencies of the training tokens, in nats per token: the loss of a model that
+    knows how often each token comes, and nothing of its context. `tokenizer_sha256`: hash of the tokenizer.json.
+    """
+
+    dtype: str
+    vocab_size: int
+    end_token: str
+    end_id: int
+    tokenizer_sha256: str
+    held_out_fraction: float
+    unigram_entropy_nats: float
+    train: Split
+    held_out: Split
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.dtype not in DTYPES:
+            problems.append(f"dtype is {self.dtype!r}; {' or '.join(DTYPES)} is required")
+        elif not 0 <= self.end_id < self.vocab_size <= 2 ** (8 * DTYPES[self.dtype].itemsize):
+            problems.append(
+                f"end_id is {self.end_id} and vocab_size {self.vocab_size}; ids below vocab_size, in {self.dtype}, are required"
+            )
+        if not 0 <= self.unigram_entropy_nats < math.inf:
+            problems.append(f"unigram_entropy_nats is {self.unigram_entropy_nats}; a number of at least 0 is required")
+        if not self.train.shards:
+            problems.append("train has no shards; at least one is required")
+        names = [shard.name for shard in (*self.train.shards, *self.held_out.shards)]
+        if len(set(names)) < len(names):
+            problems.append("two shards have one name; names of their own are required")
+        require([f"{INDEX_FILE}: {problem}: {AGAIN}" for problem in problems])
+
+    def split(self, name: str) -> Split:
+        """The split of that name. Raises `InputError` for another than `SPLITS`."""
+        if name not in SPLITS:
+            raise InputError(f"split: found {name!r}; {' or '.join(SPLITS)} is required")
+        found: Split = getattr(self, name)
+        return found
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of what the tokens are and how they were made: the same for the same data, wherever and however it lies."""
+        identity = {"schema": IDENTITY, **_without_sums(asdict(self))}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode("utf-8")).hexdigest()
+
+    def expected_sizes(self) -> dict[str, int]:
+        """Bytes of each file of shards."""
+        sizes = {}
+        for shard in (*self.train.shards, *self.held_out.shards):
+            sizes[shard.tokens_file] = shard.num_tokens * DTYPES[self.dtype].itemsize
+            sizes[shard.ends_file] = shard.num_documents * ENDS_DTYPE.itemsize
+            sizes[shard.sums_file] = num_blocks(sizes[shard.tokens_file]) * SUMS_DTYPE.itemsize
+        return sizes
+
+
+def index_payload(index: Index) -> dict[str, Any]:
+    """What the index file holds."""
+    return sealed({"schema": SCHEMA, **asdict(index)})
+
+
+class Sums(TypedDict):
+    """Over the shards of a split."""
+
+    num_tokens: int
+    num_documents: int
+
+
+class Corpus(TypedDict):
+    """The index of token shards, its own CRC-32, and of each split the sums over its shards."""
+
+    schema: Literal["shardwise.tokens/2"]
+    crc32: int
+    train: Annotated[dict[str, Any], Fields(Split, Sums)]
+    held_out: Annotated[dict[str, Any], Fields(Split, Sums)]
+
+
+CorpusPayload = Annotated[dict[str, Any], Fields(Index, Corpus)]
+
+
+def corpus_payload(index: Index) -> dict[str, Any]:
+    """What `shardwise tokenize --json` prints: the index, and of each split the sums over its shards."""
+    payload = index_payload(index)
+    for name in SPLITS:
+        split = index.split(name)
+        payload[name] |= {"num_tokens": split.num_tokens, "num_documents": split.num_documents}
+    return payload
+
+
+def _without_sums(payload: Any) -> Any:
+    if isinstance(payload, dict):
+        return {key: _without_sums(value) for key, value in payload.items() if not key.endswith("_crc32")}
+    return [_without_sums(value) for value in payload] if isinstance(payload, (list, tuple)) else payload
+
+
+def read_index(folder: str | Path) -> Index:
+    """The index of a folder, its files checked for being there in full.
+
+    Raises `InputError` for a folder without an index, one that is damaged (it has its own sum) or of another version, and for
+    shards of other sizes than it says.
+    """
+    place = Path(folder)
+    index = _parse(_payload(place / INDEX_FILE), place / INDEX_FILE)
+    problems = []
+    for name, size in index.expected_sizes().items():
+        try:
+            found = os.stat(place / name).st_size
+        except OSError as error:
+            problems.append(f"{place / name}: cannot read: {error.strerror}; {size:,} bytes are required: {AGAIN}")
+            continue
+        if found != size:
+            problems.append(f"{place / name}: found {found:,} bytes; {size:,} are required: {AGAIN}")
+    require(problems)
+    return index
+
+
+def _payload(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot read: {error.strerror}; a folder that `shardwise tokenize` wrote is required"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}; {AGAIN}") from None
+
+
+def _parse(payload: Any, path: Path) -> Index:
+    schema = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__
+    if schema != SCHEMA:
+        raise InputError(f"{path}: found schema {schema!r}; {SCHEMA!r} is required: {AGAIN}")
+    if fault := seal_fault(payload):
+        raise InputError(f"{path} {fault}; what was written is required: {AGAIN}")
+    return parse(Index, {key: value for key, value in payload.items() if key not in ("schema", SEAL)}, str(path))

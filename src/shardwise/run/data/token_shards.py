@@ -1,0 +1,181 @@
+"""Token shards as one long row of tokens, read from memory-mapped files."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardwise.run.data.block_checksums import SUMS_DTYPE, CheckedBlocks
+from shardwise.run.data.shard_index import AGAIN, DTYPES, ENDS_DTYPE, TOKENIZER_FILE, Index, Shard, read_index
+from shardwise.run.data.tokenizer import Tokenizer, parse_tokenizer
+from shardwise.values.errors import InputError, require
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """A shard's files, mapped, and what of the tokens was looked at already."""
+
+    tokens: Array
+    ends: Array
+    blocks: CheckedBlocks
+
+    def read(self, start: int, stop: int) -> Array:
+        """Tokens `start` to `stop`, as far as there are so many. Raises `InputError` where they are not what was written."""
+        found = self.tokens[start:stop]
+        self.blocks.require(start * found.itemsize, start * found.itemsize + found.nbytes, AGAIN)
+        return found
+
+
+class TokenShards:
+    """The tokens of a split, one document after the other, numbered from 0 across its shards."""
+
+    def __init__(self, folder: str | Path, split: str = "train") -> None:
+        """Open a folder that `tokenize` wrote. Raises `InputError` for one that is damaged, and for a split that is empty."""
+        self.folder, self.name = Path(folder), split
+        self.index: Index = read_index(folder)
+        self.split = self.index.split(split)
+        if not self.split.shards:
+            raise InputError(f"{folder}: no document is held out; one is required: tokenize again with --held-out 0.01")
+        self._shards = [self._map(shard) for shard in self.split.shards]
+        sizes = [(shard.num_tokens, shard.num_documents) for shard in self.split.shards]
+        starts = np.cumsum([(0, 0), *sizes], axis=0, dtype=np.int64)
+        self._token_starts, self._document_starts = starts[:, 0], starts[:, 1]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.split.num_tokens
+
+    @property
+    def num_documents(self) -> int:
+        return self.split.num_documents
+
+    @property
+    def vocab_size(self) -> int:
+        return self.index.vocab_size
+
+    def require_vocabulary(self, model_vocab_size: int) -> None:
+        """Raise `InputError` where a model has no row for some of the tokens."""
+        if self.vocab_size > model_vocab_size:
+            raise InputError(
+                f"{self.folder}: the tokens have a vocabulary of {self.vocab_size:,}, the model one of {model_vocab_size:,}; at "
+                f"most that of the model is required: tokenize with --vocab-size {model_vocab_size}, or give the model "
+                f"vocab_size={self.vocab_size}"
+            )
+
+    def tokenizer(self) -> Tokenizer:
+        """What made the tokens. Raises `InputError` where the folder holds another tokenizer, or none."""
+        path = self.folder / TOKENIZER_FILE
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise InputError(
+                f"{path}: cannot read: {error.strerror}; the tokenizer of the shards is required: {AGAIN}"
+            ) from None
+        found = hashlib.sha256(text).hexdigest()
+        if found != self.index.tokenizer_sha256:
+            raise InputError(
+                f"{path}: its hash is {found[:12]}; {self.index.tokenizer_sha256[:12]} is required, that of the shards: {AGAIN}"
+            )
+        return parse_tokenizer(text, str(path), self.index.end_token)
+
+    def tokens(self, start: int, stop: int) -> Int64s:
+        """Tokens `start` to `stop` of the split. Raises `InputError` for a range outside it, and for damaged tokens: each
+        block of a shard is held against its sum when it is first read."""
+        self._check(start, stop)
+        first, last = np.searchsorted(self._token_starts, [start, stop - 1], side="right") - 1
+        parts = []
+        for number in range(first, last + 1):
+            base = int(self._token_starts[number])
+            parts.append(self._shards[number].read(max(start - base, 0), stop - base))
+        found = np.concatenate(parts).astype(np.int64)
+        if found.max() >= self.vocab_size:
+            raise InputError(
+                f"{self.folder}: found token {found.max()} in {self.name}; ids below {self.vocab_size} are required: {AGAIN}"
+            )
+        return found
+
+    def documents(self, start: int, stop: int) -> Int64s:
+        """The number of the document that each of the tokens `start` to `stop` is of, in the split."""
+        first, begins = self.begins(start, stop)
+        return np.repeat(np.arange(first, first + len(begins) + 1), np.diff([start, *begins, stop]))
+
+    def begins(self, start: int, stop: int) -> tuple[int, Int64s]:
+        """The number of the document that token `start` is of, and where up to `stop` each of the next ones begins.
+
+        No token is read. Raises `InputError` for a range outside the split.
+        """
+        self._check(start, stop)
+        first, last = self.num_ends(np.array([start, stop - 1])).tolist()
+        return first, np.array([self.end(number) for number in range(first, last)], np.int64)
+
+    def num_ends(self, positions: Int64s) -> Int64s:
+        """Documents that end at or before each of `positions`, before the token of that number: the number of its document."""
+        numbers = np.minimum(np.searchsorted(self._token_starts, positions, side="right"), len(self._shards)) - 1
+        found: Int64s = self._document_starts[numbers]
+        for number in np.unique(numbers):
+            here = numbers == number
+            found[here] += np.searchsorted(
+                self._shards[number].ends, positions[here] - self._token_starts[number], side="right"
+            )
+        return found
+
+    def end(self, document: int) -> int:
+        """Where a document ends: the number of the first token that is not in it."""
+        shard = int(np.searchsorted(self._document_starts, document, side="right")) - 1
+        inside = self._shards[shard].ends[document - int(self._document_starts[shard])]
+        return int(self._token_starts[shard]) + int(inside)
+
+    def _check(self, start: int, stop: int) -> None:
+        if not 0 <= start < stop <= self.num_tokens:
+            raise InputError(
+                f"{self.folder}: found tokens {start:,} to {stop:,}; a range in 0 to {self.num_tokens:,} is required"
+            )
+
+    def _map(self, shard: Shard) -> _Mapped:
+        tokens, ends, sums = (
+            self._mapped(name, dtype)
+            for name, dtype in (
+                (shard.tokens_file, DTYPES[self.index.dtype]), (shard.ends_file, ENDS_DTYPE), (shard.sums_file, SUMS_DTYPE),
+            )
+        )  # fmt: skip
+        for name, data, crc in ((shard.ends_file, ends, shard.ends_crc32), (shard.sums_file, sums, shard.sums_crc32)):
+            if zlib.crc32(data.data) != crc:
+                raise InputError(
+                    f"{self.folder / name} is damaged (CRC-32 mismatch); what was written is required: {AGAIN}"
+                )
+        if int(ends[-1]) != shard.num_tokens:
+            raise InputError(
+                f"{self.folder / shard.ends_file}: the last document ends at {int(ends[-1])}; {shard.num_tokens} is required: "
+                f"{AGAIN}"
+            )
+        return _Mapped(tokens, ends, CheckedBlocks(self.folder / shard.tokens_file, tokens, sums))
+
+    def _mapped(self, name: str, dtype: np.dtype[Any]) -> Array:
+        try:
+            # A plain view of the mapping: a memmap's own indexing is several times slower.
+            return np.asarray(np.memmap(self.folder / name, dtype=dtype, mode="r"))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise InputError(f"{self.folder / name}: cannot read: {reason}; {AGAIN}") from None
+
+
+def require_one_tokenizer(sources: Sequence[TokenShards]) -> None:
+    """Raise `InputError` that names each source whose tokens are of another tokenizer than the first one's."""
+    required = sources[0].index.tokenizer_sha256
+    require(
+        [
+            f"{one.folder}: its tokenizer's hash is {one.index.tokenizer_sha256[:12]}; {required[:12]} is required, that of "
+            f"{sources[0].folder}: tokenize again with --tokenizer {sources[0].folder / TOKENIZER_FILE}"
+            for one in sources
+            if one.index.tokenizer_sha256 != required
+        ]
+    )

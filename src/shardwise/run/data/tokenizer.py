@@ -1,0 +1,173 @@
+"""Tokenizers: a byte-level BPE trained on the corpus itself, or any tokenizer.json.
+
+Training runs in a thread of its own, since the library ignores Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from shardwise.values.errors import InputError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Engine
+
+
+END_OF_DOCUMENT = "<|endoftext|>"
+# What ends a document in the tokenizers of published models: GPT-2 and Qwen, Llama 3, Llama 2 and Mistral, Gemma, DeepSeek.
+KNOWN_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>")
+LEAST_VOCAB = 256 + 1  # every byte, and the end of a document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenizer:
+    """A tokenizer with the token that ends a document; `text` is its tokenizer.json."""
+
+    engine: Engine
+    text: bytes
+    end_token: str
+    end_id: int
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id: the rows that an embedding needs."""
+        return max(self.engine.get_vocab(with_added_tokens=True).values()) + 1
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The smallest format that holds every id, little-endian."""
+        return np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the tokenizer.json."""
+        return hashlib.sha256(self.text).hexdigest()
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray[tuple[int], np.dtype[np.generic]]]:
+        """The token ids of each text, the end of the document behind them."""
+        encoded = self.engine.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array([*one.ids, self.end_id], self.dtype) for one in encoded]
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) of at most `vocab_size` tokens.
+
+    The same texts give the same tokenizer. A short corpus gives fewer tokens: no pair is left to merge. Raises `InputError` for
+    a vocabulary without room for every byte and the end of a document.
+    """
+    if vocab_size < LEAST_VOCAB:
+        raise InputError(
+            f"vocab-size: found {vocab_size}; at least {LEAST_VOCAB} is required: 256 bytes and the end of a document"
+        )
+    tokenizers = _import()
+    engine = tokenizers.Tokenizer(tokenizers.models.BPE())
+    engine.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=[END_OF_DOCUMENT], show_progress=False,
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+    )  # fmt: skip
+    fed(lambda given: engine.train_from_iterator(given, trainer), texts)
+    return _tokenizer(engine, engine.to_str(pretty=True).encode("utf-8"), END_OF_DOCUMENT)
+
+
+def load_tokenizer(path: str | Path, end_token: str | None = None) -> Tokenizer:
+    """The tokenizer of a tokenizer.json; `end_token` ends its documents, by default the first of `KNOWN_ENDS` that it has.
+
+    Raises `InputError` for a file that is missing or no tokenizer, and for an end that the tokenizer does not have.
+    """
+    source = Path(path)
+    try:
+        text = source.read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"tokenizer: cannot read {source}: {reason}; a tokenizer.json is required") from None
+    return parse_tokenizer(text, str(source), end_token)
+
+
+def parse_tokenizer(text: bytes, where: str, end_token: str | None = None) -> Tokenizer:
+    """The tokenizer that a tokenizer.json holds. Raises `InputError` as `load_tokenizer` does."""
+    tokenizers = _import()
+    try:
+        json.loads(text)
+        engine = tokenizers.Tokenizer.from_buffer(text)
+    except Exception as error:  # the library raises plain `Exception` for what it cannot read
+        raise InputError(f"tokenizer: {where} is not a tokenizer.json: {error}") from None
+    vocab = engine.get_vocab(with_added_tokens=True)
+    end = end_token if end_token is not None else next((token for token in KNOWN_ENDS if token in vocab), None)
+    if end is None or end not in vocab:
+        found = f"{end!r} is not one of its tokens" if end else f"it has none of {', '.join(KNOWN_ENDS)}"
+        raise InputError(
+            f"tokenizer: {where}: {found}; name the token that ends a document with --end-of-document TOKEN"
+        )
+    return _tokenizer(engine, text, end)
+
+
+def _tokenizer(engine: Engine, text: bytes, end: str) -> Tokenizer:
+    engine.no_truncation()  # a tokenizer.json may ask for either, and a document is then cut short or filled up
+    engine.no_padding()
+    engine.encode_special_tokens = True  # a special token that is written in a text is text, and ends no document
+    return Tokenizer(engine=engine, text=text, end_token=end, end_id=engine.get_vocab(with_added_tokens=True)[end])
+
+
+def _import() -> ModuleType:
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError:
+        raise InputError('tokenize: the package tokenizers is not installed; pip install "shardwise[train]"') from None
+    return tokenizers
+
+
+Item = TypeVar("Item")
+
+
+def fed(work: Callable[[Iterator[Item]], object], items: Iterable[Item]) -> None:
+    """Run `work` on the items in a thread of its own, and wait for its end or for Ctrl-C, which only the main thread receives.
+
+    After Ctrl-C it gets no further item, and `KeyboardInterrupt` is raised as soon as it asks for none: what it then does
+    outside Python ends with the process. Raises what the work raises.
+    """
+    stopped, left = threading.Event(), threading.Event()
+    problems: list[BaseException] = []
+
+    def handed_over() -> Iterator[Item]:
+        try:
+            for item in items:
+                if stopped.is_set():
+                    return
+                yield item
+        finally:
+            left.set()
+
+    def run() -> None:
+        try:
+            work(handed_over())
+        except BaseException as error:
+            problems.append(error)
+        finally:
+            left.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    try:
+        thread.start()  # inside: Ctrl-C may come before it has returned, and the work runs on unless it is stopped
+        thread.join()
+    except KeyboardInterrupt:
+        stopped.set()
+        if thread.is_alive():
+            left.wait()
+        raise
+    if problems:
+        raise problems[0]

@@ -1,0 +1,153 @@
+"""A model from an instance, its whole weights by name, and their initial values.
+
+Each kind of unit is compiled once for all layers that are alike. The initial value of a parameter is its own, whatever
+else is made, in what order, and where. Letters: B sequences, T positions, V words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shardwise.layout.sharding_scheme import Family
+from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import LAYERS, PREDICTS
+from shardwise.run.engine.call_rewrites import Gradients
+from shardwise.run.engine.model import Clock, Layer, Movement, TorchModel
+from shardwise.run.engine.rank_coordinates import Rank
+from shardwise.run.engine.unit_passes import TorchUnit
+from shardwise.run.kernels.matmul import Scales, narrow_of
+from shardwise.step.parameters import Parameter, parameters, unit_paths
+from shardwise.step.pipeline_stages import SPLIT
+from shardwise.step.rank_program import Instance
+from shardwise.step.whole_parameters import balance_biases, on_one_device, shape_of
+
+
+class Ends(NamedTuple):
+    """Of the unit at a path: its weights by their names in the program, where their gradients go, of a router the bias of its
+    choice [E] (None: zero), and the scales of what its products take, where they follow from earlier steps."""
+
+    weights: Mapping[str, Tensor]
+    gradients: Gradients | None = None
+    balance_bias: Tensor | None = None
+    scales: Scales | None = None
+
+
+def torch_model(
+    instance: Instance, dtype: torch.dtype, ends_of: Callable[[str], Ends], device: torch.device, *,
+    rank: Rank | None = None, movement: Movement | None = None, recomputing: Clock = nullcontext, compiled: bool = False,
+    prediction_weight: float = 1.0,
+) -> TorchModel:  # fmt: skip
+    """A model whose units run in `dtype` on a rank as an instance says (None: on the only one).
+
+    `compiled`: torch.compile joins what stands between collectives. `prediction_weight` is that of the loss of multi-token
+    prediction.
+    """
+    architecture = instance.architecture
+    units: dict[tuple[str, str], TorchUnit] = {}
+    rank = rank or Rank(instance.mesh)
+    layers = []
+    numbers, biases = _numbers(architecture), balance_biases(architecture)
+    for path, kind in instance.units:
+        key, number = (kind, instance.recompute(path, kind)), numbers.get(path)
+        if key not in units:
+            sizes = architecture.dense() if kind == "dense_block" else architecture
+            units[key] = TorchUnit(
+                instance.template(path, kind), sizes, rank, dtype, compiled=compiled and number is not None,
+                split=instance.splits and kind in SPLIT, narrow=narrow_of(instance.precision),
+            )  # fmt: skip
+        weights, gradients, bias, scales = ends_of(path)
+        if bias is None and path in biases:  # in fp32 at least, for its steps would vanish in bf16
+            bias = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device)
+        layers.append(Layer(path, units[key], weights, gradients, number, bias, scales))
+    ends = itertools.accumulate(map(len, instance.stages.values()), initial=0)
+    return TorchModel(
+        architecture, layers, dtype, rank, movement=movement, recomputing=recomputing, prediction_weight=prediction_weight,
+        stages={stage: range(*two) for stage, two in zip(instance.stages, itertools.pairwise(ends), strict=True)},
+    )  # fmt: skip
+
+
+def _numbers(architecture: Architecture) -> dict[str, int]:
+    """The number of each unit with a block, by its path: those of multi-token prediction follow the layers."""
+    blocks = (path for path, kind in unit_paths(architecture) if kind in LAYERS + PREDICTS)
+    return {path: number for number, path in enumerate(blocks)}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tensors in one format by the full names of parameters, and the biases of routers' choices [E] by theirs
+    (`step.whole_parameters.balance_biases`), zero where there is none."""
+
+    architecture: Architecture
+    tensors: Mapping[str, Tensor]
+    biases: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.tensors.values())).dtype
+
+    @cached_property
+    def model(self) -> TorchModel:
+        """The model on one device, which uses these tensors as they are."""
+        instance = on_one_device(self.architecture)
+        device, names = next(iter(self.tensors.values())).device, balance_biases(self.architecture)
+
+        def ends(path: str) -> Ends:
+            bias = self.biases.get(names.get(path, ""))
+            return Ends({weight: self.tensors[one.name] for weight, one in instance.used[path].items()}, None, bias)
+
+        return torch_model(instance, self.dtype, ends, device)
+
+    def logits(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
+        """[B, T, V], in float32 at least.
+
+        With `documents_BT` a token sees its own document only, and positions start from 0 in each. Raises `InputError` where the
+        sequence is longer than a learned table of positions.
+        """
+        return self.model.logits(ids_BT, documents_BT)
+
+
+STD = 0.02  # of every matrix: Radford et al. 2018 (GPT), section 4.1; kept by GPT-2, GPT-3, OPT and Megatron-LM
+# Products that are added to the residual stream; their values shrink with the number of such sums (Radford et al. 2019,
+# section 2.3): two a layer.
+RESIDUAL = ("wo", "w_down", "experts_down", "shared_down")
+
+
+def initial_weights(
+    architecture: Architecture, seed: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> Weights:
+    """The weights that a model begins with, on one device.
+
+    Matrices and sinks are normal, norms one, biases and what leaves an adapter zero. The same seed gives the same values in any
+    dtype, but for rounding.
+    """
+    found = parameters(architecture, Family(0, False, "none"))
+    values = {one.name: initial_value(architecture, one, seed).to(device=device, dtype=dtype) for one in found}
+    return Weights(architecture, values)
+
+
+def initial_value(architecture: Architecture, parameter: Parameter, seed: int) -> Tensor:
+    """A parameter's initial value, whole, in float32 on the CPU."""
+    shape, weight = shape_of(parameter, architecture), parameter.weight
+    if weight.endswith((".bias", ".lora_b")):  # an adapter begins as nothing: Hu et al. 2021, section 4.1
+        return torch.zeros(shape)
+    if weight.endswith("norm.weight"):
+        return torch.ones(shape) - architecture.numerics.norm_offset
+    generator = torch.Generator().manual_seed(parameter_seed(seed, parameter.name))
+    std = STD / math.sqrt(2 * architecture.num_layers) if parameter.in_block in RESIDUAL else STD
+    return torch.empty(shape).normal_(0.0, std, generator=generator)
+
+
+def parameter_seed(seed: int, name: str) -> int:
+    """A parameter's own seed, 63 bits."""
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

@@ -1,0 +1,99 @@
+"""What ranks decide together: whether a check holds for all, numbers and texts of each, and whether to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+import torch
+
+from shardwise.run.faults.rank_status import LostRankError, waits_for
+from shardwise.run.faults.rendezvous import Meeting
+from shardwise.run.transport.interface import Transport
+from shardwise.values.errors import ShardwiseError
+
+Value = TypeVar("Value")
+
+
+def agreed(world: RankGroup, check: Callable[[], Value]) -> Value:
+    """What a check gives, if it holds on every rank.
+
+    Otherwise the first rank on which it does not raises what is wrong, a `ShardwiseError`, and all others `SystemExit` with the
+    same code: only one rank reports the error. A rank that is lost meanwhile is raised at once: nothing can be agreed on
+    without it.
+    """
+    problem: ShardwiseError | None = None
+    try:
+        value = check()
+    except LostRankError:
+        raise
+    except ShardwiseError as error:
+        problem = error
+    codes = [code for (code,) in everyones(world, [problem.exit_code if problem else 0], "what each rank finds")]
+    failing = next((rank for rank, code in enumerate(codes) if code), None)
+    if failing is None:
+        return value
+    if problem is not None and failing == world.rank:
+        raise problem
+    raise SystemExit(codes[failing])
+
+
+def everyones(world: RankGroup, numbers: Sequence[int], what: str) -> list[list[int]]:
+    """The numbers of each rank, of all as many, on every rank; `what` they are, for whoever waits."""
+    if world.size == 1:
+        return [list(numbers)]
+    mine = torch.tensor(numbers, device=world.device)
+    whole = mine.new_empty(world.size * len(mine))
+    with waits_for(what):
+        world.transport.world.all_gather(whole, mine).wait()
+        everyone: list[list[int]] = whole.view(world.size, len(mine)).tolist()
+        return everyone
+
+
+def largest(world: RankGroup, number: int, what: str) -> int:
+    """The largest of the ranks' numbers, on every rank."""
+    if world.size == 1:
+        return number
+    found = torch.tensor([number], device=world.device)
+    with waits_for(what):
+        world.transport.world.all_reduce(found, "max").wait()
+        return int(found)
+
+
+def texts(world: RankGroup, text: str) -> list[str]:
+    """The text of each rank, on every rank."""
+    content = text.encode()
+    room = largest(world, len(content), "the lengths of what each rank says")
+    found = everyones(world, [len(content), *content.ljust(room, b"\0")], "what each rank says")
+    return [bytes(numbers[:length]).decode() for length, *numbers in found]
+
+
+def from_first(world: RankGroup, numbers: Sequence[float], what: str) -> list[float]:
+    """The numbers of the first rank, on every rank."""
+    if world.size == 1:
+        return list(numbers)
+    count = largest(world, len(numbers) if world.rank == 0 else 0, what)
+    found = torch.zeros(count, dtype=torch.float64, device=world.device)
+    if world.rank == 0:
+        found.copy_(torch.tensor(numbers, dtype=torch.float64))
+    with waits_for(what):
+        world.transport.world.broadcast(found, 0).wait()
+        return [float(number) for number in found.tolist()]
+
+
+class RankGroup(Protocol):
+    """The ranks of a run: this one's number, how many there are, this one's pipeline stage, device and transport, and how they
+    met, where there are several."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def stage(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def transport(self) -> Transport: ...
+    @property
+    def meeting(self) -> Meeting | None: ...

@@ -1,0 +1,114 @@
+"""How a rank ends that cannot go on: because another rank is lost, a disk is full, or by an error of its own.
+
+The first one to leave reports why, and others, who lose it by that, end quietly.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn, TypeVar
+
+import torch.distributed as dist
+
+from shardwise.run.faults.agreement import RankGroup
+from shardwise.run.faults.heartbeat import Heartbeat
+from shardwise.run.faults.rank_status import Beat, LostRankError, launched_here
+from shardwise.run.faults.rendezvous import LEFT, SILENT, Meeting, beat_key, end_lost
+from shardwise.run.faults.stop_request import StopRequest
+from shardwise.run.faults.torch_stores import Store
+from shardwise.run.recipe import Recipe
+from shardwise.values.errors import InputError, ShardwiseError
+
+Found = TypeVar("Found")
+SHOWN = 3  # ranks in a message
+
+
+def leave_word(meeting: Meeting, code: int) -> None:
+    """Say in the run's store that this rank ends with a code; why it says itself."""
+    _tried(lambda: meeting.keys().compare_set(LEFT, "", json.dumps(code)), b"")
+
+
+def explained(meeting: Meeting, error: LostRankError, remains: str, *, deaf: bool = False) -> NoReturn:
+    """End this rank, which has lost another: with the code of one that has said why it left; else only one of those left
+    reports the loss.
+
+    `remains`: what is left of the run, and how to go on; `deaf`: the store does not answer. Where our launcher has started the
+    ranks, it reports, once it knows how each of them has ended.
+    """
+    problem = "; ".join(part for part in (str(error), remains) if part)
+    if not deaf:
+        keys = meeting.keys()
+        left = _tried(lambda: keys.get(LEFT) if keys.check([LEFT]) else b"", b"")
+        if left:
+            raise SystemExit(json.loads(left))
+        elsewhere = _tried(lambda: _elsewhere(meeting, keys, error.awaits), "")
+        problem = "; ".join(part for part in (str(error), elsewhere, remains) if part)
+        _tried(lambda: end_lost(keys, meeting.rank, problem), None)
+    if meeting.rank == (0 if meeting.store_is_of is None else 1) and not launched_here():
+        raise LostRankError(f"rank {meeting.rank}: {problem}")
+    raise SystemExit(LostRankError.exit_code)
+
+
+def _elsewhere(meeting: Meeting, keys: Store, awaits: str) -> str:
+    """The ranks that did not wait for the same when they last said what they did, and those that are silent since: what they
+    waited for then may have had the same words in an earlier step."""
+    *told, quiet = keys.multi_get([*map(beat_key, range(meeting.size)), SILENT])
+    beats, silent = list(map(Beat.parse, told)), json.loads(quiet)
+    away = (rank for rank in range(meeting.size) if beats[rank].awaits != awaits or rank in silent)
+    others = [rank for rank in away if rank != meeting.rank]
+    named = [f"{meeting.peers[rank]} was last in {beats[rank]}" for rank in others[:SHOWN]]
+    return ", ".join(named) + (f" and {len(others) - SHOWN} more elsewhere" if len(others) > SHOWN else "")
+
+
+def _tried(ask: Callable[[], Found], otherwise: Found) -> Found:
+    """What the store answers, if it still does."""
+    try:
+        return ask()
+    except RuntimeError:
+        return otherwise
+
+
+@contextmanager
+def guarded(world: RankGroup, recipe: Recipe, stop: StopRequest, remains: Callable[[], str]) -> Iterator[None]:
+    """Around what the ranks do together.
+
+    Ranks watch over each other meanwhile (`run.faults.heartbeat`). Where one ends with an error, one rank says so: that one, or,
+    if it cannot, one of the others, with the report of `remains`. Raises `InputError` for what the system refuses to write.
+    """
+    meeting = world.meeting if world.size > 1 else None
+    if meeting is None:
+        with _writing(remains):
+            yield
+        return
+    silent_after_s, timeout_s = recipe.silent_after_s, recipe.timeout_s
+    with Heartbeat(meeting, stop, silent_after_s=silent_after_s, timeout_s=timeout_s, remains=remains) as heartbeat:
+        try:
+            with _writing(remains):
+                yield
+        except (LostRankError, dist.DistError) as error:
+            lost = error if isinstance(error, LostRankError) else LostRankError(str(error).splitlines()[0])
+            explained(meeting, lost, remains(), deaf=heartbeat.is_deaf)
+        except BaseException as error:
+            leave_word(meeting, _code(error))
+            raise
+
+
+@contextmanager
+def _writing(remains: Callable[[], str]) -> Iterator[None]:
+    """Raises what the system refuses to write as an `InputError`."""
+    try:
+        yield
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise InputError(
+            f"{where}{error.strerror or error}; a place with room, and the permission to write there, are required; {remains()}"
+        ) from error
+
+
+def _code(error: BaseException) -> int:
+    """The exit code with which a rank ends that raises this."""
+    if isinstance(error, ShardwiseError):
+        return error.exit_code
+    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1

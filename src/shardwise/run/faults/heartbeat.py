@@ -1,0 +1,224 @@
+"""Heartbeats of the ranks of a run: a rank that hangs is named, with what the others wait for, and can be given up.
+
+`Listener` has no input and no output: what was received from each rank, and when, by this rank's
+clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from shardwise.run.faults.rank_status import ENDED, Activity, Beat, activity
+from shardwise.run.faults.rendezvous import SILENT, Meeting, beat_key
+from shardwise.run.faults.stop_request import StopRequest, exit_code
+from shardwise.run.faults.torch_stores import Store
+
+
+@dataclass(slots=True)
+class Listener:
+    """What one rank has received from the others. A rank is silent when its last new sign of life is `silent_after_s` old.
+
+    >>> listener = Listener(silent_after_s=30.0)
+    >>> listener.hear({1: Beat(1, "step 5", "", 0.1)}, now=100.0)
+    >>> listener.hear({1: Beat(1, "step 5", "", 0.1)}, now=140.0)
+    >>> listener.silent(now=140.0)
+    {1: 40.0}
+    """
+
+    silent_after_s: float
+    beats: dict[int, Beat] = field(default_factory=dict)
+    _heard: dict[int, float] = field(default_factory=dict)
+
+    def hear(self, beats: Mapping[int, Beat], now: float) -> None:
+        """What each of these ranks said last."""
+        for rank, beat in beats.items():
+            if rank not in self.beats or self.beats[rank].number != beat.number:
+                self.beats[rank], self._heard[rank] = beat, now
+
+    def begin_again(self, now: float) -> None:
+        """This process has not run itself for a while: what it did not receive says nothing."""
+        self._heard = dict.fromkeys(self._heard, now)
+
+    def silent(self, now: float) -> dict[int, float]:
+        """The ranks that are silent, and since how many seconds."""
+        since = {rank: now - heard for rank, heard in self._heard.items() if self.beats[rank].number != ENDED}
+        return {rank: seconds for rank, seconds in sorted(since.items()) if seconds >= self.silent_after_s}
+
+    def reports(self, rank: int, now: float) -> bool:
+        """Whether rank `rank`, whose listener this is, reports: all before it are silent."""
+        silent = self.silent(now)
+        return all(other in silent for other in range(rank))
+
+    def to_hear(self, rank: int, size: int, now: float) -> list[int]:
+        """Whom rank `rank` of `size` listens to: all others where it reports, else the first not silent and those before."""
+        silent = self.silent(now)
+        first = next((other for other in range(rank) if other not in silent), size)
+        return [other for other in range(min(first + 1, size)) if other != rank]
+
+
+PER_SILENCE = 6  # signs of life in the time after which a rank counts as silent
+TICK_S = 0.2  # between two looks at what was received
+WOKEN = 3  # a rank that was stopped, and that the same request wakes, has so much of that time to send again
+OVERSLEPT_S = 5.0  # a look that comes so late says that this process itself did not run: stopped, or short of a CPU
+
+
+def say(text: str) -> None:
+    """A line for whoever watches, if anybody does."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+class Heartbeat:
+    """Signs of life of this rank, and a watch over those of the others, while it is entered.
+
+    A thread writes what this rank does into the run's store and reads what others do; another one looks at it, and never waits
+    for anybody. Of a rank that is silent for `silent_after_s` one line is said, by one rank. The run goes on if it comes back,
+    and ends where a wait lasts `timeout_s`. A request to stop that cannot be met, since the main thread waits for a rank that is
+    silent, ends this process. `remains` says what is left then, and how to go on.
+    """
+
+    def __init__(
+        self, meeting: Meeting, stop: StopRequest, *, silent_after_s: float, timeout_s: float,
+        remains: Callable[[], str] = lambda: "", say: Callable[[str], None] = say, end: Callable[[int], object] = os._exit,
+    ) -> None:  # fmt: skip
+        self.meeting, self.stop, self.remains, self.say, self.end = meeting, stop, remains, say, end
+        self.silent_after_s, self.timeout_s, self.rank = silent_after_s, timeout_s, meeting.rank
+        self.listener, self._lock = Listener(silent_after_s), threading.Lock()
+        self._reported: dict[int, float] = {}  # silent ranks of which a line was said, and how long they were silent
+        self._silent_elsewhere = False  # as the rank that reports has it
+        self._asked_at: float | None = None  # the store, which has not answered since
+        self._store_gone = self._said_of_store = False
+        self._looked, self._parent = time.monotonic(), os.getppid()
+        self._ended = threading.Event()
+
+    def __enter__(self) -> Heartbeat:
+        for run in (self._exchange, self._watch):
+            threading.Thread(target=run, name="heartbeat", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+
+    # the thread that asks the store
+
+    def _exchange(self) -> None:
+        keys, number = self.meeting.keys(), 0
+        try:
+            while not self._ended.is_set():
+                number, self._asked_at = number + 1, time.monotonic()
+                keys.set(beat_key(self.rank), Beat.of(number, activity(), self._asked_at).dump())
+                self._hear(keys)
+                self._asked_at = None
+                self._ended.wait(self.silent_after_s / PER_SILENCE)
+            keys.set(beat_key(self.rank), Beat.of(ENDED, activity(), time.monotonic()).dump())
+        except RuntimeError:
+            self._store_gone = True  # with the process that had it
+
+    def _hear(self, keys: Store) -> None:
+        with self._lock:
+            others = self.listener.to_hear(self.rank, self.meeting.size, time.monotonic())
+        *beats, silent = keys.multi_get([*map(beat_key, others), SILENT])
+        now = time.monotonic()
+        with self._lock:
+            self.listener.hear(dict(zip(others, map(Beat.parse, beats), strict=True)), now)
+            mine = json.dumps(list(self.listener.silent(now)))
+            reports = self.listener.reports(self.rank, now)
+        self._silent_elsewhere = json.loads(silent) != []
+        if reports and mine.encode() != silent:
+            keys.set(SILENT, mine)
+
+    # the thread that looks
+
+    def _watch(self) -> None:
+        while not self._ended.wait(TICK_S):
+            self.look(time.monotonic())
+
+    def look(self, now: float) -> None:
+        """What there is to say and to do."""
+        with self._lock:
+            if now - self._looked > OVERSLEPT_S:
+                self.listener.begin_again(now)
+            silent, reports = self.listener.silent(now), self.listener.reports(self.rank, now)
+            beats = dict(self.listener.beats)
+        self._looked, orphaned = now, os.getppid() != self._parent
+        if orphaned:
+            self.stop.note(signal.SIGTERM)
+        if reports:
+            self._report(silent, beats, now)
+        deaf = self.is_deaf
+        if deaf and not self._said_of_store and not orphaned:
+            self._report_store(now)
+        waited_s = now - activity().since if activity().awaits else 0.0
+        unheard = self._silent_elsewhere or silent or deaf
+        asked_at = now - self.silent_after_s if self.stop.asked_at is None else self.stop.asked_at
+        patient = now - asked_at < self.silent_after_s / WOKEN
+        if self.stop.signal and waited_s >= self.silent_after_s and unheard and not patient:
+            self._give_up(activity(), list(silent or self._reported), reports=reports)
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether the store does not answer."""
+        asked_at = self._asked_at
+        return self._store_gone or (asked_at is not None and time.monotonic() - asked_at >= self.silent_after_s)
+
+    def _report(self, silent: Mapping[int, float], beats: Mapping[int, Beat], now: float) -> None:
+        for rank in [rank for rank in self._reported if rank not in silent]:
+            self.say(f"rank {rank} is back, after {self._reported.pop(rank):.0f} s or more")
+        waiting = self._who_waits(silent, beats)
+        # at first there may be no listener yet
+        new = [
+            rank
+            for rank in silent
+            if rank not in self._reported and (waiting or silent[rank] >= 2 * self.silent_after_s)
+        ]
+        if new:
+            longest = max(silent[rank] for rank in new)
+            waiting = waiting or f"rank {self.rank} is in {activity()}"
+            self.say(
+                f"no sign of life for {longest:.0f} s from {self._names(new)}; {waiting}. The run goes on if it "
+                f"comes back, and ends where a wait lasts {self.timeout_s:g} s; SIGTERM ends it now"
+            )
+        self._reported |= {rank: silent[rank] for rank in silent if rank in new or rank in self._reported}
+
+    def _who_waits(self, silent: Mapping[int, float], beats: Mapping[int, Beat]) -> str:
+        """A rank that waits, and for what; "" where none does."""
+        doing = activity()
+        if doing.awaits:
+            return f"rank {self.rank} waits in {doing}"
+        found = [(rank, beat) for rank, beat in sorted(beats.items()) if beat.awaits and rank not in silent]
+        return f"rank {found[0][0]} waits in {found[0][1]}" if found else ""
+
+    def _names(self, ranks: list[int]) -> str:
+        named = ", ".join(str(self.meeting.peers[rank]) for rank in ranks[:3])
+        return named + (f" and {len(ranks) - 3} more" if len(ranks) > 3 else "")
+
+    def _report_store(self, now: float) -> None:
+        """Said by the first rank; of a store that a rank has, by the next one."""
+        self._said_of_store, has_it = True, self.meeting.store_is_of
+        if not self._store_gone and self.rank == (0 if has_it is None else has_it.rank + 1):
+            whose = "the launcher" if has_it is None else str(has_it)
+            self.say(
+                f"no sign of life for {self.silent_after_s:g} s from {whose}, which has the run's store; rank {self.rank} is in "
+                f"{activity()}. The run goes on if it comes back; SIGTERM ends it now"
+            )
+
+    def _give_up(self, doing: Activity, silent: list[int], *, reports: bool) -> None:
+        """Asked to stop, with a main thread that cannot."""
+        name = signal.Signals(self.stop.signal).name
+        if reports:
+            missing = f" for {self._names(silent)}" if silent else ""
+            self.say(
+                f"stopped by {name} while rank {self.rank} waits in {doing}{missing}: no checkpoint of it; {self.remains()}"
+            )
+        self.end(exit_code(self.stop.signal))

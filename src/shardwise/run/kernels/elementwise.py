@@ -1,0 +1,74 @@
+"""Elementwise functions of a decoder by the names that its program has for them; `model/operations/elementwise.py` cites each.
+
+Operands come aligned, so that they broadcast. What may be written over is said where a function is called, never here: each makes
+its result again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE
+
+Function = Callable[..., Tensor]
+aten = torch.ops.aten
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _gelu_dx(dy: Tensor, x: Tensor) -> Tensor:
+    found: Tensor = aten.gelu_backward(dy, x, approximate="tanh")
+    return found
+
+
+def _silu_dx(dy: Tensor, x: Tensor) -> Tensor:
+    found: Tensor = aten.silu_backward(dy, x)
+    return found
+
+
+def _clamped_gate(gate: Tensor) -> Tensor:
+    low = gate.clamp(max=CLAMP)
+    return low * torch.sigmoid(CLAMPED_SLOPE * low)
+
+
+def _clamped_swiglu_dgate(dy: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    low = gate.clamp(max=CLAMP)
+    share = torch.sigmoid(CLAMPED_SLOPE * low)
+    slope = share * (1.0 + CLAMPED_SLOPE * low * (1.0 - share))
+    return dy * (up.clamp(-CLAMP, CLAMP) + 1.0) * slope * (gate <= CLAMP)
+
+
+def _sigmoid_gate_dlogit(dy: Tensor, x: Tensor, logit: Tensor) -> Tensor:
+    share = torch.sigmoid(logit)
+    return dy * x * (share * (1.0 - share))
+
+
+# Elementwise over aligned operands.
+FUNCTIONS: Mapping[str, Function] = {
+    "add": lambda *terms: sum(terms[2:], terms[0] + terms[1]),
+    "add_vector": torch.add,
+    "negate": torch.neg,
+    "sum_to": lambda dy: dy,
+    "sigmoid_gate": lambda x, logit: x * torch.sigmoid(logit),
+    "sigmoid_gate_dx": lambda dy, logit: dy * torch.sigmoid(logit),
+    "sigmoid_gate_dlogit": _sigmoid_gate_dlogit,
+    "swiglu": lambda gate, up: F.silu(gate).mul_(up),
+    "swiglu_dgate": lambda dy, gate, up: _silu_dx(dy * up, gate),
+    "swiglu_dup": lambda dy, gate: F.silu(gate).mul_(dy),
+    "geglu": lambda gate, up: _gelu(gate).mul_(up),
+    "geglu_dgate": lambda dy, gate, up: _gelu_dx(dy * up, gate),
+    "geglu_dup": lambda dy, gate: _gelu(gate).mul_(dy),
+    "clamped_swiglu": lambda gate, up: _clamped_gate(gate).mul_(up.clamp(-CLAMP, CLAMP).add_(1.0)),
+    "clamped_swiglu_dgate": _clamped_swiglu_dgate,
+    "clamped_swiglu_dup": lambda dy, gate, up: _clamped_gate(gate).mul_(dy).mul_(up.abs() <= CLAMP),
+    "gelu": _gelu,
+    "gelu_dx": _gelu_dx,
+    "relu": torch.relu,
+    "relu_dx": lambda dy, x: dy * (x > 0),
+}

@@ -1,0 +1,280 @@
+"""The ranks of a run on this machine: started in the environment that torchrun would give them, and ended together.
+
+An `Outcome` says how they ended, which of them were lost, and whether the others can go on. An elastic run is then
+started again on the processes that are left, with a plan that is searched for them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from queue import Empty, Queue
+from typing import TYPE_CHECKING, Any
+
+from shardwise.run.faults.rank_status import LAUNCHER, LOST_KEY, PREFIX, RESTARTED, LostRankError
+from shardwise.run.faults.stop_request import SIGNALS, exit_code
+from shardwise.run.trainer.preflight import planned_for
+from shardwise.search.plan import Plan
+from shardwise.values.errors import ShardwiseError
+from shardwise.values.units import counted
+
+if TYPE_CHECKING:
+    from shardwise.run.faults.torch_stores import Store
+
+
+MODULE = "shardwise.train"
+HOST = "localhost"  # where the ranks meet: unreachable from elsewhere
+# How long the others may take to end when one has: a rank that ends takes its connections with it. torchrun's `shutdown_timeout`.
+LEAVE_S = 30.0
+TICK_S = 0.2  # between two looks at signals and deadlines, where no rank ends
+
+
+def launch(arguments: Sequence[str], processes: int, module: str = MODULE) -> int:
+    """Run `python -m MODULE ARGUMENTS` as ranks 0 to `processes` - 1 of one world on this machine, until all have ended.
+
+    Its exit code: 0, or that of a rank that has said why it ended; 128 and the signal where this process was asked to stop. What
+    ranks print goes where this process prints. Ranks end with this process too, however it ends (`run.faults.rank_status`).
+
+    Raises `RunEndedError` for ranks that ended without a word, `LostRankError` where ranks have lost each other.
+    """
+    return outcome_of(arguments, processes, {}, module).code()
+
+
+def outcome_of(arguments: Sequence[str], processes: int, more: Mapping[str, str], module: str = MODULE) -> Outcome:
+    """The same, and how it ended, whatever that is. `more` is added to the environment of the ranks."""
+    ranks, server = _Ranks(), socket.create_server((HOST, 0))
+    port = server.getsockname()[1]
+    before = {one: signal.signal(one, ranks.stop) for one in SIGNALS}
+    try:
+        command = [sys.executable, "-m", module, *arguments]
+        for rank in range(processes):
+            ranks.start(command, {**environment(rank, processes, port), **more})
+        from shardwise.run.faults.torch_stores import TCPStore  # as the ranks load PyTorch
+
+        store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+        codes = ranks.wait()
+        word = said(store, f"{PREFIX}/{LOST_KEY}") if LOST in codes.values() else ""
+        return Outcome(codes, ranks.killed, ranks.asked, word)
+    finally:
+        ranks.kill()
+        server.close()
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def environment(rank: int, processes: int, port: int) -> dict[str, str]:
+    """What torchrun would tell a rank, and who started it."""
+    ours = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes,
+        "MASTER_ADDR": HOST, "MASTER_PORT": port, LAUNCHER: os.getpid(),
+        # the store is here, and not on rank 0 (torch.distributed.rendezvous, `_torchelastic_use_agent_store`)
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }  # fmt: skip
+    return {**os.environ, **{name: str(value) for name, value in ours.items()}}
+
+
+def said(store: Store, key: str) -> str:
+    """What ranks have said in the run's store."""
+    return (
+        store.get(key).decode()
+        if store.check([key])
+        else "ranks lost their connections to each other, and none reported a reason"
+    )
+
+
+class _Ranks:
+    """The processes, and how those that have ended did."""
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._ended: Queue[int] = Queue()
+        self.asked = 0
+        self.killed: set[int] = set()
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        rank, process = len(self._processes), subprocess.Popen(command, env=environment)
+        self._processes.append(process)
+
+        def wait() -> None:
+            process.wait()
+            self._ended.put(rank)
+
+        threading.Thread(target=wait, daemon=True).start()
+
+    def stop(self, number: int, frame: Any) -> None:
+        """Asked to stop: the ranks are asked in turn."""
+        self.asked = self.asked or number
+
+    def wait(self) -> dict[int, int]:
+        """Until all have ended: the exit code of each. Those that hang are killed."""
+        codes: dict[int, int] = {}
+        deadline, sent = float("inf"), 0
+        while len(codes) < len(self._processes):
+            try:
+                rank = self._ended.get(timeout=TICK_S)
+                codes[rank] = self._processes[rank].returncode
+                deadline = min(deadline, time.monotonic() + (LEAVE_S if codes[rank] else STOP_S))
+            except Empty:
+                pass
+            if not sent and (sent := self.asked or (signal.SIGTERM if any(codes.values()) else 0)):
+                deadline = min(deadline, time.monotonic() + STOP_S)
+                self._send(sent)
+            if time.monotonic() > deadline:
+                self.kill()
+        return codes
+
+    def _send(self, number: int) -> None:
+        """Send a signal to all that run, and wake those that are stopped (SIGSTOP), so that they receive it."""
+        for process in self._processes:
+            process.send_signal(number)
+            process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End what still runs."""
+        for rank, process in enumerate(self._processes):
+            if process.poll() is None:
+                self.killed.add(rank)
+                process.kill()
+
+
+# How long ranks that are asked to stop may take for the step that they are in and its checkpoint, before they are killed.
+STOP_S = 600.0
+INPUT = (2, 3)  # codes with which a rank has said what is wrong with the input
+LOST = LostRankError.exit_code
+STOPPED, ENDED = (
+    tuple(exit_code(one) for one in SIGNALS),
+    tuple(-one for one in SIGNALS),
+)  # by a handler, and without one
+
+
+class RunEndedError(ShardwiseError):
+    """Ranks have ended, and none of them could say why."""
+
+    exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The exit code of each rank, as `subprocess` has it; the ranks that hung and were `killed` by the launcher; the signal by
+    which the launcher was `asked` to stop, or 0; `word`: what ranks said that had lost another, which may be named already.
+
+    >>> outcome = Outcome({0: LOST, 1: -signal.SIGKILL})
+    >>> outcome.lost, outcome.can_go_on
+    ((1,), True)
+    """
+
+    codes: Mapping[int, int]
+    killed: Collection[int] = ()
+    asked: int = 0
+    word: str = ""
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The ranks that a signal has ended that is no request to stop, and those that hung."""
+        signalled = (rank for rank, code in self.codes.items() if code < 0 and code not in ENDED)
+        return tuple(sorted({*signalled, *self.killed}))
+
+    @property
+    def can_go_on(self) -> bool:
+        """Whether the run has ended only because some of its ranks were lost, or the connections between them."""
+        said = any(code in INPUT for code in self._own.values())
+        if self.asked or said or len(self.lost) == len(self.codes):
+            return False
+        return bool(self.lost) or (LOST in self._own.values() and not self._unsaid)
+
+    def code(self) -> int:
+        """The code of a rank that has said what is wrong with the input, or of the signal by which the run was stopped; 0.
+
+        Raises `RunEndedError` for ranks that ended without a word, `LostRankError` where ranks have lost each other.
+        """
+        said = [code for code in self._own.values() if code in INPUT]
+        if said:
+            return said[0]
+        if self._unsaid:
+            raise RunEndedError(*(_how(rank, code) for rank, code in self._unsaid.items()))
+        if LOST in self._own.values():
+            raise LostRankError(self.word)
+        if self.killed and not self._own:
+            late = ", ".join(map(str, sorted(self.killed)))
+            raise RunEndedError(f"ranks {late} had not ended {STOP_S:g} s after the others, and were killed")
+        stopped = [code if code > 0 else exit_code(-code) for code in self._own.values()]
+        return exit_code(self.asked) if self.asked and stopped else next(iter(stopped), 0)
+
+    @property
+    def _own(self) -> dict[int, int]:
+        """The codes, but 0, of the ranks that ended by themselves."""
+        return {rank: code for rank, code in sorted(self.codes.items()) if code and rank not in self.killed}
+
+    @property
+    def _unsaid(self) -> dict[int, int]:
+        """Those of the ranks that ended without a word."""
+        return {rank: code for rank, code in self._own.items() if code not in (*INPUT, LOST, *STOPPED, *ENDED)}
+
+
+def _how(rank: int, code: int) -> str:
+    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
+    return f"rank {rank} ended with {how}{hint}"
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def largest_plan(plan: Plan, num_devices: int) -> Plan:
+    """The plan for the most devices, of at most so many, for which there is one.
+
+    Raises what is wrong with `num_devices` where there is none for fewer either.
+    """
+    problems: list[ShardwiseError] = []
+    for count in range(num_devices, 0, -1):
+        try:
+            return planned_for(plan, count)
+        except ShardwiseError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def launch_elastic(arguments: Sequence[str], plan: Plan, max_restarts: int) -> int:
+    """Run the ranks of a plan on this machine as `launch` does, and again on the processes that are left where some were lost.
+
+    Each time they go on from the newest whole checkpoint, with a plan for at most as many devices as processes are left. A GPU
+    whose rank was lost is not used again. Raises as `launch` does for what is no loss of ranks, `RunEndedError` for one after
+    `max_restarts`, and what is wrong with the number of devices that are left where no plan for them is legal and fits.
+    """
+    devices, more = list(range(plan.layout.num_devices)), dict[str, str]()
+    for number in range(1, max_restarts + 2):
+        outcome = outcome_of(arguments, len(devices), more)
+        if not outcome.can_go_on:
+            return outcome.code()
+        reason = _reason(outcome)
+        if number <= max_restarts:
+            left = [device for rank, device in enumerate(devices) if rank not in outcome.lost]
+            what = f"{reason}; {len(left)} of {counted(len(devices), 'rank')} can go on"
+            print(f"restart {number} of at most {max_restarts}: {what}", file=sys.stderr, flush=True)
+            devices = left[: largest_plan(plan, len(left)).layout.num_devices]
+            more = {RESTARTED: reason, **_visible(devices)}
+    raise RunEndedError(
+        f"{reason}; recipe.max_restarts allows {counted(max_restarts, 'restart')}, and there were as many"
+    )
+
+
+def _reason(outcome: Outcome) -> str:
+    """What the launcher would have reported."""
+    try:
+        outcome.code()
+    except ShardwiseError as error:
+        return "; ".join(error.problems)
+    return ""
+
+
+def _visible(devices: Sequence[int]) -> dict[str, str]:
+    """The environment in which ranks see the GPUs of those that are left alone, of those that this process may use."""
+    ids = os.environ.get(VISIBLE, ",".join(map(str, range(max(devices) + 1)))).split(",")
+    return {VISIBLE: ",".join(ids[device] for device in devices if device < len(ids))}

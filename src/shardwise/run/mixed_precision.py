@@ -1,0 +1,125 @@
+"""A precision recipe in PyTorch's dtypes, and dynamic loss scaling for gradients that underflow in fp16."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shardwise.run.kernels.matmul import Narrow, narrow_of
+from shardwise.run.recipe import Recipe
+from shardwise.values.errors import InputError
+from shardwise.values.precision import Precision
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# FP8 at rest. E4M3 for gradients of weights and first moments: nanotron, src/nanotron/fp8/constants. Squares of gradients need
+# the range of E5M2: in E4M3 those of gradients below a five-hundredth of the largest would be 0, by whose root an update divides.
+AT_REST = {**DTYPES, "fp8": torch.float8_e4m3fn}
+SQUARES_AT_REST = {**DTYPES, "fp8": torch.float8_e5m2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formats:
+    """Formats of a run: `weights` as they rest, and as the model of `activations` uses them; `tiled`: what those that products
+    take rest in instead, in tiles; their `gradients`, the copy that these are `accumulated` in (None: none), the one that they
+    are `reduced` in, and the one that rests for the `update` (None: none); the `state` that the optimizer updates, its `moments`
+    and those of squares. What is in FP8 has a scale for each parameter, and moments in fp16 beside such have one too."""
+
+    weights: torch.dtype
+    activations: torch.dtype
+    gradients: torch.dtype
+    accumulated: torch.dtype | None
+    reduced: torch.dtype
+    state: torch.dtype
+    moments: torch.dtype
+    squares: torch.dtype
+    update: torch.dtype | None
+    tiled: Narrow | None = None
+
+    @property
+    def has_master(self) -> bool:
+        """The optimizer updates a copy of the weights."""
+        return self.state != self.weights
+
+    @property
+    def scales_loss(self) -> bool:
+        """Gradients are made or added up in fp16, in which those of the loss itself underflow."""
+        return torch.float16 in (self.activations, self.held)
+
+    @property
+    def scales_moments(self) -> bool:
+        """Moments have a scale for each parameter, beside those in FP8 also those in fp16. Source: FP8-LM (arXiv 2310.18313),
+        section 2.2."""
+        return 1 in (self.moments.itemsize, self.squares.itemsize)
+
+    @property
+    def held(self) -> torch.dtype:
+        """The format in which gradients rest between micro-batches."""
+        return self.accumulated or self.gradients
+
+
+def formats_of(precision: Precision) -> Formats:
+    """The formats of a recipe that runs (`layout.rules.engine`)."""
+    accumulated, update = precision.accumulated_gradients, precision.update_gradients
+    is_tiled = precision.weights not in DTYPES
+    weights = precision.activations if is_tiled else precision.weights
+    return Formats(
+        weights=DTYPES[weights], activations=DTYPES[precision.activations], gradients=AT_REST[precision.gradients],
+        accumulated=DTYPES[accumulated] if accumulated else None, reduced=AT_REST[precision.gradient_reduction],
+        state=DTYPES[precision.master or weights], moments=AT_REST[precision.moments],
+        squares=SQUARES_AT_REST[precision.second_moment or precision.moments], update=DTYPES[update] if update else None,
+        tiled=narrow_of(precision) if is_tiled else None,
+    )  # fmt: skip
+
+
+LEAST = 1.0  # below it gradients are smaller than those of the loss itself: no scale is what is missing
+
+
+class LossScaler:
+    """The factor of the loss, the same on all ranks, for they see the same norm of all gradients.
+
+    It falls with each step whose gradients are not finite, which is left out, and rises after so many in a row that were.
+    Source: Micikevicius et al. 2018 (arXiv 1710.03740), section 3.2; PyTorch, torch.amp.GradScaler, for the default values.
+    Differs: where GradScaler looks at each gradient, this looks at their norm, which is not finite if any of them is not.
+
+    >>> scaler = LossScaler(Recipe(steps=8, loss_scale=4.0, loss_scale_interval=2))
+    >>> [scaler.seen(is_finite=one) or scaler.scale for one in (False, True, True, True)]
+    [2.0, 2.0, 4.0, 4.0]
+    >>> scaler.num_skipped
+    1
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.scale = recipe, recipe.loss_scale
+        self.num_clean = 0  # steps since the scale was another one
+        self.num_skipped = 0
+
+    def seen(self, *, is_finite: bool) -> None:
+        """A step's gradients have been reduced. Raises `InputError` where no scale makes them finite."""
+        if is_finite:
+            self.num_clean += 1
+            if self.num_clean == self.recipe.loss_scale_interval:
+                self.scale, self.num_clean = self.scale * self.recipe.loss_scale_growth, 0
+            return
+        self.scale, self.num_clean, self.num_skipped = (
+            self.scale * self.recipe.loss_scale_backoff,
+            0,
+            self.num_skipped + 1,
+        )
+        if self.scale < LEAST:
+            last = self.scale / self.recipe.loss_scale_backoff
+            raise InputError(
+                f"loss scaling: found gradients that are not finite at a scale of {last:g}; "
+                "finite ones are required: a lower --learning-rate or a longer --warmup, from the last checkpoint with --resume"
+            )
+
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps."""
+        return {"scale": self.scale, "num_clean": self.num_clean, "num_skipped": self.num_skipped}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.scale = float(state["scale"])
+        self.num_clean, self.num_skipped = int(state["num_clean"]), int(state["num_skipped"])

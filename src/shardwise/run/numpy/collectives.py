@@ -1,0 +1,166 @@
+"""What each collective does with the shards of one group of virtual devices, and what each device receives by it.
+
+In ring attention keys and values go around, and so do their gradients: each device merges attention over one block of
+keys after the other. On the way back the gradients of a block travel with it and end where the block rests. What moves
+is what the gathers and scatters would have moved, as permutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.derive.ring_attention_and_matmul import RING, overlapped
+from shardwise.derive.sharded_program import Communicate, Compute, Step
+from shardwise.layout.sharding_scheme import Family
+from shardwise.model.operations import Scan, ScanGradient
+from shardwise.model.program import Program
+from shardwise.run.numpy import kernels
+from shardwise.sharding.collectives import Collective, Kind
+from shardwise.sharding.spec import Spec
+from shardwise.values.errors import chosen
+
+if TYPE_CHECKING:
+    from shardwise.run.numpy.devices import VirtualDevices
+
+
+Array = NDArray[Any]
+Shards = list[Array]
+
+
+def _changed_dim(collective: Collective) -> int:
+    """Position of the dim whose axes the collective changes (for an all-to-all: the dim that is gathered)."""
+    pairs = list(zip(collective.before.axes, collective.after.axes, strict=True))
+    return next(i for i, (old, new) in enumerate(pairs) if len(old) > len(new)) if any(
+        len(old) > len(new) for old, new in pairs
+    ) else next(i for i, (old, new) in enumerate(pairs) if old != new)  # fmt: skip
+
+
+def _all_gather(devices: VirtualDevices, collective: Collective, shards: Shards) -> Shards:
+    whole = np.concatenate(shards, axis=_changed_dim(collective))
+    for shard in shards:
+        devices.count(collective, whole.size - shard.size)
+    return [whole] * len(shards)
+
+
+def _reduce(collective: Collective, shards: Shards) -> Array:
+    combine = chosen({"sum": np.add, "max": np.maximum}, collective.before.reduction, "reduction")
+    return np.array(combine.reduce(np.stack(shards)))
+
+
+def _reduce_scatter(devices: VirtualDevices, collective: Collective, shards: Shards) -> Shards:
+    parts = np.split(_reduce(collective, shards), len(shards), axis=_changed_dim(collective))
+    for part in parts:
+        devices.count(collective, part.size * (len(shards) - 1))
+    return [np.array(part) for part in parts]
+
+
+def _all_reduce(devices: VirtualDevices, collective: Collective, shards: Shards) -> Shards:
+    """A ring: reduce-scatter of the flattened array in as even chunks as it allows, then all-gather of the chunks."""
+    total = _reduce(collective, shards)
+    chunks = np.array_split(total.ravel(), len(shards))
+    for chunk in chunks:
+        devices.count(collective, chunk.size * (len(shards) - 1) + (total.size - chunk.size))
+    return [total] * len(shards)
+
+
+def _slice(devices: VirtualDevices, collective: Collective, shards: Shards) -> Shards:
+    dim = _changed_dim(collective)
+    return [np.array(np.split(shard, len(shards), axis=dim)[i]) for i, shard in enumerate(shards)]
+
+
+def _all_to_all(devices: VirtualDevices, collective: Collective, shards: Shards) -> Shards:
+    source = _changed_dim(collective)
+    target = next(
+        i
+        for i, (old, new) in enumerate(zip(collective.before.axes, collective.after.axes, strict=True))
+        if len(new) > len(old)
+    )
+    cut = [np.split(shard, len(shards), axis=target) for shard in shards]
+    for shard in shards:
+        devices.count(collective, shard.size - shard.size // len(shards))
+    return [np.concatenate([parts[i] for parts in cut], axis=source) for i in range(len(shards))]
+
+
+COLLECTIVES: Mapping[Kind, Callable[[VirtualDevices, Collective, Shards], Shards]] = {
+    Kind.ALL_GATHER: _all_gather,
+    Kind.REDUCE_SCATTER: _reduce_scatter,
+    Kind.ALL_REDUCE: _all_reduce,
+    Kind.ALL_TO_ALL: _all_to_all,
+    Kind.SLICE: _slice,
+}
+
+
+def rings_of(steps: Sequence[Step], family: Family) -> dict[int, list[int]]:
+    """Positions of the attentions that run in a ring, each with those of the collectives that it takes the place of."""
+    found: dict[int, list[int]] = {}
+    for one in overlapped(steps, family):
+        for position in one.beside:
+            step = steps[position]
+            if isinstance(step, Compute) and isinstance(step.operation, (Scan, ScanGradient)):
+                found.setdefault(position, []).append(one.step)
+    return found
+
+
+def run_ring(devices: VirtualDevices, program: Program, step: Compute, moved: Sequence[Communicate]) -> None:
+    """Run one attention, or its gradient, in place of the collectives `moved`."""
+    operands = _resting(devices, program, step, moved)
+    attend = _gradient if isinstance(step.operation, ScanGradient) else _forward
+    results: list[list[Array]] = [[np.empty(0)] * len(devices.coordinates) for _ in step.operation.outputs]
+    for group in devices.groups(RING):
+        shards = [tuple(operand[device] for operand in operands) for device in group]
+        for device, arrays in zip(group, attend(shards), strict=True):
+            for result, array in zip(results, arrays, strict=True):
+                result[device] = array
+        for one in moved:
+            position = {name: i for i, name in enumerate((*step.operation.operands[:3], *step.operation.outputs))}
+            array = ([*operands[:3], *results])[position[one.tensor.name]][group[0]]
+            devices.moved[Kind.PERMUTE, RING] += array.size * len(group) * (len(group) - 1)
+    at = {one.tensor.name: one.collective.after for one in moved if one.collective.kind is Kind.REDUCE_SCATTER}
+    for name, spec, result in zip(step.operation.outputs, step.placed.outputs, results, strict=True):
+        devices.held[name, at.get(name, spec)] = result
+
+
+def _resting(
+    devices: VirtualDevices, program: Program, step: Compute, moved: Sequence[Communicate]
+) -> list[list[Array]]:
+    """Operands as they lie before anything goes around: keys, values and the keys' positions in blocks."""
+    before: Mapping[str, Spec] = {one.tensor.name: one.collective.before for one in moved}
+    names, specs = step.operation.operands, step.placed.inputs
+    found = [devices.shards(program, name, before.get(name, spec)) for name, spec in zip(names, specs, strict=True)]
+    found[4] = devices.shards(program, names[4], Spec.of(specs[4].dims, dict.fromkeys(specs[4].dims, RING)))
+    return found
+
+
+def _forward(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
+    """(q, k, v, positions, positions of the keys, sinks if any) of each device in the ring -> (output, log-sum-exp) of each."""
+    count = len(shards)
+    results = []
+    for index, (q, _, _, queries, _, *sinks) in enumerate(shards):
+        blocks = [shards[(index - turn) % count] for turn in range(count)]
+        merged = None
+        for _, k, v, _, keys, *_ in blocks:
+            part = kernels.attention(q, k, v, queries, keys)
+            merged = part if merged is None else kernels.merge(merged, part)
+        assert merged is not None
+        results.append(kernels.with_sinks(merged, *sinks) if sinks else merged)
+    return list(results)
+
+
+def _gradient(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
+    """The operands of a gradient on each device -> (dq, dk, dv) of each, the latter two of the block that rests there."""
+    dq = [np.zeros_like(one[0]) for one in shards]
+    dk = [np.zeros_like(one[1]) for one in shards]
+    dv = [np.zeros_like(one[2]) for one in shards]
+    for turn in range(1, len(shards) + 1):  # a block starts at the next device and comes home on the last turn
+        for index, (q, _, _, queries, _, out, lse, dy) in enumerate(shards):
+            block = (index - turn) % len(shards)
+            _, k, v, _, keys = shards[block][:5]
+            parts = kernels.attention_gradient(q, k, v, queries, keys, out, lse, dy)
+            dq[index] = dq[index] + parts[0]
+            dk[block] = dk[block] + parts[1]
+            dv[block] = dv[block] + parts[2]
+    return list(zip(dq, dk, dv, strict=True))

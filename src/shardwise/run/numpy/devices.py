@@ -1,0 +1,412 @@
+"""Virtual devices in NumPy: the shards of each device are arrays, collectives move them, and what moves is counted.
+
+An operation runs on one device after the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from shardwise.derive.ring_attention_and_matmul import RING
+from shardwise.derive.sharded_program import Communicate, Compute, Step
+from shardwise.derive.tensor_specs import padded
+from shardwise.layout.sharding_scheme import Family
+from shardwise.model.operations import (
+    Accumulate,
+    Contract,
+    Join,
+    Lookup,
+    Map,
+    OfMatrix,
+    Operation,
+    Part,
+    Route,
+    RouteGradient,
+    Scan,
+    ScanGradient,
+    Scatter,
+)
+from shardwise.model.program import Program, Role
+from shardwise.run.numpy import kernels
+from shardwise.run.numpy.collectives import COLLECTIVES, Array, Shards, run_ring
+from shardwise.run.numpy.kernels import ROUTER, Router
+from shardwise.sharding.collectives import Collective, Kind
+from shardwise.sharding.device_shards import part_ratios, sends
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.notation import einsum_subscripts, letters_of
+from shardwise.sharding.spec import Axes, Spec
+from shardwise.step.instructions import Free, Instruction, Launch, Slice, Start, Wait
+from shardwise.values.errors import chosen
+from shardwise.values.symbolic import Values
+
+Moved = Counter[tuple[Kind, Axes]]
+
+
+class VirtualDevices:
+    """The devices of a mesh and what they hold: for each tensor and sharding, one array a device.
+
+    `sizes` are those of the dims as they hold them (`padded`), `true_sizes` those of whole arrays. `moved` counts the elements
+    that all devices together have received, by kind and axes of the collective. `scores` are those of a router's experts, by the
+    name of its gates and the device, as long as there are gates.
+    """
+
+    def __init__(
+        self, mesh: Mesh, sizes: Mapping[str, int], family: Family | None = None, *, router: Router = ROUTER
+    ) -> None:
+        self.family, self.router = family, router
+        self.mesh = mesh
+        self.true_sizes: dict[Any, int] = Values({**sizes})
+        self.sizes: dict[Any, int] = Values({**padded(sizes, mesh)})
+        self.coordinates = list(mesh.coordinates())
+        self.held: dict[tuple[str, Spec], Shards] = {}
+        self.constants: dict[str, tuple[tuple[str, ...], Array]] = {}
+        self.moved: Moved = Counter()
+        self.scores: dict[tuple[str, int], Array] = {}
+        self.arriving: dict[int, dict[tuple[str, Spec], Shards]] = {}
+
+    def put(self, name: str, spec: Spec, whole: Array) -> None:
+        """Distribute an array, padded with zeros; along partial axes the first device gets all of it and the others nothing."""
+        held = np.zeros([self.sizes[dim] for dim in spec.dims], whole.dtype)
+        held[tuple(map(slice, whole.shape))] = whole
+        shards = []
+        for coordinate in self.coordinates:
+            first = self.mesh.position(coordinate, spec.partial) == 0
+            shards.append(self.cut(held, spec, coordinate) * (1 if first else 0))
+        self.held[name, spec] = shards
+
+    def get(self, name: str, spec: Spec) -> Array:
+        """Put the array together from all devices' shards, without what pads it."""
+        shards = self.held[name, spec]
+        whole = np.zeros(tuple(self.sizes[dim] for dim in spec.dims), dtype=shards[0].dtype)
+        copies = spec.replication(self.mesh)
+        for coordinate, shard in zip(self.coordinates, shards, strict=True):
+            whole[self.window(spec, coordinate)] += shard / copies
+        return whole[tuple(slice(self.true_sizes[dim]) for dim in spec.dims)]
+
+    def window(self, spec: Spec, coordinate: Mapping[str, int]) -> tuple[slice, ...]:
+        """The part of the whole array that a device holds."""
+        window = []
+        for dim, axes, local in zip(spec.dims, spec.axes, spec.local_shape(self.mesh, self.sizes), strict=True):
+            start = self.mesh.position(coordinate, axes) * local
+            assert self.sizes[dim] >= start + local
+            window.append(slice(start, start + local))
+        return tuple(window)
+
+    def cut(self, whole: Array, spec: Spec, coordinate: Mapping[str, int]) -> Array:
+        return np.array(whole[self.window(spec, coordinate)])
+
+    def shards(self, program: Program, name: str, spec: Spec) -> Shards:
+        if program.tensors[name].role is Role.CONSTANT:
+            _, whole = self.constants[name]
+            return [self.cut(whole, spec, coordinate) for coordinate in self.coordinates]
+        return self.held[name, spec]
+
+    def run(self, program: Program, steps: tuple[Step, ...]) -> None:
+        """Run derived steps: collectives move shards, operations compute on each device alone."""
+        for step in steps:
+            if isinstance(step, Compute):
+                self.compute(program, step)
+            else:
+                self.communicate(step.tensor.name, step.collective)
+
+    def follow(self, program: Program, instructions: Sequence[Instruction]) -> None:
+        """Do what a list says. What a collective brings is there when it has been waited for, what is freed is there no more.
+
+        Where the family has a ring, attention runs around it in place of the collectives that it runs beside.
+        """
+        around = self.rings(instructions)
+        in_pieces = {id(step) for moved in around.values() for step in moved}
+        for one in instructions:
+            match one:
+                case Launch():
+                    for step in one.kernel.steps:
+                        moved = around.get(step.operation.outputs[0])
+                        run_ring(self, program, step, moved) if moved else self.compute(program, step)
+                case Slice():
+                    self.communicate(one.step.tensor.name, one.step.collective)
+                case Start():
+                    self.start([step for step in one.traffic.derived if id(step) not in in_pieces], id(one.traffic))
+                case Wait():
+                    self.held |= self.arriving.pop(id(one.traffic))
+                case Free():
+                    for held in one.held:
+                        self.free(*held)
+
+    def free(self, name: str, spec: Spec) -> None:
+        """Free a tensor in a sharding; with the last of a router's gates, the scores of their experts are freed too."""
+        self.held.pop((name, spec), None)
+        if not any(name == other for other, _ in self.held):
+            for device in range(len(self.coordinates)):
+                self.scores.pop((name, device), None)
+
+    def rings(self, instructions: Iterable[Instruction]) -> dict[str, list[Communicate]]:
+        """By its first result each attention that runs in a ring, with the collectives that it takes the place of."""
+        found: dict[str, list[Communicate]] = {}
+        if self.family and self.family.ring:
+            for one in instructions:
+                if isinstance(one, Start) and one.traffic.axes == RING:
+                    for result in one.traffic.beside:
+                        found.setdefault(result, []).extend(one.traffic.derived)
+        return found
+
+    def start(self, steps: Iterable[Communicate], key: int) -> None:
+        """Move tensors; what arrives is put aside until it is waited for."""
+        self.arriving[key] = {}
+        for step in steps:
+            for held in [each for each in self.arriving[key] if each == (step.tensor.name, step.collective.before)]:
+                self.held[held] = self.arriving[key].pop(held)
+            self.communicate(step.tensor.name, step.collective)
+            held = step.tensor.name, step.collective.after
+            self.arriving[key][held] = self.held.pop(held)
+
+    def compute(self, program: Program, step: Compute) -> None:
+        operation, placed = step.operation, step.placed
+        read = list(zip(operation.operands, placed.inputs, strict=False))
+        operands = [self.shards(program, name, spec) for name, spec in read]
+        results: list[Shards] = [[] for _ in operation.outputs]
+        kernel = DeviceKernel(self, step)
+        for device in range(len(self.coordinates)):
+            for result, array in zip(results, kernel(device, [o[device] for o in operands]), strict=True):
+                result.append(array)
+        for name, spec, result in zip(operation.outputs, placed.outputs, results, strict=True):
+            self.held[name, spec] = result
+            if isinstance(operation, Contract) and program.tensors[name].role is Role.LOGITS:
+                self._hide_padding(spec, result)
+
+    def _hide_padding(self, logits: Spec, shards: Shards) -> None:
+        """What is no word has no part in the loss, and its gradient is zero."""
+        for coordinate, shard in zip(self.coordinates, shards, strict=True):
+            first = self.mesh.position(coordinate, logits.axes_of("V")) * shard.shape[-1]
+            shard[..., max(self.true_sizes["V"] - first, 0) :] = -np.inf
+
+    def communicate(self, name: str, collective: Collective) -> None:
+        if collective.kind is Kind.SEND_RECV:
+            return
+        before = self.held[name, collective.before]
+        if collective.kind is Kind.PERMUTE:
+            self.held[name, collective.after] = self.permute(collective, before)
+            return
+        after: Shards = list(before)
+        for group in self.groups(collective.axes):
+            moved = COLLECTIVES[collective.kind](self, collective, [before[device] for device in group])
+            for device, array in zip(group, moved, strict=True):
+                after[device] = array
+        self.held[name, collective.after] = after
+
+    def permute(self, collective: Collective, shards: Shards) -> Shards:
+        """Each device hands one part of its shard to one device."""
+        ratios = part_ratios(collective, self.mesh)
+        after: Shards = list(shards)
+        for source, send in enumerate(sends(collective, self.mesh)):
+            sizes = [size // ratio for size, ratio in zip(shards[source].shape, ratios, strict=True)]
+            part = tuple(slice(p * n, (p + 1) * n) for p, n in zip(send.part, sizes, strict=True))
+            after[send.destination] = np.array(shards[source][part])
+            self.count(collective, after[send.destination].size if send.destination != source else 0)
+        return after
+
+    def groups(self, axes: Axes) -> list[list[int]]:
+        """Device numbers of each group along `axes`, in the order of the axes."""
+        found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for device, coordinate in enumerate(self.coordinates):
+            others = tuple(index for axis, index in coordinate.items() if axis not in axes)
+            found.setdefault(others, []).append((self.mesh.position(coordinate, axes), device))
+        return [[device for _, device in sorted(members)] for members in found.values()]
+
+    def count(self, collective: Collective, elements: int) -> None:
+        self.moved[collective.kind, collective.axes] += elements
+
+
+DIMS = "EBTVFMSKGHIRUCQJPrD"  # the order in which the operands of a map are aligned
+
+
+class DeviceKernel:
+    """One operation, on each device in turn: what is the same on all of them is found once."""
+
+    def __init__(self, devices: VirtualDevices, step: Compute) -> None:
+        self.devices, self.device = devices, 0
+        self.operation: Operation = step.operation
+        self.placed = step.placed
+
+    def __call__(self, device: int, arrays: list[Array]) -> tuple[Array, ...]:
+        self.device, operation = device, self.operation
+        if isinstance(operation, Contract):
+            return (self.contract(*arrays),)
+        if isinstance(operation, Accumulate):
+            return (np.add.reduce(np.stack(arrays)),)
+        if isinstance(operation, Map):
+            return (self.map(operation, arrays),)
+        if isinstance(operation, Join):
+            return (self.join(operation, arrays),)
+        if isinstance(operation, Part):
+            return (self.part(operation, *arrays),)
+        if isinstance(operation, Lookup):
+            return (self.lookup(operation, *arrays),)
+        if isinstance(operation, Scatter):
+            return (self.scatter(operation, *arrays),)
+        if isinstance(operation, RouteGradient):
+            scores = self.devices.scores[operation.inputs[1], self.device]
+            dgates, gates = arrays
+            return (self.devices.router.gradient(dgates, gates, scores),)
+        if isinstance(operation, Route):
+            gates, scores = self.devices.router.route(arrays[0], self.devices.sizes[operation.num_chosen])
+            self.devices.scores[operation.outputs[0], self.device] = scores
+            return (gates,)
+        if isinstance(operation, Scan):
+            part = kernels.attention(*arrays[:5])
+            return kernels.with_sinks(part, *arrays[5:]) if arrays[5:] else part
+        if isinstance(operation, OfMatrix):
+            return (self.of_matrix(operation, arrays),)
+        if isinstance(operation, ScanGradient):
+            return kernels.attention_gradient(*arrays)
+        raise TypeError(f"no kernel for {operation}")
+
+    @property
+    def coordinate(self) -> Mapping[str, int]:
+        return self.devices.coordinates[self.device]
+
+    @cached_property
+    def subscripts(self) -> str:
+        operands, result = [spec.dims for spec in self.placed.inputs], self.placed.outputs[0].dims
+        return einsum_subscripts(operands, result, letters_of(dim for dims in operands for dim in dims))
+
+    @cached_property
+    def dims(self) -> list[str]:
+        """Those of the operands and of the result, in one order."""
+        every = {dim for spec in (*self.placed.outputs, *self.placed.inputs) for dim in spec.dims}
+        return sorted(every, key=DIMS.index)
+
+    @cached_property
+    def alignment(self) -> list[tuple[list[int], list[int]]]:
+        """For each operand the order of its dims, and the places of the dims that it lacks."""
+        return [
+            (
+                [spec.dims.index(dim) for dim in self.dims if dim in spec.dims],
+                [place for place, dim in enumerate(self.dims) if dim not in spec.dims],
+            )
+            for spec in self.placed.inputs
+        ]
+
+    @cached_property
+    def local(self) -> dict[str, int]:
+        """The result's sizes on a device."""
+        out = self.placed.outputs[0]
+        return dict(zip(out.dims, out.local_shape(self.devices.mesh, self.devices.sizes), strict=True))
+
+    @cached_property
+    def width(self) -> int:
+        """Elements that a reduction of the whole tensor goes over."""
+        return math.prod(self.devices.true_sizes[dim] for dim in getattr(self.operation, "over", ()))
+
+    @cached_property
+    def cuts(self) -> list[tuple[int, Axes]]:
+        """Places of dims whose sums over all devices are cut along a flat array (`derive.sharded_program`), and over
+        which axes."""
+        out, mesh = self.placed.outputs[0], self.devices.mesh
+        found = []
+        for place, dim in enumerate(dim for dim in self.dims if dim in out.dims):
+            axes = next((spec.axes_of(dim) for spec in self.placed.inputs if dim in spec.dims), ())
+            cut = tuple(axis for axis in axes if axis in out.partial)
+            found += [(place, cut)] if mesh.size(cut) > 1 else []
+        return found
+
+    def contract(self, *arrays: Array) -> Array:
+        return np.array(np.einsum(self.subscripts, *arrays))
+
+    def of_matrix(self, operation: OfMatrix, arrays: list[Array]) -> Array:
+        """Of each matrix of a stack [..., rows, columns], whose dims may be several, and of squares [..., rows, rows] of its
+        sides, each of which is one dim."""
+        front, out = len(operation.stack), self.placed.outputs[0]
+        taken = [array.reshape(*array.shape[:front], *self.sides(operation, array.shape[front:])) for array in arrays]
+        found: Array = kernels.map_named(operation.function)(*taken, width=1)
+        return found.reshape(out.local_shape(self.devices.mesh, self.devices.sizes))
+
+    @staticmethod
+    def sides(operation: OfMatrix, sizes: tuple[int, ...]) -> tuple[int, int]:
+        """Those of a matrix with these sizes of its dims."""
+        if len(sizes) == 1:
+            return math.isqrt(sizes[0]), math.isqrt(sizes[0])
+        rows = len(operation.rows)
+        return math.prod(sizes[:rows]), math.prod(sizes[rows:])
+
+    def map(self, operation: Map, arrays: list[Array]) -> Array:
+        out = self.placed.outputs[0]
+        aligned = [
+            np.expand_dims(np.transpose(array, order), lacking)
+            for array, (order, lacking) in zip(arrays, self.alignment, strict=True)
+        ]
+        if operation.function == "add":
+            result = sum(aligned[1:], aligned[0])
+        else:
+            result = kernels.map_named(operation.function)(*aligned, width=self.width)
+        summed = tuple(place for place, dim in enumerate(self.dims) if dim not in out.dims)
+        if summed:
+            reduce = chosen({"sum": np.add, "max": np.maximum}, operation.reduction, "reduction").reduce
+            result = reduce(result, axis=summed)
+        kept = [dim for dim in self.dims if dim in out.dims]
+        result = np.broadcast_to(self.summands(result), [self.local[dim] for dim in kept])
+        return np.array(np.transpose(result, [kept.index(dim) for dim in out.dims]))
+
+    def summands(self, result: Array) -> Array:
+        """Of sums over all devices that are cut what this device adds: nothing to those that it has no part of."""
+        for place, cut in self.cuts:
+            size, number = result.shape[place], self.devices.mesh.position(self.coordinate, cut)
+            front = number * size, (self.devices.mesh.size(cut) - number - 1) * size
+            result = np.pad(result, [front if other == place else (0, 0) for other in range(result.ndim)])
+        return result
+
+    def join(self, operation: Join, arrays: list[Array]) -> Array:
+        """Repeat each operand along the result's dims that it lacks, then put them one after the other."""
+        out, local = self.placed.outputs[0], self.local
+        (joined,) = (i for i, d in enumerate(out.dims) if all(d not in spec.dims for spec in self.placed.inputs))
+        repeated = []
+        for spec, own, array in zip(self.placed.inputs, operation.parts, arrays, strict=True):
+            dims = [own if i == joined else d for i, d in enumerate(out.dims)]
+            shape = [array.shape[spec.dims.index(d)] if d in spec.dims else 1 for d in dims]
+            order = [spec.dims.index(d) for d in dims if d in spec.dims]
+            whole = [shape[i] if i == joined else local[d] for i, d in enumerate(out.dims)]
+            repeated.append(np.broadcast_to(np.transpose(array, order).reshape(shape), whole))
+        return np.concatenate(repeated, axis=joined)
+
+    def part(self, operation: Part, dy: Array) -> Array:
+        spec, like = self.placed.inputs[0], self.placed.outputs[0]
+        sizes = [self.devices.sizes[dim] for dim in operation.parts]
+        start = sum(sizes[: operation.position])
+        joined = spec.dims.index(operation.joined)
+        own = operation.parts[operation.position]
+        taken = dy[(slice(None),) * joined + (slice(start, start + sizes[operation.position]),)]
+        dims = [own if d == operation.joined else d for d in spec.dims]
+        summed = taken.sum(axis=tuple(i for i, d in enumerate(dims) if d not in like.dims))
+        kept = [d for d in dims if d in like.dims]
+        return np.array(np.transpose(summed, [kept.index(d) for d in like.dims]))
+
+    def rows(self, table: Spec, dim: str, index: Array, size: int) -> tuple[Array, Array]:
+        """Row numbers within this device's part of the table, and which of them it has."""
+        local = index - self.devices.mesh.position(self.coordinate, table.axes_of(dim)) * size
+        mine = (local >= 0) & (local < size)
+        return np.where(mine, local, 0), mine
+
+    def lookup(self, operation: Lookup, table: Array, index: Array) -> Array:
+        spec = self.placed.inputs[0]
+        where = spec.dims.index(operation.dim)
+        rows, mine = self.rows(spec, operation.dim, index, table.shape[where])
+        if where == 0:
+            return np.array(table[rows] * mine[..., None])
+        return np.where(mine, np.take_along_axis(table, rows[..., None], axis=-1)[..., 0], 0.0)
+
+    def scatter(self, operation: Scatter, dy: Array, index: Array) -> Array:
+        spec = self.placed.outputs[0]
+        shape = spec.local_shape(self.devices.mesh, self.devices.sizes)
+        where = spec.dims.index(operation.dim)
+        rows, mine = self.rows(spec, operation.dim, index, shape[where])
+        result = np.zeros(shape, dtype=dy.dtype)
+        if where == 0:
+            np.add.at(result, rows.ravel(), (dy * mine[..., None]).reshape(-1, dy.shape[-1]))
+        else:
+            np.put_along_axis(result, rows[..., None], (dy * mine)[..., None], axis=-1)
+        return result

@@ -1,0 +1,272 @@
+"""What each operation computes on the arrays of one device, in NumPy, with gradients.
+
+Arrays of a map come aligned: every operand has the union of the operands' dims, of size 1 where it lacks one. `width`
+is the size of the dims that a norm is taken over. Arrays of a router are dense over the experts, [B, T, E], with zero
+for those that were not chosen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE, DEFAULT, NORM_EPSILON, ROTARY_BASE, SOFTMAX, Gating, Numerics
+from shardwise.model.optimizers.definition import Optimizer, values_of
+from shardwise.model.optimizers.registry import optimizer_named
+
+Array = NDArray[Any]
+
+LEARNING_RATE = 1e-2  # of the update; any serves, the sharded and the unsharded run share it
+
+
+def _inverse_rms(squares: Array, width: int) -> Array:
+    return 1.0 / np.sqrt(squares / width + NORM_EPSILON)
+
+
+def _rms_slope(squares: Array, width: int) -> Array:
+    """How the inverse root mean square changes with the sum of squares."""
+    slope: Array = (-0.5 / width) * _inverse_rms(squares, width) ** 3
+    return slope
+
+
+def _centre(x: Array, total: Array, squares: Array, width: int) -> tuple[Array, Array]:
+    """x without its mean, and the inverse standard deviation."""
+    mean = total / width
+    return x - mean, 1.0 / np.sqrt(squares / width - mean**2 + NORM_EPSILON)
+
+
+def _layer_norm(x: Array, total: Array, squares: Array, weight: Array, width: int) -> Array:
+    centred, inverse = _centre(x, total, squares, width)
+    return centred * inverse * weight
+
+
+def _layer_norm_dsum(dy: Array, x: Array, total: Array, squares: Array, weight: Array, width: int) -> Array:
+    centred, inverse = _centre(x, total, squares, width)
+    slope: Array = (-inverse + centred * (total / width) * inverse**3) / width
+    return dy * weight * slope
+
+
+def _layer_norm_dsquares(dy: Array, x: Array, total: Array, squares: Array, weight: Array, width: int) -> Array:
+    centred, inverse = _centre(x, total, squares, width)
+    slope: Array = centred * (-0.5 / width) * inverse**3
+    return dy * weight * slope
+
+
+def _rotate(x: Array, positions: Array, direction: float) -> Array:
+    half: int = x.shape[-1] // 2
+    angles = direction * positions * ROTARY_BASE ** (-np.arange(half) / half)
+    cos, sin = np.cos(angles), np.sin(angles)
+    first, second = x[..., :half], x[..., half:]
+    return np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def _silu_slope(x: Array) -> Array:
+    s = _sigmoid(x)
+    return s * (1.0 + x * (1.0 - s))
+
+
+def _clamped_gate(gate: Array) -> Array:
+    low = np.minimum(gate, CLAMP)
+    return low * _sigmoid(CLAMPED_SLOPE * low)
+
+
+def _clamped_swiglu_dgate(dy: Array, gate: Array, up: Array, width: int) -> Array:
+    s = _sigmoid(CLAMPED_SLOPE * np.minimum(gate, CLAMP))
+    slope = s * (1.0 + CLAMPED_SLOPE * gate * (1.0 - s))
+    grown: Array = dy * (np.clip(up, -CLAMP, CLAMP) + 1.0) * slope * (gate <= CLAMP)
+    return grown
+
+
+_C = math.sqrt(2.0 / math.pi)
+
+
+def _gelu(x: Array) -> Array:
+    return 0.5 * x * (1.0 + np.tanh(_C * (x + 0.044715 * x**3)))
+
+
+def _gelu_slope(x: Array) -> Array:
+    t = np.tanh(_C * (x + 0.044715 * x**3))
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t**2) * _C * (1.0 + 3 * 0.044715 * x**2)
+
+
+MAPS: Mapping[str, Callable[..., Array]] = {
+    "identity": lambda x, width: x,
+    "negate": lambda x, width: -x,
+    "scale": lambda x, factor, width: x * factor,
+    "scaled_sum": lambda x, factor, width: x * factor,
+    "sum_square": lambda x, width: x**2,
+    "sum_square_dx": lambda dy, x, width: 2 * x * dy,
+    "rms_norm": lambda x, squares, weight, width: x * _inverse_rms(squares, width) * weight,
+    "rms_norm_dx": lambda dy, squares, weight, width: dy * _inverse_rms(squares, width) * weight,
+    "rms_norm_dsquares": lambda dy, x, squares, weight, width: dy * x * weight * _rms_slope(squares, width),
+    "rms_norm_dweight": lambda dy, x, squares, width: dy * x * _inverse_rms(squares, width),
+    "sum": lambda x, width: x,
+    "sum_to": lambda dy, width: dy,
+    "layer_norm": _layer_norm,
+    "layer_norm_dx": lambda dy, total, squares, weight, width: dy * weight * _centre(total, total, squares, width)[1],
+    "layer_norm_dsum": _layer_norm_dsum,
+    "layer_norm_dsquares": _layer_norm_dsquares,
+    "layer_norm_dweight": lambda dy, x, total, squares, width: dy * np.multiply(*_centre(x, total, squares, width)),
+    "add_vector": lambda x, vector, width: x + vector,
+    "dispatch": lambda x, gates, width: x * (gates > 0),
+    "dispatch_dx": lambda dy, gates, width: dy * (gates > 0),
+    "handover": lambda x, width: x,
+    "combine": lambda gates, x, width: gates * x,
+    "combine_dgates": lambda dy, x, width: dy * x,
+    "combine_dx": lambda dy, gates, width: dy * gates,
+    "sigmoid_gate": lambda x, logit, width: x * _sigmoid(logit),
+    "sigmoid_gate_dx": lambda dy, logit, width: dy * _sigmoid(logit),
+    "sigmoid_gate_dlogit": lambda dy, x, logit, width: dy * x * _sigmoid(logit) * _sigmoid(-logit),
+    "sink_share": lambda dy, out, lse, sinks, width: -np.exp(sinks - lse) * dy * out,
+    "rotary": lambda x, positions, width: _rotate(x, positions, 1.0),
+    "rotary_back": lambda x, positions, width: _rotate(x, positions, -1.0),
+    "swiglu": lambda gate, up, width: gate * _sigmoid(gate) * up,
+    "swiglu_dgate": lambda dy, gate, up, width: dy * up * _silu_slope(gate),
+    "swiglu_dup": lambda dy, gate, width: dy * gate * _sigmoid(gate),
+    "geglu": lambda gate, up, width: _gelu(gate) * up,
+    "geglu_dgate": lambda dy, gate, up, width: dy * up * _gelu_slope(gate),
+    "geglu_dup": lambda dy, gate, width: dy * _gelu(gate),
+    "clamped_swiglu": lambda gate, up, width: _clamped_gate(gate) * (np.clip(up, -CLAMP, CLAMP) + 1.0),
+    "clamped_swiglu_dgate": _clamped_swiglu_dgate,
+    "clamped_swiglu_dup": lambda dy, gate, up, width: dy * _clamped_gate(gate) * (np.abs(up) <= CLAMP),
+    "gelu": lambda x, width: _gelu(x),
+    "gelu_dx": lambda dy, x, width: dy * _gelu_slope(x),
+    "relu": lambda x, width: np.maximum(x, 0.0),
+    "relu_dx": lambda dy, x, width: dy * (x > 0),
+    "maximum": lambda logits, width: logits,
+    "sum_exp": lambda logits, largest, width: np.exp(logits - largest),
+    "sum_exp_dx": lambda dy, logits, largest, width: dy * np.exp(logits - largest),
+    "token_loss": lambda total, largest, target, width: np.log(total) + largest - target,
+    "token_loss_dsum": lambda dy, total, width: dy / total,
+}
+
+
+def map_named(function: str) -> Callable[..., Array]:
+    """What a map computes; one that updates a tensor of an optimizer's state is called "optimizer.tensor", of what is no matrix
+    "optimizer.others.tensor" where these have updates of their own."""
+    optimizer, *others, tensor = function.split(".") if "." in function else (function, function)
+    if tensor == function:
+        return MAPS[function]
+    return partial(_updated, optimizer_named(optimizer).of(matrix=not others), tensor)
+
+
+def _updated(optimizer: Optimizer, tensor: str, *arrays: Array, width: int) -> Array:
+    """The first step, with whatever moments there are, of a matrix; fields have their defaults. Of a mean over `width` elements
+    it is what each adds to it."""
+    values = values_of(optimizer.given({}), learning_rate=LEARNING_RATE, step=1)
+    found: Array = optimizer.updates[tensor].formula(values, *arrays) / width
+    return found
+
+
+MASKED = -1e300  # of a score that a query may not see, and the log-sum-exp of a query that sees none of the keys
+
+
+def _scores(q: Array, k: Array, queries: Array, keys: Array) -> Array:
+    """[B,K,G,T,S]; a query sees the keys at its own position and before."""
+    scores = np.einsum("btkgh,bskh->bkgts", q, k) / math.sqrt(q.shape[-1])
+    return np.where(queries[:, None] >= keys[None, :], scores, MASKED)
+
+
+def attention(q: Array, k: Array, v: Array, queries: Array, keys: Array) -> tuple[Array, Array]:
+    """Causal attention: output [B,T,K,G,U] and log-sum-exp [B,T,K,G]; zero and MASKED for a query that sees no key."""
+    scores = _scores(q, k, queries, keys)
+    largest = scores.max(axis=-1, keepdims=True)
+    weights = np.where(scores > MASKED, np.exp(scores - largest), 0.0)
+    total = weights.sum(axis=-1)
+    lse = np.where(total > 0, largest[..., 0] + np.log(np.maximum(total, 1e-300)), MASKED)
+    shares = weights / np.maximum(total, 1e-300)[..., None]
+    return np.einsum("bkgts,bsku->btkgu", shares, v), np.einsum("bkgt->btkg", lse)
+
+
+def attention_gradient(
+    q: Array, k: Array, v: Array, queries: Array, keys: Array, out: Array, lse: Array, dy: Array
+) -> tuple[Array, Array, Array]:
+    """dq, dk, dv from the saved log-sum-exp, with rowsum(dy * out) in place of the softmax's Jacobian (Dao et al. 2022)."""
+    weights = np.exp(_scores(q, k, queries, keys) - np.einsum("btkg->bkgt", lse)[..., None])
+    dv = np.einsum("bkgts,btkgu->bsku", weights, dy)
+    dweights = np.einsum("btkgu,bsku->bkgts", dy, v)
+    row = np.einsum("btkgu,btkgu->bkgt", dy, out)[..., None]
+    dscores = weights * (dweights - row) / math.sqrt(q.shape[-1])
+    return np.einsum("bkgts,bskh->btkgh", dscores, k), np.einsum("bkgts,btkgh->bskh", dscores, q), dv
+
+
+def merge(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Attention over two sets of keys from the outputs and log-sum-exps over each (online softmax, Milakov et al. 2018)."""
+    lse = np.logaddexp(first[1], second[1])
+    shares = [np.exp(part - lse)[..., None] for _, part in (first, second)]
+    return first[0] * shares[0] + second[0] * shares[1], lse
+
+
+def with_sinks(part: tuple[Array, Array], sinks: Array) -> tuple[Array, Array]:
+    """Attention that also sees a key with the logits `sinks` [K,G] and no value."""
+    out, lse = part
+    return merge(part, (np.zeros_like(out), np.broadcast_to(sinks, lse.shape)))
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """How experts are scored and chosen (`gating`), and whether the gates of a token are divided by their sum."""
+
+    gating: Gating = DEFAULT.gating
+    normalised: bool = DEFAULT.normalised_gates
+
+    @classmethod
+    def of(cls, numerics: Numerics) -> Router:
+        """A model's."""
+        return cls(numerics.gating, numerics.normalised_gates)
+
+    def route(self, logits: Array, num_chosen: int) -> tuple[Array, Array]:
+        """Gates [B, T, E], zero for experts that a token does not take, and the scores of all, which the way back reads.
+
+        >>> gates, scores = Router(Gating(groups=2, chosen_groups=1)).route(np.log([[[4.0, 1.0, 3.0, 2.0]]]), 2)
+        >>> gates.round(6).tolist(), scores.round(6).tolist()
+        ([[[0.8, 0.2, 0.0, 0.0]]], [[[0.4, 0.1, 0.3, 0.2]]])
+        """
+        scores = _softmax(logits) if self.gating.scores == SOFTMAX else 1.0 / (1.0 + np.exp(-logits))
+        chosen = _largest(np.where(self._allowed(scores), scores, -np.inf), num_chosen)
+        gates = np.where(chosen, scores, 0.0)
+        return self.gating.scale * (gates / gates.sum(axis=-1, keepdims=True) if self.normalised else gates), scores
+
+    def _allowed(self, scores: Array) -> Array:
+        """Which experts are of a group that a token may take from."""
+        gating = self.gating
+        grouped = scores.reshape(*scores.shape[:-1], gating.groups, -1)
+        best = np.sort(grouped, axis=-1)[..., -gating.votes :].sum(axis=-1)
+        allowed: Array = np.repeat(_largest(best, gating.chosen_groups), grouped.shape[-1], axis=-1)
+        return allowed
+
+    def gradient(self, dgates: Array, gates: Array, scores: Array) -> Array:
+        """The gradient of the logits; experts that were not chosen get a part of it through a softmax alone."""
+        dchosen = dgates * self.gating.scale
+        if self.normalised:
+            mean = (dgates * gates).sum(axis=-1, keepdims=True)
+            dchosen = (dchosen - mean) / np.where(gates > 0, scores, 0.0).sum(axis=-1, keepdims=True)
+        dscores = np.where(gates > 0, dchosen, 0.0)
+        if self.gating.scores == SOFTMAX:
+            return np.array(scores * (dscores - (dscores * scores).sum(axis=-1, keepdims=True)))
+        return np.array(scores * (1.0 - scores) * dscores)
+
+
+ROUTER = Router()  # of a model that says nothing else
+
+
+def _softmax(logits: Array) -> Array:
+    grown = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.array(grown / grown.sum(axis=-1, keepdims=True))
+
+
+def _largest(values: Array, count: int) -> Array:
+    """Which of the last dim are the largest, as many as asked for."""
+    found = np.zeros(values.shape, dtype=bool)
+    np.put_along_axis(found, np.argsort(-values, axis=-1, kind="stable")[..., :count], True, axis=-1)
+    return found

@@ -1,0 +1,148 @@
+"""Collectives on flat arrays. Every one that the engine issues is issued here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from shardwise.run.faults.rank_status import waits_for
+from shardwise.run.parallel.world import World
+from shardwise.run.step_clock import Clock
+from shardwise.run.transport.interface import Message, Work
+from shardwise.sharding.spec import Axes
+from shardwise.step.instructions import CONTROL, axis_group
+from shardwise.values.units import format_bytes
+
+Issue = Callable[[], Sequence[Work]]
+
+
+class Carried(NamedTuple):
+    """What a collective on a flat array carries: its role (`price.simulation.streams`), and the path of the unit
+    that it belongs to."""
+
+    role: str
+    path: str
+
+
+class Noted(Protocol):
+    """A collective that a recorder has seen begin."""
+
+    def follow(self, works: Sequence[Work]) -> None:
+        """It has been issued, and goes on as these."""
+
+    def waited(self) -> AbstractContextManager[None]:
+        """Entered around the wait for it."""
+
+
+class Recorder(Protocol):
+    """What watches collectives."""
+
+    def begins(self, kind: str, num_bytes: int, axes: Axes, carries: Carried | None) -> Noted:
+        """One is about to be issued."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A collective of `num_bytes` on its way over `axes`. Waiting for it counts for the parallel axis that it goes over, or for
+    control. `noted` is what a recorder knows of it, where one watches."""
+
+    works: Sequence[Work]
+    term: str
+    clock: Clock
+    kind: str
+    axes: Axes
+    num_bytes: int
+    noted: Noted | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is known to be done; a transport may not say before it is waited for (gloo does not, NCCL does)."""
+        return all(work.is_completed() for work in self.works)
+
+    def wait(self) -> None:
+        """Until it is done. Raises `LostRankError` where it fails."""
+        with (
+            nullcontext() if self.noted is None else self.noted.waited(),
+            self.clock(self.term),
+            waits_for(f"{self.kind} over {', '.join(self.axes)} ({format_bytes(self.num_bytes)})"),
+        ):
+            for work in self.works:
+                work.wait()
+
+
+class Exchange:
+    """Collectives over axes of the mesh, in the background. `carries` says what a flat array has, for whoever watches: what moves
+    activations is given by the call that moves it."""
+
+    def __init__(self, world: World, clock: Clock) -> None:
+        self.world, self.clock = world, clock
+        self.recorder: Recorder | None = None
+
+    def all_gather(self, whole: Tensor, part: Tensor, axes: Axes, carries: Carried | None = None) -> Pending:
+        """Parts [n] of all processes, one after the other, into `whole` [degree · n]."""
+        group = self.world.group(axes)
+        return self._begin("AllGather", lambda: [group.all_gather(whole, part)], [whole], axes, carries)
+
+    def reduce_scatter(self, part: Tensor, whole: Tensor, axes: Axes, carries: Carried | None = None) -> Pending:
+        """The sum of all processes' `whole` [degree · n], each process its `part` [n]."""
+        group = self.world.group(axes)
+        return self._begin("ReduceScatter", lambda: [group.reduce_scatter(part, whole)], [whole], axes, carries)
+
+    def all_reduce(self, values: Tensor, axes: Axes, reduction: str = "sum", carries: Carried | None = None) -> Pending:
+        """The sum, or the maximum, over all processes, in place."""
+        group = self.world.group(axes)
+        return self._begin("AllReduce", lambda: [group.all_reduce(values, reduction)], [values], axes, carries)
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, axes: Axes, rows: tuple[Sequence[int], Sequence[int]] | None = None
+    ) -> Pending:
+        """The parts of `sent` each to its process; into `received` what comes from each. `rows` are those of each part of either;
+        None: parts are even."""
+        into, out_of = (None, None) if rows is None else (list(rows[0]), list(rows[1]))
+        group = self.world.group(axes)
+        return self._begin("AllToAll", lambda: [group.all_to_all(received, sent, into, out_of)], [sent], axes)
+
+    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor], axes: Axes) -> Pending:
+        """Tensors to the next process, the last one's to the first; those of the process before into `received`."""
+        group, place, degree = self.world.group(axes), self.world.position(axes), self.world.mesh.size(axes)
+        onward, back = (place + 1) % degree, (place - 1) % degree
+        sending = [Message(values, onward) for values in sent]
+        receiving = [Message(values, back) for values in received]
+        return self._begin("Permute", lambda: group.exchange(sending, receiving), sent, axes)
+
+    def send(self, values: Tensor, peer: int, axes: Axes) -> Pending:
+        """To the process at the place `peer` along the axes."""
+        group = self.world.group(axes, onward=peer > self.world.position(axes))
+        return self._begin("Send", lambda: [group.send(values, peer)], [values], axes)
+
+    def receive(self, values: Tensor, peer: int, axes: Axes) -> Pending:
+        """Into `values` from the process at the place `peer` along the axes, in the order in which it sends."""
+        group = self.world.group(axes, onward=peer < self.world.position(axes))
+        return self._begin("Receive", lambda: [group.receive(values, peer)], [values], axes)
+
+    def sum_now(self, values: Tensor, axes: Axes) -> Tensor:
+        """Control traffic: a sum that is waited for, in place."""
+        if axes:
+            replace(self.all_reduce(values, axes, carries=Carried(CONTROL, "")), term=CONTROL).wait()
+        return values
+
+    def largest_now(self, values: Tensor, axes: Axes) -> Tensor:
+        """Control traffic: the largest of each that any process has, in place."""
+        if axes:
+            replace(self.all_reduce(values, axes, "max", Carried(CONTROL, "")), term=CONTROL).wait()
+        return values
+
+    def _begin(
+        self, kind: str, issue: Issue, payloads: Sequence[Tensor], axes: Axes, carries: Carried | None = None
+    ) -> Pending:
+        num_bytes = sum(one.numel() * one.element_size() for one in payloads)
+        if self.recorder is None:
+            return Pending(issue(), axis_group(axes), self.clock, kind, axes, num_bytes)
+        noted = self.recorder.begins(kind, num_bytes, axes, carries)
+        works = issue()
+        noted.follow(works)
+        return Pending(works, axis_group(axes), self.clock, kind, axes, num_bytes, noted)

@@ -1,0 +1,295 @@
+"""The recipe of a run: what changes its values and neither its layout nor its price. Kept with the run.
+
+A `Recipe` has the learning rate and its schedule, the precision of scaled products, how experts are balanced, what is
+done about anomalous steps, and the folders of token shards with the weights by which their sequences are drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, assert_never
+
+from shardwise.model.optimizers.registry import optimizer_fields, optimizer_named
+from shardwise.values.errors import InputError, require
+from shardwise.values.issue_policy import BUCKET_BYTES, REDUCTIONS, Reduction
+from shardwise.values.precision import AmaxAlgorithm, Delayed
+from shardwise.values.units import parse_quantity
+
+Schedule = Literal["cosine", "wsd", "constant"]
+Balance = Literal["auxiliary", "bias", "none"]
+BatchRate = Literal["none", "sqrt", "linear"]
+SCHEDULES: tuple[Schedule, ...] = ("cosine", "wsd", "constant")
+BALANCES: tuple[Balance, ...] = ("auxiliary", "bias", "none")
+# The learning rate is multiplied by this power of the batch over the plan's. Sources: Goyal et al. 2017 (linear, of SGD); Malladi
+# et al. 2022 (square root, of Adam).
+BATCH_RATES: Mapping[BatchRate, float] = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+# A spike lies so many standard deviations above the mean of so many steps. Source: OLMo-core, optim/skip_step_optimizer.py
+# (rolling_interval_length, sigma_factor; read 2026-11), which leaves out steps of such a loss or norm and looks at none before it
+# has half of the window, and at least 20 steps. Differs: there a loss as far below the mean counts too.
+WINDOW, DEVIATIONS, LEAST = 128, 6.0, 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """The recipe of a run of `steps` optimizer steps.
+
+    `data` are folders of token shards, each with the weight by which its sequences are drawn.
+
+    The learning rate rises over `warmup_steps` to `learning_rate`; `cosine` then falls to `final_fraction` of it at the last
+    step, `wsd` stays and falls linearly over the last `decay_steps`. `optimizer` has values for fields of the plan's optimizer
+    (`shardwise.model.optimizers`, with the default of each); `clip_norm` is the largest norm of all gradients
+    together, None: any.
+
+    In fp16 the loss is multiplied by `loss_scale` before the backward pass, and gradients divided by it behind it. A step whose
+    gradients are not finite is left out and the scale multiplied by `loss_scale_backoff`; after `loss_scale_interval` other steps
+    in a row it is multiplied by `loss_scale_growth`.
+
+    Where scales of products follow from earlier steps, they do so from the largest size in the last `amax_history` of them, or by
+    the `amax_algorithm` `most_recent` in the last one; it is brought to the format's largest number over 2^`amax_margin`.
+
+    `reduction` says when gradients that rest whole are reduced: `after` the backward pass, `per_parameter` as each is ready, or
+    `bucketed`, as soon as `bucket_bytes` of them are. `reduce_each_micro_batch` does so in every micro-batch and not in a step's
+    last one only. `batch_schedule` says how the global batch changes (`shardwise.batch_size.batch_schedule`), or `batch_ramp` in
+    pairs of a step and the sequences of the batch from it on; neither: the plan's. `batch_lr` is the rule by which the learning
+    rate, that of the plan's batch, follows; `none` is the default, since published ramps (Brown et al. 2020, GPT-3; DeepSeek-AI
+    2025, DeepSeek-V3; Megatron-LM's) leave it as it is. The run ends once its smoothed loss is at most `to_loss`
+    (`shardwise.records.loss_target`).
+
+    `balance` keeps experts evenly loaded: an `auxiliary` loss with `balance_coefficient`, or a `bias` of the choice that moves by
+    `balance_rate`. With a `capacity_factor` c an expert takes at most ceil(c · rows / experts) of a rank's rows in a micro-batch,
+    and the rest are dropped (Lepikhin et al. 2020, GShard, 2.2; Fedus et al. 2021, Switch Transformer, equation 3); None: none.
+    `prediction_weight` multiplies the loss of multi-token prediction, the mean over its modules.
+    `respect_documents`: attention and targets keep to their document. `compile` hands each block to torch.compile. A validation
+    loss is taken every `validate_every` steps, the gradient noise scale is measured every `noise_scale_every` (0: never) and a
+    checkpoint written every `checkpoint_every` (0: at the end only); the newest
+    `keep_checkpoints` are kept, and those whose step is a multiple of `keep_every` (0: no others).
+    A rank without a sign of life for `silent_after_s` is named, so is one that works `slow_factor` times as long as others with
+    the same work, and no wait for another rank is longer than `timeout_s`. An elastic run is started again at most `max_restarts`
+    times. `initial` is a folder of Hugging Face, torchtitan or Megatron-LM with whose weights the run begins,
+    and with the constants of its arithmetic where the folder has them; None: values of its own, from the seed.
+
+    `non_finite`, `loss_spike` and `norm_spike` say what a step that is not like those before it brings about: `stop` ends the
+    run, `skip` leaves its batch out, `rewind` goes back to the newest checkpoint and passes over the batches since, at most
+    `max_rewinds` times in a run (PaLM did so about 20 times: Chowdhery et al. 2022, section 5.1). A spike is a value more than
+    `spike_deviations` standard deviations above the mean of the last `spike_window` steps (`run.trainer.anomaly_detector`).
+    """
+
+    steps: int
+    data: tuple[Source, ...] = ()
+    learning_rate: float = 3e-4
+    schedule: Schedule = "cosine"
+    warmup_steps: int = 0
+    decay_steps: int = 0
+    final_fraction: float = 0.1
+    optimizer: Mapping[str, float] = field(default_factory=dict)
+    clip_norm: float | None = 1.0
+    loss_scale: float = 2.0**16  # this and the next three: torch.amp.GradScaler
+    loss_scale_growth: float = 2.0
+    loss_scale_backoff: float = 0.5
+    loss_scale_interval: int = 2000
+    amax_history: int = 1024  # this and the next two: Transformer Engine, DelayedScaling
+    amax_algorithm: AmaxAlgorithm = "max"
+    amax_margin: int = 0
+    seed: int = 0
+    reduction: Reduction = "bucketed"
+    bucket_bytes: int = BUCKET_BYTES
+    reduce_each_micro_batch: bool = False
+    batch_ramp: tuple[tuple[int, int], ...] = ()
+    batch_schedule: str | None = None
+    batch_lr: BatchRate = "none"
+    to_loss: float | None = None
+    balance: Balance = "auxiliary"
+    balance_coefficient: float = 0.01
+    balance_rate: float = 1e-3
+    capacity_factor: float | None = None
+    prediction_weight: float = 0.3  # DeepSeek-AI 2025 (DeepSeek-V3), section 4.2; 0.1 for the last third of its tokens
+    respect_documents: bool = False
+    compile: bool = False
+    validate_every: int = 0
+    noise_scale_every: int = 0
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 2
+    keep_every: int = 0
+    silent_after_s: float = 30.0
+    slow_factor: float = 2.0  # ranks with the same work: on a host whose cores others use too they differ by less
+    timeout_s: float = 600.0
+    initial: str | None = None
+    non_finite: Action = "stop"
+    loss_spike: Action = "ignore"
+    norm_spike: Action = "ignore"
+    spike_window: int = WINDOW
+    spike_deviations: float = DEVIATIONS
+    max_rewinds: int = 20
+    max_restarts: int = 3
+
+    def __post_init__(self) -> None:
+        require([f"recipe: {problem} is required" for problem in (*self._problems(), *self.delayed.problems())])
+
+    def _problems(self) -> Iterator[str]:
+        for name in ("steps", "bucket_bytes", "keep_checkpoints", "loss_scale_interval"):
+            if getattr(self, name) < 1:
+                yield f"{name} is {getattr(self, name)}; at least 1"
+        for name in (
+            "warmup_steps",
+            "decay_steps",
+            "validate_every",
+            "checkpoint_every",
+            "keep_every",
+            "max_rewinds",
+            "noise_scale_every",
+            "max_restarts",
+        ):
+            if getattr(self, name) < 0:
+                yield f"{name} is {getattr(self, name)}; at least 0"
+        choices: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "reduction": REDUCTIONS, "balance": BALANCES}
+        choices |= {"batch_lr": tuple(BATCH_RATES)}
+        choices |= dict.fromkeys(POLICIES, ACTIONS) | {NON_FINITE: ACTIONS[1:]}  # there is no going on with it
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                yield f"{name} is {getattr(self, name)!r}; one of {', '.join(allowed)}"
+        for name, low, high in (
+            ("learning_rate", 0.0, 1e3), ("final_fraction", 0.0, 1.0), ("balance_coefficient", 0.0, 1e3),
+            ("balance_rate", 0.0, 1e3), ("silent_after_s", 0.1, 1e6), ("slow_factor", 1.0, 1e6), ("timeout_s", 0.1, 1e6),
+            ("loss_scale", 1.0, 2.0**32), ("loss_scale_growth", 1.0, 2.0**16), ("loss_scale_backoff", 2.0**-16, 1.0),
+        ):  # fmt: skip
+            if not low <= getattr(self, name) <= high:
+                yield f"{name} is {getattr(self, name)!r}; a number of {low:g} to {high:g}"
+        if self.batch_ramp and self.batch_schedule is not None:
+            yield f"batch_schedule is {self.batch_schedule!r} beside a batch_ramp; one of the two"
+        if self.to_loss is not None and not 0 < self.to_loss < math.inf:
+            yield f"to_loss is {self.to_loss!r}; a number of nats above 0, or none at all,"
+        if self.spike_window < 2:
+            yield f"spike_window is {self.spike_window}; at least 2 steps, which have a standard deviation,"
+        if not 0 < self.spike_deviations <= 1e3:
+            yield f"spike_deviations is {self.spike_deviations!r}; a number above 0, at most 1000,"
+        if not 0 < self.prediction_weight <= 1e3:
+            yield f"prediction_weight is {self.prediction_weight!r}; a number above 0, at most 1000,"
+        if self.capacity_factor is not None and not 0 < self.capacity_factor <= 1e3:
+            yield f"capacity_factor is {self.capacity_factor!r}; a number above 0, at most 1000, or none at all,"
+        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
+            yield f"clip_norm is {self.clip_norm!r}; a positive number, or none at all,"
+        if self.warmup_steps + self.decay_steps > self.steps:
+            yield f"warmup_steps + decay_steps are {self.warmup_steps + self.decay_steps}; at most the {self.steps} steps"
+
+    @property
+    def policies(self) -> dict[str, Action]:
+        """What each policy does, by its name."""
+        return {NON_FINITE: self.non_finite, LOSS_SPIKE: self.loss_spike, NORM_SPIKE: self.norm_spike}
+
+    @property
+    def delayed(self) -> Delayed:
+        """How scales follow from earlier steps."""
+        return Delayed(history=self.amax_history, algorithm=self.amax_algorithm, margin=self.amax_margin)
+
+    def measures_noise_at(self, step: int) -> bool:
+        """Whether the noise scale is measured in a step, counted from 0."""
+        return self.noise_scale_every > 0 and (step + 1) % self.noise_scale_every == 0
+
+    def of_step(self, step: int) -> Recipe:
+        """The recipe as a step, counted from 0, issues it: one that measures no noise scale issues nothing for it."""
+        return self if self.measures_noise_at(step) else replace(self, noise_scale_every=0)
+
+    def learning_rate_at(self, step: int, batch: float = 1.0) -> float:
+        """The learning rate of a step, counted from 0, whose batch is so many times the plan's; the first one of a warm-up is not
+        0.
+
+        Sources: Loshchilov and Hutter 2017 (cosine); Hu et al. 2024, MiniCPM (WSD: warm-up, stable, decay).
+        """
+        highest = self.learning_rate * math.pow(batch, BATCH_RATES[self.batch_lr])
+        if step < self.warmup_steps:
+            return highest * (step + 1) / self.warmup_steps
+        return highest * self._part(step)
+
+    def _part(self, step: int) -> float:
+        match self.schedule:
+            case "cosine":
+                done = (step - self.warmup_steps) / max(self.steps - 1 - self.warmup_steps, 1)
+                return self._towards_final(0.5 * (1.0 + math.cos(math.pi * min(done, 1.0))))
+            case "wsd":
+                left = self.steps - 1 - step
+                return 1.0 if left >= self.decay_steps else self._towards_final(max(left, 0) / self.decay_steps)
+            case "constant":
+                return 1.0
+            case _:
+                assert_never(self.schedule)
+
+    def _towards_final(self, left: float) -> float:
+        """Between the final fraction, where nothing is left, and the whole rate."""
+        return self.final_fraction + (1.0 - self.final_fraction) * left
+
+
+def recipe_payload(recipe: Recipe, optimizer: str) -> dict[str, Any]:
+    """What a run's folder keeps of its recipe: every value by name, those of the plan's optimizer among them."""
+    payload = asdict(recipe)
+    values = optimizer_named(optimizer).given(payload.pop("optimizer"))
+    return {**payload, **values}
+
+
+def parse_recipe(payload: Mapping[str, Any], what: str) -> Recipe:
+    """A recipe from its payload. Raises `InputError` that names each field that is wrong."""
+    from shardwise.values.plain_data import parse
+
+    own = {one.name for one in fields(Recipe)} - {"optimizer"}
+    kept = {name: value for name, value in payload.items() if name in own}
+    return parse(
+        Recipe, {**kept, "optimizer": {name: payload[name] for name in optimizer_fields() if name in payload}}, what
+    )
+
+
+Source = tuple[str, float]  # the folder and its weight: in a recipe
+
+
+def parse_source(text: str) -> Source:
+    """What `--data` says: DIR, of weight 1, or DIR=WEIGHT. Raises `InputError` for a weight that is not positive.
+
+    >>> parse_source("data"), parse_source("shards/code=0.3")
+    (('data', 1.0), ('shards/code', 0.3))
+    """
+    folder, equals, weight = text.rpartition("=")
+    if not equals or Path(text).is_dir():
+        return text, 1.0
+    found = parse_quantity(weight, what="--data", unit="")
+    if not folder or not 0 < found < math.inf:
+        raise InputError(
+            f"--data: found {text!r}; DIR or DIR=WEIGHT, with a weight above 0, is required, such as data=0.7"
+        )
+    return folder, found
+
+
+def source_words(sources: Sequence[Source]) -> list[str]:
+    """The flags that say the same."""
+    words = [folder if weight == 1.0 else f"{folder}={weight!r}" for folder, weight in sources]
+    return [word for source in words for word in ("--data", source)]
+
+
+def source_names(sources: Sequence[Source]) -> tuple[str, ...]:
+    """What each is called in logs and summaries: its folder's own name, or its whole path where two share one.
+
+    >>> source_names([("a/web", 1.0), ("a/code", 1.0)]), source_names([("a/en", 1.0), ("b/en", 1.0)])
+    (('web', 'code'), ('a/en', 'b/en'))
+    """
+    short = [Path(folder).name or folder for folder, _ in sources]
+    counts = Counter(short)
+    return tuple(name if counts[name] == 1 else folder for name, (folder, _) in zip(short, sources, strict=True))
+
+
+def require_distinct(sources: Sequence[Source]) -> None:
+    """Raise `InputError` where a folder is given twice."""
+    counts = Counter(Path(folder) for folder, _ in sources)
+    twice = [str(folder) for folder, count in counts.items() if count > 1]
+    if twice:
+        raise InputError(
+            f"--data: found {', '.join(twice)} more than once; each folder once, with its weight, is required"
+        )
+
+
+Action = Literal["ignore", "stop", "skip", "rewind"]
+ACTIONS: tuple[Action, ...] = ("ignore", "stop", "skip", "rewind")
+NON_FINITE, LOSS_SPIKE, NORM_SPIKE = POLICIES = ("non_finite", "loss_spike", "norm_spike")
+
+Device = Literal["auto", "cpu", "cuda"]
+DEVICES: tuple[Device, ...] = ("auto", "cpu", "cuda")

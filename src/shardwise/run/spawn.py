@@ -1,0 +1,113 @@
+"""Starts processes of this machine that can exchange collectives, each with its share of the cores, and reads their reports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessRaisedException, spawn
+
+from shardwise.run.machine_resources import set_threads
+from shardwise.values.errors import InputError
+
+TIMEOUT = timedelta(seconds=120)
+# Runs in each process: its rank, their number, its device, its arguments; what the first one yields is passed on.
+Work = Callable[[int, int, torch.device, Any], Iterator[Any]]
+
+
+def together(
+    work: Work, given: Any, device: str, num_processes: int, wanted: int, verb: str = "bench"
+) -> Iterator[Any]:
+    """Run `work` in so many processes at once, and give the `wanted` things that the first of them yields, as they come.
+
+    Raises `InputError` when a process fails; it names the verb.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        queue = get_context("spawn").SimpleQueue()
+        with _threads(num_processes), _ctrl_c_held():
+            joined: Any = spawn(  # type: ignore[no-untyped-call]
+                _process,
+                (work, given, num_processes, device, str(Path(folder) / "store"), queue),
+                num_processes,
+                join=False,
+            )
+        try:
+            for _ in range(wanted):
+                while queue.empty():
+                    _alive(joined, verb)
+                    time.sleep(0.01)
+                yield queue.get()
+            joined.join()
+        finally:
+            _end(joined.processes)
+
+
+def _alive(joined: Any, verb: str) -> None:
+    try:
+        if joined.join(timeout=0.01):
+            raise InputError(f"{verb}: the processes ended before all was done")
+    except ProcessRaisedException as error:
+        last = str(error).strip().splitlines()[-1]
+        raise InputError(f"{verb}: a process failed: {last}") from None
+
+
+@contextmanager
+def _threads(num_processes: int) -> Iterator[None]:
+    """As many threads for each process as `train` gives it."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    set_threads(num_processes)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("OMP_NUM_THREADS", None)
+
+
+@contextmanager
+def _ctrl_c_held() -> Iterator[None]:
+    """Ctrl-C waits: processes that start here never receive it, and leave it to this one to end them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(processes: Sequence[Any]) -> None:
+    """End those that still run: after Ctrl-C, or where one has failed."""
+    for one in processes:
+        if one.is_alive():
+            one.kill()
+        one.join()
+
+
+def _process(rank: int, work: Work, given: Any, size: int, device: str, store: str, queue: Any) -> None:
+    place = torch.device(f"cuda:{rank}" if device == "cuda" else "cpu")
+    if device == "cuda":
+        torch.cuda.set_device(place)
+    dist.init_process_group(
+        "nccl" if device == "cuda" else "gloo",
+        store=dist.FileStore(store, size),  # type: ignore[attr-defined]
+        rank=rank,
+        world_size=size,
+        timeout=TIMEOUT,
+    )
+    try:
+        for found in work(rank, size, place, given):
+            if rank == 0:
+                queue.put(found)
+    finally:
+        dist.barrier()
+        dist.destroy_process_group()
+    # All has been said (a SimpleQueue writes at once). Threads of gloo that were not joined may abort an interpreter that ends.
+    os._exit(0)

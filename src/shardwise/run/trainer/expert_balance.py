@@ -1,0 +1,119 @@
+"""What routers did, added up over the processes that share a micro-batch, and the balance that is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from shardwise.run.kernels.experts import capacity_of
+from shardwise.run.parallel.collectives import Exchange
+from shardwise.run.recipe import Recipe
+from shardwise.sharding.spec import Axes
+
+
+class Balancer:
+    """Keeps a model's experts evenly loaded, as the recipe says, and counts how evenly they are.
+
+    `biases` are those of the routers' choice [E], by the routers' places in the forward pass. `axes` split the tokens that a
+    router's statistics are of, `stages` the routers.
+    """
+
+    def __init__(
+        self, biases: Mapping[int, Tensor], exchange: Exchange, axes: Axes, recipe: Recipe, stages: Axes = ()
+    ) -> None:
+        self.biases, self.exchange, self.axes, self.recipe, self.stages = biases, exchange, axes, recipe, stages
+        self.counts: dict[int, Tensor] = {}  # rows of each expert in this step [E], by router
+        self.loss: Tensor | None = None
+        self.dropped: Tensor | None = None  # rows of this process, and all that it had
+
+    def begin_step(self) -> None:
+        self.counts, self.loss, self.dropped = {}, None, None
+
+    @torch.no_grad()
+    def penalties(self, routed: Mapping[int, Tensor], num_micro_batches: int) -> dict[int, Tensor]:
+        """What a loss adds to the gradient of each token's scores [E], by router; nothing where the recipe has no such loss.
+
+        `routed` [2, E] are the rows and the probabilities that each expert got on this process. Statistics are those of all
+        processes, but a process's gradient is that of its own tokens: gradients of parameters are summed afterwards.
+        """
+        if not routed:
+            return {}
+        sums = torch.stack(list(routed.values()), dim=1)  # [2, routers, E]
+        if self.recipe.capacity_factor is not None:
+            self._count_dropped(sums[0], self.recipe.capacity_factor)
+        if self.recipe.balance != "auxiliary":
+            self._count(routed, sums[0])
+            return {}
+        counts, probabilities = self.exchange.sum_now(sums, self.axes).unbind()
+        self._count(routed, counts)
+        loss, gradient = auxiliary_loss(counts, probabilities)
+        self.loss = loss / num_micro_batches + (0.0 if self.loss is None else self.loss)
+        scale = self.recipe.balance_coefficient / num_micro_batches
+        return dict(zip(routed, (scale * gradient).unbind(), strict=True))
+
+    def _count_dropped(self, counts: Tensor, factor: float) -> None:
+        capacity = capacity_of(counts.sum(dim=-1, keepdim=True), counts.shape[-1], factor)
+        found = torch.stack(((counts - capacity).clamp(min=0).sum(), counts.sum()))
+        self.dropped = found if self.dropped is None else self.dropped + found
+
+    @property
+    def dropped_share(self) -> float | None:
+        """Of this process's rows those that the experts of its stages did not take; None where they take all."""
+        return None if self.dropped is None else float(self.dropped[0] / self.dropped[1])
+
+    def _count(self, places: Iterable[int], counts: Tensor) -> None:
+        for place, rows in zip(places, counts, strict=True):
+            self.counts[place] = self.counts[place] + rows if place in self.counts else rows
+
+    @torch.no_grad()
+    def end_step(self, none: Tensor) -> None:
+        """Add up the losses of all stages, of which one may have no router (`none`); move the biases of the choice, where the
+        recipe balances by them."""
+        if self.stages and self.recipe.balance == "auxiliary":
+            self.loss = self.exchange.sum_now(none if self.loss is None else self.loss, self.stages)
+        if self.counts and self.recipe.balance == "bias":
+            self._move_biases()
+
+    def _move_biases(self) -> None:
+        places = sorted(self.counts)
+        summed = self.exchange.sum_now(torch.stack([self.counts[place] for place in places]), self.axes)
+        self.counts = dict(zip(places, summed, strict=True))
+        for place, counts in self.counts.items():
+            balance(self.biases[place], counts, self.recipe.balance_rate)
+
+    @property
+    def imbalance(self) -> float | None:
+        """Rows of the fullest expert over the mean, the worst layer's of this process's stages; without balance those of its own
+        tokens alone."""
+        if not self.counts:
+            return None
+        counts = torch.stack(list(self.counts.values())).to(torch.float64)
+        return float((counts.max(dim=-1).values / counts.mean(dim=-1).clamp(min=1e-12)).max())
+
+
+def auxiliary_loss(counts: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
+    """E · sum over experts of (share of the rows) · (mean probability), added over routers: 1 for each whose experts are alike.
+    And its gradient by each token's probabilities, [routers, E].
+
+    Both operands are sums over all tokens that share a micro-batch. Source: Fedus et al. 2021 (Switch Transformer), equation 4;
+    for more than one choice as Megatron-Core has it.
+
+    >>> loss, gradient = auxiliary_loss(torch.tensor([[3.0, 3.0]]), torch.tensor([[2.0, 2.0]]))
+    >>> loss.item(), gradient.tolist()
+    (1.0, [[0.25, 0.25]])
+    """
+    # every token's probabilities add up to one, and every row of a token is counted once
+    shares, tokens = counts / counts.sum(dim=-1, keepdim=True), probabilities.sum(dim=-1, keepdim=True)
+    gradient = counts.shape[-1] * shares / tokens
+    return (gradient * probabilities).sum(), gradient
+
+
+def balance(balance_bias: Tensor, counts: Tensor, rate: float) -> None:
+    """Raise the bias [E] of experts that got fewer rows than the mean of `counts` by `rate`, lower it where they got more.
+
+    Source: Wang et al. 2024, algorithm 1.
+    """
+    counts = counts.to(balance_bias.dtype)
+    balance_bias += rate * torch.sign(counts.mean() - counts)

@@ -1,0 +1,292 @@
+"""The flags of a run, shared by `shardwise train` and `python -m shardwise.train`: its settings and its recipe."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shardwise.batch_size.batch_schedule import parse_ramp, parse_schedule
+from shardwise.model.optimizers.registry import optimizer_fields
+from shardwise.records.run_folder import RunFolder
+from shardwise.run.recipe import (
+    BATCH_RATES,
+    DEVICES,
+    POLICIES,
+    SCHEDULES,
+    Device,
+    Recipe,
+    Source,
+    parse_recipe,
+    parse_source,
+    require_distinct,
+    source_words,
+)
+from shardwise.values.argument_parser import Parser
+from shardwise.values.errors import InputError, collect
+from shardwise.values.issue_policy import REDUCTIONS
+from shardwise.values.overrides import convert, parse_changes, replaced
+from shardwise.values.units import parse_count, parse_quantity
+
+DESCRIPTION = """Train the model of a plan exactly as the plan says, on this machine or, under torchrun, on many, and measure it.
+
+With --resume what is left out is as the run has it."""
+EXAMPLES = (
+    "shardwise train plan.json --data data --steps 200 --out runs/a",
+    "shardwise train plan.json --data data --out runs/a --resume",
+    "torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m shardwise.train plan.json "
+    "--data data --steps 200 --out runs/a",
+)
+
+GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "run": {
+        "--data": {
+            "required": True, "action": "append", "metavar": "DIR[=WEIGHT]",
+            "help": "token shards that `shardwise tokenize` wrote; may be repeated: sources are drawn by their weights "
+            "(default: 1)",
+        },
+        "--out": {"required": True, "metavar": "DIR", "help": "the run's folder: log, checkpoints and what is run"},
+        "--steps": {"metavar": "N", "help": "optimizer steps of the whole run"},
+        "--to-loss": {"metavar": "X", "help": "end once the smoothed training loss is X nats (default: at the last step)"},
+        "--resume": {"action": "store_true", "help": "go on with the run in --out from its latest checkpoint"},
+        "--elastic": {
+            "action": "store_true",
+            "help": "where ranks are lost, go on with those that are left: the plan is searched for them, and the run in --out, "
+            "if there is one, goes on from its latest checkpoint",
+        },
+        "--from": {
+            "metavar": "DIR",
+            "help": "begin with the weights of a folder of Hugging Face, torchtitan or Megatron-LM (default: from the seed)",
+        },
+        "--force": {"action": "store_true", "help": "replace the run that is in --out"},
+        "--device": {"choices": DEVICES, "default": "auto", "help": "default: GPUs if there are any"},
+        "--checkpoint-every": {"metavar": "N", "help": "steps between checkpoints (default: at the end only)"},
+        "--keep-last": {"metavar": "N", "help": "the newest checkpoints that are kept (default: 2)"},
+        "--keep-every": {"metavar": "M", "help": "keep those of every M-th step too (default: no others)"},
+        "--policy": {
+            "action": "append", "default": [], "metavar": "NAME=ACTION",
+            "help": "what non-finite (default: stop), loss-spike, norm-spike do: stop, skip, rewind or ignore; may be repeated",
+        },
+        "--noise-scale-every": {"metavar": "N", "help": "steps between measurements of the gradient noise scale (default: none)"},
+        "--validate-every": {"metavar": "N", "help": "steps between losses of the held-out text (default: at the end only)"},
+    },
+    "training": {
+        "--learning-rate": {"metavar": "X", "help": "the highest one (default: 3e-4)"},
+        "--schedule": {"choices": SCHEDULES, "help": "how the learning rate falls after the warm-up (default: cosine)"},
+        "--warmup": {"metavar": "N", "help": "steps in which the learning rate rises (default: none)"},
+        "--decay": {"metavar": "N", "help": "of wsd, the last steps, in which it falls (default: none)"},
+        "--seed": {"metavar": "N", "help": "of the parameters and of the order of the data (default: 0)"},
+        "--clip": {"metavar": "X", "help": "the largest norm of the gradients, or none (default: 1)"},
+        "--reduce": {"choices": REDUCTIONS, "help": "when gradients that rest whole are reduced (default: bucketed)"},
+        "--compile": {"action": "store_true", "help": "hand each block to torch.compile"},
+        "--batch-schedule": {
+            "metavar": "TEXT",
+            "help": "how the global batch changes, in tokens: 0:64Ki,200M:128Ki, linear:from=64Ki,by=64Ki,over=200M or "
+            "noise:lambda=2Mi (default: the plan's batch)",
+        },
+        "--batch-lr": {
+            "choices": tuple(BATCH_RATES), "help": "how the learning rate, that of the plan's batch, follows (default: none)",
+        },
+        "--set": {
+            "action": "append", "default": [], "metavar": "KEY=VALUE",
+            "help": "another value of the recipe, such as recipe.beta2=0.99 or recipe.batch_ramp=0:64,1000:128; may be repeated",
+        },
+    },
+    "output": {
+        "--tensorboard": {"action": "store_true", "help": "write the metrics for TensorBoard too, which must be installed"},
+        "--profile": {
+            "metavar": "A:B",
+            "help": "record the timelines of steps A to B, both included, for `shardwise trace`",
+        },
+        "--json": {"action": "store_true", "help": "print the run's summary as JSON"},
+    },
+}  # fmt: skip
+FLAGS: Mapping[str, Mapping[str, Any]] = {
+    flag: settings for group in GROUPS.values() for flag, settings in group.items()
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """A run as it was asked for."""
+
+    plan: Path
+    out: RunFolder
+    recipe: Recipe
+    resume: bool = False
+    elastic: bool = False
+    force: bool = False
+    tensorboard: bool = False
+    device: Device = "auto"
+    profile: range = range(0)  # steps, counted from 1
+
+    @property
+    def resume_command(self) -> str:
+        """What goes on with this run."""
+        words = ["shardwise", "train", self.plan, *source_words(self.recipe.data), "--out", self.out.path, "--resume"]
+        words += ["--elastic"] if self.elastic else []
+        words += [] if self.device == "auto" else ["--device", self.device]
+        return shlex.join(map(str, words))
+
+
+def add_train_arguments(parser: Parser) -> None:
+    """Declare the plan and the flags, and what the fields of the optimizers are."""
+    parser.group("run").add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
+    for title, flags in GROUPS.items():
+        for flag, settings in flags.items():
+            parser.group(title).add_argument(flag, **settings)
+    fields = "\n".join(f"  {name}: {words}" for name, words in optimizer_fields().items())
+    parser.add_argument_group(
+        "fields of the plan's optimizer for --set recipe.NAME=VALUE, with the default of each", fields
+    )
+
+
+def words_of(arguments: argparse.Namespace) -> list[str]:
+    """The command line that says the same."""
+    words = []
+    for flag, settings in FLAGS.items():
+        value = getattr(arguments, flag[2:].replace("-", "_"))
+        if settings.get("action") == "store_true":
+            words += [flag] if value else []
+        else:
+            values = value if isinstance(value, list) else [] if value is None else [value]
+            words += [f"{flag}={one}" for one in values]
+    return [*words, "--", arguments.plan]
+
+
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """What the flags stand for. Raises `InputError` with all that is wrong with them."""
+    out = RunFolder(Path(arguments.out))
+    for flag in ("resume", "elastic") if arguments.force else ():
+        if getattr(arguments, flag):
+            problem = f"--force: found with --{flag}; one goes on with a run, the other replaces it: leave one out"
+            raise InputError(problem)
+    if arguments.resume:
+        out.require_run()
+    resume = arguments.resume or (arguments.elastic and out.holds_a_run)
+    recipe = recipe_of(arguments, out, resume=resume)
+    return Settings(
+        plan=Path(arguments.plan), out=out, recipe=recipe, resume=resume, elastic=arguments.elastic, force=arguments.force,
+        tensorboard=arguments.tensorboard, device=arguments.device, profile=_profile(arguments.profile, recipe.steps),
+    )  # fmt: skip
+
+
+def _profile(text: str | None, steps: int) -> range:
+    """The steps that are recorded. Raises `InputError` for those that the run does not have.
+
+    >>> _profile("10:13", 200)
+    range(10, 14)
+    """
+    if text is None:
+        return range(0)
+    first, colon, last = text.partition(":")
+    found = range(whole(first, "--profile"), whole(last, "--profile") + 1) if colon else range(0)
+    if not (found and found[0] >= 1 and found[-1] <= steps):
+        raise InputError(
+            f"--profile: found {text!r}; the first and the last of the steps to record, of 1 to {steps}, are required, such as "
+            f"{min(10, steps)}:{min(13, steps)}"
+        )
+    return found
+
+
+BATCH_RAMP = "--set recipe.batch_ramp"
+MEASURED_EVERY = 10  # steps, where batches follow the noise scale: as many measurements for each decision
+
+
+def recipe_of(arguments: argparse.Namespace, out: RunFolder, *, resume: bool) -> Recipe:
+    """The recipe that flags give; of a run that goes on, what they leave out is as its folder has it. Raises `InputError`."""
+    given, changes = collect(
+        lambda: _given(arguments) | _policies(arguments.policy),
+        lambda: parse_changes(arguments.set, rooms=("recipe",))["recipe"],
+    )
+    given |= {"batch_ramp": parse_ramp(changes.pop("batch_ramp"), BATCH_RAMP)} if "batch_ramp" in changes else {}
+    if given.get("batch_schedule", "").startswith("noise") and "noise_scale_every" not in given:
+        given["noise_scale_every"] = MEASURED_EVERY
+    if resume:
+        return replace(changed(parse_recipe(out.read().recipe, str(out.recipe)), changes), **given)
+    if "steps" not in given:
+        raise InputError("--steps: found none; the length of the run is required, such as --steps 200")
+    return changed(Recipe(**given), changes)
+
+
+def changed(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
+    """The recipe with values of its own and of the optimizer's fields replaced by what their texts say."""
+    fields = optimizer_fields()
+    made: Recipe = replaced(recipe, changes, "recipe", fields)
+    values = {name: convert(text, 0.0, f"--set recipe.{name}") for name, text in changes.items() if name in fields}
+    return replace(made, optimizer={**recipe.optimizer, **values})
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields of the recipe that flags of their own give."""
+    parsers = {
+        "data": (arguments.data, _sources),
+        "steps": (arguments.steps, lambda text: parse_count(text, what="--steps")),
+        "learning_rate": (arguments.learning_rate, lambda text: parse_quantity(text, what="--learning-rate", unit="")),
+        "schedule": (arguments.schedule, str),
+        "warmup_steps": (arguments.warmup, lambda text: whole(text, "--warmup")),
+        "decay_steps": (arguments.decay, lambda text: whole(text, "--decay")),
+        "seed": (arguments.seed, lambda text: whole(text, "--seed")),
+        "to_loss": (arguments.to_loss, lambda text: parse_quantity(text, what="--to-loss", unit="")),
+        "batch_schedule": (arguments.batch_schedule, _checked_schedule),
+        "batch_lr": (arguments.batch_lr, str),
+        "clip_norm": (
+            arguments.clip,
+            lambda text: None if text.strip() == "none" else parse_quantity(text, what="--clip", unit=""),
+        ),
+        "reduction": (arguments.reduce, str),
+        "initial": (getattr(arguments, "from"), lambda text: str(Path(text).resolve())),
+        "noise_scale_every": (arguments.noise_scale_every, lambda text: whole(text, "--noise-scale-every")),
+        "validate_every": (arguments.validate_every, lambda text: whole(text, "--validate-every")),
+        "checkpoint_every": (arguments.checkpoint_every, lambda text: whole(text, "--checkpoint-every")),
+        "keep_checkpoints": (arguments.keep_last, lambda text: parse_count(text, what="--keep-last")),
+        "keep_every": (arguments.keep_every, lambda text: whole(text, "--keep-every")),
+        "compile": (arguments.compile or None, bool),
+    }
+    given = {name: (text, make) for name, (text, make) in parsers.items() if text is not None}
+    made = collect(*((lambda make=make, text=text: make(text)) for text, make in given.values()))
+    return dict(zip(given, made, strict=True))
+
+
+def _checked_schedule(text: str) -> str:
+    """A schedule's text that can be read; what it leaves open follows from the plan."""
+    parse_schedule(text)
+    return text.strip()
+
+
+def _sources(texts: Sequence[str]) -> tuple[Source, ...]:
+    sources = tuple(collect(*(partial(parse_source, text) for text in texts)))
+    require_distinct(sources)
+    return sources
+
+
+def _policies(texts: Sequence[str]) -> dict[str, Any]:
+    """What each policy does: "loss-spike=rewind"."""
+    found = {}
+    for text in texts:
+        name, equals, action = text.partition("=")
+        field = name.strip().replace("-", "_")
+        if not equals or field not in POLICIES:
+            names = ", ".join(one.replace("_", "-") for one in POLICIES)
+            raise InputError(f"--policy: found {text!r}; NAME=ACTION is required, with one of {names}")
+        found[field] = action.strip()
+    return found
+
+
+def whole(text: str, what: str) -> int:
+    """A whole number of at least 0. Raises `InputError` for other text."""
+    if text.strip().startswith("-"):
+        raise InputError(f"{what}: found {text!r}; a whole number of at least 0 is required")
+    return 0 if text.strip() == "0" else parse_count(text, what=what)
+
+
+def build_parser() -> Parser:
+    """The parser of a rank: that of `shardwise train`."""
+    parser = Parser(prog="python -m shardwise.train")
+    parser.describe(DESCRIPTION, EXAMPLES)
+    add_train_arguments(parser)
+    return parser

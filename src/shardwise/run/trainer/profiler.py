@@ -1,0 +1,61 @@
+"""A step of a run that is recorded: the timeline of each rank, on clocks that are compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from shardwise.records.step_log import StepRecord
+from shardwise.records.step_trace import RankTrace
+from shardwise.run.faults.agreement import RankGroup, everyones
+from shardwise.run.trainer.timeline_recorder import Recorder
+from shardwise.run.trainer.training_engine import Engine
+
+ROUNDS = 8  # exchanges of clocks; the closest bounds of all of them hold
+
+
+@contextmanager
+def recorded(engine: Engine) -> Iterator[Recorder]:
+    """Record what an engine does within."""
+    recorder = Recorder(engine.world.device, dict(engine.instance.units))
+    engine.recorded_by(recorder)
+    try:
+        yield recorder
+    finally:
+        engine.recorded_by(None)
+
+
+def profiled_step(engine: Engine, step: Callable[[], StepRecord]) -> tuple[StepRecord, RankTrace]:
+    """Run the next step, recorded."""
+    world = engine.world
+    offset_ns, error_ns = clock_offset(world)
+    with recorded(engine) as recorder:
+        record = step()
+        end = recorder.marks.now()
+    return record, RankTrace(
+        rank=world.rank, step=record.step, device=world.device.type, coordinate=dict(world.coordinate),
+        begin_ns=recorder.marks.origin.host_ns, step_ns=end.host_ns - recorder.marks.origin.host_ns,
+        offset_ns=offset_ns, error_ns=error_ns, events=recorder.events(),
+    )  # fmt: skip
+
+
+def clock_offset(world: RankGroup) -> tuple[int, int]:
+    """By how many nanoseconds this rank's clock is ahead of the first rank's, and how far that may be off.
+
+    No rank leaves an exchange of all ranks before everybody has come to it. So the first rank's clock when it came is no later
+    than this one's when it left, less the offset, and the other way round; every exchange gives two bounds (as Cristian's
+    algorithm has them of one message there and back). F. Cristian, Probabilistic clock synchronization, 1989.
+    """
+    came, left = [], []
+    for _ in range(ROUNDS):
+        came.append(time.perf_counter_ns())
+        everyones(world, [world.rank], "the comparison of clocks")
+        left.append(time.perf_counter_ns())
+    times = everyones(world, [*came, *left], "the comparison of clocks")
+    if world.rank == 0:
+        return 0, 0
+    first_came, first_left = times[0][:ROUNDS], times[0][ROUNDS:]
+    lowest = max(mine - its for mine, its in zip(came, first_left, strict=True))
+    highest = min(mine - its for mine, its in zip(left, first_came, strict=True))
+    return (lowest + highest) // 2, (highest - lowest) // 2

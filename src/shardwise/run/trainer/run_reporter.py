@@ -1,0 +1,211 @@
+"""What a run reports on its first rank: the log, a line of progress, TensorBoard where it is asked for, and its summary."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from types import TracebackType
+from typing import Any, TextIO
+
+from shardwise.batch_size.noise_scale import noise_payload
+from shardwise.batch_size.run_noise import noise_of_records, sample_of
+from shardwise.hardware.chips import LOCAL, Chip
+from shardwise.model.parameters_and_flops import model_flops_per_token, num_params
+from shardwise.price.estimate import mfu_format
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.reliability import Reliability
+from shardwise.price.training_run import checkpoint_bytes, checkpoint_seconds
+from shardwise.records.run_folder import RunFolder
+from shardwise.records.run_summary import Drawn, summarised
+from shardwise.records.step_log import (
+    EVENT,
+    INSPECTED,
+    SCHEMA,
+    VALIDATION_LOSS,
+    Log,
+    LogWriter,
+    StepRecord,
+    Throughput,
+    read_log,
+    step_line,
+)
+from shardwise.run.faults.rank_status import restarted_after
+from shardwise.run.trainer.flags import Settings
+from shardwise.run.trainer.preflight import Data
+from shardwise.search.plan import Plan, versions
+from shardwise.values.atomic_files import write_json
+from shardwise.values.errors import MissingValueError
+from shardwise.values.units import counted, format_count, format_percent, format_seconds
+
+SECONDS_BETWEEN = 10.0  # of lines of progress, where there is no terminal to rewrite one on
+RECENT = 20  # steps that the time left is reckoned from
+
+
+def throughput_of(plan: Plan, device: str) -> Throughput:
+    """What makes rates of the steps of a plan on the devices that it runs on, as its estimate does."""
+    form, chip = mfu_format(plan.job), plan.cluster.chip
+    elsewhere = device == "cpu" and chip.platform is not None
+    return Throughput(
+        num_devices=plan.layout.num_devices, chip=f"a CPU (the plan is for {chip.name})" if elsewhere else chip.name,
+        peak_format=form, peak_flops_per_s=None if elsewhere else _peak(chip, form),
+        flops_per_token=model_flops_per_token(plan.model, plan.job.attended_tokens),
+        hardware_ratio=Pricing(plan.model, plan.cluster, plan.job, plan.layout).hardware_ratio(),
+    )  # fmt: skip
+
+
+def _peak(chip: Chip, form: str) -> float | None:
+    """A device's peak; None without a source, as of processes on whichever host this is."""
+    try:
+        return None if chip.name == LOCAL else chip.peak(form)
+    except MissingValueError:
+        return None
+
+
+def planned_checkpoints(plan: Plan) -> tuple[float, float]:
+    """Bytes of a checkpoint and seconds to write it, as the plan has them or would have them by default."""
+    reliability = plan.run.reliability if plan.run else Reliability()
+    return (
+        checkpoint_bytes(plan.model, plan.job),
+        checkpoint_seconds(plan.model, plan.job, plan.layout.num_devices, reliability),
+    )
+
+
+class Watch:
+    """Says what happens. `first_step` is the number of steps done before."""
+
+    def __init__(
+        self, plan: Plan, settings: Settings, *, device: str, first_step: int, stream: TextIO | None = None
+    ) -> None:
+        self.throughput, self.steps = throughput_of(plan, device), settings.recipe.steps
+        self._stream = stream or sys.stderr
+        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._said_at, self._rewriting = -SECONDS_BETWEEN, self._stream.isatty()
+        self._open = ExitStack()
+        self._log = self._open.enter_context(LogWriter(settings.out.log))
+        self._board = self._open_board(settings) if settings.tensorboard else None
+        self._start(plan, settings, device, first_step)
+
+    def _open_board(self, settings: Settings) -> Any:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        board = SummaryWriter(str(settings.out.tensorboard))
+        self._open.callback(board.close)
+        return board
+
+    def _start(self, plan: Plan, settings: Settings, device: str, first_step: int) -> None:
+        formula = self.throughput.formula()
+        self._log.write(
+            {
+                "schema": SCHEMA, "model": plan.model.name, "layout": str(plan.layout), "num_devices": plan.layout.num_devices,
+                "device": device, "first_step": first_step, "steps": self.steps, "formula": formula,
+                "flops_per_token": self.throughput.flops_per_token, "hardware_ratio": self.throughput.hardware_ratio,
+                "peak_flops_per_s": self.throughput.peak_flops_per_s, "versions": versions(), "after": restarted_after(),
+            }
+        )  # fmt: skip
+        ranks = counted(plan.layout.num_devices, "rank")
+        self.say(
+            f"{plan.model.name}, {format_count(num_params(plan.model))} parameters, {ranks} on {device.partition(':')[0]}: "
+            f"{plan.layout}\n{formula}\n"
+            + (f"after {counted(first_step, 'step')}: " if first_step else "")
+            + f"{counted(self.steps - first_step, 'step')} to {settings.out.log}"
+        )
+
+    def step(self, record: StepRecord, more: Mapping[str, Any]) -> None:
+        """A step is done."""
+        line = step_line(record, self.throughput, more)
+        self._log.write(line)
+        self._to_board(line, record.step)
+        if INSPECTED not in more or not self._recent:  # which is slower
+            self._recent.append(record.step_time_s)
+        self._progress(record)
+
+    def validation(self, step: int, loss: float, of_sources: Mapping[str, float]) -> None:
+        """The held-out text has been looked at after so many steps, and of a mixture that of each source."""
+        line = {"step": step, VALIDATION_LOSS: loss}
+        line |= {f"{VALIDATION_LOSS}/{name}": one for name, one in of_sources.items()}
+        self._log.write(line)
+        self._to_board(line, step)
+        self.say(f"step {step}: held-out loss {loss:.4f}")
+
+    def event(self, event: str, step: int, more: Mapping[str, Any], text: str = "") -> None:
+        """Something was done beside the steps, after so many: a line of the log, and of `text` where there is any."""
+        self._log.write({EVENT: event, "step": step, **more})
+        if text:
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self._print(("\r\x1b[K" if self._rewriting else "") + text)
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        """The stream's reader may be gone; the run goes on all the same, and its log has the report."""
+        with suppress(OSError):
+            print(text, end=end, file=self._stream, flush=True)
+
+    def _to_board(self, line: Mapping[str, Any], step: int) -> None:
+        if self._board:
+            for name, value in line.items():
+                self._board.add_scalar(name, float(value), step)
+
+    def _progress(self, record: StepRecord) -> None:
+        text = self._progress_text(record)
+        now = time.monotonic()
+        tenth = record.step % max(self.steps // 10, 1) == 0
+        if self._rewriting:
+            self._print(f"\r\x1b[K{text}", end="")
+        elif tenth or record.step == self.steps or now - self._said_at >= SECONDS_BETWEEN:
+            self._said_at = now
+            self.say(text)
+
+    def _progress_text(self, record: StepRecord) -> str:
+        mfu = self.throughput.mfu(record)
+        left_s = (self.steps - record.step) * sum(self._recent) / len(self._recent)
+        return (
+            f"step {record.step}/{self.steps}  loss {record.loss:.4f}  {self.throughput.tokens_per_s(record):,.0f} tokens/s  "
+            f"MFU {'n/a' if mfu is None else format_percent(mfu)}  {format_seconds(left_s)} left"
+        )
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._rewriting:
+            self._print("")
+        self._open.close()
+
+
+def write_summary(
+    plan: Plan, settings: Settings, data: Data, *, device: str, steps: int, held_out: Mapping[str, float]
+) -> dict[str, Any]:
+    """The summary of a run of so many steps, written; `held_out` are the losses of each source's held-out text."""
+    out, log = settings.out, read_log(settings.out.log)
+    write_noise(out, log)
+    found = summarised(
+        log, throughput_of(plan, device), log_path=str(out.log), held_out_loss=data.mean(held_out),
+        unigram_entropy_nats=data.unigram_entropy_nats, planned=planned_checkpoints(plan),
+        sources=_sources(data, steps, held_out),
+    )  # fmt: skip
+    write_json(out.summary, found)
+    return found
+
+
+def _sources(data: Data, steps: int, held_out: Mapping[str, float]) -> dict[str, Drawn]:
+    """What was taken of each source, and what is lost on its held-out text."""
+    epochs = data.train.epochs(steps)
+    return {
+        name: Drawn(share, taken, held_out.get(name))
+        for (name, share), taken in zip(data.shares.items(), epochs, strict=True)
+    }
+
+
+def write_noise(out: RunFolder, log: Log) -> None:
+    """Keep what a run's steps measured in its folder, where plans find it (`batch_size.noise_scale`)."""
+    if any(sample_of(record) for record in log.steps):
+        found = noise_of_records(log.steps, out.path).noise_scale
+        if found is not None:
+            write_json(out.noise, noise_payload(found))

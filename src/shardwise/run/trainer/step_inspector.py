@@ -1,0 +1,225 @@
+"""A step watched from below: the bytes that it holds, by what they are for, and every collective that it issues.
+
+Every operation is seen as it is dispatched, in the forward and in the backward pass, and every storage that it makes
+is followed until it is freed. So what counts is what tensors hold, on any device and however many views share a
+storage. What an allocator rounds up or keeps, and what a kernel takes for itself while it runs, is not seen;
+`process_memory` has it. Collectives are seen where the transport takes them.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwise.records.step_memory_and_collectives import Inspection, Memory, MemorySample, ProcessMemory
+from shardwise.run.dispatch_mode import DispatchMode
+from shardwise.run.machine_resources import RSS_UNIT
+from shardwise.run.memory_terms import ACTIVATIONS, GATHERED, INPUTS, LOGITS, TERMS, WORKSPACE
+from shardwise.run.mixed_precision import DTYPES
+from shardwise.run.parallel.world import World
+from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.transport.interface import Group
+from shardwise.sharding.collectives import Issued, Kind
+from shardwise.step.instructions import PIPELINE
+
+SAMPLES = 400  # of a step: what a picture shows
+
+
+class _Storage:
+    """One storage while it lives: `term` is what it is for, None while unknown."""
+
+    __slots__ = ("num_bytes", "reference", "term")
+
+    def __init__(self, num_bytes: int, term: str | None) -> None:
+        self.num_bytes, self.term = num_bytes, term
+        self.reference: weakref.ref[torch.UntypedStorage] | None = None
+
+
+class MemoryTracker(DispatchMode):
+    """Follows all storages while it is entered; one step is to run within.
+
+    Name what is known with `name`, as early or late as it is at hand; call `forward_ended` between each forward pass and its
+    backward pass. An unnamed tensor whose last dim is `vocab_size` belongs to the logits.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.vocab_size = vocab_size
+        self._alive: dict[int, _Storage] = {}
+        self._changes: list[
+            tuple[_Storage, int, int]
+        ] = []  # each storage as it comes, is resized and goes: bytes, and when
+        self._forwards: list[int] = []  # how many changes there were when each forward pass ended
+
+    def name(self, term: str, tensors: Iterable[Tensor]) -> None:
+        """Say what tensors are for."""
+        for tensor in tensors:
+            self._seen(tensor, term).term = term
+
+    def forward_ended(self) -> None:
+        """All that is alive and has no name was saved for the backward pass."""
+        for storage in list(self._alive.values()):
+            storage.term = storage.term or ACTIVATIONS
+        self._forwards.append(len(self._changes))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in _tensors((args, kwargs)):
+            self._seen(tensor, INPUTS)
+        out = func(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            self._seen(tensor, LOGITS if tensor.shape[-1:] == (self.vocab_size,) else None)
+        return out
+
+    def _seen(self, tensor: Tensor, term: str | None) -> _Storage:
+        """The storage of a tensor, with as many bytes as it now has; `term` is that of one not seen before."""
+        storage = tensor.untyped_storage()
+        key, num_bytes = id(storage), storage.nbytes()
+        found = self._alive.get(key)
+        if found is None:
+            found = self._alive[key] = _Storage(0, term)
+            found.reference = weakref.ref(storage, partial(_gone, weakref.ref(self), key))
+        if num_bytes != found.num_bytes:
+            self._changes.append((found, num_bytes - found.num_bytes, time.perf_counter_ns()))
+            found.num_bytes = num_bytes
+        return found
+
+    def _freed(self, key: int) -> None:
+        storage = self._alive.pop(key)
+        self._changes.append((storage, -storage.num_bytes, time.perf_counter_ns()))
+
+    def memory(self) -> Memory:
+        """What the step held, by the names that storages have by now."""
+        now, largest = dict.fromkeys(TERMS, 0), dict.fromkeys(TERMS, 0)
+        total, peak, at_peak = 0, 0, dict(now)
+        ends = set(self._forwards)
+        for place, (storage, change, _) in enumerate(self._changes, start=1):
+            term = storage.term or WORKSPACE
+            now[term] += change
+            total += change
+            if total > peak:
+                peak, at_peak = total, dict(now)
+            if term != ACTIVATIONS or place in ends:
+                largest[term] = max(largest[term], now[term])
+            if place in ends:
+                largest[ACTIVATIONS] = max(largest[ACTIVATIONS], now[ACTIVATIONS])
+        return Memory(peak_bytes=peak, at_peak=at_peak, largest=largest)
+
+    def curve(self) -> tuple[MemorySample, ...]:
+        """What was held over time, by the names that storages have by now: the fullest moment of each of `SAMPLES` spans."""
+        if not self._changes:
+            return ()
+        now, found = dict.fromkeys(TERMS, 0), dict[int, MemorySample]()
+        begin, end = self._changes[0][2], self._changes[-1][2]
+        for storage, change, when in self._changes:
+            now[storage.term or WORKSPACE] += change
+            sample = MemorySample((when - begin) / 1e9, tuple(now.values()))
+            span = (when - begin) * SAMPLES // (end - begin + 1)
+            if span not in found or sum(sample.held) > sum(found[span].held):
+                found[span] = sample
+        return tuple(found.values())
+
+
+def _gone(tracker: weakref.ref[MemoryTracker], key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
+    found = tracker()
+    if found is not None:
+        found._freed(key)
+
+
+def _tensors(found: Any) -> Iterator[Tensor]:
+    """The tensors of an operation's arguments or results."""
+    if isinstance(found, Tensor):
+        yield found
+    elif isinstance(found, (tuple, list)):
+        for one in found:
+            yield from _tensors(one)
+    elif isinstance(found, dict):
+        yield from _tensors(tuple(found.values()))
+
+
+def process_memory(device: torch.device) -> ProcessMemory:
+    """The peaks so far."""
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
+    if device.type != "cuda":
+        return ProcessMemory(resident, None, None)
+    return ProcessMemory(resident, torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device))
+
+
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class Capture:
+    """Collectives over axes of the mesh, by kind, axes, format and bytes, in the order in which they are issued while it is
+    active. What they carry only the engine knows: it is "".
+
+    What all ranks agree on (`run.faults.agreement`) is over no axes of the mesh and not among them.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.sequence: list[Issued] = []
+        self._observed: AbstractContextManager[object] | None = None
+
+    @property
+    def found(self) -> Counter[Issued]:
+        """How many of each."""
+        return Counter(self.sequence)
+
+    def __enter__(self) -> Capture:
+        self._observed = self.world.transport.observed(self._record)
+        self._observed.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        assert self._observed is not None
+        self._observed.__exit__(*raised)
+
+    def _record(self, kind: Kind, payload: Sequence[Tensor], group: Group) -> None:
+        axes = self.world.axes_of(group)
+        if axes != PIPELINE and kind is Kind.RECEIVE:
+            return  # the other end of what is permuted
+        if axes != PIPELINE and kind is Kind.SEND:
+            kind = Kind.PERMUTE
+        for tensor in payload:
+            num_bytes = tensor.numel() * tensor.element_size()
+            self.sequence.append(Issued(kind, axes, NAMES[tensor.dtype], num_bytes, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What watches: the storages, and the process groups."""
+
+    tracker: MemoryTracker
+    capture: Capture
+
+    @property
+    def found(self) -> Inspection:
+        """What was seen by now."""
+        return Inspection(self.tracker.memory(), self.capture.found, self.tracker.curve())
+
+
+@contextmanager
+def watched(engine: Engine) -> Iterator[Watch]:
+    """Watch the one step that is run within. It is slower for it."""
+    watch = Watch(MemoryTracker(engine.instance.words_of_rank), Capture(engine.world))
+    held = list(engine.held())
+    for term, tensor in held:
+        watch.tracker.name(term, [tensor])
+    name = watch.tracker.name
+    engine.watch(
+        watch.tracker.forward_ended, lambda whole: name(GATHERED, [whole]), lambda values: name(WORKSPACE, [values])
+    )
+    try:
+        with watch.tracker, watch.capture:
+            yield watch
+    finally:
+        engine.watch(lambda: None, lambda whole: None)

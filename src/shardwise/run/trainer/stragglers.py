@@ -1,0 +1,107 @@
+"""How long each rank works by itself in a step: one that works longer than others with the same work is named, for all wait for
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median, median_low
+
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.stage_contents import KEPT
+from shardwise.records.step_log import SLOW, StepRecord
+from shardwise.run.faults.agreement import RankGroup, everyones
+from shardwise.run.faults.rank_status import Peer
+from shardwise.run.trainer.run_reporter import Watch
+from shardwise.search.plan import Plan
+from shardwise.values.units import format_seconds
+
+EVERY = 10  # steps between two exchanges, of two numbers of each rank
+# What a rank does by itself; in the rest of a step it waits for others.
+WORK = ("forward", "backward", "recompute", "optimizer", "host", "data")
+SHOWN = 3  # ranks in a message
+
+
+def stage_flops(plan: Plan) -> list[float]:
+    """FLOPs of a micro-batch on a device of each pipeline stage, forward and backward.
+
+    >>> import shardwise as sw
+    >>> plan = sw.plan("llama-3-8b", "h100:8", global_batch_tokens="512Ki", seq_len=4096, pins={"pp": 2})
+    >>> first, last = stage_flops(plan)
+    >>> last > first  # it has the logits
+    True
+    """
+    pricing = Pricing(plan.model, plan.cluster, plan.job, plan.layout)
+    stages = [pricing.counts(stage).units for stage in range(plan.layout.pp)]
+    names = {name: name.removeprefix(KEPT) for units in stages for name in units}
+    flops = {
+        name: sum(pricing.pricer.flops(unit, pricing.family, pricing.values).values()) for name, unit in names.items()
+    }
+    return [float(sum(count * flops[name] for name, count in units.items())) for units in stages]
+
+
+def slow_ranks(
+    work_s: Sequence[float], stages: Sequence[int], flops: Sequence[float], factor: float
+) -> dict[int, float]:
+    """Ranks that work at least `factor` times as long as others with the same work do, and how many times.
+
+    `work_s`: seconds of each rank; `stages`: its pipeline stage; `flops`: those of each stage. A rank is compared with the median
+    of the ranks of its stage, the lower of two. One that is alone in its stage is compared with all ranks, per FLOP.
+
+    >>> slow_ranks([0.2, 0.21, 0.6, 0.2], [0, 0, 0, 0], [1.0], 2.0)
+    {2: 3.0}
+    >>> slow_ranks([0.2, 0.9], [0, 1], [1.0, 1.5], 2.0)
+    {1: 3.0}
+    """
+    per_flop = [seconds / flops[stage] for seconds, stage in zip(work_s, stages, strict=True)]
+    found = {}
+    for rank, stage in enumerate(stages):
+        like = [one for one, other in zip(per_flop, stages, strict=True) if other == stage]
+        times = per_flop[rank] / median_low(like if len(like) > 1 else per_flop)
+        if times >= factor:
+            found[rank] = round(times, 2)
+    return found
+
+
+class Pace:
+    """Compares the ranks of a run every `EVERY` steps. A slow rank is named when it becomes one, and when it is none any more."""
+
+    def __init__(self, world: RankGroup, plan: Plan, factor: float) -> None:
+        self.world, self.factor = world, factor
+        self._flops = stage_flops(plan)
+        self._work_s: list[float] = []
+        self._slow: Mapping[int, float] = {}
+
+    def step(self, record: StepRecord, watch: Watch | None) -> None:
+        """A step is done; all ranks call this."""
+        self._work_s.append(sum(record.seconds.get(term, 0.0) for term in WORK))
+        if self.world.meeting is None or len(self._work_s) < EVERY:
+            return
+        mine = [round(1e6 * median(self._work_s)), self.world.stage]
+        self._work_s.clear()
+        found = everyones(self.world, mine, "how long each rank works")
+        work_s = [max(microseconds, 1) / 1e6 for microseconds, _ in found]
+        slow = slow_ranks(work_s, [stage for _, stage in found], self._flops, self.factor)
+        if watch is not None and slow.keys() != self._slow.keys():
+            self._log(watch, record.step, self.world.meeting.peers, slow, work_s)
+        self._slow = slow
+
+    def _log(
+        self, watch: Watch, step: int, peers: Sequence[Peer], slow: Mapping[int, float], work_s: Sequence[float]
+    ) -> None:
+        ranks = [
+            {
+                "rank": rank,
+                "host": peers[rank].host,
+                "pid": peers[rank].pid,
+                "work_s": work_s[rank],
+                "factor": slow[rank],
+            }
+            for rank in slow
+        ]
+        if slow:
+            named = [f"{peers[rank]} works {slow[rank]:.2g} times as long as others with the same work "
+                     f"({format_seconds(work_s[rank])} a step)" for rank in list(slow)[:SHOWN]]  # fmt: skip
+            text = ", ".join(named) + (f", and {len(slow) - SHOWN} more" if len(slow) > SHOWN else "")
+        else:
+            text = f"no rank is slow any more ({', '.join(str(peers[rank]) for rank in list(self._slow)[:SHOWN])} was)"
+        watch.event(SLOW, step, {"ranks": ranks}, f"step {step}: {text}")

@@ -1,0 +1,217 @@
+"""Records the timeline of a step on this rank, under the names of the planned step.
+
+Kernels are timed by taking the place of their units' steps: an engine without a recorder runs what it always runs. The compute
+stream does one thing at a time, so that a wait inside a kernel's call, such as for the gradients that were sent before, cuts the
+kernel in two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from shardwise.pipeline.actions import Action
+from shardwise.records.step_trace import COLLECTIVE, KERNEL, PASS, PASSES, WAIT, Kind, TraceEvent
+from shardwise.run.engine.unit_passes import Step
+from shardwise.run.parallel.collectives import Carried
+from shardwise.run.step_clock import Mark, Marks
+from shardwise.sharding.spec import Axes
+from shardwise.step.instructions import ACTIVATION, COMPUTE, CONTROL, START, UPDATE, Identity, axis_group
+from shardwise.step.instructions import KERNEL as LAUNCH
+
+# Spans of the clock that are work of the compute stream and no unit's, and their phases; waits are recorded by themselves.
+SPANS = {"optimizer": UPDATE, "data": "data"}
+NAMES = {
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "AllReduce": "all_reduce",
+    "AllToAll": "all_to_all",
+}
+
+
+class Doing(NamedTuple):
+    """What the compute stream does, and where."""
+
+    kind: Kind
+    name: str
+    phase: str
+    path: str
+    unit: str
+    action: str
+    results: tuple[str, ...] = ()
+    moved: Moved | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Moved:
+    """A collective on its way: `number` is that of those over the same axes before it. `done`: when all of its `left` parts had
+    arrived, as its transport says, and `waited_for` when it had been waited for; None as long as it was not."""
+
+    recorder: Recorder
+    name: str
+    role: str
+    path: str
+    phase: str
+    axes: Axes
+    num_bytes: int
+    number: int
+    begun: Mark
+    left: int = 0
+    done: Mark | None = None
+    waited_for: Mark | None = None
+
+    def follow(self, works: Sequence[Any]) -> None:
+        """It has been issued, and goes on as these."""
+        self.left = len(works)
+        for work in works:
+            future = _future(work)
+            if future is not None:
+                future.add_done_callback(self.arrived)
+
+    def waited(self) -> AbstractContextManager[None]:
+        """Around the wait for it."""
+        return self.recorder.waiting(self)
+
+    def arrived(self, _: torch.futures.Future[Any]) -> None:
+        """One of its parts is there. The transport's own thread calls this."""
+        self.left -= 1
+        if self.left == 0:
+            self.done = self.recorder.marks.now()
+
+    @property
+    def stream(self) -> str:
+        """The axis that it is charged to."""
+        return CONTROL if self.role == CONTROL else axis_group(self.axes)
+
+    @property
+    def end(self) -> Mark | None:
+        """When it was done at the latest."""
+        return self.done or self.waited_for
+
+
+class Recorder:
+    """Records from when it is made until `events` is asked for. `units` has the kind of the unit at each path."""
+
+    def __init__(self, device: torch.device, units: Mapping[str, str]) -> None:
+        self.units, self.path, self.action = units, "", ""
+        self.spans: list[tuple[Doing, Mark, Mark]] = []
+        self.moved: list[Moved] = []
+        self._open: list[Doing] = []
+        self._issued: Counter[Axes] = Counter()
+        self._watched: dict[int, tuple[Sequence[Step], tuple[Step, ...]]] = {}
+        self.marks = Marks(device)
+        self._since = self.marks.origin
+
+    def watched(self, path: str, unit: str, steps: Sequence[Step]) -> Sequence[Step]:
+        """The steps of a unit, about to run, with kernels that are timed."""
+        self.path = path
+        if id(steps) not in self._watched:
+            own = (step._replace(kernel=partial(self._timed, step.kernel, step.identity)) for step in steps)
+            self._watched[id(steps)] = steps, tuple(own)
+        return self._watched[id(steps)][1]
+
+    def _timed(self, kernel: Callable[..., Any], identity: Identity, *operands: Any) -> Any:
+        kind, name, phase, results = identity
+        shown = name if kind == LAUNCH else f"{kind} {name}"
+        with self._span(self._here(KERNEL, shown, phase, results)):
+            return kernel(*operands)
+
+    def _here(
+        self, kind: Kind, name: str, phase: str, results: tuple[str, ...] = (), moved: Moved | None = None
+    ) -> Doing:
+        """At the unit that runs."""
+        return Doing(kind, name, phase, self.path, self.units.get(self.path, ""), self.action, results, moved)
+
+    @contextmanager
+    def _span(self, doing: Doing) -> Iterator[None]:
+        """The compute stream does this now, and goes on afterwards with what it did."""
+        now = self.marks.now()
+        self._close(now)
+        self._open.append(doing)
+        self._since = now
+        try:
+            yield
+        finally:
+            now = self.marks.now()
+            self._close(now)
+            self._open.pop()
+            self._since = now
+
+    def _close(self, now: Mark) -> None:
+        if self._open:
+            self.spans.append((self._open[-1], self._since, now))
+
+    def begins(self, kind: str, num_bytes: int, axes: Axes, carries: Carried | None) -> Moved:
+        """A collective is about to be issued; one of activations is that of the call that runs."""
+        doing = self._open[-1] if self._open else self._here(KERNEL, "", "")
+        name, (role, path) = NAMES.get(kind, kind.lower()), carries or (ACTIVATION, self.path)
+        starts = doing.name.removeprefix(f"{START} ")
+        shown = f"{name} {role}" if carries else starts if starts != doing.name else f"{name} {doing.name}".strip()
+        moved = Moved(self, shown, role, path, doing.phase, axes, num_bytes, self._issued[axes], self.marks.now())
+        self._issued[axes] += 1
+        self.moved.append(moved)
+        return moved
+
+    @contextmanager
+    def waiting(self, moved: Moved) -> Iterator[None]:
+        """The compute stream waits for a collective."""
+        with self._span(self._here(WAIT, moved.name, moved.phase, moved=moved)):
+            yield
+        moved.waited_for = self._since
+
+    @contextmanager
+    def passing(self, action: Action) -> Iterator[None]:
+        """A pass of a micro-batch."""
+        self.action, begun = str(action), self.marks.now()
+        try:
+            yield
+        finally:
+            doing = self._here(PASS, self.action, action.kind)._replace(path="", unit="")
+            self.spans.append((doing, begun, self.marks.now()))
+            self.path = self.action = ""
+
+    def span(self, term: str) -> AbstractContextManager[None]:
+        """Work that is no unit's, by the term of the clock that it counts for."""
+        return self._span(self._here(KERNEL, term, SPANS[term])) if term in SPANS else nullcontext()
+
+    def events(self) -> tuple[TraceEvent, ...]:
+        """What was recorded, in the order in which it began. All work of the device must be done."""
+        found = [*map(self._of_span, self.spans), *(self._of_moved(one) for one in self.moved if one.end is not None)]
+        return tuple(sorted(found, key=lambda event: (event.start_ns, -event.end_ns)))
+
+    def _of_span(self, span: tuple[Doing, Mark, Mark]) -> TraceEvent:
+        doing, start, end = span
+        moved = doing.moved
+        found = TraceEvent(
+            kind=doing.kind, name=doing.name, stream=PASSES if doing.kind == PASS else COMPUTE, start_ns=self.marks.ns(start),
+            end_ns=self.marks.ns(end), path=doing.path, unit=doing.unit, phase=doing.phase, action=doing.action,
+            results=doing.results, issued_ns=start.host_ns - self.marks.origin.host_ns,
+            cpu_ns=end.cpu_ns - start.cpu_ns if doing.kind == KERNEL else 0,
+        )  # fmt: skip
+        if moved is None:
+            return found
+        return replace(found, role=moved.role, axes=moved.axes, num_bytes=moved.num_bytes, number=moved.number)
+
+    def _of_moved(self, one: Moved) -> TraceEvent:
+        assert one.end is not None
+        start = self.marks.ns(one.begun)
+        return TraceEvent(
+            kind=COLLECTIVE, name=one.name, stream=one.stream, start_ns=start, end_ns=max(self.marks.ns(one.end), start),
+            path=one.path, unit=self.units.get(one.path, ""), phase=one.phase, role=one.role, axes=one.axes,
+            num_bytes=one.num_bytes, number=one.number, issued_ns=one.begun.host_ns - self.marks.origin.host_ns,
+        )  # fmt: skip
+
+
+def _future(work: Any) -> torch.futures.Future[Any] | None:
+    """What says when a collective is done; messages of gloo have none."""
+    try:
+        found: torch.futures.Future[Any] = work.get_future()
+    except RuntimeError:  # "not implemented"
+        return None
+    return found

@@ -1,0 +1,187 @@
+"""A run's state from step to step: the engine that a plan and a recipe make, its batches, and what a checkpoint keeps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwise.batch_size.batch_schedule import BatchRamp
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.records.step_log import StepRecord
+from shardwise.records.step_memory_and_collectives import Inspection
+from shardwise.records.step_trace import RankTrace
+from shardwise.run.checkpoints.reader import BUFFER, LEFT_OUT
+from shardwise.run.checkpoints.tensor_shards import Json, Piece
+from shardwise.run.data.batches import Batches
+from shardwise.run.faults.rank_status import waiting
+from shardwise.run.parallel.flat_parameters import Interval
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import NON_FINITE, Recipe
+from shardwise.run.trainer.anomaly_detector import Judge, Trouble
+from shardwise.run.trainer.anomaly_response import common_trouble, first_non_finite
+from shardwise.run.trainer.data_loader import Feed
+from shardwise.run.trainer.noise_scale import noise_sample, targets_of_parts
+from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.trainer.profiler import profiled_step
+from shardwise.run.trainer.step_inspector import watched
+from shardwise.run.trainer.training_engine import Engine, StepResult
+from shardwise.search.plan import Plan
+
+LOSS_SCALE = "loss_scale"  # in a checkpoint
+SCALES = "scales."  # what the names of scales from earlier steps begin with there
+
+# Opens the model of a folder, and returns what gives its weights to an engine; raises `InputError` where it cannot be read.
+OpenWeights = Callable[[str, Architecture], Callable[[Engine], None]]
+
+
+class Trainer:
+    """Trains the plan's model on batches, a step at a time; weights have their initial values at first.
+
+    Raises `InputError` where these are to come from a model that cannot be read, or is another one than the plan's.
+    """
+
+    def __init__(
+        self, plan: Plan, recipe: Recipe, batches: Batches, world: World, open_weights: OpenWeights | None = None
+    ) -> None:
+        self.plan, self.recipe, self.batches, self.world = plan, recipe, batches, world
+        set_weights = None
+        if recipe.initial is not None:
+            assert open_weights is not None, "a run that begins with stored weights has a reader of them"
+            set_weights = open_weights(recipe.initial, plan.model)
+        self.engine = Engine(instance_of(plan, recipe), recipe, world)
+        if set_weights is None:
+            self.engine.initialise(recipe.seed)
+        else:
+            set_weights(self.engine)
+        replica = world.position(self.engine.instance.batch_axes)
+        self.feed = Feed(plan.layout, replica, world.device, recipe.respect_documents, self.engine.places_read)
+        self._ahead = self.feed.ahead(batches, recipe.steps)
+        self.step = self.num_left_out = 0
+        self.judge = Judge(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
+        self.trouble: Trouble | None = None
+        self.engine.judged = self._is_update
+
+    @property
+    def layout(self) -> Layout:
+        return self.plan.layout
+
+    def train_step(self) -> StepRecord:
+        """One optimizer step, measured."""
+        started = time.perf_counter()
+        engine, step, clock = self.engine, self.step, self.engine.clock
+        clock.begin()
+        num_targets = self.batches.num_targets(step)
+        count = self.batches.num_micro_batches(step, self.layout.num_replicas, self.layout.micro_batch_seqs)
+        micro_batches = self.feed.on_device(self._ahead.step(step), clock)
+        num_seqs = self.batches.global_batch_seqs(step)
+        rate = self.recipe.learning_rate_at(step, num_seqs / self.plan.job.num_seqs)
+        result = engine.step(micro_batches, num_targets, count, step, rate)
+        with waiting("the kernels and collectives of the step"):
+            loss, norm = float(result.loss), float(result.norm)  # a GPU has finished the step by then
+        seconds = clock.end()
+        self.step += 1
+        self.num_left_out += not result.is_update
+        if result.is_update:
+            self.judge.remember(loss, norm)
+        auxiliary, further = engine.balancer.loss, result.further
+        return StepRecord(
+            step=self.step, loss=loss, grad_norm=norm, learning_rate=rate,
+            num_tokens=num_seqs * self.batches.seq_len, num_targets=num_targets,
+            step_time_s=time.perf_counter() - started, seconds=seconds,
+            auxiliary_loss=None if auxiliary is None else float(auxiliary), expert_imbalance=engine.balancer.imbalance,
+            dropped_share=engine.balancer.dropped_share,
+            loss_scale=None if engine.scaler is None else engine.scaler.scale,
+            num_skipped=None if engine.scaler is None else engine.scaler.num_skipped,
+            prediction_loss=float(sum(further)) / self.recipe.prediction_weight if further else None,
+            **self._noise(step, result, norm),
+        )  # fmt: skip
+
+    def _noise(self, step: int, result: StepResult, norm: float) -> dict[str, float]:
+        """What the record has of the noise scale, where the step measured it."""
+        if result.small_squares is None:
+            return {}
+        instance = self.engine.instance
+        num_parts = self.world.mesh.size(instance.several(instance.family.replica_axes))
+        targets = targets_of_parts(self.batches, step, self.layout, num_parts)
+        sample = noise_sample(float(result.small_squares), norm, targets)
+        return {} if sample is None else asdict(sample)
+
+    def _is_update(self, own_loss: Tensor, loss: Tensor, norm: Tensor) -> bool:
+        """Whether a step whose gradients are reduced may update the weights, the same on all ranks; if not, its origin is
+        looked for, while it is still there."""
+        with waiting("the kernels and collectives of the step"):
+            trouble = self.judge.trouble(self.step + 1, float(loss), float(norm))
+        self.trouble = common_trouble(trouble, self.judge, self.step + 1, self.world)
+        if self.trouble is not None and self.trouble.policy == NON_FINITE:
+            self.trouble = self.trouble.found_in(first_non_finite(self.engine, float(own_loss), self.world))
+        return self.trouble is None
+
+    def resize(self, ramp: BatchRamp) -> None:
+        """From the next step on take batches as a ramp has them; what was read ahead is read again."""
+        self.batches.ramp = ramp
+        self._ahead.restart()
+
+    def pass_over(self, step: int) -> None:
+        """Go on behind step `step`; what lies between is left out."""
+        self.num_left_out += step - self.step
+        self.step = step
+
+    def inspected_step(self) -> tuple[StepRecord, Inspection]:
+        """One optimizer step like any other, watched from below: its bytes by term, and every collective. It is slower for it."""
+        if self.world.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.world.device)
+        with watched(self.engine) as watch:
+            record = self.train_step()
+        return record, watch.found
+
+    def profiled_step(self) -> tuple[StepRecord, RankTrace]:
+        """One optimizer step like any other, with the timeline of what this rank does in it."""
+        return profiled_step(self.engine, self.train_step)
+
+    def state(self) -> dict[str, Piece | tuple[Piece, ...] | Json]:
+        """What a checkpoint keeps: this process's part of weights and moments, and how far the run is."""
+        found: dict[str, Piece | tuple[Piece, ...] | Json] = {
+            f"{kind}.{one.name}": _pieces(one, values.detach()) for kind, one, values in self.engine.pieces()
+        }
+        for name, buffer in self.engine.buffers():
+            found[BUFFER + name] = _whole(buffer)
+        found |= {SCALES + name: _whole(values) for name, values in self.engine.scales.state().items()}
+        scaler = self.engine.scaler
+        counts: dict[str, Json] = {"step": self.step, LEFT_OUT: self.num_left_out}
+        return {**found, **counts, **({} if scaler is None else {LOSS_SCALE: scaler.state()})}
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Go on from a state whose pieces have been filled, and these plain values."""
+        self.step, self.num_left_out = int(values["step"]), int(values.get(LEFT_OUT, 0))
+        scaler = self.engine.scaler
+        if scaler is not None:
+            scaler.restore(values[LOSS_SCALE])
+        self.engine.updater.set_steps(self.step - self.num_left_out)
+        self.engine.publish()
+
+    def validation_loss(self, batches: Batches) -> float:
+        """Nats per target over the first step of `batches`: of held-out text every sequence once (`run.trainer.preflight`)."""
+        held_out = self.feed.on_device(self.feed.on_host(batches, 0), self.engine.clock)
+        return float(self.engine.loss(held_out, batches.num_targets(0)))
+
+
+def _whole(values: Tensor) -> Piece:
+    """What every process has alike."""
+    return Piece(tuple(values.shape), (0,) * values.ndim, values)
+
+
+def _pieces(one: Interval, values: Tensor) -> Piece | tuple[Piece, ...]:
+    """What a process has of a parameter: an interval of the flattened one, or boxes of it where the parameter is split."""
+    if one.is_of_whole:
+        return Piece(one.whole, (one.offset,), values)
+    found, done = [], 0
+    for box in one.boxes():
+        found.append(Piece(one.whole, box.offsets, values[done : done + box.volume].view(box.lengths)))
+        done += box.volume
+    return tuple(found)

@@ -1,0 +1,259 @@
+"""A model laid out as a plan says, and one optimizer step of any number of micro-batches. Letters: B sequences, T positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shardwise.layout.context_parallel import variant_of
+from shardwise.pipeline.actions import Action
+from shardwise.run.engine.micro_batch import MicroBatch, places_read
+from shardwise.run.engine.model_builder import Ends, initial_value, torch_model
+from shardwise.run.engine.rank_coordinates import Rank
+from shardwise.run.kernels.attention_mask import Run
+from shardwise.run.kernels.device_dispatch import at_least_fp32
+from shardwise.run.memory_terms import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
+from shardwise.run.mixed_precision import LossScaler, formats_of
+from shardwise.run.parallel.collectives import Exchange
+from shardwise.run.parallel.delayed_scaling import SharedScales
+from shardwise.run.parallel.flat_parameters import Interval, WeightGatherer, flat_groups
+from shardwise.run.parallel.gradient_reducer import GradientReducer, SmallNorms
+from shardwise.run.parallel.sharded_optimizer import Updater
+from shardwise.run.parallel.world import World
+from shardwise.run.recipe import Recipe
+from shardwise.run.step_clock import Clock
+from shardwise.run.trainer.expert_balance import Balancer
+from shardwise.run.trainer.pipeline_runner import Parts, StepPasses
+from shardwise.run.trainer.timeline_recorder import Recorder
+from shardwise.step.instructions import PIPELINE
+from shardwise.step.rank_program import Instance
+from shardwise.step.whole_parameters import balance_biases
+
+__all__ = ["Engine", "MicroBatch", "StepResult"]
+# Asked with this process's part of the loss, the loss, and the norm of all gradients, when they are reduced: whether weights are
+# updated.
+Judged = Callable[[Tensor, Tensor, Tensor], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The loss of the global batch, and the norm of its gradients before they are clipped; scalars on the device.
+
+    `further`: the losses of multi-token prediction by module, with their weight. `skipped`: the gradients of the scaled loss were
+    not finite. `is_update`: the weights were updated. `small_squares`: where the noise scale is measured, the sum of the squared
+    norms of the gradients of each replica's micro-batches, whose sum is the gradient.
+    """
+
+    loss: Tensor
+    norm: Tensor
+    further: tuple[Tensor, ...] = ()
+    skipped: bool = False
+    is_update: bool = True
+    small_squares: Tensor | None = None
+
+
+class Engine:
+    """A model on this process, trained together with all others of the world. Its weights are uninitialised at first."""
+
+    def __init__(self, instance: Instance, recipe: Recipe, world: World) -> None:
+        self.recipe, self.world = recipe, world
+        self.instance = instance = instance.at(world.coordinate.get("pp", 0))
+        formats = formats_of(instance.precision)
+        self.scaler = LossScaler(recipe) if formats.scales_loss else None
+        self.clock = Clock(world.device)
+        self.exchange = Exchange(world, self.clock)
+        self.scales = SharedScales(instance, recipe, self.exchange)
+        self.groups = flat_groups(instance, formats, world)
+        for axes in sorted(instance.axes):  # every process group at once, in one order on all processes
+            world.group(axes)
+            if axes == PIPELINE:
+                world.group(axes, onward=False)
+        trained = [group for group in self.groups if group.group.trained]
+        self.norms = SmallNorms(instance, self.exchange)
+        self.reducer = GradientReducer(
+            trained, self._gradient_names(), self.exchange, self.norms, reduction=recipe.reduction,
+            each_pass=recipe.reduce_each_micro_batch,
+        )  # fmt: skip
+        self.gatherer = self._gatherer()
+        self.updater = Updater(trained, self.exchange, recipe, instance.norm_axes, instance.optimizer, instance.traffic)
+        self.rank = self._rank()
+        self.model = torch_model(
+            instance, formats.activations, self._ends, world.device, rank=self.rank, movement=self.gatherer,
+            recomputing=lambda: self.clock("recompute"), compiled=recipe.compile, prediction_weight=recipe.prediction_weight,
+        )  # fmt: skip
+        stages = instance.several(PIPELINE) if instance.architecture.num_experts else ()
+        self.balancer = Balancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe, stages)
+        self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
+        self.messaging: Callable[[Tensor], None] = lambda values: None  # called with what goes from stage to stage
+        self.around_pass: Callable[[Action], AbstractContextManager[None]] = lambda action: nullcontext()
+        self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, and not clipped yet
+        self.judged: Judged | None = None
+
+    def _rank(self) -> Rank:
+        """This process on the mesh."""
+        pieces = variant_of(self.instance.layout.cp_variant).pieces
+        return Rank(self.world.mesh, self.world.coordinate, self.exchange, pieces, self.recipe.capacity_factor)
+
+    def _gradient_names(self) -> dict[str, dict[str, str]]:
+        """By unit's path, of each weight whose gradient it gives the parameter's full name."""
+        used = self.instance.used
+        return {path: {weight: one.name for weight, one in used[path].items() if one.trained} for path in used}
+
+    def _ends(self, path: str) -> Ends:
+        """The weights that the unit at a path uses, and where its gradients go."""
+        views = {name: view for group in self.groups for name, view in group.views.items()}
+        used = self.instance.used[path]
+        weights = {weight: views[one.name] for weight, one in used.items()}
+        return Ends(weights, self.reducer.of_unit(path), scales=self.scales.of(path))
+
+    def _gatherer(self) -> WeightGatherer:
+        instance, flat = self.instance, dict(zip(self.instance.groups, self.groups, strict=True))
+        units = instance.units
+        forward, backward = (
+            [[flat[group] for group in instance.gathered(path, unit, phase)] for path, unit in units]
+            for phase in ("forward", "backward")
+        )
+        kept = {place for place, (_, unit) in enumerate(units) if instance.keeps_gathered(unit)}
+        return WeightGatherer(forward, backward, kept, self.exchange)
+
+    def places_read(self, seq_len: int) -> tuple[Run, ...] | None:
+        """The places of sequences of so many tokens whose ids and targets this process reads; None: all."""
+        return places_read(self.rank, seq_len, self.instance.architecture.num_predict_layers)
+
+    def initialise(self, seed: int) -> None:
+        """Give every weight its initial value (`run.engine.model_builder`): the same in every layout."""
+
+        def value(part: Interval) -> Tensor:
+            whole = initial_value(self.instance.architecture, part.member.parameter, seed)
+            return whole[part.window.slices].reshape(-1)[part.offset : part.offset + part.size]
+
+        self.fill(value)
+
+    def fill(self, value: Callable[[Interval], Tensor]) -> None:
+        """Give every weight a value, each process its part."""
+        for group in self.groups:
+            group.fill(value)
+        self.publish()
+
+    def publish(self) -> None:
+        """Hand the parts that the processes update to all whose weights are whole."""
+        for group in self.groups:
+            group.publish()
+            if group.sync.step_gather:
+                self.exchange.all_gather(group.weights, group.shard.clone(), group.sync.step_gather).wait()
+
+    @torch.no_grad()
+    def step(
+        self, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, step: int,
+        rate: float | None = None,
+    ) -> StepResult:  # fmt: skip
+        """One optimizer step, the `step`th from 0, of this process's micro-batches of a batch with so many targets in all; with
+        another learning `rate` than the recipe's for the plan's batch, where there is one."""
+        self.balancer.begin_step()
+        self.scales.begin_step()
+        self.norms.begin_step(measures=self.recipe.measures_noise_at(step))
+        loss_scale = self.scaler.scale if self.scaler else 1.0
+        passes = StepPasses(self._parts(), micro_batches, num_targets, num_micro_batches, loss_scale=loss_scale)
+        losses = passes.run() or self._none()
+        self.reducer.end_step()
+        self.balancer.end_step(self._none()[0])
+        self.scales.end_step()
+        self.gradients_ended()
+        norm, squares = self.updater.norm() / loss_scale, self.norms.end_step()
+        skipped = self._is_skipped(norm)
+        is_update = self._is_judged_well(losses, torch.zeros_like(norm) if skipped else norm) and not skipped
+        with self.clock("optimizer"):
+            rate = self.recipe.learning_rate_at(step) if rate is None else rate
+            pending = self.updater.step(rate, norm, loss_scale=loss_scale, is_update=is_update)
+        for one in pending:
+            one.wait()
+        num_summed = 0 if self.judged is None else 1
+        loss, *further = losses[:num_summed] + [self.summed(one) for one in losses[num_summed:]]
+        small_squares = None if squares is None else squares / loss_scale**2
+        return StepResult(loss, norm, tuple(further), skipped, is_update, small_squares)
+
+    def _is_judged_well(self, losses: list[Tensor], norm: Tensor) -> bool:
+        """Whether the weights may be updated, by whoever judges; the first loss is summed for that."""
+        if self.judged is None:
+            return True
+        own_loss = losses[0].clone()
+        return self.judged(own_loss, self.summed(losses[0]), norm)
+
+    def summed(self, loss: Tensor) -> Tensor:
+        """A loss of this process's targets, summed in place over all that have others."""
+        return self.exchange.sum_now(loss, self.instance.loss_axes)
+
+    def _is_skipped(self, norm: Tensor) -> bool:
+        """Whether the gradients of a scaled loss are not finite; all processes have the same norm."""
+        if self.scaler is None or norm.device.type == "meta":
+            return False
+        is_finite = bool(norm.isfinite())
+        self.scaler.seen(is_finite=is_finite)
+        return not is_finite
+
+    def _parts(self) -> Parts:
+        return Parts(
+            self.instance, self.model, self.reducer, self.gatherer, self.balancer, self.exchange, self.clock,
+            self.forward_ended, self.messaging, self.around_pass,
+        )  # fmt: skip
+
+    def _none(self) -> list[Tensor]:
+        """The losses of a process without a head: nothing of each."""
+        count, dtype = 1 + self.instance.architecture.num_predict_layers, at_least_fp32(self.model.dtype)
+        return [torch.zeros((), dtype=dtype, device=self.world.device) for _ in range(count)]
+
+    @torch.no_grad()
+    def loss(self, micro_batches: Iterable[MicroBatch], num_targets: int) -> Tensor:
+        """The loss of a batch, without a step."""
+        batches = list(micro_batches)
+        (loss, *_) = StepPasses(self._parts(), batches, num_targets, len(batches), trains=False).run() or self._none()
+        return self.summed(loss)
+
+    def buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """What a checkpoint keeps beside parameters and their moments: the biases of routers' choices, by name."""
+        names = balance_biases(self.instance.architecture)
+        biases = self.model.balance_biases
+        yield from ((names[self.model.layers[place].path], bias) for place, bias in biases.items())
+
+    def watch(
+        self, forward_ended: Callable[[], None], gathered: Callable[[Tensor], None],
+        messaging: Callable[[Tensor], None] = lambda values: None,
+    ) -> None:  # fmt: skip
+        """Call these from now on: after each forward pass; with gradients that are scattered and as they arrive, and with
+        gathered weights whenever they come or go; with what is sent to another stage, and the gradients that come from one."""
+        self.forward_ended, self.messaging = forward_ended, messaging
+        for group in self.reducer.groups:
+            group.made = gathered
+        for flat in self.groups:
+            flat.resized = gathered if flat.splits_weights else flat.resized
+
+    def recorded_by(self, recorder: Recorder | None) -> None:
+        """Let a recorder watch passes, kernels, collectives and the update from now on; None: no recorder."""
+        self.model.recorder = self.exchange.recorder = recorder
+        self.clock.recorder = None if recorder is None else recorder.span
+        self.around_pass = (lambda action: nullcontext()) if recorder is None else recorder.passing
+
+    def held(self) -> Iterator[tuple[str, Tensor]]:
+        """What rests on this process from step to step, by the terms of a plan's memory; gathered weights come and go."""
+        for group in self.groups:
+            yield GATHERED if group.splits_weights else PARAMETERS, group.weights
+            yield from ((PARAMETERS, one) for one in group.resting())
+            if group.has_master:
+                yield MASTER, group.state
+        for gradients in self.reducer.groups:
+            given = () if gradients.given is None else gradients.given.resting()
+            yield from ((GRADIENTS, one) for one in (gradients.flat.gradients, *given))
+            if gradients.flat.update is not None:
+                yield OPTIMIZER, gradients.flat.update
+        yield from ((OPTIMIZER, moment) for _, _, moment in self.updater.pieces())
+
+    def pieces(self) -> Iterator[tuple[str, Interval, Tensor]]:
+        """What a checkpoint keeps of every parameter: this process's part of its weight and of its moments."""
+        for group in self.groups:
+            for one in group.intervals():
+                yield "model", one, group.state[one.start : one.start + one.size]
+        yield from self.updater.pieces()

@@ -1,0 +1,107 @@
+"""Protocols of a transport: groups of ranks, the collectives that they issue, and handles to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from shardwise.sharding.collectives import Kind
+
+TIMEOUT = timedelta(minutes=10)
+
+
+class Work(Protocol):
+    """An operation that has been issued. Its outputs may be read, and its inputs written, after `wait`."""
+
+    def wait(self) -> object:
+        """Block until the operation is done. Raises `RuntimeError` where it fails."""
+
+    def is_completed(self) -> bool:
+        """Return whether the operation is known to be done; some transports know only after `wait`."""
+
+    def get_future(self) -> Any:
+        """Return a future of the operation. Raises `RuntimeError` where the transport has none."""
+
+
+class Message(NamedTuple):
+    """A tensor to send to, or to receive from, the rank at a position of a group."""
+
+    values: Tensor
+    peer: int
+
+
+class Group(Protocol):
+    """Ranks that issue collectives together. Every operation is asynchronous and is issued by all of them in the same order.
+
+    `ranks` are in the order of the group; peers, sources and parts of tensors follow that order. Tensors are contiguous.
+    """
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+    def all_reduce(self, values: Tensor, reduction: str = "sum") -> Work:
+        """Reduce `values` over all ranks, in place; `reduction` is "sum" or "max"."""
+
+    def all_gather(self, whole: Tensor, part: Tensor) -> Work:
+        """Gather the parts of all ranks, [n] each, into `whole` [size · n]."""
+
+    def reduce_scatter(self, part: Tensor, whole: Tensor) -> Work:
+        """Sum `whole` [size · n] over all ranks, and write this rank's part [n] of the sum."""
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, received_rows: list[int] | None, sent_rows: list[int] | None
+    ) -> Work:
+        """Send each part of `sent` to its rank. Rows are those of the first dimension for each peer; None: even parts."""
+
+    def send(self, values: Tensor, peer: int) -> Work:
+        """Send a tensor to a peer."""
+
+    def receive(self, values: Tensor, peer: int) -> Work:
+        """Receive a tensor from a peer, in the order in which it sends."""
+
+    def exchange(self, sent: Sequence[Message], received: Sequence[Message]) -> Sequence[Work]:
+        """Send and receive tensors in one batch, so that ranks that send to each other do not wait for each other."""
+
+    def broadcast(self, values: Tensor, source: int) -> Work:
+        """Copy the tensor of one rank to all."""
+
+    def gather(self, parts: Sequence[Tensor] | None, part: Tensor) -> Work:
+        """Gather the parts of all ranks on the first one, which gives a tensor for each."""
+
+    def scatter(self, part: Tensor, parts: Sequence[Tensor] | None) -> Work:
+        """Give each rank its part, from the first one, which has them all."""
+
+    def close(self) -> None:
+        """Leave the group, all ranks together."""
+
+
+# Called with the kind of a collective, its payload and its group, before it is issued.
+Observer = Callable[[Kind, Sequence[Tensor], Group], None]
+
+
+class Transport(Protocol):
+    """How a rank reaches the others: its number, how many there are, and their groups."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def world(self) -> Group:
+        """The group of all ranks."""
+
+    def new_group(self, groups: Sequence[Sequence[int]], timeout: timedelta = TIMEOUT) -> Group:
+        """Make groups of ranks that together are all ranks, and return the one of this rank.
+
+        All ranks call this with the same groups, in the same order. No operation of them waits longer than `timeout`.
+        """
+
+    def host_group(self, timeout: timedelta = TIMEOUT) -> Group:
+        """Make a further group of all ranks, for tensors in host memory, whatever the device of the run is."""
+
+    def observed(self, observer: Observer) -> AbstractContextManager[object]:
+        """Call `observer` for every collective of this rank within. Messages of `exchange` count one by one."""

@@ -1,0 +1,131 @@
+"""The transport of a rank without others.
+
+One process trains with it, whose groups have one rank: what comes out of a collective is what went in. A rehearsal runs one
+rank of any world, on tensors without data: collectives are issued and observed, and bring nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+
+from shardwise.run.transport.interface import TIMEOUT, Message, Observer
+from shardwise.sharding.collectives import Kind
+
+
+class DoneWork:
+    """An operation that is done when it is issued."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def get_future(self) -> Any:
+        """Raise `RuntimeError`: nothing is on its way."""
+        raise RuntimeError("an operation of a lone rank has no future")
+
+
+DONE = DoneWork()
+
+
+@dataclass(eq=False)
+class LoneGroup:
+    """A group of which this rank alone is there. Where it has further ranks, outputs stay as they are."""
+
+    ranks: tuple[int, ...]
+    transport: LoneRank
+
+    def all_reduce(self, values: Tensor, reduction: str = "sum") -> DoneWork:
+        """Leave `values` as they are."""
+        return self._issue(Kind.ALL_REDUCE, values, [])
+
+    def all_gather(self, whole: Tensor, part: Tensor) -> DoneWork:
+        """Copy the part of a lone rank."""
+        return self._issue(Kind.ALL_GATHER, whole, [(whole, part)])
+
+    def reduce_scatter(self, part: Tensor, whole: Tensor) -> DoneWork:
+        """Copy the sum of a lone rank."""
+        return self._issue(Kind.REDUCE_SCATTER, whole, [(part, whole)])
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, received_rows: list[int] | None, sent_rows: list[int] | None
+    ) -> DoneWork:
+        """Copy what a lone rank sends to itself."""
+        return self._issue(Kind.ALL_TO_ALL, sent, [(received, sent)])
+
+    def send(self, values: Tensor, peer: int) -> DoneWork:
+        """Send nothing."""
+        return self._issue(Kind.SEND, values, [])
+
+    def receive(self, values: Tensor, peer: int) -> DoneWork:
+        """Leave `values` as they are."""
+        return self._issue(Kind.RECEIVE, values, [])
+
+    def exchange(self, sent: Sequence[Message], received: Sequence[Message]) -> list[DoneWork]:
+        """Send nothing, and leave what is received as it is."""
+        sending = [self.send(*message) for message in sent]
+        return sending + [self.receive(*message) for message in received]
+
+    def broadcast(self, values: Tensor, source: int) -> DoneWork:
+        """Leave `values` as they are."""
+        return DONE
+
+    def gather(self, parts: Sequence[Tensor] | None, part: Tensor) -> DoneWork:
+        """Copy the part of a lone rank."""
+        return self._copy([] if parts is None else [(parts[0], part)])
+
+    def scatter(self, part: Tensor, parts: Sequence[Tensor] | None) -> DoneWork:
+        """Copy the part of a lone rank."""
+        return self._copy([] if parts is None else [(part, parts[0])])
+
+    def close(self) -> None:
+        """Do nothing: the group holds nothing."""
+
+    def _issue(self, kind: Kind, payload: Tensor, copies: Sequence[tuple[Tensor, Tensor]]) -> DoneWork:
+        for observer in self.transport.observers:
+            observer(kind, [payload], self)
+        return self._copy(copies)
+
+    def _copy(self, copies: Sequence[tuple[Tensor, Tensor]]) -> DoneWork:
+        for output, tensor in copies if len(self.ranks) == 1 else ():
+            output.copy_(tensor.view(output.shape))
+        return DONE
+
+
+@dataclass(eq=False)
+class LoneRank:
+    """A rank of a world of `size`, of which it alone is there."""
+
+    rank: int = 0
+    size: int = 1
+    observers: list[Observer] = field(default_factory=list)
+
+    @property
+    def world(self) -> LoneGroup:
+        """The group of all ranks."""
+        return LoneGroup(tuple(range(self.size)), self)
+
+    def new_group(self, groups: Sequence[Sequence[int]], timeout: timedelta = TIMEOUT) -> LoneGroup:
+        """Return the group that has this rank."""
+        return LoneGroup(tuple(next(ranks for ranks in groups if self.rank in ranks)), self)
+
+    def host_group(self, timeout: timedelta = TIMEOUT) -> LoneGroup:
+        """Return a group of all ranks."""
+        return self.world
+
+    @contextmanager
+    def observed(self, observer: Observer) -> Iterator[None]:
+        """Call `observer` for every collective that is issued within."""
+        self.observers.append(observer)
+        try:
+            yield
+        finally:
+            self.observers.remove(observer)

@@ -1,0 +1,160 @@
+"""The transport of processes: process groups of torch.distributed, gloo on CPUs and NCCL on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwise.run.dispatch_mode import DispatchMode
+from shardwise.run.transport.interface import TIMEOUT, Message, Observer, Work
+from shardwise.sharding.collectives import Kind
+
+REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
+# Which operation of c10d is which collective, and which of its arguments has the payload (`Collective.payload_elements`).
+OPERATIONS: dict[str, tuple[Kind, int]] = {
+    "allreduce_": (Kind.ALL_REDUCE, 0),
+    "_allgather_base_": (Kind.ALL_GATHER, 0),
+    "_reduce_scatter_base_": (Kind.REDUCE_SCATTER, 1),
+    "alltoall_base_": (Kind.ALL_TO_ALL, 1),
+    "send": (Kind.SEND, 0),
+    "recv_": (Kind.RECEIVE, 0),
+}
+
+
+class ProcessGroup:
+    """A process group of torch.distributed."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks of the processes, in the order of the group."""
+        return tuple(dist.get_process_group_ranks(self.group))
+
+    def all_reduce(self, values: Tensor, reduction: str = "sum") -> Work:
+        """Reduce `values` over all processes, in place."""
+        return _issued(dist.all_reduce(values, REDUCTIONS[reduction], group=self.group, async_op=True))
+
+    def all_gather(self, whole: Tensor, part: Tensor) -> Work:
+        """Gather the parts of all processes into `whole`."""
+        return _issued(dist.all_gather_single(whole, part, group=self.group, async_op=True))
+
+    def reduce_scatter(self, part: Tensor, whole: Tensor) -> Work:
+        """Sum `whole` over all processes, and write this one's part."""
+        return _issued(dist.reduce_scatter_single(part, whole, group=self.group, async_op=True))
+
+    def all_to_all(
+        self, received: Tensor, sent: Tensor, received_rows: list[int] | None, sent_rows: list[int] | None
+    ) -> Work:
+        """Send each part of `sent` to its process."""
+        return _issued(
+            dist.all_to_all_single(received, sent, received_rows, sent_rows, group=self.group, async_op=True)
+        )
+
+    def send(self, values: Tensor, peer: int) -> Work:
+        """Send a tensor to a peer."""
+        return _issued(dist.isend(values, group=self.group, group_dst=peer))
+
+    def receive(self, values: Tensor, peer: int) -> Work:
+        """Receive a tensor from a peer."""
+        return _issued(dist.irecv(values, group=self.group, group_src=peer))
+
+    def exchange(self, sent: Sequence[Message], received: Sequence[Message]) -> Sequence[Work]:
+        """Send and receive in one batch: NCCL runs the operations of a batch at once, and others one after the other."""
+        operations = [dist.P2POp(dist.isend, values, group=self.group, group_peer=peer) for values, peer in sent]
+        operations += [dist.P2POp(dist.irecv, values, group=self.group, group_peer=peer) for values, peer in received]
+        return dist.batch_isend_irecv(operations)
+
+    def broadcast(self, values: Tensor, source: int) -> Work:
+        """Copy the tensor of one process to all."""
+        return _issued(dist.broadcast(values, group=self.group, group_src=source, async_op=True))
+
+    def gather(self, parts: Sequence[Tensor] | None, part: Tensor) -> Work:
+        """Gather the parts of all processes on the first one."""
+        gathered = None if parts is None else list(parts)
+        return _issued(dist.gather(part, gathered, group=self.group, group_dst=0, async_op=True))
+
+    def scatter(self, part: Tensor, parts: Sequence[Tensor] | None) -> Work:
+        """Give each process its part, from the first one."""
+        scattered = None if parts is None else list(parts)
+        return _issued(dist.scatter(part, scattered, group=self.group, group_src=0, async_op=True))
+
+    def close(self) -> None:
+        """Leave the process group: it has threads and connections of its own."""
+        dist.destroy_process_group(self.group)
+
+
+class ProcessTransport:
+    """This process among those of the default process group."""
+
+    def __init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        world = dist.group.WORLD
+        assert world is not None
+        self.world = ProcessGroup(world)
+        self._groups: dict[dist.ProcessGroup, ProcessGroup] = {}
+
+    def new_group(self, groups: Sequence[Sequence[int]], timeout: timedelta = TIMEOUT) -> ProcessGroup:
+        """Make process groups, and return this process's. Every process makes all of them, in one order."""
+        for ranks in groups:
+            made = dist.new_group(list(ranks), timeout=timeout, sort_ranks=False)
+            if self.rank in ranks:
+                group = self._groups[made] = ProcessGroup(made)
+        return group
+
+    def host_group(self, timeout: timedelta = TIMEOUT) -> ProcessGroup:
+        """Make a gloo group of all processes."""
+        return ProcessGroup(dist.new_group(backend="gloo", timeout=timeout))
+
+    def observed(self, observer: Observer) -> DispatchMode:
+        """Call `observer` for every collective over groups that were made here.
+
+        It sees what PyTorch hands to process groups, below all that could leave a collective out of the count. Raises
+        `RuntimeError` for an operation that is none of `OPERATIONS`.
+        """
+        return _Observed(self._groups, observer)
+
+
+class _Observed(DispatchMode):
+    """Calls an observer for the operations of c10d that are dispatched."""
+
+    def __init__(self, groups: dict[dist.ProcessGroup, ProcessGroup], observer: Observer) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.groups, self.observer = groups, observer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            self._observe(func._schema.name.split("::")[1], args)
+        return func(*args, **(kwargs or {}))
+
+    def _observe(self, name: str, args: tuple[Any, ...]) -> None:
+        issued_over = dist.ProcessGroup.unbox(next(one for one in args if isinstance(one, torch.ScriptObject)))
+        if issued_over == dist.group.WORLD:
+            return  # control traffic (`run.faults.agreement`), over no axes of the mesh
+        if name not in OPERATIONS:
+            raise RuntimeError(f"capture: {name} is a collective that the engine does not issue")
+        kind, argument = OPERATIONS[name]
+        self.observer(kind, list(_tensors(args[argument])), self.groups[issued_over])
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        yield from value
+
+
+def _issued(work: Work | None) -> Work:
+    assert work is not None, "this process is a member of each of its groups"
+    return work
+
+
+def is_initialized() -> bool:
+    """Return whether this process has joined others with torch.distributed."""
+    return dist.is_available() and dist.is_initialized()

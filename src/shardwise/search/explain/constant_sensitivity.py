@@ -1,0 +1,130 @@
+"""Which constant affects the step the most: each is made a tenth worse in turn, and the plan is priced again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from shardwise.hardware.calibration_constants import APART, CONSTANTS, Calibration
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.network.pods import Pods
+from shardwise.hardware.network.switches import Switched, Tier
+from shardwise.hardware.network.topology import Topology
+from shardwise.hardware.network.torus import Torus
+from shardwise.hardware.published_constants import calibrated
+from shardwise.price.estimate import estimate
+from shardwise.search.plan import Plan
+from shardwise.values.precision import precision_named
+
+SCALE = 0.9
+KNOWN = {**CONSTANTS, **APART}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A constant, and the plan with it a tenth worse: its step time, whether it fits, and the runner-up that is then better.
+
+    `meaning` and `source` are those of a calibration's constants.
+    """
+
+    name: str
+    value: float
+    step_time_s: float
+    change: float
+    fits: bool
+    overtaken_by: str | None
+    meaning: str = ""
+    source: str = ""
+
+
+def constants(plan: Plan) -> tuple[Constant, ...]:
+    """The constants of the chip and its links: first those without which the plan does not fit, then by their effect on the
+    step.
+
+    For a calibrated cluster, the constants of its calibration, which replace those of the chip and its memory.
+    """
+    calibration = plan.cluster.calibration
+    meanings = {_name(name): one.meaning for name, one in KNOWN.items()} if calibration else {}
+    found = [
+        replace(
+            _priced(plan, name, value, cluster), meaning=meanings.get(name, ""),
+            source=calibration.source if calibration and name in meanings else "",
+        )
+        for name, value, cluster in worsened(plan)
+    ]  # fmt: skip
+    return tuple(sorted(found, key=lambda constant: (constant.fits or not plan.estimate.fits, -abs(constant.change))))
+
+
+def worsened(plan: Plan) -> Iterator[tuple[str, float, Cluster]]:
+    """Each constant's name and value, and the plan's cluster with this one a tenth worse."""
+    yield from _scaled(plan, plan.cluster)
+    if plan.cluster.calibration is not None:
+        yield from _calibrated(plan.cluster, plan.cluster.calibration)
+
+
+def _priced(plan: Plan, name: str, value: float, cluster: Cluster) -> Constant:
+    mine = estimate(plan.model, cluster, plan.job, plan.layout)
+    step_s = mine.step_time_s
+    others = [(estimate(plan.model, cluster, plan.job, a.layout), a.layout) for a in plan.alternatives]
+    faster = [
+        (priced.step_time_s, str(layout))
+        for priced, layout in others
+        if priced.fits and (priced.step_time_s < step_s or not mine.fits)
+    ]
+    return Constant(
+        name=name, value=value, step_time_s=step_s, change=step_s / plan.estimate.step_time_s - 1,
+        fits=mine.fits, overtaken_by=min(faster)[1] if faster else None,
+    )  # fmt: skip
+
+
+def _name(constant: str) -> str:
+    """A calibration's constant, with its source."""
+    return f"{KNOWN[constant].owner}.{constant}"
+
+
+def _calibrated(cluster: Cluster, calibration: Calibration) -> Iterator[tuple[str, float, Cluster]]:
+    for name, one in ((name, one) for name, one in KNOWN.items() if name in calibration.constants):
+        other = {**calibration.constants, name: one.worse(name, calibration[name], SCALE)}
+        yield _name(name), calibration[name], calibrated(cluster, replace(calibration, constants=other))
+
+
+def _of_chip(plan: Plan, cluster: Cluster) -> Iterator[str]:
+    """The constants of the chip that the plan's estimate uses."""
+    if cluster.calibration is None:
+        yield "matmul_fraction"
+        if cluster.chip.fp8_matmul_fraction is not None and precision_named(plan.job.precision).matmul == "fp8":
+            yield "fp8_matmul_fraction"
+        yield "memory_bytes_per_s"
+    yield "memory_bytes"
+    if plan.layout.offload != "none":
+        yield "pcie_bytes_per_s"
+
+
+def _scaled(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, float, Cluster]]:
+    """Each constant's name and value, and the cluster with this one scaled."""
+    for name in _of_chip(plan, cluster):
+        value: float = getattr(cluster.chip, name)
+        yield f"chip.{name}", value, replace(cluster, chip=replace(cluster.chip, **{name: value * SCALE}))  # type: ignore[arg-type]
+    for name, value, topology in _scaled_links(cluster.topology):
+        yield name, value, replace(cluster, topology=topology)
+
+
+def _scaled_links(topology: Topology) -> Iterator[tuple[str, float, Topology]]:
+    if isinstance(topology, Pods):
+        for name, value, torus in _scaled_links(topology.torus):
+            assert isinstance(torus, Torus)
+            yield name, value, replace(topology, torus=torus)
+        yield "pods.bytes_per_s", topology.bytes_per_s, replace(topology, bytes_per_s=topology.bytes_per_s * SCALE)
+        return
+    if not isinstance(topology, Switched):
+        yield "torus.bytes_per_s", topology.bytes_per_s, replace(topology, bytes_per_s=topology.bytes_per_s * SCALE)
+        latency = topology.hop_latency_s
+        yield "torus.hop_latency_s", latency, replace(topology, hop_latency_s=latency / SCALE)
+        return
+    for number, tier in enumerate(topology.tiers):
+        if tier.size > 1:
+            for name in ("bytes_per_s", "hop_latency_s", "base_latency_s"):
+                own: float = getattr(tier, name)
+                tiers = list[Tier](topology.tiers)
+                tiers[number] = replace(tier, **{name: own * SCALE if name == "bytes_per_s" else own / SCALE})  # type: ignore[arg-type]
+                yield f"{tier.name}.{name}", own, Switched(tiers=tuple(tiers))

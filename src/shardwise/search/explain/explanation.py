@@ -1,0 +1,210 @@
+"""The explanation of a plan as one value: memory, batch, throughput, layouts that lost, single terms, and the critical batch.
+
+Entry point: `explain`, which prices the plan and its runners-up again, so that all numbers come from one version of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwise.batch_size.tradeoff import LossTarget
+from shardwise.layout.layout import Layout
+from shardwise.layout.placement import default_placement
+from shardwise.layout.rules.stack_abilities import as_run, stack_of
+from shardwise.present.draw.notebook import Pictured, Shown
+from shardwise.price.estimate import Estimate, estimate
+from shardwise.price.estimate_terms import Derived
+from shardwise.price.layout_pricer import TERMS, Pricing
+from shardwise.price.term_inputs import Input
+from shardwise.price.training_run import Run, training_run
+from shardwise.search.explain.constant_sensitivity import Constant, constants
+from shardwise.search.explain.neighbour_layouts import best_placed
+from shardwise.search.explain.other_layouts import (
+    Against,
+    Nearest,
+    Option,
+    Scheduled,
+    against,
+    options,
+    schedules,
+    smallest_change,
+)
+from shardwise.search.explain.playbook_steps import Batch, Fit, RunnerUp, Throughput, batch, fit, runners_up, throughput
+from shardwise.search.loss_time import Doubling, LossTime, loss_time
+from shardwise.search.plan import Plan
+from shardwise.search.recompute_budget import LayerRecompute, layers_recomputed
+from shardwise.search.verdicts import MODEL_ERROR
+from shardwise.values.errors import InputError, unknown
+from shardwise.values.units import format_count, format_seconds
+
+Doublings = Callable[[Plan], tuple[Doubling, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation(Pictured):
+    """Why a plan is what it is, in the order of its decisions: memory, batch, throughput, and the layouts that lost.
+
+    `against` compares another layout, `terms` take single terms apart, `constants` are the measured values that the plan is most
+    sensitive to, `recompute` is what layers keep for the backward pass and compute again; `model_error` is the error of
+    predictions on held-out runs, as a share of the step. `critical_batch` is of plans with a noise scale.
+
+    >>> import shardwise as sw
+    >>> found = sw.explain(sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024))
+    >>> found.fit.fits, found.cluster, found.against
+    (True, 'h100:8', None)
+    """
+
+    model: str
+    cluster: str
+    layout: str
+    placement: str
+    model_error: float
+    fit: Fit
+    batch: Batch
+    throughput: Throughput
+    runners_up: tuple[RunnerUp, ...]
+    options: tuple[Option, ...]
+    schedules: tuple[Scheduled, ...]
+    run: Run | None
+    constants: tuple[Constant, ...]
+    against: Against | None = None
+    terms: tuple[Term, ...] = ()
+    notes: tuple[str, ...] = ()
+    stack: str | None = None
+    critical_batch: CriticalBatch | None = None
+    recompute: tuple[LayerRecompute, ...] = ()
+
+    def shown(self) -> Shown:
+        """The explanation as text and picture, as a notebook displays it."""
+        from shardwise.present.pictures.plan_charts import shown_explanation
+
+        return shown_explanation(self)
+
+    def __repr__(self) -> str:
+        verdict = "fits" if self.fit.fits else "does not fit"
+        return (
+            f"Explanation: {self.model} on {self.cluster}, {self.layout}\n  {verdict}: {self.fit.because}\n  "
+            f"{self.batch.because}\n  bound by {self.throughput.bound}: {format_seconds(self.throughput.step_time_s)} a step"
+        )
+
+
+def explain(
+    plan: Plan, nearest: Nearest, *, other: Layout | None = None, filled: str = "", term_name: str | None = None,
+    doubled: Doublings = lambda plan: (),
+) -> Explanation:  # fmt: skip
+    """Explain a plan, against another layout whose choices in `filled` a search made. `nearest` gives the fitting layout that is
+    closest to one that does not fit, or None; `doubled` plans a plan to a loss again with twice the batch, the devices or both.
+
+    The plan and its runners-up are priced again, so that all numbers come from the same version of the model.
+    """
+    priced = reprice(plan)
+    other = other and as_run(stack_of(plan.cluster), other)
+    terms = _terms(priced, other, term_name) if term_name else ()  # first: its name may be wrong
+    change = None if priced.estimate.fits else smallest_change(priced, priced.layout, nearest)
+    return Explanation(
+        model=plan.model.name, cluster=plan.cluster.name, layout=str(plan.layout),
+        placement=str(plan.layout.placement or default_placement(plan.cluster.topology)), model_error=MODEL_ERROR,
+        fit=fit(priced, change), batch=batch(priced), throughput=throughput(priced), runners_up=runners_up(priced),
+        options=options(priced), schedules=schedules(priced), run=priced.run, constants=constants(priced),
+        against=against(priced, other, nearest, filled) if other else None,
+        terms=terms, notes=(*_moved(plan, priced), *priced.estimate.notes),
+        stack=plan.cluster.calibration.stack if plan.cluster.calibration else None,
+        critical_batch=critical_batch(priced, plan.to_loss, doubled(priced)) if plan.to_loss and not term_name else None,
+        recompute=layers_recomputed(Pricing(plan.model, plan.cluster, plan.job, plan.layout)),
+    )  # fmt: skip
+
+
+def reprice(plan: Plan) -> Plan:
+    """The plan with its estimates and its run computed again. Raises `InputError` for a layout that is not legal."""
+
+    def again(layout: Layout) -> Any:
+        return estimate(plan.model, plan.cluster, plan.job, layout)
+
+    others = tuple(replace(other, estimate=again(other.layout)) for other in plan.alternatives)
+    mine = again(plan.layout)
+    run = training_run(plan.model, plan.cluster, plan.job, mine, plan.run.reliability if plan.run else None)
+    return replace(plan, estimate=mine, alternatives=others, run=run)
+
+
+def _moved(plan: Plan, priced: Plan) -> tuple[str, ...]:
+    """A note that the file's numbers are not this version's, if so."""
+    pairs: Mapping[str, tuple[float, float]] = {
+        "step_time_s": (plan.estimate.step_time_s, priced.estimate.step_time_s),
+        "memory_bytes": (plan.estimate.memory_bytes, priced.estimate.memory_bytes),
+    }
+    return tuple(
+        f"the plan file says {name} = {old:g}; this version makes it {new:g}, and explains that"
+        for name, (old, new) in pairs.items()
+        if not abs(old - new) <= 1e-6 * new
+    )
+
+
+def _terms(plan: Plan, other: Layout | None, name: str) -> tuple[Term, ...]:
+    """The term of the plan's layout, and of the other one."""
+    pairs = [(plan.layout, plan.estimate)] + ([best_placed(plan, other)] if other else [])
+    return tuple(term(plan, layout, priced, name) for layout, priced in pairs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Term:
+    """One term of one layout. `unit` is "s" or "B"; `hidden_s` is communication of the term that compute hides. `inputs` are
+    the symbols of `derived`, the counts that formulas multiply these by, and the numbers from which the term's rule computed
+    `value`."""
+
+    name: str
+    layout: str
+    value: float
+    unit: str
+    share: float
+    hidden_s: float
+    words: str
+    formula: str
+    source: str
+    inputs: tuple[Input, ...]
+    derived: tuple[Derived, ...]
+
+
+def term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> Term:
+    """One term, such as memory.activations or time.tp. Raises `InputError` that lists the names of the terms."""
+    if name not in TERMS:
+        raise InputError(f"--term: {unknown(name, TERMS)}")
+    tree, _, own = name.partition(".")
+    terms, hidden = (priced.time, priced.hidden) if tree == "time" else (priced.memory, {})
+    pricing = Pricing(plan.model, plan.cluster, plan.job, layout)
+    explained = pricing.term(name)
+    symbols = {one.symbol: one for one in (*explained.symbols, *pricing.counted)}
+    return Term(
+        name=name, layout=str(layout), value=terms[own], unit=explained.unit, share=terms[own] / sum(terms.values()),
+        hidden_s=hidden.get(own, 0.0), words=explained.words, formula=explained.formula, source=explained.source,
+        inputs=(*(symbols[key] for key in sorted(symbols)), *(one for one in explained.inputs if one.symbol not in symbols)),
+        derived=explained.derived,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalBatch:
+    """The target of a plan, its times to it, its side of the critical batch in words, and the next doublings."""
+
+    target: LossTarget
+    time: LossTime
+    because: str
+    doublings: tuple[Doubling, ...]
+
+
+def critical_batch(plan: Plan, target: LossTarget, doublings: tuple[Doubling, ...]) -> CriticalBatch:
+    """Where a plan lies; `doublings` are what it was planned as with twice the batch, the devices or both."""
+    time = loss_time(plan, target)
+    return CriticalBatch(target=target, time=time, because=side_text(time, target), doublings=doublings)
+
+
+def side_text(time: LossTime, target: LossTarget) -> str:
+    """The side of the critical batch, how much more than the fewest of both the batch takes, and what twice the batch would."""
+    law, batch = target.tradeoff, time.batch_tokens
+    steps, tokens = law.steps(2 * batch) / law.steps(batch), law.tokens(2 * batch) / law.tokens(batch)
+    return (
+        f"{batch:,} tokens are {time.batch_over_noise:.2g} times the critical batch of {format_count(target.noise.tokens)}, "
+        f"{time.side} it: {time.steps_ratio:.3g} times the fewest steps, {time.tokens_ratio:.3g} times the fewest tokens; twice "
+        f"the batch would take {steps:.0%} of these steps and {tokens:.0%} of these tokens"
+    )

@@ -1,0 +1,197 @@
+"""Layouts one choice away from a plan's, their fastest placements, and the neighbour that would reduce a loss seen in a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from shardwise.layout.choices import recompute_policies
+from shardwise.layout.degrees import atomic_degrees, degrees_of
+from shardwise.layout.layout import Layout
+from shardwise.layout.placement import Placement, cut_levels, placements
+from shardwise.layout.rules.engine import require_runnable
+from shardwise.layout.rules.stack_abilities import stack_of
+from shardwise.layout.rules.table import violations
+from shardwise.pipeline.registry import natural_schedule
+from shardwise.price.estimate import Estimate, estimate
+from shardwise.search.plan import Plan
+from shardwise.values.errors import InputError
+from shardwise.values.precision import precision_named
+
+AXES = ("tp", "cp", "pp")
+LEAST = 0.01  # of the plan's step: a smaller gain is no advice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change of layout: what it is, the layout, its predicted step, and the seconds of a step that it would save."""
+
+    what: str
+    layout: str
+    step_time_s: float
+    saves_s: float
+
+
+Amount = Callable[[Layout, Estimate], float]
+
+
+def neighbours(plan: Plan) -> Iterator[tuple[str, Layout]]:
+    """Layouts with one choice of a plan changed: those that `explain` prices, degrees halved for more replicas, more ZeRO,
+    smaller micro-batches, and more virtual stages."""
+    layout = plan.layout
+    yield from one_change(plan)
+    grown = "fsdp" if layout.zero_stage else "dp"
+    for axis in AXES:
+        degree = getattr(layout, axis)
+        if degree > 2 and degree % 2 == 0:
+            yield (
+                f"{axis} = {degree // 2}, and more replicas",
+                replace(layout, **{axis: degree // 2, grown: 2 * getattr(layout, grown)}),
+            )
+    if not layout.zero_stage and layout.dp > 1:
+        for stage in (1, 2, 3):
+            yield f"ZeRO stage {stage} over the replicas", replace(layout, zero_stage=stage, fsdp=layout.dp, dp=1)
+    for stage in range(layout.zero_stage + 1, 4) if layout.zero_stage else ():
+        yield f"ZeRO stage {stage} in place of {layout.zero_stage}", replace(layout, zero_stage=stage)
+    if layout.micro_batch_seqs % 2 == 0:
+        yield (
+            "micro-batches half as large, twice as many",
+            replace(layout, micro_batch_seqs=layout.micro_batch_seqs // 2),
+        )
+    if layout.pp > 1 and layout.num_virtual_stages == 1:
+        yield "two virtual stages on each rank", replace(layout, num_virtual_stages=2, schedule="interleaved")
+
+
+def remedy(plan: Plan, measured_s: float, amount: Amount) -> Remedy | None:
+    """The neighbour of a plan's layout that would save most of a step, or None where none would.
+
+    A step lost `measured_s` to something of which a layout has an `amount`, in any unit. The loss is taken to be proportional to
+    it; all else changes as predicted, with the plan's own prediction of what was lost left out on both sides.
+    """
+    mine = amount(plan.layout, plan.estimate)
+    found = [one for what, layout in neighbours(plan) if (one := _judged(plan, what, layout, measured_s, mine, amount))]
+    best = max(found, key=lambda one: one.saves_s, default=None)
+    return best if best and best.saves_s >= LEAST * plan.estimate.step_time_s else None
+
+
+def _judged(plan: Plan, what: str, layout: Layout, measured_s: float, mine: float, amount: Amount) -> Remedy | None:
+    """A neighbour that is legal, runs, fits, and has less of what was lost."""
+    layout = replace(layout, placement=None, micro_batch_seqs=_most_seqs(plan, layout))
+    if violations(plan.model, plan.job, plan.cluster.num_devices, layout) or not _runs(plan, layout):
+        return None
+    placed, priced = best_placed(plan, layout)
+    its = amount(placed, priced)
+    if not priced.fits or its >= mine:
+        return None
+    saves = measured_s * (1.0 - its / mine) + plan.estimate.step_time_s - priced.step_time_s
+    return Remedy(what=what, layout=str(layout), step_time_s=priced.step_time_s, saves_s=saves)
+
+
+def _most_seqs(plan: Plan, layout: Layout) -> int:
+    """Sequences of a micro-batch, of which each of more replicas may have fewer."""
+    return min(layout.micro_batch_seqs, max(plan.job.num_seqs // layout.num_replicas, 1))
+
+
+def _runs(plan: Plan, layout: Layout) -> bool:
+    try:
+        require_runnable(plan.model, layout, precision_named(plan.job.precision), plan.job.optimizer)
+    except InputError:
+        return False
+    return True
+
+
+def of_terms(terms: Sequence[str]) -> Amount:
+    """Seconds of some terms of the time, with the traffic that is predicted to be hidden."""
+    return lambda _, priced: sum(priced.time.get(term, 0.0) + priced.hidden.get(term, 0.0) for term in terms)
+
+
+def launches(plan: Plan) -> Amount:
+    """Passes through layers that a rank runs in a step, to which the kernels that it launches are proportional."""
+    model, num_seqs = plan.model, plan.job.num_seqs
+    return lambda layout, _: (
+        -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs)) * (model.num_layers + 1) / layout.pp
+    )
+
+
+def policies_of(plan: Plan) -> tuple[str, ...]:
+    """The recompute policies of the plan's stack, from the one that saves the most."""
+    return recompute_policies(stack_of(plan.cluster), plan.model, plan.job)
+
+
+def one_change(plan: Plan) -> Iterator[tuple[str, Layout]]:
+    """The plan's layout with one choice changed: a lower ZeRO stage, other recomputation and micro-batches, an axis turned into
+    replicas."""
+    layout = plan.layout
+    for stage in range(layout.zero_stage - 1, -1, -1):
+        less = _with_zero(layout, stage)
+        also = f", with ep = {less.ep} in place of {layout.ep}" if less.ep != layout.ep else ""
+        yield f"ZeRO stage {stage} in place of {layout.zero_stage}{also}", less
+    for policy in policies_of(plan):
+        every = replace(layout, recompute=policy, recompute_layers=None)
+        other = "on all layers" if policy == layout.recompute else f"in place of {layout.recompute}"
+        yield f"recompute {policy} {other}", every
+    yield "micro-batches twice as large", replace(layout, micro_batch_seqs=2 * layout.micro_batch_seqs)
+    if layout.micro_batch_seqs > 1:
+        yield "micro-batches of one sequence", replace(layout, micro_batch_seqs=1)
+    if layout.sequence_parallel:
+        yield "no sequence parallelism", replace(layout, sequence_parallel=False, async_tp=False)
+    for axis in ("tp", "cp", "pp"):
+        if getattr(layout, axis) > 1:
+            yield f"replicas in place of {axis} = {getattr(layout, axis)}", _without(layout, axis)
+
+
+def _with_zero(layout: Layout, stage: int) -> Layout:
+    """Another ZeRO stage over the same devices; without ZeRO they are replicas, from which experts borrow nothing."""
+    if stage:
+        return replace(layout, zero_stage=stage)
+    ep = layout.tp if layout.expert_tp < layout.tp else 1
+    return replace(layout, zero_stage=0, dp=layout.dp * layout.fsdp, fsdp=1, ep=ep)
+
+
+def _without(layout: Layout, axis: str) -> Layout:
+    """The devices of an axis as more replicas, over which ZeRO shards if the layout uses it."""
+    grown = "fsdp" if layout.zero_stage else "dp"
+    values: dict[str, Any] = {axis: 1, grown: getattr(layout, grown) * getattr(layout, axis)}
+    if axis == "tp":
+        values |= {"sequence_parallel": False, "async_tp": False, "etp": None}
+    if axis == "cp":
+        values["cp_variant"] = "all_gather"
+    if axis == "pp":
+        values |= {"num_virtual_stages": 1, "schedule": natural_schedule(1, 1), "layers_per_stage": None}
+    return replace(layout, **values)
+
+
+def _neighbours(plan: Plan) -> Iterator[tuple[str, Estimate]]:
+    """Layouts one change away that would use more memory and less time."""
+    layout = plan.layout
+    policies = policies_of(plan)  # those that keep more come first
+    changes: list[dict[str, object]] = [
+        {"recompute": policy, "recompute_layers": None if policy == "none" else layout.recompute_layers}
+        for policy in policies[: policies.index(layout.recompute) if layout.recompute in policies else -1]
+    ]
+    changes += [{"micro_batch_seqs": 2 * layout.micro_batch_seqs}]
+    changes += [{"zero_stage": stage} for stage in range(1, layout.zero_stage)]
+    for change in changes:
+        other: Layout = replace(layout, **change)  # type: ignore[arg-type]
+        if not violations(plan.model, plan.job, plan.cluster.num_devices, other):
+            name, value = next(iter(change.items()))
+            yield f"{name}={value}", estimate(plan.model, plan.cluster, plan.job, other)
+
+
+def best_placed(plan: Plan, layout: Layout) -> tuple[Layout, Estimate]:
+    """The layout on its own placement, or without one on the fastest, with its estimate."""
+    options = [layout.placement] if layout.placement else _different_placements(plan, layout)
+    placed = [replace(layout, placement=option) for option in options]
+    priced = [(one, estimate(plan.model, plan.cluster, plan.job, one)) for one in placed]
+    return min(priced, key=lambda pair: pair[1].step_time_s)
+
+
+def _different_placements(plan: Plan, layout: Layout) -> list[Placement]:
+    """One placement of each kind: placements that give every axis the same links cost the same."""
+    topology, degrees = plan.cluster.topology, atomic_degrees(plan.model, degrees_of(layout))
+    kinds: dict[tuple[object, ...], Placement] = {}
+    for option in placements(topology):
+        cuts = cut_levels(topology, option, degrees)
+        kinds.setdefault(tuple((axis, cuts[axis]) for axis in sorted(cuts) if degrees[axis] > 1), option)
+    return list(kinds.values())

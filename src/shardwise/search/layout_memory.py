@@ -1,0 +1,182 @@
+"""Memory of the devices under a layout, stage by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from shardwise.hardware.cluster import Cluster
+from shardwise.layout.degrees import degrees_of, num_micro_batches
+from shardwise.layout.layout import Layout
+from shardwise.layout.payload import LayoutPayload, layout_payload
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import USUAL_SEQ_LEN, Job
+from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.pipeline.registry import schedule_of
+from shardwise.present.draw.notebook import Pictured, Shown
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.memory_by_stage import stage_memories
+from shardwise.price.problem import as_planned
+from shardwise.search.recompute_budget import LayerRecompute, layers_recomputed, within_budget
+from shardwise.values.elementwise import ceil_div
+from shardwise.values.errors import InputError, require
+from shardwise.values.units import format_bytes
+
+SCHEMA = "shardwise.memory/2"
+
+
+class MemoryJob(TypedDict):
+    """What memory depends on in a job; `global_batch_tokens` is null where it was not given: each layout then has its own."""
+
+    global_batch_tokens: int | None
+    seq_len: int
+    precision: str
+
+
+class LayoutMemoryPayload(TypedDict):
+    """Bytes of a device of each pipeline stage, by term."""
+
+    layout: LayoutPayload
+    global_batch_tokens: int
+    num_micro_batches: int
+    memory_bytes: float
+    fits: bool
+    margin: float
+    fullest_stage: int
+    stages: list[dict[str, float]]
+    recompute: list[LayerRecompute]
+
+
+class MemoryPayload(TypedDict):
+    """Memory of a device under some layouts; `defaults` names what was left out, `seq_len` or `batch_tokens`."""
+
+    schema: Literal["shardwise.memory/2"]
+    model: ModelPayload
+    cluster: str
+    defaults: list[str]
+    job: MemoryJob
+    memory_capacity_bytes: float
+    layouts: list[LayoutMemoryPayload]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutMemory(Pictured):
+    """Memory of a device of each pipeline stage, in bytes by term (`estimate_terms.MEMORY_TERMS`), and its capacity.
+
+    `num_micro_batches` are those of each replica in a step of the job. `recompute` lists what each kind of layer keeps for
+    the backward pass and computes again; a budget has become the set that fits it (`search.recompute_budget`).
+
+    >>> import shardwise as sw
+    >>> found = sw.memory("llama-3-8b", "h100:8", "fsdp=4 pp=2", global_batch_tokens="64Ki", seq_len=4096)
+    >>> len(found.stages), found.num_micro_batches, max(found.stage_bytes) == found.memory_bytes
+    (2, 4, True)
+    """
+
+    layout: Layout
+    job: Job
+    num_micro_batches: int
+    memory_capacity_bytes: float
+    stages: tuple[Mapping[str, float], ...]
+    recompute: tuple[LayerRecompute, ...]
+
+    def shown(self) -> Shown:
+        """The terms of each stage as text and picture, as a notebook displays them."""
+        from shardwise.present.pictures.plan_charts import shown_memory
+
+        return shown_memory(self)
+
+    @property
+    def stage_bytes(self) -> tuple[float, ...]:
+        """Bytes of a device of each stage."""
+        return tuple(sum(stage.values()) for stage in self.stages)
+
+    @property
+    def memory_bytes(self) -> float:
+        """Bytes of the fullest device."""
+        return max(self.stage_bytes)
+
+    @property
+    def fullest_stage(self) -> int:
+        """The first stage with the most bytes."""
+        return self.stage_bytes.index(self.memory_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the fullest device has room."""
+        return self.memory_bytes <= self.memory_capacity_bytes
+
+    @property
+    def margin(self) -> float:
+        """The free share of the fullest device's memory; below 0 where there is too little."""
+        return 1 - self.memory_bytes / self.memory_capacity_bytes
+
+    def __repr__(self) -> str:
+        terms = (f"{name} {format_bytes(value)}" for name, value in self.stages[self.fullest_stage].items() if value)
+        whole = f"{format_bytes(self.memory_bytes)} of {format_bytes(self.memory_capacity_bytes)}"
+        return f"LayoutMemory of {self.layout}: {whole}\n  stage {self.fullest_stage}: {', '.join(terms)}"
+
+
+def layout_memory(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> LayoutMemory:
+    """Memory of a device of each pipeline stage, in bytes by term. Raises `InputError` with every rule that the layout breaks."""
+    architecture.require_positions(job.seq_len)
+    layout = within_budget(architecture, *as_planned(cluster, job), layout)
+    return LayoutMemory(
+        layout=layout, job=job, stages=stage_memories(architecture, cluster, job, layout),
+        recompute=layers_recomputed(Pricing(architecture, *as_planned(cluster, job), layout)),
+        num_micro_batches=num_micro_batches(job, degrees_of(layout)), memory_capacity_bytes=cluster.chip.memory_bytes,
+    )  # fmt: skip
+
+
+def filling_job(job: Job, layout: Layout) -> Job:
+    """The job with the smallest batch that fills a layout: one micro-batch per replica, or in a pipeline one per stage.
+
+    Interleaved stages hold up to half as many again, so they get two; other schedules what they require. A larger batch takes
+    no more memory, except under all-forward-all-backward, which holds every micro-batch.
+    """
+    schedule, stages = schedule_of(layout.schedule), (layout.pp, layout.num_virtual_stages)
+    multiple = schedule.multiple(*stages)
+    fewest = max(layout.pp * (2 if layout.num_virtual_stages > 1 else 1), schedule.fewest(*stages))
+    times = ceil_div(fewest, multiple) * multiple
+    return replace(job, global_batch_tokens=times * layout.micro_batch_seqs * layout.num_replicas * job.seq_len)
+
+
+def usual_seq_len(architecture: Architecture) -> int:
+    """The default tokens of a sequence: `USUAL_SEQ_LEN`, or the rows of the model's table of positions."""
+    return min(USUAL_SEQ_LEN, architecture.max_positions or USUAL_SEQ_LEN)
+
+
+def memory_payload(
+    model: Architecture, cluster: Cluster, layouts: Sequence[tuple[Job, Layout]], defaults: Sequence[str]
+) -> dict[str, Any]:
+    """What `shardwise memory --json` prints: bytes of each stage of each layout, by term.
+
+    `defaults`: which of `seq_len` and `batch_tokens` were left out. Raises `InputError` with every rule that the layouts break.
+    """
+    shown, problems = [], list[str]()
+    for job, layout in layouts:
+        try:
+            found = layout_memory(model, cluster, job, layout)
+        except InputError as error:
+            problems += [f"{layout}: {problem}" if len(layouts) > 1 else problem for problem in error.problems]
+            continue
+        shown.append(
+            {
+                "layout": layout_payload(found.layout, model, job, cluster.topology),
+                "global_batch_tokens": job.global_batch_tokens, "num_micro_batches": found.num_micro_batches,
+                "memory_bytes": found.memory_bytes, "fits": found.fits, "margin": found.margin,
+                "fullest_stage": found.fullest_stage,
+                "stages": [dict(stage) for stage in found.stages],
+                "recompute": [asdict(one) for one in found.recompute],
+            }
+        )  # fmt: skip
+    require(problems)
+    job = layouts[0][0]
+    batch = None if "batch_tokens" in defaults else job.global_batch_tokens
+    return {
+        "schema": SCHEMA, "model": model_payload(model), "cluster": cluster.name, "defaults": list(defaults),
+        "job": {"global_batch_tokens": batch, "seq_len": job.seq_len, "precision": job.precision},
+        "memory_capacity_bytes": cluster.chip.memory_bytes, "layouts": shown,
+    }  # fmt: skip

@@ -1,0 +1,58 @@
+"""Plan of a given layout, without a search: plain Python, so that `estimate` loads no NumPy."""
+
+from dataclasses import replace
+
+from shardwise.book_formulas.rules import book_rules
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.published_constants import rated
+from shardwise.layout.layout import Layout
+from shardwise.layout.rules.stack_abilities import as_run, lacking, stack_of
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.price.estimate import estimate
+from shardwise.price.problem import as_planned
+from shardwise.price.reliability import Reliability
+from shardwise.price.roofline import policy_of
+from shardwise.price.training_run import training_run
+from shardwise.search.plan import Plan, versions
+from shardwise.search.recompute_budget import within_budget
+
+
+def bound_seconds(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> float | None:
+    """Seconds of a layout's step at the rates that micro-benchmarks reach; None where the estimate is that bound."""
+    if cluster.calibration is None:
+        return None
+    return estimate(architecture, rated(cluster), job, layout).step_time_s
+
+
+def plan_layout(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, reliability: Reliability | None = None
+) -> Plan:
+    """A plan for a given layout, without a search: its estimate, the books' rules, and what the whole run takes.
+
+    A cluster without measurements is predicted under the typical stack of its chip (`as_planned`), and choices that the stack
+    fixes are set as it runs them. A budget of activations becomes the set of tensors that is kept under it
+    (`search.recompute_budget`). What the stack does not support is noted in the estimate. `reliability` gives the failure rate,
+    restarts and power of the run (defaults: `Reliability`).
+
+    Raises `InputError` with every rule that the layout breaks.
+
+    >>> import shardwise as sw
+    >>> job = sw.Job(global_batch_tokens=2**19, seq_len=4096)
+    >>> plan = plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, sw.Layout.parse("fsdp=8 recompute=full"))
+    >>> plan.layout.zero_stage, plan.estimate.fits, plan.bound_s < plan.estimate.step_time_s
+    (3, True, True)
+    """
+    architecture.require_positions(job.seq_len)
+    (cluster, job), asked = as_planned(cluster, job), job
+    stack = stack_of(cluster)
+    layout = within_budget(architecture, cluster, job, as_run(stack, layout))
+    priced = estimate(architecture, cluster, job, layout)
+    lacks = lacking(stack, architecture, asked, layout) if stack and stack.known else []
+    priced = replace(priced, notes=(*priced.notes, *lacks))
+    return Plan(
+        model=architecture, cluster=cluster, job=job, layout=layout, estimate=priced,
+        rules=book_rules(architecture, cluster, job), versions=versions(),
+        run=training_run(architecture, cluster, job, priced, reliability),
+        bound_s=bound_seconds(architecture, cluster, job, layout), policy=policy_of(cluster),
+    )  # fmt: skip

@@ -1,0 +1,239 @@
+"""Time and dollars that a plan takes to a loss, what the next doubling gains, and the values of a search to a loss.
+
+The time of a fixed number of tokens stands beside the time to the loss: a larger batch takes more tokens to it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from shardwise.batch_size.tradeoff import LossTarget, Side
+from shardwise.hardware.cluster_sizes import twice
+from shardwise.layout.choices import Choices
+from shardwise.present.draw.notebook import Pictured, Shown
+from shardwise.price.problem import Limits
+from shardwise.price.reliability import Reliability
+from shardwise.price.training_run import Run, training_run
+from shardwise.search.plan import Plan
+from shardwise.search.planner import plan as search_plan
+from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
+from shardwise.values.progress import Progress, silent, within
+from shardwise.values.units import SECONDS_PER_DAY, format_binary
+
+Doubled = Literal["batch and devices", "batch", "devices"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTime:
+    """A plan's times: of the target's tokens whatever loss they reach (`token_s`), and to the loss (`loss_s`), in seconds.
+
+    Both are with the interruptions of that many devices. `steps` and `tokens` are those to the loss, S(B) and E(B), and the
+    ratios are to the fewest of each. `chip_hours` and `usd` are to the loss; `usd` is None without a sourced price. Where the
+    target has no tokens, all are of a billion of the fewest tokens.
+
+    Source: Stratos, Compute-Bound Training, 2026, 2.2.1 (token-time and loss-time).
+
+    >>> import shardwise as sw
+    >>> from shardwise.batch_size.noise_scale import NoiseScale
+    >>> plan = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024)
+    >>> found = loss_time(plan, LossTarget(noise=NoiseScale(tokens=2.0**16)))
+    >>> found.steps_ratio, found.tokens_ratio, round(found.loss_s / found.token_s, 6)
+    (2.0, 2.0, 2.0)
+    """
+
+    batch_tokens: int
+    num_devices: int
+    step_time_s: float
+    batch_over_noise: float
+    side: Side
+    steps: float
+    tokens: float
+    steps_ratio: float
+    tokens_ratio: float
+    token_s: float
+    loss_s: float
+    chip_hours: float
+    usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubling:
+    """A plan with twice the batch, the devices or both: its time and dollars to the loss over those of the plan.
+
+    `problem` says why it was not planned; its numbers are None then. Dollars go with chip-hours: the price stays.
+    """
+
+    doubled: Doubled
+    cluster: str
+    batch_tokens: int
+    token_ratio: float | None = None
+    loss_ratio: float | None = None
+    usd_ratio: float | None = None
+    problem: str = ""
+
+
+def loss_run(plan: Plan, target: LossTarget, reliability: Reliability | None = None) -> Run:
+    """The whole run of a plan to the loss, with interruptions; of a billion of the fewest tokens where the target has none."""
+    job = replace(plan.job, tokens=target.tokens_to_loss(plan.job.global_batch_tokens))
+    given = plan.run.reliability if plan.run else None
+    run = training_run(plan.model, plan.cluster, job, plan.estimate, reliability or given)
+    assert run is not None  # its job has tokens
+    return run
+
+
+def loss_time(plan: Plan, target: LossTarget, reliability: Reliability | None = None) -> LossTime:
+    """What a plan takes to a loss."""
+    batch, run = plan.job.global_batch_tokens, loss_run(plan, target, reliability)
+    law, loss_s = target.tradeoff, run.days * SECONDS_PER_DAY
+    return LossTime(
+        batch_tokens=batch, num_devices=plan.cluster.num_devices, step_time_s=plan.estimate.step_time_s,
+        batch_over_noise=batch / target.noise.tokens, side=target.side(batch),
+        steps=law.steps(batch), tokens=run.tokens, steps_ratio=law.steps(batch) / law.min_steps,
+        tokens_ratio=run.tokens / law.min_tokens, token_s=loss_s * target.reference_tokens / run.tokens, loss_s=loss_s,
+        chip_hours=run.chip_hours, usd=run.usd,
+    )  # fmt: skip
+
+
+def doubling(doubled: Doubled, before: LossTime, after: LossTime, cluster: str) -> Doubling:
+    """How the times and the dollars of a plan change."""
+    return Doubling(
+        doubled=doubled, cluster=cluster, batch_tokens=after.batch_tokens, token_ratio=after.token_s / before.token_s,
+        loss_ratio=after.loss_s / before.loss_s, usd_ratio=after.chip_hours / before.chip_hours,
+    )  # fmt: skip
+
+
+Goal = Literal["time", "usd"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossPoint:
+    """A batch on a cluster: its plan with what it takes to the loss, or why it has none (`problem`)."""
+
+    cluster: str
+    chip: str
+    num_devices: int
+    batch_tokens: int
+    plan: Plan | None = None
+    time: LossTime | None = None
+    problem: str | None = None
+    within_limits: bool = True
+
+    @property
+    def name(self) -> str:
+        """Cluster and batch as text."""
+        return f"{self.cluster} with batches of {format_binary(self.batch_tokens)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """What would be chosen with another noise scale: its batch and cluster; None where nothing meets the limits."""
+
+    noise_tokens: float
+    cluster: str | None
+    batch_tokens: int | None
+    loss_s: float | None
+    regret: float | None  # how much longer (or dearer) the chosen point is then, as a share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSearch(Pictured):
+    """Plans to a loss, by cluster and batch; `chosen` is the number of the best, None where none meets the limits.
+
+    >>> import shardwise as sw
+    >>> found = sw.plan_to_loss("gpt-2", ["h100:4", "h100:8"], noise_scale="64Ki", batches=["64Ki", "128Ki"], seq_len=1024)
+    >>> found.plan.cluster.name, found.reason, len(found.points)
+    ('h100:8', 'the soonest at the loss', 4)
+    """
+
+    target: LossTarget
+    points: tuple[LossPoint, ...]
+    limits: Limits
+    goal: Goal
+    chosen: int | None
+    reason: str
+    sensitivity: tuple[Sensitivity, ...] = ()
+
+    @property
+    def plan(self) -> Plan | None:
+        """The chosen plan, which carries the target."""
+        return None if self.chosen is None else self.points[self.chosen].plan
+
+    @property
+    def best(self) -> tuple[LossPoint, ...]:
+        """The best batch of each cluster, in the order of the clusters; one without a plan where none has one."""
+        found: dict[str, list[LossPoint]] = {}
+        for point in self.points:
+            found.setdefault(point.cluster, []).append(point)
+        mark = None if self.chosen is None else self.points[self.chosen]
+        return tuple(mark if mark in each else min(each, key=self.cost) for each in found.values())
+
+    def cost(self, point: LossPoint) -> float:
+        """What is minimised, of a point: seconds or chip-hours to the loss, infinite without a plan."""
+        return math.inf if point.time is None else point.time.loss_s if self.goal == "time" else point.time.chip_hours
+
+    @property
+    def diagonal(self) -> tuple[LossPoint, ...]:
+        """Batch and devices doubled together: the planned points with the chosen one's tokens per device and its chip."""
+        if self.chosen is None:
+            return ()
+        mark = self.points[self.chosen]
+        same = [
+            point
+            for point in self.points
+            if point.plan and point.chip == mark.chip
+            and point.batch_tokens * mark.num_devices == mark.batch_tokens * point.num_devices
+        ]  # fmt: skip
+        return tuple(sorted(same, key=lambda point: point.num_devices))
+
+    def shown(self) -> Shown:
+        """The points as a table and a picture, as a notebook displays them."""
+        from shardwise.present.pictures.plan_to_target_loss_charts import shown_search
+
+        return shown_search(self)
+
+    def __repr__(self) -> str:
+        chosen = "none" if self.chosen is None else self.points[self.chosen].name
+        noise = f"{self.target.noise.tokens:,.0f} tokens"
+        return f"LossSearch: {len(self.points)} points, noise scale {noise}; {chosen}: {self.reason}"
+
+
+DOUBLED: dict[Doubled, tuple[int, int]] = {"batch and devices": (2, 2), "batch": (2, 1), "devices": (1, 2)}
+
+
+def doublings(
+    plan: Plan, target: LossTarget, *, choices: Choices | None = None, progress: Progress = silent
+) -> tuple[Doubling, ...]:
+    """A plan with twice the batch and the devices, the batch alone, and the devices alone; each is planned again.
+
+    `target` says what reaching the loss takes. A doubling without a plan says why: nothing fits, or a cluster that has no rule by
+    which it grows.
+
+    >>> import shardwise as sw
+    >>> from shardwise.batch_size.noise_scale import NoiseScale
+    >>> plan = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024)
+    >>> both, batch, devices = doublings(plan, LossTarget(noise=NoiseScale(tokens=1e6)))
+    >>> both.cluster, both.loss_ratio > both.token_ratio, batch.usd_ratio == batch.loss_ratio
+    ('h100:16', True, True)
+    """
+    return tuple(_doubled(plan, target, name, choices, within(progress, f"twice the {name}")) for name in DOUBLED)
+
+
+def _doubled(plan: Plan, target: LossTarget, name: Doubled, choices: Choices | None, progress: Progress) -> Doubling:
+    batches, devices = DOUBLED[name]
+    batch = batches * plan.job.global_batch_tokens
+    cluster = plan.cluster if devices == 1 else twice(plan.cluster)
+    if cluster is None:
+        said = f"{plan.cluster.name} has no cluster of twice its size in the catalogue"
+        return Doubling(doubled=name, cluster=plan.cluster.name, batch_tokens=batch, problem=said)
+    tokens = None if plan.job.tokens is None else target.tokens_to_loss(batch)
+    job = replace(plan.job, global_batch_tokens=batch, tokens=tokens)
+    try:
+        found = search_plan(
+            plan.model, cluster, job, choices=choices, reliability=plan.run.reliability if plan.run else None,
+            progress=progress, elsewhere=False,
+        )  # fmt: skip
+    except (InputError, MissingValueError, NothingFitsError) as error:
+        return Doubling(doubled=name, cluster=cluster.name, batch_tokens=batch, problem=str(error))
+    return doubling(name, loss_time(plan, target), loss_time(found, target), cluster.name)

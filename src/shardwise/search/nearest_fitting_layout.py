@@ -1,0 +1,109 @@
+"""Layouts near a given one: a partial layout with its other choices filled in by a search, and the nearest layout that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from shardwise.hardware.cluster import Cluster
+from shardwise.layout.choices import AXES, FACTORED, PINNABLE, QUARTERS, Choices
+from shardwise.layout.layout import OFFLOADS, Layout, layout_of
+from shardwise.layout.rules.stack_abilities import as_run, lacking, stack_of
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.pipeline.registry import NATURAL, natural_schedule
+from shardwise.search.planner import NUM_NEAR
+from shardwise.search.vectorised.search_layouts import Found, search
+from shardwise.search.verdicts import num_changes
+from shardwise.values.errors import InputError, NothingFitsError
+from shardwise.values.progress import Progress, silent
+
+APART = ("etp", "layers_per_stage", "placement")  # fields of a layout that no search pins
+OF_STAGES = ("num_virtual_stages", "schedule")  # what layers per stage decide together with
+
+
+def filled(architecture: Architecture, cluster: Cluster, job: Job, said: Mapping[str, Any]) -> Layout:
+    """The fastest layout with some choices said: of those that fit, or else that with the least memory.
+
+    Degrees that are left out are 1 where the others are all devices. Where no legal layout has the choices, the others are
+    natural ones (`layout_of`), and whoever prices it says what is wrong.
+
+    >>> import shardwise as sw
+    >>> cluster = sw.load_cluster("h100:16", stack="megatron")
+    >>> job = sw.Job(global_batch_tokens=2**20, seq_len=4096)
+    >>> found = filled(sw.load_model("llama-3-8b"), cluster, job, {"tp": 4, "fsdp": 4})
+    >>> (found.tp, found.fsdp, found.pp), found.micro_batch_seqs > 1
+    ((4, 4, 1), True)
+    """
+    pins = {name: value for name, value in said.items() if name in PINNABLE and value is not None}
+    if prod(said.get(axis, 1) for axis in FACTORED) == cluster.num_devices:
+        pins = {**dict.fromkeys(FACTORED, 1), **pins}
+    if "layers_per_stage" in said:
+        pins = {**{name: getattr(layout_of(said), name) for name in OF_STAGES}, **pins}
+    found = _searched(architecture, cluster, job, pins)
+    layout = layout_of(said) if found is None else replace(found, placement=None)
+    apart = {name: said[name] for name in APART if name in said}
+    return as_run(stack_of(cluster), replace(layout, **apart))
+
+
+def _searched(architecture: Architecture, cluster: Cluster, job: Job, pins: Mapping[str, Any]) -> Layout | None:
+    """The best layout within the pins; None where there is none."""
+    try:
+        choices = Choices().narrowed(pins, {})
+        with suppress(InputError):  # of what the stack does not run the others are of any stack
+            choices = choices.of_stack(stack_of(cluster), architecture, replace(job, loss=None), cluster.scale_up_size)
+        found = search(architecture, cluster, job, choices=choices, top=1)
+    except (InputError, NothingFitsError):
+        return None
+    return found.best[0].layout if found.best else found.leanest.layout
+
+
+def chosen_for(layout: Layout, said: Mapping[str, Any]) -> str:
+    """The choices of a filled layout that were not said, as its text has them."""
+    return " ".join(word for word in str(layout).split() if word.partition("=")[0] not in said)
+
+
+def nearest_fitting(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, progress: Progress = silent
+) -> Layout | None:
+    """The fitting layout that changes the fewest fields of one that does not fit, the fastest of these; None if none fits.
+
+    First its degrees stay, and recomputation (also of a part of the layers), micro-batch, ZeRO stage and sequence parallelism
+    are free: what then fits is the smallest change of all. Otherwise the nearest among: other degrees with the same choices,
+    the fastest of every factorisation, and the Pareto front of time and memory. Last, the same degrees with offload.
+    """
+    degrees = {axis: getattr(layout, axis) for axis in AXES}
+    chosen = ("zero_stage", "sequence_parallel", "micro_batch_seqs", "recompute")
+    own = () if layout.schedule == natural_schedule(layout.pp, layout.num_virtual_stages) else (layout.schedule,)
+    every = Choices(
+        micro_batch_seqs=tuple(sorted({*Choices().micro_batch_seqs, layout.micro_batch_seqs})),
+        offload=(layout.offload,),
+        schedule=(NATURAL, *own),
+    )
+    stack = stack_of(cluster)
+    if stack and not lacking(stack, architecture, job, layout):
+        every = every.of_stack(stack, architecture, job, cluster.scale_up_size)
+    parts = replace(every, recompute_layers=(None, *QUARTERS))
+    same_degrees = parts.narrowed({**degrees, "num_virtual_stages": layout.num_virtual_stages}, {})
+    same_choices = every.narrowed({name: getattr(layout, name) for name in chosen}, {})
+    known = cluster.chip.pcie_bytes_per_s is not None
+    offloaded = (replace(same_degrees, offload=OFFLOADS),) if known else ()
+    for tries in ((same_degrees,), (same_choices, every), offloaded):
+        fitting = [row for choices in tries for row in _fitting(architecture, cluster, job, choices, progress)]
+        if fitting:
+            return min(fitting, key=lambda row: (num_changes(layout, row.layout), row.step_time_s)).layout
+    return None
+
+
+def _fitting(
+    architecture: Architecture, cluster: Cluster, job: Job, choices: Choices, progress: Progress
+) -> Iterator[Found]:
+    """Fitting layouts within the choices: the fastest, those of every factorisation, and the Pareto front."""
+    try:
+        found = search(architecture, cluster, job, choices=choices, top=NUM_NEAR, progress=progress)
+    except NothingFitsError:
+        return
+    yield from (*found.best, *found.by_factorisation, *found.pareto)

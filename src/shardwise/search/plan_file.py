@@ -1,0 +1,326 @@
+"""Plan files: a plan as JSON, written and read again; `plan --json` and `estimate --json` print the same payload.
+
+Entry points: `dump_plan` and `load_plan` for files, `plan_payload` and `parse_plan` for the payload. The schema has a version;
+older versions are read as well, and a plan of an unknown version is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from shardwise.batch_size.tradeoff import LossTarget
+from shardwise.book_formulas.rules import Rule
+from shardwise.hardware.calibration_constants import Calibration, unscaled
+from shardwise.hardware.chips import Chip
+from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.network.pods import Pods
+from shardwise.hardware.network.switches import Switched, Tier
+from shardwise.hardware.network.topology import Topology
+from shardwise.hardware.network.torus import LEGAL, Torus, is_twistable
+from shardwise.hardware.toml_tables import MOST, MOST_DEVICES
+from shardwise.layout.layout import Layout
+from shardwise.layout.layout_from_payload import parse_layout
+from shardwise.layout.payload import LayoutPayload, layout_payload
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.model.optimizers.registry import optimizer_named
+from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.price.estimate import Estimate
+from shardwise.price.roofline import policy_of
+from shardwise.price.training_run import Run
+from shardwise.search.plan import Alternative, Plan, SearchSummary
+from shardwise.values.errors import InputError, require
+from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.payload_fields import Fields
+from shardwise.values.plain_data import _only, parse
+from shardwise.values.precision import Precision, precision_named
+
+FIRST_SCHEMA = "shardwise.plan/1"  # its topology is at the rates that are reached, not at the rated ones
+SECOND_SCHEMA = "shardwise.plan/2"  # the reliability of its run, as of the first, is called `operations`
+
+
+def dump_plan(plan: Plan, path: str | Path) -> None:
+    """Write a plan as JSON, with everything that it depends on; `load_plan` reads it.
+
+    Raises `InputError` where the file cannot be written. The schema is `shardwise.plan/3` (`json_schemas("plan")`).
+
+    >>> import pathlib, tempfile
+    >>> import shardwise as sw
+    >>> plan = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024)
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "plan.json")
+    >>> dump_plan(plan, path)
+    >>> load_plan(path).layout == plan.layout
+    True
+    """
+    target = Path(path)
+    try:
+        target.write_text(json.dumps(plan_payload(plan), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"plan file: cannot write {target}: {error.strerror}; choose a writable path") from None
+
+
+def load_plan(path: str | Path) -> Plan:
+    """Read a plan that `dump_plan`, or `--out` of the command line, has written.
+
+    Nothing is planned again: layout and estimate are those of the file. Raises `InputError` for a file that is missing or is not
+    JSON, for an unknown schema, and with one line for each field that is wrong.
+
+    >>> load_plan("missing/plan.json")
+    Traceback (most recent call last):
+    shardwise.values.errors.InputError: plan file: cannot read missing/plan.json: No such file or directory
+    """
+    source = Path(path)
+    try:
+        payload = json.loads(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"plan file: cannot read {source}: {error.strerror}") from None
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # not UTF-8, not JSON, numbers too long, a null byte, nested too deeply
+        raise InputError(f"plan file: {source} is not JSON: {error}") from None
+    return parse_plan(payload, f"plan file {source}")
+
+
+def is_plan(path: str | Path) -> bool:
+    """Whether a file has the schema of a plan; it may still be a broken one."""
+    try:
+        payload = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(payload, dict) and str(payload.get("schema", "")).startswith("shardwise.plan/")
+
+
+def parse_plan(payload: Any, where: str = "plan") -> Plan:
+    """A plan from its payload. Raises `InputError` that names each field that is wrong; `where` is what a payload of something
+    else is called."""
+    found = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__
+    if not isinstance(payload, dict) or found not in (PLAN_SCHEMA, SECOND_SCHEMA, FIRST_SCHEMA):
+        is_other = not str(found).startswith("shardwise.plan/")
+        fix = "`shardwise plan MODEL CLUSTER --out FILE` writes one" if is_other else "plan again with this version"
+        raise InputError(f"{where}: found schema {found!r}; {PLAN_SCHEMA!r} is required: {fix}")
+    missing = [
+        key for key in ("model", "cluster", "job", "layout", "estimate") if not isinstance(payload.get(key), dict)
+    ]
+    if missing:
+        raise InputError(f"plan: {', '.join(missing)} missing; plan again with this version")
+    model = parse(Architecture, _only(Architecture, payload["model"]), "model")
+    job = parse(Job, _only(Job, payload["job"]), "job")
+    cluster = _parse_cluster(payload["cluster"], scaled=found == FIRST_SCHEMA)
+    return Plan(
+        model=model,
+        cluster=cluster,
+        job=job,
+        layout=parse_layout(payload["layout"], model, job),
+        estimate=parse(Estimate, payload["estimate"], "estimate"),
+        alternatives=tuple(_parse_alternative(other, model, job) for other in _list(payload, "alternatives")),
+        rules=tuple(parse(Rule, rule, "rule") for rule in _list(payload, "rules")),
+        search=parse(SearchSummary, payload["search"], "search") if payload.get("search") else None,
+        versions=parse(dict[str, str], payload.get("versions", {}), "versions"),
+        run=_parse_run(payload["run"], renamed=found != PLAN_SCHEMA) if payload.get("run") else None,
+        bound_s=parse(float, payload["bound_s"], "bound_s") if payload.get("bound_s") is not None else None,
+        policy=_parse_policy(payload, cluster),
+        to_loss=parse(LossTarget, payload["to_loss"], "to_loss") if payload.get("to_loss") else None,
+    )  # fmt: skip
+
+
+def _parse_run(payload: Any, *, renamed: bool) -> Run:
+    """A run from its payload; `renamed`: the key of its reliability is the one that older plans have."""
+    if renamed and isinstance(payload, Mapping):
+        payload = {"reliability" if key == "operations" else key: value for key, value in payload.items()}
+    return parse(Run, payload, "run")
+
+
+def _parse_cluster(payload: Mapping[str, Any], *, scaled: bool) -> Cluster:
+    """A cluster from its payload; `scaled`: the topology has the rates that its calibration says are reached."""
+    described = parse(dict[str, Any], payload.get("topology"), "cluster.topology")
+    kind = described.pop("kind", None)
+    if kind not in TOPOLOGIES:
+        raise InputError(f"cluster.topology: found kind {kind!r}; one of {', '.join(TOPOLOGIES)} is required")
+    chip = parse(Chip, payload.get("chip_specification"), "cluster.chip_specification")
+    topology = parse(TOPOLOGIES[kind], described, "cluster.topology")
+    require(_topology_problems(topology))
+    found = payload.get("calibration")
+    calibration = None if found is None else parse(Calibration, found, "cluster.calibration")
+    if scaled and calibration is not None:
+        topology = unscaled(topology, calibration["link_fraction"], calibration["network_fraction"])
+    return Cluster(name=str(payload.get("name")), chip=chip, topology=topology, calibration=calibration)
+
+
+def _topology_problems(topology: Topology) -> list[str]:
+    """Sizes, rates and latencies that are impossible."""
+    torus = topology.torus if isinstance(topology, Pods) else topology
+    links: list[Torus | Tier | Pods] = [torus] if isinstance(torus, Torus) else list(torus.tiers)
+    links += [topology] if isinstance(topology, Pods) else []
+    levels = topology.levels
+    problems = []
+    if isinstance(torus, Torus) and torus.twisted and not is_twistable(torus.shape):
+        problems.append(f"cluster.topology: found a twisted torus of shape {torus.shape}; {LEGAL} is required")
+    if not levels or min(levels) < 1 or math.prod(levels) > MOST_DEVICES:
+        problems.append(f"cluster.topology: sizes are {levels}; sizes of 1 to {MOST_DEVICES:,} devices are required")
+    for link in links:
+        if isinstance(link, Tier) and link.links and link.links < link.size - 1:
+            problems.append(
+                f"cluster.topology: {link.links} links join {link.size} devices of {link.name}; a link to each other is required"
+            )
+        fraction = link.fraction if isinstance(link, Tier) else 1.0
+        latencies = [] if isinstance(link, Pods) else [link.hop_latency_s]
+        latencies += [link.base_latency_s] if isinstance(link, Tier) else []
+        if not (1 <= link.bytes_per_s <= MOST and 1e-6 <= fraction <= 1 and all(0 <= late <= 1 for late in latencies)):
+            problems.append(
+                f"cluster.topology: bytes_per_s {link.bytes_per_s:g}, fraction {fraction:g}, latencies {latencies}; at least "
+                "1 byte/s, a fraction of at most 1 and latencies of 0 to 1 s are required"
+            )
+    return problems
+
+
+def _parse_policy(payload: Payload, cluster: Cluster) -> IssuePolicy:
+    """The issue policy of a plan; a file of an earlier version has none, and takes that of its stack."""
+    return (
+        parse(IssuePolicy, payload["issue_policy"], "issue_policy") if "issue_policy" in payload else policy_of(cluster)
+    )
+
+
+def _list(payload: Payload, key: str) -> list[Any]:
+    return parse(list[Any], payload.get(key, []), key)
+
+
+def _parse_alternative(payload: Any, model: Architecture, job: Job) -> Alternative:
+    if not isinstance(payload, dict) or not {"layout", "estimate", "reason"} <= payload.keys():
+        raise InputError("alternatives: each needs a layout, an estimate and a reason; plan again with this version")
+    return Alternative(
+        layout=parse_layout(payload["layout"], model, job), estimate=parse(Estimate, payload["estimate"], "alternative"),
+        reason=str(payload["reason"]),
+    )  # fmt: skip
+
+
+Payload = dict[str, Any]
+TOPOLOGIES: Mapping[str, type[Topology]] = {"torus": Torus, "pods": Pods, "switched": Switched}
+
+
+class TorusKind(TypedDict):
+    """The kind of network."""
+
+    kind: Literal["torus"]
+
+
+class PodsKind(TypedDict):
+    """The kind of network."""
+
+    kind: Literal["pods"]
+
+
+class SwitchedKind(TypedDict):
+    """The kind of network."""
+
+    kind: Literal["switched"]
+
+
+class ClusterPayload(TypedDict):
+    """A cluster: the chip by name and with all its values, the network at its rated links, and what was measured (or null)."""
+
+    name: str
+    chip: str
+    num_devices: int
+    chip_specification: Chip
+    topology: (
+        Annotated[Payload, Fields(Torus, TorusKind)]
+        | Annotated[Payload, Fields(Pods, PodsKind)]
+        | Annotated[Payload, Fields(Switched, SwitchedKind)]
+    )
+    calibration: Calibration | None
+
+
+class Recipe(TypedDict):
+    """The values of the job's precision recipe, and of its optimizer's fields unless a run's recipe sets others."""
+
+    precision_recipe: Precision
+    optimizer_fields: dict[str, float]
+
+
+class AlternativePayload(TypedDict):
+    """A layout that was not taken, its cost, and why it lost."""
+
+    layout: LayoutPayload
+    estimate: Estimate
+    reason: str
+
+
+class PlanPayload(TypedDict):
+    """A plan. `smallest_change` is present where `estimate` prices a layout that does not fit."""
+
+    schema: Literal["shardwise.plan/3"]
+    model: ModelPayload
+    cluster: ClusterPayload
+    job: Annotated[Payload, Fields(Job, Recipe)]
+    layout: LayoutPayload
+    estimate: Estimate
+    alternatives: list[AlternativePayload]
+    rules: list[Rule]
+    search: SearchSummary | None
+    versions: dict[str, str]
+    run: Run | None
+    bound_s: float | None
+    issue_policy: IssuePolicy
+    to_loss: LossTarget | None
+    smallest_change: NotRequired[str]
+
+
+def plan_payload(plan: Plan) -> Payload:
+    """The versioned payload that `plan --json` prints."""
+    return {
+        "schema": PLAN_SCHEMA,
+        "model": model_payload(plan.model),
+        "cluster": _cluster(plan.cluster),
+        "job": _job(plan.job),
+        "layout": layout_of_plan(plan),
+        "estimate": asdict(plan.estimate),
+        "alternatives": [
+            {"layout": layout_of_plan(plan, other.layout), "estimate": asdict(other.estimate), "reason": other.reason}
+            for other in plan.alternatives
+        ],
+        "rules": [asdict(rule) for rule in plan.rules],
+        "search": asdict(plan.search) if plan.search else None,
+        "versions": dict(plan.versions),
+        "run": asdict(plan.run) if plan.run else None,
+        "bound_s": plan.bound_s,
+        "issue_policy": asdict(plan.policy),
+        "to_loss": asdict(plan.to_loss) if plan.to_loss else None,
+    }
+
+
+def estimate_payload(plan: Plan, smallest_change: str | None) -> Payload:
+    """What `shardwise estimate --json` prints: the plan, and if it does not fit, the smallest change with which it does."""
+    return plan_payload(plan) | ({"smallest_change": smallest_change} if smallest_change else {})
+
+
+def layout_of_plan(plan: Plan, layout: Layout | None = None) -> Payload:
+    """The layout of a plan, or another one of its job, as in every payload."""
+    return layout_payload(layout or plan.layout, plan.model, plan.job, plan.cluster.topology)
+
+
+def _job(job: Job) -> Payload:
+    recipe, fields_of_optimizer = precision_named(job.precision), optimizer_named(job.optimizer).given({})
+    return {**asdict(job), "precision_recipe": asdict(recipe), "optimizer_fields": fields_of_optimizer}
+
+
+def _cluster(cluster: Cluster) -> Payload:
+    kind = next(name for name, kind in TOPOLOGIES.items() if isinstance(cluster.topology, kind))
+    return {
+        "name": cluster.name,
+        "chip": cluster.chip.name,
+        "num_devices": cluster.num_devices,
+        "chip_specification": asdict(cluster.chip),
+        "topology": {"kind": kind, **asdict(cluster.topology)},
+        "calibration": asdict(cluster.calibration) if cluster.calibration else None,
+    }
+
+
+PLAN_SCHEMA = "shardwise.plan/3"

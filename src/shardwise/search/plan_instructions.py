@@ -1,0 +1,117 @@
+"""The instruction list of a plan's step with numbers: what each device of a stage runs, on which stream, for how long, and
+why.
+
+Seconds are each instruction's own, as in the estimate; overlap is not subtracted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+from typing_extensions import TypedDict
+
+from shardwise.layout.payload import LayoutPayload
+from shardwise.model.decoder import LAYERS, PREDICTS
+from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.price.instruction_prices import InstructionPricer, Priced
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.stage_contents import KEPT
+from shardwise.search.plan import Plan
+from shardwise.search.plan_file import layout_of_plan
+from shardwise.step.unit_instructions import PASSES
+from shardwise.values.errors import InputError, chosen
+from shardwise.values.payload_fields import Fields
+
+SCHEMA = "shardwise.instructions/2"
+CARRY = "carry"
+# The order in which a stage runs its units forward; backward is the other way round.
+ORDER = (*LAYERS, *(KEPT + layer for layer in LAYERS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A pass of a unit: the same instructions for each of its `layers`, in each of `micro_batches`."""
+
+    unit: str
+    name: str
+    layers: int
+    micro_batches: int
+    recompute: str
+    instructions: tuple[Priced, ...]
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """Seconds of a step by stream, one after the other."""
+        total: dict[str, float] = {}
+        for one in self.instructions:
+            if one.seconds is not None:
+                total[one.stream] = total.get(one.stream, 0.0) + one.seconds * self.layers * self.micro_batches
+        return total
+
+
+class SecondsByStream(TypedDict):
+    """Seconds of a step by stream, one instruction after the other."""
+
+    seconds_by_stream: dict[str, float]
+
+
+class InstructionsPayload(TypedDict):
+    """The instruction list of a pipeline stage, by unit and pass."""
+
+    schema: Literal["shardwise.instructions/2"]
+    model: ModelPayload
+    layout: LayoutPayload
+    stage: int
+    segments: list[Annotated[dict[str, Any], Fields(Segment, SecondsByStream)]]
+
+
+def instructions(
+    plan: Plan, *, stage: int = 0, passes: Sequence[str] = tuple(PASSES), unit: str | None = None
+) -> tuple[Segment, ...]:
+    """The instructions of a pipeline stage, from its first unit's forward pass to the update.
+
+    Raises `InputError` for a stage, a pass or a unit that the plan does not have.
+    """
+    return tuple(_Lister(plan, stage).segments(passes, unit))
+
+
+def instructions_payload(plan: Plan, found: Sequence[Segment], stage: int) -> dict[str, Any]:
+    """The versioned payload that `--json` prints."""
+    return {
+        "schema": SCHEMA, "model": model_payload(plan.model), "layout": layout_of_plan(plan), "stage": stage,
+        "segments": [{**asdict(one), "seconds_by_stream": dict(one.seconds)} for one in found],
+    }  # fmt: skip
+
+
+class _Lister:
+    def __init__(self, plan: Plan, stage: int) -> None:
+        layout = plan.layout
+        if not 0 <= stage < layout.pp:
+            raise InputError(f"--stage: found {stage}; a stage of 0 to {layout.pp - 1} is required")
+        self.pricing = Pricing(plan.model, plan.cluster, plan.job, layout)
+        self.pricer, self.counts = InstructionPricer(self.pricing), self.pricing.counts(stage)
+
+    def segments(self, passes: Sequence[str], unit: str | None) -> Iterator[Segment]:
+        for name in passes:
+            chosen(PASSES, name, "pass")
+        times = {name: count for name, count in {**self.counts.units, CARRY: self.counts.carries}.items() if count}
+        order = sorted(times, key=lambda name: ("embedding", *ORDER, *PREDICTS, CARRY, "head").index(name))
+        if unit is not None:
+            chosen(dict.fromkeys(order), unit, "unit")
+        for name in passes:
+            for each in order if name == "forward" else reversed(order):
+                if unit in (None, each):
+                    yield from self.segment(each, name, int(times[each]))
+
+    def segment(self, unit: str, name: str, layers: int) -> Iterator[Segment]:
+        """A pass of a unit; empty where there is nothing to run."""
+        listed, parts = self.pricer.template(unit).passes[name], self.pricer.parts(unit)
+        if listed:
+            recomputes = unit.removeprefix(KEPT) in LAYERS
+            yield Segment(
+                unit=unit, name=name, layers=layers, recompute=self.pricer.family(unit).recompute if recomputes else "none",
+                micro_batches=1 if name == "update" else self.pricing.num_micro_batches,
+                instructions=tuple(self.pricer.priced(one, parts) for one in listed),
+            )  # fmt: skip

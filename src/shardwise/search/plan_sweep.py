@@ -1,0 +1,188 @@
+"""The points of a sweep, planned one after the other, and the point from which scaling no longer pays (the knee)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.hardware.cluster import Cluster
+from shardwise.layout.choices import Choices
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.present.draw.notebook import Pictured, Shown
+from shardwise.price.estimate import Estimate
+from shardwise.price.reliability import SECONDS_PER_HOUR, Reliability
+from shardwise.search.plan import Plan
+from shardwise.search.planner import plan
+from shardwise.search.sweep_values import Sweep, Value, shown
+from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
+from shardwise.values.estimate_terms import COMMUNICATION
+from shardwise.values.progress import Progress, silent, within
+from shardwise.values.units import format_seconds
+
+At = Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """The inputs of the plan at a point: the swept values, and all that follows from them."""
+
+    at: At
+    model: Architecture
+    cluster: Cluster
+    job: Job
+    choices: Choices | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A case with its plan, or with the reason why it has none (`error`): nothing fits, or no layout is legal."""
+
+    case: Case
+    plan: Plan | None
+    error: InputError | MissingValueError | NothingFitsError | None
+
+    @property
+    def at(self) -> At:
+        """The values of the sweeps."""
+        return self.case.at
+
+    @property
+    def name(self) -> str:
+        """The values of the sweeps as text."""
+        return ", ".join(f"{name}={shown(value)}" for name, value in self.at.items())
+
+    @property
+    def usd_per_step(self) -> float | None:
+        """Dollars of a step: devices · hours · price of a chip-hour; None without a plan or a sourced price."""
+        price = self.case.cluster.chip.price_usd_per_hour
+        if self.plan is None or price is None:
+            return None
+        return self.case.cluster.num_devices * self.plan.estimate.step_time_s / SECONDS_PER_HOUR * price
+
+    @property
+    def usd_per_token(self) -> float | None:
+        """Dollars of a trained token, without interruptions; None where `usd_per_step` is."""
+        return None if self.usd_per_step is None else self.usd_per_step / self.case.job.global_batch_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knee:
+    """The first point of a series at which scaling no longer pays, and the reason."""
+
+    point: Point
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept(Pictured):
+    """The planned points of one sweep, or of two that make a grid; fewer than `num_points` if it was interrupted.
+
+    >>> import shardwise as sw
+    >>> found = sw.sweep("gpt-2", "h100:8", over="gpus=4,8", global_batch_tokens="64Ki", seq_len=1024)
+    >>> [(point.at["gpus"], point.plan.layout.num_devices) for point in found.points]
+    [(4, 4), (8, 8)]
+    """
+
+    sweeps: tuple[Sweep, ...]
+    points: tuple[Point, ...]
+    num_points: int
+
+    def shown(self) -> Shown:
+        """The points as a table and a picture, as a notebook displays them."""
+        from shardwise.present.pictures.sweep_charts import shown_sweep
+
+        return shown_sweep(self)
+
+    def __repr__(self) -> str:
+        names = " and ".join(sweep.name for sweep in self.sweeps)
+        lines = [f"Swept: {names}, {len(self.points)} of {self.num_points} points"]
+        for point in self.points:
+            plan = point.plan
+            said = (
+                f"step {format_seconds(plan.estimate.step_time_s)}, MFU {plan.estimate.mfu:.1%}, {plan.layout}"
+                if plan
+                else ""
+            )
+            lines.append(f"  {point.name}: {said or point.error}")
+        return "\n".join(lines)
+
+    @property
+    def along(self) -> Sweep:
+        """The sweep on the horizontal axis: the one over devices, else the last with ordered values, else the last."""
+        ordered = sorted(
+            (sweep for sweep in reversed(self.sweeps) if sweep.ordered), key=lambda one: one.name != "gpus"
+        )
+        return ordered[0] if ordered else self.sweeps[-1]
+
+    def series(self, along: str | None = None) -> list[tuple[At, tuple[Point, ...]]]:
+        """Points along one sweep (default: `along`), a series for each value of the other sweep."""
+        name = along or self.along.name
+        found: dict[tuple[tuple[str, Value], ...], list[Point]] = {}
+        for point in self.points:
+            found.setdefault(tuple((key, value) for key, value in point.at.items() if key != name), []).append(point)
+        return [(dict(rest), tuple(points)) for rest, points in found.items()]
+
+
+def planned(
+    cases: Sequence[Case], *, reliability: Reliability | None = None, progress: Progress = silent
+) -> Iterator[Point]:
+    """Plan each case as `search.planner.plan` does, but for what another stack could run.
+
+    A case without a plan is a point too, with its error.
+    """
+    for number, case in enumerate(cases, 1):
+        told = within(progress, f"{number} of {len(cases)}")
+        try:
+            found = plan(
+                case.model,
+                case.cluster,
+                case.job,
+                choices=case.choices,
+                reliability=reliability,
+                progress=told,
+                elsewhere=False,
+            )
+        except (InputError, MissingValueError, NothingFitsError) as error:
+            yield Point(case=case, plan=None, error=error)
+        else:
+            yield Point(case=case, plan=found, error=None)
+
+
+def parts(estimate: Estimate) -> dict[str, float]:
+    """Seconds of a step by what they go to; they add up to the step.
+
+    Exposed communication is that of every axis and of the step's control traffic. The rest is the update of the optimizer and
+    what shows of transfers to the host.
+    """
+    time = estimate.time
+    found = {
+        "compute": time["forward"] + time["backward"], "recompute": time["recompute"],
+        "exposed communication": sum(time[axis] for axis in (*COMMUNICATION, "control")), "bubble": time["bubble"],
+    }  # fmt: skip
+    return {**found, "optimizer and host": time["optimizer"] + time["host"]}
+
+
+def waiting(estimate: Estimate) -> float:
+    """The part of a step in which devices wait: exposed communication and the bubble."""
+    by_part = parts(estimate)
+    return (by_part["exposed communication"] + by_part["bubble"]) / estimate.step_time_s
+
+
+def knee(points: Sequence[Point]) -> Knee | None:
+    """The first point at which exposed communication and the bubble take longer than compute, or at which the step is bound by
+    something else than at the point before; None where there is none. Points without a plan are passed over."""
+    before: Estimate | None = None
+    for point in points:
+        if point.plan is None:
+            continue
+        found = point.plan.estimate
+        by_part, lost = parts(found), waiting(found) * found.step_time_s
+        computing = by_part["compute"] + by_part["recompute"]
+        if lost > computing:
+            longer = f"{format_seconds(lost)}, longer than compute, {format_seconds(computing)}"
+            return Knee(point=point, reason=f"exposed communication and bubble take {longer}")
+        if before is not None and found.bound != before.bound:
+            return Knee(point=point, reason=f"bound by {found.bound} in place of {before.bound}")
+        before = found
+    return None

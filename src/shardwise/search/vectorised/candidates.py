@@ -1,0 +1,277 @@
+"""The candidates of a search: every factorisation of the devices over the axes, times the discrete choices, and their placements.
+
+A *candidate* is a point of that product; legality rules say which are layouts. Columns of degrees are kept once per
+factorisation; everything else is a small integer that indexes a list of choices. Of the placements of a factorisation those are
+kept that no other placement beats on every link.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.hardware.network.links import Cut
+from shardwise.hardware.network.topology import Links, Topology
+from shardwise.layout.choices import AXES, FACTORED, GRID, Choices
+from shardwise.layout.context_parallel import variant_names
+from shardwise.layout.placement import Placement, cut_levels, placements
+from shardwise.layout.rules.legality import EVEN_BATCH, Rule, no_experts
+from shardwise.layout.sharding_scheme import EXPERT, TP, ZERO
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.values.elementwise import Value
+from shardwise.values.errors import NothingFitsError, require
+
+Ints = NDArray[np.int64]
+
+
+class FamilyKey(NamedTuple):
+    """Sequence parallelism, ZeRO stages and schedule by their index among the choices; 1 where there is no pipeline."""
+
+    sequence_parallel: int
+    zeros: tuple[int, ...]
+    schedule: int
+    single: int
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Legal candidates without placement and recompute: `degrees` columns, and index columns into it and the choices."""
+
+    choices: Choices
+    degrees: Mapping[str, Ints]
+    factorisation: Ints
+    sequence_parallel: Ints
+    micro_batch: Ints
+    virtual: Ints
+    zero: Ints
+    schedule: Ints
+    num_candidates: int
+    num_illegal_by_rule: Mapping[str, int]
+
+    def even(self, architecture: Architecture, job: Job) -> NDArray[np.bool_]:
+        """For each candidate, whether the batch is a whole number of full micro-batches for each replica."""
+        degrees: dict[str, Any] = {axis: self.degrees[axis][self.factorisation] for axis in ("dp", "fsdp")}
+        degrees["micro_batch_seqs"] = np.array(self.choices.micro_batch_seqs, dtype=np.int64)[self.micro_batch]
+        return np.asarray(EVEN_BATCH.legal(architecture, job, 0, degrees))
+
+    def families(self) -> dict[FamilyKey, Ints]:
+        """Candidates by structure, the choices by index. Candidates that differ only by their ZeRO stage are adjacent, and the
+        first of them represents all."""
+        columns = (self.factorisation, self.sequence_parallel, self.micro_batch, self.virtual, self.schedule)
+        changes = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+        first = np.concatenate([[0], np.flatnonzero(changes) + 1])
+        stages = np.add.reduceat(1 << self.zero, first)  # as bits
+        single = np.asarray(self.degrees["pp"] == 1)[self.factorisation[first]]
+        sizes = (len(self.choices.sequence_parallel), 1 << len(self.choices.zero_stage), len(self.choices.schedule), 2)
+        code = np.ravel_multi_index((self.sequence_parallel[first], stages, self.schedule[first], single), sizes)
+        found = {}
+        for number in np.flatnonzero(np.bincount(code)):
+            sp, bits, schedule, alone = map(int, np.unravel_index(number, sizes))
+            zeros = tuple(zero for zero in range(len(self.choices.zero_stage)) if bits >> zero & 1)
+            found[FamilyKey(sp, zeros, schedule, alone)] = first[code == number]
+        return found
+
+
+def factorisations(number: int, num_parts: int) -> Ints:
+    """All ordered ways to write `number` as a product of `num_parts` factors, one a row."""
+    divisors = np.array([d for d in range(1, int(number**0.5) + 1) if number % d == 0], dtype=np.int64)
+    divisors = np.unique(np.concatenate([divisors, number // divisors]))
+    rows = np.array([[number]], dtype=np.int64)
+    for _ in range(num_parts - 1):
+        left = rows[:, -1]
+        picked, which = np.nonzero(left[:, None] % divisors[None, :] == 0)
+        factor = divisors[which]
+        rows = np.concatenate([rows[picked, :-1], factor[:, None], (left[picked] // factor)[:, None]], axis=1)
+    return rows
+
+
+def _borrowing(rows: Ints, num_experts: int) -> Ints:
+    """Each factorisation with each degree of ep that divides its fsdp and the experts, as one more column."""
+    fsdp = rows[:, FACTORED.index("fsdp")]
+    divisors = [n for n in np.unique(fsdp).tolist() if num_experts % n == 0] if num_experts else [1]
+    return np.concatenate([np.insert(rows[fsdp % n == 0], len(FACTORED), n, axis=1) for n in divisors])
+
+
+def _expert_problems(architecture: Architecture, ep: int) -> Iterator[str]:
+    experts = architecture.num_experts
+    if ep > 1 and not experts:
+        yield f"pin: {no_experts(architecture, ep)}"
+    elif experts and experts % ep:
+        possible = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
+        yield f"pin: ep = {ep} does not divide the {experts} experts of {architecture.name}; one of {possible} is required"
+
+
+def build_space(architecture: Architecture, job: Job, num_devices: int, choices: Choices) -> Space:
+    """Apply every rule to every candidate; a candidate counts under the first rule that it breaks.
+
+    Raises `NothingFitsError` when no factorisation of the devices is within the limits, and `InputError` when ep is pinned to
+    a degree that does not divide the model's experts.
+    """
+    require(list(_expert_problems(architecture, choices.pins.get("ep", 1))))
+    rows = choices.keep(_borrowing(factorisations(num_devices, len(FACTORED)), architecture.num_experts))
+    if not len(rows):
+        raise NothingFitsError(
+            f"no legal layout: devices: dp·fsdp·tp·cp·pp cannot be {num_devices} with {choices}; "
+            "every degree must divide the number of devices, and ep also fsdp and the experts"
+        )
+    columns, shape = _columns(rows, choices)
+    illegal: Counter[str] = Counter()
+    found: list[tuple[Ints, ...]] = []
+    for number, schedule in enumerate(choices.schedule):
+        legal, broken = _apply_rules(
+            choices.rules, architecture, job, num_devices, {**columns, "schedule": schedule}, shape
+        )
+        illegal.update(broken)
+        index = np.nonzero(legal)
+        found.append((*index, np.full(len(index[0]), number)))
+    index = found[0] if len(found) == 1 else tuple(map(np.concatenate, zip(*found, strict=True)))
+    kept, factorisation = np.unique(index[0], return_inverse=True)
+    degrees = {axis: rows[kept, i] for i, axis in enumerate(AXES)}
+    times = len(choices.policies)
+    return Space(
+        choices, degrees, factorisation, index[1], index[2], index[3], index[4], index[5],
+        int(np.prod(shape)) * len(choices.schedule) * times, {name: count * times for name, count in illegal.items()},
+    )  # fmt: skip
+
+
+def _columns(rows: Ints, choices: Choices) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Factorisations and choices as arrays that span the grid of candidates, and its shape."""
+    columns: dict[str, Any] = {axis: rows[:, i].reshape(-1, 1, 1, 1, 1) for i, axis in enumerate(AXES)}
+    for position, name in enumerate(GRID):
+        along = [1] * 5
+        along[position + 1] = -1
+        columns[name] = np.array(getattr(choices, name), dtype=np.int64).reshape(along)
+    # the rules judge the mode with the fewest requirements; `possible_modes` says where the others can run
+    columns |= {"cp_variant": min(map(variant_names().index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
+    columns["etp"] = columns["tp"]
+    shape = (len(rows), *(len(getattr(choices, name)) for name in GRID))
+    return columns, shape
+
+
+def nearest_to_legal(architecture: Architecture, job: Job, num_devices: int, choices: Choices) -> str:
+    """The candidate that breaks the fewest rules, with the explanation of each; for choices that leave no legal layout."""
+    rows = choices.keep(_borrowing(factorisations(num_devices, len(FACTORED)), architecture.num_experts))
+    columns, shape = _columns(rows, choices)
+    columns["schedule"] = choices.schedule[0]
+    broken = np.zeros(shape, dtype=np.int64)
+    for rule in choices.rules:
+        broken += np.logical_not(np.broadcast_to(rule.legal(architecture, job, num_devices, columns), shape))
+    place = np.unravel_index(int(np.argmin(broken)), shape)
+    values = {
+        name: int(np.broadcast_to(column, shape)[place]) if np.ndim(column) else column
+        for name, column in columns.items()
+    }
+    asked = (*choices.pins, *choices.maxima, *(n for n in GRID if getattr(choices, n) != getattr(Choices(), n)))
+    said = " ".join(f"{name}={values[name]}" for name in dict.fromkeys((*AXES, *asked)))
+    explained = [
+        f"  {rule.name}: {rule.explain(architecture, job, num_devices, values)}"
+        for rule in choices.rules
+        if not rule.legal(architecture, job, num_devices, values)
+    ]
+    wanted = f" with {', '.join(dict.fromkeys(asked))} as asked for" if asked else ""
+    return "\n".join([f"the nearest to one{wanted}, {said}, breaks", *explained])
+
+
+def _apply_rules(
+    rules: Sequence[Rule],
+    architecture: Architecture,
+    job: Job,
+    num_devices: int,
+    columns: Mapping[str, Any],
+    shape: tuple[int, ...],
+) -> tuple[NDArray[np.bool_], dict[str, int]]:
+    legal = np.ones(shape, dtype=bool)
+    left = legal.size
+    illegal: dict[str, int] = {}
+    for rule in rules:
+        passed = rule.legal(architecture, job, num_devices, columns)
+        if not np.all(passed):
+            legal &= passed
+            now = int(np.count_nonzero(legal))
+            illegal[rule.name], left = left - now, now
+    return legal, illegal
+
+
+# Groups whose links decide between placements: those that a derivation's collectives run over.
+GROUPS = (TP, ("cp",), ZERO, ("dp",))
+EXPERT_GROUPS = (EXPERT, TP + EXPERT, ("fsdp", *EXPERT, "cp"))
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One row for each factorisation and placement worth pricing: which they are, and the cuts of every axis."""
+
+    placements: tuple[Placement, ...]
+    factorisation: Ints
+    placement: Ints
+    cuts: Mapping[str, tuple[Cut, ...]]
+    first: Ints  # for each factorisation, its first row here
+    count: Ints  # and how many rows it has
+
+    def links(self, topology: Topology, rows: Ints) -> Links:
+        """Links of some of the rows, as arrays."""
+        cuts = {
+            a: tuple(Cut(_at(c.size, rows), _at(c.stride, rows)) for c in levels) for a, levels in self.cuts.items()
+        }
+        return Links(topology, cuts)
+
+
+def _at(value: Value, rows: Ints) -> Value:
+    return value[rows] if isinstance(value, np.ndarray) and value.ndim else value
+
+
+def place_all(topology: Topology, degrees: Mapping[str, Ints]) -> Placed:
+    """Cut every factorisation by every placement and keep the best, one of each kind."""
+    options = placements(topology)
+    count = len(degrees["pp"])
+    cuts = [cut_levels(topology, option, degrees) for option in options]
+    prices = np.stack([_prices(topology, cut, count) for cut in cuts])
+    keep = _undominated(prices)
+    factorisation, placement = np.nonzero(keep.T)
+    num_rows = np.bincount(factorisation, minlength=count)
+    first = np.concatenate([[0], np.cumsum(num_rows)[:-1]])
+    chosen = {
+        axis: tuple(
+            _choose([cut[axis][i] for cut in cuts], placement, factorisation, count)
+            for i in range(len(topology.levels))
+        )
+        for axis in cuts[0]
+    }
+    return Placed(options, factorisation, placement, chosen, first, num_rows)
+
+
+def _choose(cuts: list[Cut], placement: Ints, factorisation: Ints, count: int) -> Cut:
+    sizes = np.stack([np.broadcast_to(cut.size, count) for cut in cuts])
+    strides = np.stack([np.broadcast_to(cut.stride, count) for cut in cuts])
+    return Cut(sizes[placement, factorisation], strides[placement, factorisation])
+
+
+def _prices(topology: Topology, cuts: Mapping[str, tuple[Cut, ...]], count: int) -> NDArray[np.float64]:
+    """The quantities that decide: seconds per byte and latency of each group, and of a hop along pp. Shape [count, 2 (groups +
+    1)]."""
+    links = Links(topology, cuts)
+    borrowed = any(np.any(np.asarray(cut.size) > 1) for cut in cuts["ep"])
+    found = [links.group(group) for group in (*GROUPS, *(EXPERT_GROUPS if borrowed else ()))] + [links.hop(("pp",))]
+    columns = [np.broadcast_to(v, count) for link in found for v in (link.seconds_per_byte, link.latency_s)]
+    return np.stack(columns, axis=1)
+
+
+def _undominated(prices: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which options [option, row] no other option equals or beats on all prices; of equals the first stays."""
+    num_options = len(prices)
+    keep = np.ones(prices.shape[:2], dtype=bool)
+    for worse in range(num_options):
+        for better in range(num_options):
+            if better == worse:
+                continue
+            beaten = np.all(prices[better] <= prices[worse], axis=1)
+            if better > worse:
+                beaten &= np.any(prices[better] < prices[worse], axis=1)
+            keep[worse] &= ~(beaten & keep[better])
+    return keep

@@ -1,0 +1,119 @@
+"""Columns of cost tables: number distinct rows, gather columns at rows, and add up early the columns that a step only adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.model.job import Overlap
+from shardwise.price.overlap import convention_of
+from shardwise.price.unit_cost import ActivationCost, SecondsByAxis, StateCost
+from shardwise.values.elementwise import Value, added
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Array = NDArray[Any]
+
+
+def codes(*columns: Array) -> tuple[Ints, Ints]:
+    """Number the distinct rows of some columns: (a row that represents each number, the number of each row)."""
+    code = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, inverse = np.unique(column, return_inverse=True)
+        code = code * len(values) + inverse
+        # keep the numbers small, so that columns never overflow
+        _, code = np.unique(code, return_inverse=True)
+    _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+    return first, inverse
+
+
+class Gathered:
+    """Columns of cost tables at some rows; each is gathered on first use. With several tables, one for each ZeRO stage, a
+    column has a line from each, unless all of them are equal."""
+
+    def __init__(self, costs: Sequence[ActivationCost | StateCost], rows: Ints) -> None:
+        self._costs = costs
+        self._rows = rows
+        self._got: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        got: dict[str, Any] = self.__dict__["_got"]
+        if name not in got:
+            columns = [getattr(cost, name) for cost in self._costs]
+            by_axis = isinstance(columns[0], Mapping)
+            got[name] = _Taken(columns, self._rows) if by_axis else _taken(columns, self._rows)
+        return got[name]
+
+
+class _Taken(dict[str, Any]):
+    """Columns by axis at some rows, gathered likewise."""
+
+    def __init__(self, columns: Sequence[Mapping[str, Any]], rows: Ints) -> None:
+        super().__init__()
+        self._columns, self._rows = columns, rows
+
+    def __missing__(self, axis: str) -> Any:
+        self[axis] = _taken([column[axis] for column in self._columns], self._rows)
+        return self[axis]
+
+
+def alike(columns: Sequence[Value]) -> bool:
+    """Whether all are one column, or one number."""
+    first = columns[0]
+    return all(
+        column is first or (np.ndim(column) == 0 and np.ndim(first) == 0 and column == first) for column in columns
+    )
+
+
+def _taken(columns: Sequence[Any], rows: Ints) -> Any:
+    first = columns[0]
+    if alike(columns):
+        return first.take(rows, mode="clip") if np.ndim(first) else first
+    found = np.empty((len(columns), len(rows)))
+    for line, column in zip(found, columns, strict=True):
+        if np.ndim(column):
+            column.take(rows, out=line, mode="clip")
+        else:
+            line[:] = column
+    return found
+
+
+def lean_activation(cost: ActivationCost, overlap: Overlap, *, pairs: bool, measured: bool) -> ActivationCost:
+    """The same cost in fewer columns: what a step only ever adds up is added up before it is gathered.
+
+    Experts' traffic stays apart where passes run in `pairs`, which hide it (`overlap.HIDEABLE_TOGETHER`), and under a `measured`
+    stack, which shows a share of it and all of the others' (`overlap.BLOCKING`).
+    """
+    cost = replace(cost, backward_s=cost.backward_s + cost.recompute_s, recompute_s=0.0)
+    if not convention_of(overlap).adds_up:  # the longest axis counts, so the axes stay apart
+        return cost
+    alike = ("tp", "cp") if measured or pairs else ("tp", "cp", "ep")
+    return replace(
+        cost, forward_traffic_s=_joined(cost.forward_traffic_s, *alike),
+        backward_traffic_s=_joined(cost.backward_traffic_s, *alike),
+    )  # fmt: skip
+
+
+def _joined(traffic: SecondsByAxis, axis: str, *others: str) -> SecondsByAxis:
+    """The same with some axes' seconds at another one's."""
+    return {**traffic, axis: added(traffic[name] for name in (axis, *others)), **dict.fromkeys(others, 0.0)}
+
+
+def lean_state(cost: StateCost, overlap: Overlap, *, offloads: bool = False) -> StateCost:
+    """The same for state: bytes at rest in one column, in two where the optimizer's can rest on the host."""
+    optimizer = cost.master_bytes + cost.optimizer_bytes
+    rest = cost.parameters_bytes + cost.gradients_bytes + (0.0 if offloads else optimizer)
+    cost = replace(
+        cost,
+        parameters_bytes=rest,
+        gradients_bytes=0.0,
+        master_bytes=0.0,
+        optimizer_bytes=optimizer if offloads else 0.0,
+    )
+    if not convention_of(overlap).adds_up:
+        return cost
+    return replace(cost, step_traffic_s=_joined(cost.step_traffic_s, "fsdp", "dp", "control"))

@@ -1,0 +1,121 @@
+"""A collective as a value: what it does to a sharding, how many elements it moves, and what its transpose is.
+
+AllGather removes axes from a subscript, ReduceScatter turns partial axes into a subscript, AllReduce drops partial axes,
+AllToAll moves axes from one dim to another, a permute hands shards, or parts of them, to other devices (I_XY to I_YX, or I_X
+to I_Y), and a slice (each device keeps its part) moves nothing. Source: S2.
+
+The transpose of a product `A * B -> C` for A is `dC * B -> dA`, and for B is `A * dC -> dB`. AllGather and ReduceScatter are
+each other's transposes; the transpose of an AllReduce whose result is used replicated is nothing (the identity), and that of
+nothing, on a replicated tensor that partial work consumes, is an AllReduce (S1's conjugate pairs f/f* and g/g*).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from shardwise.sharding.spec import Axes, Spec
+from shardwise.values.symbolic import Monomial, Polynomial, product
+
+
+class Kind(StrEnum):
+    ALL_GATHER = "all_gather"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_REDUCE = "all_reduce"
+    ALL_TO_ALL = "all_to_all"
+    PERMUTE = "permute"
+    SLICE = "slice"
+    SEND_RECV = "send_recv"  # both ends of a message
+    SEND = "send"  # one end of it, as a rank issues it
+    RECEIVE = "receive"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective over `axes` that takes a tensor from `before` to `after`."""
+
+    kind: Kind
+    axes: Axes
+    before: Spec
+    after: Spec
+
+    @property
+    def payload_elements(self) -> Polynomial:
+        """Elements of the array that the collective's group shares, on one device: the gathered array of an AllGather,
+        the summand of a ReduceScatter or AllReduce, the local shard of an AllToAll, what a permute brings.
+        Padding is included."""
+        if self.kind is Kind.ALL_GATHER:
+            return self.before.local_elements() * product(self.axes)
+        if self.kind is Kind.REDUCE_SCATTER:
+            return self.after.local_elements() * product(self.axes)
+        if self.kind is Kind.PERMUTE:
+            return self.after.local_elements()
+        return self.before.local_elements()
+
+    @property
+    def received_elements(self) -> Polynomial:
+        """Elements that one device receives over links (see `received`)."""
+        return received(self.kind, self.axes, self.payload_elements)
+
+    def __str__(self) -> str:
+        return f"{self.kind}_{{{','.join(self.axes)}}} {self.before} -> {self.after}"
+
+
+def received(kind: Kind, axes: Axes, payload: Polynomial) -> Polynomial:
+    """What one device receives: (n-1)/n of the payload, twice that for an AllReduce, all of it for a permute or a send,
+    nothing for a slice.
+
+    `n` is the product of the axes' degrees. Source: S1, "ring all-reduce"; S2, "collectives".
+    """
+    if kind in (Kind.SLICE, Kind.SEND):
+        return Polynomial()
+    if kind in (Kind.SEND_RECV, Kind.RECEIVE, Kind.PERMUTE):
+        return payload
+    own_share = payload * Polynomial((Monomial(1.0, tuple((axis, -1) for axis in sorted(axes))),))
+    return (payload + own_share * -1.0) * (2.0 if kind is Kind.ALL_REDUCE else 1.0)
+
+
+ROWS = "rows"
+MESSAGE_ENDS = (Kind.SEND, Kind.RECEIVE)
+
+
+class Issued(NamedTuple):
+    """A collective and its payload (`Collective.payload_elements`, in bytes, padding included). `what` it carries: weights,
+    gradients, activations, rows of tokens to their experts and back (`ROWS`: as many as there are on average), loss, norm or
+    routing."""
+
+    kind: Kind
+    axes: Axes
+    dtype: str
+    num_bytes: int
+    what: str
+
+
+def transpose_contraction(
+    left: tuple[str, ...], right: tuple[str, ...], result: tuple[str, ...]
+) -> dict[str, tuple[tuple[str, ...], ...]]:
+    """Dims of the two backward products: for "left" `(d result, right, d left)`, for "right" `(left, d result, d right)`."""
+    return {"left": (result, right, left), "right": (left, result, right)}
+
+
+def cotangent(spec: Spec) -> Spec:
+    """How the gradient of a tensor lies: split as the tensor is; partial where the tensor is used replicated by partial work."""
+    return spec.with_partial(())
+
+
+def transpose_collective(collective: Collective) -> Collective | None:
+    """The collective on the gradient, or None where it is the identity (AllReduce: the gradient is replicated already)."""
+    swap = {
+        Kind.ALL_GATHER: Kind.REDUCE_SCATTER,
+        Kind.REDUCE_SCATTER: Kind.ALL_GATHER,
+        Kind.ALL_TO_ALL: Kind.ALL_TO_ALL,
+        Kind.SLICE: Kind.ALL_GATHER,
+        Kind.SEND_RECV: Kind.SEND_RECV,
+    }
+    if collective.kind is Kind.ALL_REDUCE:
+        return None
+    before = cotangent(collective.after)
+    if collective.kind is Kind.ALL_GATHER:
+        before = before.with_partial(collective.axes)
+    return Collective(swap[collective.kind], collective.axes, before, cotangent(collective.before))

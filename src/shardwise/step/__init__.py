@@ -1,0 +1,20 @@
+"""The instruction list of one device: kernels, collectives that are started early and waited for late, frees.
+
+The list is lowered from a derived program per unit (embedding, block or head of a model) and pass, with sizes as expressions in
+the dims of the model and the degrees of the layout, so that one list is priced, searched, simulated, drawn and executed. The room
+also names a rank's parameters, the flat arrays that ZeRO and gradient buckets move, and every collective of a step.
+
+How a list is made: neighbouring elementwise operations become one kernel (`kernel_fusion`), derived communication on weights
+becomes collectives on flat arrays (`flat_arrays`, `collectives`), and starts, waits and frees are placed around the kernels
+(`unit_instructions`). `collective_matmul` rewrites a collective with its products block by block; `liveness` follows the tensors
+through a backward pass.
+
+Entry points:
+
+- `unit_instructions.unit_template`: the instructions of a unit by pass;
+- `rank_program.Instance`: all that one rank holds and runs, in numbers;
+- `issued_collectives.issued_step`: every collective of a step, with its count;
+- `liveness.moments`: live tensors of a backward pass.
+
+May import: `derive`, `layout`, `pipeline`, `model`, `sharding`, `values`. Imports no framework: engines bind the instructions.
+"""

@@ -1,0 +1,35 @@
+"""What a stored model has: the shape of each whole parameter, and the names of the biases of its routers. No PyTorch."""
+
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.model.decoder import PREDICTS
+from shardwise.step.parameters import Parameter, unit_paths
+from shardwise.step.rank_program import Instance
+from shardwise.values.precision import precision_named
+
+
+def balance_biases(architecture: Architecture) -> dict[str, str]:
+    """The name of the bias of each router's choice, by the path of its unit."""
+    routed = ("block", *PREDICTS) if architecture.num_experts else ()
+    return {path: f"{path}.balance_bias" for path, kind in unit_paths(architecture) if kind in routed}
+
+
+def on_one_device(architecture: Architecture) -> Instance:
+    """A model whole on one device."""
+    return Instance(architecture=architecture, layout=Layout(), precision=precision_named("fp32"))
+
+
+def parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """The shape of every parameter by its full name.
+
+    >>> tiny = Architecture(name="tiny", num_layers=1, d_model=4, d_ff=6, num_heads=2, num_kv_heads=1, head_dim=2, vocab_size=7)
+    >>> parameter_shapes(tiny)["layers.0.wq"]
+    (1, 2, 2, 4)
+    """
+    instance = on_one_device(architecture)
+    return {one.name: shape_of(one, architecture) for one in instance.parameters}
+
+
+def shape_of(parameter: Parameter, architecture: Architecture) -> tuple[int, ...]:
+    """The shape of a whole parameter."""
+    return tuple(architecture.dims[dim] for dim in parameter.use.dims)

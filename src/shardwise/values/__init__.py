@@ -1,0 +1,6 @@
+"""What everything else is written in: errors, units, number formats and quantization, precision recipes, and sizes as
+polynomials of mesh degrees.
+
+Entry points: `errors` (`InputError`, `ShardwiseError`), `units` (`parse_quantity`, `format_bytes`), `dtypes`
+(`bytes_per_element`, `NumberFormat`), `precision` (`Precision`, `PRECISIONS`), `symbolic` (`Polynomial`). Imports nothing of
+Shardwise but its own modules; only `quantization` loads NumPy at import, and nothing here loads a framework."""

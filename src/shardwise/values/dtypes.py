@@ -1,0 +1,184 @@
+"""Number formats by name: bytes of an element, and the bits and limits of each floating-point format. Without NumPy.
+
+`bytes_per_element` is all that prices need: e4m3 and e5m2 are both "fp8" there. A `NumberFormat` has bits, bias and special
+codes, from which everything else about its numbers follows; `quantization.py` rounds to it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from shardwise.values.errors import InputError, chosen, unknown
+
+BYTES_PER_ELEMENT = {
+    "fp64": 8.0,
+    "fp32": 4.0,
+    "int32": 4.0,
+    "tf32": 4.0,
+    "bf16": 2.0,
+    "fp16": 2.0,
+    "fp8": 1.0,
+    "int8": 1.0,
+    "fp4": 0.5,
+    "int4": 0.5,
+}
+
+
+class Blocks(NamedTuple):
+    """A format at rest whose elements share scales: bytes of an element, how many have one scale, and bytes of that."""
+
+    element_bytes: float
+    size: int
+    scale_bytes: float
+
+    @property
+    def bytes_per_element(self) -> float:
+        """Of an element with its share of a scale."""
+        return self.element_bytes + self.scale_bytes / self.size
+
+
+# Numbers of dynamic tree quantisation (`quantization`), a byte each, in blocks of 256 with a scale in fp32. Source: Dettmers
+# et al. 2022, 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861), section 2; blocks are as large as those of
+# torchao.optim and of bitsandbytes since 0.44 (the paper has 2,048).
+BLOCKS = {name: Blocks(1.0, 256, 4.0) for name in ("dynamic8", "unsigned_dynamic8")}
+
+
+def bytes_per_element(dtype: str) -> float:
+    """Width of one element in bytes, its share of a scale included. Raises `InputError` for an unknown format.
+
+    >>> bytes_per_element("bf16"), bytes_per_element("dynamic8")
+    (2.0, 1.015625)
+    """
+    if dtype in BLOCKS:
+        return BLOCKS[dtype].bytes_per_element
+    try:
+        return BYTES_PER_ELEMENT[dtype]
+    except KeyError:
+        raise InputError(f"dtype: {unknown(dtype, BYTES_PER_ELEMENT)}") from None
+
+
+# Which codes are no numbers: "ieee" those of the largest exponent (infinities and NaNs), "nan" the last code of each sign
+# (NaN), "none" no code at all.
+Specials = Literal["ieee", "nan", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberFormat:
+    """A binary floating-point format; every property is exact in a Python float.
+
+    A number is (-1)^sign · 2^(exponent - bias) · 1.mantissa; with `has_zero` the smallest exponent is that of subnormals,
+    2^(1 - bias) · 0.mantissa, and of zero. `stored_bits` is what an element takes in memory where that is more than its bits.
+
+    >>> FORMATS["e4m3"].max, FORMATS["e4m3"].min_subnormal, FORMATS["e4m3"].num_finite
+    (448.0, 0.001953125, 254)
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    specials: Specials
+    source: str
+    sign_bits: int = 1
+    has_zero: bool = True
+    stored_bits: int | None = None
+
+    @property
+    def bits(self) -> int:
+        """Of sign, exponent and mantissa."""
+        return self.sign_bits + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def width(self) -> float:
+        """Bytes of an element in memory."""
+        return (self.stored_bits or self.bits) / 8
+
+    @property
+    def largest_code(self) -> int:
+        """The code, sign aside, of the largest finite number."""
+        codes = 1 << (self.exponent_bits + self.mantissa_bits)
+        return codes - 1 - {"ieee": (1 << self.mantissa_bits), "nan": 1, "none": 0}[self.specials]
+
+    @property
+    def min_exponent(self) -> int:
+        """That of the smallest normal number."""
+        return (1 if self.has_zero else 0) - self.bias
+
+    @property
+    def max(self) -> float:
+        """The largest finite number."""
+        exponent, mantissa = divmod(self.largest_code, (1 << self.mantissa_bits))
+        return math.ldexp(1.0, exponent - self.bias) * (1 + mantissa * self.epsilon)
+
+    @property
+    def min_normal(self) -> float:
+        """The smallest normal number above 0."""
+        return math.ldexp(1.0, self.min_exponent)
+
+    @property
+    def min_subnormal(self) -> float:
+        """The smallest number above 0."""
+        return self.min_normal * self.epsilon if self.has_zero else self.min_normal
+
+    @property
+    def epsilon(self) -> float:
+        """From 1 to the next number."""
+        return math.ldexp(1.0, -self.mantissa_bits)
+
+    @property
+    def num_finite(self) -> int:
+        """Codes that are finite numbers: -0 and 0 are two."""
+        return (self.largest_code + 1) << self.sign_bits
+
+    @property
+    def num_between_1_and_2(self) -> int:
+        """Numbers from 1 up to and without 2."""
+        return 1 << self.mantissa_bits
+
+    @property
+    def has_infinity(self) -> bool:
+        """Whether a number beyond the largest becomes infinite."""
+        return self.specials == "ieee"
+
+    @property
+    def has_nan(self) -> bool:
+        """Whether the format has a NaN code."""
+        return self.specials != "none"
+
+
+_IEEE = "IEEE 754-2019, table 3.5"
+_OFP8 = "OCP 8-bit Floating Point Specification (OFP8) 1.0, table 1; Micikevicius et al. 2022 (arXiv 2209.05433)"
+_MX = "OCP Microscaling Formats (MX) Specification 1.0, sections 5.3.3 and 5.4.1"
+
+FORMATS = {
+    one.name: one
+    for one in (
+        NumberFormat(name="fp32", exponent_bits=8, mantissa_bits=23, bias=127, specials="ieee", source=_IEEE),
+        NumberFormat(
+            name="tf32", exponent_bits=8, mantissa_bits=10, bias=127, specials="ieee", stored_bits=32,
+            source="NVIDIA, A100 Tensor Core GPU Architecture (2020), TensorFloat-32: operands are fp32 in memory",
+        ),
+        NumberFormat(
+            name="bf16", exponent_bits=8, mantissa_bits=7, bias=127, specials="ieee",
+            source="Google Cloud, BFloat16: the secret to high performance on Cloud TPUs (2019)",
+        ),
+        NumberFormat(name="fp16", exponent_bits=5, mantissa_bits=10, bias=15, specials="ieee", source=_IEEE),
+        NumberFormat(name="e4m3", exponent_bits=4, mantissa_bits=3, bias=7, specials="nan", source=_OFP8),
+        NumberFormat(name="e5m2", exponent_bits=5, mantissa_bits=2, bias=15, specials="ieee", source=_OFP8),
+        NumberFormat(name="e2m1", exponent_bits=2, mantissa_bits=1, bias=1, specials="none", source=_MX),
+        NumberFormat(
+            name="e8m0", exponent_bits=8, mantissa_bits=0, bias=127, specials="nan", sign_bits=0, has_zero=False, source=_MX
+        ),
+    )
+}  # fmt: skip
+
+
+def format_named(name: str) -> NumberFormat:
+    """A format by name. Raises `InputError` that lists the names.
+
+    >>> format_named("bf16").epsilon
+    0.0078125
+    """
+    return chosen(FORMATS, name, "format")

@@ -1,0 +1,65 @@
+"""What decides which collectives an engine issues, beyond the layout: a stack names it, a run's recipe sets it.
+
+Loads nothing: flags have its choices too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from shardwise.values.errors import chosen, require
+
+# When gradients that rest whole are reduced: S1, data parallelism.
+Reduction = Literal["after", "per_parameter", "bucketed"]
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+# How often the routers' statistics are summed over the ranks that share a micro-batch: in each for a loss, which is then summed
+# over the stages of a pipeline.
+Statistics = Literal["micro_batch", "step", "never"]
+STATISTICS: Mapping[str, int] = {"micro_batch": 2, "step": 1, "never": 0}  # numbers for each expert
+# Source: S1, data parallelism, second optimization; PyTorch's DistributedDataParallel has MiB.
+BUCKET_BYTES = 25_000_000
+# Where what narrow products take is cast: `everywhere`, as a recipe has it (kept for the backward pass and moved as casts), or
+# `in_products` alone, as Shardwise's own engine does.
+Casts = Literal["everywhere", "in_products"]
+CASTS: tuple[Casts, ...] = get_args(Casts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IssuePolicy:
+    """Which collectives an engine issues for a layout.
+
+    `reduction`: when gradients that rest whole (ZeRO-0 and -1) are reduced: `after` the backward pass, `per_parameter` as each is
+    ready, or `bucketed`, as soon as `bucket_bytes` of them are. A bucket ends with its unit, however few bytes it holds.
+    `reduce_each_micro_batch`: in every micro-batch, not in a step's last only. `statistics`: how often the routers' are summed.
+    `noise_scale`: the norm of each micro-batch's gradient is taken, from which the gradient noise scale follows. `casts`: where
+    the operands of narrow products are cast, and so what is moved and kept of them.
+    Raises `InputError` for a choice that does not exist and for buckets without room.
+
+    >>> IssuePolicy(reduction="per_parameter").most_bytes
+    0.0
+    """
+
+    reduction: Reduction = "bucketed"
+    bucket_bytes: float = BUCKET_BYTES
+    reduce_each_micro_batch: bool = False
+    statistics: Statistics = "never"
+    noise_scale: bool = False
+    casts: Casts = "everywhere"
+
+    def __post_init__(self) -> None:
+        chosen(dict.fromkeys(REDUCTIONS), self.reduction, "reduction")
+        chosen(STATISTICS, self.statistics, "statistics")
+        chosen(dict.fromkeys(CASTS), self.casts, "casts")
+        require([] if self.bucket_bytes > 0 else [f"bucket_bytes is {self.bucket_bytes}; more than 0 is required"])
+
+    @property
+    def most_bytes(self) -> float:
+        """Bytes that a bucket holds at most, unless it is one parameter."""
+        return 0.0 if self.reduction == "per_parameter" else self.bucket_bytes
+
+    @property
+    def statistics_each(self) -> int:
+        """Numbers that are summed for each expert of a layer: rows and, for a loss in each micro-batch, probabilities."""
+        return chosen(STATISTICS, self.statistics, "statistics")

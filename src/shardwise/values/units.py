@@ -1,0 +1,216 @@
+"""Quantities as people write them: "4Mi", "15T", "3.35 TB/s".
+
+Decimal prefixes are powers of 1000, binary ones (Ki, Mi, Gi, Ti) powers of 1024. GB is decimal, GiB binary.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from shardwise.values.errors import InputError
+
+_PREFIXES = {
+    "": 1.0,
+    "k": 1e3,
+    "K": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "B": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "E": 1e18,
+    "Ki": 2.0**10,
+    "Mi": 2.0**20,
+    "Gi": 2.0**30,
+    "Ti": 2.0**40,
+    "Pi": 2.0**50,
+}
+SECONDS_PER_DAY = 86400.0
+_DURATIONS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": SECONDS_PER_DAY, "w": 7 * SECONDS_PER_DAY}
+_QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]*)\s*$")
+_UNITS = {
+    "FLOP/s": "FLOP/s",
+    "FLOPs/s": "FLOP/s",
+    "B/s": "B/s",
+    "FLOP": "FLOP",
+    "B": "B",
+}  # as written, and what they are
+EXAMPLES = {"": "4Mi or 15T", "B": "80 GB", "B/s": "3.35 TB/s", "FLOP": "2 PFLOP", "FLOP/s": "989 TFLOP/s"}
+
+
+# The least that a chip or a network has of each: a bare number below it was meant in GB, GB/s or TFLOP/s. The smallest values of
+# the catalogue are a thousand times as large.
+LEAST: Mapping[str, float] = {"B": 1e6, "B/s": 1e6, "FLOP/s": 1e9}
+
+
+def unit_of(name: str) -> str:
+    """The unit that the name of a value says ("memory_bytes" is "B"); "" for counts, parts and what has a unit in words."""
+    for part, unit in (("flops_per_s", "FLOP/s"), ("bytes_per_s", "B/s"), ("bytes", "B")):
+        if name.endswith((part, f"{part}_per_host", f"{part}_per_device")):
+            return unit
+    return ""
+
+
+def parse_quantity(text: str | float, *, what: str = "quantity", unit: str | None = None) -> float:
+    """Number of a quantity with an optional prefix and unit ("4Mi" is 4194304, "3.35 TB/s" is 3.35e12).
+
+    "B" right after a number means billion, as in "70B"; after a space or a prefix it means bytes, as in "5 B" or "96GB".
+    `unit` is the one that may be written ("": none; None: any); without a unit a number is in it. Raises `InputError` when
+    the text is no finite quantity, or one of another unit.
+    """
+    if isinstance(text, (int, float)) and not isinstance(text, bool):
+        value = float(text)
+    else:
+        match = _QUANTITY.match(str(text))
+        found = _scale(match.group(2), apart=match.start(2) > match.end(1)) if match else None
+        if match is None or found is None:
+            examples = "4Mi, 15T or 3.35 TB/s" if unit is None else EXAMPLES[unit]
+            raise InputError(f"{what}: found {text!r}; a number with a prefix is required, such as {examples}")
+        scale, written = found
+        if written and unit is not None and written != unit:
+            required = f"a number in {unit} is" if unit else "a number without a unit is"
+            raise InputError(
+                f"{what}: found {text!r}, which is in {written}; {required} required, such as {EXAMPLES[unit]}"
+            )
+        value = float(match.group(1)) * scale
+    if not math.isfinite(value):
+        raise InputError(f"{what}: found {text!r}; a finite number is required")
+    return value
+
+
+def lacks_unit(given: object, value: float, unit: str) -> bool:
+    """Whether a value of a chip or a network was given as a number without a prefix or unit, too small to be meant so.
+
+    >>> lacks_unit("96", 96.0, "B"), lacks_unit("96GB", 96e9, "B"), lacks_unit(9.6e10, 9.6e10, "B"), lacks_unit("0", 0.0, "B")
+    (True, False, False, False)
+    """
+    bare = not isinstance(given, str) or not given.strip()[-1:].isalpha()
+    return bare and 0 < value < LEAST.get(unit, 0.0)
+
+
+def parse_count(text: str | float, *, what: str, least: int = 1) -> int:
+    """A whole quantity of at least `least` ("4Mi" is 4194304). Raises `InputError` otherwise."""
+    value = parse_quantity(text, what=what, unit="")
+    if value < least or value != int(value):
+        raise InputError(f"{what}: found {text!r}; a whole number of at least {least} is required")
+    return int(value)
+
+
+def parse_duration(text: str, *, what: str) -> float:
+    """Seconds of a duration with its unit ("30d", "12h", "2w", "90min"). Raises `InputError` when it is none above 0."""
+    match = _QUANTITY.match(text)
+    seconds = float(match.group(1)) * _DURATIONS.get(match.group(2), math.nan) if match else math.nan
+    if not 0 < seconds < math.inf:
+        raise InputError(
+            f"{what}: found {text!r}; a time above 0 with s, min, h, d or w is required, such as 30d or 12h"
+        )
+    return seconds
+
+
+def parse_usd(text: str, *, what: str) -> float:
+    """US dollars ("2M", "500k", "$1.5M", "2M USD"). Raises `InputError` when it is no amount above 0."""
+    bare = text.strip().removeprefix("$").removesuffix("USD").strip()
+    try:
+        value = parse_quantity(bare, what=what, unit="")
+    except InputError:
+        value = math.nan
+    if not value > 0:
+        raise InputError(f"{what}: found {text!r}; dollars above 0 are required, such as 2M or 500k")
+    return value
+
+
+def _scale(suffix: str, *, apart: bool) -> tuple[float, str] | None:
+    """What a prefix multiplies by, and the unit after it ("" where there is none); None for neither."""
+    if suffix in _PREFIXES and not (apart and suffix == "B"):
+        return _PREFIXES[suffix], ""
+    for written, unit in _UNITS.items():
+        if suffix.endswith(written) and suffix[: -len(written)] in _PREFIXES:
+            return _PREFIXES[suffix[: -len(written)]], unit
+    return None
+
+
+def format_quantity(value: float, unit: str = "", *, digits: int = 3) -> str:
+    """A number with a decimal prefix: 3.35e12 and "B/s" give "3.35 TB/s"."""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g} {unit}".strip()
+    for prefix in ("E", "P", "T", "G", "M", "k"):
+        if abs(value) >= _PREFIXES[prefix] * 0.9995:
+            return f"{value / _PREFIXES[prefix]:.{digits}g} {prefix}{unit}".strip()
+    return f"{value:.{digits}g} {unit}".strip()
+
+
+def format_count(value: float) -> str:
+    """A count of parameters or tokens as the field writes it: 70.6e9 gives "70.6B", 15e12 gives "15T"."""
+    for prefix, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if value >= scale * 0.9995:
+            return f"{value / scale:.3g}{prefix}"
+    return f"{value:.3g}"
+
+
+def binary_reading(value: int) -> tuple[int, str] | None:
+    """The number with its decimal prefix read as the binary one, and how that is written; None where it is no short number.
+
+    >>> binary_reading(4_000_000), binary_reading(1_500_000), binary_reading(8000), binary_reading(5001)
+    ((4194304, '4Mi'), (1572864, '1.5Mi'), (8192, '8Ki'), None)
+    """
+    prefix = next((name for name in ("T", "G", "M", "k") if value >= _PREFIXES[name]), None)
+    if prefix is None:
+        return None
+    count, binary = value / _PREFIXES[prefix], _PREFIXES[f"{prefix.upper()}i"]
+    return (int(count * binary), f"{count:g}{prefix.upper()}i") if (count * binary).is_integer() else None
+
+
+def format_binary(value: int) -> str:
+    """A whole number with the largest binary prefix that leaves it whole.
+
+    >>> format_binary(4194304), format_binary(3000)
+    ('4Mi', '3000')
+    """
+    prefixes = ("Ti", "Gi", "Mi", "Ki")
+    prefix = next((prefix for prefix in prefixes if value and value % int(_PREFIXES[prefix]) == 0), "")
+    return f"{value // int(_PREFIXES[prefix])}{prefix}"
+
+
+def counted(number: int, thing: str) -> str:
+    """So many things: "1 step", "1,024 steps", "2 batches"."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "es" if thing.endswith("ch") else "s")
+
+
+def format_bytes(value: float) -> str:
+    """Bytes in decimal gigabytes or the prefix that suits: 81.6e9 gives "81.6 GB"."""
+    return format_quantity(value, "B")
+
+
+def format_percent(part: float) -> str:
+    """A part of a whole, however small: 0.42 gives "42%", 0.000123 gives "0.0123%"."""
+    return f"{100 * part:.3g}%"
+
+
+def format_usd(value: float) -> str:
+    """Dollars: 5.1e6 gives "$5.1M", 930 gives "$930"."""
+    return f"${format_count(value)}" if value >= 1e3 else f"${value:.3g}"
+
+
+def format_energy(mwh: float) -> str:
+    """Energy given in MWh: 2,789 gives "2.79 GWh"."""
+    return format_quantity(mwh * 1e6, "Wh")
+
+
+def format_days(days: float) -> str:
+    """How long a run takes: in days, and in hours, minutes or less where it is shorter than one."""
+    return f"{days:.1f} days" if days >= 1 else format_seconds(days * 86400.0)
+
+
+def format_seconds(value: float) -> str:
+    """A duration in the unit that suits: 0.00123 gives "1.23 ms", 3.8e6 gives "44.0 days"."""
+    for scale, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "min")):
+        if value >= 2 * scale:
+            return f"{value / scale:.1f} {name}"
+    if value == 0:
+        return "0 s"
+    for scale, name in ((1.0, "s"), (1e-3, "ms")):
+        if value >= scale:
+            return f"{value / scale:.3g} {name}"
+    return f"{value / 1e-6:.3g} µs"

@@ -1,0 +1,271 @@
+"""What a compiler chose, read from the text of its HLO: collectives with their groups and payloads, and FLOPs.
+
+Fusions, calls and asynchronous computations are unfolded, so that the program is one graph of simple instructions. A backend
+without a ReduceScatter writes an AllReduce of which each device keeps a part; whether it does so is found by working out the
+part's offset on every device, and such an AllReduce counts as the ReduceScatter that it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwise.sharding.collectives import Kind
+from shardwise.values.errors import InputError
+from shardwise.verify.hlo_graph import Groups, Node, permute_pairs, replica_groups, tuple_index, unfolded
+
+
+@dataclass(frozen=True, slots=True)
+class HloCollective:
+    """One collective: the device groups that take part, and the elements of its payload on one device
+    (`Collective.payload_elements`). The groups of a permute are its (source, target) pairs."""
+
+    kind: Kind
+    groups: Groups
+    payload: float
+
+    @property
+    def received_elements(self) -> float:
+        """Elements that one device receives, by the convention of `sharding.collectives.received`."""
+        if self.kind is Kind.PERMUTE:
+            return self.payload if any(source != target for source, target in self.groups) else 0.0
+        n = len(self.groups[0])
+        return self.payload * (n - 1) / n * (2.0 if self.kind is Kind.ALL_REDUCE else 1.0)
+
+
+class HloProgram:
+    """The unfolded graph of an HLO module. `num_devices` counts its partitions."""
+
+    def __init__(self, text: str) -> None:
+        partitions = re.search(r"num_partitions=(\d+)", text)
+        self.num_devices = int(partitions.group(1)) if partitions else 1
+        self.nodes = unfolded(text)
+
+    def collectives(self) -> tuple[HloCollective, ...]:
+        """Every collective that moves something, once (an asynchronous one may be written several times)."""
+        found: list[HloCollective] = []
+        channels: set[tuple[Kind, str]] = set()
+        folded: set[int] = set()
+        for node in self.nodes:
+            kind = _KINDS.get(node.opcode.removesuffix("-start"))
+            if kind is None or id(node) in folded:
+                continue
+            channel = re.search(r"channel_id=(\d+)", node.attributes)
+            if channel is not None and (kind, channel.group(1)) in channels:
+                continue
+            channels |= {(kind, channel.group(1))} if channel is not None else set()
+            if kind is Kind.ALL_REDUCE:
+                found += _AllReduce(self, node, folded).collectives()
+            else:
+                found.append(self.simple(kind, node))
+        return tuple(c for c in found if c.received_elements)
+
+    def simple(self, kind: Kind, node: Node) -> HloCollective:
+        groups = (
+            permute_pairs(node.attributes)
+            if kind is Kind.PERMUTE
+            else replica_groups(node.attributes, self.num_devices)
+        )
+        payload = sum(operand.elements for operand in node.operands)
+        return HloCollective(kind, groups, payload * (len(groups[0]) if kind is Kind.ALL_GATHER else 1))
+
+    def multiplications(self) -> float:
+        """Multiplications of numbers that are not integers, on one device."""
+        return float(sum(_multiplications(node) for node in self.nodes))
+
+    def flops(self) -> float:
+        """FLOPs on one device: two per multiplication of a product that is summed, one where nothing is, and one for each
+        element of what is summed without a multiplication."""
+        products = sum(_multiplications(node) * (2 if _is_summed(node) else 1) for node in self.nodes)
+        return float(products + sum(node.operands[0].elements for node in self.nodes if _is_plain_sum(node)))
+
+
+_KINDS = {
+    "all-gather": Kind.ALL_GATHER,
+    "reduce-scatter": Kind.REDUCE_SCATTER,
+    "all-reduce": Kind.ALL_REDUCE,
+    "all-to-all": Kind.ALL_TO_ALL,
+    "collective-permute": Kind.PERMUTE,
+}
+
+
+# An AllReduce of which every device keeps a part
+
+_SAME_VALUES = ("bitcast", "convert", "copy", "reshape", "transpose", "all-reduce-done", "copy-start", "copy-done")
+
+
+class _AllReduce:
+    """One AllReduce; what it is depends on what is done with its result."""
+
+    def __init__(self, program: HloProgram, node: Node, folded: set[int]) -> None:
+        self.program, self.node, self.folded = program, node, folded
+        self.groups = replica_groups(node.attributes, program.num_devices)
+
+    def collectives(self) -> list[HloCollective]:
+        found = []
+        for index, operand in enumerate(self.node.operands):
+            uses = list(self.uses(self.node, index if len(self.node.operands) > 1 else None))
+            found += self.reduced(float(operand.elements), self.groups, uses)
+        return found
+
+    def uses(self, node: Node, index: int | None) -> Iterator[Node]:
+        """What reads the values, through conversions; `index` picks one of a tuple."""
+        for user in node.users:
+            if user.opcode == "get-tuple-element" and (index is None or tuple_index(user.attributes) == index):
+                yield from self.uses(user, None)
+            elif user.opcode in _SAME_VALUES:
+                yield from self.uses(user, index)
+            elif user.opcode != "get-tuple-element":
+                yield user
+
+    def reduced(self, payload: float, groups: Groups, uses: Sequence[Node]) -> list[HloCollective]:
+        if len(uses) == 1 and uses[0].opcode.removesuffix("-start") == "all-reduce" and len(uses[0].operands) == 1:
+            self.folded.add(id(uses[0]))
+            joined = _joined(groups, replica_groups(uses[0].attributes, self.program.num_devices))
+            return self.reduced(payload, joined, list(self.uses(uses[0], None)))
+        if not uses or any(use.opcode != "dynamic-slice" for use in uses):
+            return [HloCollective(Kind.ALL_REDUCE, groups, payload)]
+        offsets = [tuple(self.offsets(device, use) for use in uses) for device in range(self.program.num_devices)]
+        return list(_scattered(payload, groups, offsets))
+
+    def offsets(self, device: int, use: Node) -> tuple[int | None, ...]:
+        index = _IndexArithmetic(device)
+        found = [index.values(operand) for operand in use.operands[1:]]
+        return tuple(values[0] if values else None for values in found)
+
+
+def _joined(first: Groups, second: Groups) -> Groups:
+    """Groups of an AllReduce over the first and then the second groups."""
+    of = {device: set(group) for group in first for device in group}
+    merged = {tuple(sorted(set().union(*(of.get(device, {device}) for device in group)))) for group in second}
+    return tuple(sorted(merged))
+
+
+def _scattered(payload: float, groups: Groups, offsets: Sequence[tuple[object, ...]]) -> Iterator[HloCollective]:
+    """A ReduceScatter among the devices of a group that keep different parts, an AllReduce among those that keep the same."""
+    alike: list[list[tuple[int, ...]]] = []
+    for group in groups:
+        by_offset: dict[tuple[object, ...], list[int]] = {}
+        for device in group:
+            by_offset.setdefault(offsets[device], []).append(device)
+        alike.append([tuple(members) for members in by_offset.values()])
+    parts, copies = len(alike[0]), len(alike[0][0])
+    if any(len(found) != parts or any(len(members) != copies for members in found) for found in alike):
+        yield HloCollective(Kind.ALL_REDUCE, groups, payload)
+        return
+    yield HloCollective(Kind.REDUCE_SCATTER, tuple(t for found in alike for t in zip(*found, strict=True)), payload)
+    yield HloCollective(Kind.ALL_REDUCE, tuple(members for found in alike for members in found), payload / parts)
+
+
+_ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": lambda a, b: a // b if b else 0,
+    "remainder": lambda a, b: a % b if b else 0, "minimum": min, "maximum": max, "and": operator.and_, "or": operator.or_,
+}  # fmt: skip
+
+
+class _IndexArithmetic:
+    """The integers that one device works out from its number; arrays beyond the limit are data, not indices."""
+
+    limit = 2**16
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+
+    def values(self, node: Node) -> list[int] | None:
+        """The elements of a small integer array, or none when they depend on more than the device's number."""
+        if node.opcode in ("partition-id", "replica-id"):
+            return [self.device if node.opcode == "partition-id" else 0]
+        if node.opcode == "constant":
+            return _integers(node.literal)
+        known = [self.values(operand) for operand in node.operands] if node.elements <= self.limit else [None]
+        operands = [v for v in known if v]
+        if len(operands) < len(known) or not operands:
+            return None
+        if node.opcode in _SAME_VALUES or node.opcode == "broadcast":
+            return operands[0] * (node.elements // len(operands[0]))
+        if node.opcode == "clamp":
+            return [min(max(v, low), high) for low, v, high in _aligned(operands)]
+        if node.opcode == "dynamic-slice" and len(operands) == 2:
+            start = min(max(operands[1][0], 0), len(operands[0]) - node.elements)
+            return operands[0][start : start + node.elements]
+        if node.opcode in _ARITHMETIC:
+            return [_ARITHMETIC[node.opcode](a, b) for a, b in _aligned(operands)]
+        return None
+
+
+def _integers(literal: str) -> list[int] | None:
+    """The elements of a constant; none of one that has none. Raises `InputError` where the text leaves them out."""
+    if "..." in literal:
+        raise InputError(
+            f"hlo: found constant({literal}), whose values the text leaves out; without them a ReduceScatter looks like an "
+            "AllReduce: print the module with large constants (`verify.xla_worker.module_text`)"
+        )
+    return [int(i) for i in re.findall(r"-?\d+", literal)] or None
+
+
+def _aligned(operands: Sequence[list[int]]) -> Iterable[tuple[int, ...]]:
+    length = max(map(len, operands))
+    return zip(*(v * (length // len(v)) for v in operands), strict=True)
+
+
+# FLOPs
+
+
+def _multiplications(node: Node) -> int:
+    if node.opcode == "dot":
+        return node.elements * _contracted(node, _numbers(node.attributes, "lhs_contracting_dims"))
+    if node.opcode == "custom-call" and "dot_dimension_numbers" in node.attributes:
+        return math.prod(node.dims) * _contracted(node, _gemm_dims(node.attributes))
+    if node.opcode == "convolution":
+        return node.elements * _kernel_elements(node)
+    return node.elements if node.opcode == "multiply" and node.is_float else 0
+
+
+def _is_summed(node: Node) -> bool:
+    """Whether the products are added up: by the instruction itself or, of small ones, by those that follow."""
+    return node.opcode != "multiply" or _is_followed_by_sum(node)
+
+
+def _is_followed_by_sum(node: Node) -> bool:
+    return any(
+        user.opcode in ("reduce", "reduce-window") or (user.opcode in _SAME_VALUES and _is_followed_by_sum(user))
+        for user in node.users
+    )
+
+
+def _is_plain_sum(node: Node) -> bool:
+    """Whether an instruction adds up numbers that are no products: the sum of one operand."""
+    if node.opcode != "reduce" or not node.is_float:
+        return False
+    source = node.operands[0]
+    while source.opcode in _SAME_VALUES:
+        source = source.operands[0]
+    return source.opcode != "multiply"
+
+
+def _contracted(node: Node, dims: Sequence[int]) -> int:
+    return math.prod(node.operands[0].dims[dim] for dim in dims)
+
+
+def _numbers(attributes: str, name: str) -> list[int]:
+    found = re.search(name + r"=\{([\d,]*)\}", attributes)
+    return [int(i) for i in found.group(1).split(",") if i] if found else []
+
+
+def _gemm_dims(attributes: str) -> list[int]:
+    start = attributes.index("backend_config=") + len("backend_config=")
+    config, _ = json.JSONDecoder().raw_decode(attributes[start:])
+    numbers = config["gemm_backend_config"]["dot_dimension_numbers"]
+    return [int(i) for i in numbers.get("lhs_contracting_dimensions", [])]
+
+
+def _kernel_elements(node: Node) -> int:
+    """Summands of each output of a convolution, as which some backends write a matrix product: all dims of the kernel
+    but that of the outputs."""
+    labels = re.search(r"dim_labels=\w+_(\w+)->", node.attributes)
+    assert labels is not None, "a convolution without labels"
+    return math.prod(size for label, size in zip(labels.group(1), node.operands[1].dims, strict=True) if label != "o")

@@ -1,0 +1,98 @@
+"""A small training run: a model, a layout, batches of random tokens in float64, and its recipe. Nothing here needs PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
+from shardwise.model.optimizers.registry import DEFAULT
+from shardwise.run.recipe import Recipe
+from shardwise.run.trainer.flags import changed, whole
+from shardwise.run.trainer.plan_for_engine import policy_of
+from shardwise.search.plan import Plan
+from shardwise.step.rank_program import Instance
+from shardwise.values.errors import InputError
+from shardwise.values.overrides import parse_changes
+from shardwise.values.precision import Precision
+
+Ids = NDArray[np.int64]
+FP64 = Precision(
+    name="fp64", weights="fp64", gradients="fp64", master=None, moments="fp64", activations="fp64", gradient_reduction="fp64",
+)  # fmt: skip
+MEAN_DOCUMENT = 5  # tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Some steps of a model under a layout, of `num_seqs` sequences of `seq_len` random tokens each."""
+
+    architecture: Architecture
+    layout: Layout
+    recipe: Recipe
+    num_seqs: int
+    seq_len: int
+    precision: Precision = FP64
+    optimizer: str = DEFAULT
+
+    @property
+    def instance(self) -> Instance:
+        """The layout in numbers, as the engine issues its collectives."""
+        return Instance(
+            architecture=self.architecture, layout=self.layout, precision=self.precision,
+            policy=policy_of(self.recipe, routed=self.architecture.num_experts > 0), seq_len=self.seq_len,
+            optimizer=self.optimizer,
+        )  # fmt: skip
+
+    @property
+    def micro_batch_seqs(self) -> int:
+        """Sequences of a micro-batch over all replicas."""
+        return self.layout.num_replicas * self.layout.micro_batch_seqs
+
+    @property
+    def num_micro_batches(self) -> int:
+        return -(-self.num_seqs // self.micro_batch_seqs)
+
+    @property
+    def num_targets(self) -> int:
+        return self.num_seqs * self.seq_len
+
+    def alone(self) -> Case:
+        """The same micro-batches on one device, which keeps what it computes."""
+        return replace(self, layout=Layout(micro_batch_seqs=self.micro_batch_seqs))
+
+    def micro_batches(self, step: int, replica: int) -> Iterator[tuple[Ids, Ids, Ids | None]]:
+        """Ids, targets and, where attention keeps to documents, their numbers, of one replica's part of each global micro-batch:
+        [B, T] each."""
+        rng = np.random.default_rng((self.recipe.seed, step))
+        tokens = rng.integers(self.architecture.vocab_size, size=(self.num_seqs, self.seq_len + 1))
+        ends = rng.random((self.num_seqs, self.seq_len)) < 1 / MEAN_DOCUMENT
+        documents: Ids = np.cumsum(ends, axis=1, dtype=np.int64)
+        for first in range(0, self.num_seqs, self.micro_batch_seqs):
+            whole = np.arange(first, min(first + self.micro_batch_seqs, self.num_seqs))
+            own = np.array_split(whole, self.layout.num_replicas)[replica]
+            yield tokens[own, :-1], tokens[own, 1:], documents[own] if self.recipe.respect_documents else None
+
+
+# Steep, clipped, and in several buckets, so that each of these counts within a few steps of a small model.
+LEARNING_RATE, CLIP_NORM, BUCKET_BYTES = 1e-2, 0.5, 2_000
+MOST_STEPS = 10  # the limits of `judge` are those of a few steps: rounding grows with them
+
+
+def recipe_of(plan: Plan, steps: str, seed: str, changes: Sequence[str]) -> Recipe:
+    """That of some steps, with values of the user's (`recipe.NAME=VALUE`). Raises `InputError` for what is none.
+
+    Where the plan's job packs documents, attention keeps to them.
+    """
+    num_steps = whole(steps, "--steps")
+    if not 1 <= num_steps <= MOST_STEPS:
+        raise InputError(f"--steps: found {num_steps}; 1 to {MOST_STEPS} are required")
+    usual = Recipe(
+        steps=num_steps, learning_rate=LEARNING_RATE, warmup_steps=min(2, num_steps), clip_norm=CLIP_NORM,
+        bucket_bytes=BUCKET_BYTES, seed=whole(seed, "--seed"), respect_documents=plan.job.document_tokens is not None,
+    )  # fmt: skip
+    return changed(usual, parse_changes(changes, rooms=("recipe",))["recipe"])

@@ -1,0 +1,192 @@
+"""What XLA makes of the same sharded product: its collectives, bytes and FLOPs, to hold against what was derived.
+
+The product is compiled, not run, in a process of its own (the number of host devices is fixed when jax starts), with the
+shardings of operands and result given and everything between left to the compiler. Nothing here imports jax but that process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from shardwise.derive.expression import ShardedExpression
+from shardwise.sharding.collectives import Kind
+from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.notation import einsum_of
+from shardwise.sharding.spec import Axes
+from shardwise.values.dtypes import bytes_per_element
+from shardwise.values.errors import InputError, chosen, require
+from shardwise.verify.hlo_graph import Groups
+from shardwise.verify.hlo_program import HloProgram
+from shardwise.verify.xla_worker import TPU_SHAPES
+
+Backend = Literal["cpu", "gpu", "tpu"]
+
+LARGEST_CPU_MESH = 2048  # beyond it the CPU backend takes the devices for those of another process
+_WHEELS = {
+    "cpu": {},
+    "gpu": {"jax_plugins.xla_cuda12": "jax-cuda12-plugin==0.10.2 jax-cuda12-pjrt==0.10.2 (with --no-deps)"},
+    "tpu": {"libtpu": "libtpu==0.0.42.*"},
+}
+# Only the width of an element matters to what is compared, and bytes are counted in the format that was asked for.
+_STAND_INS = {
+    "fp64": "float32", "fp32": "float32", "tf32": "float32", "int32": "int32", "bf16": "bfloat16", "fp16": "float16",
+    "fp8": "bfloat16", "int8": "int8", "fp4": "bfloat16", "int4": "int8",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class XlaCollective:
+    """One collective that the compiler chose; `axes` is none when its groups are no set of whole mesh axes."""
+
+    op: Kind
+    axes: Axes | None
+    bytes: float
+
+    def __str__(self) -> str:
+        return f"{self.op}_{{{','.join(self.axes) if self.axes is not None else '?'}}} {self.bytes:g} B"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XlaReport:
+    """The compiler's choice for one product. `bytes_per_device` is what a device receives, in the operands' number format."""
+
+    backend: str
+    version: str
+    collectives: tuple[XlaCollective, ...]
+    bytes_per_device: float
+    flops_per_device: float
+    multiplications_per_device: float
+
+
+def verify(made: ShardedExpression, *, backend: Backend = "cpu", timeout_s: float = 120) -> XlaReport:
+    """Compile one product. Raises `InputError` when jax or a compiler is missing, or the product is none for XLA."""
+    return verify_many([made], backend=backend, timeout_s=timeout_s)[0]
+
+
+def verify_many(
+    cases: Sequence[ShardedExpression], *, backend: Backend = "cpu", timeout_s: float = 600
+) -> list[XlaReport]:
+    """Compile many products in one process, whose start takes longer than most compilations."""
+    require(missing(backend))
+    require([problem for made in cases for problem in _violations(made, backend)])
+    answer = _compile([_request(made) for made in cases], backend, timeout_s)
+    version = answer["version"]
+    return [read_report(made, text, backend, version) for made, text in zip(cases, answer["hlo"], strict=True)]
+
+
+def missing(backend: Backend) -> list[str]:
+    """What has to be installed before `backend` can compile. Raises `InputError` for a backend that is not known."""
+    if find_spec("jax") is None:
+        return ['xla: jax is not installed; pip install "shardwise[jax]"']
+    return [
+        f"xla: the ahead-of-time compiler for {backend} is not installed; pip install {wheel}"
+        for module, wheel in chosen(_WHEELS, backend, "xla: backend").items()
+        if not _installed(module)
+    ]
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def read_report(made: ShardedExpression, hlo: str, backend: str, version: str) -> XlaReport:
+    """The report of a compiled module's text."""
+    program = HloProgram(hlo)
+    width = bytes_per_element(made.dtype)
+    collectives = tuple(
+        XlaCollective(c.kind, axes_of(c.groups, made.mesh, pairs=c.kind is Kind.PERMUTE), c.received_elements * width)
+        for c in program.collectives()
+    )
+    return XlaReport(
+        backend=backend, version=version, collectives=collectives, flops_per_device=program.flops(),
+        bytes_per_device=math.fsum(c.bytes for c in collectives), multiplications_per_device=program.multiplications(),
+    )  # fmt: skip
+
+
+def axes_of(groups: Groups, mesh: Mesh, *, pairs: bool = False) -> Axes | None:
+    """The mesh axes along which the devices of a group differ; none unless every group is a whole line, plane ... of them.
+
+    Of a permute's pairs: all axes along which any source differs from its target.
+    """
+    coordinates = list(mesh.coordinates())
+    axes = tuple(
+        axis for axis in mesh.names if any(len({coordinates[device][axis] for device in group}) > 1 for group in groups)
+    )
+    if pairs:
+        return axes
+    return axes if all(len(set(group)) == mesh.size(axes) for group in groups) else None
+
+
+def _violations(made: ShardedExpression, backend: Backend) -> list[str]:
+    partial = [
+        f"xla: {name}{spec} is a partial sum; XLA takes whole operands, so leave {{U_...}} out"
+        for name, spec in zip(made.names, made.operands, strict=True)
+        if spec.partial
+    ]
+    devices = made.mesh.num_devices
+    if backend == "cpu" and devices > LARGEST_CPU_MESH:
+        return [*partial, f"xla: the mesh has {devices} devices; the CPU backend takes at most {LARGEST_CPU_MESH}"]
+    if backend == "tpu" and devices not in TPU_SHAPES:
+        allowed = ", ".join(map(str, TPU_SHAPES))
+        return [*partial, f"xla: the mesh has {devices} devices; for tpu it must be one of {allowed}"]
+    return partial
+
+
+# The process that compiles
+
+
+def _request(made: ShardedExpression) -> dict[str, Any]:
+    return {
+        "product": einsum_of(made.expression),
+        "dtype": _STAND_INS[made.dtype],
+        "mesh": made.mesh.axes,
+        "shapes": [[made.sizes[dim] for dim in spec.dims] for spec in made.operands],
+        "operands": [spec.axes for spec in made.operands],
+        "result": made.goal.axes if made.goal is not None else None,
+    }
+
+
+def _compile(requests: Sequence[Mapping[str, Any]], backend: Backend, timeout_s: float) -> dict[str, Any]:
+    devices = max((math.prod(size for _, size in request["mesh"]) for request in requests), default=1)
+    environment = {**os.environ, **_environment(backend, devices)}
+    source = str(Path(__file__).parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-c", "from shardwise.verify.xla_worker import serve; serve()"]
+    text = json.dumps({"backend": backend, "requests": requests})
+    try:
+        done = subprocess.run(
+            command, input=text, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired:
+        late = f"xla: {len(requests)} products were not compiled within {timeout_s:g} s; give more time"
+        raise InputError(late) from None
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        raise InputError(f"xla: the {backend} compiler failed: {last[0]}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _environment(backend: Backend, devices: int) -> dict[str, str]:
+    """Variables that jax reads when it is imported."""
+    common = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    if backend == "cpu":
+        return common | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    if backend == "gpu":
+        return common | {"XLA_FLAGS": "--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false"}
+    return common | {
+        "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8", "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
+    }  # fmt: skip
