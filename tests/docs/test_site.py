@@ -20,8 +20,8 @@ from shardwise.present.cli import verb_parsers
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs" / "generate"))
-links, stage, offline, cli_pages, api_pages = map(
-    import_module, ("links", "stage", "offline", "cli_pages", "api_pages")
+links, stage, offline, cli_pages, api_pages, floors = map(
+    import_module, ("links", "stage", "offline", "cli_pages", "api_pages", "floors")
 )
 
 DOCUMENTS = (ROOT / "README.md", *stage.documents())
@@ -54,7 +54,23 @@ def test_pages_of_the_site_have_the_links_of_the_documents(tmp_path: Path) -> No
             assert not link.partition("#")[0] or target.is_file(), f"{page}: {link}"
     written = {page.relative_to(tmp_path).as_posix() for page in pages}
     in_nav = set(targets(yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), _Nav)["nav"]))
-    assert in_nav == {page for page in written if not page.startswith("reference/rooms/") or page.endswith("index.md")}
+    listed_elsewhere = re.compile(r"reference/rooms/(?!index)|decisions/\d")
+    assert in_nav == {page for page in written if not listed_elsewhere.match(page)}
+
+
+def test_the_list_of_decisions_is_complete_and_each_has_a_status_and_a_date() -> None:
+    folder = ROOT / "docs" / "decisions"
+    files = sorted(folder.glob("[0-9]*.md"))
+    assert [int(file.name[:3]) for file in files] == list(range(1, len(files) + 1))
+    index = (folder / "README.md").read_text(encoding="utf-8")
+    for file in files:
+        title, _, status = file.read_text(encoding="utf-8").splitlines()[:3]
+        assert re.fullmatch(r"Status: (accepted|superseded by \d{3})\. Date: \d{4}-\d\d-\d\d\.", status), file.name
+        assert f"| [{file.name[:3]}]({file.name}) | {title.removeprefix('# ')} |" in index
+
+
+def test_the_picture_of_the_floors_is_that_of_the_import_rules() -> None:
+    assert floors.PICTURE.read_text(encoding="utf-8") == floors.draw_floors(floors.floors())
 
 
 class _Nav(yaml.SafeLoader):
