@@ -23,8 +23,6 @@ from hypothesis import settings
 from order import OrderedScheduling, order_files
 from searched import REMEMBERED, install
 
-from shardwise.values.precision import PRECISIONS
-
 __all__ = ["pytest_configure"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is loaded
@@ -51,8 +49,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OrderedSched
     return OrderedScheduling(config, log)
 
 
-def pytest_collection_finish() -> None:
-    install()
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not session.testsfailed:  # the package may not even be imported
+        install()
     gc.collect()
     gc.freeze()
 
@@ -60,6 +59,8 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _recipes_of_the_catalogue() -> Iterator[None]:
     """A precision recipe that a module of tests registers ends with it."""
+    from shardwise.values.precision import PRECISIONS
+
     before = dict(PRECISIONS)
     yield
     PRECISIONS.clear()

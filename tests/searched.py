@@ -6,24 +6,27 @@ import it from where it is, and are not concerned. A test that changes what a se
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from shardwise.search import nearest_fitting_layout, planner
-from shardwise.search.vectorised.search_layouts import SearchResult, search
-from shardwise.values.progress import Progress, silent
+if TYPE_CHECKING:
+    from shardwise.search.vectorised.search_layouts import SearchResult
 
 REMEMBERED: dict[str, SearchResult] = {}
 
 
-def remembered_search(*problem: Any, progress: Progress = silent, **choices: Any) -> SearchResult:
-    """Return what `search` gives, of an equal problem what it gave before."""
-    key = repr((problem, sorted(choices.items())))
-    if key not in REMEMBERED:
-        REMEMBERED[key] = search(*problem, progress=progress, **choices)
-    return REMEMBERED[key]
-
-
 def install() -> None:
-    """Let plans be searched by `remembered_search`."""
-    for module in (planner, planner, nearest_fitting_layout):
+    """Let plans be searched by a function that remembers. Imports the package, which a mutant may have broken, only now."""
+    from shardwise.search import nearest_fitting_layout, planner
+    from shardwise.search.vectorised.search_layouts import search
+
+    def remembered_search(*problem: Any, progress: Callable[..., None] | None = None, **choices: Any) -> SearchResult:
+        """Return what `search` gives, of an equal problem what it gave before."""
+        key = repr((problem, sorted(choices.items())))
+        if key not in REMEMBERED:
+            shown = {} if progress is None else {"progress": progress}
+            REMEMBERED[key] = search(*problem, **shown, **choices)
+        return REMEMBERED[key]
+
+    for module in (planner, nearest_fitting_layout):
         module.search = remembered_search  # type: ignore[attr-defined]
