@@ -84,16 +84,17 @@ def order_files(
 def quick_files(
     share: float = QUICK_SHARE, costs: Mapping[str, Cost] | None = None, kills: Mapping[str, int] | None = None
 ) -> list[str]:
-    """Return the files with most kills per CPU second that together killed a share of the recorded mutants."""
+    """Return the files that together killed a share of the recorded mutants in the fewest CPU seconds, best first."""
     costs, kills = read_costs() if costs is None else costs, read_kills() if kills is None else kills
-    killers = sorted(kills, key=lambda file: (-kills[file] / max(costs.get(file, CHEAP).cpu_s, 0.1), file))
-    required, chosen, total = math.ceil(share * sum(kills.values())), [], 0
-    for file in killers:
-        if total >= required:
-            break
-        chosen.append(file)
-        total += kills[file]
-    return chosen
+    required = math.ceil(share * sum(kills.values()))
+    # cheapest[n]: the seconds and the files of the cheapest choice so far with at least n kills
+    cheapest: list[tuple[float, tuple[str, ...]]] = [(0.0, ()), *[(math.inf, ())] * required]
+    for file in sorted(kills):
+        for number in range(required, 0, -1):
+            seconds, chosen = cheapest[max(number - kills[file], 0)]
+            with_file = seconds + costs.get(file, CHEAP).cpu_s, (*chosen, file)
+            cheapest[number] = min(cheapest[number], with_file)
+    return sorted(cheapest[required][1], key=lambda file: (-kills[file] / max(costs.get(file, CHEAP).cpu_s, 0.1), file))
 
 
 class OrderedScheduling(LoadScopeScheduling):
