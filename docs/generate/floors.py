@@ -13,12 +13,21 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 PICTURE = REPOSITORY / "docs/pictures/floors.svg"
 WIDTH, HEIGHT, GAP = 560, 34, 6  # of a floor, in pixels
-# Floors that belong together share a colour; the page on design says what each room holds.
+TITLE = "Rooms of the package: each imports those below it"
+# Rooms that belong together share a colour, on light and on dark paper; the page on design says what each holds.
 COLOURS = {
-    "describe": ("#e8eef7", ("values", "sharding", "hardware", "model", "pipeline", "records", "batch_size")),
-    "derive and price": ("#e6f2ea", ("layout", "derive", "step", "price", "book_formulas", "search", "serve")),
-    "run and compare": ("#f8efe2", ("run", "interop", "train", "measure", "verify")),
-    "show": ("#f3e8f3", ("present",)),
+    "describe": (
+        "#e8eef7",
+        "#24344d",
+        ("values", "sharding", "hardware", "model", "pipeline", "records", "batch_size"),
+    ),
+    "derive and price": (
+        "#e6f2ea",
+        "#234233",
+        ("layout", "derive", "step", "price", "book_formulas", "search", "serve"),
+    ),
+    "run and compare": ("#f8efe2", "#4a3a22", ("run", "interop", "train", "measure", "verify")),
+    "show": ("#f3e8f3", "#432a45", ("present",)),
 }
 
 
@@ -35,10 +44,12 @@ def floors(repository: Path = REPOSITORY) -> list[list[str]]:
 def draw_floors(rows: list[list[str]]) -> str:
     """Return an SVG with one row of boxes per floor, each resting on those that it may import."""
     height = len(rows) * (HEIGHT + GAP) + GAP
+    below = "; ".join(", ".join(row) for row in rows)
     boxes = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'font-family="sans-serif" font-size="14">',
-        "<title>Rooms of the package: each imports those below it</title>",
+        f'font-family="sans-serif" font-size="14" role="img" aria-label="{TITLE}. From the top: {below}.">',
+        f"<title>{TITLE}</title>",
+        f"<style>{_style()}</style>",
     ]
     for number, row in enumerate(rows):
         width = (WIDTH - GAP * (len(row) + 1)) / len(row)
@@ -47,15 +58,24 @@ def draw_floors(rows: list[list[str]]) -> str:
             left = GAP + position * (width + GAP)
             boxes.append(
                 f'<rect x="{left:g}" y="{top}" width="{width:g}" height="{HEIGHT}" rx="4" '
-                f'fill="{_colour(room)}" stroke="#7a8794"/>'
-                f'<text x="{left + width / 2:g}" y="{top + HEIGHT / 2 + 5:g}" text-anchor="middle" fill="#1d2733">'
+                f'class="{_group(room)}"/>'
+                f'<text x="{left + width / 2:g}" y="{top + HEIGHT / 2 + 5:g}" text-anchor="middle">'
                 f"{escape(room)}</text>"
             )
     return "\n".join([*boxes, "</svg>", ""])
 
 
-def _colour(room: str) -> str:
-    return next((colour for colour, rooms in COLOURS.values() if room in rooms), "#eeeeee")
+def _group(room: str) -> str:
+    return next((f"group-{number}" for number, (_, _, rooms) in enumerate(COLOURS.values()) if room in rooms), "group")
+
+
+def _style() -> str:
+    light = ["rect { fill: #eeeeee; stroke: #7a8794 }", "text { fill: #1d2733 }"]
+    dark = ["rect { fill: #333333 }", "text { fill: #e6edf3 }"]
+    for number, (on_light, on_dark, _) in enumerate(COLOURS.values()):
+        light.append(f"rect.group-{number} {{ fill: {on_light} }}")
+        dark.append(f"rect.group-{number} {{ fill: {on_dark} }}")
+    return " ".join([*light, f"@media (prefers-color-scheme: dark) {{ {' '.join(dark)} }}"])
 
 
 def main() -> None:
