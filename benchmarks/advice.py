@@ -20,17 +20,17 @@ from typing import NamedTuple
 
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.stacks import KINDS, Stack, stack_named, stack_names
+from shardwise.hardware.stacks import STACK_KINDS, Stack, get_stack, stack_names
 from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.stack_abilities import lacking
+from shardwise.layout.rules.stack_abilities import unsupported_choices
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.price.estimate import estimate
-from shardwise.search.balance_stages import Balancing
-from shardwise.search.planner import plan
-from shardwise.search.vectorised.search_layouts import search
+from shardwise.search.balance_stages import StageBalancer
+from shardwise.search.planner import make_plan
+from shardwise.search.vectorised.search_layouts import search_layouts
 from shardwise.search.verdicts import MEMORY_RESERVE
 from shardwise.values.errors import NothingFitsError, ShardwiseError
 
@@ -94,7 +94,7 @@ def answer(question: Question) -> Answer:
     """Plan, search under each stack that can run the plan, and price everything under all of them."""
     model = load_model(question.model)
     job = Job(global_batch_tokens=question.num_seqs * question.seq_len, seq_len=question.seq_len)
-    pick = plan(model, load_cluster(question.cluster), job).layout
+    pick = make_plan(model, load_cluster(question.cluster), job).layout
     stacks = [stack for stack in _stacks(question) if _seconds(model, question, job, stack, pick) is not None]
     found = {stack.name: list(_found(model, question, job, stack)) for stack in stacks}
     own = {name: rows[0] for name, rows in found.items()}
@@ -113,7 +113,7 @@ def answer(question: Question) -> Answer:
 def _stacks(question: Question) -> Iterable[Stack]:
     """Stacks that published runs are of, by name, that run on the question's chip."""
     platform = load_cluster(question.cluster).chip.platform
-    return [one for name in stack_names() if name not in KINDS if platform in (one := stack_named(name)).platforms]
+    return [one for name in stack_names() if name not in STACK_KINDS if platform in (one := get_stack(name)).platforms]
 
 
 @lru_cache(maxsize=64)
@@ -124,13 +124,15 @@ def _cluster(question: Question, stack: Stack) -> Cluster:
 def _found(model: Architecture, question: Question, job: Job, stack: Stack) -> Iterable[tuple[Layout, float]]:
     """The fastest layouts under a stack, the best first: each the fastest of its way to factor the devices over the axes."""
     cluster, own = _cluster(question, stack), replace(job, loss=stack.loss)
-    choices = Choices().of_stack(stack, model, job, cluster.scale_up_size)
+    choices = Choices().limit_to_stack(stack, model, job, cluster.scale_up_size)
     try:
-        found = search(model, cluster, own, choices=choices, top=NUM_TRIED, reserve=MEMORY_RESERVE)
+        found = search_layouts(model, cluster, own, choices=choices, top=NUM_TRIED, reserve=MEMORY_RESERVE)
     except NothingFitsError:
         return
     if "balanced" in choices.stages and found.best:
-        found = Balancing(model, cluster, own, cluster.chip.memory_bytes * (1 - MEMORY_RESERVE)).of_search(found)
+        found = StageBalancer(model, cluster, own, cluster.chip.memory_bytes * (1 - MEMORY_RESERVE)).balance_result(
+            found
+        )
     rows = {row.layout: row.step_time_s for row in (*found.best[:1], *found.by_factorisation)}
     yield from sorted(rows.items(), key=lambda row: row[1])[:NUM_TRIED]
 
@@ -152,7 +154,7 @@ def _seconds(model: Architecture, question: Question, job: Job, stack: Stack, la
     """Seconds of a layout under a stack, which overlaps tensor parallelism where it can; None where it does not run or fit."""
     own = replace(job, loss=stack.loss)
     layout = replace(layout, async_tp=stack.abilities.async_tp and layout.sequence_parallel and layout.tp > 1)
-    if lacking(stack, model, own, layout):
+    if unsupported_choices(stack, model, own, layout):
         return None
     try:
         found = estimate(model, _cluster(question, stack), own, layout)

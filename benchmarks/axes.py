@@ -25,20 +25,20 @@ import torch.distributed as dist
 from torch import Tensor
 from train import MODEL, RECIPE, Step, loop_step, paired, report
 
-from shardwise.hardware.published_constants import calibrated
+from shardwise.hardware.published_constants import with_calibration
 from shardwise.layout.layout import Layout
-from shardwise.measure.microbenchmarks.machine_benchmark import machine
+from shardwise.measure.microbenchmarks.machine_benchmark import measure_machine
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
-from shardwise.run.spawn import together
-from shardwise.run.trainer.plan_for_engine import policy_of
-from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.spawn import run_in_processes
+from shardwise.run.trainer.plan_for_engine import issue_policy
+from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.search.layout_plan import plan_layout
 from shardwise.sharding.mesh import Mesh
-from shardwise.step.rank_program import Instance
-from shardwise.values.precision import precision_named
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.precision import get_precision
 
 sys.path.append(str(__import__("pathlib").Path(__file__).parents[1] / "tests"))
 from plain import build, initialise
@@ -84,14 +84,14 @@ def batch() -> MicroBatch:
 
 def engine_step(architecture: Architecture, layout: Layout, world: World | None = None) -> Step:
     """The engine under a layout; every rank has the same sequences."""
-    instance = Instance(
-        architecture=architecture, layout=layout, precision=precision_named("fp32"),
-        policy=policy_of(RECIPE, routed=architecture.num_experts > 0), seq_len=SEQ_LEN,
+    instance = RankProgram(
+        architecture=architecture, layout=layout, precision=get_precision("fp32"),
+        policy=issue_policy(RECIPE, routed=architecture.num_experts > 0), seq_len=SEQ_LEN,
     )  # fmt: skip
     if world is not None:
         world.mesh, world.coordinate = instance.mesh, dict.fromkeys(instance.mesh.names, 0)
-    engine = Engine(instance, RECIPE, world or World(instance.mesh))
-    engine.initialise(0)
+    engine = TrainingEngine(instance, RECIPE, world or World(instance.mesh))
+    engine.initialize(0)
     batches = [batch()]
     return lambda: float(engine.step(batches, SEQS * SEQ_LEN, 1, 0).loss)
 
@@ -175,11 +175,11 @@ def predicted(kind: str, size: int) -> dict[str, float]:
 def _seconds(step: Planned) -> float:
     found = measured_machine(step.layout.num_devices)
     job = Job(global_batch_tokens=SEQS * SEQ_LEN, seq_len=SEQ_LEN, precision="fp32", loss="in_place")
-    plan = plan_layout(step.model, calibrated(found.cluster, found.calibration), job, step.layout)
+    plan = plan_layout(step.model, with_calibration(found.cluster, found.calibration), job, step.layout)
     return plan.estimate.step_time_s
 
 
-measured_machine = cache(machine)
+measured_machine = cache(measure_machine)
 KINDS = {"tp": tensor_parallel, "cp": context_parallel, "experts": experts}
 WORLDS = (("tp", 2), ("cp", 2), ("cp", 4), ("experts", 1))
 
@@ -198,7 +198,7 @@ def main() -> int:
     for kind, size in WORLDS:
         figures = 2 if kind == "cp" else 1
         asked, expected = Asked(kind, given.pairs, given.steps), predicted(kind, size)
-        for name, ratios in together(work, asked, "cpu", size, figures, "axes"):
+        for name, ratios in run_in_processes(work, asked, "cpu", size, figures, "axes"):
             report(f"{name} (predicted {expected[name]:.3f})", ratios, None)
     return 0
 

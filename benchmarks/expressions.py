@@ -23,18 +23,18 @@ from dataclasses import dataclass, field
 
 from random_expressions import random_expressions
 
-from shardwise.derive.expression import ShardedExpression, cut_axes, derive_by_cases, strategy_program
-from shardwise.derive.expression import solve as solve_product
-from shardwise.derive.sharded_program import Compute, ShardedProgram
-from shardwise.sharding.collectives import Kind
-from shardwise.sharding.matmul_search.cheapest_paths import Cost, PriceCollective
+from shardwise.derive.expression import ShardedExpression, derive_by_cases, split_axes_into_primes, strategy_program
+from shardwise.derive.expression import solve_expression as solve_product
+from shardwise.derive.sharded_program import ComputeStep, ShardedProgram
+from shardwise.sharding.collectives import CollectiveKind
+from shardwise.sharding.matmul_search.cheapest_paths import CostVector, PriceCollective
 from shardwise.sharding.matmul_search.cheapest_strategies import PriceProduct
 from shardwise.sharding.spec import Axes
 from shardwise.values.dtypes import bytes_per_element
 from shardwise.values.errors import ShardwiseError
-from shardwise.values.symbolic import Values
-from shardwise.verify.product_runs import run, run_many
-from shardwise.verify.xla_compile import XlaReport, verify_many
+from shardwise.values.symbolic import SymbolValues
+from shardwise.verify.product_runs import run_product, run_products
+from shardwise.verify.xla_compile import XlaReport, compile_products
 
 LARGEST_ERROR = 1e-5
 DERIVE_LIMIT_S = 5e-3  # wanted of the 99th percentile
@@ -71,29 +71,29 @@ def solve(made: ShardedExpression, *, flops_first: bool = False) -> Solved:
     """The program with the fewest bytes, then FLOPs, then collectives; with `flops_first`, FLOPs before bytes."""
 
     def prices(on: ShardedExpression) -> tuple[PriceCollective, PriceProduct]:
-        def collective(kind: Kind, axes: Axes, payload: float) -> Cost:
-            moved, count = received(kind, on.mesh.size(axes), payload), float(kind is not Kind.SLICE)
+        def collective(kind: CollectiveKind, axes: Axes, payload: float) -> CostVector:
+            moved, count = received(kind, on.mesh.size(axes), payload), float(kind is not CollectiveKind.SLICE)
             return (0.0, moved, count) if flops_first else (moved, 0.0, count)
 
-        def product(flops: float) -> Cost:
+        def product(flops: float) -> CostVector:
             return (flops, 0.0, 0.0) if flops_first else (0.0, flops, 0.0)
 
         return collective, product
 
     found = solve_product(made, prices)
-    return Solved(found.made, strategy_program(found.made, found.strategies[0]))
+    return Solved(found.expression, strategy_program(found.expression, found.strategies[0]))
 
 
-def received(kind: Kind, degree: int, payload: float) -> float:
-    """Elements that one device receives: `sharding.collectives.received` in numbers."""
-    if kind in (Kind.SLICE, Kind.PERMUTE):
-        return payload if kind is Kind.PERMUTE else 0.0
-    return payload * (degree - 1) / degree * (2.0 if kind is Kind.ALL_REDUCE else 1.0)
+def received(kind: CollectiveKind, degree: int, payload: float) -> float:
+    """Elements that one device receives: `sharding.collectives.received_elements` in numbers."""
+    if kind in (CollectiveKind.SLICE, CollectiveKind.PERMUTE):
+        return payload if kind is CollectiveKind.PERMUTE else 0.0
+    return payload * (degree - 1) / degree * (2.0 if kind is CollectiveKind.ALL_REDUCE else 1.0)
 
 
 def received_bytes(made: ShardedExpression, program: ShardedProgram) -> float:
     """Bytes that one device receives in a program's collectives."""
-    values = Values({**made.sizes, **dict(made.mesh.axes)})
+    values = SymbolValues({**made.sizes, **dict(made.mesh.axes)})
     elements = sum(float(step.collective.received_elements.evaluate(values)) for step in program.communication)
     return elements * bytes_per_element(made.dtype)
 
@@ -102,7 +102,7 @@ def multiplications(made: ShardedExpression, program: ShardedProgram) -> float:
     """Multiplications on one device in a program's products."""
     total = 0.0
     for step in program.steps:
-        if isinstance(step, Compute):
+        if isinstance(step, ComputeStep):
             axes = {dim: spec.axes_of(dim) for spec in step.placed.inputs for dim in spec.dims}
             total += math.prod(made.sizes[dim] // made.mesh.size(own) for dim, own in axes.items())
     return total
@@ -116,7 +116,7 @@ def largest_error(made: ShardedExpression, program: ShardedProgram, seed: int = 
     end = program.specs[made.result_name]
     if end.partial or (made.goal is not None and end != made.goal):
         return math.inf
-    return run(made, program, "numpy", seed=seed).max_relative_error
+    return run_product(made, program, "numpy", seed=seed).max_relative_error
 
 
 def check(made: ShardedExpression, index: int, tally: Tally) -> None:
@@ -152,7 +152,9 @@ def check(made: ShardedExpression, index: int, tally: Tally) -> None:
 
 def searched_in_parts(made: ShardedExpression, found: Solved) -> bool:
     """Whether the mesh with its axes cut into parts was searched too: where it can be, and something has to move."""
-    return cut_axes(made) is not None and bool(found.made is not made or received_bytes(made, found.program))
+    return split_axes_into_primes(made) is not None and bool(
+        found.made is not made or received_bytes(made, found.program)
+    )
 
 
 def describe(made: ShardedExpression) -> str:
@@ -167,7 +169,7 @@ def run_on_jax(cases: Sequence[tuple[int, ShardedExpression]], tally: Tally) -> 
     for start in range(0, len(cases), BATCH):
         batch = cases[start : start + BATCH]
         programs = [(tally.solved[index].made, tally.solved[index].program) for index, _ in batch]
-        for (_, made), error in zip(batch, run_many(programs, "jax", timeout_s=600), strict=True):
+        for (_, made), error in zip(batch, run_products(programs, "jax", timeout_s=600), strict=True):
             tally.jax_errors.append(error)
             if not error <= LARGEST_ERROR:
                 tally.problems.append(f"on JAX: error {error:g}: {describe(made)}")
@@ -210,7 +212,7 @@ def _less(a: float, b: float) -> bool:
 def compare(cases: Sequence[tuple[int, ShardedExpression]], tally: Tally) -> None:
     for start in range(0, len(cases), BATCH):
         batch = cases[start : start + BATCH]
-        reports = verify_many([made for _, made in batch])
+        reports = compile_products([made for _, made in batch])
         for (index, made), choice in zip(batch, reports, strict=True):
             found = verdict(made, tally.solved[index], choice)
             tally.against_xla[found] += 1

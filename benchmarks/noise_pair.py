@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardwise.batch_size.noise_estimators import NoiseAverage, NoiseSample
+from shardwise.batch_size.noise_estimators import NoiseSample, RunningNoise
 
 LAYERS, HEADS, WIDTH, LENGTH, BATCH = 4, 4, 128, 64, 32
 # nanoGPT, config/train_shakespeare_char.py: but for the sizes, which are nanoGNS's.
@@ -90,7 +90,7 @@ class Norms:
         self.small, self.big = dict.fromkeys(ESTIMATES, 0.0), dict.fromkeys(ESTIMATES, 0.0)
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.LayerNorm):
-                module.register_forward_hook(self.watch)
+                module.register_forward_hook(self.observe)
 
     def watch(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
         """Take the norms when the gradient of the output is there."""
@@ -143,7 +143,7 @@ def train(steps: int, every: int) -> Iterator[dict[str, float]]:
     text = characters()
     model = Model(int(text.max()) + 1)
     norms = Norms(model)
-    averages = {name: NoiseAverage(decay=AVERAGE**every) for name in ESTIMATES}
+    averages = {name: RunningNoise(decay=AVERAGE**every) for name in ESTIMATES}
     groups = [[one for one in model.parameters() if (one.dim() == 2) is matrix] for matrix in (True, False)]
     optimizer = torch.optim.AdamW(
         [{"params": groups[0], "weight_decay": DECAY}, {"params": groups[1], "weight_decay": 0.0}], betas=BETAS, lr=RATE

@@ -23,18 +23,18 @@ import torch.distributed as dist
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT, Action
-from shardwise.pipeline.registry import build
-from shardwise.pipeline.timeline import Durations, play
+from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Action
+from shardwise.pipeline.registry import build_actions
+from shardwise.pipeline.timeline import Durations, play_actions
 from shardwise.present.cli.plain import plain_block
 from shardwise.present.cli.section import Table
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.spawn import together
-from shardwise.run.trainer.training_engine import Engine
-from shardwise.step.rank_program import Instance
-from shardwise.values.precision import precision_named
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.spawn import run_in_processes
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.precision import get_precision
 
 MODEL = Architecture(
     name="even stages", num_layers=8, d_model=512, d_ff=1408, num_heads=8, num_kv_heads=8, head_dim=64, vocab_size=256
@@ -64,9 +64,9 @@ def run(rank: int, size: int, device: torch.device, asked: Asked) -> Iterator[li
     """The passes of each step, by rank."""
     torch.set_num_threads(1)
     layout = Layout(pp=STAGES, schedule=asked.schedule, num_virtual_stages=asked.v)
-    instance = Instance(architecture=MODEL, layout=layout, precision=precision_named("fp32"), seq_len=SEQ_LEN)
-    engine = Engine(instance, Recipe(steps=1), World(instance.mesh))
-    engine.initialise(0)
+    instance = RankProgram(architecture=MODEL, layout=layout, precision=get_precision("fp32"), seq_len=SEQ_LEN)
+    engine = TrainingEngine(instance, TrainingRecipe(steps=1), World(instance.mesh))
+    engine.initialize(0)
     ids = torch.randint(MODEL.vocab_size, (1, SEQ_LEN + 1), generator=torch.Generator().manual_seed(0))
     batches = [MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())] * asked.num_micro_batches
     found: list[list[Timed]] = []
@@ -100,18 +100,21 @@ def durations(steps: list[list[list[Timed]]], num_stages: int) -> Durations:
     def kind(name: str) -> tuple[float, ...]:
         return tuple(of.get((name, stage), 0.0) for stage in range(num_stages))
 
-    whole = kind(BACKWARD)
+    whole = kind(FULL_BACKWARD)
     return Durations(
-        forward=kind(FORWARD), input=kind(INPUT), weight=kind(WEIGHT), backward=whole if any(whole) else None
+        forward=kind(FORWARD),
+        input=kind(BACKWARD_INPUT),
+        weight=kind(BACKWARD_WEIGHT),
+        backward=whole if any(whole) else None,
     )
 
 
 def compared(asked: Asked) -> tuple[str, ...]:
     """A row of the table."""
-    (steps,) = together(run, asked, "cpu", STAGES, 1)
-    actions = build(asked.schedule, STAGES, asked.num_micro_batches, asked.v)
+    (steps,) = run_in_processes(run, asked, "cpu", STAGES, 1)
+    actions = build_actions(asked.schedule, STAGES, asked.num_micro_batches, asked.v)
     times = durations(steps, actions.num_stages)
-    played = play(actions, times)
+    played = play_actions(actions, times)
     measured = statistics.median(
         max(rank[-1].end for rank in step) - min(rank[0].begin for rank in step) for step in steps
     )

@@ -38,9 +38,9 @@ from shardwise.run.data.token_shards import TokenShards
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.kernels import matmul, norms
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.training_engine import Engine
-from shardwise.step.rank_program import Instance
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.step.rank_program import RankProgram
 from shardwise.values.errors import InputError
 from shardwise.values.precision import PRECISIONS, Precision
 
@@ -114,7 +114,7 @@ def _runs(precision: Precision) -> bool:
 @contextmanager
 def sums_in_fp16() -> Iterator[None]:
     """Products of fp16 and squares of norms whose running sums are rounded to fp16."""
-    multiplied, norm = matmul.multiplied, norms.NORMS["rms_norm"]
+    multiplied, norm = matmul.multiply, norms.NORMS["rms_norm"]
 
     def rounded(rows: Tensor, columns: Tensor) -> Tensor:
         total = torch.zeros(len(rows), columns.shape[1], dtype=torch.float16)
@@ -131,12 +131,12 @@ def sums_in_fp16() -> Iterator[None]:
         scale = (total.float() / weight.numel() + epsilon).rsqrt()
         return (rows * scale * weight.flatten()).to(x.dtype).view(x.shape), scale
 
-    matmul.multiplied = rounded
+    matmul.multiply = rounded
     norms.NORMS["rms_norm"] = replace(norm, forward=rounded_norm)  # type: ignore[index]
     try:
         yield
     finally:
-        matmul.multiplied = multiplied
+        matmul.multiply = multiplied
         norms.NORMS["rms_norm"] = norm  # type: ignore[index]
 
 
@@ -144,12 +144,12 @@ def sums_in_fp16() -> Iterator[None]:
 def products_in_fp32() -> Iterator[None]:
     """Products of bf16 made in fp32 and rounded, as those of fp16 are on a CPU: sums are fp32's either way, and a CPU without
     instructions for bf16 takes fifty times as long."""
-    usual = matmul.in_fp32
-    matmul.in_fp32 = lambda rows: rows.element_size() == 2
+    usual = matmul.accumulates_in_fp32
+    matmul.accumulates_in_fp32 = lambda rows: rows.element_size() == 2
     try:
         yield
     finally:
-        matmul.in_fp32 = usual
+        matmul.accumulates_in_fp32 = usual
 
 
 def losses(variant: Variant, batches: Batches, num_steps: int, seed: int = 0) -> list[float]:
@@ -157,13 +157,13 @@ def losses(variant: Variant, batches: Batches, num_steps: int, seed: int = 0) ->
     layout, setting = Layout(micro_batch_seqs=NUM_SEQS), variant.setting
     numerics = replace(MODEL.numerics, embedding_scale=setting.embedding_scale)
     model = replace(MODEL, num_layers=setting.layers, numerics=numerics)
-    instance = Instance(architecture=model, layout=layout, precision=variant.precision, seq_len=SEQ_LEN)
-    recipe = Recipe(
+    instance = RankProgram(architecture=model, layout=layout, precision=variant.precision, seq_len=SEQ_LEN)
+    recipe = TrainingRecipe(
         steps=num_steps, learning_rate=setting.learning_rate, schedule="cosine" if setting.is_warmed_up else "constant",
         warmup_steps=num_steps // 10 if setting.is_warmed_up else 0, loss_scale=variant.loss_scale,
     )  # fmt: skip
-    engine = Engine(instance, recipe, World(instance.mesh))
-    engine.initialise(seed)
+    engine = TrainingEngine(instance, recipe, World(instance.mesh))
+    engine.initialize(seed)
     if variant.is_nudged:
         for group in engine.groups:
             group.state.copy_(torch.nextafter(group.state, torch.full_like(group.state, torch.inf)))

@@ -21,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from shardwise.hardware.published_constants import calibrated
+from shardwise.hardware.published_constants import with_calibration
 from shardwise.layout.layout import Layout
-from shardwise.measure.microbenchmarks.machine_benchmark import machine
+from shardwise.measure.microbenchmarks.machine_benchmark import measure_machine
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.records.step_log import StepRecord, read_log
@@ -136,9 +136,9 @@ def _beside(run: Callable[[], Result]) -> tuple[Result, float]:
 
 
 def _planned(case: Case) -> Plan:
-    found = machine(case.layout.num_devices)
+    found = measure_machine(case.layout.num_devices)
     job = Job(global_batch_tokens=case.num_seqs * case.seq_len, seq_len=case.seq_len, precision="fp32", loss="in_place")
-    return plan_layout(case.model, calibrated(found.cluster, found.calibration), job, case.layout)
+    return plan_layout(case.model, with_calibration(found.cluster, found.calibration), job, case.layout)
 
 
 def _trained(plan: Plan, data: Path, folder: Path) -> dict[str, float]:

@@ -15,14 +15,14 @@ import sys
 import time
 
 from shardwise.hardware.calibration_constants import CONSTANTS
-from shardwise.measure.calibrate.layout_ranking import right_by_lead, timed
-from shardwise.measure.calibrate.prediction_errors import judge
+from shardwise.measure.calibrate.layout_ranking import ordered_share_by_lead, time_per_token
+from shardwise.measure.calibrate.prediction_errors import predict_rows
 from shardwise.measure.calibrate.published_fit import (
     STRATA,
-    constants_toml,
     fit_published,
     fold_report,
     fold_statistics,
+    format_constants,
     write_constants,
 )
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
@@ -49,9 +49,9 @@ LEADS = (0.0, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2)
 
 def leads() -> None:
     """Pairs of layouts of one model on one machine: how often the predicted order is the measured one, by the predicted lead."""
-    judged = [one for one in judge(published_rows()) if one.scored and one.error is not None]
-    runs = [timed(one.row, one.row.step_time_s, one.prediction.estimate.step_time_s) for one in judged]
-    for least, (count, share) in zip(LEADS, right_by_lead(runs, LEADS), strict=True):
+    judged = [one for one in predict_rows(published_rows()) if one.scored and one.error is not None]
+    runs = [time_per_token(one.row, one.row.step_time_s, one.prediction.estimate.step_time_s) for one in judged]
+    for least, (count, share) in zip(LEADS, ordered_share_by_lead(runs, LEADS), strict=True):
         print(f"lead of {least:>4.0%} or more  {count:>5} pairs  {share:>6.1%} ordered rightly")
 
 
@@ -78,7 +78,7 @@ def main() -> None:
     print(fold_report(result))
     print(f"{time.process_time() - started:.0f} s of CPU")
     if arguments.write:
-        write_constants(constants_toml(result))
+        write_constants(format_constants(result))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from shardwise.derive.expression import ShardedExpression, shard_expression
 from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.notation import Expression, Tensor
+from shardwise.sharding.notation import EinsumExpression, ParsedTensor
 from shardwise.sharding.spec import Spec
 from shardwise.values.errors import InputError
 
@@ -44,13 +44,13 @@ def _attempt(rng: random.Random) -> ShardedExpression | None:
     specs = [_spec(rng, own, mesh) for own in dims]
     if rng.random() < 0.1:
         specs[0] = _partial(rng, specs[0], mesh)
-    tensors = [Tensor(name, spec) for name, spec in zip("ABC", specs[:-1], strict=False)]
-    result = None if rng.random() < 0.05 else Tensor("Out", specs[-1])
+    tensors = [ParsedTensor(name, spec) for name, spec in zip("ABC", specs[:-1], strict=False)]
+    result = None if rng.random() < 0.05 else ParsedTensor("Out", specs[-1])
     sizes = _sizes(rng, specs, mesh)
     if not _small(dims, sizes):
         return None
     try:
-        made = shard_expression(Expression(tuple(tensors), result), mesh, sizes, rng.choice(("bf16", "fp32")))
+        made = shard_expression(EinsumExpression(tuple(tensors), result), mesh, sizes, rng.choice(("bf16", "fp32")))
     except InputError:
         return None
     return made if _is_product(made) else None

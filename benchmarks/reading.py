@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from shardwise.run.data.batches import Batch, Batches
-from shardwise.run.data.corpus_writer import SplitWriter, whole_folder, write_index
+from shardwise.run.data.corpus_writer import SplitWriter, replace_folder, write_index
 from shardwise.run.data.read_ahead import ReadAhead
-from shardwise.run.data.shard_index import Index
+from shardwise.run.data.shard_index import ShardIndex
 from shardwise.run.data.token_shards import TokenShards
 
 SEQ_LEN, BATCH_SEQS, MICRO_BATCH_SEQS = 1024, 16, 4
@@ -28,11 +28,11 @@ WIDTH = 1024  # of the matrices, whose product takes some milliseconds on a core
 def shards(place: Path, count: int, seed: int) -> TokenShards:
     """Random tokens in so many shards."""
     drawn = np.random.default_rng(seed)
-    with whole_folder(place) as folder:
+    with replace_folder(place) as folder:
         writer = SplitWriter(folder, "train", SHARD_TOKENS)
         for _ in range(count):
             writer.add(drawn.integers(0, VOCAB, SHARD_TOKENS).astype("<u2"), SHARD_TOKENS)
-        index = Index(
+        index = ShardIndex(
             dtype="uint16", vocab_size=VOCAB, end_token="</s>", end_id=0, tokenizer_sha256="0" * 64, held_out_fraction=0.0,
             unigram_entropy_nats=float(np.log(VOCAB)), train=writer.finish(),
             held_out=SplitWriter(folder, "held_out", SHARD_TOKENS).finish(),

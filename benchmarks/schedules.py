@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from shardwise.pipeline.clock import check
-from shardwise.pipeline.registry import build
-from shardwise.pipeline.timeline import play
+from shardwise.pipeline.clock import check_actions
+from shardwise.pipeline.registry import build_actions
+from shardwise.pipeline.timeline import play_actions
 
 Result = TypeVar("Result")
 NAMES = ("afab", "1f1b", "interleaved", "looped_bfs", "zb_h1", "zb_v", "dualpipe", "dualpipe_v")
@@ -36,9 +36,9 @@ def timed(function: Callable[[], Result]) -> tuple[float, Result]:
 
 def row(name: str, p: int, m: int) -> str:
     """What one schedule takes."""
-    building, actions = timed(lambda: build(name, p, m))
-    playing, line = timed(lambda: play(actions))
-    checking, _ = timed(lambda: check(actions))
+    building, actions = timed(lambda: build_actions(name, p, m))
+    playing, line = timed(lambda: play_actions(actions))
+    checking, _ = timed(lambda: check_actions(actions))
     count = sum(len(slot) for slots in actions.order for slot in slots)
     return f"{name:<14}{p:>5} x {m:<6}{count:>9,}{building:>9.2f}{playing:>8.2f}{checking:>8.2f}{line.bubble:>9.2%}"
 

@@ -20,19 +20,19 @@ from typing import NamedTuple
 
 from shardwise.derive import sharded_unit
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.layout.choices import FACTORED, Choices
-from shardwise.layout.degrees import degrees_of
+from shardwise.layout.choices import FACTORISED_AXES, Choices
+from shardwise.layout.degrees import layout_degrees
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.pipeline.registry import natural_schedule
 from shardwise.price import unit_inputs
-from shardwise.price.derivation_cache import derivations_kept
+from shardwise.price.derivation_cache import use_derivation_cache
 from shardwise.price.estimate import estimate
 from shardwise.search.vectorised.candidates import factorisations
-from shardwise.search.vectorised.search_layouts import SearchResult, search
-from shardwise.step.collectives import control_traffic
-from shardwise.step.unit_instructions import unit_template
+from shardwise.search.vectorised.search_layouts import SearchResult, search_layouts
+from shardwise.step.collectives import control_collectives
+from shardwise.step.unit_instructions import lower_unit
 
 LARGEST_DIFFERENCE = 1e-9
 LARGEST_MEMORY_BYTES = 300e6
@@ -59,12 +59,12 @@ QUESTIONS = (
 
 def run_search(question: Question) -> SearchResult:
     """One search as a new process would run it, which knows nothing but what is on disk."""
-    for known in (sharded_unit._derived, unit_inputs._parts, unit_template, control_traffic):
+    for known in (sharded_unit._derive_cached, unit_inputs._cached_cost_inputs, lower_unit, control_collectives):
         known.cache_clear()
     job = Job(global_batch_tokens=question.batch_tokens, seq_len=question.seq_len)
     model, cluster = load_model(question.model), load_cluster(f"h100:{question.num_devices}")
-    with derivations_kept():
-        return search(model, cluster, job)
+    with use_derivation_cache():
+        return search_layouts(model, cluster, job)
 
 
 def run_plan(question: Question) -> tuple[float, float]:
@@ -112,19 +112,19 @@ def recount(num_devices: int) -> tuple[int, int]:
     model, cluster = load_model("llama-3-8b"), load_cluster(f"h100:{num_devices}")
     job = Job(global_batch_tokens=num_devices * 4 * 8192, seq_len=8192)
     choices = Choices()
-    result = search(model, cluster, job, choices=choices)
+    result = search_layouts(model, cluster, job, choices=choices)
     grid = itertools.product(
-        factorisations(num_devices, len(FACTORED)).tolist(), choices.sequence_parallel, choices.micro_batch_seqs,
+        factorisations(num_devices, len(FACTORISED_AXES)).tolist(), choices.sequence_parallel, choices.micro_batch_seqs,
         choices.num_virtual_stages, choices.zero_stage, choices.recompute,
     )  # fmt: skip
     legal = 0
     for degrees, sp, micro_batch, virtual, zero, recompute in grid:
         layout = Layout(
-            **dict(zip(FACTORED, degrees, strict=True)), sequence_parallel=bool(sp), micro_batch_seqs=micro_batch,
+            **dict(zip(FACTORISED_AXES, degrees, strict=True)), sequence_parallel=bool(sp), micro_batch_seqs=micro_batch,
             num_virtual_stages=virtual, zero_stage=zero, recompute=recompute,
-            schedule=natural_schedule(degrees[FACTORED.index("pp")], virtual),
+            schedule=natural_schedule(degrees[FACTORISED_AXES.index("pp")], virtual),
         )  # fmt: skip
-        legal += all(rule.legal(model, job, num_devices, degrees_of(layout)) for rule in choices.rules)
+        legal += all(rule.legal(model, job, num_devices, layout_degrees(layout)) for rule in choices.rules)
     return result.num_candidates - sum(result.num_illegal_by_rule.values()), legal
 
 
@@ -132,7 +132,7 @@ def largest_difference(samples: int) -> float:
     """Largest relative difference between sampled rows of the search and the scalar path."""
     model, cluster = load_model("llama-3-405b"), load_cluster("h100:16384")
     job = Job(global_batch_tokens=16 * 2**20, seq_len=8192)
-    found = search(model, cluster, job, sample=samples, seed=random.Random(0).randrange(2**31)).sampled
+    found = search_layouts(model, cluster, job, sample=samples, seed=random.Random(0).randrange(2**31)).sampled
     worst = 0.0
     for row in found:
         scalar = estimate(model, cluster, job, row.layout)

@@ -18,7 +18,7 @@ from shardwise.model.load import load_model
 from shardwise.present.pictures.simulated_step_timeline import MOST_TRACED, trace_text
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.result import Simulation
-from shardwise.price.simulation.simulated_step import simulated
+from shardwise.price.simulation.simulated_step import simulate_step
 
 REPEATS = 3
 CASES = {
@@ -37,12 +37,12 @@ def row(name: str) -> str:
     times = []
     for _ in range(REPEATS):
         begin = time.process_time()
-        simulation = Simulation(simulated(pricing))
+        simulation = Simulation(simulate_step(pricing))
         path, peak = simulation.critical_path, simulation.peak_bytes
         times.append(time.process_time() - begin)
     found = simulation.found
     passes = sum(map(len, found.clock.starts))
-    events = sum(len(played.events) for plays in found.plays for played in plays)
+    events = sum(len(played.events) for plays in found.slot_timelines for played in plays)
     assert path
     assert peak > 0
     traced = "" if events > MOST_TRACED else f", its trace {_traced_s(simulation):.2f} s more"

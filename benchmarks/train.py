@@ -34,15 +34,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.model.optimizers.registry import optimizer_named
+from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.mixed_precision import DTYPES
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.plan_for_engine import policy_of
-from shardwise.run.trainer.training_engine import Engine
-from shardwise.step.rank_program import Instance
-from shardwise.values.precision import Precision, precision_named
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.plan_for_engine import issue_policy
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.precision import Precision, get_precision
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from plain import build, initialise  # the decoder that tests judge the engine by
@@ -54,8 +54,8 @@ MODEL = Architecture(
 )
 EXPERTS = replace(MODEL, name="experts", d_ff=512, num_experts=8, experts_per_token=2)
 SEQ_LEN, SEQS, ACCUMULATION = 256, 2, 2  # sequences of a micro-batch on each process, micro-batches of a step
-RECIPE = Recipe(steps=10**6, schedule="constant", learning_rate=1e-4)
-FIELDS = optimizer_named("adamw").given(RECIPE.optimizer)
+RECIPE = TrainingRecipe(steps=10**6, schedule="constant", learning_rate=1e-4)
+FIELDS = get_optimizer("adamw").resolve_hyperparameters(RECIPE.optimizer)
 WHAT = ("one", "experts", "compiled", "transformers", "ddp", "variants", "noise")
 Step = Callable[[], float]
 
@@ -75,12 +75,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def engine_step(precision: Precision, num_processes: int, architecture: Architecture = MODEL, **choices: Any) -> Step:
     """The engine, data parallel; `choices` of its recipe."""
     recipe = replace(RECIPE, **choices)
-    instance = Instance(
+    instance = RankProgram(
         architecture=architecture, layout=Layout(dp=num_processes, micro_batch_seqs=SEQS), precision=precision,
-        policy=policy_of(recipe, routed=architecture.num_experts > 0),
+        policy=issue_policy(recipe, routed=architecture.num_experts > 0),
     )  # fmt: skip
-    engine = Engine(instance, recipe, World(instance.mesh))
-    engine.initialise(0)
+    engine = TrainingEngine(instance, recipe, World(instance.mesh))
+    engine.initialize(0)
     batches, targets = micro_batches(), num_processes * ACCUMULATION * SEQS * SEQ_LEN
 
     def step() -> float:
@@ -211,7 +211,7 @@ def on_rank(rank: int, folder: str, arguments: argparse.Namespace, queue: Any) -
 
 def precision_of(dtype: str) -> Precision:
     """Weights and state in one format: a plain loop has no master copy."""
-    return precision_named("fp32") if dtype == "fp32" else Precision(
+    return get_precision("fp32") if dtype == "fp32" else Precision(
         name="bf16", weights="bf16", gradients="bf16", master=None, moments="bf16"
     )  # fmt: skip
 

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardwise.hardware.published_constants import calibrated
+from shardwise.hardware.published_constants import with_calibration
 from shardwise.layout.layout import Layout
-from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction, predict_cells
-from shardwise.measure.calibrate.published_runs.run_table import Row, published_rows
+from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction, predict_cached
+from shardwise.measure.calibrate.published_runs.run_table import RunRow, published_rows
 from shardwise.search.plan import Plan
-from shardwise.search.planner import plan
-from shardwise.search.verdicts import MEMORY_RESERVE, RESOLUTION, changed_fields, why_slower
+from shardwise.search.planner import make_plan
+from shardwise.search.verdicts import MEMORY_RESERVE, RESOLUTION, changed_fields, explain_slowdown
 from shardwise.values.errors import NothingFitsError
 from shardwise.values.units import format_bytes, format_seconds
 
@@ -37,7 +37,7 @@ class Compared:
 
     title: str
     reason: str
-    row: Row
+    row: RunRow
     used: Prediction
     best: Plan | None
 
@@ -53,7 +53,7 @@ def compared(wanted: str = "") -> Iterable[Compared]:
     told: Mapping[str, Mapping[str, str]] = tomllib.loads(RUNS.read_text(encoding="utf-8"))
     for name, entry in told.items():
         if wanted.lower() in f"{name} {entry['title']}".lower():
-            used = predict_cells(rows[name].inputs)
+            used = predict_cached(rows[name].inputs)
             assert isinstance(used, Prediction), f"{name}: {used}"
             yield Compared(
                 title=entry["title"], reason=entry.get("reason", ""), row=rows[name], used=used, best=_planned(used)
@@ -62,9 +62,9 @@ def compared(wanted: str = "") -> Iterable[Compared]:
 
 def _planned(used: Prediction) -> Plan | None:
     case = used.case
-    cluster = calibrated(case.cluster, case.software.calibration(case.cluster.chip))
+    cluster = with_calibration(case.cluster, case.software.calibration(case.cluster.chip))
     try:
-        return plan(case.architecture, cluster, case.job)
+        return make_plan(case.architecture, cluster, case.job)
     except NothingFitsError:
         return None
 
@@ -126,7 +126,7 @@ def _paragraph(one: Compared) -> Iterable[str]:
 def explanation(used: Prediction, best: Plan) -> str:
     """Why there is a gap, in the words with which plans compare their runners-up."""
     gap = used.estimate.step_time_s / best.estimate.step_time_s - 1
-    words = why_slower(used.estimate, best.estimate)
+    words = explain_slowdown(used.estimate, best.estimate)
     if abs(gap) <= RESOLUTION:
         return f"no clear gap: the used layout is {words}"
     changes = changed_fields(_plain(best.layout), _plain(used.case.layout)).items()

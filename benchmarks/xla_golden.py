@@ -69,7 +69,7 @@ def head(name: str, packages: Sequence[str]) -> dict[str, Any]:
 def products(name: str) -> dict[str, Any]:
     """The H100 compiler's choice for each of the products."""
     cases = [shard_expression(parse_expression(text), Mesh.of(MESH), SIZES, "bf16") for text in PRODUCTS]
-    reports = xla_compile.verify_many(cases, backend="gpu")
+    reports = xla_compile.compile_products(cases, backend="gpu")
     rows = [
         {
             "expression": text,
@@ -124,7 +124,9 @@ def compile_step(name: str) -> dict[str, Any]:
     backend, topology, count = TRAIN[name]
     jax.devices()
     if backend == "gpu":
-        found = topologies.get_topology_desc("h100", "cuda", topology=topology, target_config=xla_worker.H100).devices
+        found = topologies.get_topology_desc(
+            "h100", "cuda", topology=topology, target_config=xla_worker.H100_DESCRIPTION
+        ).devices
         grid = np.array(list(found))
     else:
         found = topologies.get_topology_desc(topology, platform="tpu").devices
@@ -145,7 +147,9 @@ def compile_step(name: str) -> dict[str, Any]:
         donate_argnums=(0, 1, 2, 3),
         out_shardings=tuple({w: a.sharding for w, a in part.items()} for part in arguments),
     )
-    done = step.lower(*arguments, tokens).compile(compiler_options=xla_worker._PLAIN if backend == "tpu" else None)
+    done = step.lower(*arguments, tokens).compile(
+        compiler_options=xla_worker._TPU_OPTIONS if backend == "tpu" else None
+    )
     memory = done.memory_analysis()
     return {
         "peak_bytes": memory.peak_memory_in_bytes,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from shardwise.present.cli import build_parser
 from shardwise.present.cli.plain import plain
-from shardwise.values.progress import silent
+from shardwise.values.progress import ignore_progress
 
 
 def answer(*words: str) -> str:
     """The text for programs, or the whole report as a pipe gets it."""
     arguments = build_parser().parse_args(words)
-    arguments.progress = silent
+    arguments.progress = ignore_progress
     found = arguments.run(arguments)
     return found if isinstance(found, str) else plain(found)

@@ -14,9 +14,9 @@ from torch import Tensor
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.run.engine.micro_batch import MicroBatch
-from shardwise.run.engine.model import Clock
-from shardwise.run.engine.model_builder import Ends, Weights, torch_model
-from shardwise.step.whole_parameters import on_one_device, parameter_shapes
+from shardwise.run.engine.model import Timer
+from shardwise.run.engine.model_builder import ModelWeights, UnitTensors, build_torch_model
+from shardwise.step.whole_parameters import parameter_shapes, single_device_instance
 
 CPU = torch.device("cpu")
 
@@ -49,7 +49,7 @@ class UnitSink:
         name, resting = self.names[weight], self.resting
         return (resting.tensors[name] if resting.takes_products else None), name in resting.begun
 
-    def give(self, weight: str, gradient: Tensor | None) -> None:
+    def deliver(self, weight: str, gradient: Tensor | None) -> None:
         name, resting = self.names[weight], self.resting
         tensor = resting.tensors[name]
         if gradient is not None:
@@ -65,22 +65,22 @@ class Executor:
     """
 
     def __init__(
-        self, weights: Weights, recompute: str = "none", *, num_layers: int | None = None, recomputing: Clock = nullcontext,
+        self, weights: ModelWeights, recompute: str = "none", *, num_layers: int | None = None, recomputing: Timer = nullcontext,
         takes_products: bool = True, prediction_weight: float = 1.0,
     ) -> None:  # fmt: skip
         layout = Layout(recompute=recompute, recompute_layers=num_layers)
-        instance = replace(on_one_device(weights.architecture), layout=layout)
-        self.weights, self.used = weights, instance.used
+        instance = replace(single_device_instance(weights.architecture), layout=layout)
+        self.weights, self.used = weights, instance.parameters_by_unit
         names = [one.name for one in instance.parameters if one.trained]
         self.gradients = Resting({n: torch.full_like(weights.tensors[n], torch.nan) for n in names}, takes_products)
-        self.model = torch_model(
+        self.model = build_torch_model(
             instance, weights.dtype, self._ends, CPU, recomputing=recomputing, prediction_weight=prediction_weight
         )
 
-    def _ends(self, path: str) -> Ends:
+    def _ends(self, path: str) -> UnitTensors:
         used = self.used[path]
         sink = UnitSink(self.gradients, {weight: one.name for weight, one in used.items()})
-        return Ends({weight: self.weights.tensors[one.name] for weight, one in used.items()}, sink)
+        return UnitTensors({weight: self.weights.tensors[one.name] for weight, one in used.items()}, sink)
 
     def loss(self, ids: Any, targets: Any, num_targets: int, documents: Tensor | None = None) -> Tensor:
         """Of a micro-batch, without a backward pass."""
@@ -98,7 +98,7 @@ def batch_of(ids: Any, targets: Any, documents: Tensor | None = None) -> MicroBa
     return MicroBatch(torch.as_tensor(ids), torch.as_tensor(targets), documents)
 
 
-def random_weights(architecture: Architecture, seed: int = 0, dtype: torch.dtype = torch.float64) -> Weights:
+def random_weights(architecture: Architecture, seed: int = 0, dtype: torch.dtype = torch.float64) -> ModelWeights:
     """Weights that are all random and none small."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -106,11 +106,11 @@ def random_weights(architecture: Architecture, seed: int = 0, dtype: torch.dtype
         values = torch.empty(shape, dtype=torch.float64)
         return values.normal_(1.0 if len(shape) == 1 else 0.0, 0.5, generator=generator).to(dtype)
 
-    return Weights(architecture, {name: value(shape) for name, shape in parameter_shapes(architecture).items()})
+    return ModelWeights(architecture, {name: value(shape) for name, shape in parameter_shapes(architecture).items()})
 
 
 @torch.no_grad()
-def decoder_of(weights: Weights) -> Decoder:
+def decoder_of(weights: ModelWeights) -> Decoder:
     """The plain decoder with copies of these weights."""
     model = build(weights.architecture, dtype=weights.dtype).to_empty(device="cpu")
     parameters = dict(model.named_parameters())

@@ -18,15 +18,15 @@ REMEMBERED: dict[str, SearchResult] = {}
 def install() -> None:
     """Let plans be searched by a function that remembers. Imports the package, which a mutant may have broken, only now."""
     from shardwise.search import nearest_fitting_layout, planner
-    from shardwise.search.vectorised.search_layouts import search
+    from shardwise.search.vectorised.search_layouts import search_layouts
 
     def remembered_search(*problem: Any, progress: Callable[..., None] | None = None, **choices: Any) -> SearchResult:
         """Return what `search` gives, of an equal problem what it gave before."""
         key = repr((problem, sorted(choices.items())))
         if key not in REMEMBERED:
             shown = {} if progress is None else {"progress": progress}
-            REMEMBERED[key] = search(*problem, **shown, **choices)
+            REMEMBERED[key] = search_layouts(*problem, **shown, **choices)
         return REMEMBERED[key]
 
     for module in (planner, nearest_fitting_layout):
-        module.search = remembered_search  # type: ignore[attr-defined]
+        module.search_layouts = remembered_search  # type: ignore[attr-defined]

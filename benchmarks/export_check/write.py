@@ -11,17 +11,17 @@ from pathlib import Path
 
 from export.random_launches import runnable_launches
 
-from shardwise.interop.frameworks.targets import target_named
-from shardwise.interop.launches.export_launch import files_of
-from shardwise.interop.launches.translate_launch import say
+from shardwise.interop.frameworks.targets import get_target
+from shardwise.interop.launches.export_launch import build_files
+from shardwise.interop.launches.translate_launch import to_options
 
 
 def main(name: str, count: str, folder: str) -> None:
-    target = target_named(name)
+    target = get_target(name)
     for i, launch in enumerate(islice(runnable_launches(name, 3), int(count))):
         own = Path(folder, f"{i:04}")
         own.mkdir(parents=True, exist_ok=True)
-        for file, text in files_of(target, say(target, launch), launch).items():
+        for file, text in build_files(target, to_options(target, launch), launch).items():
             (own / file).write_text(text, encoding="utf-8")
 
 

@@ -14,20 +14,20 @@ from pathlib import Path
 
 import torch
 
-from shardwise.interop.weights.distributed_checkpoints import open_megatron, open_titan
+from shardwise.interop.weights.distributed_checkpoints import open_megatron, open_torchtitan
 from shardwise.interop.weights.megatron_rank_files import open_megatron_ranks
 from shardwise.model.architecture import Architecture
 from shardwise.values.errors import ShardwiseError
-from shardwise.values.plain_data import parse
+from shardwise.values.plain_data import parse_dataclass
 
-OPEN = {"torchtitan": open_titan, "megatron": open_megatron, "megatron-ranks": open_megatron_ranks}
+OPEN = {"torchtitan": open_torchtitan, "megatron": open_megatron, "megatron-ranks": open_megatron_ranks}
 LIMIT = 1e-10  # of the largest logit
 
 
 def difference(name: str, folder: Path) -> float:
     """How far the logits are from those expected, of the largest."""
     described = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    model, expected = parse(Architecture, described, str(folder)), torch.load(folder / "expected.pt")
+    model, expected = parse_dataclass(Architecture, described, str(folder)), torch.load(folder / "expected.pt")
     found = OPEN[name](folder / "saved", model).weights().logits(expected["ids"])
     return float((found - expected["logits"]).abs().max() / expected["logits"].abs().max())
 

@@ -19,54 +19,55 @@ from pathlib import Path
 import torch
 from conversion.random_models import random_models, random_weights
 
-from shardwise.interop.frameworks.megatron.weight_names import DISTRIBUTED_NAMES, STACKED, naming_of
-from shardwise.interop.frameworks.torchtitan.models import titan_model
-from shardwise.interop.weights.distributed_checkpoints import write_megatron, write_titan
-from shardwise.interop.weights.megatron_rank_files import Degrees, write_megatron_ranks
-from shardwise.interop.weights.stored_model import of_weights
+from shardwise.interop.frameworks.megatron.weight_names import DISTRIBUTED_NAMES, STACKED, megatron_weight_table
+from shardwise.interop.frameworks.torchtitan.models import torchtitan_model
+from shardwise.interop.weights.distributed_checkpoints import write_megatron
+from shardwise.interop.weights.distributed_checkpoints import write_torchtitan as write_titan
+from shardwise.interop.weights.megatron_rank_files import RankDegrees, write_megatron_ranks
+from shardwise.interop.weights.stored_model import boxes_of_weights
 from shardwise.model.architecture import Architecture
-from shardwise.run.engine.model_builder import Weights
+from shardwise.run.engine.model_builder import ModelWeights
 from shardwise.values.errors import InputError
 
 POSITIONS, DIVISIBLE = 9, 8
 DEGREES = ((1, 1, 1), (1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 2, 1), (1, 1, 2), (1, 2, 2))  # tp, pp, ep
-Writer = Callable[[Path, Weights, Degrees], None]
+Writer = Callable[[Path, ModelWeights, RankDegrees], None]
 
 
 def of_megatron(model: Architecture) -> None:
     """Raise `InputError` for a model that Megatron-Core does not compute, or not on a CPU: its own modules have no latent
     attention whose queries come from no latent, and its attention with sinks no tensor parallelism."""
-    naming_of(model, DISTRIBUTED_NAMES[0], STACKED)
+    megatron_weight_table(model, DISTRIBUTED_NAMES[0], STACKED)
     if model.kv_lora_rank and not model.q_lora_rank:
         raise InputError("q_lora_rank = 0")
 
 
-def write_torchtitan(folder: Path, weights: Weights, degrees: Degrees) -> None:
-    write_titan(folder, weights.architecture, of_weights(weights), weights.dtype)
+def write_torchtitan(folder: Path, weights: ModelWeights, degrees: RankDegrees) -> None:
+    write_titan(folder, weights.architecture, boxes_of_weights(weights), weights.dtype)
 
 
-def write_distributed(folder: Path, weights: Weights, degrees: Degrees) -> None:
-    write_megatron(folder, weights.architecture, of_weights(weights), weights.dtype)
+def write_distributed(folder: Path, weights: ModelWeights, degrees: RankDegrees) -> None:
+    write_megatron(folder, weights.architecture, boxes_of_weights(weights), weights.dtype)
 
 
-def write_ranks(folder: Path, weights: Weights, degrees: Degrees) -> None:
+def write_ranks(folder: Path, weights: ModelWeights, degrees: RankDegrees) -> None:
     write_megatron_ranks(
-        folder, weights.architecture, of_weights(weights), weights.dtype, degrees=degrees, implementation="local"
+        folder, weights.architecture, boxes_of_weights(weights), weights.dtype, degrees=degrees, implementation="local"
     )
 
 
 FORMATS: Mapping[str, tuple[Callable[[Architecture], object], Writer]] = {
-    "torchtitan": (titan_model, write_torchtitan),
+    "torchtitan": (torchtitan_model, write_torchtitan),
     "megatron": (of_megatron, write_distributed),
     "megatron-ranks": (of_megatron, write_ranks),
 }
 
 
-def random_degrees(model: Architecture, rng: random.Random) -> Degrees:
+def random_degrees(model: Architecture, rng: random.Random) -> RankDegrees:
     """Those of ranks that can have the model."""
     while True:
         tp, pp, ep = rng.choice(DEGREES)
-        found = Degrees(tp=tp, pp=pp, ep=ep, divisible=DIVISIBLE)
+        found = RankDegrees(tp=tp, pp=pp, ep=ep, divisible=DIVISIBLE)
         try:
             found.require(model)
         except InputError:

@@ -12,26 +12,27 @@ import pytest
 import torch
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.stacks import stack_named
-from shardwise.measure.calibrate.observations import Machine, read_benches
+from shardwise.hardware.stacks import get_stack
+from shardwise.measure.calibrate.observations import BenchmarkTarget, read_benchmark_lines
 from shardwise.measure.microbenchmarks import benchmark_lines
-from shardwise.measure.microbenchmarks.benchmark_lines import append, key_of, left_over, measured_before
-from shardwise.measure.microbenchmarks.timing import REPEATS, timed, timing
+from shardwise.measure.microbenchmarks.benchmark_lines import append_line, line_key, read_measured_keys, remaining_lines
+from shardwise.measure.microbenchmarks.timing import REPEATS, summarise_times, time_kernel
 from shardwise.present.cli import main
-from shardwise.run.spawn import together
+from shardwise.run.spawn import run_in_processes
 from shardwise.values.errors import InputError
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark_lines, "SIDES", {"cpu": (32, 64)})
-    monkeypatch.setattr(benchmark_lines, "SUMS", {"cpu": (16,)})
+    monkeypatch.setattr(benchmark_lines, "SUMMED_SIZES", {"cpu": (16,)})
     monkeypatch.setattr(benchmark_lines, "MEMORY_BYTES", {"cpu": (2**16,)})
     monkeypatch.setattr(benchmark_lines, "SEQ_LENS", {"cpu": (32,)})
     monkeypatch.setattr(benchmark_lines, "COLLECTIVE_BYTES", {"cpu": (2**12,)})
-    monkeypatch.setattr("shardwise.measure.microbenchmarks.timing.LEAST_S", 1e-4)
+    monkeypatch.setattr("shardwise.measure.microbenchmarks.timing.SHORTEST_REPETITION_S", 1e-4)
     monkeypatch.setattr(
-        "shardwise.measure.microbenchmarks.timing.timed", lambda run, device: timed(run, device, budget_s=0.0)
+        "shardwise.measure.microbenchmarks.timing.time_kernel",
+        lambda run, device: time_kernel(run, device, budget_s=0.0),
     )
 
 
@@ -51,8 +52,8 @@ def test_all_is_measured_and_calibrate_reads_it(tmp_path: Path, capsys: pytest.C
     assert all(line["low"] <= line["seconds"] <= line["high"] and line["repeats"] >= REPEATS for line in lines)
     assert "10 lines added" in text
     assert "TFLOP/s" in text
-    machine = Machine(cluster=load_cluster("local:2"), stack=stack_named("eager"), clock=1.0)
-    found = read_benches(str(out), machine)
+    machine = BenchmarkTarget(cluster=load_cluster("local:2"), stack=get_stack("eager"), clock=1.0)
+    found = read_benchmark_lines(str(out), machine)
     assert [one.observation.measured_s for one in found] == [line["seconds"] for line in lines]
 
 
@@ -66,8 +67,8 @@ def test_what_the_file_has_is_not_measured_again(tmp_path: Path, capsys: pytest.
     assert code == 0
     assert "1 more are in" in text
     assert "1 lines added" in text
-    again = [key_of(json.loads(line)) for line in out.read_text(encoding="utf-8").splitlines()]
-    assert again == [key_of(json.loads(line)) for line in first.splitlines()]
+    again = [line_key(json.loads(line)) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert again == [line_key(json.loads(line)) for line in first.splitlines()]
     code, payload, _ = run(capsys, "matmul", "--device", "cpu", "--dtype", "bf16", "--json")
     assert {line["dtype"] for line in json.loads(payload)["lines"]} == {"bf16"}
 
@@ -107,24 +108,24 @@ def test_a_file_of_something_else_stays_as_it_is(text: str, tmp_path: Path, caps
 def test_lines_of_another_machine_are_measured_here_too(tmp_path: Path) -> None:
     out = tmp_path / "machine.jsonl"
     line = {"bench": "memory", "bytes": 8}
-    append(out, {**line, "seconds": 1.0, "machine": "there"})
-    assert left_over([line], measured_before(out, "here")) == [line]
-    assert left_over([line], measured_before(out, "there")) == []
+    append_line(out, {**line, "seconds": 1.0, "machine": "there"})
+    assert remaining_lines([line], read_measured_keys(out, "here")) == [line]
+    assert remaining_lines([line], read_measured_keys(out, "there")) == []
     with pytest.raises(InputError, match="cannot write"):
-        append(tmp_path, line)
+        append_line(tmp_path, line)
 
 
 def test_the_median_of_repetitions() -> None:
-    found = timing([3.0, 1.0, 2.0, 100.0, 2.5])
+    found = summarise_times([3.0, 1.0, 2.0, 100.0, 2.5])
     assert (found.seconds, found.low, found.high, found.repeats) == (2.5, 1.0, 100.0, 5)
     calls: list[int] = []
-    assert timed(lambda: calls.append(1), "cpu", budget_s=0.0).repeats == REPEATS
+    assert time_kernel(lambda: calls.append(1), "cpu", budget_s=0.0).repeats == REPEATS
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-@pytest.mark.parametrize("kind", benchmark_lines.KINDS)
+@pytest.mark.parametrize("kind", benchmark_lines.BENCHMARK_KINDS)
 def test_each_shape_once(kind: str, device: str) -> None:
-    found = [key_of(line) for line in benchmark_lines.shapes(kind, device, ("bf16",), 8)]
+    found = [line_key(line) for line in benchmark_lines.list_benchmark_lines(kind, device, ("bf16",), 8)]
     assert found
     assert len(found) == len(set(found))
 
@@ -137,7 +138,7 @@ def _for_ever(rank: int, size: int, place: torch.device, given: object) -> Itera
 
 def test_processes_end_when_nobody_listens_any_more() -> None:
     """As after Ctrl-C: the one that measures ends those that it started, which never hear it."""
-    found = together(_for_ever, None, "cpu", 2, 2)
+    found = run_in_processes(_for_ever, None, "cpu", 2, 2)
     assert next(found) == 0
     started = active_children()
     assert len(started) == 2

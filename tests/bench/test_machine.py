@@ -10,10 +10,10 @@ import pytest
 import torch
 from json_schemas import require_valid
 
-from shardwise.hardware.calibration_constants import APART, CONSTANTS
+from shardwise.hardware.calibration_constants import BENCH_ONLY_CONSTANTS, CONSTANTS
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.published_constants import calibrated, is_measured
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.published_constants import is_measured, with_calibration
+from shardwise.hardware.stacks import get_stack
 from shardwise.layout.layout import Layout
 from shardwise.measure.microbenchmarks.benchmark_layers import (
     COLLECTIVE_BYTES,
@@ -21,23 +21,23 @@ from shardwise.measure.microbenchmarks.benchmark_layers import (
     COPY_BYTES,
     SAMPLES,
     TINY,
-    Sample,
+    SampleLayer,
 )
 from shardwise.measure.microbenchmarks.engine_operations import loss_operands
-from shardwise.measure.microbenchmarks.machine_benchmark import Found, machine, write
+from shardwise.measure.microbenchmarks.machine_benchmark import MachineResult, measure_machine, write_cluster_file
 from shardwise.measure.microbenchmarks.machine_fit import (
-    COUNTS,
     ELEMENTWISE,
     NORMAL_90,
+    OPERATION_COUNTS,
     STACK,
-    Fit,
-    Machine,
-    spread_of,
-    typical,
+    MachineFacts,
+    MachineFit,
+    median_rounds,
+    prediction_interval,
 )
 from shardwise.model.job import Job
 from shardwise.present.cli import main
-from shardwise.price.roofline import TILE
+from shardwise.price.roofline import TILE_ROWS
 from shardwise.search.layout_plan import plan_layout
 from shardwise.values.errors import InputError
 
@@ -56,12 +56,12 @@ def seconds() -> dict[str, float]:
         own = {one.name: one.flops / sustained * (1 + KNOWN["matmul_ramp"] / one.summed) for one in sample.products}
         expert = sample.expert
         alone = expert.flops / sustained * (1 + KNOWN["matmul_ramp"] / expert.summed)
-        own["expert"] = alone / KNOWN["grouped_fraction"] * (1 + TILE / 2 / expert.rows)
+        own["expert"] = alone / KNOWN["grouped_fraction"] * (1 + TILE_ROWS / 2 / expert.rows)
         for phase in ("forward", "backward"):
             own[f"attention {phase}"] = sample.attention_flops(phase) / BEST / KNOWN["attention_fraction"]
         every = [f"{one} {phase}" for one in ELEMENTWISE for phase in ("forward", "backward")] + ["sum"]
         whole = sample.elementwise_bytes() / COPY_RATE * KNOWN["elementwise"]
-        own |= {one: whole / len(every) / COUNTS.get(one, 1) for one in every}
+        own |= {one: whole / len(every) / OPERATION_COUNTS.get(one, 1) for one in every}
         own["update"] = sample.update_bytes() / COPY_RATE * KNOWN["update"]
         found |= {f"{sample.name}/{name}": s for name, s in own.items()}
         found |= {f"{TINY.name}/{name}": 0.0 for name in own}
@@ -77,8 +77,8 @@ def seconds() -> dict[str, float]:
     return found | {"beside/all_reduce": 0.010, "beside/longer": 0.0075}
 
 
-def fit(found: dict[str, float] | None = None) -> Fit:
-    own = Machine(
+def fit(found: dict[str, float] | None = None) -> MachineFit:
+    own = MachineFacts(
         name="here:2",
         source="measured on this machine",
         num_processes=2,
@@ -86,16 +86,16 @@ def fit(found: dict[str, float] | None = None) -> Fit:
         dtype="fp32",
         others=("bf16",),
     )
-    return Fit(found or seconds(), SAMPLES, TINY, own)
+    return MachineFit(found or seconds(), SAMPLES, TINY, own)
 
 
-def found_of(one: Fit) -> Found:
-    return Found(one.cluster(), one.calibration((0.9, 1.1)), one.misses())
+def found_of(one: MachineFit) -> MachineResult:
+    return MachineResult(one.cluster(), one.calibration((0.9, 1.1)), one.measured_over_predicted())
 
 
 def test_constants_come_back_out_of_the_seconds_that_they_made() -> None:
     constants = fit().constants()
-    assert constants.keys() == {**CONSTANTS, **APART}.keys()
+    assert constants.keys() == {**CONSTANTS, **BENCH_ONLY_CONSTANTS}.keys()
     # the product that is the best of all is faster than the constants say: it is one of 30
     close = {"matmul_fraction": 0.03, "matmul_ramp": 0.3, "loss": 0.2, "grouped_fraction": 0.05}
     for name, value in KNOWN.items():
@@ -103,10 +103,10 @@ def test_constants_come_back_out_of_the_seconds_that_they_made() -> None:
 
 
 def test_links_come_back_too() -> None:
-    hop, rate = fit().link()
+    hop, rate = fit().fit_link()
     assert (hop, rate) == (pytest.approx(HOP_S), pytest.approx(LINK_RATE))
     cluster = found_of(fit()).cluster
-    reached = calibrated(cluster, fit().calibration((0.9, 1.1)))
+    reached = with_calibration(cluster, fit().calibration((0.9, 1.1)))
     assert reached.topology.tiers[0].egress(2) == pytest.approx(LINK_RATE)  # type: ignore[union-attr]
 
 
@@ -115,17 +115,17 @@ def test_what_no_machine_can_have_is_brought_within_bounds() -> None:
     found |= {name: s * 1e-3 for name, s in found.items() if "attention " in name or name.endswith("update")}
     found |= {"beside/longer": -0.019, "tiny/layer": 1e-9}
     constants = fit(found).constants()
-    for name, one in {**CONSTANTS, **APART}.items():
+    for name, one in {**CONSTANTS, **BENCH_ONLY_CONSTANTS}.items():
         assert one.low <= constants[name] <= one.high, name
     assert constants["exposed"] == 0.0
-    assert constants["update"] == APART["update"].low
+    assert constants["update"] == BENCH_ONLY_CONSTANTS["update"].low
 
 
 def test_the_file_is_read_back_to_the_last_digit_and_planned_for(tmp_path: Path) -> None:
     found, path = found_of(fit()), tmp_path / "machine.toml"
-    write(found, path)
+    write_cluster_file(found, path)
     cluster = load_cluster(str(path))
-    expected = calibrated(found.cluster, found.calibration)
+    expected = with_calibration(found.cluster, found.calibration)
     assert cluster.calibration == expected.calibration
     assert cluster.topology == expected.topology
     assert cluster.chip.peak_flops_per_s == expected.chip.peak_flops_per_s
@@ -147,7 +147,7 @@ def test_a_factor_of_its_own_moves_its_kernels_alone() -> None:
     def time_of(**constants: float | None) -> dict[str, float]:
         own = {**found.calibration.constants, **constants}
         known = {name: value for name, value in own.items() if value is not None}
-        cluster = calibrated(found.cluster, replace(found.calibration, constants=known))
+        cluster = with_calibration(found.cluster, replace(found.calibration, constants=known))
         return dict(plan_layout(sample.architecture, cluster, job, Layout(dp=2, micro_batch_seqs=4)).estimate.time)
 
     without, same = time_of(update=None, loss=None), time_of(update=KNOWN["elementwise"], loss=KNOWN["elementwise"])
@@ -160,28 +160,28 @@ def test_a_factor_of_its_own_moves_its_kernels_alone() -> None:
 
 def test_the_spread_covers_what_repeats_show_and_ten_percent_at_least() -> None:
     calm = [seconds()] * 3
-    assert spread_of(calm, SAMPLES) == (pytest.approx(1 / 1.1), pytest.approx(1.1))
+    assert prediction_interval(calm, SAMPLES) == (pytest.approx(1 / 1.1), pytest.approx(1.1))
     wild = [{name: s * scale for name, s in seconds().items()} for scale in (0.8, 1.0, 1.4)]
-    low, high = spread_of(wild, SAMPLES)
+    low, high = prediction_interval(wild, SAMPLES)
     assert low < 0.75
     assert high > 1.35
-    assert typical(wild) == pytest.approx(seconds())
+    assert median_rounds(wild) == pytest.approx(seconds())
 
 
 def test_whole_steps_are_held_against_the_constants_and_widen_the_interval() -> None:
     found = seconds()
-    predicted = {name: 1.0 / miss for name, miss in fit().misses().items()}  # they took a second each
+    predicted = {name: 1.0 / miss for name, miss in fit().measured_over_predicted().items()}  # they took a second each
     found |= {f"{name}/step": s * (2.0 if name == "256" else 1.0) for name, s in predicted.items()}
-    misses = fit(found).misses()
+    misses = fit(found).measured_over_predicted()
     assert misses == {"256": pytest.approx(2.0), "512": pytest.approx(1.0), "128": pytest.approx(1.0)}
-    low, high = spread_of([found] * 3, SAMPLES, misses.values())
+    low, high = prediction_interval([found] * 3, SAMPLES, misses.values())
     assert high == pytest.approx(2.0 ** (NORMAL_90 / 3**0.5))  # one of three is off by a factor of 2
     assert low == pytest.approx(1 / high)
-    assert spread_of([found] * 3, SAMPLES, [1.01, 0.99, 1.0])[1] == pytest.approx(1.1)
+    assert prediction_interval([found] * 3, SAMPLES, [1.01, 0.99, 1.0])[1] == pytest.approx(1.1)
 
 
 @pytest.mark.parametrize("sample", [one for one in SAMPLES if one.has_loss], ids=lambda one: one.name)
-def test_the_loss_is_measured_of_values_that_no_processor_is_slow_with(sample: Sample) -> None:
+def test_the_loss_is_measured_of_values_that_no_processor_is_slow_with(sample: SampleLayer) -> None:
     """Weights of a deviation of 1 made 4% of the probabilities subnormal, and with them the operands of the head's products."""
     x, weight, _ = loss_operands(sample, torch.device("cpu"))
     shares = torch.softmax(x @ weight.t(), dim=-1)
@@ -189,19 +189,19 @@ def test_the_loss_is_measured_of_values_that_no_processor_is_slow_with(sample: S
 
 
 def test_the_stack_says_that_no_published_run_is_of_it() -> None:
-    assert not is_measured(stack_named(STACK))
-    assert stack_named(STACK).kind == "eager"
+    assert not is_measured(get_stack(STACK))
+    assert get_stack(STACK).kind == "eager"
 
 
 def test_a_small_machine_is_measured_in_two_processes() -> None:
-    small: tuple[Sample, ...] = (replace(TINY, name="small", has_loss=True),)
-    found = machine(2, small)
+    small: tuple[SampleLayer, ...] = (replace(TINY, name="small", has_loss=True),)
+    found = measure_machine(2, small)
     assert found.cluster.num_devices == 2
     assert set(found.cluster.chip.peak_flops_per_s) == {"fp32", "bf16"}
-    assert found.calibration.constants.keys() == {**CONSTANTS, **APART}.keys()
+    assert found.calibration.constants.keys() == {**CONSTANTS, **BENCH_ONLY_CONSTANTS}.keys()
     assert "2 processes at once" in found.calibration.source
     assert "torch" in found.calibration.source
-    assert found.misses.keys() == {"small"}
+    assert found.measured_over_predicted.keys() == {"small"}
     payload = json.loads(json.dumps(found.payload()))
     require_valid(payload)
     assert payload["calibration"]["stack"] == STACK
@@ -223,17 +223,17 @@ def test_wrong_input_is_refused_before_anything_is_measured(
     def measured(*_: object) -> None:
         raise AssertionError("something was measured")
 
-    monkeypatch.setattr("shardwise.measure.microbenchmarks.machine_benchmark.machine", measured)
+    monkeypatch.setattr("shardwise.measure.microbenchmarks.machine_benchmark.measure_machine", measured)
     assert main(("bench", "machine", "--device", "cpu", *arguments)) == 2
     assert said in capsys.readouterr().err
 
 
 def test_a_gpu_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwise.measure.microbenchmarks.timing.device_of", lambda _: "cuda")
+    monkeypatch.setattr("shardwise.measure.microbenchmarks.timing.select_device", lambda _: "cuda")
     assert main(("bench", "machine")) == 2
     assert "--device cpu is required" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write .*; a path in a writable directory is required"):
-        write(found_of(fit()), tmp_path)
+        write_cluster_file(found_of(fit()), tmp_path)

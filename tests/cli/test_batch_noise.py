@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 import shardwise as sw
-from shardwise.batch_size.noise_scale import noise_scale
-from shardwise.batch_size.run_noise import sample_of
+from shardwise.batch_size.noise_scale import parse_noise_scale
+from shardwise.batch_size.run_noise import noise_sample_of
 from shardwise.present.cli import main
 from shardwise.records.run_folder import RunFolder
-from shardwise.records.step_log import LogWriter, StepRecord, Throughput, read_log, step_line
+from shardwise.records.step_log import LogWriter, MfuFormula, StepRecord, format_step_line, read_log
 from shardwise.run.trainer.noise_scale import noise_sample
 from shardwise.run.trainer.run_reporter import write_noise
 from shardwise.values.errors import InputError
 
 SMALL, BIG, TRACE = 512.0, 4096.0, 2.0e4
-RATES = Throughput(
+RATES = MfuFormula(
     num_devices=1, chip="a CPU", peak_format="fp32", peak_flops_per_s=None, flops_per_token=1e6, hardware_ratio=1.0
 )
 
@@ -41,7 +41,7 @@ def logged(path: Path, records: Sequence[StepRecord]) -> str:
     path.mkdir()
     with LogWriter(RunFolder(path).log) as log:
         for one in records:
-            log.write(step_line(one, RATES, {}))
+            log.write(format_step_line(one, RATES, {}))
     return str(path)
 
 
@@ -105,7 +105,7 @@ def test_a_run_that_measured_nothing_is_refused(tmp_path: Path, capsys: pytest.C
 def test_plans_find_what_a_run_measured(run: str) -> None:
     folder = RunFolder(Path(run))
     write_noise(folder, read_log(folder.log))
-    found = noise_scale(run)
+    found = parse_noise_scale(run)
     assert found.tokens == pytest.approx(10_000)
     assert found.interval90 == pytest.approx((10_000, 10_000))
     assert sw.run_noise(run).noise_scale is not None
@@ -123,4 +123,4 @@ def test_a_step_is_a_sample_where_its_batch_has_two_parts() -> None:
         8.0,
         16.0,
     )
-    assert sample_of(record(1, squared=None)) is None
+    assert noise_sample_of(record(1, squared=None)) is None

@@ -10,8 +10,8 @@ from measurement.logs_of import megatron
 
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.published_constants import calibration_of
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.published_constants import published_calibration
+from shardwise.hardware.stacks import get_stack
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
 from shardwise.present.cli import main
 
@@ -67,7 +67,7 @@ def test_many_alike_runs_narrow_the_interval(capsys: pytest.CaptureFixture[str],
     code, text, _ = run(capsys, "calibrate", "h100:64", "--runs", rows, "--json")
     found = json.loads(text)
     low, high = found["spread"]["dense"]
-    shipped = calibration_of("h100", stack_named(found["stack"])).spread["dense"]
+    shipped = published_calibration("h100", get_stack(found["stack"])).spread["dense"]
     assert (code, found["runs"]["count"]) == (0, 16)
     assert high / low < shipped[1] / shipped[0]
 

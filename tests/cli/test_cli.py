@@ -14,7 +14,7 @@ import pytest
 import shardwise as sw
 from shardwise.present.cli import build_parser, main, verb_parsers
 from shardwise.present.cli.arguments import policies
-from shardwise.search.plan import versions
+from shardwise.search.plan import software_versions
 from shardwise.search.plan_file import load_plan, parse_plan, plan_payload
 from shardwise.search.verdicts import RESOLUTION
 from shardwise.values.units import format_bytes
@@ -635,7 +635,7 @@ def test_terms_of_memory_are_shown_whether_they_add_or_take(capsys: pytest.Captu
 def test_a_place_that_cannot_be_written_is_found_before_the_search(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("shardwise.search.planner.plan", lambda *given, **named: pytest.fail("searched"))
+    monkeypatch.setattr("shardwise.search.planner.make_plan", lambda *given, **named: pytest.fail("searched"))
     for target in (tmp_path / "none" / "plan.json", tmp_path):
         code, _, err = run(capsys, *PLAN, "--out", str(target))
         assert code == 2
@@ -690,4 +690,4 @@ def test_adapters_are_set_on_any_model(capsys: pytest.CaptureFixture[str], tmp_p
 def test_the_package_runs_as_a_module(command: list[str]) -> None:
     done = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"shardwise {sw.__version__}\n", "")
-    assert sw.__version__ == metadata.version("shardwise") == versions()["shardwise"]
+    assert sw.__version__ == metadata.version("shardwise") == software_versions()["shardwise"]

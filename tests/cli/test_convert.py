@@ -13,12 +13,12 @@ from train.writers import saved
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.interop.weights import load_hf, save_hf
-from shardwise.interop.weights.weight_formats import FORMATS
+from shardwise.interop.weights.weight_formats import WEIGHT_FORMATS
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.present.cli import main
-from shardwise.run.engine.model_builder import Weights
+from shardwise.run.engine.model_builder import ModelWeights
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan_file import dump_plan
 
@@ -35,12 +35,12 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
 
 
 @pytest.fixture
-def weights() -> Weights:
+def weights() -> ModelWeights:
     return random_weights(MODEL, 1)
 
 
 @pytest.fixture
-def a_run(weights: Weights, tmp_path: Path) -> Path:
+def a_run(weights: ModelWeights, tmp_path: Path) -> Path:
     """A run's folder: its plan and a checkpoint."""
     folder = tmp_path / "runs" / "a"
     job = Job(global_batch_tokens=SEQ_LEN * 4, seq_len=SEQ_LEN, precision="fp32")
@@ -49,13 +49,13 @@ def a_run(weights: Weights, tmp_path: Path) -> Path:
     return folder
 
 
-def equal(folder: Path, weights: Weights, dtype: torch.dtype = torch.float32) -> bool:
+def equal(folder: Path, weights: ModelWeights, dtype: torch.dtype = torch.float32) -> bool:
     found = load_hf(folder).tensors
     return all(torch.equal(found[name], tensor.to(dtype)) for name, tensor in weights.tensors.items())
 
 
 def test_a_run_goes_through_all_formats(
-    a_run: Path, weights: Weights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    a_run: Path, weights: ModelWeights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of a run nothing is asked; the length of its sequences is in what is written for transformers."""
     steps = [
@@ -67,7 +67,7 @@ def test_a_run_goes_through_all_formats(
     for folder, name, more in steps:
         code, out, err = run(capsys, folder, "--to", name, "--out", tmp_path / name, *more)
         assert (code, err) == (0, "")
-        title = FORMATS[name].title
+        title = WEIGHT_FORMATS[name].title
         assert re.fullmatch(
             rf"tiny \(\d.*K parameters\) of .*, in fp32: {title} in .*{name}\nbegin with it: .*\n", out
         ), out
@@ -76,7 +76,7 @@ def test_a_run_goes_through_all_formats(
 
 
 def test_one_checkpoint_and_another_format_of_numbers(
-    a_run: Path, weights: Weights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    a_run: Path, weights: ModelWeights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = next((a_run / "checkpoints").iterdir())
     code, out, _ = run(capsys, checkpoint, "--to", "huggingface", "--out", tmp_path / "hf", "--dtype", "bf16", "--json")
@@ -88,7 +88,7 @@ def test_one_checkpoint_and_another_format_of_numbers(
 
 
 def test_what_begins_a_run_elsewhere_is_said(
-    weights: Weights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    weights: ModelWeights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_hf(weights, tmp_path / "hf", seq_len=SEQ_LEN)
     wanted = {
@@ -101,7 +101,7 @@ def test_what_begins_a_run_elsewhere_is_said(
 
 
 def test_what_is_wrong_is_said_in_a_line(
-    a_run: Path, weights: Weights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    a_run: Path, weights: ModelWeights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hf, titan, out = tmp_path / "hf", tmp_path / "titan", tmp_path / "out"
     save_hf(weights, hf, seq_len=SEQ_LEN)
@@ -133,7 +133,7 @@ def test_what_is_wrong_is_said_in_a_line(
 
 
 def test_a_checkpoint_without_its_run(
-    a_run: Path, weights: Weights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    a_run: Path, weights: ModelWeights, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (a_run / "checkpoints" / "step-00000001").rename(tmp_path / "alone")
     code, _, err = run(capsys, tmp_path / "alone", "--to", "huggingface", "--out", tmp_path / "hf")

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from shardwise.present.cli import READER_LEFT, main
-from shardwise.values.argument_parser import PLAIN, complain, printable, write
-from shardwise.values.errors import OutputError, ShardwiseError, told
+from shardwise.values.argument_parser import SUBSTITUTES, substitute_unencodable, write_error, write_text
+from shardwise.values.errors import OutputError, ShardwiseError, format_problems
 
 FULL = Path("/dev/full")
 HANG_S = 120
@@ -51,11 +51,11 @@ def test_errors_are_written_in_any_encoding() -> None:
 
 
 def test_what_an_encoding_lacks_is_written_in_what_it_has() -> None:
-    assert printable("5 µs ≥ 3 → α", "ascii") == "5 us >= 3 -> alpha"
-    assert printable("5 µs ≥ 3 → α", "cp1252") == "5 µs >= 3 -> alpha"
-    assert printable("\udcff 漢", "utf-8") == "\\udcff 漢"
-    assert printable("漢", "ascii") == "\\u6f22"
-    assert all(text.isascii() for text in PLAIN.values())
+    assert substitute_unencodable("5 µs ≥ 3 → α", "ascii") == "5 us >= 3 -> alpha"
+    assert substitute_unencodable("5 µs ≥ 3 → α", "cp1252") == "5 µs >= 3 -> alpha"
+    assert substitute_unencodable("\udcff 漢", "utf-8") == "\\udcff 漢"
+    assert substitute_unencodable("漢", "ascii") == "\\u6f22"
+    assert all(text.isascii() for text in SUBSTITUTES.values())
 
 
 @pytest.mark.parametrize("arguments", [ESTIMATE, [*ESTIMATE, "--json"], ["--help"], ["--version"], ["plan", "--help"]])
@@ -65,7 +65,7 @@ def test_a_full_disk_is_said_in_one_line(arguments: list[str]) -> None:
     assert done.returncode == 1
     said = "the output cannot be written: No space left on device"
     as_json = "--json" in arguments
-    assert done.stderr.decode() == told([said], 1, as_json=as_json) + "\n"
+    assert done.stderr.decode() == format_problems([said], 1, as_json=as_json) + "\n"
 
 
 def test_where_errors_cannot_be_written_the_exit_code_says_it() -> None:
@@ -89,7 +89,7 @@ def test_a_stream_that_was_closed_takes_nothing() -> None:
         ["sh", "-c", f'"{sys.executable}" -m shardwise show models qwen >&- 2>&-'], check=False, timeout=HANG_S
     )
     assert done.returncode == 0
-    write("text", None)
+    write_text("text", None)
 
 
 class Broken(io.StringIO):
@@ -105,11 +105,11 @@ class Broken(io.StringIO):
 
 def test_a_stream_of_no_file_that_cannot_be_written() -> None:
     with pytest.raises(OutputError, match=r"^the output cannot be written: Input/output error$"):
-        write("text", Broken(OSError(5, "Input/output error")))
+        write_text("text", Broken(OSError(5, "Input/output error")))
     with pytest.raises(BrokenPipeError):
-        write("text", Broken(BrokenPipeError()))
-    complain("text", Broken(OSError(5, "Input/output error")))
-    complain("text", Broken(BrokenPipeError()))
+        write_text("text", Broken(BrokenPipeError()))
+    write_error("text", Broken(OSError(5, "Input/output error")))
+    write_error("text", Broken(BrokenPipeError()))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from answers import answer
 
 import shardwise as sw
-from shardwise.book_formulas.rooflines import FORMS
+from shardwise.book_formulas.rooflines import KERNEL_FORMS
 from shardwise.present.cli import memory, memory_report, roofline
 from shardwise.values.errors import InputError, MissingValueError
 from shardwise.values.estimate_terms import MEMORY_TERMS
@@ -179,8 +179,8 @@ def test_the_help_lists_the_kernels_with_their_letters() -> None:
     """The help loads nothing, so it repeats what `FORMS` says."""
     shown = {line.split()[0]: line[53:].split(";")[0] for line in roofline.KERNELS.splitlines()[1:]}
     shown.pop("MODEL")
-    assert list(shown) == list(FORMS)
-    for name, form in FORMS.items():
+    assert list(shown) == list(KERNEL_FORMS)
+    for name, form in KERNEL_FORMS.items():
         required, *optional = shown[name].split()
         assert required.split(",") == [letter for letter in form.letters if letter not in form.defaults], name
         assert {one.strip("[]") for one in optional} == {f"{k}={v}" for k, v in form.defaults.items()}, name

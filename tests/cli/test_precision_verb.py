@@ -12,13 +12,13 @@ import pytest
 
 from shardwise.present.cli import main
 from shardwise.present.pictures.number_format_charts import NUM_POINTS, format_charts
-from shardwise.values.dtypes import FORMATS
+from shardwise.values.dtypes import NUMBER_FORMATS
 
 
 def test_the_table_has_every_format(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["precision"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1 : 1 + len(FORMATS)]] == list(FORMATS)
+    assert [line.split()[0] for line in lines[1 : 1 + len(NUMBER_FORMATS)]] == list(NUMBER_FORMATS)
     e4m3 = next(line for line in lines if line.startswith("e4m3")).split()
     # OFP8 1.0, table 1: bias 7, largest 448, smallest normal 2^-6, smallest subnormal 2^-9
     assert e4m3[5:10] == ["7", "448", "0.01562", "0.001953", "0.125"]
@@ -55,7 +55,7 @@ def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [("bf16", ml_dtypes.bfloat16), ("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)],
 )
 def test_the_corners_drawn_are_where_the_rounded_points_change(name: str, dtype: type) -> None:
-    (line,) = format_charts([FORMATS[name]])[1].lines
+    (line,) = format_charts([NUMBER_FORMATS[name]])[1].lines
     x = np.linspace(1.0, 2.0, NUM_POINTS).astype(np.float32)
     assert {y + 1 for _, y in line.points} == set(x.astype(dtype).astype(float).tolist())
     expected = (np.array([x for x, _ in line.points]) + 1).astype(np.float32).astype(dtype).astype(float)
@@ -66,8 +66,8 @@ def test_the_corners_drawn_are_where_the_rounded_points_change(name: str, dtype:
 def test_distances_drawn_are_those_to_the_next_number(name: str) -> None:
     dtypes = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn}
     dtype = dtypes.get(name, ml_dtypes.float8_e5m2)
-    (line,) = format_charts([FORMATS[name]])[0].lines
+    (line,) = format_charts([NUMBER_FORMATS[name]])[0].lines
     for x, distance in line.points[:-1]:
-        following = float(np.nextafter(dtype(x), dtype(FORMATS[name].max)))
+        following = float(np.nextafter(dtype(x), dtype(NUMBER_FORMATS[name].max)))
         assert distance == (following - x) / x
-    assert line.points[-1][0] == FORMATS[name].max
+    assert line.points[-1][0] == NUMBER_FORMATS[name].max

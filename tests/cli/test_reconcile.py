@@ -16,14 +16,14 @@ from train.stand_in import SEQ_LEN, small_plan, write_inputs
 
 from shardwise import train
 from shardwise.model.job import Job
-from shardwise.model.optimizers.registry import optimizer_named, optimizer_names
+from shardwise.model.optimizers.registry import get_optimizer, optimizer_names
 from shardwise.present.cli import main
 from shardwise.records.run_folder import read_json
 from shardwise.records.step_log import read_log
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import dump_plan
-from shardwise.values.atomic_files import write_json
+from shardwise.values.atomic_files import write_json_atomic
 from shardwise.values.estimate_terms import TIME_TERMS
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -38,7 +38,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "own_parts", stand_in.parts)
+    monkeypatch.setattr(train, "build_components", stand_in.parts)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -63,7 +63,7 @@ def in_place(devices: int = 1, **layout: object) -> Plan:
     """A plan whose loss is the engine's, of a vocabulary that tells logits from hidden states, and a head of its own; norms are
     as wide as the optimizer's blocks at least, which they would be padded to."""
     plan = small_plan(devices, vocab_size=48, **layout)
-    width = max(plan.model.d_model, optimizer_named(plan.job.optimizer).block)
+    width = max(plan.model.d_model, get_optimizer(plan.job.optimizer).block)
     model = replace(plan.model, tied_embeddings=False, d_model=width)
     return plan_layout(model, plan.cluster, replace(plan.job, loss="in_place"), plan.layout)
 
@@ -106,7 +106,7 @@ def test_two_ranks_issue_what_is_planned(
     measured = read_json(Path(named[1]) / "measured.json")
     assert measured["before"].keys() == measured["after"].keys() == {"products", "memory", "collectives"}
     measured["collectives"].pop()
-    write_json(Path(named[1]) / "measured.json", measured)
+    write_json_atomic(Path(named[1]) / "measured.json", measured)
     out = run(capsys, "reconcile", *named)[1]
     assert "NOT as planned" in out
     assert "reduce_scatter over fsdp of " in out
@@ -167,9 +167,9 @@ def test_what_cannot_be_judged_is_refused(capsys: pytest.CaptureFixture[str], tm
     assert "found layout.recompute full in the plan; the run in " in refused(str(tmp_path / "full.json"), folder)
     measured = Path(folder) / "measured.json"
     payload = read_json(measured)
-    write_json(measured, {**payload, "step": None})
+    write_json_atomic(measured, {**payload, "step": None})
     assert "has not come to the step" in refused(plan, folder)
-    write_json(measured, {**payload, "collectives": [{"kind": "all_reduce"}]})
+    write_json_atomic(measured, {**payload, "collectives": [{"kind": "all_reduce"}]})
     assert "a file as `train` writes it is required" in refused(plan, folder)
     measured.unlink()
     assert "an older version ran it" in refused(plan, folder)

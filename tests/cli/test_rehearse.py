@@ -13,7 +13,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.present.cli import main
-from shardwise.run.trainer.rehearsal import MOST_MICRO_BATCHES
+from shardwise.run.trainer.rehearsal import MAX_MICRO_BATCHES
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan_file import dump_plan
 
@@ -50,7 +50,7 @@ def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert (found["model"]["name"], found["layout"]["text"]) == ("small", str(Layout(dp=8)))
     assert found["cluster"] == load_cluster("local:8").name
     assert {axis: place for axis, place in found["coordinate"].items() if place} == {"dp": 3}
-    assert found["num_micro_batches"] == MOST_MICRO_BATCHES  # of eight
+    assert found["num_micro_batches"] == MAX_MICRO_BATCHES  # of eight
     assert found["groups"] == [{"axes": ["dp"], "ranks": list(range(8))}]
     assert found["collectives_equal"] is found["collectives"]["equal"] is True
     planned, executed = found["memory"]["planned"], found["memory"]["executed"]
@@ -72,7 +72,9 @@ def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 def test_what_is_not_as_planned_ends_with_3(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shardwise.run.parallel.collectives.Exchange.sum_now", lambda self, values, axes: values)
+    monkeypatch.setattr(
+        "shardwise.run.parallel.collectives.MeshCollectives.sum_and_wait", lambda self, values, axes: values
+    )
     code, out, _ = run(capsys, tmp_path, dp=8)
     assert code == 3
     assert "all_reduce over dp of 4 B in fp32: 1 planned, 0 issued" in out

@@ -8,7 +8,7 @@ import pytest
 from answers import answer
 from json_schemas import require_valid
 
-from shardwise.book_formulas.named_rules import named_rules
+from shardwise.book_formulas.named_rules import rules_by_name
 from shardwise.present.cli import main
 
 ALPHA = ["critical_intensity", "flops_per_s=459TFLOP/s", "bytes_per_s=180GB/s"]
@@ -58,9 +58,9 @@ def test_a_rule_that_takes_nothing_has_its_value_at_once() -> None:
 def test_the_list_has_every_rule_under_its_topic() -> None:
     lines = answer("show", "rules").splitlines()
     names = [line.split()[0] for line in lines if line.startswith("  ")]
-    assert names == list(named_rules())
+    assert names == list(rules_by_name())
     topics = [line for line in lines if line and not line.startswith("  ")]
-    assert topics[:-1] == sorted({one.topic for one in named_rules().values()})
+    assert topics[:-1] == sorted({one.topic for one in rules_by_name().values()})
     assert "tp_max_degree" not in answer("show", "rules", "zero")
     assert answer("show", "rules", "tp_max_degree") == answer("rule", "tp_max_degree")
 

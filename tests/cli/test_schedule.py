@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.pipeline.compare_schedules import Times, timeline
+from shardwise.pipeline.compare_schedules import PassTimes, play_schedule
 from shardwise.present.cli import main
 from shardwise.present.cli.plain import plain
 from shardwise.present.cli.schedule_report import bars, timeline_report
@@ -56,7 +56,7 @@ def test_default_times_are_stated(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("width", [40, 60, 80, 132])
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe_v", "zb_v"])
 def test_a_timeline_keeps_to_the_width(name: str, width: int) -> None:
-    line = timeline(name, 4, 24)
+    line = play_schedule(name, 4, 24)
     rows = bars(line, width)
     assert len(rows) == 4
     assert {len(row) for row in rows} == {len(rows[0])}
@@ -64,7 +64,7 @@ def test_a_timeline_keeps_to_the_width(name: str, width: int) -> None:
 
 
 def test_a_pair_and_split_passes_are_told_apart() -> None:
-    text = plain(timeline_report(timeline("dualpipe", 4, 10)))
+    text = plain(timeline_report(play_schedule("dualpipe", 4, 10)))
     assert "F3&B6" in text
     assert re.search(r"I5<W5=", text)
     assert "I< backward for activations, W= backward for weights, F1&B0 together, . idle" in text
@@ -179,7 +179,7 @@ def test_a_broken_list_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 
 def test_times() -> None:
-    assert timeline("1f1b", 4, 8, times=Times(input_s=0.5, weight_s=0.5)).makespan == 22.0
+    assert play_schedule("1f1b", 4, 8, times=PassTimes(input_s=0.5, weight_s=0.5)).makespan == 22.0
 
 
 def test_the_verb_loads_no_numpy() -> None:

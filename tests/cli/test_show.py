@@ -13,8 +13,8 @@ from answers import answer
 
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.chips import chip_names, load_chip
-from shardwise.hardware.published_constants import calibration_of, fitted
-from shardwise.hardware.stacks import stack_named, stack_names
+from shardwise.hardware.published_constants import load_published_fit, published_calibration
+from shardwise.hardware.stacks import get_stack, stack_names
 from shardwise.model.load import model_names
 from shardwise.model.optimizers.registry import OPTIMIZERS
 from shardwise.present.cli.show_networks import cluster_names
@@ -106,8 +106,8 @@ def test_a_stack_alone_has_its_four_constants_and_with_a_chip_all_twelve() -> No
         payload("stacks", "nemo-25")["entries"],
         payload("stacks", "nemo-25", "--chip", "h800")["entries"],
     )
-    calibration = calibration_of("h800", stack_named("nemo-25"))
-    runs = stack_named("nemo-25").abilities
+    calibration = published_calibration("h800", get_stack("nemo-25"))
+    runs = get_stack("nemo-25").abilities
     assert [key for key in alone["values"] if "." in key] == [
         *(f"runs.{name}" for name, _ in runs.items()),
         *(f"stack.{name}" for name, one in CONSTANTS.items() if one.owner == "stack"),
@@ -117,7 +117,7 @@ def test_a_stack_alone_has_its_four_constants_and_with_a_chip_all_twelve() -> No
         value = both["values"][f"{one.owner}.{name}"]
         assert value["value"] == calibration[name]
         assert value["source"].startswith(one.meaning)
-        assert fitted()["source"] in value["source"]
+        assert load_published_fit()["source"] in value["source"]
     assert both["values"]["chip.link_fraction"]["source"].endswith("h800 as h100")
 
 
@@ -128,10 +128,10 @@ def test_a_stack_for_people() -> None:
     exposed = lines["stack.exposed"].split()
     value, low, high = float(exposed[1]), float(exposed[2]), float(exposed[4])
     assert low < value < high
-    deviation = fitted()["stacks"]["nemo-25"]["deviations"]["exposed"]
+    deviation = load_published_fit()["stacks"]["nemo-25"]["deviations"]["exposed"]
     one = CONSTANTS["exposed"]
-    assert one.free(high) - one.free(value) == pytest.approx(deviation, rel=0.02)
-    assert one.free(value) - one.free(low) == pytest.approx(deviation, rel=0.02)
+    assert one.to_unbounded(high) - one.to_unbounded(value) == pytest.approx(deviation, rel=0.02)
+    assert one.to_unbounded(value) - one.to_unbounded(low) == pytest.approx(deviation, rel=0.02)
     assert one.meaning in lines["stack.exposed"]
     assert "916 published runs" in text
     assert "attention writes its scores" in shown("stacks", "megatron-2022")

@@ -14,7 +14,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.present.cli import main, verb_parsers
-from shardwise.price.simulation.stage_passes import OVERLAPS
+from shardwise.price.simulation.stage_passes import OVERLAP_CHOICES
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan_file import dump_plan
 
@@ -35,7 +35,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_every_overlap_can_be_asked_for() -> None:
     (overlap,) = (one for one in verb_parsers()["simulate"]._actions if one.dest == "overlap")
-    assert tuple(overlap.choices) == OVERLAPS
+    assert tuple(overlap.choices) == OVERLAP_CHOICES
 
 
 def test_the_payload_equals_the_estimate_by_its_convention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from shardwise.present.cli import main, verb_parsers
 from shardwise.present.cli.sweep import OF_ONE_PLAN, OF_SWEEPS
 from shardwise.search import plan_sweep as points_module
 from shardwise.search import planner
-from shardwise.search.plan_sweep import Case, Point, Swept, knee, parts, planned
+from shardwise.search.plan_sweep import SweepCase, SweepPoint, Swept, find_knee, plan_cases, step_time_parts
 from shardwise.search.sweep_values import Sweep
 from shardwise.values.progress import Progress
 
@@ -251,7 +251,7 @@ def test_where_no_point_has_a_plan_the_exit_code_says_why(capsys: pytest.Capture
 def test_wrong_input(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
-    monkeypatch.setattr(points_module, "plan", None)  # it is said before anything is searched
+    monkeypatch.setattr(points_module, "make_plan", None)  # it is said before anything is searched
     code, out, err = exit_code(capsys, *arguments)
     assert (code, out) == (2, "")
     assert said in err
@@ -391,7 +391,7 @@ def test_ctrl_c_prints_the_points_found_so_far(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     whole, target = payload(capsys, *GPUS), tmp_path / "sweep.csv"
-    plan, calls = planner.plan, [0]
+    plan, calls = planner.make_plan, [0]
 
     def stops(*given: Any, **named: Any) -> Any:
         calls[0] += 1
@@ -399,7 +399,7 @@ def test_ctrl_c_prints_the_points_found_so_far(
             raise KeyboardInterrupt
         return plan(*given, **named)
 
-    monkeypatch.setattr(points_module, "plan", stops)
+    monkeypatch.setattr(points_module, "make_plan", stops)
     code, out, err = run(capsys, *GPUS, "--json", "--csv", str(target))
     assert code == 130
     assert json.loads(err)["error"] == {"problems": ["stopped after 2 of 3 points"], "exit_code": 130}
@@ -420,7 +420,7 @@ def test_ctrl_c_prints_the_points_found_so_far(
 def test_a_grid_that_was_stopped_is_drawn(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plan, calls, target = planner.plan, [0], tmp_path / "grid.svg"
+    plan, calls, target = planner.make_plan, [0], tmp_path / "grid.svg"
 
     def stops(*given: Any, **named: Any) -> Any:
         calls[0] += 1
@@ -428,31 +428,31 @@ def test_a_grid_that_was_stopped_is_drawn(
             raise KeyboardInterrupt
         return plan(*given, **named)
 
-    monkeypatch.setattr(points_module, "plan", stops)
+    monkeypatch.setattr(points_module, "make_plan", stops)
     code, out, _ = run(capsys, *PLAN, "--sweep", "tp=1,2", "--sweep", "recompute=none,full", "--draw", str(target))
     assert code == 130
     assert "not planned" in texts(target)
     assert "tp=2, recompute=full" in out
 
 
-def case(gpus: int, **changes: Any) -> Case:
+def case(gpus: int, **changes: Any) -> SweepCase:
     job = sw.Job(global_batch_tokens=2**16, seq_len=4096)
     pins = {"dp": 1, "fsdp": 1, "cp": 1, "tp": 1, "micro_batch_seqs": 1, "num_virtual_stages": 1, **changes}
-    choices = sw.Choices().narrowed(pins, {})
-    return Case(at={"gpus": gpus}, model=MODEL, cluster=sw.load_cluster(f"h100:{gpus}"), job=job, choices=choices)
+    choices = sw.Choices().with_pins(pins, {})
+    return SweepCase(at={"gpus": gpus}, model=MODEL, cluster=sw.load_cluster(f"h100:{gpus}"), job=job, choices=choices)
 
 
 def test_the_knee_is_where_waiting_takes_longer_or_something_else_bounds_the_step() -> None:
-    points = list(planned([case(gpus) for gpus in (4, 8, 16, 32)]))
-    found = knee(points)
+    points = list(plan_cases([case(gpus) for gpus in (4, 8, 16, 32)]))
+    found = find_knee(points)
     assert found is not None
     assert found.point is points[3]
     assert points[3].plan is not None
-    by_part = parts(points[3].plan.estimate)
+    by_part = step_time_parts(points[3].plan.estimate)
     assert by_part["bubble"] + by_part["exposed communication"] > by_part["compute"] + by_part["recompute"]
     assert "longer than compute" in found.reason
-    assert knee(points[:3]) is None
-    assert knee([]) is None
+    assert find_knee(points[:3]) is None
+    assert find_knee([]) is None
 
 
 def test_a_change_of_what_bounds_the_step_is_a_knee(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -477,10 +477,10 @@ def test_a_change_of_what_bounds_the_step_is_a_knee(capsys: pytest.CaptureFixtur
 
 def test_points_without_a_plan_are_passed_over() -> None:
     cases = [case(4), case(8, tp=3), case(8)]
-    points = list(planned(cases))
+    points = list(plan_cases(cases))
     assert [point.plan is None for point in points] == [False, True, False]
     assert isinstance(points[1].error, sw.NothingFitsError)
-    assert knee(points) is None
+    assert find_knee(points) is None
     assert Swept(sweeps=(Sweep(name="gpus", values=(4, 8)),), points=tuple(points), num_points=3).series() == [
         ({}, tuple(points))
     ]
@@ -493,7 +493,7 @@ def test_progress_says_which_point_it_is() -> None:
         told.append(what)
 
     progress: Progress = tell
-    points: list[Point] = list(planned([case(4), case(8)], progress=progress))
+    points: list[SweepPoint] = list(plan_cases([case(4), case(8)], progress=progress))
     assert len(points) == 2
     assert told[0].startswith("1 of 2: ")
     assert told[-1].startswith("2 of 2: ")

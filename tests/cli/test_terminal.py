@@ -22,7 +22,7 @@ from shardwise.present.cli.section import Bar, Fitted, Marked, Row, Section, Tab
 from shardwise.present.cli.terminal import PLAINEST, console_of, drawn, parts
 from shardwise.present.cli.working import Working
 from shardwise.present.draw.palette import TERM_COLOURS
-from shardwise.values.progress import Progress, silent
+from shardwise.values.progress import Progress, ignore_progress
 
 ROOT = Path(__file__).parents[2]
 HANG_S = 120  # a process that has not ended by then hangs
@@ -218,7 +218,7 @@ def test_the_line_says_what_is_being_done_and_how_much_of_it() -> None:
     assert line.words == "plan: layouts priced 1,000 of 4,000"
     progress("runners-up")
     assert line.words == "plan: runners-up"
-    assert silent("anything", 1, 2) is None  # type: ignore[func-returns-value]
+    assert ignore_progress("anything", 1, 2) is None  # type: ignore[func-returns-value]
 
 
 def test_the_line_is_shown_while_nothing_is_reported_and_taken_away_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_ctrl_c_ends_a_verb_at_once(
     def stopped(*given: Any, **named: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shardwise.search.planner.search", stopped)
+    monkeypatch.setattr("shardwise.search.planner.search_layouts", stopped)
     assert main(["plan", "llama-3.2-1b", "h100:8", *JOB, *words]) == 130
     out, err = capsys.readouterr()
     assert out == ""

@@ -11,7 +11,7 @@ import pytest
 
 from shardwise.present.cli import main
 from shardwise.run.data.corpus_writer import write_corpus
-from shardwise.run.data.documents import find_sources
+from shardwise.run.data.documents import find_text_files
 from shardwise.run.data.token_shards import TokenShards
 
 
@@ -56,7 +56,7 @@ def test_the_payload_is_the_index_with_its_sums(capsys: pytest.CaptureFixture[st
 
 
 def test_a_tokenizer_and_patterns_are_taken(capsys: pytest.CaptureFixture[str], text: Path, tmp_path: Path) -> None:
-    write_corpus(find_sources([text]), tmp_path / "first", vocab_size=290)
+    write_corpus(find_text_files([text]), tmp_path / "first", vocab_size=290)
     tokenizer = tmp_path / "first" / "tokenizer.json"
     code, out, _ = run(capsys, text, text / "0.txt", "--glob", "[12].txt", "--glob", "3.*", "--tokenizer", tokenizer,
                        "--end-of-document", "<|endoftext|>", "--held-out", "0", "--out", tmp_path / "data")  # fmt: skip

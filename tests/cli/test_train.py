@@ -17,13 +17,13 @@ from shardwise import train
 from shardwise.present.cli import build_parser, main
 from shardwise.run import launcher
 from shardwise.run.trainer.flags import build_parser as rank_parser
-from shardwise.run.trainer.flags import words_of
+from shardwise.run.trainer.flags import to_command_line
 from shardwise.train import main as module_main
 
 
 @pytest.fixture(autouse=True)
 def _small_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "own_parts", stand_in.parts)
+    monkeypatch.setattr(train, "build_components", stand_in.parts)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -51,8 +51,8 @@ def test_the_summary_as_json_is_alone_on_the_output(capsys: pytest.CaptureFixtur
 def test_a_plan_of_several_devices_starts_a_process_for_each(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    original = launcher.launch
-    monkeypatch.setattr("shardwise.train.launch", lambda words, ranks: original(words, ranks, "train.stand_in"))
+    original = launcher.run_ranks
+    monkeypatch.setattr("shardwise.train.run_ranks", lambda words, ranks: original(words, ranks, "train.stand_in"))
     monkeypatch.setenv("PYTHONPATH", ":".join([str(Path(__file__).parents[1]), *sys.path]))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     flags = write_inputs(tmp_path, small_plan(2))
@@ -81,7 +81,7 @@ def test_wrong_input_starts_no_process(
 ) -> None:
     write_inputs(tmp_path, small_plan(2))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("shardwise.train.launch", lambda *given: pytest.fail("started"))
+    monkeypatch.setattr("shardwise.train.run_ranks", lambda *given: pytest.fail("started"))
     code, out, err = run(capsys, "plan.json", *flags)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
@@ -130,7 +130,7 @@ def test_the_module_has_the_verbs_flags_and_does_the_same(capsys: pytest.Capture
     verb = vars(build_parser().parse_args(["train", *flags]))
     module = vars(rank_parser().parse_args(flags))
     assert {name: verb[name] for name in module} == module
-    again = rank_parser().parse_args(words_of(rank_parser().parse_args(flags)))
+    again = rank_parser().parse_args(to_command_line(rank_parser().parse_args(flags)))
     assert vars(again) == module, "the ranks get what the launcher was given"
     assert module_main([*flags, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 3

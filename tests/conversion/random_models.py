@@ -11,7 +11,7 @@ import torch
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import SIGMOID, Gating, Numerics, Rotary
-from shardwise.run.engine.model_builder import Weights, initial_weights
+from shardwise.run.engine.model_builder import ModelWeights, initial_weights
 from shardwise.step.whole_parameters import balance_biases
 from shardwise.values.errors import InputError
 
@@ -100,7 +100,7 @@ def gpt(model: Architecture, rng: random.Random) -> Architecture:
     )  # fmt: skip
 
 
-def random_weights(model: Architecture, seed: int, dtype: torch.dtype = torch.float32) -> Weights:
+def random_weights(model: Architecture, seed: int, dtype: torch.dtype = torch.float32) -> ModelWeights:
     """None of them small, so that logits depend on each; biases of routers' choices where these are scored by sigmoid."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -110,4 +110,4 @@ def random_weights(model: Architecture, seed: int, dtype: torch.dtype = torch.fl
     tensors = {name: drawn(tuple(tensor.shape)) for name, tensor in initial_weights(model, 1).tensors.items()}
     moved = model.numerics.gating.scores == SIGMOID and model.num_experts
     biases = {name: drawn((model.num_experts,)).float() for name in balance_biases(model).values()} if moved else {}
-    return Weights(model, tensors, biases)
+    return ModelWeights(model, tensors, biases)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.interop.weights.dim_patterns import Arrangement, arranged, parsed
+from shardwise.interop.weights.dim_patterns import Arrangement, arrange, parse_pattern
 from shardwise.values.boxes import Box, interval_boxes
 
 SIZES = {"D": 5, "K": 3, "G": 2, "H": 4, "F": 6, "V": 7, "Z": 2, "E": 4, "I": 3, "R": 4}
@@ -28,14 +28,14 @@ def numbered(dims: str) -> torch.Tensor:
 
 def stored(found: Arrangement, part: torch.Tensor) -> torch.Tensor:
     into = torch.zeros(found.shape, dtype=part.dtype)
-    found.put(part, into)
+    found.write_parameter(part, into)
     return into
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_any_box_of_what_is_put_is_taken(case: str) -> None:
     dims, layout = CASES[case]
-    part, found = numbered(dims), arranged(layout, dims.split(), SIZES)
+    part, found = numbered(dims), arrange(layout, dims.split(), SIZES)
     into = stored(found, part)
     assert sorted(into[into > 0].tolist()) == part.flatten().tolist()
     rng = np.random.default_rng(0)
@@ -43,15 +43,15 @@ def test_any_box_of_what_is_put_is_taken(case: str) -> None:
         corners = np.sort(rng.integers(0, np.add(part.shape, 1), (2, part.ndim)), axis=0)
         box = Box(tuple(corners[0].tolist()), tuple((corners[1] - corners[0]).tolist()))
         if box.volume:
-            assert torch.equal(found.taken(lambda inner: into[inner.slices], box), part[box.slices]), box
+            assert torch.equal(found.read_box(lambda inner: into[inner.slices], box), part[box.slices]), box
 
 
 def test_queries_keys_and_values_of_a_group_lie_together() -> None:
     """Source: Megatron-LM d98e8a64, attention.py, get_query_key_value_tensors: [groups, (queries + 2) * width, hidden]."""
     queries, keys, values = numbered("K G H D"), numbered("K H D") + 1000, numbered("K H D") + 2000
-    into = torch.zeros(arranged("K [GH]+H+H, D", tuple("KGHD"), SIZES).shape, dtype=queries.dtype)
+    into = torch.zeros(arrange("K [GH]+H+H, D", tuple("KGHD"), SIZES).shape, dtype=queries.dtype)
     for part, layout in ((queries, "K [GH]+H+H, D"), (keys, "K GH+[H]+H, D"), (values, "K GH+H+[H], D")):
-        arranged(layout, tuple("KGHD" if part is queries else "KHD"), SIZES).put(part, into)
+        arrange(layout, tuple("KGHD" if part is queries else "KHD"), SIZES).write_parameter(part, into)
     wanted = torch.cat([queries, keys[:, None], values[:, None]], dim=1)  # [K, G + 2, H, D]
     assert torch.equal(into, wanted.reshape(into.shape))
 
@@ -62,13 +62,13 @@ def test_pairs_are_those_of_the_published_conversion() -> None:
     heads, width = SIZES["K"] * SIZES["G"], SIZES["H"]
     flat = weights.reshape(heads * width, SIZES["D"])
     wanted = flat.view(heads, 2, width // 2, SIZES["D"]).transpose(1, 2).reshape(heads * width, SIZES["D"])
-    assert torch.equal(stored(arranged("K G H~, D", tuple("KGHD"), SIZES), weights), wanted)
+    assert torch.equal(stored(arrange("K G H~, D", tuple("KGHD"), SIZES), weights), wanted)
 
 
 def test_what_is_read_is_what_lies_between_the_first_and_the_last_element() -> None:
     """An interval of a flattened weight costs its own elements where its tensor has no other's."""
     dims, count = "K G H D", [0]
-    part, found = numbered(dims), arranged("D, K G H", dims.split(), SIZES)
+    part, found = numbered(dims), arrange("D, K G H", dims.split(), SIZES)
     into = stored(found, part)
 
     def read(inner: Box) -> torch.Tensor:
@@ -78,7 +78,7 @@ def test_what_is_read_is_what_lies_between_the_first_and_the_last_element() -> N
     for start in range(0, part.numel(), 7):
         for stop in range(start + 1, part.numel() + 1, 5):
             count[0] = 0
-            got = torch.cat([found.taken(read, box).flatten() for box in interval_boxes(part.shape, start, stop)])
+            got = torch.cat([found.read_box(read, box).flatten() for box in interval_boxes(part.shape, start, stop)])
             assert torch.equal(got, part.flatten()[start:stop])
             assert count[0] == stop - start
 
@@ -91,10 +91,10 @@ def test_any_order_of_dims_comes_back(order: list[str], data: st.DataObject) -> 
     layout = "".join(
         word + (f"{mark} " if mark else " ") for word, mark in zip(words, (*marks, ""), strict=True)
     ).strip()
-    part, found = numbered("K G H D"), arranged(layout, tuple("KGHD"), SIZES)
+    part, found = numbered("K G H D"), arrange(layout, tuple("KGHD"), SIZES)
     whole = Box((0,) * 4, tuple(part.shape))
     into = stored(found, part)
-    assert torch.equal(found.taken(lambda inner: into[inner.slices], whole), part)
+    assert torch.equal(found.read_box(lambda inner: into[inner.slices], whole), part)
     if not halves:
         assert torch.equal(into.flatten(), part.permute(["KGHD".index(dim) for dim in order]).flatten())
 
@@ -102,11 +102,11 @@ def test_any_order_of_dims_comes_back(order: list[str], data: st.DataObject) -> 
 @pytest.mark.parametrize("layout", ["F+F, D", "[F]+[F], D", "F D!", "{layer, D"])
 def test_layouts_that_do_not_say_what_is_where(layout: str) -> None:
     with pytest.raises(ValueError, match=r"found .* in a layout; parts such as"):
-        parsed(layout)
+        parse_pattern(layout)
 
 
 def test_layouts_that_do_not_fit_a_weight() -> None:
     with pytest.raises(ValueError, match="leaves out F of D, F"):
-        arranged("D", ("D", "F"), SIZES)
+        arrange("D", ("D", "F"), SIZES)
     with pytest.raises(ValueError, match="D = 5 has no halves"):
-        arranged("D~", ("D",), SIZES)
+        arrange("D~", ("D",), SIZES)

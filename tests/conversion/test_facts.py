@@ -16,14 +16,14 @@ from shardwise.interop.frameworks.megatron.weight_names import (
     NUMBERED,
     RANK_NAMES,
     STACKED,
-    naming_of,
+    megatron_weight_table,
 )
-from shardwise.interop.frameworks.torchtitan.models import titan_model
-from shardwise.interop.weights.distributed_checkpoints import layers_of, places_of
-from shardwise.interop.weights.megatron_rank_files import Degrees, naming_of_ranks, places_of_ranks
-from shardwise.interop.weights.stored_slices import places
+from shardwise.interop.frameworks.torchtitan.models import torchtitan_model
+from shardwise.interop.weights.distributed_checkpoints import layer_prefix, megatron_slices
+from shardwise.interop.weights.megatron_rank_files import RankDegrees, rank_slices, rank_weight_table
+from shardwise.interop.weights.stored_slices import list_slices
 from shardwise.model.architecture import Architecture
-from shardwise.model.numerics import DEFAULT, SIGMOID, Gating, Numerics
+from shardwise.model.numerics import DEFAULT_NUMERICS, SIGMOID, Gating, Numerics
 from shardwise.values.boxes import Shape
 
 FACTS: list[dict[str, Any]] = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
@@ -35,7 +35,7 @@ def facts(name: str) -> list[Any]:
 
 def model_of(fact: dict[str, Any]) -> Architecture:
     fields = {name: tuple(value) if isinstance(value, list) else value for name, value in fact["model"].items()}
-    numerics = Numerics(gating=Gating(scores=SIGMOID)) if fact["sigmoid"] else DEFAULT
+    numerics = Numerics(gating=Gating(scores=SIGMOID)) if fact["sigmoid"] else DEFAULT_NUMERICS
     return Architecture(name=fact["name"], **fields, numerics=numerics)
 
 
@@ -46,7 +46,7 @@ def shapes(fact: dict[str, Any]) -> dict[str, Shape]:
 @pytest.mark.parametrize("fact", facts("torchtitan"))
 def test_a_checkpoint_for_torchtitan_has_the_tensors_of_its_model(fact: dict[str, Any]) -> None:
     model = model_of(fact)
-    found = {place.name: place.whole for place in places(model, titan_model(model).naming)}
+    found = {place.name: place.tensor_shape for place in list_slices(model, torchtitan_model(model).weight_table)}
     assert found == shapes(fact)
 
 
@@ -54,7 +54,7 @@ def test_a_checkpoint_for_torchtitan_has_the_tensors_of_its_model(fact: dict[str
 def test_a_distributed_checkpoint_has_the_tensors_that_a_model_of_megatron_asks_for(fact: dict[str, Any]) -> None:
     """And those that one under Transformer Engine asks for beside them: norms in the products behind them."""
     model = model_of(fact)
-    found = {place.name: place.whole for place in places_of(model, layers_of(model))}
+    found = {place.name: place.tensor_shape for place in megatron_slices(model, layer_prefix(model))}
     for name, shape in shapes(fact).items():
         rows = model.vocab_size if name in ("embedding.word_embeddings.weight", "output_layer.weight") else shape[0]
         assert found.pop(name) == (rows, *shape[1:]), name
@@ -69,9 +69,10 @@ def test_a_distributed_checkpoint_has_the_tensors_that_a_model_of_megatron_asks_
 
 @pytest.mark.parametrize("fact", facts("megatron-ranks"))
 def test_a_file_of_a_rank_has_the_tensors_of_its_model(fact: dict[str, Any]) -> None:
-    model, degrees = model_of(fact), Degrees(divisible=8)
+    model, degrees = model_of(fact), RankDegrees(divisible=8)
     found = {
-        place.name: place.whole for place in places_of_ranks(model, naming_of_ranks(model, "local", degrees), degrees)
+        place.name: place.tensor_shape
+        for place in rank_slices(model, rank_weight_table(model, "local", degrees), degrees)
     }
     assert found == shapes(fact)
 
@@ -95,6 +96,6 @@ def test_norms_under_transformer_engine() -> None:
             (RANK_NAMES["transformer_engine"], "decoder.layers.0."),
             (DISTRIBUTED_NAMES[0], "decoder.layers."),
         ):
-            naming = naming_of(model, names, NUMBERED if prefix.endswith("0.") else STACKED)
-            own = {place.name.removeprefix(prefix) for place in places(model, naming) if "norm" in place.name}
+            naming = megatron_weight_table(model, names, NUMBERED if prefix.endswith("0.") else STACKED)
+            own = {place.name.removeprefix(prefix) for place in list_slices(model, naming) if "norm" in place.name}
             assert own - {"decoder.final_layernorm.weight"} == wanted

@@ -18,19 +18,19 @@ import torch
 from conversion.random_models import random_weights
 from train.writers import Alive, Killed, dies, saved
 
-from shardwise.interop.weights.dcp_folder import save
-from shardwise.interop.weights.megatron_rank_files import Degrees
-from shardwise.interop.weights.replace_model_folder import DRAFT
-from shardwise.interop.weights.stored_model import of_checkpoint, of_weights
-from shardwise.interop.weights.weight_formats import FORMATS, Choices, Model, format_of
+from shardwise.interop.weights.dcp_folder import torch_save
+from shardwise.interop.weights.megatron_rank_files import RankDegrees
+from shardwise.interop.weights.replace_model_folder import DRAFT_FOLDER
+from shardwise.interop.weights.stored_model import boxes_of_checkpoint, boxes_of_weights
+from shardwise.interop.weights.weight_formats import WEIGHT_FORMATS, ConvertOptions, WeightSource, detect_format
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import SIGMOID, Gating, Numerics
-from shardwise.run.checkpoints.reader import Opened
-from shardwise.run.engine.model_builder import Weights
+from shardwise.run.checkpoints.reader import OpenCheckpoint
+from shardwise.run.engine.model_builder import ModelWeights
 from shardwise.values.boxes import Box
 from shardwise.values.errors import InputError
 
-OTHERS = [name for name in FORMATS if name != "huggingface"]  # whose writer has tests of its own
+OTHERS = [name for name in WEIGHT_FORMATS if name != "huggingface"]  # whose writer has tests of its own
 SIZES: dict[str, Any] = {
     "num_layers": 5, "d_model": 16, "d_ff": 24, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "vocab_size": 500,
 }  # fmt: skip
@@ -39,14 +39,14 @@ ROUTED = Architecture(
     numerics=Numerics(normalised_gates=True),
 )  # fmt: skip
 PLAIN = Architecture(name="plain", **SIZES)
-CHOICES = Choices(seq_len=8, degrees=Degrees(tp=2, pp=5, divisible=8))
+CHOICES = ConvertOptions(seq_len=8, degrees=RankDegrees(tp=2, pp=5, divisible=8))
 
 
-def opened(folder: Path, weights: Weights) -> Model:
+def opened(folder: Path, weights: ModelWeights) -> WeightSource:
     """A checkpoint of which each parameter lies in several parts, as it is read."""
     architecture = weights.architecture
-    read, dtype = of_checkpoint(saved(folder, weights, {}), architecture)
-    return Model(architecture, read, dtype)
+    read, dtype = boxes_of_checkpoint(saved(folder, weights, {}), architecture)
+    return WeightSource(architecture, read, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -55,16 +55,16 @@ def test_one_tensor_is_held_at_a_time(
     name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = random_weights(PLAIN, 1)
-    model, count, read = opened(tmp_path / "run", weights)._replace(dtype=dtype), [0], Opened.read
+    model, count, read = opened(tmp_path / "run", weights)._replace(dtype=dtype), [0], OpenCheckpoint.read
 
-    def counted(self: Opened, name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
+    def counted(self: OpenCheckpoint, name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
         found = read(self, name, shape, box)
         count[0] += found.nbytes
         return found
 
-    monkeypatch.setattr(Opened, "read", counted)
+    monkeypatch.setattr(OpenCheckpoint, "read", counted)
     with Alive() as alive:
-        FORMATS[name].write(tmp_path / "out", model, CHOICES)
+        WEIGHT_FORMATS[name].write(tmp_path / "out", model, CHOICES)
     whole = sum(tensor.nbytes for tensor in weights.tensors.values())
     largest = max(tensor.nbytes for tensor in weights.tensors.values())
     assert largest < whole / 3
@@ -105,26 +105,28 @@ def test_a_writer_that_is_killed_leaves_nothing_that_reads_as_complete(
     assert left <= {"old", "none", "new"}
     write(name, out, new)
     assert found_in(name, out, {"new": new}) == "new"
-    assert not (out / DRAFT).exists(), "no litter"
+    assert not (out / DRAFT_FOLDER).exists(), "no litter"
 
 
 def removed_but_drafts(path: Path, plain: Callable[[Path], object] = shutil.rmtree, **more: Any) -> None:
     """A process that is killed removes no draft."""
-    if Path(path).name != DRAFT:
+    if Path(path).name != DRAFT_FOLDER:
         plain(path)
 
 
-def write(name: str, folder: Path, weights: Weights) -> None:
-    FORMATS[name].write(folder, Model(weights.architecture, of_weights(weights), torch.float32), CHOICES)
+def write(name: str, folder: Path, weights: ModelWeights) -> None:
+    WEIGHT_FORMATS[name].write(
+        folder, WeightSource(weights.architecture, boxes_of_weights(weights), torch.float32), CHOICES
+    )
 
 
-def found_in(name: str, folder: Path, models: dict[str, Weights]) -> str:
+def found_in(name: str, folder: Path, models: dict[str, ModelWeights]) -> str:
     """Which of some models a folder reads as."""
-    if not FORMATS[name].is_in(folder):
+    if not WEIGHT_FORMATS[name].matches(folder):
         with pytest.raises(InputError, match="found none of"):
-            format_of(folder, "--from")
+            detect_format(folder, "--from")
         return "none"
-    found = FORMATS[name].read(folder, PLAIN).weights().tensors
+    found = WEIGHT_FORMATS[name].read(folder, PLAIN).weights().tensors
     (same,) = (
         key for key, one in models.items() if all(torch.equal(found[n], tensor) for n, tensor in one.tensors.items())
     )
@@ -193,12 +195,12 @@ def test_models_that_a_format_cannot_hold_are_refused(case: str, tmp_path: Path)
 
 
 def test_biases_that_a_router_would_lose_are_refused(tmp_path: Path) -> None:
-    biased = Weights(ROUTED, random_weights(ROUTED, 1).tensors, {"layers.1.balance_bias": torch.ones(4)})
+    biased = ModelWeights(ROUTED, random_weights(ROUTED, 1).tensors, {"layers.1.balance_bias": torch.ones(4)})
     for name in ("megatron", "megatron-ranks"):
         with pytest.raises(InputError, match=r"layers.1.balance_bias, which its experts are chosen by, has no place"):
             write(name, tmp_path, biased)
     write("torchtitan", tmp_path, biased)
-    assert torch.equal(FORMATS["torchtitan"].read(tmp_path, ROUTED).bias("layers.1.balance_bias"), torch.ones(4))
+    assert torch.equal(WEIGHT_FORMATS["torchtitan"].read(tmp_path, ROUTED).bias("layers.1.balance_bias"), torch.ones(4))
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -216,7 +218,7 @@ def test_what_torch_saves_on_a_full_disk_is_an_error_of_the_disk() -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(OSError, match="No space left on device"):
-        save({"steps": 3}, Full())
+        torch_save({"steps": 3}, Full())
     whole = io.BytesIO()
-    save({"steps": 3}, whole)
+    torch_save({"steps": 3}, whole)
     assert torch.load(io.BytesIO(whole.getvalue()), weights_only=True) == {"steps": 3}

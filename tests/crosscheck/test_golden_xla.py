@@ -13,7 +13,7 @@ from shardwise.derive.expression import ShardedExpression, derive_by_cases, shar
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
 from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.symbolic import Values
+from shardwise.values.symbolic import SymbolValues
 
 GOLDEN = Path(__file__).parent / "golden"
 PRODUCTS = json.loads((GOLDEN / "products.json").read_text())
@@ -32,7 +32,7 @@ def written(row: dict[str, Any]) -> ShardedExpression:
 @pytest.mark.parametrize("row", PRODUCTS["products"], ids=lambda row: row["expression"])
 def test_the_derived_collectives_are_those_of_the_h100_compiler(row: dict[str, Any]) -> None:
     made = written(row)
-    values = Values({**made.sizes, **dict(made.mesh.axes)})
+    values = SymbolValues({**made.sizes, **dict(made.mesh.axes)})
     width = bytes_per_element(made.dtype)
     derived = [
         (c.collective.kind, sorted(c.collective.axes), float(c.collective.received_elements.evaluate(values)) * width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwise.derive.expression import shard_expression
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
 from shardwise.values.errors import InputError
@@ -24,7 +24,7 @@ def program(entry: str, computations: str = "", num_devices: int = 4) -> HloProg
     return HloProgram(text_of(entry, computations, num_devices))
 
 
-def kinds(found: HloProgram) -> list[tuple[Kind, int, float]]:
+def kinds(found: HloProgram) -> list[tuple[CollectiveKind, int, float]]:
     return [(c.kind, len(c.groups[0]), c.payload) for c in found.collectives()]
 
 
@@ -78,12 +78,12 @@ def reduce_and_keep(rows: int, table: str) -> HloProgram:
 
 
 def test_an_all_reduce_of_which_each_device_keeps_a_part_is_a_reduce_scatter() -> None:
-    assert kinds(reduce_and_keep(2, "0, 2, 4, 6")) == [(Kind.REDUCE_SCATTER, 4, 64.0)]
+    assert kinds(reduce_and_keep(2, "0, 2, 4, 6")) == [(CollectiveKind.REDUCE_SCATTER, 4, 64.0)]
 
 
 def test_devices_that_keep_the_same_part_still_reduce_it_among_them() -> None:
     found = reduce_and_keep(4, "0, 0, 4, 4")
-    assert kinds(found) == [(Kind.REDUCE_SCATTER, 2, 64.0), (Kind.ALL_REDUCE, 2, 32.0)]
+    assert kinds(found) == [(CollectiveKind.REDUCE_SCATTER, 2, 64.0), (CollectiveKind.ALL_REDUCE, 2, 32.0)]
     assert found.collectives()[0].groups == ((0, 2), (1, 3))
     assert found.collectives()[1].groups == ((0, 1), (2, 3))
 
@@ -95,13 +95,13 @@ def test_a_table_without_its_values_is_refused() -> None:
 
 
 def test_a_part_that_is_the_same_everywhere_does_not_make_a_scatter() -> None:
-    assert kinds(reduce_and_keep(2, "4, 4, 4, 4")) == [(Kind.ALL_REDUCE, 4, 64.0)]
+    assert kinds(reduce_and_keep(2, "4, 4, 4, 4")) == [(CollectiveKind.ALL_REDUCE, 4, 64.0)]
 
 
 def test_an_all_reduce_that_is_also_used_whole_stays_one() -> None:
     entry = REDUCE_AND_KEEP.replace("TABLE", "0, 2, 4, 6").replace("ROWS", "2").replace("ROOT ", "")
     found = program(f"{entry}  ROOT %both = (f32[2,8], f32[8,8]) tuple(%fusion, %sum)", SLICE.replace("ROWS", "2"))
-    assert kinds(found) == [(Kind.ALL_REDUCE, 4, 64.0)]
+    assert kinds(found) == [(CollectiveKind.ALL_REDUCE, 4, 64.0)]
 
 
 def test_two_all_reduces_in_a_row_are_one_over_both_groups() -> None:
@@ -114,7 +114,7 @@ def test_two_all_reduces_in_a_row_are_one_over_both_groups() -> None:
   %again = f32[8]{0} convert(%narrow)
   ROOT %second = f32[8]{0} all-reduce(%again), channel_id=2, replica_groups={{0,2},{1,3}}, to_apply=%add"""
     )
-    assert found.collectives() == (HloCollective(Kind.ALL_REDUCE, ((0, 1, 2, 3),), 8.0),)
+    assert found.collectives() == (HloCollective(CollectiveKind.ALL_REDUCE, ((0, 1, 2, 3),), 8.0),)
     assert found.collectives()[0].received_elements == 12.0
 
 
@@ -130,7 +130,7 @@ def test_a_fusion_that_hides_a_reduce_scatter_is_unfolded() -> None:
 }
 """
     entry = "  %p = bf16[8]{0} parameter(0)\n  ROOT %f = bf16[2]{0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter"
-    assert kinds(program(entry, hidden)) == [(Kind.REDUCE_SCATTER, 4, 8.0)]
+    assert kinds(program(entry, hidden)) == [(CollectiveKind.REDUCE_SCATTER, 4, 8.0)]
 
 
 def test_asynchronous_combined_and_repeated_collectives_count_once() -> None:
@@ -146,17 +146,17 @@ def test_asynchronous_combined_and_repeated_collectives_count_once() -> None:
   ROOT %all = (bf16[2]{0}) tuple(%both)"""
     )  # fmt: skip
     assert kinds(found) == [
-        (Kind.ALL_GATHER, 4, 24.0),
-        (Kind.ALL_REDUCE, 4, 2.0),
-        (Kind.ALL_REDUCE, 4, 4.0),
-        (Kind.ALL_TO_ALL, 2, 4.0),
+        (CollectiveKind.ALL_GATHER, 4, 24.0),
+        (CollectiveKind.ALL_REDUCE, 4, 2.0),
+        (CollectiveKind.ALL_REDUCE, 4, 4.0),
+        (CollectiveKind.ALL_TO_ALL, 2, 4.0),
     ]
 
 
 def test_a_permute_receives_its_shard_unless_every_device_keeps_its_own() -> None:
     text = "  %a = f32[6]{0} parameter(0)\n  ROOT %p = f32[6]{0} collective-permute(%a), source_target_pairs={PAIRS}"
     moved = program(text.replace("PAIRS", "{0,0},{1,2},{2,1},{3,3}")).collectives()
-    assert [(c.kind, c.received_elements) for c in moved] == [(Kind.PERMUTE, 6.0)]
+    assert [(c.kind, c.received_elements) for c in moved] == [(CollectiveKind.PERMUTE, 6.0)]
     assert program(text.replace("PAIRS", "{0,0},{1,1}")).collectives() == ()
 
 
@@ -167,7 +167,7 @@ def test_a_report_has_the_axes_along_which_a_permute_moves() -> None:
     pairs = "source_target_pairs={{0,0},{1,1},{2,3},{3,2}}"
     entry = f"  %a = f32[2,6]{{1,0}} parameter(0)\n  ROOT %p = f32[2,6]{{1,0}} collective-permute(%a), {pairs}"
     (moved,) = read_report(made, text_of(entry), "cpu", "0").collectives
-    assert (moved.op, moved.axes) == (Kind.PERMUTE, ("Y",))
+    assert (moved.op, moved.axes) == (CollectiveKind.PERMUTE, ("Y",))
 
 
 GEMM = (
@@ -225,9 +225,9 @@ def test_a_mesh_that_a_backend_does_not_take_is_refused(
     def compiled(*given: object) -> None:
         raise AskedError
 
-    monkeypatch.setattr(xla_compile, "missing", lambda backend: [])
+    monkeypatch.setattr(xla_compile, "missing_packages", lambda backend: [])
     monkeypatch.setattr(xla_compile, "_compile", compiled)
     expression = parse_expression("A[I_X, J] * B[J, K] -> C[I_X, K]")
     made = shard_expression(expression, Mesh.of({"X": degree}), {"I": degree, "J": 2, "K": 2})
     with pytest.raises(InputError if problem else AskedError, match=problem):
-        xla_compile.verify(made, backend=backend)
+        xla_compile.compile_product(made, backend=backend)

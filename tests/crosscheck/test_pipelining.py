@@ -10,8 +10,8 @@ import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from shardwise.pipeline.actions import ActionList
-from shardwise.pipeline.registry import ACTION_LISTS, build
-from shardwise.pipeline.timeline import play
+from shardwise.pipeline.registry import ALL_SCHEDULES, build_actions
+from shardwise.pipeline.timeline import play_actions
 from shardwise.pipeline.torch_csv import from_csv, to_csv
 
 GRID = [(2, 4, 2), (4, 4, 2), (4, 8, 3), (8, 24, 2), (3, 9, 4)]
@@ -42,13 +42,13 @@ def rows(order: list[list[Any]]) -> str:
 
 @pytest.mark.parametrize(("p", "m", "v"), GRID)
 def test_gpipe(p: int, m: int, v: int) -> None:
-    assert to_csv(build("afab", p, m)) == single("ScheduleGPipe", p, m)
+    assert to_csv(build_actions("afab", p, m)) == single("ScheduleGPipe", p, m)
 
 
 @pytest.mark.parametrize(("p", "m", "v"), GRID)
 def test_1f1b(p: int, m: int, v: int) -> None:
     """PyTorch 2.13 numbers the forward passes of the last rank from 1 in the order that it prints; its runtime counts from 0."""
-    *ours, last = to_csv(build("1f1b", p, m)).splitlines()
+    *ours, last = to_csv(build_actions("1f1b", p, m)).splitlines()
     *theirs, their_last = single("Schedule1F1B", p, m).splitlines()
     assert ours == theirs
     assert re.sub(r"F(\d+)", lambda found: f"F{int(found[1]) + 1}", last) == their_last
@@ -61,12 +61,12 @@ def test_1f1b(p: int, m: int, v: int) -> None:
 @pytest.mark.parametrize(("p", "m", "v"), [*GRID, (4, 10, 2), (4, 3, 2), (4, 6, 3), (8, 20, 2)])
 def test_interleaved(ours: str, theirs: str, p: int, m: int, v: int) -> None:
     """Rounds need not be as many micro-batches as ranks: 10 on 4 ranks are two of 5."""
-    assert to_csv(build(ours, p, m, v, round_size=m // max(1, m // p))) == several(theirs, p, m, v)
+    assert to_csv(build_actions(ours, p, m, v, round_size=m // max(1, m // p))) == several(theirs, p, m, v)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 24)])
 def test_zb_h1_is_their_interleaved_zero_bubble_of_one_stage(p: int, m: int) -> None:
-    assert to_csv(build("zb_h1", p, m)) == several("ScheduleInterleavedZeroBubble", p, m, 1)
+    assert to_csv(build_actions("zb_h1", p, m)) == several("ScheduleInterleavedZeroBubble", p, m, 1)
 
 
 @pytest.mark.parametrize(
@@ -75,13 +75,16 @@ def test_zb_h1_is_their_interleaved_zero_bubble_of_one_stage(p: int, m: int) -> 
     + [("dualpipe_v", "ScheduleDualPipeV", p, m) for p, m in ((2, 4), (3, 6), (4, 8), (4, 15), (8, 16))],
 )
 def test_v_shapes(ours: str, theirs: str, p: int, m: int) -> None:
-    assert to_csv(build(ours, p, m)) == several(theirs, p, m, 2)
+    assert to_csv(build_actions(ours, p, m)) == several(theirs, p, m, 2)
 
 
 @pytest.mark.parametrize(("p", "m", "v"), GRID)
 def test_looped_bfs_takes_as_long_and_holds_as_much(p: int, m: int, v: int) -> None:
     """Theirs runs micro-batches backward from the last to the first; passes forward are the same."""
-    mine, theirs = play(build("looped_bfs", p, m, v)), play(from_csv(several("ScheduleLoopedBFS", p, m, v)))
+    mine, theirs = (
+        play_actions(build_actions("looped_bfs", p, m, v)),
+        play_actions(from_csv(several("ScheduleLoopedBFS", p, m, v))),
+    )
     assert theirs.makespan == pytest.approx(mine.makespan)
     assert theirs.peak_activations == mine.peak_activations
     forward = [
@@ -99,14 +102,14 @@ def parsed(actions: ActionList) -> dict[int, list[Any]]:
 
 @pytest.mark.parametrize(
     "name",
-    sorted(set(ACTION_LISTS) - {"none", "dualpipe"}),  # one has no ranks to send to, one has stages on two ranks each
+    sorted(set(ALL_SCHEDULES) - {"none", "dualpipe"}),  # one has no ranks to send to, one has stages on two ranks each
 )
 def test_their_validators_take_our_csv(name: str) -> None:
     """Their check finds every stage on the rank that ours gives; their sends and receives are added and played to the end."""
-    actions = build(name, 4, 8)
+    actions = build_actions(name, 4, 8)
     order = parsed(actions)
     ranks = torch_schedules._validate_schedule(order, 4, actions.num_stages, 8)
     assert tuple(ranks[stage] for stage in range(actions.num_stages)) == actions.placement.ranks
     added = torch_schedules._add_send_recv(order, ranks.__getitem__, actions.num_stages)
     sends = sum("SEND" in str(action) for row in added.values() for action in row)
-    assert sends == 2 * 8 * sum(actions.hops())
+    assert sends == 2 * 8 * sum(actions.crosses_ranks())

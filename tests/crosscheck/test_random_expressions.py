@@ -9,7 +9,7 @@ from thinned import part_of
 
 from shardwise.derive.expression import ShardedExpression, derive_by_cases
 from shardwise.sharding.notation import parse_expression
-from shardwise.verify.product_runs import run_many
+from shardwise.verify.product_runs import run_products
 
 EXPRESSIONS = list(random_expressions(100))
 
@@ -28,7 +28,7 @@ def test_thirty_give_the_product_on_jax() -> None:
     small = [made for made in EXPRESSIONS if made.mesh.num_devices <= 8][:30]
     assert len(small) == 30
     solved = [solve(made) for made in part_of(small)]
-    errors = run_many([(found.made, found.program) for found in solved], "jax")
+    errors = run_products([(found.made, found.program) for found in solved], "jax")
     assert len(errors) == len(solved)
     assert max(errors) <= 1e-5
 

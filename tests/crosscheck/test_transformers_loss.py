@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from shardwise.derive.sharded_unit import derive_unit
-from shardwise.layout.sharding_scheme import Family
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model import numerics
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import whole_program
+from shardwise.model.decoder import model_program
 from shardwise.model.huggingface.config import parse_config
 from shardwise.model.operations.elementwise import FUNCTIONS
 from shardwise.run.numpy import kernels
@@ -141,7 +141,7 @@ def turned(own: dict[str, Any], architecture: Architecture) -> Iterator[tuple[st
 
 def loss_of(architecture: Architecture, ids: Any, given: dict[str, Any]) -> float:
     """Our program's loss on one device; every weight has to be given, and no other."""
-    unit = derive_unit("whole", whole_program(architecture), Family(0, False, "none"), recompute="none")
+    unit = derive_unit("whole", model_program(architecture), ShardingScheme(0, False, "none"), recompute="none")
     program, specs = unit.forward.program, unit.forward.specs
     sizes = {**architecture.dims, "B": SEQS, "T": POSITIONS}
     assert set(given) == set(program.weights)
@@ -151,9 +151,9 @@ def loss_of(architecture: Architecture, ids: Any, given: dict[str, Any]) -> floa
     batch = {"ids": ids[:, :-1], "targets": ids[:, 1:], "positions": np.arange(POSITIONS), "loss_scale": scale}
     devices.constants = {name: (program.dims(name), array) for name, array in batch.items()}
     for name, array in given.items():
-        devices.put(name, specs[name], array.reshape([sizes[dim] for dim in program.dims(name)]))
+        devices.scatter_array(name, specs[name], array.reshape([sizes[dim] for dim in program.dims(name)]))
     devices.run(program, unit.forward.steps)
-    return float(devices.get("loss", specs["loss"]))
+    return float(devices.gather_array("loss", specs["loss"]))
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -15,7 +15,7 @@ from shardwise.layout.layout import Layout
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.read_ahead import DEPTH, ReadAhead
 from shardwise.run.data.token_shards import TokenShards
-from shardwise.run.trainer.data_loader import Feed
+from shardwise.run.trainer.data_loader import MicroBatchLoader
 from shardwise.values.errors import InputError
 
 FOREVER_S = 600.0  # that what is sure to happen may take: nothing is measured by it
@@ -157,8 +157,8 @@ def test_for_a_gpu_tensors_are_pinned_by_the_thread_that_reads(shards_of: Any, m
     batches = Batches(shards, seq_len=2, batch=2)
     for device, wanted in (("cuda", ["data"] * 4), ("cpu", [])):
         pinned.clear()
-        feed = Feed(Layout(), 0, torch.device(device), documents=False)
-        found = list(feed.ahead(batches, stop=1).step(0))
+        feed = MicroBatchLoader(Layout(), 0, torch.device(device), documents=False)
+        found = list(feed.prefetch(batches, stop=1).step(0))
         assert [batch.ids_BT.shape for batch in found] == [(1, 2), (1, 2)]
         assert pinned == wanted
         assert torch.cat([batch.ids_BT for batch in found]).tolist() == batches.batch(0).inputs_BT.tolist()

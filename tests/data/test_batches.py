@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.batch_size.batch_schedule import BatchRamp
-from shardwise.run.data.batches import IGNORED, Batch, Batches
+from shardwise.run.data.batches import IGNORE_INDEX, Batch, Batches
 from shardwise.run.data.token_shards import TokenShards
 from shardwise.values.errors import InputError
 
@@ -124,7 +124,7 @@ def test_documents_and_targets_at_their_boundaries(shards_of: Shards) -> None:
     assert kept.targets_BT.tolist() == [[6, 0, 7, 0, 0, 8, 9, 4, 0]]
     assert kept.documents_BT.tolist() == [[0, 0, 0, 1, 1, 2, 3, 3, 3]]
     batches = Batches(shards, seq_len=9, batch=1, seed=None, ignore_boundaries=True)
-    assert batches.batch(0).targets_BT.tolist() == [[6, 0, IGNORED, 0, IGNORED, IGNORED, 9, 4, 0]]
+    assert batches.batch(0).targets_BT.tolist() == [[6, 0, IGNORE_INDEX, 0, IGNORE_INDEX, IGNORE_INDEX, 9, 4, 0]]
     assert batches.num_targets(0) == 6
 
 

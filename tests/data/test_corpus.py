@@ -16,7 +16,7 @@ import tokenizers
 
 from shardwise.run.data import corpus_writer
 from shardwise.run.data.corpus_writer import unigram_entropy, write_corpus
-from shardwise.run.data.documents import Source, find_sources, python_library, read_documents
+from shardwise.run.data.documents import TextFile, find_text_files, python_library, read_documents
 from shardwise.run.data.shard_index import read_index
 from shardwise.run.data.token_shards import TokenShards
 from shardwise.run.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_tokenizer
@@ -29,12 +29,12 @@ FILES = {"index.json", "tokenizer.json", "train-00000.tokens", "train-00000.ends
 
 
 @pytest.fixture
-def sources(tmp_path: Path) -> tuple[Source, ...]:
+def sources(tmp_path: Path) -> tuple[TextFile, ...]:
     place = tmp_path / "text"
     place.mkdir()
     for number, text in enumerate(TEXTS):
         (place / f"{number:02d}.txt").write_bytes(text.encode("utf-8"))
-    return find_sources([place])
+    return find_text_files([place])
 
 
 def texts_of(shards: TokenShards) -> list[str]:
@@ -52,7 +52,7 @@ def texts_of(shards: TokenShards) -> list[str]:
 
 
 @pytest.mark.parametrize("shard_tokens", [1, 100, 10**6])
-def test_shards_hold_the_text(tmp_path: Path, sources: tuple[Source, ...], shard_tokens: int) -> None:
+def test_shards_hold_the_text(tmp_path: Path, sources: tuple[TextFile, ...], shard_tokens: int) -> None:
     index = write_corpus(sources, tmp_path / "data", vocab_size=300, held_out=0.2, shard_tokens=shard_tokens)
     train, held_out = (TokenShards(tmp_path / "data", split) for split in ("train", "held_out"))
     held, kept = texts_of(held_out), texts_of(train)
@@ -65,7 +65,7 @@ def test_shards_hold_the_text(tmp_path: Path, sources: tuple[Source, ...], shard
     assert all(shard.num_tokens <= shard_tokens or shard.num_documents == 1 for shard in index.train.shards)
 
 
-def test_the_entropy_is_that_of_the_training_tokens(tmp_path: Path, sources: tuple[Source, ...]) -> None:
+def test_the_entropy_is_that_of_the_training_tokens(tmp_path: Path, sources: tuple[TextFile, ...]) -> None:
     index = write_corpus(sources, tmp_path / "data", vocab_size=300)
     shards = TokenShards(tmp_path / "data")
     counts = Counter(shards.tokens(0, shards.num_tokens).tolist())
@@ -97,13 +97,13 @@ def test_the_same_text_gives_the_same_files_on_any_number_of_threads(tmp_path: P
     assert found[0].keys() >= FILES
 
 
-def test_the_tokenizer_knows_nothing_of_what_is_held_out(tmp_path: Path, sources: tuple[Source, ...]) -> None:
+def test_the_tokenizer_knows_nothing_of_what_is_held_out(tmp_path: Path, sources: tuple[TextFile, ...]) -> None:
     write_corpus(sources, tmp_path / "data", vocab_size=400, held_out=0.2)
     kept = texts_of(TokenShards(tmp_path / "data"))
     assert (tmp_path / "data" / "tokenizer.json").read_bytes() == train_tokenizer(kept, 400).text
 
 
-def test_a_tokenizer_of_a_file_is_used_and_kept(tmp_path: Path, sources: tuple[Source, ...]) -> None:
+def test_a_tokenizer_of_a_file_is_used_and_kept(tmp_path: Path, sources: tuple[TextFile, ...]) -> None:
     """One that cuts, fills up and adds tokens of its own around a text, as published ones may."""
     engine = tokenizers.Tokenizer.from_str(train_tokenizer(TEXTS, 280).text.decode())
     engine.add_special_tokens(["<s>", "</s>"])
@@ -118,7 +118,7 @@ def test_a_tokenizer_of_a_file_is_used_and_kept(tmp_path: Path, sources: tuple[S
     assert texts_of(TokenShards(tmp_path / "data")) == TEXTS
 
 
-def test_a_large_vocabulary_takes_32_bits(tmp_path: Path, sources: tuple[Source, ...]) -> None:
+def test_a_large_vocabulary_takes_32_bits(tmp_path: Path, sources: tuple[TextFile, ...]) -> None:
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: number for number, token in enumerate(letters)} | {"</s>": 70_000}
     engine = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
@@ -162,7 +162,9 @@ def test_a_vocabulary_below_the_bytes_is_refused() -> None:
     assert train_tokenizer(TEXTS, 257).vocab_size == 257
 
 
-def test_a_failure_leaves_nothing(tmp_path: Path, sources: tuple[Source, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_nothing(
+    tmp_path: Path, sources: tuple[TextFile, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Stopped while it writes, for the first time or over shards that are there: these stay as they were."""
     before = sorted(tmp_path.iterdir())
 
@@ -185,7 +187,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path, sources: tuple[Source, ...], m
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(
-    tmp_path: Path, sources: tuple[Source, ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sources: tuple[TextFile, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*given: object) -> None:
         raise OSError(28, "No space left on device")
@@ -196,7 +198,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
     assert not (tmp_path / "data").exists()
 
 
-def test_shards_are_replaced_when_forced_and_nothing_else(tmp_path: Path, sources: tuple[Source, ...]) -> None:
+def test_shards_are_replaced_when_forced_and_nothing_else(tmp_path: Path, sources: tuple[TextFile, ...]) -> None:
     out = tmp_path / "data"
     write_corpus(sources, out, vocab_size=300)
     with pytest.raises(InputError, match=r"holds token shards already; .*--force"):
@@ -214,7 +216,7 @@ def test_shards_are_replaced_when_forced_and_nothing_else(tmp_path: Path, source
     ("name", "data"), [("index.json", b"{}"), ("train-00000.tokens", b""), ("tokenizer.json", None)]
 )
 def test_what_is_damaged_can_be_replaced(
-    tmp_path: Path, sources: tuple[Source, ...], name: str, data: bytes | None
+    tmp_path: Path, sources: tuple[TextFile, ...], name: str, data: bytes | None
 ) -> None:
     """As the error that says so promises."""
     out = tmp_path / "data"
@@ -228,7 +230,7 @@ def test_what_is_damaged_can_be_replaced(
     assert TokenShards(out).tokenizer().vocab_size == 300
 
 
-def test_a_link_to_a_folder_is_kept(tmp_path: Path, sources: tuple[Source, ...]) -> None:
+def test_a_link_to_a_folder_is_kept(tmp_path: Path, sources: tuple[TextFile, ...]) -> None:
     (tmp_path / "disk").mkdir()
     (tmp_path / "data").symlink_to(tmp_path / "disk")
     for vocab_size in (300, 280):
@@ -238,14 +240,14 @@ def test_a_link_to_a_folder_is_kept(tmp_path: Path, sources: tuple[Source, ...])
 
 
 @pytest.mark.parametrize("out", ["none/data", "file", "file/data", "a\0b"])
-def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, sources: tuple[Source, ...], out: str) -> None:
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path, sources: tuple[TextFile, ...], out: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"--out: .*choose"):
         write_corpus(sources, tmp_path / out)
 
 
 def test_the_folder_that_runs_is_not_replaced(
-    tmp_path: Path, sources: tuple[Source, ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sources: tuple[TextFile, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -253,7 +255,7 @@ def test_the_folder_that_runs_is_not_replaced(
         write_corpus(sources, ".")
 
 
-def test_progress_is_told(tmp_path: Path, sources: tuple[Source, ...]) -> None:
+def test_progress_is_told(tmp_path: Path, sources: tuple[TextFile, ...]) -> None:
     told: list[tuple[str, int, int]] = []
     write_corpus(
         sources, tmp_path / "data", vocab_size=300,
@@ -265,7 +267,7 @@ def test_progress_is_told(tmp_path: Path, sources: tuple[Source, ...]) -> None:
 
 
 def test_documents_are_encoded_in_batches_that_end(
-    tmp_path: Path, sources: tuple[Source, ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, sources: tuple[TextFile, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = write_corpus(sources, tmp_path / "whole", vocab_size=300)
     monkeypatch.setattr(corpus_writer, "BATCH_CHARACTERS", 1)

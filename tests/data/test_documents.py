@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.run.data.documents import Document, find_sources, held_out_documents, python_library, read_documents
+from shardwise.run.data.documents import Document, find_text_files, held_out_documents, python_library, read_documents
 from shardwise.values.errors import InputError
 
 
@@ -28,31 +28,31 @@ def named(*names: str) -> list[Document]:
 
 def test_a_folder_is_walked_in_the_order_of_its_paths(tmp_path: Path) -> None:
     write(tmp_path, b_txt="2", a__z_md="1", a__b_txt="0", c_bin="no", _hidden_txt="no", _git__x_txt="no")
-    names = [source.name for source in find_sources([tmp_path])]
+    names = [source.name for source in find_text_files([tmp_path])]
     assert names == ["a/b.txt", "a/z.md", "b.txt"]
 
 
 def test_patterns_match_names_or_ends_of_paths(tmp_path: Path) -> None:
     write(tmp_path, a_txt="", docs__b_md="", other__b_md="", c_rst="")
-    found = find_sources([tmp_path], ["*.txt", "docs/*.md"])
+    found = find_text_files([tmp_path], ["*.txt", "docs/*.md"])
     assert [source.name for source in found] == ["a.txt", "docs/b.md"]
 
 
 def test_a_file_that_is_given_is_read_whatever_its_name(tmp_path: Path) -> None:
     write(tmp_path, notes_log="hello")
-    assert list(read_documents(find_sources([tmp_path / "notes.log"]))) == [Document(name="notes.log", text="hello")]
+    assert list(read_documents(find_text_files([tmp_path / "notes.log"]))) == [Document(name="notes.log", text="hello")]
 
 
 def test_names_that_two_folders_share_are_told_apart(tmp_path: Path) -> None:
     write(tmp_path, one__a_txt="1", two__a_txt="2")
-    found = find_sources([tmp_path / "one", tmp_path / "two"])
+    found = find_text_files([tmp_path / "one", tmp_path / "two"])
     assert [source.name for source in found] == ["a.txt", "a.txt#2"]
 
 
 def test_lines_are_documents_and_empty_ones_are_left_out(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "one\ntwo", "id": 1}), "", json.dumps({"text": ""}), json.dumps({"text": "ü"})]
     write(tmp_path, corpus_jsonl="\n".join(lines), empty_txt="")
-    assert list(read_documents(find_sources([tmp_path]))) == [
+    assert list(read_documents(find_text_files([tmp_path]))) == [
         Document(name="corpus.jsonl:1", text="one\ntwo"), Document(name="corpus.jsonl:4", text="ü"),
     ]  # fmt: skip
 
@@ -72,19 +72,19 @@ def test_lines_are_documents_and_empty_ones_are_left_out(tmp_path: Path) -> None
 def test_a_line_without_a_text_is_named(tmp_path: Path, line: str, part: str) -> None:
     write(tmp_path, corpus_jsonl='{"text": "fine"}\n' + line)
     with pytest.raises(InputError, match=rf"corpus\.jsonl:2: .*{part}"):
-        list(read_documents(find_sources([tmp_path])))
+        list(read_documents(find_text_files([tmp_path])))
 
 
 def test_what_is_no_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     with pytest.raises(InputError, match=r"latin\.txt: byte 0xe9 is not UTF-8"):
-        list(read_documents(find_sources([tmp_path])))
+        list(read_documents(find_text_files([tmp_path])))
 
 
 def test_every_place_without_text_is_named(tmp_path: Path) -> None:
     write(tmp_path, empty__x_bin="")
     with pytest.raises(InputError) as caught:
-        find_sources([tmp_path / "none", tmp_path / "empty"])
+        find_text_files([tmp_path / "none", tmp_path / "empty"])
     assert len(caught.value.problems) == 2
     assert "no such file or folder" in caught.value.problems[0]
     assert "no file matches *.txt" in caught.value.problems[1]
@@ -102,7 +102,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(InputError, match="secret: cannot read: Permission denied"):
-        find_sources([tmp_path])
+        find_text_files([tmp_path])
 
 
 def test_the_library_is_source_and_a_size_takes_the_first_of_it() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardwise.run.data.tokenizer import fed
+from shardwise.run.data.tokenizer import run_interruptibly
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def hears_ctrl_c() -> Iterator[None]:
 
 def test_all_items_are_handed_over() -> None:
     taken: list[int] = []
-    fed(taken.extend, range(5))
+    run_interruptibly(taken.extend, range(5))
     assert taken == list(range(5))
 
 
@@ -31,7 +31,7 @@ def test_what_the_work_raises_is_raised() -> None:
         raise ValueError(f"stopped at {next(items)}")
 
     with pytest.raises(ValueError, match="stopped at 3"):
-        fed(work, [3])
+        run_interruptibly(work, [3])
 
 
 def test_what_the_items_raise_is_raised() -> None:
@@ -40,7 +40,7 @@ def test_what_the_items_raise_is_raised() -> None:
         raise OSError("unreadable")
 
     with pytest.raises(OSError, match="unreadable"):
-        fed(list, items())
+        run_interruptibly(list, items())
 
 
 def test_ctrl_c_while_the_work_is_being_started_ends_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_ctrl_c_while_the_work_is_being_started_ends_it_too(monkeypatch: pytest.
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        fed(lambda items: counted.append(sum(1 for _ in items)), range(many))
+        run_interruptibly(lambda items: counted.append(sum(1 for _ in items)), range(many))
     started[0].join()
     assert counted[0] < many
 
@@ -73,6 +73,6 @@ def test_after_ctrl_c_the_work_gets_no_further_item() -> None:
                 _thread.interrupt_main()
 
     with pytest.raises(KeyboardInterrupt):
-        fed(work, long())
+        run_interruptibly(work, long())
     assert taken[:4] == [0, 1, 2, 3]
     assert len(taken) < 10**7

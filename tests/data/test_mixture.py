@@ -34,7 +34,7 @@ def sources(shards_of: Shards) -> list[TokenShards]:
 @given(weights=WEIGHTS, start=st.integers(0, 500), count=st.integers(0, 500))
 def test_shares_are_those_of_the_weights_within_rounding(weights: list[int], start: int, count: int) -> None:
     """Of the first samples less than one off; of any others, the difference of two such counts, less than two."""
-    sources, _ = Mixture(weights).drawn(np.arange(start + count))
+    sources, _ = Mixture(weights).draw(np.arange(start + count))
     for source, weight in enumerate(weights):
         share = Fraction(weight, sum(weights))
         drawn = np.cumsum(sources == source).tolist()
@@ -45,7 +45,7 @@ def test_shares_are_those_of_the_weights_within_rounding(weights: list[int], sta
 @given(weights=WEIGHTS, start=st.integers(0, 10**12), count=st.integers(1, 200))
 def test_each_source_is_counted_through(weights: list[int], start: int, count: int) -> None:
     mixture = Mixture(weights)
-    sources, own = mixture.drawn(np.arange(start, start + count))
+    sources, own = mixture.draw(np.arange(start, start + count))
     before, after = mixture.counts(start), mixture.counts(start + count)
     assert (sum(before), sum(after)) == (start, start + count)
     for source in range(len(weights)):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.batch_size.batch_schedule import BatchRamp
-from shardwise.run.data.sample_order import _mixed, permuted, sequence_numbers
+from shardwise.run.data.sample_order import _mix, permute, sequence_numbers
 from shardwise.values.errors import InputError
 
 SEEDS = st.integers(-(2**70), 2**70)
@@ -24,15 +24,15 @@ RAMPS = st.lists(st.tuples(st.integers(1, 20), st.integers(1, 30)), min_size=1, 
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))
 def test_a_permutation_takes_every_place_once(size: int, key: int) -> None:
-    assert sorted(permuted(np.arange(size), size, key).tolist()) == list(range(size))
+    assert sorted(permute(np.arange(size), size, key).tolist()) == list(range(size))
 
 
 @given(size=st.integers(1, 2**40), key=st.integers(0, 2**64 - 1), data=st.data())
 def test_each_place_is_found_alone(size: int, key: int, data: st.DataObject) -> None:
     """In any company, and of sizes that no list could hold."""
     places = np.array(data.draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=5)))
-    together = permuted(places, size, key).tolist()
-    assert together == [int(permuted(places[i : i + 1], size, key)[0]) for i in range(len(places))]
+    together = permute(places, size, key).tolist()
+    assert together == [int(permute(places[i : i + 1], size, key)[0]) for i in range(len(places))]
     assert all(0 <= place < size for place in together)
 
 
@@ -72,7 +72,7 @@ def test_the_order_of_a_seed_never_changes() -> None:
 def test_the_mixing_is_that_of_splitmix64() -> None:
     """The first two outputs of the generator from seed 1234567, as in the test vectors of Rosetta Code's task Splitmix64."""
     states = np.array([1234567, 1234567 + 0x9E3779B97F4A7C15], np.uint64)
-    assert _mixed(states).tolist() == [6457827717110365317, 3203168211198807973]
+    assert _mix(states).tolist() == [6457827717110365317, 3203168211198807973]
 
 
 @given(ramp=RAMPS, step=st.integers(0, 120))

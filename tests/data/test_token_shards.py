@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.run.data.block_checksums import BLOCK, SUMS_DTYPE, BlockWriter
+from shardwise.run.data.block_checksums import BLOCK_BYTES, SUMS_DTYPE, BlockChecksums
 from shardwise.run.data.token_shards import TokenShards
-from shardwise.values.checksums import sealed
+from shardwise.values.checksums import add_checksum
 from shardwise.values.errors import InputError
 
 Shards = Callable[..., TokenShards]
@@ -39,7 +39,7 @@ def test_any_range_is_that_of_the_documents_in_a_row(
     ends = np.cumsum([len(document) for document in documents])
     assert [shards.end(number) for number in range(len(documents))] == ends.tolist()
     positions = np.array([len(tokens), start, stop])
-    assert shards.num_ends(positions).tolist() == [(ends <= position).sum() for position in positions]
+    assert shards.document_of(positions).tolist() == [(ends <= position).sum() for position in positions]
 
 
 def test_shards_are_mapped_and_not_read(shards_of: Shards) -> None:
@@ -122,16 +122,16 @@ def test_damaged_tokens_are_found_when_they_are_read(shards_of: Shards, block: i
     whole = shards_of([documents.tolist()], shard_tokens=2**20)
     file = whole.folder / "train-00000.tokens"
     content = bytearray(file.read_bytes())
-    content[block * BLOCK + 100] ^= 1
+    content[block * BLOCK_BYTES + 100] ^= 1
     file.write_bytes(content)
     shards = TokenShards(whole.folder)
-    per_block = BLOCK // 2
+    per_block = BLOCK_BYTES // 2
     for other in set(range(4)) - {block}:
         start = other * per_block
         stop = min(start + per_block, len(documents))
         assert shards.tokens(start, stop).tolist() == documents[start:stop].tolist()
-    last = min((block + 1) * BLOCK, len(content))
-    text = rf"train-00000\.tokens is damaged \(CRC-32 mismatch, bytes {block * BLOCK:,} to {last:,}\)"
+    last = min((block + 1) * BLOCK_BYTES, len(content))
+    text = rf"train-00000\.tokens is damaged \(CRC-32 mismatch, bytes {block * BLOCK_BYTES:,} to {last:,}\)"
     start = block * per_block
     for first, stop in ((start + 5, start + 6), (start + 50, start + 51), (max(start - 9, 0), start + 9)):
         with pytest.raises(InputError, match=text):
@@ -145,15 +145,15 @@ def test_each_block_is_looked_at_once(shards_of: Shards, monkeypatch: pytest.Mon
     monkeypatch.setattr(zlib, "crc32", lambda data: looked.append(len(data)) or crc32(data))
     for start in (0, 3, 40_000, 69_000, 0):
         shards.tokens(start, start + 10)
-    assert looked == [BLOCK, BLOCK, 2 * 70_001 - 2 * BLOCK]
+    assert looked == [BLOCK_BYTES, BLOCK_BYTES, 2 * 70_001 - 2 * BLOCK_BYTES]
 
 
-@given(data=st.lists(st.binary(max_size=3 * BLOCK // 2), max_size=5))
+@given(data=st.lists(st.binary(max_size=3 * BLOCK_BYTES // 2), max_size=5))
 def test_sums_of_blocks_do_not_depend_on_how_the_bytes_come(data: list[bytes]) -> None:
-    writer, whole = BlockWriter(), b"".join(data)
+    writer, whole = BlockChecksums(), b"".join(data)
     for part in data:
         writer.add(part)
-    wanted = [zlib.crc32(whole[start : start + BLOCK]) for start in range(0, len(whole), BLOCK)]
+    wanted = [zlib.crc32(whole[start : start + BLOCK_BYTES]) for start in range(0, len(whole), BLOCK_BYTES)]
     assert np.frombuffer(writer.finish(), SUMS_DTYPE).tolist() == wanted
 
 
@@ -203,7 +203,7 @@ def test_an_index_that_cannot_be_is_refused(shards_of: Shards, changes: dict[str
     file = shards_of([[1, 2, 0]]).folder / "index.json"
     payload = json.loads(file.read_text()) | changes
     del payload["crc32"]
-    file.write_text(json.dumps(sealed(payload)))
+    file.write_text(json.dumps(add_checksum(payload)))
     with pytest.raises(InputError) as caught:
         TokenShards(file.parent)
     assert part in str(caught.value)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.derive.sharded_program import Communicate, Compute
-from shardwise.derive.sharded_unit import Unit, derived_unit
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep
+from shardwise.derive.sharded_unit import ShardedUnit, derived_unit
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.layout.sharding_scheme import family_of
+from shardwise.layout.sharding_scheme import make_sharding_scheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
@@ -30,12 +30,14 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
-def unit(architecture: Architecture, layout: Layout, name: str = "block") -> Unit:
-    return derived_unit(architecture.structure, family_of(layout), name)
+def unit(architecture: Architecture, layout: Layout, name: str = "block") -> ShardedUnit:
+    return derived_unit(architecture.structure, make_sharding_scheme(layout), name)
 
 
-def products(found: Unit) -> list[Contract]:
-    return [s.operation for s in found.backward_steps if isinstance(s, Compute) and isinstance(s.operation, Contract)]
+def products(found: ShardedUnit) -> list[Contract]:
+    return [
+        s.operation for s in found.backward_steps if isinstance(s, ComputeStep) and isinstance(s.operation, Contract)
+    ]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -46,7 +48,7 @@ def test_only_adapters_have_gradients_and_state(layout: Layout) -> None:
     assert adapters < set(found.weights) == set(found.forward.program.weights)
     made = {out for one in products(found) for out in one.outputs if found.tensors[out].role is Role.WEIGHT_GRADIENT}
     assert {name.removeprefix("d.").split("#")[0] for name in made} == adapters
-    reduced = {s.tensor.name for s in found.update.steps if isinstance(s, Communicate)}
+    reduced = {s.tensor.name for s in found.update.steps if isinstance(s, CollectiveStep)}
     assert reduced <= {*found.gradients.values(), *(f"{name}'" for name in adapters)}
 
 

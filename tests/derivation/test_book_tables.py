@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 import pytest
 
-from shardwise.derive.sharded_program import Communicate, Compute, ShardedProgram, shard_program
-from shardwise.derive.sharded_unit import derive
-from shardwise.layout.sharding_scheme import Family
-from shardwise.model.backward import backward
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram, shard_program
+from shardwise.derive.sharded_unit import derive_units
+from shardwise.layout.sharding_scheme import ShardingScheme
+from shardwise.model.backward import transpose_program
 from shardwise.model.load import load_model
 from shardwise.model.operations import Contract
 from shardwise.model.program import Program, ProgramBuilder, Role
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.notation import parse_tensor
 from shardwise.sharding.resharding import reshard
 from shardwise.sharding.spec import Spec
-from shardwise.values.symbolic import Values
+from shardwise.values.symbolic import SymbolValues
 
 # The four shardings of a two-matrix MLP, as S0 prints them.
 STRATEGIES = {
@@ -59,8 +59,8 @@ def derive_mlp(strategy: str, *, keep_gathered: bool = False) -> Passes:
     rest = dict(zip(("In", "W_in", "W_out", "Out"), map(spec, STRATEGIES[strategy]), strict=True))
     out = rest.pop("Out")
     forward = shard_program(program, rest, final={"Out": out})
-    transposed = backward(program, given=["Out"], wanted=("In", "W_in", "W_out"))
-    kept = {"In": rest["In"].without(["Y"])} if keep_gathered else {}
+    transposed = transpose_program(program, given=["Out"], wanted=("In", "W_in", "W_out"))
+    kept = {"In": rest["In"].gather_axes(["Y"])} if keep_gathered else {}
     final = {transposed.gradients[name]: rest[name] for name in ("In", "W_in", "W_out")}
     saved = {**rest, "Tmp": forward.specs["Tmp"], "d.Out": out}
     return Passes(forward, shard_program(transposed.program, saved, final=final, primal=forward.specs, kept=kept))
@@ -72,15 +72,15 @@ def listed(program: ShardedProgram) -> list[tuple[str, str]]:
 
 def payload_bytes(program: ShardedProgram) -> float:
     """S0's convention: bytes of the bf16 array of each collective, an AllReduce counted as two."""
-    values = Values(SIZES)
-    times = {Kind.ALL_REDUCE: 2.0, Kind.SLICE: 0.0}
+    values = SymbolValues(SIZES)
+    times = {CollectiveKind.ALL_REDUCE: 2.0, CollectiveKind.SLICE: 0.0}
     parts = (s.collective for s in program.communication)
     return sum(2.0 * c.payload_elements.evaluate(values) * times.get(c.kind, 1.0) for c in parts)
 
 
 def flops(program: ShardedProgram) -> float:
-    computes = (step for step in program.steps if isinstance(step, Compute))
-    return sum(step.operation.flops(step.placed).evaluate(Values(SIZES)) for step in computes)
+    computes = (step for step in program.steps if isinstance(step, ComputeStep))
+    return sum(step.operation.flops(step.placed).evaluate(SymbolValues(SIZES)) for step in computes)
 
 
 FORWARD: Mapping[str, list[tuple[str, str]]] = {
@@ -143,7 +143,7 @@ def test_backward_products() -> None:
     """S0's appendix B: the four products of the backward pass and what each sums over (its slip for dW_in mended)."""
     found = {}
     for step in derive_mlp("DP").backward.steps:
-        if isinstance(step, Compute):
+        if isinstance(step, ComputeStep):
             left, right = step.placed.inputs
             summed = (set(left.dims) & set(right.dims)) - set(step.placed.outputs[0].dims)
             found[step.operation.outputs[0].split("#")[0]] = (step.operation.inputs, "".join(summed))
@@ -162,9 +162,11 @@ def test_interconnect_intensity_halves_when_the_devices_double(strategy: str, ax
     def intensity(sizes: Mapping[str, int]) -> float:
         passes = derive_mlp(strategy)
         work = sum(
-            s.operation.flops(s.placed).evaluate(Values(sizes)) for s in passes.backward.steps if isinstance(s, Compute)
+            s.operation.flops(s.placed).evaluate(SymbolValues(sizes))
+            for s in passes.backward.steps
+            if isinstance(s, ComputeStep)
         )
-        moved = sum(s.collective.payload_elements.evaluate(Values(sizes)) for s in passes.backward.communication)
+        moved = sum(s.collective.payload_elements.evaluate(SymbolValues(sizes)) for s in passes.backward.communication)
         return work / moved
 
     doubled = {**SIZES, axis: SIZES[axis] * 2}
@@ -175,19 +177,19 @@ def test_interconnect_intensity_of_the_mix_falls_with_the_root_of_the_devices() 
     """S3, table 3: sqrt(BD/K) when both degrees sit at the balance of weight and activation traffic."""
 
     def intensity(x: float, y: float) -> float:
-        values = Values({"B": 2**40, "D": 2**30, "F": 2**20, "X": round(x), "Y": round(y)})
+        values = SymbolValues({"B": 2**40, "D": 2**30, "F": 2**20, "X": round(x), "Y": round(y)})
         forward = derive_mlp("FSDP_TP").forward
-        work = sum(s.operation.flops(s.placed).evaluate(values) for s in forward.steps if isinstance(s, Compute))
+        work = sum(s.operation.flops(s.placed).evaluate(values) for s in forward.steps if isinstance(s, ComputeStep))
         return work / sum(s.collective.payload_elements.evaluate(values) for s in forward.communication)
 
     # at the balance B / X = F / Y both degrees grow with the root of the devices: four times as many, twice each
     assert intensity(2**22, 2**2) / intensity(2**21, 2**1) == pytest.approx(4**-0.5, rel=1e-9)
 
 
-def region(family: Family, phase: str, tensor: str) -> list[str]:
+def region(family: ShardingScheme, phase: str, tensor: str) -> list[str]:
     """Collectives over tensor parallelism on one tensor of a block, slices left out."""
-    steps = derive(load_model("llama-3-8b"), family)["block"].phases()[phase]
-    found = (s for s in steps if isinstance(s, Communicate) and s.tensor.name.split("#")[0] == tensor)
+    steps = derive_units(load_model("llama-3-8b"), family)["block"].phases()[phase]
+    found = (s for s in steps if isinstance(s, CollectiveStep) and s.tensor.name.split("#")[0] == tensor)
     return [str(s.collective.kind) for s in found if "tp_kv" in s.collective.axes]
 
 
@@ -209,7 +211,7 @@ def test_conjugate_operators_of_tensor_parallelism(
     inside: str, outside: str, cotangent: str,
 ) -> None:  # fmt: skip
     """S1's table of f, f*, g, g*: entering and leaving a tensor-parallel region, forward and backward."""
-    family = Family(0, sequence_parallel, "none")
+    family = ShardingScheme(0, sequence_parallel, "none")
     assert region(family, "forward", inside) == enter[0]
     assert region(family, "backward", f"d.{inside}") == enter[1]
     assert region(family, "forward", outside) == leave[0]
@@ -219,13 +221,13 @@ def test_conjugate_operators_of_tensor_parallelism(
 def test_norm_gradients_are_whole_without_sequence_parallelism() -> None:
     """S1: without sequence parallelism every tensor-parallel rank sees the same activations at a norm."""
     for sequence_parallel in (False, True):
-        unit = derive(load_model("llama-3-8b"), Family(0, sequence_parallel, "none"))["block"]
+        unit = derive_units(load_model("llama-3-8b"), ShardingScheme(0, sequence_parallel, "none"))["block"]
         partial = unit.backward.specs[unit.gradients["attention_norm.weight"]].partial
         assert ("tp_kv" in partial) == sequence_parallel
 
 
 def test_replicated_key_value_heads_leave_a_partial_weight_gradient() -> None:
-    unit = derive(load_model("llama-3-8b"), Family(0, True, "none"))["block"]
+    unit = derive_units(load_model("llama-3-8b"), ShardingScheme(0, True, "none"))["block"]
     assert "tp_rep" in unit.backward.specs[unit.gradients["wk"]].partial
     assert "tp_rep" not in unit.backward.specs[unit.gradients["wq"]].partial
 
@@ -236,6 +238,6 @@ def test_where_zero_shards_a_weight_does_not_change_the_bytes() -> None:
 
     def received(rest: str, use: str) -> float:
         gathered = reshard(parse_tensor(rest).spec, parse_tensor(use).spec)
-        return sum(c.received_elements.evaluate(Values(sizes)) for c in gathered)
+        return sum(c.received_elements.evaluate(SymbolValues(sizes)) for c in gathered)
 
     assert received("W[F_Y, D_X]", "W[F_Y, D]") == received("W[F_YX, D]", "W[F_Y, D]")

@@ -26,16 +26,16 @@ from typing import Any
 
 import pytest
 
-from shardwise.layout.degrees import atomic_degrees, degrees_of
+from shardwise.layout.degrees import atomic_degrees, layout_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import violations
-from shardwise.layout.sharding_scheme import family_of
+from shardwise.layout.sharding_scheme import make_sharding_scheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.program import Role
-from shardwise.price.number_formats import Formats
+from shardwise.price.number_formats import TensorFormats
 from shardwise.price.unit_cost import unit_values
-from shardwise.price.unit_inputs import parts_of
+from shardwise.price.unit_inputs import unit_cost_inputs
 from shardwise.values.issue_policy import IssuePolicy
 from shardwise.values.precision import PRECISIONS
 
@@ -337,12 +337,12 @@ def issued(model: Architecture, layout: Layout, unit: str) -> dict[tuple[str, st
 
     Of weights, and of gradients, what moves over the same axes counts as one, in however many flat arrays it travels.
     """
-    degrees = {**atomic_degrees(model, degrees_of(layout)), "micro_batch_seqs": B}
+    degrees = {**atomic_degrees(model, layout_degrees(layout)), "micro_batch_seqs": B}
     values = unit_values(model, T, degrees)
-    family = replace(family_of(layout), experts=model.structure.experts)
+    family = replace(make_sharding_scheme(layout), experts=model.structure.experts)
     parts, formats = (
-        parts_of(model.structure, family, unit, IssuePolicy(bucket_bytes=math.inf)),
-        Formats(PRECISIONS["bf16"]),
+        unit_cost_inputs(model.structure, family, unit, IssuePolicy(bucket_bytes=math.inf)),
+        TensorFormats(PRECISIONS["bf16"]),
     )
     found: dict[tuple[str, str, str], tuple[int, float]] = {}
     joined: set[tuple[Role, tuple[str, str, str]]] = set()
@@ -350,10 +350,10 @@ def issued(model: Architecture, layout: Layout, unit: str) -> dict[tuple[str, st
         axes = " ".join(axis for axis in AXES if axis in one.axes and values[axis] > 1)
         key = "backward" if one.phase == "recompute" else one.phase, str(one.kind), axes
         count, num_bytes = found.get(key, (0, 0.0))
-        together = one.carries_weights and (one.role, key) in joined
+        together = one.moves_weights and (one.role, key) in joined
         joined.add((one.role, key))
         if axes:
-            moved = one.elements.evaluate(values) * formats.moved_width(one, parts.products)
+            moved = one.elements.evaluate(values) * formats.collective_width(one, parts.products)
             found[key] = count + (not together), num_bytes + float(moved)
     return found
 

@@ -7,52 +7,55 @@ from typing import Any
 
 import pytest
 
-from shardwise.derive.sharded_unit import derive
-from shardwise.layout.sharding_scheme import Family
+from shardwise.derive.sharded_unit import derive_units
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.load import load_model
-from shardwise.step.collectives import unit_traffic
-from shardwise.step.instructions import Traffic
+from shardwise.step.collectives import list_unit_collectives
+from shardwise.step.instructions import UnitCollective
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.symbolic import Local, Values
+from shardwise.values.symbolic import LocalDim, SymbolValues
 
 FAMILIES = [
-    Family(zero, sp, policy) for zero in (1, 3) for sp in (False, True) for policy in ("none", "selective", "full")
+    ShardingScheme(zero, sp, policy)
+    for zero in (1, 3)
+    for sp in (False, True)
+    for policy in ("none", "selective", "full")
 ]
 DEGREES = {"dp": 2, "fsdp": 4, "ep": 2, "cp": 2, "tp_kv": 4, "tp_rep": 1, "pp": 1}
 
 
-def moved(model: str, family: Family, **changes: Any) -> list[tuple[str, str, tuple[str, ...], float]]:
+def moved(model: str, family: ShardingScheme, **changes: Any) -> list[tuple[str, str, tuple[str, ...], float]]:
     """What the activations of a block cost in communication: pass, kind, axes, elements."""
     architecture = dataclasses.replace(load_model(model), **changes)
-    values = Values({**architecture.dims, "B": 1, "T": 4096, **DEGREES})
-    values[Local("B", ("dp", "fsdp"))], values[Local("B", ("dp", "fsdp", "ep"))] = DEGREES["ep"], 1
-    unit = derive(architecture, family)["block"]
+    values = SymbolValues({**architecture.dims, "B": 1, "T": 4096, **DEGREES})
+    values[LocalDim("B", ("dp", "fsdp"))], values[LocalDim("B", ("dp", "fsdp", "ep"))] = DEGREES["ep"], 1
+    unit = derive_units(architecture, family)["block"]
     return sorted(
         described(one, values)
-        for one in unit_traffic(unit, IssuePolicy())
-        if not one.carries_weights and one.scope != "step"
+        for one in list_unit_collectives(unit, IssuePolicy())
+        if not one.moves_weights and one.scope != "step"
     )
 
 
-def described(one: Traffic, values: Values) -> tuple[str, str, tuple[str, ...], float]:
+def described(one: UnitCollective, values: SymbolValues) -> tuple[str, str, tuple[str, ...], float]:
     passed = "forward" if one.phase == "forward" else "backward"  # what is run again belongs to the backward pass
     return passed, str(one.kind), one.axes, one.elements.evaluate(values)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 @pytest.mark.parametrize("model", ["gpt-3-175b", "gpt-oss-20b"])
-def test_biases_move_no_activations(model: str, family: Family) -> None:
+def test_biases_move_no_activations(model: str, family: ShardingScheme) -> None:
     """A bias is added to a sum where the sum rests: a product with one scatters just as a product without."""
     assert moved(model, family) == moved(model, family, bias=())
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_sinks_and_clamps_move_nothing(family: Family) -> None:
+def test_sinks_and_clamps_move_nothing(family: ShardingScheme) -> None:
     assert moved("gpt-oss-20b", family) == moved("gpt-oss-20b", family, sinks=False, mlp="swiglu")
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_a_norm_over_the_projection_moves_sums_only(family: Family) -> None:
+def test_a_norm_over_the_projection_moves_sums_only(family: ShardingScheme) -> None:
     """Over a head it is local to the device that has the head; over all heads a number for each token is added up."""
     plain, whole = (moved("olmo-2-7b", family, qk_norm_over=over) for over in ("head", "projection"))
     added = list(whole)
@@ -64,7 +67,7 @@ def test_a_norm_over_the_projection_moves_sums_only(family: Family) -> None:
 
 
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f.recompute != "full"], ids=str)
-def test_a_gate_of_the_shared_expert_moves_no_hidden_states(family: Family) -> None:
+def test_a_gate_of_the_shared_expert_moves_no_hidden_states(family: ShardingScheme) -> None:
     """Unless the block is run again: the gate's gradient reads the result that it weighted."""
     gated, plain = (moved("qwen2-57b-a14b", family, shared_gate=gate) for gate in (True, False))
     added = list(gated)

@@ -10,10 +10,10 @@ from typing import Any
 
 from training import ADAPTED, DENSE, MODELS, POSITIONS, PREDICTING, ROUTED, TIED, WINDOWED, Case
 
-from shardwise.layout.context_parallel import VARIANTS
-from shardwise.layout.degrees import degrees_of
+from shardwise.layout.context_parallel import CP_VARIANTS
+from shardwise.layout.degrees import layout_degrees
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.engine import RUNNABLE_RULES
+from shardwise.layout.rules.engine import ENGINE_RULES
 from shardwise.layout.rules.table import violations
 from shardwise.model.job import Job
 
@@ -38,7 +38,7 @@ MODELS.update(STRUCTURES)
 MODELS.update({f"{name}{DEEP}": replace(one, name=f"{name}{DEEP}", num_layers=5) for name, one in STRUCTURES.items()})
 
 TP = {f"tp {n}{' sp' * sp}": {"tp": n, "sequence_parallel": sp} for n in (2, 4) for sp in (False, True)}
-CP = {f"cp {n} {variant}": {"cp": n, "cp_variant": variant} for n in (2, 4) for variant in VARIANTS}
+CP = {f"cp {n} {variant}": {"cp": n, "cp_variant": variant} for n in (2, 4) for variant in CP_VARIANTS}
 EP = {
     "ep 2": {"ep": 2},
     "ep 4": {"ep": 4},
@@ -159,8 +159,8 @@ def _case(model: str, parts: tuple[str, ...], recompute: str) -> Case | None:
         recipe={"respect_documents": model.removesuffix(DEEP) in PACKED},
     )  # fmt: skip
     job = Job(global_batch_tokens=case.num_seqs * POSITIONS, seq_len=POSITIONS)
-    degrees = degrees_of(layout)
-    runs = all(rule.legal(architecture, job, layout.num_devices, degrees) for rule in RUNNABLE_RULES)
+    degrees = layout_degrees(layout)
+    runs = all(rule.legal(architecture, job, layout.num_devices, degrees) for rule in ENGINE_RULES)
     legal = layout.num_devices <= MOST_DEVICES.get(len(parts), 8) and not violations(
         architecture, job, layout.num_devices, layout
     )

@@ -21,29 +21,29 @@ from cells import Cell, cells  # noqa: E402
 from training import Found as Plain  # noqa: E402
 from training import plain  # noqa: E402
 
-from shardwise.run.spawn import together  # noqa: E402
+from shardwise.run.spawn import run_in_processes  # noqa: E402
 from shardwise.values.errors import InputError  # noqa: E402
-from shardwise.verify.training.compare_runs import Found, differing, errors, run_case  # noqa: E402  # noqa: E402
+from shardwise.verify.training.compare_runs import CaseResult, collective_differences, relative_errors, run_case  # noqa: E402  # noqa: E402
 
 
-def run(rank: int, size: int, device: torch.device, asked: Sequence[Cell]) -> Iterator[Found]:
+def run(rank: int, size: int, device: torch.device, asked: Sequence[Cell]) -> Iterator[CaseResult]:
     """All cells of one size, one after the other in the same processes."""
     torch.set_num_threads(1)
     yield from (run_case(cell.case.small()) for cell in asked)
 
 
-def judged(cell: Cell, found: Found) -> list[str]:
+def judged(cell: Cell, found: CaseResult) -> list[str]:
     """What is wrong with a cell."""
-    judged = errors(found, as_found(plain(cell.case)))
+    judged = relative_errors(found, as_found(plain(cell.case)))
     problems = [] if judged.ok else [f"{judged.largest}, gradient of {judged.gradient}, weight {judged.weight}"]
-    return [*problems, *differing(cell.case.small(), found.issued)]
+    return [*problems, *collective_differences(cell.case.small(), found.issued)]
 
 
-def as_found(wanted: Plain) -> Found:
+def as_found(wanted: Plain) -> CaseResult:
     """What the plain loop gives, as the engine's."""
     gradients = [{name: one.numpy() for name, one in step.items()} for step in wanted.gradients]
     weights = {name: one.numpy() for name, one in wanted.weights.items()}
-    return Found(losses=wanted.losses, norms=wanted.norms, gradients=gradients, weights=weights)
+    return CaseResult(losses=wanted.losses, norms=wanted.norms, gradients=gradients, weights=weights)
 
 
 def outcomes(asked: Sequence[Cell], size: int) -> Iterator[tuple[Cell, list[str]]]:
@@ -51,7 +51,7 @@ def outcomes(asked: Sequence[Cell], size: int) -> Iterator[tuple[Cell, list[str]
     left = list(asked)
     while left:
         try:
-            for found in together(run, left, "cpu", size, len(left), "matrix"):
+            for found in run_in_processes(run, left, "cpu", size, len(left), "matrix"):
                 yield left[0], judged(left.pop(0), found)
         except InputError as error:
             yield left.pop(0), list(error.problems)

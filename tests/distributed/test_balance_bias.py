@@ -19,8 +19,8 @@ from shardwise.run.checkpoints import Checkpointer, latest
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.token_shards import TokenShards
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.run.trainer.trainer import Trainer
 from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.search.layout_plan import plan_layout
@@ -60,9 +60,9 @@ def planned(model: Architecture, layout: Layout) -> Plan:
 
 
 def trainer_of(plan: Plan, data: Path, initial: str | None = None) -> Trainer:
-    recipe = Recipe(steps=4, learning_rate=1e-2, seed=3, balance="bias", balance_rate=0.3, initial=initial)
+    recipe = TrainingRecipe(steps=4, learning_rate=1e-2, seed=3, balance="bias", balance_rate=0.3, initial=initial)
     batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=recipe.seed)
-    return Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh), open_weights)
+    return Trainer(plan, recipe, batches, World(engine_instance(plan, recipe).mesh), open_weights)
 
 
 def biases(trainer: Trainer) -> dict[str, torch.Tensor]:

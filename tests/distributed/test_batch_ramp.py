@@ -15,11 +15,11 @@ from shardwise.model.job import Job
 from shardwise.run.checkpoints import Checkpointer
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.corpus_writer import write_corpus
-from shardwise.run.data.documents import find_sources
+from shardwise.run.data.documents import find_text_files
 from shardwise.run.data.token_shards import TokenShards
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.run.trainer.trainer import Trainer
 from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.search.layout_plan import plan_layout
@@ -44,7 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(12):
         (text / f"{number}.txt").write_text(f"{number} green bottles hanging on the wall, and {number * 7} more. " * 4)
     folder = tmp_path_factory.mktemp("data") / "tokens"
-    write_corpus(find_sources([text]), folder, vocab_size=VOCABULARY)
+    write_corpus(find_text_files([text]), folder, vocab_size=VOCABULARY)
     return folder
 
 
@@ -61,9 +61,9 @@ def planned(layout: Layout) -> Plan:
 
 
 def trainer_of(plan: Plan, data: Path) -> Trainer:
-    recipe = Recipe(steps=NUM_STEPS, learning_rate=1e-2, seed=3, batch_lr="sqrt")
+    recipe = TrainingRecipe(steps=NUM_STEPS, learning_rate=1e-2, seed=3, batch_lr="sqrt")
     batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=RAMP, seed=recipe.seed)
-    return Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh))
+    return Trainer(plan, recipe, batches, World(engine_instance(plan, recipe).mesh))
 
 
 def trained(plan: Plan, data: Path, folder: Path, first: int, last: int) -> list[tuple[int, float, float, float]]:

@@ -12,10 +12,10 @@ import pytest
 from training import FP64, Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
-from shardwise.run.trainer.plan_for_engine import comparable
-from shardwise.run.trainer.step_inspector import Capture
+from shardwise.run.trainer.plan_for_engine import comparable_counts
+from shardwise.run.trainer.step_inspector import CollectiveCapture
 from shardwise.run.transport.rank_threads import run_rank_threads
-from shardwise.sharding.collectives import Issued
+from shardwise.sharding.collectives import IssuedCollective
 from shardwise.values.precision import PRECISIONS
 
 FORMATS = {
@@ -45,9 +45,9 @@ FORMATS = {
 }
 
 
-def captured(case: Case) -> Counter[Issued]:
+def captured(case: Case) -> Counter[IssuedCollective]:
     engine = engine_of(case)
-    with Capture(engine.world) as capture:
+    with CollectiveCapture(engine.world) as capture:
         run_step(engine, case, 0)
     return capture.found
 
@@ -58,7 +58,7 @@ def test_formats_are_issued_as_realised(name: str) -> None:
     case = FORMATS[name]
     planned = case.instance().issued(case.num_micro_batches)
     for found in run_rank_threads(captured, case.layout.num_devices, case):
-        wanted, seen = comparable(planned, found)
+        wanted, seen = comparable_counts(planned, found)
         assert seen == wanted
 
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from harness import run_processes
 from torch import Tensor
 
-from shardwise.run.checkpoints import Checkpointer, Piece, State, latest, step_folders, whole
+from shardwise.run.checkpoints import Checkpointer, CheckpointState, TensorShard, latest, load_tensors, step_folders
 from shardwise.run.checkpoints import writer as writer_module
 from shardwise.values.errors import InputError
 
@@ -51,15 +51,15 @@ def held(layout: str, filled: bool = True) -> dict[str, Any]:
     for name, (size, _) in SIZES.items():
         start, stop = LAYOUTS[layout](rank, ranks, size)
         values = reference(name)[start:stop]
-        pieces[name] = Piece((size,), (start,), values if filled else torch.zeros_like(values))
+        pieces[name] = TensorShard((size,), (start,), values if filled else torch.zeros_like(values))
     return pieces | VALUES
 
 
-def bits(state: State) -> dict[str, Tensor]:
-    return {name: piece.values.view(torch.uint8) for name, piece in state.items() if isinstance(piece, Piece)}
+def bits(state: CheckpointState) -> dict[str, Tensor]:
+    return {name: piece.values.view(torch.uint8) for name, piece in state.items() if isinstance(piece, TensorShard)}
 
 
-def same(state: State, other: State) -> bool:
+def same(state: CheckpointState, other: CheckpointState) -> bool:
     theirs = bits(other)
     return all(torch.equal(values, theirs[name]) for name, values in bits(state).items())
 
@@ -86,7 +86,7 @@ def test_what_ranks_save_others_load_bit_for_bit(tmp_path: Path, ranks: int, lay
     assert loaded(tmp_path, "even")
     for readers, theirs in ((2, "replicated"), (3, "uneven"), (4, "even")):
         assert run_processes(loaded, readers, tmp_path, theirs) == [True] * readers, (readers, theirs)
-    found = whole(tmp_path / "step-00000200")
+    found = load_tensors(tmp_path / "step-00000200")
     assert {name: found[name].view(torch.uint8).tolist() for name in found} == {
         name.removeprefix("model."): reference(name).view(torch.uint8).tolist()
         for name in SIZES
@@ -106,12 +106,12 @@ BOXES: dict[str, Callable[[int], tuple[tuple[int, ...], tuple[int, ...]]]] = {  
 }
 
 
-def box_of(boxes: str) -> tuple[Piece, Tensor]:
+def box_of(boxes: str) -> tuple[TensorShard, Tensor]:
     """This rank's piece, empty, and what is to be in it."""
     offsets, lengths = BOXES[boxes](dist.get_rank())
     of = MATRIX if len(offsets) == len(SHAPE) else MATRIX.flatten()
     wanted = of[tuple(slice(start, start + length) for start, length in zip(offsets, lengths, strict=True))]
-    return Piece(SHAPE, offsets, torch.full(lengths, -1.0)), wanted
+    return TensorShard(SHAPE, offsets, torch.full(lengths, -1.0)), wanted
 
 
 def boxed(folder: Path) -> list[tuple[str, str]]:
@@ -131,7 +131,7 @@ def boxed(folder: Path) -> list[tuple[str, str]]:
 def test_boxes_of_n_dims_are_read_in_any_other_boxes(tmp_path: Path) -> None:
     assert run_processes(boxed, 4, tmp_path) == [[]] * 4
     for step, boxes in enumerate(BOXES):
-        assert torch.equal(whole(tmp_path / f"step-{step:08d}", "")["a"], MATRIX), boxes
+        assert torch.equal(load_tensors(tmp_path / f"step-{step:08d}", "")["a"], MATRIX), boxes
 
 
 def test_of_replicas_one_is_written_and_the_work_is_shared(tmp_path: Path) -> None:
@@ -147,13 +147,13 @@ def test_of_replicas_one_is_written_and_the_work_is_shared(tmp_path: Path) -> No
 
 def overwritten(folder: Path) -> tuple[bool, bool]:
     """Whether nothing is there before the writer may write, and whether what is then there is what was handed over."""
-    state, may_write, write_pieces = held("uneven"), threading.Event(), writer_module.write_pieces
+    state, may_write, write_pieces = held("uneven"), threading.Event(), writer_module.write_shards
 
     def late(*arguments: Any) -> Any:
         may_write.wait()
         return write_pieces(*arguments)
 
-    writer_module.write_pieces = late
+    writer_module.write_shards = late
     with Checkpointer(folder, keep=2) as writer:
         writer.start(200, state)
         for values in bits(state).values():
@@ -212,8 +212,8 @@ def test_a_failure_of_one_rank_is_raised_on_all_by_the_next_call(tmp_path: Path,
 
 
 def killed(folder: Path, point: str, before: bool, rank: int) -> None:
-    """Save step 100, then die at `point` of the save of step 200; at `sync`, of another one of step 100."""
-    module: Any = {"rmtree": step_folders.shutil, "sync": step_folders, "_write": writer_module}.get(
+    """Save step 100, then die at `point` of the save of step 200; at `sync_folder`, of another one of step 100."""
+    module: Any = {"rmtree": step_folders.shutil, "sync_folder": step_folders, "_write_rank_file": writer_module}.get(
         point, writer_module
     )
     function = getattr(module, point)
@@ -227,20 +227,20 @@ def killed(folder: Path, point: str, before: bool, rank: int) -> None:
         writer.save(100, held("even"))
         if dist.get_rank() == rank:
             setattr(module, point, dying)
-        writer.save(100 if point == "sync" else 200, held("even"))
+        writer.save(100 if point == "sync_folder" else 200, held("even"))
 
 
 @pytest.mark.parametrize(
     ("ranks", "point", "before", "rank", "step"),
     [
-        (2, "_write", True, 1, 100),
-        (2, "_write", False, 0, 100),
-        (2, "write_pieces", False, 1, 200),  # all have written: the first one completes it
-        (1, "begin", False, 0, 100),
+        (2, "_write_rank_file", True, 1, 100),
+        (2, "_write_rank_file", False, 0, 100),
+        (2, "write_shards", False, 1, 200),  # all have written: the first one completes it
+        (1, "create_draft", False, 0, 100),
         (1, "write_manifest", False, 0, 100),
-        (1, "sync", True, 0, 100),
+        (1, "sync_folder", True, 0, 100),
         (1, "rmtree", True, 0, 200),  # the older one is being removed
-        (2, "publish", False, 0, 200),
+        (2, "publish_draft", False, 0, 200),
     ],
 )
 def test_a_process_that_is_killed_leaves_what_was_complete(
@@ -252,7 +252,7 @@ def test_a_process_that_is_killed_leaves_what_was_complete(
         )  # the other one goes on as far as it can
     found = latest(tmp_path)
     assert found is not None
-    assert found.name == (".step-00000100.replaced" if point == "sync" else f"step-{step:08d}")
+    assert found.name == (".step-00000100.replaced" if point == "sync_folder" else f"step-{step:08d}")
     assert loaded(tmp_path, "even")
     saved(tmp_path, "even", 300, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000300"]
@@ -261,11 +261,11 @@ def test_a_process_that_is_killed_leaves_what_was_complete(
 def with_problems(folder: Path) -> list[str]:
     """What is said on this rank of a hole, of pieces that overlap, of plain values and of steps that differ, and of names."""
     rank, half = dist.get_rank(), torch.zeros(4)
-    states: list[tuple[int, State]] = [
-        (1, {"a": Piece((9,), (5 * rank,), half)}),
-        (1, {"a": Piece((8,), (3 * rank,), half)}),
-        (1, {"a": Piece((8,), (4 * rank,), half), "step": rank}),
-        (rank, {"a": Piece((8,), (4 * rank,), half)}),
+    states: list[tuple[int, CheckpointState]] = [
+        (1, {"a": TensorShard((9,), (5 * rank,), half)}),
+        (1, {"a": TensorShard((8,), (3 * rank,), half)}),
+        (1, {"a": TensorShard((8,), (4 * rank,), half), "step": rank}),
+        (rank, {"a": TensorShard((8,), (4 * rank,), half)}),
     ]
     texts = []
     with Checkpointer(folder, keep=2) as writer:
@@ -274,8 +274,10 @@ def with_problems(folder: Path) -> list[str]:
                 writer.save(step, state)
             texts.append(str(error.value))
         assert latest(folder) is None
-        writer.save(5, {"a": Piece((8,), (4 * rank,), half), "step": 5})
-        asked: State = {"a": Piece((8,), (0,), torch.zeros(8)), "step": 5} if rank else {"b": Piece((8,), (0,), half)}
+        writer.save(5, {"a": TensorShard((8,), (4 * rank,), half), "step": 5})
+        asked: CheckpointState = (
+            {"a": TensorShard((8,), (0,), torch.zeros(8)), "step": 5} if rank else {"b": TensorShard((8,), (0,), half)}
+        )
         with pytest.raises(InputError) as problem:
             writer.load(folder / "step-00000005", asked)
     return [*texts, str(problem.value)]

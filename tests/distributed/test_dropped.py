@@ -13,8 +13,8 @@ from training import Case, engine_of, plain, run_step
 
 from shardwise.layout.layout import Layout
 from shardwise.run.engine import expert_parallel
-from shardwise.run.parallel.collectives import Exchange
-from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.sharding.spec import Axes
 
@@ -51,15 +51,15 @@ def dropping(dropped: Dropped, patch: pytest.MonkeyPatch) -> None:
     """Have the exchange leave out a collective: the process has its own part, wherever others' would come."""
 
     def wrapped(name: str, alone: Callable[..., None]) -> None:
-        issue = getattr(Exchange, name)
+        issue = getattr(MeshCollectives, name)
 
-        def issued(self: Exchange, *operands: Any, **given: Any) -> Any:
+        def issued(self: MeshCollectives, *operands: Any, **given: Any) -> Any:
             if not dropped.drops():
                 return issue(self, *operands, **given)
             alone(self, *operands, **given)
             return _Done()
 
-        patch.setattr(Exchange, name, issued)
+        patch.setattr(MeshCollectives, name, issued)
 
     wrapped("all_reduce", lambda self, values, axes, reduction="sum", carries=None: None)
     wrapped(
@@ -68,7 +68,7 @@ def dropping(dropped: Dropped, patch: pytest.MonkeyPatch) -> None:
     wrapped("reduce_scatter", _own_part)
     wrapped("all_to_all", lambda self, received, sent, axes, rows=None: _as_sent(received, sent))
     wrapped("shift", lambda self, received, sent, axes: _all_as_sent(received, sent))
-    patch.setattr(Exchange, "sum_now", _sum_now)
+    patch.setattr(MeshCollectives, "sum_and_wait", _sum_now)
     counts = expert_parallel.start_counts
 
     def telling(*operands: Any, **given: Any) -> Any:
@@ -81,12 +81,12 @@ def dropping(dropped: Dropped, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(expert_parallel, "start_counts", telling)
 
 
-def _own_part(self: Exchange, part: Tensor, whole: Tensor, axes: Axes, carries: object = None) -> None:
+def _own_part(self: MeshCollectives, part: Tensor, whole: Tensor, axes: Axes, carries: object = None) -> None:
     place = self.world.position(axes)
     part.view(-1).copy_(whole.view(-1)[place * part.numel() : (place + 1) * part.numel()])
 
 
-def _sum_now(self: Exchange, values: Tensor, axes: Axes) -> Tensor:
+def _sum_now(self: MeshCollectives, values: Tensor, axes: Axes) -> Tensor:
     if axes:
         self.all_reduce(values, axes).wait()
     return values
@@ -136,7 +136,7 @@ def steps(case: Case, right: Sequence[float], leaving: Dropped) -> tuple[list[bo
         place += 1
 
 
-def same_for_all(engine: Engine, own: bool) -> bool:
+def same_for_all(engine: TrainingEngine, own: bool) -> bool:
     """What the first rank says."""
     said = torch.tensor(own)
     engine.world.transport.world.broadcast(said, 0).wait()

@@ -10,7 +10,7 @@ from harness import run_processes
 from training import Found, plain, put_together, trained
 
 from shardwise.run.transport.rank_threads import run_rank_threads
-from shardwise.verify.training.compare_runs import differing
+from shardwise.verify.training.compare_runs import collective_differences
 
 
 @pytest.mark.thinned(3)
@@ -25,7 +25,7 @@ def test_equals_one_process(name: str) -> None:
     for found in ranks:
         compare(found, wanted)
     assert {name for found in ranks for name in found.biases} == set(wanted.biases)
-    assert differing(case.small(), [found.issued for found in ranks]) == ()
+    assert collective_differences(case.small(), [found.issued for found in ranks]) == ()
 
 
 def compare(found: Found, wanted: Found) -> None:

@@ -17,8 +17,8 @@ from shardwise.records.step_log import StepRecord
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.token_shards import Int64s, TokenShards
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.run.trainer.trainer import Trainer
 from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.search.layout_plan import plan_layout
@@ -50,9 +50,9 @@ def trained(plan: Plan, data: Path) -> tuple[list[StepRecord], int, int]:
         count[0] += stop - start
         return read(self, start, stop)
 
-    recipe = Recipe(steps=STEPS, learning_rate=1e-2, seed=3, balance="none", respect_documents=True)
+    recipe = TrainingRecipe(steps=STEPS, learning_rate=1e-2, seed=3, balance="none", respect_documents=True)
     batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=3, ignore_boundaries=True)
-    trainer = Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh))
+    trainer = Trainer(plan, recipe, batches, World(engine_instance(plan, recipe).mesh))
     records = [trainer.train_step() for _ in range(STEPS)]
     TokenShards.tokens = counted  # type: ignore[method-assign]
     try:

@@ -9,7 +9,7 @@ import training
 from training import Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
-from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.rank_threads import run_rank_threads
 
 NUM_LAYERS = 7
@@ -28,13 +28,13 @@ def layers_at_once(case: Case) -> list[int]:
     def look(_: object) -> None:
         most[-1] = max(most[-1], _whole_layers(engine))
 
-    engine.watch(lambda: most.append(0), look)
+    engine.observe(lambda: most.append(0), look)
     run_step(engine, case, 0)
     assert _whole_layers(engine) == 0
     return most
 
 
-def _whole_layers(engine: Engine) -> int:
+def _whole_layers(engine: TrainingEngine) -> int:
     layers = {group.group.path for group in engine.groups if group.splits_weights and group.whole}
     return len({path for path in layers if path.startswith("layers.")})
 

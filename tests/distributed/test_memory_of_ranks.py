@@ -10,17 +10,17 @@ from executing import Executor, batch_of
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.records.step_memory_and_collectives import Memory
+from shardwise.records.step_memory_and_collectives import MeasuredMemory
 from shardwise.run import memory_terms
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model_builder import initial_weights
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
+from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.step_inspector import MemoryTracker
-from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.rank_threads import run_rank_threads
-from shardwise.step.rank_program import Instance
-from shardwise.values.precision import precision_named
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.precision import get_precision
 
 ARCHITECTURE = Architecture(
     name="small", num_layers=2, d_model=32, d_ff=49, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=65
@@ -34,26 +34,26 @@ LAYOUTS = {
 }
 
 
-def instance_of(layout: str, policy: str) -> Instance:
+def instance_of(layout: str, policy: str) -> RankProgram:
     shape = Layout(**LAYOUTS[layout], micro_batch_seqs=len(IDS), recompute=policy)
-    return Instance(architecture=ARCHITECTURE, layout=shape, precision=precision_named("fp32"))
+    return RankProgram(architecture=ARCHITECTURE, layout=shape, precision=get_precision("fp32"))
 
 
-def step_of(layout: str, policy: str) -> Memory:
+def step_of(layout: str, policy: str) -> MeasuredMemory:
     """What a rank holds in a step."""
     instance = instance_of(layout, policy)
-    engine = Engine(instance, Recipe(steps=1), World(instance.mesh))
-    engine.initialise(0)
+    engine = TrainingEngine(instance, TrainingRecipe(steps=1), World(instance.mesh))
+    engine.initialize(0)
     tracker = MemoryTracker(ARCHITECTURE.vocab_size)
     for term, tensor in list(engine.held()):
         tracker.name(term, [tensor])
-    engine.watch(tracker.forward_ended, lambda whole: tracker.name(memory_terms.GATHERED, [whole]))
+    engine.observe(tracker.forward_ended, lambda whole: tracker.name(memory_terms.GATHERED, [whole]))
     with tracker:
         engine.step([MicroBatch(IDS, IDS)], instance.layout.num_replicas * IDS.numel(), 1, 0)
     return tracker.memory()
 
 
-def alone(policy: str) -> Memory:
+def alone(policy: str) -> MeasuredMemory:
     """What a step holds whose weights and gradients are tensors of their own."""
     executor = Executor(initial_weights(ARCHITECTURE, 0), policy)
     with MemoryTracker(ARCHITECTURE.vocab_size) as tracker:

@@ -127,7 +127,7 @@ def test_scales_from_earlier_steps_are_those_of_one_process_on_all_ranks(layout:
 def with_overflow(case: Case) -> tuple[list[bool], list[float], dict[str, torch.Tensor]]:
     """Steps of which the second overflows on the last rank alone."""
     engine = engine_of(case)
-    engine.initialise(SEED)
+    engine.initialize(SEED)
     skipped, scales = [], []
     for step in range(3):
 

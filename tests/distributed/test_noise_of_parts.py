@@ -12,10 +12,10 @@ from plain import build, initialise
 from training import POSITIONS, SEED, Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
-from shardwise.run.trainer.step_inspector import Capture
+from shardwise.run.trainer.step_inspector import CollectiveCapture
 from shardwise.run.transport.rank_threads import run_rank_threads
-from shardwise.sharding.collectives import Issued
-from shardwise.verify.training.compare_runs import differing
+from shardwise.sharding.collectives import IssuedCollective
+from shardwise.verify.training.compare_runs import collective_differences
 
 MEASURED = {"noise_scale_every": 1, "balance": "none"}
 
@@ -26,7 +26,7 @@ class Seen:
 
     squares: float
     norm: float
-    issued: list[Issued]
+    issued: list[IssuedCollective]
 
 
 def of(model: str = "dense", *, num_seqs: int = 8, recipe: dict[str, object] | None = None, **layout: object) -> Case:
@@ -84,7 +84,7 @@ CASES = {
 
 def measured(case: Case) -> Seen:
     engine = engine_of(case)
-    with Capture(engine.world) as capture:
+    with CollectiveCapture(engine.world) as capture:
         result = run_step(engine, case, 0)
     assert result.small_squares is not None
     return Seen(result.small_squares.item(), result.norm.item(), capture.sequence)
@@ -127,4 +127,4 @@ def test_parts_have_the_norms_of_a_plain_loop(size: int, half: int) -> None:
         squares, norm = plain_squares(CASES[name])
         assert [one.norm for one in seen] == pytest.approx([norm] * size, rel=1e-12), name
         assert [one.squares for one in seen] == pytest.approx([squares] * size, rel=1e-10), name
-        assert not differing(CASES[name].small(), [one.issued for one in seen]), name
+        assert not collective_differences(CASES[name].small(), [one.issued for one in seen]), name

@@ -15,9 +15,9 @@ from shardwise.run.checkpoints import Checkpointer
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.token_shards import TokenShards
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.anomaly_detector import Trouble
-from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.anomaly_detector import StepAnomaly
+from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.run.trainer.trainer import Trainer
 from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.search.plan import Plan
@@ -34,9 +34,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer_of(plan: Plan, data: Path, policy: str) -> Trainer:
-    recipe = Recipe(steps=8, learning_rate=1e-2, seed=3, non_finite=policy)
+    recipe = TrainingRecipe(steps=8, learning_rate=1e-2, seed=3, non_finite=policy)
     batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=recipe.seed)
-    return Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh))
+    return Trainer(plan, recipe, batches, World(engine_instance(plan, recipe).mesh))
 
 
 def spoil(trainer: Trainer, array: str) -> str:
@@ -48,14 +48,14 @@ def spoil(trainer: Trainer, array: str) -> str:
     return last.name
 
 
-def with_a_strange_weight(plan: Plan, data: Path) -> tuple[Trouble | None, str]:
+def with_a_strange_weight(plan: Plan, data: Path) -> tuple[StepAnomaly | None, str]:
     """What is found, and what this rank would have spoiled."""
     trainer = trainer_of(plan, data, "stop")
     trainer.train_step()
     name = spoil(trainer, "state")
     trainer.engine.publish()
     trainer.train_step()
-    return trainer.trouble, name
+    return trainer.anomaly, name
 
 
 @pytest.mark.parametrize("layout", OVER)
@@ -69,17 +69,17 @@ def test_a_weight_that_is_not_finite_is_named(layout: str, data: Path) -> None:
         assert f"rank 1: weight {weight} of unit {unit} has 1 of " in trouble.where
 
 
-def left_out(plan: Plan, data: Path) -> tuple[Trouble | None, str, bool, list[float], int]:
+def left_out(plan: Plan, data: Path) -> tuple[StepAnomaly | None, str, bool, list[float], int]:
     """A gradient that is not finite in the second step: what is found, what was spoiled, whether the state is as it was, and what
     follows."""
     trainer = trainer_of(plan, data, "skip")
     trainer.train_step()
-    before = [values.clone() for _, _, values in trainer.engine.pieces()]
+    before = [values.clone() for _, _, values in trainer.engine.checkpoint_tensors()]
     names: list[str] = []
     trainer.engine.gradients_ended = lambda: names.append(spoil(trainer, "gradient_shard"))
     trainer.train_step()
-    trouble = trainer.trouble
-    same = all(map(torch.equal, before, [values for _, _, values in trainer.engine.pieces()]))
+    trouble = trainer.anomaly
+    same = all(map(torch.equal, before, [values for _, _, values in trainer.engine.checkpoint_tensors()]))
     trainer.engine.gradients_ended = lambda: None
     return trouble, names[0], same, [trainer.train_step().loss for _ in range(2)], trainer.num_left_out
 
@@ -88,7 +88,7 @@ def without_it(plan: Plan, data: Path) -> list[float]:
     """The same steps without the second one, which is passed over."""
     trainer = trainer_of(plan, data, "skip")
     trainer.train_step()
-    trainer.pass_over(2)
+    trainer.skip_to(2)
     return [trainer.train_step().loss for _ in range(2)]
 
 
@@ -119,11 +119,11 @@ def gone_back(plan: Plan, data: Path, folder: Path, spoiled: bool) -> tuple[list
             spoil(trainer, "state")
             trainer.engine.publish()
             trainer.train_step()
-            assert trainer.trouble is not None
+            assert trainer.anomaly is not None
             restored = checkpoints.restore(trainer.state())
             assert restored is not None
             trainer.restore(restored.values)
-        trainer.pass_over(4)
+        trainer.skip_to(4)
         losses = [trainer.train_step().loss for _ in range(3)]
     return losses, gathered(trainer.engine, "state")
 

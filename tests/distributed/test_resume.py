@@ -12,26 +12,26 @@ import torch
 from training import MODELS, gathered
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.interop.frameworks.huggingface_families import require_same
+from shardwise.interop.frameworks.huggingface_families import require_same_model
 from shardwise.interop.weights import checkpoint_to_hf, load_hf, save_hf
-from shardwise.interop.weights.huggingface_folder import Tensors
-from shardwise.interop.weights.megatron_rank_files import Degrees
-from shardwise.interop.weights.stored_model import of_weights
-from shardwise.interop.weights.weight_formats import FORMATS, Choices, Model, open_stored
+from shardwise.interop.weights.huggingface_folder import SafetensorsFolder
+from shardwise.interop.weights.megatron_rank_files import RankDegrees
+from shardwise.interop.weights.stored_model import boxes_of_weights
+from shardwise.interop.weights.weight_formats import WEIGHT_FORMATS, ConvertOptions, WeightSource, open_stored_model
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.numerics import Numerics, Rotary
 from shardwise.records.step_log import StepRecord
 from shardwise.run.checkpoints import Checkpointer, latest
-from shardwise.run.checkpoints.reader import whole
+from shardwise.run.checkpoints.reader import load_tensors
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.corpus_writer import write_corpus
-from shardwise.run.data.documents import find_sources
+from shardwise.run.data.documents import find_text_files
 from shardwise.run.data.token_shards import TokenShards
 from shardwise.run.engine.model_builder import initial_weights
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.run.trainer.trainer import Trainer
 from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.search.layout_plan import plan_layout
@@ -64,7 +64,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(12):
         (text / f"{number}.txt").write_text(f"{number} green bottles hanging on the wall, and {number * 7} more. " * 4)
     folder = tmp_path_factory.mktemp("data") / "tokens"
-    write_corpus(find_sources([text]), folder, vocab_size=VOCABULARY)
+    write_corpus(find_text_files([text]), folder, vocab_size=VOCABULARY)
     return folder
 
 
@@ -75,9 +75,9 @@ def planned(layout: Layout, model: str, optimizer: str = "adamw") -> Plan:
 
 
 def trainer_of(plan: Plan, data: Path, initial: str | None = None) -> Trainer:
-    recipe = Recipe(steps=6, learning_rate=1e-2, seed=3, balance="bias", balance_rate=0.01, initial=initial)
+    recipe = TrainingRecipe(steps=6, learning_rate=1e-2, seed=3, balance="bias", balance_rate=0.01, initial=initial)
     batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=recipe.seed)
-    return Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh), open_weights)
+    return Trainer(plan, recipe, batches, World(engine_instance(plan, recipe).mesh), open_weights)
 
 
 def saved(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
@@ -175,7 +175,7 @@ def test_other_ranks_have_the_same_codes_and_scales(
     paths = [latest(tmp_path / name) for name in "ab"]
     assert None not in paths
     for prefix, dtypes in (("exp_avg", {torch.uint8, torch.float32}), ("model.", {torch.float32})):
-        first, second = (whole(path, prefix) for path in paths if path is not None)
+        first, second = (load_tensors(path, prefix) for path in paths if path is not None)
         assert first.keys() == second.keys()
         assert {values.dtype for values in first.values()} == dtypes
         assert all(torch.equal(values.reshape(-1), second[name].reshape(-1)) for name, values in first.items())
@@ -250,11 +250,11 @@ def test_a_run_begins_with_the_weights_of_a_model_of_transformers(
     wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().long())
     assert record.loss == pytest.approx(wanted.item(), rel=1e-5)
     with pytest.raises(InputError, match="num_layers = 3; the plan's model has 2, which is required"):
-        require_same(tmp_path / "hf", replace(plan.model, num_layers=2))
+        require_same_model(tmp_path / "hf", replace(plan.model, num_layers=2))
     with pytest.raises(InputError, match=r"numerics = .*base=500.0.*; the plan's model has .*base=10000.0"):
-        require_same(tmp_path / "hf", replace(plan.model, numerics=Numerics()))
+        require_same_model(tmp_path / "hf", replace(plan.model, numerics=Numerics()))
     with pytest.raises(InputError, match="a folder of a Hugging Face model is required"):
-        require_same(tmp_path, plan.model)
+        require_same_model(tmp_path, plan.model)
 
 
 @pytest.mark.parametrize("layout", ["zero-2 of 2", "tp=4"])
@@ -262,9 +262,9 @@ def test_a_run_begins_with_the_weights_of_a_model_of_transformers(
 def test_a_run_begins_with_the_weights_of_another_framework(name: str, layout: str, data: Path, tmp_path: Path) -> None:
     plan = planned(LAYOUTS[layout], "dense")
     initial = initial_weights(plan.model, 99)
-    degrees = Degrees(tp=2, divisible=16)
-    model = Model(plan.model, of_weights(initial), torch.float32)
-    FORMATS[name].write(tmp_path, model, Choices(degrees=degrees))
+    degrees = RankDegrees(tp=2, divisible=16)
+    model = WeightSource(plan.model, boxes_of_weights(initial), torch.float32)
+    WEIGHT_FORMATS[name].write(tmp_path, model, ConvertOptions(degrees=degrees))
     weights, record = run_rank_threads(begun, plan.layout.num_devices, plan, data, str(tmp_path))[0]
     assert weights.keys() == initial.tensors.keys()
     for key, tensor in initial.tensors.items():
@@ -272,7 +272,7 @@ def test_a_run_begins_with_the_weights_of_another_framework(name: str, layout: s
     assert math.isfinite(record.loss)
     deeper = replace(plan.model, num_layers=plan.model.num_layers + 1)
     with pytest.raises(InputError, match=r"lacks|has shape|has 0 of the"):
-        open_stored(tmp_path, deeper)
+        open_stored_model(tmp_path, deeper)
 
 
 class CountedTensors(threading.local):
@@ -280,19 +280,21 @@ class CountedTensors(threading.local):
 
     num_bytes = 0
 
-    def read(self, tensors: Tensors, file: str, name: str, box: Box) -> torch.Tensor:
+    def read(self, tensors: SafetensorsFolder, file: str, name: str, box: Box) -> torch.Tensor:
         values = READ(tensors, file, name, box)
         self.num_bytes += values.nbytes
         return values
 
 
-READ, COUNTED = Tensors.read, CountedTensors()
+READ, COUNTED = SafetensorsFolder.read, CountedTensors()
 
 
 def read_bytes(plan: Plan, data: Path, folder: str) -> tuple[int, int]:
     """Bytes of a model's files that this rank reads as a run begins with its weights, and those of what it keeps of them."""
     trainer = trainer_of(plan, data, initial=folder)
-    return COUNTED.num_bytes, sum(values.nbytes for kind, _, values in trainer.engine.pieces() if kind == "model")
+    return COUNTED.num_bytes, sum(
+        values.nbytes for kind, _, values in trainer.engine.checkpoint_tensors() if kind == "model"
+    )
 
 
 @pytest.mark.parametrize(
@@ -302,7 +304,7 @@ def read_bytes(plan: Plan, data: Path, folder: str) -> tuple[int, int]:
 def test_each_rank_reads_what_it_keeps_of_a_model(
     layout: str, parts: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tensors, "read", lambda *operands: COUNTED.read(*operands))
+    monkeypatch.setattr(SafetensorsFolder, "read", lambda *operands: COUNTED.read(*operands))
     plan = planned(LAYOUTS[layout], "moe")
     initial = initial_weights(plan.model, 99)
     save_hf(initial, tmp_path, seq_len=SEQ_LEN)
@@ -316,11 +318,11 @@ def test_a_run_in_fp16_goes_on_with_its_scale_and_the_updates_that_were_made(dat
     """Of a scale from which the first steps overflow, that is how many steps the moments have seen too."""
     plan = planned(LAYOUTS["alone"], "dense")
     plan = replace(plan, job=replace(plan.job, precision="fp16"))
-    recipe = Recipe(steps=6, learning_rate=1e-2, seed=3, loss_scale=2.0**32, loss_scale_backoff=2.0**-10)
+    recipe = TrainingRecipe(steps=6, learning_rate=1e-2, seed=3, loss_scale=2.0**32, loss_scale_backoff=2.0**-10)
     batches = Batches(TokenShards(data), seq_len=SEQ_LEN, batch=SEQS, seed=recipe.seed)
 
     def trainer() -> Trainer:
-        return Trainer(plan, recipe, batches, World(instance_of(plan, recipe).mesh))
+        return Trainer(plan, recipe, batches, World(engine_instance(plan, recipe).mesh))
 
     first, again = trainer(), trainer()
     before = [first.train_step() for _ in range(3)]
@@ -333,7 +335,9 @@ def test_a_run_in_fp16_goes_on_with_its_scale_and_the_updates_that_were_made(dat
     for _ in range(2):
         one, other = first.train_step(), again.train_step()
         assert (one.loss, one.loss_scale, one.num_skipped) == (other.loss, other.loss_scale, other.num_skipped)
-    for (name, _, mine), (_, _, theirs) in zip(first.engine.pieces(), again.engine.pieces(), strict=True):
+    for (name, _, mine), (_, _, theirs) in zip(
+        first.engine.checkpoint_tensors(), again.engine.checkpoint_tensors(), strict=True
+    ):
         assert torch.equal(mine, theirs), name
 
 

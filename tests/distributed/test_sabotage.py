@@ -12,9 +12,9 @@ from training import Case, Found, plain, trained
 
 from shardwise.layout.layout import Layout
 from shardwise.run.kernels import experts
-from shardwise.run.parallel.collectives import Exchange
-from shardwise.run.parallel.flat_parameters import FlatGroup, WeightGatherer
-from shardwise.run.parallel.gradient_buffers import GroupGradients
+from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.parallel.flat_parameters import FlatParameterGroup, WeightGatherer
+from shardwise.run.parallel.gradient_buffers import GradientBuffer
 from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.sharding.spec import Axes
 
@@ -31,20 +31,20 @@ class Late:
 
 def gathers_come_late(patch: pytest.MonkeyPatch) -> None:
     """No harm by itself: weights are there when they have been waited for, and not before."""
-    gather = Exchange.all_gather
+    gather = MeshCollectives.all_gather
 
-    def late(self: Exchange, whole: Tensor, part: Tensor, axes: Axes, *carries: Any) -> Any:
+    def late(self: MeshCollectives, whole: Tensor, part: Tensor, axes: Axes, *carries: Any) -> Any:
         whole.zero_()
         return Late(lambda: gather(self, whole, part, axes))
 
-    patch.setattr(Exchange, "all_gather", late)
+    patch.setattr(MeshCollectives, "all_gather", late)
 
 
 def dropped_wait(patch: pytest.MonkeyPatch) -> None:
     gathers_come_late(patch)
     require = WeightGatherer._require
 
-    def forgetful(self: WeightGatherer, groups: Sequence[FlatGroup]) -> None:
+    def forgetful(self: WeightGatherer, groups: Sequence[FlatParameterGroup]) -> None:
         if groups is not self.forward[1]:
             return require(self, groups)
         self._start(groups)
@@ -55,22 +55,22 @@ def dropped_wait(patch: pytest.MonkeyPatch) -> None:
 
 
 def dropped_reduction(patch: pytest.MonkeyPatch) -> None:
-    send = GroupGradients.send
+    send = GradientBuffer.send
 
-    def forgetful(self: GroupGradients) -> None:
+    def forgetful(self: GradientBuffer) -> None:
         if "layers.1.wq" not in self.members:
             send(self)
 
-    patch.setattr(GroupGradients, "send", forgetful)
+    patch.setattr(GradientBuffer, "send", forgetful)
 
 
 def wrong_axis(patch: pytest.MonkeyPatch) -> None:
-    reduce = Exchange.all_reduce
+    reduce = MeshCollectives.all_reduce
 
-    def narrow(self: Exchange, values: Tensor, axes: Axes, **carries: Any) -> Any:
+    def narrow(self: MeshCollectives, values: Tensor, axes: Axes, **carries: Any) -> Any:
         return reduce(self, values, axes[:1], **carries)
 
-    patch.setattr(Exchange, "all_reduce", narrow)
+    patch.setattr(MeshCollectives, "all_reduce", narrow)
 
 
 def scaled_expert_gradient(patch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def scaled_expert_gradient(patch: pytest.MonkeyPatch) -> None:
 
 def copies_counted(patch: pytest.MonkeyPatch) -> None:
     """Each rank's squares of gradients that several ranks have alike: a norm that is off by the number of ranks."""
-    patch.setattr(FlatGroup, "copies", lambda self, axes, among: 1)
+    patch.setattr(FlatParameterGroup, "copies", lambda self, axes, among: 1)
 
 
 SABOTAGES: Mapping[str, Callable[[pytest.MonkeyPatch], None]] = {

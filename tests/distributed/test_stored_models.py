@@ -16,15 +16,15 @@ from harness import run_processes
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from shardwise.interop.frameworks.megatron.weight_names import RELEASE
-from shardwise.interop.frameworks.torchtitan.models import titan_model
-from shardwise.interop.weights.megatron_rank_files import RANK_FILE, Degrees
-from shardwise.interop.weights.stored_model import of_weights
-from shardwise.interop.weights.stored_slices import entries, places
-from shardwise.interop.weights.weight_formats import FORMATS, Choices, Model, open_stored
+from shardwise.interop.frameworks.megatron.weight_names import RELEASE_FOLDER
+from shardwise.interop.frameworks.torchtitan.models import torchtitan_model
+from shardwise.interop.weights.megatron_rank_files import RANK_FILE, RankDegrees
+from shardwise.interop.weights.stored_model import boxes_of_weights
+from shardwise.interop.weights.stored_slices import list_slices, output_chunks
+from shardwise.interop.weights.weight_formats import WEIGHT_FORMATS, ConvertOptions, WeightSource, open_stored_model
 from shardwise.model.architecture import Architecture
-from shardwise.run.checkpoints.dcp_reader import METADATA
-from shardwise.run.engine.model_builder import Weights
+from shardwise.run.checkpoints.dcp_reader import METADATA_FILE
+from shardwise.run.engine.model_builder import ModelWeights
 from shardwise.values.errors import InputError
 
 MODEL = Architecture(
@@ -35,24 +35,26 @@ WEIGHTS = random_weights(MODEL, 1)
 EVIL = ("evil", Path("/tmp/shardwise-evil"))
 
 
-def write(name: str, folder: Path, choices: Choices | None = None) -> None:
-    FORMATS[name].write(folder, Model(MODEL, of_weights(WEIGHTS), torch.float32), choices or Choices())
+def write(name: str, folder: Path, choices: ConvertOptions | None = None) -> None:
+    WEIGHT_FORMATS[name].write(
+        folder, WeightSource(MODEL, boxes_of_weights(WEIGHTS), torch.float32), choices or ConvertOptions()
+    )
 
 
 def require_read(folder: Path) -> None:
-    found = open_stored(folder, MODEL).weights()
+    found = open_stored_model(folder, MODEL).weights()
     assert all(torch.equal(found.tensors[name], tensor) for name, tensor in WEIGHTS.tensors.items())
 
 
 def save_sharded(folder: str) -> None:
     """A state of torchtitan as FSDP's ranks save it: rows of each tensor on each rank, uneven ones too, beside an optimizer."""
     weights = random_weights(MODEL, 1)
-    read = of_weights(weights)
+    read = boxes_of_weights(weights)
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     state: dict[str, Any] = {}
-    for entry in entries(MODEL, places(MODEL, titan_model(MODEL).naming), torch.float32):
-        whole = state.setdefault(entry.name, torch.zeros(entry.whole))
-        whole[entry.box.slices] = entry.value(read)
+    for entry in output_chunks(MODEL, list_slices(MODEL, torchtitan_model(MODEL).weight_table), torch.float32):
+        whole = state.setdefault(entry.name, torch.zeros(entry.tensor_shape))
+        whole[entry.box.slices] = entry.assemble_values(read)
     sharded = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in state.items()}
     moments = {f"state.{name}.exp_avg": torch.ones(3) for name in sharded}
     dcp.save({**sharded, "optimizer": moments, "train_state": {"step": 7}}, checkpoint_id=folder)
@@ -67,10 +69,10 @@ def test_what_several_ranks_of_torchtitan_have_saved(ranks: int, tmp_path: Path)
 
 def test_virtual_stages_of_megatron(tmp_path: Path) -> None:
     """Two ranks with two virtual stages each: the second rank has the second layer and the fourth."""
-    write("megatron-ranks", tmp_path / "four", Choices(degrees=Degrees(pp=4, divisible=1)))
+    write("megatron-ranks", tmp_path / "four", ConvertOptions(degrees=RankDegrees(pp=4, divisible=1)))
     for rank in range(2):
         stages = [
-            torch.load(tmp_path / "four" / RELEASE / f"mp_rank_00_{rank + 2 * chunk:03d}" / RANK_FILE)["model"]
+            torch.load(tmp_path / "four" / RELEASE_FOLDER / f"mp_rank_00_{rank + 2 * chunk:03d}" / RANK_FILE)["model"]
             for chunk in range(2)
         ]
         path = tmp_path / "two" / "iter_0000005" / f"mp_rank_00_{rank:03d}" / RANK_FILE
@@ -84,9 +86,11 @@ def test_virtual_stages_of_megatron(tmp_path: Path) -> None:
 @pytest.mark.parametrize("degrees", [{}, {"ep": 2}, {"pp": 2}, {"tp": 2}, {"pp": 2, "ep": 2}])
 def test_numbers_of_files_are_told_apart(degrees: dict[str, int], tmp_path: Path) -> None:
     """One number behind that along tp is the one along pp or ep."""
-    write("megatron-ranks", tmp_path, Choices(degrees=Degrees(**degrees, divisible=8), implementation="local"))
+    write(
+        "megatron-ranks", tmp_path, ConvertOptions(degrees=RankDegrees(**degrees, divisible=8), implementation="local")
+    )
     require_read(tmp_path)
-    missing = max((tmp_path / RELEASE).iterdir())
+    missing = max((tmp_path / RELEASE_FOLDER).iterdir())
     if degrees:
         (missing / RANK_FILE).unlink()
         with pytest.raises(InputError, match=r"lacks mp_rank_|has shape"):
@@ -109,15 +113,15 @@ def _no_evil() -> Any:
 
 @pytest.mark.usefixtures("_no_evil")
 def test_nothing_of_a_file_is_run(tmp_path: Path) -> None:
-    write("megatron-ranks", tmp_path / "ranks", Choices(implementation="local"))
-    path = tmp_path / "ranks" / RELEASE / "mp_rank_00" / RANK_FILE
+    write("megatron-ranks", tmp_path / "ranks", ConvertOptions(implementation="local"))
+    path = tmp_path / "ranks" / RELEASE_FOLDER / "mp_rank_00" / RANK_FILE
     content = torch.load(path)
     torch.save({**content, "args": Evil(), "rng_state": [Evil()]}, path)
     require_read(tmp_path / "ranks")
     write("torchtitan", tmp_path / "titan")
-    metadata = pickle.loads((tmp_path / "titan" / METADATA).read_bytes())
+    metadata = pickle.loads((tmp_path / "titan" / METADATA_FILE).read_bytes())
     metadata.planner_data["evil"] = Evil()
-    (tmp_path / "titan" / METADATA).write_bytes(pickle.dumps(metadata))
+    (tmp_path / "titan" / METADATA_FILE).write_bytes(pickle.dumps(metadata))
     require_read(tmp_path / "titan")
 
 
@@ -128,11 +132,11 @@ def test_files_that_are_not_what_was_written(tmp_path: Path) -> None:
     part.write_bytes(content[: len(content) // 2] + b"\0" * (len(content) // 2))
     with pytest.raises(InputError, match=r"cannot read .*distcp"):
         require_read(tmp_path)
-    (tmp_path / METADATA).write_bytes(b"no pickle")
+    (tmp_path / METADATA_FILE).write_bytes(b"no pickle")
     with pytest.raises(InputError, match=r"cannot read .*\.metadata"):
         require_read(tmp_path)
     outside = pickle.dumps({"a": 1})
-    (tmp_path / METADATA).write_bytes(outside)
+    (tmp_path / METADATA_FILE).write_bytes(outside)
     with pytest.raises(InputError, match=r"cannot read .*\.metadata"):
         require_read(tmp_path)
 
@@ -151,12 +155,12 @@ def test_another_model_is_refused(name: str, tmp_path: Path) -> None:
         ),
     ):
         with pytest.raises(InputError, match=said):
-            open_stored(tmp_path, replace(MODEL, **{field: value}))
+            open_stored_model(tmp_path, replace(MODEL, **{field: value}))
 
 
 def test_weights_of_one_device_are_the_whole(tmp_path: Path) -> None:
     """`StoredModel.weights` computes what the written weights compute."""
     write("megatron", tmp_path)
     ids = torch.arange(8).view(1, 8)
-    found: Weights = open_stored(tmp_path, MODEL).weights()
+    found: ModelWeights = open_stored_model(tmp_path, MODEL).weights()
     assert torch.equal(found.logits(ids), WEIGHTS.logits(ids))

@@ -14,8 +14,8 @@ from harness import run_processes
 from training import STEPS, Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
-from shardwise.measure.reconcile.aligned_traces import step_of
-from shardwise.measure.reconcile.rank_time import lateness, meetings, occupancy, stalls
+from shardwise.measure.reconcile.aligned_traces import align_clocks
+from shardwise.measure.reconcile.rank_time import find_stalls, match_collectives, measure_lateness, measure_occupancy
 from shardwise.records.run_folder import RunFolder
 from shardwise.records.step_log import StepRecord
 from shardwise.records.step_trace import (
@@ -29,11 +29,11 @@ from shardwise.records.step_trace import (
     trace_path,
     write_trace,
 )
-from shardwise.run.engine.unit_passes import Step
+from shardwise.run.engine.unit_passes import SlotCall
 from shardwise.run.trainer.profiler import profiled_step
-from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.rank_threads import run_rank_threads
-from shardwise.step.instructions import Launch
+from shardwise.step.instructions import KernelLaunch
 
 REPLICAS = Case(layout=Layout(dp=2, micro_batch_seqs=2))
 SHARDED = Case(layout=Layout(fsdp=2, zero_stage=3, micro_batch_seqs=2))
@@ -109,12 +109,12 @@ def test_a_reduction_after_the_backward_pass_is_seen_behind_it() -> None:
 
 @pytest.mark.parametrize("name", ["replicas", "sharded", "tensor", "pipeline"])
 def test_seconds_of_a_rank_add_up_and_nothing_on_the_compute_stream_overlaps(name: str) -> None:
-    step = step_of(traces(name))
+    step = align_clocks(traces(name))
     for rank in step.ranks:
-        found = occupancy(rank)
+        found = measure_occupancy(rank)
         parts = found.busy_s + found.exposed_s + found.gaps_s + found.between_s
         assert parts == pytest.approx(rank.seconds, rel=1e-9)
-        for before, after in zip(rank.computing, rank.computing[1:], strict=False):
+        for before, after in zip(rank.compute_spans, rank.compute_spans[1:], strict=False):
             assert before.end <= after.start
 
 
@@ -122,12 +122,14 @@ def test_seconds_of_a_rank_add_up_and_nothing_on_the_compute_stream_overlaps(nam
 def test_kernels_have_the_names_of_the_planned_step(name: str) -> None:
     case = CASES[name]
     for place, trace in enumerate(traces(name)):
-        instance = case.instance().at(place if case.layout.pp > 1 else 0)
+        instance = case.instance().for_pp_rank(place if case.layout.pp > 1 else 0)
         measured = {(event.path, event.phase, made) for event in of_kind(trace, KERNEL) for made in event.results}
         names = {part for event in of_kind(trace, KERNEL) for part in event.name.split(" + ")}
         for path, unit in instance.units:
             for kind in "FB":
-                kernels = [one.kernel for one in instance.instructions(path, unit, kind) if isinstance(one, Launch)]
+                kernels = [
+                    one.kernel for one in instance.instructions(path, unit, kind) if isinstance(one, KernelLaunch)
+                ]
                 for kernel in kernels:
                     assert any((path, kernel.phase, made) in measured for made in kernel.outputs), kernel.name
                     assert kernel.name in names or len(kernel.outputs) > 1, kernel.name
@@ -135,7 +137,7 @@ def test_kernels_have_the_names_of_the_planned_step(name: str) -> None:
 
 def test_collectives_of_activations_have_the_names_of_the_planned_step() -> None:
     instance = CASES["tensor"].instance()
-    planned = {one.name for path, unit in instance.units for one in instance.moving(path, unit)}
+    planned = {one.name for path, unit in instance.units for one in instance.activation_collectives(path, unit)}
     for trace in traces("tensor"):
         moved = {event.name for event in of_kind(trace, COLLECTIVE) if event.role == "activation"}
         assert moved == planned
@@ -146,7 +148,7 @@ def test_collectives_of_activations_have_the_names_of_the_planned_step() -> None
 @pytest.mark.parametrize("name", ["replicas", "sharded", "tensor"])
 def test_ranks_meet_at_every_collective(name: str) -> None:
     found = traces(name)
-    met = meetings(step_of(found))
+    met = match_collectives(align_clocks(found))
     assert len(met) == len(of_kind(found[0], COLLECTIVE)) == len(of_kind(found[1], COLLECTIVE))
     for meeting in met.values():
         names = {span.event.name for span in meeting.spans.values()}
@@ -165,12 +167,12 @@ def test_messages_of_a_pipeline_are_recorded_on_both_stages() -> None:
 def test_nothing_is_done_before_all_ranks_have_come() -> None:
     """By clocks of one machine, which are one clock: the offset that is found is within its error of 0."""
     for name in ("replicas", "sharded", "tensor"):
-        step = step_of(traces(name))
+        step = align_clocks(traces(name))
         for trace in traces(name):
             assert abs(trace.offset_ns) <= trace.error_ns
-        for meeting in meetings(step).values():
+        for meeting in match_collectives(step).values():
             done = min(span.end for span in meeting.spans.values())
-            assert done >= meeting.begun - 2 * step.error_s
+            assert done >= meeting.all_arrived - 2 * step.error_s
 
 
 def test_a_recorded_step_computes_the_same() -> None:
@@ -182,14 +184,14 @@ def stalled(case: Case) -> tuple[RankTrace, float]:
     return recorded(case, prepare=stall_of_rank_1)
 
 
-def stall_of_rank_1(engine: Engine) -> None:
+def stall_of_rank_1(engine: TrainingEngine) -> None:
     """One product of one layer and micro-batch sleeps on the second rank."""
     if engine.world.rank != 1:
         return
     unit = next(layer.unit for layer in engine.model.layers if layer.path == "layers.1")
     runs = iter(range(1_000))
 
-    def sleepy(step: Step) -> Step:
+    def sleepy(step: SlotCall) -> SlotCall:
         def kernel(*operands: Any) -> Any:
             if next(runs) == 1:  # of the three layers, in the first micro-batch
                 time.sleep(STALL_S)
@@ -201,12 +203,12 @@ def stall_of_rank_1(engine: Engine) -> None:
 
 
 def test_an_injected_stall_is_found_and_named() -> None:
-    step = step_of([trace for trace, _ in run_processes(stalled, 2, TENSOR)])
+    step = align_clocks([trace for trace, _ in run_processes(stalled, 2, TENSOR)])
     # a busy machine stalls other kernels as well
-    (found,) = [one for one in stalls(step) if (one.rank, one.name, one.path) == (1, "contract gate", "layers.1")]
+    (found,) = [one for one in find_stalls(step) if (one.rank, one.name, one.path) == (1, "contract gate", "layers.1")]
     assert (found.in_gap, found.phase, found.action) == (False, "forward", "0F0")
     assert found.excess_s == pytest.approx(STALL_S, rel=0.2)
-    waiting, late = lateness(step)
+    waiting, late = measure_lateness(step)
     assert late.kept_s > 0.8 * STALL_S > waiting.kept_s
     assert late.by_axis["tp"] == pytest.approx(late.kept_s, rel=0.2)
 

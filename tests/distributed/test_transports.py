@@ -15,17 +15,17 @@ from test_equality import compare
 from training import Case, plain, put_together, trained
 
 from shardwise.layout.layout import Layout
-from shardwise.run.faults.agreement import everyones
+from shardwise.run.faults.agreement import all_gather_ints
 from shardwise.run.parallel.world import World
-from shardwise.run.trainer.step_inspector import Capture
+from shardwise.run.trainer.step_inspector import CollectiveCapture
 from shardwise.run.transport.current import current_transport
-from shardwise.run.transport.interface import Group, Message
+from shardwise.run.transport.interface import CollectiveGroup, PeerTensor
 from shardwise.run.transport.process_groups import ProcessGroup
 from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.run.transport.thread_groups import EarlyWriteError, MismatchError
 from shardwise.run.transport.thread_scheduler import DeadlockError
-from shardwise.sharding.collectives import Issued, Kind
-from shardwise.verify.training.compare_runs import differing
+from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
+from shardwise.verify.training.compare_runs import collective_differences
 
 SIZE = 4
 RUNS = {"threads": run_rank_threads, "processes": run_processes}
@@ -48,7 +48,7 @@ def every_collective() -> dict[str, list[float]]:
     return results
 
 
-def collectives(group: Group, position: int, values: torch.Tensor) -> dict[str, torch.Tensor]:
+def collectives(group: CollectiveGroup, position: int, values: torch.Tensor) -> dict[str, torch.Tensor]:
     total, largest, first = values.clone(), values.clone(), values.clone()
     whole, part, received, uneven = values.new_empty(32), values.new_empty(2), values.new_empty(8), values.new_empty(6)
     group.all_reduce(total).wait()
@@ -64,8 +64,8 @@ def collectives(group: Group, position: int, values: torch.Tensor) -> dict[str, 
     group.gather(gathered, values).wait()
     scattered, parts = values.new_empty(2), list(torch.split(values, 2)) if position == 0 else None
     group.scatter(scattered, parts).wait()
-    shifted, messages = values.new_empty(8), [Message(values, (position + 1) % SIZE)]
-    for work in group.exchange(messages, [Message(shifted, (position - 1) % SIZE)]):
+    shifted, messages = values.new_empty(8), [PeerTensor(values, (position + 1) % SIZE)]
+    for work in group.exchange(messages, [PeerTensor(shifted, (position - 1) % SIZE)]):
         work.wait()
     passed = values.clone()
     works = [group.send(values, 1)] if position == 0 else [group.receive(passed, 0)] if position == 1 else []
@@ -116,16 +116,16 @@ def test_processes_train_as_one_over_each_axis(name: str) -> None:
     ranks = put_together(run_processes(trained, case.layout.num_devices, case))
     for found in ranks:
         compare(found, plain(case))
-    assert differing(case.small(), [found.issued for found in ranks]) == ()
+    assert collective_differences(case.small(), [found.issued for found in ranks]) == ()
 
 
-def agree_within_a_step() -> tuple[list[Issued], Counter[Issued], str]:
+def agree_within_a_step() -> tuple[list[IssuedCollective], Counter[IssuedCollective], str]:
     """What is captured where ranks exchange what each has found, of an AllReduce over an axis, and of an operation that the
     engine does not issue."""
     world = World(Case(layout=Layout(dp=2)).instance().mesh)
     group = world.group(("dp",))
-    with Capture(world) as capture:
-        everyones(world, [world.rank], "what each rank finds")
+    with CollectiveCapture(world) as capture:
+        all_gather_ints(world, [world.rank], "what each rank finds")
         agreed = list(capture.sequence)
         group.all_reduce(torch.zeros(3)).wait()
         reduced, problem = capture.found, ""
@@ -141,7 +141,7 @@ def agree_within_a_step() -> tuple[list[Issued], Counter[Issued], str]:
 def test_what_ranks_agree_on_is_no_collective_of_the_step(run: str) -> None:
     for agreed, reduced, problem in RUNS[run](agree_within_a_step, 2):
         assert agreed == []
-        assert reduced == Counter([Issued(Kind.ALL_REDUCE, ("dp",), "fp32", 12, "")])
+        assert reduced == Counter([IssuedCollective(CollectiveKind.ALL_REDUCE, ("dp",), "fp32", 12, "")])
         if run == "processes":
             assert problem == "capture: allgather_ is a collective that the engine does not issue"
 

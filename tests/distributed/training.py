@@ -23,17 +23,17 @@ from shardwise.model.numerics import Gating, Numerics, Rotary
 from shardwise.run.engine import call_rewrites
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.plan_for_engine import policy_of
-from shardwise.run.trainer.step_inspector import Capture
-from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.plan_for_engine import issue_policy
+from shardwise.run.trainer.step_inspector import CollectiveCapture
+from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.interface import Transport
-from shardwise.sharding.collectives import Issued
-from shardwise.step.rank_program import Instance
+from shardwise.sharding.collectives import IssuedCollective
+from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import Precision
-from shardwise.verify.training.compare_runs import micro_batch
+from shardwise.verify.training.compare_runs import to_micro_batch
 from shardwise.verify.training.small_case import FP64
-from shardwise.verify.training.small_case import Case as Small
+from shardwise.verify.training.small_case import TrainingCase as Small
 
 DENSE = Architecture(
     name="dense", num_layers=3, d_model=12, d_ff=20, num_heads=4, num_kv_heads=2, head_dim=4, vocab_size=24
@@ -108,7 +108,7 @@ class Case:
     def architecture(self) -> Architecture:
         return MODELS[self.model]
 
-    def recipe_of(self) -> Recipe:
+    def recipe_of(self) -> TrainingRecipe:
         usual = {
             "steps": STEPS,
             "learning_rate": 1e-2,
@@ -117,13 +117,13 @@ class Case:
             "seed": SEED,
             "bucket_bytes": 2_000,
         }
-        return Recipe(**{**usual, **self.recipe})
+        return TrainingRecipe(**{**usual, **self.recipe})
 
-    def instance(self) -> Instance:
+    def instance(self) -> RankProgram:
         recipe = self.recipe_of()
-        return Instance(
+        return RankProgram(
             architecture=self.architecture, layout=self.layout, precision=self.precision,
-            policy=policy_of(recipe, routed=self.architecture.num_experts > 0), seq_len=POSITIONS,
+            policy=issue_policy(recipe, routed=self.architecture.num_experts > 0), seq_len=POSITIONS,
             optimizer=self.optimizer,
         )  # fmt: skip
 
@@ -141,8 +141,8 @@ class Case:
     def micro_batches(self, step: int, replica: int, num_replicas: int) -> list[MicroBatch]:
         """One replica's part of each global micro-batch, which are as large for any number of replicas."""
         small = self.small()
-        shared = small if num_replicas == small.layout.num_replicas else small.alone()
-        return [micro_batch(*arrays) for arrays in shared.micro_batches(step, replica)]
+        shared = small if num_replicas == small.layout.num_replicas else small.on_one_device()
+        return [to_micro_batch(*arrays) for arrays in shared.micro_batches(step, replica)]
 
 
 Pieces = list[tuple[Any, torch.Tensor]]  # intervals, and their values
@@ -160,7 +160,7 @@ class Found:
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     biases: dict[str, torch.Tensor] = field(default_factory=dict)
-    issued: list[Issued] = field(default_factory=list)
+    issued: list[IssuedCollective] = field(default_factory=list)
     pieces: list[Pieces] = field(default_factory=list)  # of the gradients in each step, then of the weights
 
 
@@ -237,25 +237,25 @@ def plain(case: Case) -> Found:
     return found
 
 
-def engine_of(case: Case) -> Engine:
+def engine_of(case: Case) -> TrainingEngine:
     call_rewrites.COMPILER = "aot_eager"  # the same graphs, without a compiler of the machine's
     instance = case.instance()
-    made = Engine(instance, case.recipe_of(), World(instance.mesh))
-    made.initialise(SEED)
+    made = TrainingEngine(instance, case.recipe_of(), World(instance.mesh))
+    made.initialize(SEED)
     return made
 
 
-def replica_of(engine: Engine, case: Case) -> int:
+def replica_of(engine: TrainingEngine, case: Case) -> int:
     return engine.world.position(engine.instance.batch_axes)
 
 
-def run_step(engine: Engine, case: Case, step: int) -> Any:
+def run_step(engine: TrainingEngine, case: Case, step: int) -> Any:
     whole = case.micro_batches(step, replica_of(engine, case), case.layout.num_replicas)
-    batches = [batch.at(engine.places_read(POSITIONS)) for batch in whole]
+    batches = [batch.restrict_to(engine.places_read(POSITIONS)) for batch in whole]
     return engine.step(batches, case.num_seqs * POSITIONS, case.num_micro_batches, step)
 
 
-def pieces_of(engine: Engine, tensor: str) -> Pieces:
+def pieces_of(engine: TrainingEngine, tensor: str) -> Pieces:
     """This rank's part of every parameter's gradient ("gradient_shard") or weight ("state")."""
     return [
         (one, getattr(group, tensor)[one.start : one.start + one.size].clone())
@@ -265,7 +265,7 @@ def pieces_of(engine: Engine, tensor: str) -> Pieces:
     ]
 
 
-def gathered(engine: Engine, tensor: str) -> dict[str, torch.Tensor]:
+def gathered(engine: TrainingEngine, tensor: str) -> dict[str, torch.Tensor]:
     """What the pieces of all ranks are together, flat."""
     return whole_of(of_all_ranks(engine.world.transport, pieces_of(engine, tensor)))
 
@@ -313,7 +313,7 @@ def trained(case: Case) -> Found:
 
     engine.updater.norm = looked  # type: ignore[method-assign]
     for step in range(STEPS):
-        capture = Capture(engine.world) if step == STEPS - 1 else nullcontext()
+        capture = CollectiveCapture(engine.world) if step == STEPS - 1 else nullcontext()
         with capture:
             result = run_step(engine, case, step)
         found.losses.append(result.loss.item())

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import cache
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.stacks import Abilities, stack_named
-from shardwise.interop.frameworks.targets import target_named
-from shardwise.interop.launches.launch import Launch, machines_of
-from shardwise.interop.launches.translate_launch import as_taken, refusals
-from shardwise.layout.context_parallel import variant_names
+from shardwise.hardware.stacks import Abilities, get_stack
+from shardwise.interop.frameworks.targets import get_target
+from shardwise.interop.launches.launch import Launch, cluster_machines
+from shardwise.interop.launches.translate_launch import refusals, use_target_stages
+from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import violations
 from shardwise.model.job import Job
@@ -51,7 +51,7 @@ PRICED = estimate(
 # Everything that there is, for launches that most targets refuse.
 ANY = Abilities(
     axes=("tp", "cp", "pp", "ep"), zero=(1, 2, 3), zero_with_pp=(1, 2, 3), zero_with_cp=(0, 1, 2, 3), zero_with_ep=(0, 1, 2, 3),
-    schedules=schedule_names(), cp_variants=variant_names(), recompute=policy_names(), losses=("fused",), products=("fp8",),
+    schedules=schedule_names(), cp_variants=cp_variant_names(), recompute=policy_names(), losses=("fused",), products=("fp8",),
     offload=("none", "none", "optimizer"), sequence_parallel=True, async_tp=True, uneven_stages=True, whole_experts=True,
     source="every choice",
 )  # fmt: skip
@@ -86,7 +86,7 @@ def random_launch(
             etp=rng.choice((None, 1)) if model.num_experts and tp > 1 else None, num_virtual_stages=virtual, zero_stage=zero,
             sequence_parallel=runs.sequence_parallel and tp > 1 and rng.random() < 0.8,
             async_tp=runs.async_tp and tp > 1 and rng.random() < 0.2,
-            cp_variant=rng.choice(runs.cp_variants) if cp > 1 else variant_names()[0], micro_batch_seqs=micro,
+            cp_variant=rng.choice(runs.cp_variants) if cp > 1 else cp_variant_names()[0], micro_batch_seqs=micro,
             recompute=rng.choice(tuple(runs.recompute)), offload=rng.choice(runs.offload), schedule=rng.choice(schedules),
         )  # fmt: skip
     except InputError:
@@ -96,7 +96,7 @@ def random_launch(
     if violations(model, job, num_devices, layout):
         return None
     plan = Plan(model=model, cluster=cluster, job=job, layout=layout, estimate=PRICED)
-    return Launch(model=model, job=job, layout=layout, machines=machines_of(cluster), plan=plan)
+    return Launch(model=model, job=job, layout=layout, machines=cluster_machines(cluster), plan=plan)
 
 
 def random_launches(seed: int, **choices: object) -> Iterator[Launch]:
@@ -110,10 +110,10 @@ def random_launches(seed: int, **choices: object) -> Iterator[Launch]:
 
 def runnable_launches(name: str, seed: int) -> Iterator[Launch]:
     """Legal launches that a target runs, without an end: of what its stack can run, with stages as it deals them out."""
-    target, runs = target_named(name), stack_named(target_named(name).stack).abilities
+    target, runs = get_target(name), get_stack(get_target(name).stack).abilities
     choices = {"models": sayable(name, "models"), "precisions": sayable(name, "precisions")}
     for launch in random_launches(seed, chip=chip_of(name), runs=runs, **choices):
-        taken = as_taken(launch, target)
+        taken = use_target_stages(launch, target)
         legal = not violations(taken.model, taken.job, taken.machines.num_devices, taken.layout)
         if legal and not refusals(taken, target):
             yield _with_plan(taken)
@@ -126,7 +126,7 @@ def _with_plan(launch: Launch) -> Launch:
 
 def chip_of(name: str) -> str:
     """What a target is tried on."""
-    return "h100" if "GPU" in stack_named(target_named(name).stack).platforms else "tpu-v5p"
+    return "h100" if "GPU" in get_stack(get_target(name).stack).platforms else "tpu-v5p"
 
 
 @cache
@@ -136,7 +136,7 @@ def sayable(name: str, of: str) -> tuple[str, ...]:
         (model, precision)
         for model in MODELS
         for precision in ALL_PRECISIONS
-        if not refusals(_plain(name, model, precision), target_named(name))
+        if not refusals(_plain(name, model, precision), get_target(name))
     ]
     return tuple(sorted({pair[of == "precisions"] for pair in pairs}))
 
@@ -145,8 +145,8 @@ def _plain(name: str, model: str, precision: str) -> Launch:
     chip = chip_of(name)
     cluster = load_cluster(f"{chip}:{TORI[8] if chip.startswith('tpu') else 8}")
     own, job = load_model(model), Job(global_batch_tokens=8 * 4096, seq_len=4096, precision=precision)
-    runs = stack_named(target_named(name).stack).abilities
+    runs = get_stack(get_target(name).stack).abilities
     recompute, zero = "full" if "full" in runs.recompute else "none", max((0, *runs.zero))
     layout = Layout(dp=1 if zero else 8, fsdp=8 if zero else 1, zero_stage=zero, recompute=recompute)
     plan = Plan(model=own, cluster=cluster, job=job, layout=layout, estimate=PRICED)
-    return Launch(model=own, job=job, layout=layout, machines=machines_of(cluster), plan=plan)
+    return Launch(model=own, job=job, layout=layout, machines=cluster_machines(cluster), plan=plan)

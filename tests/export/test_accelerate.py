@@ -8,9 +8,9 @@ import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.interop.frameworks.accelerate import CONFIG, SCRIPT, TARGET
-from shardwise.interop.launches.launch import Launch, Machines, machines_of
-from shardwise.interop.launches.read_launch import Heard, read
-from shardwise.interop.launches.translate_launch import refusals, say
+from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
+from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
+from shardwise.interop.launches.translate_launch import refusals, to_options
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
@@ -66,11 +66,11 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-def heard(text: str, script: str | None = START, *, devices: int = 8, per_node: int = 8, **beside: int) -> Heard:
+def heard(text: str, script: str | None = START, *, devices: int = 8, per_node: int = 8, **beside: int) -> ParsedLaunch:
     files = {CONFIG: text} | ({"run.sh": script} if script else {})
     parts = {name.replace("__", "."): value for name, value in beside.items()}
     machines = Machines(num_devices=devices, devices_per_node=per_node)
-    return read(files, machines, target="accelerate", model=load_model("llama-3-8b"), beside=parts)
+    return parse_launch(files, machines, target="accelerate", model=load_model("llama-3-8b"), beside=parts)
 
 
 @pytest.mark.parametrize(("text", "layout", "precision"), PUBLISHED.values(), ids=list(PUBLISHED))
@@ -101,7 +101,9 @@ def test_words_of_the_command_take_the_place_of_the_file() -> None:
     assert (found.layout.zero_stage, found.job.precision) == (2, "fp32")
     alone = "accelerate launch --use_fsdp --fsdp_version 2 --mixed_precision bf16 t.py --max_length 4096 "
     alone += "--per_device_train_batch_size 2"
-    read_alone = read({"run.sh": alone}, Machines(num_devices=8, devices_per_node=8), model=load_model("llama-3-8b"))
+    read_alone = parse_launch(
+        {"run.sh": alone}, Machines(num_devices=8, devices_per_node=8), model=load_model("llama-3-8b")
+    )
     assert read_alone.target is TARGET
     assert read_alone.launch.layout == Layout.parse("fsdp=8 micro_batch_seqs=2")
 
@@ -121,7 +123,7 @@ def launch_with(layout: str, *, precision: str = "bf16") -> Launch:
         model=load_model("llama-3-8b"),
         job=job,
         layout=Layout.parse(layout),
-        machines=machines_of(load_cluster("h100:16")),
+        machines=cluster_machines(load_cluster("h100:16")),
     )
 
 
@@ -146,7 +148,7 @@ def test_what_it_cannot_run_is_refused(layout: str, words: str) -> None:
 
 def test_what_is_written_says_every_size_and_starts_every_node() -> None:
     launch = launch_with("dp=2 fsdp=4 cp=2 cp_variant=zigzag recompute=full", precision="fp8_torchao")
-    files = TARGET.write(say(TARGET, launch), launch)
+    files = TARGET.write(to_options(TARGET, launch), launch)
     for line in ("num_processes: 16", "num_machines: 2", "parallelism_config_dp_replicate_size: 2", "fsdp_version: 2",
                  "parallelism_config_cp_comm_strategy: alltoall", "mixed_precision: fp8", "fp8_backend: ao"):  # fmt: skip
         assert line in files[CONFIG], line

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.published_constants import predicted
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.published_constants import with_published_constants
+from shardwise.hardware.stacks import get_stack
 from shardwise.interop.frameworks.automodel import TARGET
-from shardwise.interop.launches.launch import Launch, Machines, machines_of
-from shardwise.interop.launches.read_launch import Heard, read
+from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
+from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.launches.translate_launch import refusals
-from shardwise.layout.layers_per_stage import virtual_stages
+from shardwise.layout.layers_per_stage import layers_by_virtual_stage
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
@@ -65,11 +65,11 @@ PUBLISHED = {
 def test_published_recipes_are_read_and_priced(name: str) -> None:
     text, machines, model, layout = PUBLISHED[name]
     cluster = load_cluster(machines)
-    heard = read({"recipe.yaml": text}, machines_of(cluster))
+    heard = parse_launch({"recipe.yaml": text}, cluster_machines(cluster))
     assert (heard.target, heard.unknown) == (TARGET, ())
     assert heard.launch.model.name == model
     assert {**_said(heard.launch.layout), "layers_per_stage": None} == _said(Layout.parse(layout))
-    cluster = predicted(cluster, stack_named(TARGET.stack))
+    cluster = with_published_constants(cluster, get_stack(TARGET.stack))
     assert plan_layout(heard.launch.model, cluster, heard.launch.job, heard.launch.layout).estimate.step_time_s > 0
 
 
@@ -77,8 +77,8 @@ def _said(layout: Layout) -> dict[str, object]:
     return {name: getattr(layout, name) for name in Layout.__dataclass_fields__}
 
 
-def heard_of(distributed: str = "", batch: tuple[int, int] = (64, 4), more: str = "") -> Heard:
-    return read({"recipe.yaml": recipe("meta-llama/Meta-Llama-3-8B", batch, 4096, distributed, more)}, EIGHT)
+def heard_of(distributed: str = "", batch: tuple[int, int] = (64, 4), more: str = "") -> ParsedLaunch:
+    return parse_launch({"recipe.yaml": recipe("meta-llama/Meta-Llama-3-8B", batch, 4096, distributed, more)}, EIGHT)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_degrees_and_shards_are_those_of_fsdp2(distributed: str, layout: str) ->
 
 def test_replicas_of_ddp_have_no_shards() -> None:
     text = recipe("meta-llama/Meta-Llama-3-8B", (64, 4), 4096, "").replace("fsdp2", "ddp")
-    assert read({"recipe.yaml": text}, EIGHT).launch.layout == Layout.parse("dp=8 micro_batch_seqs=4")
+    assert parse_launch({"recipe.yaml": text}, EIGHT).launch.layout == Layout.parse("dp=8 micro_batch_seqs=4")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_replicas_of_ddp_have_no_shards() -> None:
 )
 def test_stages_are_dealt_out_as_its_pipelining_does(pipeline: str, stages: tuple[int, ...]) -> None:
     launch = heard_of(f"pp_size: 4, pipeline: {pipeline}", (64, 32)).launch
-    assert virtual_stages(launch.model, launch.layout) == stages
+    assert layers_by_virtual_stage(launch.model, launch.layout) == stages
     assert launch.layout.zero_stage == 2  # layers of a pipeline stay gathered unless they are told otherwise
 
 
@@ -133,7 +133,7 @@ def test_precisions_are_those_of_the_storage_and_of_fp8(more: str, precision: st
     text = recipe("meta-llama/Meta-Llama-3-8B", (64, 4), 4096, "")
     name, _, value = more.partition(": ")
     text = text.replace("model:\n", f"model:\n  torch_dtype: {value}\n") if "torch_dtype" in name else text + more
-    assert read({"recipe.yaml": text}, EIGHT).launch.job.precision == precision
+    assert parse_launch({"recipe.yaml": text}, EIGHT).launch.job.precision == precision
 
 
 def launch_of(text: str, model: str = "llama-3-8b") -> Launch:
@@ -199,5 +199,5 @@ BROKEN = {
 @pytest.mark.parametrize("text", BROKEN.values(), ids=list(BROKEN))
 def test_broken_recipes_are_refused_in_clear_words(text: str) -> None:
     with pytest.raises(InputError) as told:
-        read({"recipe.yaml": text}, EIGHT, target="automodel")
+        parse_launch({"recipe.yaml": text}, EIGHT, target="automodel")
     assert all(problem and "\n" not in problem for problem in told.value.problems)

@@ -9,9 +9,9 @@ import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.interop.frameworks.deepspeed import CONFIG, PRECISIONS, SCRIPT, TARGET, UNPRICED
-from shardwise.interop.launches.launch import Launch, Machines, machines_of
-from shardwise.interop.launches.read_launch import Heard, read
-from shardwise.interop.launches.translate_launch import refusals, say
+from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
+from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
+from shardwise.interop.launches.translate_launch import refusals, to_options
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
@@ -47,11 +47,11 @@ PUBLISHED: tuple[tuple[dict[str, Any], str, str, str, str, int], ...] = (
 
 def heard(
     config: object, script: str | None = None, *, devices: int = 8, model: str | None = "llama-3-8b", **beside: int
-) -> Heard:
+) -> ParsedLaunch:
     files = {CONFIG: config if isinstance(config, str) else json.dumps(config)} | ({"run.sh": script} if script else {})
     parts = {name.replace("__", "."): value for name, value in beside.items()}
     machines = Machines(num_devices=devices, devices_per_node=8)
-    return read(files, machines, target="deepspeed", model=load_model(model) if model else None, beside=parts)
+    return parse_launch(files, machines, target="deepspeed", model=load_model(model) if model else None, beside=parts)
 
 
 @pytest.mark.parametrize(("config", "script", "model", "precision", "layout", "batch"), PUBLISHED)
@@ -107,7 +107,7 @@ def launch_with(
 ) -> Launch:
     job = Job(global_batch_tokens=seqs * 4096, seq_len=4096, precision=precision)
     return Launch(
-        model=load_model(model), job=job, layout=Layout.parse(layout), machines=machines_of(load_cluster(cluster))
+        model=load_model(model), job=job, layout=Layout.parse(layout), machines=cluster_machines(load_cluster(cluster))
     )
 
 
@@ -137,7 +137,7 @@ def test_formats_of_gradients_go_with_the_stage() -> None:
     assert {key for key, value in refused.items() if value} == {
         ("bf16_fp32_main_gradients", 0), *(("bf16_fp32_gradients", stage) for stage in (0, 2, 3)),
     }  # fmt: skip
-    options = say(TARGET, launch_with("fsdp=16 zero_stage=1", precision="bf16_fp32_main_gradients"))
+    options = to_options(TARGET, launch_with("fsdp=16 zero_stage=1", precision="bf16_fp32_main_gradients"))
     assert options["bf16.immediate_grad_update"] is True
 
 
@@ -158,7 +158,7 @@ def test_experts_with_expert_parallelism_are_whole() -> None:
 
 def test_what_is_written_holds_the_batch_together_and_starts_every_node() -> None:
     launch = launch_with("fsdp=16 micro_batch_seqs=4")
-    files = TARGET.write(say(TARGET, launch), launch)
+    files = TARGET.write(to_options(TARGET, launch), launch)
     config = json.loads(files[CONFIG])
     assert (
         config["train_batch_size"]
@@ -220,7 +220,7 @@ def test_what_is_no_launch_is_said_in_a_line(config: object, words: str) -> None
 
 def test_several_configurations_are_no_launch() -> None:
     with pytest.raises(InputError, match=r"one ds_config\.json"):
-        read(
+        parse_launch(
             {"a.json": "{}", "b.json": "{}"},
             Machines(num_devices=8, devices_per_node=8),
             target="deepspeed",

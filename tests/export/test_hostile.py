@@ -11,7 +11,7 @@ import pytest
 
 from shardwise.interop.frameworks.targets import TARGETS
 from shardwise.interop.launches.launch import Machines
-from shardwise.interop.launches.read_launch import read
+from shardwise.interop.launches.read_launch import parse_launch
 from shardwise.values.errors import InputError
 
 MACHINES = Machines(num_devices=16, devices_per_node=8)
@@ -83,7 +83,7 @@ def test_none_is_run_and_each_is_refused_in_a_line(tmp_path: Path) -> None:
     began = time.process_time()
     for number, text in enumerate(every):
         with pytest.raises(InputError) as told:
-            read({NAMES[number % len(NAMES)]: text}, MACHINES)
+            parse_launch({NAMES[number % len(NAMES)]: text}, MACHINES)
         assert all(0 < len(problem) < 2000 for problem in told.value.problems), text[:60]
     assert not mark.exists()
     assert time.process_time() - began < LONG * len(TARGETS)
@@ -96,5 +96,5 @@ def test_a_target_that_is_named_refuses_them_too(target: str, tmp_path: Path) ->
     for text in texts(mark):
         for name in NAMES:
             with pytest.raises(InputError):
-                read({name: text}, MACHINES, target=target)
+                parse_launch({name: text}, MACHINES, target=target)
     assert not mark.exists()

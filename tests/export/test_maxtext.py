@@ -8,12 +8,12 @@ import pytest
 
 import shardwise as sw
 from shardwise.interop.frameworks.maxtext import launch_config
-from shardwise.interop.frameworks.maxtext.model_options import known_models, named_model, with_model
-from shardwise.interop.launches.export_launch import export, files_of
-from shardwise.interop.launches.launch import Launch, Machines, machines_of
-from shardwise.interop.launches.read_launch import Heard, read
-from shardwise.interop.launches.translate_launch import refusals, say
-from shardwise.interop.text_formats.config_trees import yaml_tree
+from shardwise.interop.frameworks.maxtext.model_options import expand_name, known_models, shorten_to_name
+from shardwise.interop.launches.export_launch import build_files, export
+from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
+from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
+from shardwise.interop.launches.translate_launch import refusals, to_options
+from shardwise.interop.text_formats.config_trees import parse_yaml
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
 from shardwise.search.layout_plan import plan_layout
 from shardwise.values.errors import InputError
@@ -49,11 +49,11 @@ max_target_length: 8192
 per_device_batch_size: 0.25
 remat_policy: full
 """
-TPUS = machines_of(sw.load_cluster("tpu-v5p:4x4x4"))
+TPUS = cluster_machines(sw.load_cluster("tpu-v5p:4x4x4"))
 
 
-def heard(text: str, machines: Machines = TPUS, target: str = "maxtext") -> Heard:
-    return read({"config.yml": text}, machines, target=target)
+def heard(text: str, machines: Machines = TPUS, target: str = "maxtext") -> ParsedLaunch:
+    return parse_launch({"config.yml": text}, machines, target=target)
 
 
 def launch(text: str, cluster: str, model: str = "llama-3-8b", micro_batches: int = 4, **job: object) -> Launch:
@@ -64,7 +64,7 @@ def launch(text: str, cluster: str, model: str = "llama-3-8b", micro_batches: in
         model=sw.load_model(model),
         job=sw.Job(**every),
         layout=layout,
-        machines=machines_of(where),  # type: ignore[arg-type]
+        machines=cluster_machines(where),  # type: ignore[arg-type]
     )
 
 
@@ -72,7 +72,7 @@ def launch(text: str, cluster: str, model: str = "llama-3-8b", micro_batches: in
 def test_a_published_launch_is_read_and_priced_as_it_was_measured(name: str) -> None:
     options, where, row = PUBLISHED[name]
     cluster = sw.load_cluster(where, stack="maxtext")
-    found = read({name: COMMAND.format(options)}, machines_of(cluster)).launch
+    found = parse_launch({name: COMMAND.format(options)}, cluster_machines(cluster)).launch
     assert found.layout.num_devices == cluster.num_devices
     estimate = plan_layout(found.model, cluster, found.job, found.layout).estimate
     assert estimate.step_time_s > 0
@@ -88,7 +88,7 @@ def test_the_gpu_model_of_the_repository_is_read() -> None:
         "base_config: base.yml\nhardware: gpu\nper_device_batch_size: 4\nmax_target_length: 4096\nmodel_name: llama2-7b\n"
         "attention: cudnn_flash_te\nremat_policy: minimal_with_context\ndcn_data_parallelism: 16\nici_fsdp_parallelism: 8\n"
     )
-    found = read({"llama2_7b.yml": text}, machines_of(sw.load_cluster("h100:128")))
+    found = parse_launch({"llama2_7b.yml": text}, cluster_machines(sw.load_cluster("h100:128")))
     assert found.target.name == "maxtext-gpu"
     assert str(found.launch.layout) == "dp=16 fsdp=8 zero_stage=3 micro_batch_seqs=4 recompute=selective"
     assert found.launch.model.name == "llama-2-7b"
@@ -98,10 +98,10 @@ def test_the_gpu_model_of_the_repository_is_read() -> None:
     "name", ["llama2-7b", "llama3-70b", "mixtral-8x7b", "qwen3-30b-a3b", "gpt-oss-20b", "qwen2.5-7b"]
 )
 def test_a_model_is_said_by_its_name(name: str) -> None:
-    options = with_model({"model_name": name, "steps": 5})
+    options = expand_name({"model_name": name, "steps": 5})
     own = {key: value for key, value in options.items() if key != "model_name"}
-    assert named_model(own) == {"model_name": name, "steps": 5}
-    assert "model_name" not in named_model({**own, "vocab_size": 7})
+    assert shorten_to_name(own) == {"model_name": name, "steps": 5}
+    assert "model_name" not in shorten_to_name({**own, "vocab_size": 7})
 
 
 def test_every_model_of_the_release_is_read_or_refused_in_a_line() -> None:
@@ -119,18 +119,18 @@ def test_every_model_of_the_release_is_read_or_refused_in_a_line() -> None:
 
 def test_axes_span_slices_from_the_outermost() -> None:
     two = launch("dp=2 fsdp=16 tp=4 zero_stage=3 recompute=full async_tp=true", "tpu-v5e:8x8*2")
-    said = say(launch_config.TPU, two)
+    said = to_options(launch_config.TPU, two)
     assert {name: said[name] for name in said if "parallelism" in name} == {
         "ici_fsdp_parallelism": 16, "ici_tensor_parallelism": 4, "dcn_data_parallelism": 2,
     }  # fmt: skip
-    script = files_of(launch_config.TPU, said, two)["launch.sh"]
+    script = build_files(launch_config.TPU, said, two)["launch.sh"]
     assert "--tpu-type v5litepod-64 --num-slices 2" in script
-    assert "launch.slurm" not in files_of(launch_config.TPU, said, two)
+    assert "launch.slurm" not in build_files(launch_config.TPU, said, two)
     nodes = launch("fsdp=16 tp=8 zero_stage=3 recompute=full async_tp=true", "h100:128")
-    assert {name: value for name, value in say(launch_config.GPU, nodes).items() if "parallelism" in name} == {
+    assert {name: value for name, value in to_options(launch_config.GPU, nodes).items() if "parallelism" in name} == {
         "ici_fsdp_parallelism": 1, "ici_tensor_parallelism": 8, "dcn_data_parallelism": 1, "dcn_fsdp_parallelism": 16,
     }  # fmt: skip
-    files = files_of(launch_config.GPU, say(launch_config.GPU, nodes), nodes)
+    files = build_files(launch_config.GPU, to_options(launch_config.GPU, nodes), nodes)
     assert "srun bash launch.sh" in files["launch.slurm"]
     assert "NNODES=16" in files["launch.sh"]
 
@@ -138,7 +138,7 @@ def test_axes_span_slices_from_the_outermost() -> None:
 def test_degrees_that_are_inferred() -> None:
     inferred = heard(GOOD.replace("ici_fsdp_parallelism: 8\n", "").replace("0.25", "1"))
     assert inferred.launch.layout == heard(GOOD.replace("0.25", "1")).launch.layout
-    two = machines_of(sw.load_cluster("tpu-v5e:8x8*2"))
+    two = cluster_machines(sw.load_cluster("tpu-v5e:8x8*2"))
     assert heard(GOOD.replace("ici_fsdp_parallelism: 8\n", ""), two).launch.layout.dp == 2
 
 
@@ -147,7 +147,7 @@ def test_a_plan_is_a_workload_of_xpk() -> None:
     layout = sw.Layout.parse("fsdp=16 tp=4 zero_stage=3 recompute=full async_tp=true micro_batch_seqs=2")
     plan = plan_layout(sw.load_model("llama-3-70b"), cluster, sw.Job(global_batch_tokens=2**20, seq_len=8192), layout)
     found = export(plan, launch_config.TPU)
-    options = yaml_tree(found.files["config.yml"], "config.yml")
+    options = parse_yaml(found.files["config.yml"], "config.yml")
     assert options["model_name"] == "llama3-70b"
     assert (options["per_device_batch_size"], options["gradient_accumulation_steps"]) == (0.5, 4)
     assert "v5p-128 --num-slices 1" in found.files["launch.sh"]
@@ -201,9 +201,9 @@ def test_what_maxtext_asks_of_models(text: str, model: str, words: str) -> None:
 def test_stages_of_a_model_whose_layers_come_in_pairs() -> None:
     """A decoder layer of gemma2 is one with a window and one without: 42 layers are 21, 7 for each of 3 stages."""
     piped = launch("dp=8 pp=3 recompute=full schedule=afab", "h100:24", "gemma-2-9b", micro_batches=3)
-    options = say(launch_config.GPU, piped)
+    options = to_options(launch_config.GPU, piped)
     assert (options["base_num_decoder_layers"], options["num_layers_per_pipeline_stage"]) == (21, 7)
-    assert read(files_of(launch_config.GPU, options, piped), piped.machines).launch.layout == replace(
+    assert parse_launch(build_files(launch_config.GPU, options, piped), piped.machines).launch.layout == replace(
         piped.layout, layers_per_stage=(14, 14, 14)
     )
 
@@ -266,7 +266,7 @@ def test_what_is_no_launch_is_refused(text: str, words: str) -> None:
 )
 def test_a_script_without_a_command_is_refused(script: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        read({"run.sh": script}, TPUS, target="maxtext")
+        parse_launch({"run.sh": script}, TPUS, target="maxtext")
 
 
 def test_what_the_release_does_not_have_is_named() -> None:

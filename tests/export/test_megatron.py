@@ -9,15 +9,15 @@ import pytest
 from export.published_megatron import PUBLISHED, Published
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.published_constants import predicted
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.published_constants import with_published_constants
+from shardwise.hardware.stacks import get_stack
 from shardwise.interop.frameworks.megatron.launch_script import TARGET
-from shardwise.interop.launches.export_launch import files_of
-from shardwise.interop.launches.launch import Launch, Machines, machines_of
-from shardwise.interop.launches.read_launch import Heard, read
-from shardwise.interop.launches.translate_launch import refusals, say
-from shardwise.layout.choices import recompute_policies
-from shardwise.layout.layers_per_stage import virtual_stages
+from shardwise.interop.launches.export_launch import build_files
+from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
+from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
+from shardwise.interop.launches.translate_launch import refusals, to_options
+from shardwise.layout.choices import stack_recompute_policies
+from shardwise.layout.layers_per_stage import layers_by_virtual_stage
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.stack_abilities import stack_of
 from shardwise.model.job import Job
@@ -36,10 +36,10 @@ SIZES = (
 EIGHT = Machines(num_devices=8, devices_per_node=8)
 
 
-def heard(published: Published) -> Heard:
+def heard(published: Published) -> ParsedLaunch:
     script = f"torchrun pretrain_gpt.py {published.options}"
     model = load_model(published.model) if published.model else None
-    return read({"launch.sh": script}, machines_of(load_cluster(published.cluster)), model=model)
+    return parse_launch({"launch.sh": script}, cluster_machines(load_cluster(published.cluster)), model=model)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -58,7 +58,7 @@ def test_published_launches_are_read(name: str) -> None:
 def test_published_launches_are_priced(name: str) -> None:
     published = PUBLISHED[name]
     launch = heard(published).launch
-    cluster = predicted(load_cluster(published.cluster), stack_named(TARGET.stack))
+    cluster = with_published_constants(load_cluster(published.cluster), get_stack(TARGET.stack))
     found = plan_layout(launch.model, cluster, launch.job, launch.layout).estimate
     rate = launch.job.global_batch_tokens / found.step_time_s / cluster.num_devices
     assert rate > 0
@@ -69,7 +69,7 @@ def test_published_launches_are_priced(name: str) -> None:
 
 def test_modules_that_are_not_known_are_named() -> None:
     script = f"torchrun pretrain_gpt.py {SIZES} --recompute-granularity selective --recompute-modules mlp gdn_norm_out"
-    assert "recompute-modules" in read({"a.sh": script}, EIGHT, target="megatron").unread
+    assert "recompute-modules" in parse_launch({"a.sh": script}, EIGHT, target="megatron").unread
     assert "recompute-modules" not in heard(PUBLISHED["deepseek-v3 by Megatron-FSDP"]).unread
 
 
@@ -87,18 +87,18 @@ def launch_of(text: str, model: str = "llama-3-8b", **job: object) -> Launch:
 def test_megatron_fsdp_comes_with_its_checkpoints() -> None:
     """validate_args: Megatron-FSDP requires the fsdp_dtensor format, and CUDA_DEVICE_MAX_CONNECTIONS other than 1."""
     launch = launch_of("fsdp=8 zero_stage=3")
-    options = say(TARGET, launch)
+    options = to_options(TARGET, launch)
     assert options["ckpt-format"] == "fsdp_dtensor"
-    assert "CUDA_DEVICE_MAX_CONNECTIONS=32" in files_of(TARGET, options, launch)["launch.sh"]
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=32" in build_files(TARGET, options, launch)["launch.sh"]
     launch = launch_of("fsdp=8 zero_stage=1")
-    assert "ckpt-format" not in say(TARGET, launch)
-    assert "CUDA_DEVICE_MAX_CONNECTIONS=1\n" in files_of(TARGET, say(TARGET, launch), launch)["launch.sh"]
+    assert "ckpt-format" not in to_options(TARGET, launch)
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=1\n" in build_files(TARGET, to_options(TARGET, launch), launch)["launch.sh"]
 
 
 def test_there_is_no_dropout_and_other_options_may_be_given() -> None:
     """Megatron-LM's defaults are 0.1."""
     launch = launch_of("fsdp=8 zero_stage=1")
-    text = files_of(TARGET, say(TARGET, launch), launch)["launch.sh"]
+    text = build_files(TARGET, to_options(TARGET, launch), launch)["launch.sh"]
     assert "  --hidden-dropout 0.0\n  --attention-dropout 0.0\n" in text
     assert text.endswith('"${ARGS[@]}" "$@"\n')
 
@@ -106,14 +106,16 @@ def test_there_is_no_dropout_and_other_options_may_be_given() -> None:
 def test_the_part_of_a_head_that_turns_is_said_and_read() -> None:
     """RotaryEmbedding of rotary_pos_embedding.py: dim · rotary_percent; its parser's default is 1.0."""
     for options, part in (("", 1.0), ("--rotary-percent 0.5", 0.5)):
-        launch = read({"launch.sh": f"pretrain_gpt.py {SIZES} --position-embedding-type rope {options}"}, EIGHT).launch
+        launch = parse_launch(
+            {"launch.sh": f"pretrain_gpt.py {SIZES} --position-embedding-type rope {options}"}, EIGHT
+        ).launch
         assert launch.model.numerics.rotary.part == part
-        assert say(TARGET, launch).get("rotary-percent", 1.0) == part
+        assert to_options(TARGET, launch).get("rotary-percent", 1.0) == part
 
 
 def test_an_offloaded_optimizer_is_a_precision_aware_one() -> None:
     """validate_args: --optimizer-cpu-offload takes the way of --use-precision-aware-optimizer."""
-    options = say(TARGET, launch_of("fsdp=8 zero_stage=1 offload=optimizer"))
+    options = to_options(TARGET, launch_of("fsdp=8 zero_stage=1 offload=optimizer"))
     assert options["use-precision-aware-optimizer"] is True
     assert "exp-avg-dtype" not in options
 
@@ -155,7 +157,7 @@ def test_what_they_take_is_not_refused() -> None:
 )
 def test_formats_that_are_left_out_are_the_usual_ones(options: str, precision: str) -> None:
     script = f"torchrun pretrain_gpt.py {SIZES.replace('--bf16', '')} {options}"
-    assert read({"a.sh": script}, EIGHT, target="megatron").launch.job.precision == precision
+    assert parse_launch({"a.sh": script}, EIGHT, target="megatron").launch.job.precision == precision
 
 
 @pytest.mark.parametrize(
@@ -170,8 +172,8 @@ def test_formats_that_are_left_out_are_the_usual_ones(options: str, precision: s
 )
 def test_layers_are_dealt_out_as_the_options_say(options: str, stages: tuple[int, ...]) -> None:
     script = f"torchrun pretrain_gpt.py {SIZES} --num-layers 32 --pipeline-model-parallel-size 4 {shlex.join(options.split())}"
-    launch = read({"a.sh": script}, EIGHT, target="megatron").launch
-    assert virtual_stages(launch.model, launch.layout) == stages
+    launch = parse_launch({"a.sh": script}, EIGHT, target="megatron").launch
+    assert layers_by_virtual_stage(launch.model, launch.layout) == stages
 
 
 BROKEN = {
@@ -197,7 +199,7 @@ BROKEN = {
 @pytest.mark.parametrize("text", BROKEN.values(), ids=list(BROKEN))
 def test_broken_launches_are_refused_in_clear_words(text: str) -> None:
     with pytest.raises(InputError) as told:
-        read({"launch.sh": text}, EIGHT, target="megatron")
+        parse_launch({"launch.sh": text}, EIGHT, target="megatron")
     assert all(problem and "\n" not in problem for problem in told.value.problems)
 
 
@@ -213,9 +215,9 @@ def test_broken_launches_are_refused_in_clear_words(text: str) -> None:
 )
 def test_modules_that_run_again_are_read_and_said(options: str, recompute: str) -> None:
     """TransformerConfig: recompute_modules are ["core_attn"] where they are not said."""
-    found = read({"a.sh": f"torchrun pretrain_gpt.py {SIZES} {options}"}, EIGHT, target="megatron").launch
+    found = parse_launch({"a.sh": f"torchrun pretrain_gpt.py {SIZES} {options}"}, EIGHT, target="megatron").launch
     assert found.layout.recompute == recompute
-    said = say(TARGET, found).get("recompute-modules", [])
+    said = to_options(TARGET, found).get("recompute-modules", [])
     assert "+".join(sorted(said)) == (recompute if "c" in recompute or "+" in recompute else "")
 
 
@@ -228,22 +230,26 @@ def test_modules_that_run_again_are_read_and_said(options: str, recompute: str) 
 )
 def test_all_that_a_search_tries_is_said_as_it_is_priced(model: str, layout: str) -> None:
     cluster = load_cluster("h100:512" if "70b" in model else "h100:64", stack="megatron")
-    policies = recompute_policies(stack_of(cluster), load_model(model), Job(global_batch_tokens=2**22, seq_len=4096))
+    policies = stack_recompute_policies(
+        stack_of(cluster), load_model(model), Job(global_batch_tokens=2**22, seq_len=4096)
+    )
     assert len(policies) == 3
     for policy in policies:
         launch = launch_of(layout.format(policy), model)
         assert not refusals(launch, TARGET)
-        files = files_of(TARGET, say(TARGET, launch), launch)
-        assert read(files, launch.machines, target="megatron").launch.layout.recompute == policy
+        files = build_files(TARGET, to_options(TARGET, launch), launch)
+        assert parse_launch(files, launch.machines, target="megatron").launch.layout.recompute == policy
     assert any("recompute=selective" in one for one in refusals(launch_of(layout.format("selective"), model), TARGET))
 
 
 def test_a_vocabulary_that_is_guessed_is_noted() -> None:
     """Megatron-LM's examples leave --vocab-size to the tokenizer."""
     options = PUBLISHED["llama-3-8b"].options.replace("--vocab-size 128256 ", "")
-    script, machines = {"launch.sh": f"torchrun pretrain_gpt.py {options}"}, machines_of(load_cluster("h100:8"))
-    (note,) = (text for text in read(script, machines).notes if "vocabulary" in text)
+    script, machines = {"launch.sh": f"torchrun pretrain_gpt.py {options}"}, cluster_machines(load_cluster("h100:8"))
+    (note,) = (text for text in parse_launch(script, machines).notes if "vocabulary" in text)
     assert note.startswith("the launch says no vocabulary, which its tokenizer decides: taken to be llama-3-8b")
     assert "128,256 tokens" in note
     assert not any("vocabulary" in text for text in heard(PUBLISHED["llama-3-8b"]).notes)
-    assert not any("vocabulary" in text for text in read(script, machines, model=load_model("llama-3-8b")).notes)
+    assert not any(
+        "vocabulary" in text for text in parse_launch(script, machines, model=load_model("llama-3-8b")).notes
+    )

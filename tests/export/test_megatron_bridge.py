@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.published_constants import predicted
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.published_constants import with_published_constants
+from shardwise.hardware.stacks import get_stack
 from shardwise.interop.frameworks.huggingface_hub import hub_model, hub_name
 from shardwise.interop.frameworks.megatron.bridge_recipe import TARGET
 from shardwise.interop.frameworks.targets import TARGETS
-from shardwise.interop.launches.launch import Launch, Machines, machines_of
-from shardwise.interop.launches.read_launch import Heard, read
+from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
+from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.launches.translate_launch import refusals
-from shardwise.interop.text_formats.python_config import recipe_in
+from shardwise.interop.text_formats.python_config import parse_python_config
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
@@ -77,20 +77,20 @@ PUBLISHED = {
 def test_published_recipes_are_read_and_priced(name: str) -> None:
     text, machines, model, layout = PUBLISHED[name]
     cluster = load_cluster(machines)
-    heard = read({"recipe.py": text}, machines_of(cluster))
+    heard = parse_launch({"recipe.py": text}, cluster_machines(cluster))
     assert (heard.target, heard.unknown) == (TARGET, ())
     assert heard.launch.model.name == model
     assert heard.launch.layout == Layout.parse(layout)
     assert heard.launch.job.precision == "bf16_fp32_main_gradients"
-    cluster = predicted(cluster, stack_named(TARGET.stack))
+    cluster = with_published_constants(cluster, get_stack(TARGET.stack))
     assert plan_layout(heard.launch.model, cluster, heard.launch.job, heard.launch.layout).estimate.step_time_s > 0
 
 
-def heard_of(*lines: str) -> Heard:
+def heard_of(*lines: str) -> ParsedLaunch:
     text = of_hub("meta-llama/Meta-Llama-3-8B", 8192, 512).replace(
         "    return cfg", "".join(f"    {x}\n" for x in lines)
     )
-    return read({"recipe.py": text + "    return cfg\n"}, EIGHT)
+    return parse_launch({"recipe.py": text + "    return cfg\n"}, EIGHT)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_is_no_literal_is_named() -> None:
 
 def test_constants_and_sums_of_a_file_are_known() -> None:
     text = "SIZE = 4 * 1024\n" + of_hub("meta-llama/Meta-Llama-3-8B", 8192, 512).replace("= 8192", "= SIZE + 4096")
-    assert read({"recipe.py": text}, EIGHT).launch.job.seq_len == 8192
+    assert parse_launch({"recipe.py": text}, EIGHT).launch.job.seq_len == 8192
 
 
 def test_nothing_of_a_recipe_is_run(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_nothing_of_a_recipe_is_run(tmp_path: Path) -> None:
     text = f"open({str(path)!r}, 'w')\n" + of_hub("meta-llama/Meta-Llama-3-8B", 8192, 512).replace(
         "return cfg", f"cfg.model.num_layers = open({str(path)!r}, 'w')\n    return cfg"
     )
-    read({"recipe.py": text}, EIGHT)
+    parse_launch({"recipe.py": text}, EIGHT)
     assert not path.exists()
 
 
@@ -167,13 +167,13 @@ BROKEN = {
 @pytest.mark.parametrize("text", BROKEN.values(), ids=list(BROKEN))
 def test_broken_recipes_are_refused_in_clear_words(text: str) -> None:
     with pytest.raises(InputError) as told:
-        read({"recipe.py": text}, EIGHT, target="megatron-bridge")
+        parse_launch({"recipe.py": text}, EIGHT, target="megatron-bridge")
     assert all(problem and "\n" not in problem for problem in told.value.problems)
 
 
 def test_recipes_without_end_are_no_recipes() -> None:
     with pytest.raises(InputError, match="characters"):
-        recipe_in("#" * 1_000_001, "recipe.py")
+        parse_python_config("#" * 1_000_001, "recipe.py")
 
 
 def test_learned_positions_are_as_many_as_a_sequence_has() -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
-from shardwise.interop.frameworks.nanotron import TARGET, stages_dealt
+from shardwise.interop.frameworks.nanotron import TARGET, split_layers_by_cost
 from shardwise.interop.launches.export_launch import export
-from shardwise.interop.launches.launch import Launch, Machines, machines_of
-from shardwise.interop.launches.read_launch import Heard, read
-from shardwise.interop.launches.translate_launch import refusals, say
+from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
+from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
+from shardwise.interop.launches.translate_launch import refusals, to_options
 from shardwise.search.layout_plan import plan_layout
 from shardwise.values.errors import InputError
 
@@ -43,15 +43,15 @@ STARCODER = GOOD.replace(
 ).replace("num_key_value_heads: 32,", "")
 
 
-def heard(text: str, devices: int = 8) -> Heard:
-    return read({"config.yaml": text}, Machines(num_devices=devices, devices_per_node=8), target="nanotron")
+def heard(text: str, devices: int = 8) -> ParsedLaunch:
+    return parse_launch({"config.yaml": text}, Machines(num_devices=devices, devices_per_node=8), target="nanotron")
 
 
 def launch(text: str, precision: str = "bf16_fp32_gradients", model: str = "llama-3-8b") -> Launch:
     layout = sw.Layout.parse(text)
     cluster = sw.load_cluster(f"h100:{layout.num_devices}")
     job = sw.Job(global_batch_tokens=layout.num_devices * 4 * 8192, seq_len=8192, precision=precision)
-    return Launch(model=sw.load_model(model), job=job, layout=layout, machines=machines_of(cluster))
+    return Launch(model=sw.load_model(model), job=job, layout=layout, machines=cluster_machines(cluster))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -92,7 +92,7 @@ def test_the_7b_of_the_examples_is_llama_2() -> None:
 )
 def test_layers_are_dealt_out_as_build_model_does(model: str, pp: int, stages: tuple[int, ...]) -> None:
     """The head of 128,256 words counts as 2.2 layers of Llama 3 8B: stages pass 34.2 / 4 layers after the ninth."""
-    assert stages_dealt(sw.load_model(model), pp) == stages
+    assert split_layers_by_cost(sw.load_model(model), pp) == stages
 
 
 def test_other_stages_are_refused_and_the_nearest_has_nanotrons() -> None:
@@ -151,8 +151,8 @@ def test_starcoder_is_read_and_written() -> None:
         4,
     )
     assert (model.sliding_window, model.global_every, model.tied_embeddings) == (128, 4, True)
-    again = read(TARGET.write(say(TARGET, found), found), found.machines, target="nanotron")
-    assert again.launch.parts() == found.parts()
+    again = parse_launch(TARGET.write(to_options(TARGET, found), found), found.machines, target="nanotron")
+    assert again.launch.fields() == found.fields()
 
 
 @pytest.mark.parametrize(
@@ -195,4 +195,4 @@ def test_what_the_release_does_not_have_is_named() -> None:
 
 def test_a_launch_is_one_file() -> None:
     with pytest.raises(InputError, match="found 0 YAML files"):
-        read({"launch.sh": GOOD}, Machines(num_devices=8, devices_per_node=8), target="nanotron")
+        parse_launch({"launch.sh": GOOD}, Machines(num_devices=8, devices_per_node=8), target="nanotron")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.interop.launches.launch import Machines
-from shardwise.interop.launches.launch_scripts import differing_machines
+from shardwise.interop.launches.launch_scripts import process_count_notes
 from shardwise.interop.text_formats.shell_script import training_command
 from shardwise.values.errors import InputError
 
@@ -102,7 +102,7 @@ def test_conditions_within_conditions_and_loops_are_left_out() -> None:
     ],
 )
 def test_what_a_script_starts_beside_the_devices_that_there_are(script: str, started: str | None) -> None:
-    notes = list(differing_machines({"run.sh": script}, Machines(num_devices=2, devices_per_node=2)))
+    notes = list(process_count_notes({"run.sh": script}, Machines(num_devices=2, devices_per_node=2)))
     assert notes == ([f"run.sh starts {started} processes; this is priced on 2 devices"] if started else [])
 
 

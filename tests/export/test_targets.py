@@ -10,14 +10,14 @@ from export.random_launches import chip_of, random_launches, runnable_launches, 
 
 import shardwise as sw
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.interop.frameworks.targets import TARGETS, target_for, target_named
-from shardwise.interop.launches.export_launch import export, files_of
-from shardwise.interop.launches.launch import Launch, launch_of
-from shardwise.interop.launches.read_launch import read
+from shardwise.interop.frameworks.targets import TARGETS, find_target, get_target
+from shardwise.interop.launches.export_launch import build_files, export
+from shardwise.interop.launches.launch import Launch, launch_from_plan
+from shardwise.interop.launches.read_launch import parse_launch
 from shardwise.interop.launches.target import Target
-from shardwise.interop.launches.translate_launch import LISTED, in_own_precision, refusals, say
+from shardwise.interop.launches.translate_launch import LISTED_FIELDS, choose_precision, refusals, to_options
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.stack_abilities import OWN
+from shardwise.layout.rules.stack_abilities import ENGINE_STACK
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.search.layout_plan import plan_layout
@@ -31,18 +31,18 @@ NUM_PLANS = 20  # of our own engine, whose launches are plan files, which have t
 
 def as_told(launch: Launch) -> dict[str, object]:
     """All of a launch that no target may lose."""
-    return {part: value for part, value in launch.parts().items() if not part.startswith(LISTED)}
+    return {part: value for part, value in launch.fields().items() if not part.startswith(LISTED_FIELDS)}
 
 
 @pytest.mark.parametrize("num_written", [NUM_WRITTEN, pytest.param(NUM_MORE_WRITTEN, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 def test_what_is_written_is_read_back(target: Target, num_written: int) -> None:
-    for launch in islice(runnable_launches(target.name, 1), NUM_PLANS if target.stack == OWN else num_written):
-        options = say(target, launch)
-        files = files_of(target, options, launch)
+    for launch in islice(runnable_launches(target.name, 1), NUM_PLANS if target.stack == ENGINE_STACK else num_written):
+        options = to_options(target, launch)
+        files = build_files(target, options, launch)
         own = {name: text for name, text in files.items() if name in target.write(options, launch)}
-        model = None if target.says_model else launch.model
-        heard = read(own, launch.machines, target=target.name, model=model)
+        model = None if target.includes_model else launch.model
+        heard = parse_launch(own, launch.machines, target=target.name, model=model)
         assert as_told(heard.launch) == as_told(launch), launch.layout
         assert heard.unknown == ()
 
@@ -55,8 +55,8 @@ def test_constants_that_a_launch_says_count_before_the_catalogue(target: str) ->
     if target != "nanotron":  # its Llama has the base of the first Llama, and no option for another
         numerics = replace(numerics, rotary=replace(numerics.rotary, base=1e6))
     model = replace(launch.model, numerics=numerics)
-    written = target_named(target).write(say(target_named(target), replace(launch, model=model)), launch)
-    heard = read(written, launch.machines, target=target).launch.model
+    written = get_target(target).write(to_options(get_target(target), replace(launch, model=model)), launch)
+    heard = parse_launch(written, launch.machines, target=target).launch.model
     assert heard.name == "llama-3-8b"
     assert heard.numerics.norm_epsilon == 3e-6
     assert heard.numerics.rotary.base == (1e4 if target == "nanotron" else 1e6)
@@ -86,7 +86,7 @@ def named_instead(plan: Plan, target: Target) -> Plan | None:
 def test_the_nearest_that_is_named_is_one_that_runs(target: Target) -> None:
     models = [model for model in ("llama-3-8b", "mixtral-8x7b") if model in sayable(target.name, "models")]
     launches = random_launches(4, chip=chip_of(target.name), models=models, precisions=("bf16",))
-    refused = (one for one in islice(launches, NUM_REFUSED) if refusals(in_own_precision(one, target), target))
+    refused = (one for one in islice(launches, NUM_REFUSED) if refusals(choose_precision(one, target), target))
     named = (near for one in refused if one.plan and (near := named_instead(one.plan, target)))
     several = list(islice(named, NUM_NEAREST))
     assert len(several) == NUM_NEAREST
@@ -104,8 +104,8 @@ def test_the_nearest_that_is_named_is_one_that_runs(target: Target) -> None:
 )
 def test_what_no_option_can_hold_is_a_reason_among_others(model: str, target: str, reason: str) -> None:
     job, layout = Job(global_batch_tokens=2**18, seq_len=2048), Layout.parse("fsdp=8 zero_stage=1")
-    launch = launch_of(plan_layout(load_model(model), load_cluster("h100:8"), job, layout))
-    assert [text for text in refusals(launch, target_named(target)) if reason in text]
+    launch = launch_from_plan(plan_layout(load_model(model), load_cluster("h100:8"), job, layout))
+    assert [text for text in refusals(launch, get_target(target)) if reason in text]
 
 
 @pytest.mark.thinned(4)
@@ -116,12 +116,12 @@ def test_what_a_search_under_maxtext_picks_it_runs(target: str, model: str) -> N
     cluster = load_cluster("tpu-v5p:2x4x4" if chip_of(target) == "tpu-v5p" else "h100:32", stack=target)
     for seq_len in (4096, 32768):
         found = sw.plan(load_model(model), cluster, Job(global_batch_tokens=2**21, seq_len=seq_len))
-        assert refusals(launch_of(found), target_named(target)) == [], found.layout
+        assert refusals(launch_from_plan(found), get_target(target)) == [], found.layout
 
 
 def test_a_target_that_nobody_knows_is_said() -> None:
     with pytest.raises(InputError, match="megatron"):
-        target_named("megatrom")
+        get_target("megatrom")
 
 
 def test_a_refused_plan_comes_with_the_nearest_that_runs() -> None:
@@ -130,7 +130,7 @@ def test_a_refused_plan_comes_with_the_nearest_that_runs() -> None:
         load_model("llama-3-8b"), load_cluster("h100:16"), Job(global_batch_tokens=2**20, seq_len=8192), layout
     )
     with pytest.raises(InputError, match="recompute") as told:
-        export(plan, target_named("megatron"))
+        export(plan, get_target("megatron"))
     assert "fsdp=8 tp=2" in told.value.problems[-1]
 
 
@@ -139,12 +139,12 @@ def test_a_precision_that_a_framework_does_not_have_becomes_its_own_and_is_said(
     layout = Layout.parse("fsdp=16 zero_stage=3")
     cluster = load_cluster("h100:16", stack="torchtitan")
     plan = plan_layout(load_model("llama-3-8b"), cluster, Job(global_batch_tokens=2**20, seq_len=8192), layout)
-    found = export(plan, target_named("torchtitan"))
+    found = export(plan, get_target("torchtitan"))
     (note,) = (text for text in found.not_expressible if "precision" in text)
     assert note.startswith("job.precision is bf16; torchtitan takes bf16_fp32_reduction: a step of ")
-    assert target_for(plan) is target_named("torchtitan")
+    assert find_target(plan) is get_target("torchtitan")
     with pytest.raises(InputError, match="nvfp4"):
-        export(replace(plan, job=replace(plan.job, precision="nvfp4")), target_named("torchtitan"))
+        export(replace(plan, job=replace(plan.job, precision="nvfp4")), get_target("torchtitan"))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_ranks_that_are_numbered_in_another_order_are_said(target: str, placemen
     plan, theirs = (
         plan_layout(model, cluster, job, Layout.parse(text + one)) for one in (placement, "tp,cp,fsdp,dp,pp@0,1")
     )
-    notes = [note for note in export(plan, target_named(target)).not_expressible if "placement" in note]
+    notes = [note for note in export(plan, get_target(target)).not_expressible if "placement" in note]
     steps = [format_seconds(one.estimate.step_time_s) for one in (theirs, plan)]
     assert (
         notes
@@ -194,4 +194,4 @@ def test_ranks_that_are_numbered_in_another_order_are_said(target: str, placemen
 def test_of_several_precisions_the_nearest_in_bytes_of_state_is_taken(target: str, precision: str, taken: str) -> None:
     job = Job(global_batch_tokens=2**20, seq_len=8192, precision=precision)
     plan = plan_layout(load_model("llama-3-8b"), load_cluster("h100:16"), job, Layout.parse("fsdp=16 zero_stage=2"))
-    assert in_own_precision(launch_of(plan), target_named(target)).job.precision == taken
+    assert choose_precision(launch_from_plan(plan), get_target(target)).job.precision == taken

@@ -5,21 +5,25 @@ from __future__ import annotations
 import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.interop.frameworks.targets import target_named
-from shardwise.interop.frameworks.torchtitan.config_registry import options_of, parsed, registered
-from shardwise.interop.frameworks.torchtitan.models import flavor_of, flavors
-from shardwise.interop.frameworks.torchtitan.parallelism import generated
-from shardwise.interop.launches.launch import Launch, Machines, machines_of
-from shardwise.interop.launches.read_launch import Heard, read
-from shardwise.interop.launches.target import Files, Given, Target, option_table
-from shardwise.interop.launches.translate_launch import refusals, say
-from shardwise.interop.text_formats.command_flags import tyro_options, tyro_words
+from shardwise.interop.frameworks.targets import get_target
+from shardwise.interop.frameworks.torchtitan.config_registry import (
+    evaluate_config,
+    parse_config_module,
+    registered_configs,
+)
+from shardwise.interop.frameworks.torchtitan.models import find_flavor, list_flavors
+from shardwise.interop.frameworks.torchtitan.parallelism import generate_stages
+from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
+from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
+from shardwise.interop.launches.target import LaunchFiles, OptionReader, Target, option_table
+from shardwise.interop.launches.translate_launch import refusals, to_options
+from shardwise.interop.text_formats.command_flags import format_tyro, parse_tyro
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.values.errors import InputError
 
-TITAN = target_named("torchtitan")
+TITAN = get_target("torchtitan")
 RUN = "torchrun --nproc_per_node=8 -m torchtitan.train"
 
 
@@ -29,18 +33,18 @@ def launch(
 ) -> Launch:  # fmt: skip
     job = Job(global_batch_tokens=batch, seq_len=seq_len, precision=precision, loss=loss)
     return Launch(
-        model=load_model(model), job=job, layout=Layout.parse(layout), machines=machines_of(load_cluster(cluster))
+        model=load_model(model), job=job, layout=Layout.parse(layout), machines=cluster_machines(load_cluster(cluster))
     )
 
 
-def written(one: Launch, target: Target = TITAN) -> Files:
+def written(one: Launch, target: Target = TITAN) -> LaunchFiles:
     assert refusals(one, target) == []
-    return target.write(say(target, one), one)
+    return target.write(to_options(target, one), one)
 
 
-def heard(flags: str, devices: int = 64, **files: str) -> Heard:
+def heard(flags: str, devices: int = 64, **files: str) -> ParsedLaunch:
     names = {f"{name}.py": text for name, text in files.items()}
-    return read({"launch.sh": f"{RUN} {flags}", **names}, Machines(num_devices=devices, devices_per_node=8))
+    return parse_launch({"launch.sh": f"{RUN} {flags}", **names}, Machines(num_devices=devices, devices_per_node=8))
 
 
 def test_what_flags_say_needs_no_file_of_python() -> None:
@@ -223,11 +227,11 @@ def test_experts_outside_a_recipe_of_float8_are_no_recipe() -> None:
 
 def test_stages_are_dealt_out_as_it_deals_them() -> None:
     # Its own generator for 32 and 126 layers: pipeline_parallel.py, _generate_llm_fqn_per_model_part
-    assert generated(32, 4, 1, 1) == (8, 9, 8, 7)
-    assert generated(126, 8, 1, 1) == (15, *(16,) * 6, 15)
-    assert generated(6, 8, 1, 1) == (0, 1, 1, 1, 1, 1, 1, 0)
-    assert generated(4, 8, 1, 1) is None
-    assert generated(32, 4, 12, 1) is None
+    assert generate_stages(32, 4, 1, 1) == (8, 9, 8, 7)
+    assert generate_stages(126, 8, 1, 1) == (15, *(16,) * 6, 15)
+    assert generate_stages(6, 8, 1, 1) == (0, 1, 1, 1, 1, 1, 1, 0)
+    assert generate_stages(4, 8, 1, 1) is None
+    assert generate_stages(32, 4, 12, 1) is None
 
 
 def test_stages_that_no_number_says_are_lists_of_modules() -> None:
@@ -244,29 +248,31 @@ def test_flags_of_tyro_are_read_as_they_are_written() -> None:
     table = option_table("torchtitan")
     options = {"compile.enable": False, "compile.components": ["model", "loss"], "training.steps": 5,
                "activation_checkpoint": "full"}  # fmt: skip
-    words = " ".join(tyro_words(options, ("activation_checkpoint",))).split()
+    words = " ".join(format_tyro(options, ("activation_checkpoint",))).split()
     assert words[-1] == "activation-checkpoint:full"
-    assert tyro_options(words, table, ("activation_checkpoint",)) == options
-    assert tyro_options(["--training.steps", "None"], table) == {"training.steps": None}
+    assert parse_tyro(words, table, ("activation_checkpoint",)) == options
+    assert parse_tyro(["--training.steps", "None"], table) == {"training.steps": None}
 
 
 def test_every_flavour_is_a_model_and_is_found_by_its_sizes() -> None:
     for table in ("torchtitan_models", "torchtitan_toml_models"):
-        for one in flavors(table):
+        for one in list_flavors(table):
             options = {"model.name": one.name, "model.flavor": one.flavor, "training.seq_len": 2048}
-            target = TITAN if table == "torchtitan_models" else target_named("torchtitan-toml")
-            found = target.fields[0].hear(_given(options))
-            assert found["model.num_layers"] == one.parts["model.num_layers"]
-    named = [flavor_of("torchtitan_models", load_model(name)) for name in ("llama-3.2-3b", "qwen3-14b", "gpt-oss-120b")]
+            target = TITAN if table == "torchtitan_models" else get_target("torchtitan-toml")
+            found = target.mappings[0].from_options(_given(options))
+            assert found["model.num_layers"] == one.fields["model.num_layers"]
+    named = [
+        find_flavor("torchtitan_models", load_model(name)) for name in ("llama-3.2-3b", "qwen3-14b", "gpt-oss-120b")
+    ]
     assert [(one.name, one.flavor) for one in named if one] == [("llama3", "3B"), ("qwen3", "14B"), ("gpt_oss", "120b")]
 
 
-def _given(options: dict[str, object]) -> Given:
-    return Given(options, Machines(num_devices=8, devices_per_node=8))
+def _given(options: dict[str, object]) -> OptionReader:
+    return OptionReader(options, Machines(num_devices=8, devices_per_node=8))
 
 
 def test_functions_of_the_registries_have_options_of_the_release() -> None:
-    for functions in registered().values():
+    for functions in registered_configs().values():
         for options in functions.values():
             assert TITAN.problems(options) == []
 
@@ -276,7 +282,7 @@ def test_a_config_that_one_call_makes_is_read() -> None:
         "from torchtitan.models.qwen3 import model_registry\ndef f():\n"
         "    return My.Config(model_spec=model_registry('8B'), compile=CompileConfig(enable=True))\n"
     )
-    assert options_of(parsed(text, "f.py"), "f") == {
+    assert evaluate_config(parse_config_module(text, "f.py"), "f") == {
         "model.flavor": "8B",
         "model.name": "qwen3",
         "compile.enable": True,

@@ -6,18 +6,18 @@ import pytest
 from export.test_torchtitan import launch, written
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.published_constants import predicted
-from shardwise.hardware.stacks import stack_named
-from shardwise.interop.frameworks.targets import target_named
-from shardwise.interop.launches.launch import Launch, Machines, machines_of
-from shardwise.interop.launches.read_launch import Heard, read
+from shardwise.hardware.published_constants import with_published_constants
+from shardwise.hardware.stacks import get_stack
+from shardwise.interop.frameworks.targets import get_target
+from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
+from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.launches.translate_launch import refusals
-from shardwise.interop.text_formats.config_trees import toml_options, toml_text
+from shardwise.interop.text_formats.config_trees import format_toml, parse_toml
 from shardwise.layout.layout import Layout
 from shardwise.price.estimate import estimate
 from shardwise.values.errors import InputError
 
-TITAN = target_named("torchtitan-toml")
+TITAN = get_target("torchtitan-toml")
 WITHIN = 0.25  # of what was measured, on H100 with 96 GB of slower memory and 500 W
 
 
@@ -49,8 +49,8 @@ filter_fqns = ["output"]
 """
 
 
-def heard(text: str, devices: int = 64, **more: str) -> Heard:
-    return read({"run.toml": text, **more}, Machines(num_devices=devices, devices_per_node=8))
+def heard(text: str, devices: int = 64, **more: str) -> ParsedLaunch:
+    return parse_launch({"run.toml": text, **more}, Machines(num_devices=devices, devices_per_node=8))
 
 
 OP = 'mode = "selective"\nselective_ac_option = "op"'
@@ -94,12 +94,14 @@ def test_its_published_runs_are_read_and_priced(
     cluster = load_cluster(f"h100:{devices}")
     training = f"seq_len = {seq_len}\nlocal_batch_size = {local}"
     text = file_of("llama3", flavor=flavor, parallelism=parallelism, training=training, recompute=recompute, more=more)
-    found = read({"run.toml": text}, machines_of(cluster))
+    found = parse_launch({"run.toml": text}, cluster_machines(cluster))
     own = found.launch
     assert found.target.name == "torchtitan-toml"
     assert str(own.layout) == str(Layout.parse(layout))
     assert own.job.precision == ("fp8_torchao" if more else "bf16_fp32_reduction")
-    step = estimate(own.model, predicted(cluster, stack_named("torchtitan")), own.job, own.layout).step_time_s
+    step = estimate(
+        own.model, with_published_constants(cluster, get_stack("torchtitan")), own.job, own.layout
+    ).step_time_s
     assert own.job.global_batch_tokens / step / devices == pytest.approx(measured, rel=WITHIN)
 
 
@@ -170,7 +172,7 @@ def test_what_it_does_not_run_is_refused(one: Launch, reason: str) -> None:
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused_in_a_line(text: str, reason: str) -> None:
     with pytest.raises(InputError) as told:
-        read({"run.toml": text}, Machines(num_devices=64, devices_per_node=8), target="torchtitan-toml")
+        parse_launch({"run.toml": text}, Machines(num_devices=64, devices_per_node=8), target="torchtitan-toml")
     assert reason in str(told.value)
 
 
@@ -180,4 +182,4 @@ def test_options_that_the_release_lacks_are_named() -> None:
 
 def test_toml_is_read_as_it_is_written() -> None:
     options = {"a.b": True, "a.c": 'a "text"', "d.e.f": [["x"], ["y"]], "d.e.g": 1e-5}
-    assert toml_options(toml_text(options), "x") == options
+    assert parse_toml(format_toml(options), "x") == options

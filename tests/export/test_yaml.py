@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.interop.text_formats.config_trees import dotted, nested, yaml_text, yaml_tree
+from shardwise.interop.text_formats.config_trees import flatten, format_yaml, nest, parse_yaml
 
 
 def test_what_is_written_is_read_back() -> None:
@@ -14,13 +14,13 @@ def test_what_is_written_is_read_back() -> None:
         "lr": 1e-4,
         "tokenizer": {},
     }
-    assert yaml_tree(yaml_text(options), "a.yaml") == nested(options)
-    assert dotted(yaml_tree(yaml_text(options), "a.yaml"), options) == options
+    assert parse_yaml(format_yaml(options), "a.yaml") == nest(options)
+    assert flatten(parse_yaml(format_yaml(options), "a.yaml"), options) == options
 
 
 def test_aliases_and_merged_sections_stand_for_what_they_name() -> None:
     text = "usual: &usual {dp: 2, tp: 4}\nparallelism: {<<: *usual, tp: 8}\nsizes: [&size 3, *size]\n"
-    assert dotted(yaml_tree(text, "a.yaml")) == {
+    assert flatten(parse_yaml(text, "a.yaml")) == {
         "usual.dp": 2, "usual.tp": 4, "parallelism.dp": 2, "parallelism.tp": 8, "sizes": [3, 3],
     }  # fmt: skip
 
@@ -28,4 +28,4 @@ def test_aliases_and_merged_sections_stand_for_what_they_name() -> None:
 def test_a_section_is_an_option_where_the_release_has_one_of_its_name_and_none_within() -> None:
     tree = {"optimizer": {"type": "AdamW", "params": {"lr": 1}}, "tokenizer": {}, "data": {}}
     known = ("optimizer", "optimizer.type", "optimizer.params", "tokenizer", "tokenizer.name")
-    assert dotted(tree, known) == {"optimizer.type": "AdamW", "optimizer.params": {"lr": 1}, "tokenizer": {}}
+    assert flatten(tree, known) == {"optimizer.type": "AdamW", "optimizer.params": {"lr": 1}, "tokenizer": {}}

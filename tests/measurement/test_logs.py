@@ -23,8 +23,15 @@ from measurement.logs_of import (
 
 from shardwise.records.logs.frameworks import FORMATS
 from shardwise.records.logs.logged_steps import LoggedStep
-from shardwise.records.logs.training_log import BLOCK, LONGEST, MOST_STEPS, TrainingLog, lines_of, read_training_log
-from shardwise.records.step_log import INSPECTED, StepRecord, Throughput, step_line
+from shardwise.records.logs.training_log import (
+    BLOCK_BYTES,
+    LONGEST_LINE,
+    MOST_STEPS,
+    TrainingLog,
+    read_lines,
+    read_training_log,
+)
+from shardwise.records.step_log import INSPECTED, MfuFormula, StepRecord, format_step_line
 from shardwise.values.errors import InputError
 
 GIB, MIB = 2**30, 2**20
@@ -126,10 +133,10 @@ def own_line(step: int, seconds: float, **more: object) -> str:
     record = StepRecord(
         step=step, loss=7.0, grad_norm=1.0, learning_rate=1e-3, num_tokens=4096, num_targets=4096, step_time_s=seconds
     )
-    rates = Throughput(
+    rates = MfuFormula(
         num_devices=2, chip="a", flops_per_token=1e6, hardware_ratio=1.1, peak_format="fp32", peak_flops_per_s=1e10
     )
-    return json.dumps(step_line(record, rates, more))
+    return json.dumps(format_step_line(record, rates, more))
 
 
 def test_our_own_as_the_trainer_writes_it(tmp_path: Path) -> None:
@@ -200,7 +207,7 @@ def test_colours_as_pagers_and_daemons_write_them(tmp_path: Path, escape: str) -
 
 
 HOSTILE = {
-    "nothing": b"", "binary": bytes(range(256)) * 999, "no lines": b"x" * (3 * BLOCK),
+    "nothing": b"", "binary": bytes(range(256)) * 999, "no lines": b"x" * (3 * BLOCK_BYTES),
     "words": b"tps: tps: step: loss:\n" * 2000, "zero": megatron(1, 0.0).encode(),
     "long digits": b"step: " + b"9" * 60000 + b" loss: 1 tps: " + b"9" * 4000,
     "nested": b'{"time_metrics/end_to_end(s)": ' + b"[" * 60000,
@@ -234,8 +241,8 @@ def test_other_input_that_is_refused(tmp_path: Path) -> None:
 
 def test_a_large_log_is_read_line_by_line(tmp_path: Path) -> None:
     noise, path = b"y" * 999 + b"\n", tmp_path / "train.log"
-    path.write_bytes(noise * 20_000 + torchtitan(10, 6500).encode() + b"\n" + b"z" * (4 * BLOCK) + b"\n")
-    assert max(map(len, lines_of(path))) <= BLOCK + LONGEST
+    path.write_bytes(noise * 20_000 + torchtitan(10, 6500).encode() + b"\n" + b"z" * (4 * BLOCK_BYTES) + b"\n")
+    assert max(map(len, read_lines(path))) <= BLOCK_BYTES + LONGEST_LINE
     assert len(read_training_log([path]).steps) == 1
 
 

@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.records.run_folder import RunFolder, RunOf
-from shardwise.records.run_summary import Drawn, summarised, summary_text
-from shardwise.records.step_log import MEASURED_TERMS, LogWriter, StepRecord, Throughput, cut_log, read_log, step_line
+from shardwise.records.run_folder import RunFolder, RunInputs
+from shardwise.records.run_summary import SourceUsage, summarise_run, summary_text
+from shardwise.records.step_log import (
+    MEASURED_TERMS,
+    LogWriter,
+    MfuFormula,
+    StepRecord,
+    format_step_line,
+    read_log,
+    truncate_log,
+)
 from shardwise.values.errors import InputError
 
-RATES = Throughput(
+RATES = MfuFormula(
     num_devices=4, chip="chip", flops_per_token=6e9, hardware_ratio=4 / 3, peak_format="bf16", peak_flops_per_s=1e15
 )
 
@@ -41,8 +49,8 @@ def test_without_a_sourced_peak_there_is_no_mfu() -> None:
     rates = replace(RATES, peak_flops_per_s=None)
     assert (rates.mfu(record()), rates.hfu(record())) == (None, None)
     assert rates.formula() == "MFU n/a: chip has no sourced bf16 peak"
-    assert not {"mfu(%)", "hfu(%)"} & step_line(record(), rates, {}).keys()
-    assert "tflops" in step_line(record(), rates, {})
+    assert not {"mfu(%)", "hfu(%)"} & format_step_line(record(), rates, {}).keys()
+    assert "tflops" in format_step_line(record(), rates, {})
 
 
 def test_a_record_has_terms_of_the_estimate_and_times_that_can_be() -> None:
@@ -69,7 +77,7 @@ def test_what_is_logged_is_read_back(tmp_path: Path, one: StepRecord) -> None:
     path = tmp_path / "log.jsonl"
     with LogWriter(path) as log:
         log.write({"schema": "shardwise.log/1"})
-        log.write(step_line(one, RATES, {"memory/max_rss(GiB)": 1.0}))
+        log.write(format_step_line(one, RATES, {"memory/max_rss(GiB)": 1.0}))
         assert len(path.read_text().splitlines()) == 2, "a line is there as soon as it is written"
         log.write({"step": 1, "validation_metrics/loss": 9.5})
     found = read_log(path)
@@ -81,7 +89,7 @@ def test_what_is_logged_is_read_back(tmp_path: Path, one: StepRecord) -> None:
 def test_a_loss_that_is_no_number_is_valid_json_and_read_back(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with LogWriter(path) as log:
-        log.write(step_line(record(loss=math.nan), RATES, {}))
+        log.write(format_step_line(record(loss=math.nan), RATES, {}))
     assert math.isnan(read_log(path).steps[0].loss)
     json.loads(path.read_text(), parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
 
@@ -90,7 +98,7 @@ def write(path: Path, steps: int) -> None:
     with LogWriter(path) as log:
         log.write({"schema": "shardwise.log/1"})
         for step in range(1, steps + 1):
-            log.write(step_line(record(step), RATES, {}))
+            log.write(format_step_line(record(step), RATES, {}))
             log.write({"step": step, "validation_metrics/loss": 1.0})
 
 
@@ -102,13 +110,13 @@ def test_a_torn_last_line_is_not_read_and_steps_are_cut(tmp_path: Path) -> None:
         path.write_bytes(whole[:-torn])
         assert len(read_log(path).steps) == 5 if torn < len(whole.splitlines()[-1]) else 4
     path.write_bytes(whole + b'{"step": 6, "lo\xc3')
-    cut_log(path, 3)
+    truncate_log(path, 3)
     found = read_log(path)
     assert [one.step for one in found.steps] == [1, 2, 3]
     assert list(found.validation) == [1, 2, 3]
     assert len(found.headers) == 1
     with LogWriter(path) as log:
-        log.write(step_line(record(4), RATES, {}))
+        log.write(format_step_line(record(4), RATES, {}))
     assert [one.step for one in read_log(path).steps] == [1, 2, 3, 4]
 
 
@@ -127,9 +135,9 @@ def test_the_summary_is_of_the_whole_run(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     with LogWriter(path) as log:
         for step, seconds in enumerate((9.0, 2.0, 1.0), start=1):
-            log.write(step_line(record(step, step_time_s=seconds), RATES, {}))
-    found = summarised(read_log(path), RATES, log_path="log.jsonl", unigram_entropy_nats=5.0, held_out_loss=None,
-                       planned=(1e6, 0.5), sources={"data": Drawn(1.0, 0.5, None)})  # fmt: skip
+            log.write(format_step_line(record(step, step_time_s=seconds), RATES, {}))
+    found = summarise_run(read_log(path), RATES, log_path="log.jsonl", unigram_entropy_nats=5.0, held_out_loss=None,
+                       planned=(1e6, 0.5), sources={"data": SourceUsage(1.0, 0.5, None)})  # fmt: skip
     assert (found["steps"], found["first_loss"], found["last_loss"]) == (3, 10.0, 10.0 / 3)
     assert (found["step_time_s"], found["tokens_per_s"], found["seconds"]) == (2.0, 2**19, 12.0)
     text = summary_text(found)
@@ -150,11 +158,11 @@ def test_the_summary_has_the_checkpoints_beside_the_plan(tmp_path: Path) -> None
     path = tmp_path / "log.jsonl"
     with LogWriter(path) as log:
         for step, write_s, stall_s in ((1, 0.5, 0.25), (2, 0.75, 0.125), (3, 2.0, 0.625)):
-            log.write(step_line(record(step, step_time_s=1.0), RATES, {}))
+            log.write(format_step_line(record(step, step_time_s=1.0), RATES, {}))
             log.write(
                 {"event": "checkpoint", "step": step, "write_s": write_s, "stall_s": stall_s, "num_bytes": 3_000_000}
             )
-    found = summarised(read_log(path), RATES, log_path="log.jsonl", unigram_entropy_nats=5.0, held_out_loss=None,
+    found = summarise_run(read_log(path), RATES, log_path="log.jsonl", unigram_entropy_nats=5.0, held_out_loss=None,
                        planned=(2.5e6, 0.5), sources={})  # fmt: skip
     assert found["checkpoints"] == {
         "number": 3, "num_bytes": 3e6, "write_s": 0.75, "stall_s": 0.25, "stalled": 0.25, "planned_bytes": 2.5e6,
@@ -168,17 +176,17 @@ def test_the_summary_has_the_checkpoints_beside_the_plan(tmp_path: Path) -> None
 
 def test_a_folder_is_read_back_and_refused_where_there_is_none(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs" / "a")
-    of = RunOf(plan={"schema": "plan"}, recipe={"steps": 3}, data_fingerprint="ab", versions={"shardwise": "1"})
-    folder.require_place(resume=False, force=False)
+    of = RunInputs(plan={"schema": "plan"}, recipe={"steps": 3}, data_fingerprint="ab", versions={"shardwise": "1"})
+    folder.require_output_folder(resume=False, force=False)
     assert not folder.path.exists(), "a check touches nothing"
     folder.create(of)
-    assert folder.read() == of
-    folder.require_place(resume=True, force=False)
-    folder.require_place(resume=False, force=True)
+    assert folder.read_inputs() == of
+    folder.require_output_folder(resume=True, force=False)
+    folder.require_output_folder(resume=False, force=True)
     with pytest.raises(InputError, match="holds a run"):
-        folder.require_place(resume=False, force=False)
+        folder.require_output_folder(resume=False, force=False)
     (folder.path / "recipe.json").write_text("{")
     with pytest.raises(InputError, match=r"recipe\.json is not JSON"):
-        folder.read()
+        folder.read_inputs()
     with pytest.raises(InputError, match="holds no run"):
-        RunFolder(tmp_path / "runs").require_place(resume=True, force=False)
+        RunFolder(tmp_path / "runs").require_output_folder(resume=True, force=False)

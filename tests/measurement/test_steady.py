@@ -7,15 +7,21 @@ from pathlib import Path
 import pytest
 from measurement.logs_of import maxtext, megatron, nanotron, torchtitan
 
-from shardwise.records.logs.steady_state import Steady, num_warm_up, percentile, steady, undisturbed
+from shardwise.records.logs.steady_state import (
+    SteadyState,
+    drop_outliers,
+    interpolated_percentile,
+    measure_steady_state,
+    num_warm_up,
+)
 from shardwise.records.logs.training_log import read_training_log
 from shardwise.values.errors import InputError
 
 
-def of(folder: Path, *lines: str, devices: int = 64, seq_len: int = 8192, batch: int | None = None) -> Steady:
+def of(folder: Path, *lines: str, devices: int = 64, seq_len: int = 8192, batch: int | None = None) -> SteadyState:
     path = folder / "train.log"
     path.write_text("\n".join(lines) + "\n")
-    return steady(read_training_log([path]), devices, seq_len, batch)
+    return measure_steady_state(read_training_log([path]), devices, seq_len, batch)
 
 
 def test_warm_up_and_checkpoints_are_left_out(tmp_path: Path) -> None:
@@ -68,10 +74,10 @@ def test_a_log_without_a_time(tmp_path: Path) -> None:
 def test_some_lines_always_stay(tmp_path: Path, count: int) -> None:
     assert count - num_warm_up(count) >= count / 2
     paces = [1.0 + 0.3 * (n % 2) for n in range(count)]  # of two speeds none is far off
-    assert undisturbed(paces) == paces
+    assert drop_outliers(paces) == paces
 
 
 def test_few_digits_are_no_outliers() -> None:
     """nanotron prints three: most lines are equal, and their deviation nothing."""
-    assert undisturbed([1.23] * 9 + [1.24, 1.22]) == [1.23] * 9 + [1.24, 1.22]
-    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert drop_outliers([1.23] * 9 + [1.24, 1.22]) == [1.23] * 9 + [1.24, 1.22]
+    assert interpolated_percentile([3.0, 1.0, 2.0], 0.5) == 2.0

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from shardwise.records.loss_target import LossTarget, steps_to
+from shardwise.records.loss_target import StepsToLoss, steps_to_loss
 
 
 def curve(step: np.ndarray | float) -> np.ndarray:
@@ -18,7 +18,7 @@ def curve(step: np.ndarray | float) -> np.ndarray:
 @pytest.mark.parametrize("target", [4.0, 3.5, 3.2])
 def test_a_smooth_curve_is_crossed_where_it_crosses(target: float) -> None:
     exact = (6.0 / (target - 2.0)) ** 4
-    found = steps_to(curve(np.arange(1, 5000)), target)
+    found = steps_to_loss(curve(np.arange(1, 5000)), target)
     assert found == pytest.approx(exact, rel=0.02)
 
 
@@ -27,7 +27,7 @@ def test_noise_of_single_losses_moves_the_crossing_little() -> None:
     drawn = np.random.default_rng(0)
     steps = np.arange(1, 4000)
     exact = (6.0 / 1.2) ** 4
-    found = [steps_to(curve(steps) + drawn.normal(0.0, 0.05, len(steps)), 3.2) for _ in range(50)]
+    found = [steps_to_loss(curve(steps) + drawn.normal(0.0, 0.05, len(steps)), 3.2) for _ in range(50)]
     ratios = np.array([one for one in found if one is not None]) / exact
     assert len(ratios) == 50
     assert abs(ratios.mean() - 1.0) < 0.02
@@ -36,31 +36,31 @@ def test_noise_of_single_losses_moves_the_crossing_little() -> None:
 
 def test_the_line_is_that_of_least_squares() -> None:
     losses = np.random.default_rng(1).normal(5.0, 1.0, 90)
-    target = LossTarget(-math.inf)
+    target = StepsToLoss(-math.inf)
     for loss in losses:
-        target.add(float(loss))
+        target.add_loss(float(loss))
     x = np.log(np.arange(61, 91))
     slope, middle = np.polyfit(x, losses[60:], 1)
     assert target.smoothed == pytest.approx(slope * x[-1] + middle, rel=1e-9)
 
 
 def test_one_step_below_the_loss_does_not_reach_it() -> None:
-    assert steps_to([5.0] * 40 + [1.0] + [5.0] * 40, 3.0) is None
+    assert steps_to_loss([5.0] * 40 + [1.0] + [5.0] * 40, 3.0) is None
 
 
 def test_losses_that_are_not_finite_are_left_out() -> None:
     whole, holes = curve(np.arange(1, 600)), curve(np.arange(1, 600))
     holes[250] = math.nan
-    found, other = steps_to(whole, 3.3), steps_to(holes, 3.3)
+    found, other = steps_to_loss(whole, 3.3), steps_to_loss(holes, 3.3)
     assert found is not None
     assert other == pytest.approx(found, rel=0.01)
 
 
 def test_steps_count_from_the_first_and_lie_before_the_one_that_reaches_it() -> None:
-    target = LossTarget(3.5)
+    target = StepsToLoss(3.5)
     losses = curve(np.arange(1, 1000))
-    reached = 1 + next(number for number, loss in enumerate(losses) if target.add(float(loss)))
+    reached = 1 + next(number for number, loss in enumerate(losses) if target.add_loss(float(loss)))
     assert target.steps is not None
     assert reached - 1 < target.steps <= reached
-    assert target.add(9.0)
+    assert target.add_loss(9.0)
     assert target.steps <= reached

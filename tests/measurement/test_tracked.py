@@ -25,11 +25,11 @@ from measurement.tracked_of import (
 )
 
 from shardwise.records.logs.frameworks import FORMATS
-from shardwise.records.logs.steady_state import steady
-from shardwise.records.logs.tensorboard_events import LONGEST, TAIL, crc32c, event_points, masked
-from shardwise.records.logs.training_log import EVENTS, HISTORY, TABLE, TAGS, TrainingLog, read_training_log
+from shardwise.records.logs.steady_state import measure_steady_state
+from shardwise.records.logs.tensorboard_events import LONGEST_RECORD, TAIL, crc32c, masked_crc32c, read_scalars
+from shardwise.records.logs.training_log import ALL_TAGS, EVENTS, HISTORY, TABLE, TrainingLog, read_training_log
 from shardwise.records.logs.wandb_history import LONGEST_ROW as LONGEST_ROW
-from shardwise.records.logs.wandb_history import datastore_points
+from shardwise.records.logs.wandb_history import read_wandb_file
 from shardwise.values.errors import InputError
 
 STEPS = list(SECONDS)
@@ -41,7 +41,7 @@ Row = dict[str, object]
 def framed(data: bytes) -> bytes:
     """A record with its checksums."""
     length = struct.pack("<Q", len(data))
-    return length + TAIL.pack(masked(length)) + data + TAIL.pack(masked(data))
+    return length + TAIL.pack(masked_crc32c(length)) + data + TAIL.pack(masked_crc32c(data))
 
 
 def rows(name: str, more: Callable[[int], Row] = lambda step: {}) -> list[Row]:
@@ -67,7 +67,7 @@ def assert_is_of(found: TrainingLog, name: str, medium: str) -> None:
         assert step.step_time_s == (None if name == "automodel" else SECONDS[step.step])
         assert step.tokens_per_s in (None, pytest.approx(tokens_per_s(step.step), rel=1e-7))
     assert (found.memory_bytes or 0) == pytest.approx(MEMORY.get(name, 0), rel=1e-7)
-    pace = steady(found, DEVICES, SEQ_LEN, BATCH_SEQS * SEQ_LEN).device_s_per_token
+    pace = measure_steady_state(found, DEVICES, SEQ_LEN, BATCH_SEQS * SEQ_LEN).device_s_per_token
     middle = sorted(SECONDS[step] for step in STEPS[3:])[8]
     assert pace == pytest.approx(middle * DEVICES / (BATCH_SEQS * SEQ_LEN), rel=1e-6)
 
@@ -159,19 +159,19 @@ def test_checksums() -> None:
     assert {data: crc32c(data) for data in vectors} == vectors
 
 
-READERS = {"megatron": event_points, "wandb": datastore_points}
+READERS = {"megatron": read_scalars, "wandb": read_wandb_file}
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_file_that_is_cut_off_has_the_steps_before(tmp_path: Path, name: str) -> None:
     whole, points, path = FILES[name].read_bytes(), READERS[name], tmp_path / FILES[name].name
-    full = list(points(FILES[name], TAGS))
+    full = list(points(FILES[name], ALL_TAGS))
     for length in range(0, len(whole), len(whole) // 150):
         path.write_bytes(whole[:length])
-        found = [point for point in points(path, TAGS) if point]
+        found = [point for point in points(path, ALL_TAGS) if point]
         assert found == full[: len(found)]
     path.write_bytes(whole[: len(whole) - 5])
-    assert list(points(path, TAGS))[-1] is None
+    assert list(points(path, ALL_TAGS))[-1] is None
     path.write_bytes(whole[:100])
     with pytest.raises(InputError, match="log: found no step in"):
         read_training_log([path])
@@ -188,7 +188,7 @@ def test_a_byte_that_is_another_one_is_found(tmp_path: Path, name: str) -> None:
 def trouble(points: Callable[..., Iterable[object]], path: Path) -> bool:
     """Whether a file is refused as damaged, or ends within a record: a length may go beyond it."""
     try:
-        return None in list(points(path, TAGS))
+        return None in list(points(path, ALL_TAGS))
     except InputError as error:
         return "is damaged at byte" in str(error)
 
@@ -202,13 +202,14 @@ def scalar(tag: bytes, value: float, step: bytes = b"\x01") -> bytes:
 
 HUGE = struct.pack("<Q", 2**63)
 HOSTILE = {
-    "a length beyond all": HUGE + TAIL.pack(masked(HUGE)), "a length beyond the file": framed(scalar(b"lm loss", 1.0))[:30],
+    "a length beyond all": HUGE + TAIL.pack(masked_crc32c(HUGE)),
+    "a length beyond the file": framed(scalar(b"lm loss", 1.0))[:30],
     "no message": framed(b"lm loss" + b"\xff" * 99), "a long varint": framed(b"\x10" + b"\xff" * 20 + b"lm loss"),
     "a field beyond its message": framed(b"\x2a\x7flm loss"), "a group": framed(b"\x0blm loss"),
     "not a number": framed(scalar(b"lm loss", float("nan"))) + framed(scalar(b"iteration-time", float("inf"))),
     "a negative step": framed(scalar(b"lm loss", 1.0, b"\xff" * 9 + b"\x01")),
     "a late step": framed(scalar(b"lm loss", 1.0, b"\xff" * 8 + b"\x01")),
-    "another tag": framed(scalar(b"lm loss vs samples", 1.0)), "long records": framed(bytes(LONGEST + 1)) * 3,
+    "another tag": framed(scalar(b"lm loss vs samples", 1.0)), "long records": framed(bytes(LONGEST_RECORD + 1)) * 3,
 }  # fmt: skip
 
 

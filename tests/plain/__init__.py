@@ -3,10 +3,10 @@
 from plain.decoder import Decoder, Output, build
 from plain.initialise import initialise
 from plain.weights import Weight, parameter_weights
-from shardwise.run.data.batches import IGNORED
+from shardwise.run.data.batches import IGNORE_INDEX
 
 __all__ = [
-    "IGNORED",
+    "IGNORE_INDEX",
     "Decoder",
     "Output",
     "Weight",

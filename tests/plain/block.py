@@ -45,7 +45,7 @@ class Block(NormedUnit):
 
     def __init__(self, architecture: Architecture, numerics: Numerics, layer: int) -> None:
         dense = layer < architecture.num_dense_layers
-        shape = architecture.dense() if dense else architecture
+        shape = architecture.dense_layer_architecture() if dense else architecture
         super().__init__("dense_block" if dense else "block", shape, numerics)
         self.keep_balanced()
 
@@ -104,7 +104,7 @@ class Block(NormedUnit):
         return out if weight is None else out * torch.sigmoid(y @ weight)[..., None]
 
     def activated(self, y: Tensor, gate: str, up: str, gate_bias: str, up_bias: str) -> Tensor:
-        gated = self.projected(y, gate, gate_bias) if self.architecture.structure.gated else None
+        gated = self.projected(y, gate, gate_bias) if self.architecture.structure.has_gated_mlp else None
         return activate(self.architecture.mlp, gated, self.projected(y, up, up_bias))
 
     def projected(self, x: Tensor, weight: str, bias: str) -> Tensor:

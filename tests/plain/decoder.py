@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from plain.block import Block, NormedUnit, Result
 from plain.experts import Routing, auxiliary_loss
 from plain.functions import cap
-from plain.gradients import IGNORED, HeadLoss, applied, at_least_fp32
+from plain.gradients import IGNORE_INDEX as IGNORED
+from plain.gradients import HeadLoss, applied, at_least_fp32
 from plain.places import Rotation, mask_of, positions_of, rotation
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED
+from shardwise.model.decoder import BORROWED_WEIGHTS
 from shardwise.model.numerics import Numerics, Rotary
-from shardwise.step.parameters import attribute
+from shardwise.step.parameters import attribute_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +83,11 @@ class Predict(Block):
     head, which like the embedding is the model's."""
 
     def __init__(self, architecture: Architecture, numerics: Numerics, unit: str) -> None:
-        NormedUnit.__init__(self, unit, architecture, numerics, frozenset(BORROWED[unit]))
+        NormedUnit.__init__(self, unit, architecture, numerics, frozenset(BORROWED_WEIGHTS[unit]))
         self.keep_balanced()
 
     def own(self, weight: str) -> Tensor:
-        return super().own(weight if attribute(weight) in self.weights else f"block.{weight}")
+        return super().own(weight if attribute_name(weight) in self.weights else f"block.{weight}")
 
     def if_any(self, weight: str) -> Tensor | None:
         found = super().if_any(weight)
@@ -173,7 +174,7 @@ class Decoder(nn.Module):
         angles: dict[Rotary, Rotation] = {}
         masks: dict[int | None, Tensor | None] = {}
         for layer in layers:
-            window, rotary = self.architecture.window(layer), self.rotary(layer)
+            window, rotary = self.architecture.attention_window(layer), self.rotary(layer)
             if window not in masks:
                 masks[window] = mask_of(ids, window, document_ids)
             if rotary is not None and rotary not in angles:
@@ -184,7 +185,7 @@ class Decoder(nn.Module):
         if self.architecture.positions != "rotary":
             return None
         local = self.numerics.local_rotary
-        return self.numerics.rotary if local is None or self.architecture.window(layer) is None else local
+        return self.numerics.rotary if local is None or self.architecture.attention_window(layer) is None else local
 
     def lent(self) -> Tensor | None:
         """The embedding's weight, where the head is tied to it."""

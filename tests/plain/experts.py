@@ -12,7 +12,7 @@ from torch import Tensor
 
 from plain.functions import activate
 from plain.gradients import Dispatch, Reorder, applied, at_least_fp32
-from shardwise.model.numerics import DEFAULT, Gating
+from shardwise.model.numerics import DEFAULT_NUMERICS, Gating
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Routing:
 
 
 def route(
-    logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool, gating: Gating = DEFAULT.gating,
+    logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool, gating: Gating = DEFAULT_NUMERICS.gating,
     capacity: tuple[float, int] | None = None,
 ) -> Routing:  # fmt: skip
     """The experts that each of N tokens takes, from logits [N, E].
@@ -112,7 +112,7 @@ class Experts:
         order = routing.choices.flatten().argsort(stable=True)
         places = order.argsort()
         sent = applied(Dispatch, y, order, places, chosen)
-        back = (self.grouped if self.can_group(sent) else self.in_turn)(sent, routing.counts)
+        back = (self.grouped_rate if self.can_group(sent) else self.in_turn)(sent, routing.counts)
         rows = torch.unflatten(applied(Reorder, back, places, order), 0, (-1, chosen))
         return (routing.gates[..., None] * rows).sum(dim=1).to(y.dtype)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plain.gradients import GatedActivation, RMSNorm, SwiGLU, applied
-from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE
+from shardwise.model.numerics import CLAMPED_SWIGLU_SLOPE, SWIGLU_CLAMP
 
 
 def _gelu(x: Tensor) -> Tensor:
@@ -18,8 +18,8 @@ def _gelu(x: Tensor) -> Tensor:
 
 
 def _clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    low = gate.clamp(max=CLAMP)
-    return low * torch.sigmoid(CLAMPED_SLOPE * low) * (up.clamp(-CLAMP, CLAMP) + 1.0)
+    low = gate.clamp(max=SWIGLU_CLAMP)
+    return low * torch.sigmoid(CLAMPED_SWIGLU_SLOPE * low) * (up.clamp(-SWIGLU_CLAMP, SWIGLU_CLAMP) + 1.0)
 
 
 GATED_ACTIVATIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {

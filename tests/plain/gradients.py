@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from shardwise.run.data.batches import IGNORED
+from shardwise.run.data.batches import IGNORE_INDEX
 
 Gated = Callable[[Tensor, Tensor], Tensor]
 # The loss is made for a part of the rows at a time: at most so many parts, so that a GPU launches few kernels and what is in
@@ -159,7 +159,7 @@ class HeadLoss(Function):
 
 def _loss_of(logits: Tensor, targets: Tensor, limit: float | None, scale: float | Tensor, *, replace: bool) -> Tensor:
     """The loss of some rows, scaled; with `replace` their logits become their gradient."""
-    counted = (targets != IGNORED)[:, None]
+    counted = (targets != IGNORE_INDEX)[:, None]
     places, fine = torch.where(counted, targets[:, None], 0), at_least_fp32(logits.dtype)
     values = logits if limit is None else torch.tanh(logits.to(fine) / limit)
     logs = torch.log_softmax(values if limit is None else values * limit, dim=-1, dtype=fine)

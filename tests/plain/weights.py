@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import UNITS
-from shardwise.step.parameters import attribute
+from shardwise.model.decoder import UNIT_PROGRAMS
+from shardwise.step.parameters import attribute_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +27,21 @@ class UnitModule(nn.Module):
 
     def __init__(self, unit: str, architecture: Architecture, without: frozenset[str] = frozenset()) -> None:
         super().__init__()
-        program, sizes = UNITS[unit](architecture), architecture.dims
+        program, sizes = UNIT_PROGRAMS[unit](architecture), architecture.dims
         names = [name for name in program.weights if name not in without]
-        self.weights = {attribute(name): Weight(unit, name, program.dims(name)) for name in names}
+        self.weights = {attribute_name(name): Weight(unit, name, program.dims(name)) for name in names}
         for name, weight in self.weights.items():
             values = torch.empty([sizes[dim] for dim in weight.dims])
             self.register_parameter(name, nn.Parameter(values, requires_grad=not program.tensors[weight.name].frozen))
 
     def own(self, weight: str) -> Tensor:
         """A weight by its name in the program."""
-        found: Tensor = getattr(self, attribute(weight))
+        found: Tensor = getattr(self, attribute_name(weight))
         return found
 
     def if_any(self, weight: str) -> Tensor | None:
         """The same of a weight that a structure may lack."""
-        return self.own(weight) if attribute(weight) in self.weights else None
+        return self.own(weight) if attribute_name(weight) in self.weights else None
 
 
 def parameter_weights(model: nn.Module) -> dict[str, Weight]:

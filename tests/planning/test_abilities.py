@@ -8,37 +8,37 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.hardware.stacks import KINDS, Abilities, stack_named, stack_names
+from shardwise.hardware.stacks import STACK_KINDS, Abilities, get_stack, stack_names
 from shardwise.layout.choices import Choices
-from shardwise.layout.context_parallel import VARIANTS
+from shardwise.layout.context_parallel import CP_VARIANTS
 from shardwise.layout.layout import OFFLOADS, Layout
-from shardwise.layout.rules.stack_abilities import as_run, lacking, stack_of
-from shardwise.measure.calibrate.prediction_errors import judge
-from shardwise.measure.calibrate.published_runs.prediction_from_row import Case
-from shardwise.measure.calibrate.published_runs.run_table import Row, layout_rows, published_rows
+from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of, unsupported_choices
+from shardwise.measure.calibrate.prediction_errors import predict_rows
+from shardwise.measure.calibrate.published_runs.prediction_from_row import RunCase
+from shardwise.measure.calibrate.published_runs.run_table import RunRow, layout_rows, published_rows
 from shardwise.model.recompute_policies import policy_names
 from shardwise.pipeline.registry import SCHEDULES
 from shardwise.price.estimate import estimate
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan_file import parse_plan, plan_payload
-from shardwise.search.vectorised.search_layouts import search
+from shardwise.search.vectorised.search_layouts import search_layouts
 from shardwise.values.errors import InputError
-from shardwise.values.loss_kernels import LOSSES
+from shardwise.values.loss_kernels import LOSS_KERNELS
 from shardwise.values.precision import PRECISIONS
 
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=4096)
 TABLES: dict[str, Any] = {
     "axes": ("tp", "cp", "pp", "ep"), "zero": range(4), "zero_with_pp": range(4),
     "zero_with_cp": range(4), "zero_with_ep": range(4), "schedules": SCHEDULES,
-    "cp_variants": VARIANTS, "recompute": policy_names(), "losses": LOSSES, "offload": OFFLOADS,
-    "products": [one.product_format for one in PRECISIONS.values()] + ["int8"],
+    "cp_variants": CP_VARIANTS, "recompute": policy_names(), "losses": LOSS_KERNELS, "offload": OFFLOADS,
+    "products": [one.matmul_format for one in PRECISIONS.values()] + ["int8"],
 }  # fmt: skip
-NAMED = tuple(name for name in stack_names() if name not in KINDS)
+NAMED = tuple(name for name in stack_names() if name not in STACK_KINDS)
 
 
 @pytest.mark.parametrize("name", stack_names())
 def test_every_stack_says_all_of_what_it_runs_in_names_that_there_are(name: str) -> None:
-    stack = stack_named(name)
+    stack = get_stack(name)
     runs = stack.abilities
     assert len(runs.source) > 20
     for ability, values in runs.items():
@@ -59,16 +59,16 @@ def test_every_stack_says_all_of_what_it_runs_in_names_that_there_are(name: str)
     }
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", STACK_KINDS)
 def test_a_kind_runs_what_any_of_its_stacks_does(name: str) -> None:
-    runs = dict(stack_named(name).abilities.items())
-    own = [dict(stack_named(one).abilities.items()) for one in NAMED if stack_named(one).kind == name]
+    runs = dict(get_stack(name).abilities.items())
+    own = [dict(get_stack(one).abilities.items()) for one in NAMED if get_stack(one).kind == name]
     for ability, values in runs.items():
         several = [one[ability] for one in own]
         assert values == any(several) if isinstance(values, bool) else set(values) == set().union(*several)
 
 
-def _as_stated(case: Case) -> Layout:
+def _as_stated(case: RunCase) -> Layout:
     """The layout of a run, with whatever its stack has in place of `selective`."""
     usual = case.software.stack.abilities.recompute[0]
     return replace(case.layout, recompute=usual) if case.layout.recompute == "selective" else case.layout
@@ -82,14 +82,14 @@ PUBLISHED = [
 
 
 @pytest.mark.parametrize("rows", PUBLISHED)
-def test_every_published_run_is_one_that_its_stack_can_run(rows: tuple[Row, ...]) -> None:
+def test_every_published_run_is_one_that_its_stack_can_run(rows: tuple[RunRow, ...]) -> None:
     """But for recomputes between none and all, which are priced as ours, whatever software calls selective."""
     found = {
         one.row.id: problems
-        for one in judge(rows)
+        for one in predict_rows(rows)
         if one.prediction
         and (case := one.prediction.case)
-        and (problems := lacking(case.software.stack, case.architecture, case.job, _as_stated(case)))
+        and (problems := unsupported_choices(case.software.stack, case.architecture, case.job, _as_stated(case)))
     }
     assert found == {}
 
@@ -126,7 +126,7 @@ def test_every_published_run_is_one_that_its_stack_can_run(rows: tuple[Row, ...]
 )  # fmt: skip
 def test_what_a_stack_lacks_of_a_layout_is_named(stack: str, text: str, words: str) -> None:
     model = sw.load_model("llama-3-8b")
-    found = lacking(stack_named(stack), model, JOB, Layout.parse(text))
+    found = unsupported_choices(get_stack(stack), model, JOB, Layout.parse(text))
     assert len(found) == bool(words), found
     assert all(words in problem for problem in found)
 
@@ -135,19 +135,21 @@ def test_what_a_stack_lacks_of_a_layout_is_named(stack: str, text: str, words: s
 @pytest.mark.parametrize("name", NAMED)
 @pytest.mark.parametrize("model", ["llama-3-8b", "mixtral-8x7b"])
 def test_a_search_under_a_stack_finds_nothing_that_it_does_not_run(name: str, model: str) -> None:
-    stack, architecture = stack_named(name), sw.load_model(model)
+    stack, architecture = get_stack(name), sw.load_model(model)
     cluster = sw.load_cluster("h100:16" if "GPU" in stack.platforms else "tpu-v5p:2x2x4", stack=name)
     job = replace(JOB, loss=stack.loss)
-    found = search(architecture, cluster, job, choices=Choices().of_stack(stack, architecture, JOB), sample=200)
+    found = search_layouts(
+        architecture, cluster, job, choices=Choices().limit_to_stack(stack, architecture, JOB), sample=200
+    )
     for row in (*found.best, *found.by_factorisation, *found.sampled):
-        assert lacking(stack, architecture, job, row.layout) == []
+        assert unsupported_choices(stack, architecture, job, row.layout) == []
     for row in found.sampled[:20]:
         assert row.step_time_s == pytest.approx(estimate(architecture, cluster, job, row.layout).step_time_s, rel=1e-9)
 
 
 def test_only_what_a_stack_has_is_searched() -> None:
     llama = sw.load_model("llama-3-8b")
-    has = {name: Choices().of_stack(stack_named(name), llama, JOB) for name in stack_names()}
+    has = {name: Choices().limit_to_stack(get_stack(name), llama, JOB) for name in stack_names()}
     in_pieces = {name for name, one in has.items() if one.async_tp == (0, 1)}
     assert {"megatron", "nemo-25", "torchtitan", "maxtext", "fused", "compiled"} <= in_pieces
     assert not {"megatron-2022", "deepspeed", "torch-fsdp", "internevo", "shardwise"} & in_pieces
@@ -157,9 +159,9 @@ def test_only_what_a_stack_has_is_searched() -> None:
     assert has["maxtext"].stages == ("even",)
     assert has["maxtext"].recompute == ("selective", "full")  # its blocks are checkpoints, whatever these keep
     recompute = ("none", "mlp", "full")
-    assert has["fused"] == replace(Choices(), stack=stack_named("fused"), async_tp=(0, 1), recompute=recompute)
+    assert has["fused"] == replace(Choices(), stack=get_stack("fused"), async_tp=(0, 1), recompute=recompute)
     assert has["shardwise"].recompute == ("none", "selective", "mlp", "full")
-    assert Choices(runnable=True).of_stack(stack_named("maxtext"), llama, JOB) == Choices(runnable=True)
+    assert Choices(runnable=True).limit_to_stack(get_stack("maxtext"), llama, JOB) == Choices(runnable=True)
 
 
 @pytest.mark.parametrize(
@@ -180,16 +182,16 @@ def test_only_what_a_stack_has_is_searched() -> None:
 def test_only_the_recompute_that_a_stack_runs_on_a_model_is_searched(
     name: str, model: str, precision: str, recompute: tuple[str, ...]
 ) -> None:
-    found = Choices().of_stack(stack_named(name), sw.load_model(model), replace(JOB, precision=precision))
+    found = Choices().limit_to_stack(get_stack(name), sw.load_model(model), replace(JOB, precision=precision))
     assert found.recompute == recompute
 
 
 def test_delayed_scaling_runs_no_norm_again() -> None:
     """Megatron-Core, TransformerConfig: "Delayed scaling does not support moe_act and layernorm recompute for fp8"."""
-    model, stack = sw.load_model("mixtral-8x7b"), stack_named("megatron")
+    model, stack = sw.load_model("mixtral-8x7b"), get_stack("megatron")
     layout = Layout.parse("fsdp=16 zero_stage=1 recompute=layernorm+moe_act")
-    assert lacking(stack, model, JOB, layout) == []
-    (text,) = lacking(stack, model, replace(JOB, precision="fp8_delayed"), layout)
+    assert unsupported_choices(stack, model, JOB, layout) == []
+    (text,) = unsupported_choices(stack, model, replace(JOB, precision="fp8_delayed"), layout)
     assert text.startswith("megatron does not run layernorm and moe_act again with delayed scaling")
 
 
@@ -197,11 +199,11 @@ def test_delayed_scaling_runs_no_norm_again() -> None:
 def test_a_given_layout_is_as_the_stack_runs_it(name: str) -> None:
     """XLA, NeMo and Megatron Bridge overlap tensor parallelism whether a layout says so or not; no other stack does."""
     overlaps = name.startswith(("pax", "maxtext", "nemo", "megatron-bridge"))
-    stack, given = stack_named(name), Layout(dp=4, tp=2, sequence_parallel=True)
+    stack, given = get_stack(name), Layout(dp=4, tp=2, sequence_parallel=True)
     assert stack.overlaps_tp is overlaps
-    assert as_run(stack, given) == replace(given, async_tp=overlaps)
+    assert layout_as_run(stack, given) == replace(given, async_tp=overlaps)
     for other in (replace(given, sequence_parallel=False), Layout(fsdp=8, sequence_parallel=True)):
-        assert as_run(stack, other) == other
+        assert layout_as_run(stack, other) == other
     if overlaps:
         cluster = sw.load_cluster("h100:8" if "GPU" in stack.platforms else "tpu-v5p:2x2x2", stack=name)
         found = plan_layout(sw.load_model("llama-3-8b"), cluster, JOB, given)
@@ -214,7 +216,7 @@ def test_a_given_layout_is_as_the_stack_runs_it(name: str) -> None:
 
 def test_without_a_stack_a_layout_is_as_given() -> None:
     given = Layout(dp=4, tp=2, sequence_parallel=True)
-    assert as_run(None, given) is given
+    assert layout_as_run(None, given) is given
 
 
 @pytest.mark.parametrize(
@@ -231,22 +233,24 @@ def test_without_a_stack_a_layout_is_as_given() -> None:
 def test_a_plan_for_a_stack_refuses_what_it_does_not_run(
     stack: str, pins: dict[str, Any], job: sw.Job, words: str
 ) -> None:
-    choices = Choices().narrowed(pins, {})
+    choices = Choices().with_pins(pins, {})
     with pytest.raises(InputError) as error:
         sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16", stack=stack), job, choices=choices)
     assert words in str(error.value)
-    kind = stack_named(stack).kind
+    kind = get_stack(stack).kind
     llama = sw.load_model("llama-3-8b")
-    found = Choices().narrowed(pins, {}).of_stack(stack_named(kind), llama, job)  # software of that kind may have it
+    found = (
+        Choices().with_pins(pins, {}).limit_to_stack(get_stack(kind), llama, job)
+    )  # software of that kind may have it
     assert all(getattr(found, name)[0] == value for name, value in pins.items() if name != "tp")
 
 
 def test_a_pinned_value_stays_where_the_stack_would_search_more() -> None:
-    stack = stack_named("torchtitan")
+    stack = get_stack("torchtitan")
     found = (
         Choices()
-        .narrowed({"async_tp": False, "schedule": "1f1b"}, {})
-        .of_stack(stack, sw.load_model("llama-3-8b"), JOB)
+        .with_pins({"async_tp": False, "schedule": "1f1b"}, {})
+        .limit_to_stack(stack, sw.load_model("llama-3-8b"), JOB)
     )
     assert (found.async_tp, found.schedule) == ((0,), ("1f1b",))
     assert found.stack == stack
@@ -256,7 +260,7 @@ def test_an_estimate_of_what_a_stack_does_not_run_is_made_and_says_so() -> None:
     model, layout = sw.load_model("llama-3-8b"), Layout.parse("fsdp=4 pp=4 zero_stage=3")
     words = "deepspeed has no ZeRO-3 in a pipeline; a zero_stage of 0, 1 is required, or pp=1"
     cluster = sw.load_cluster("h100:16", stack="deepspeed")
-    assert stack_of(cluster) == stack_named("deepspeed")
+    assert stack_of(cluster) == get_stack("deepspeed")
     found = plan_layout(model, cluster, JOB, layout).estimate
     assert words in found.notes
     assert replace(found, notes=()) == replace(estimate(model, cluster, replace(JOB, loss="unfused"), layout), notes=())
@@ -276,7 +280,7 @@ def test_a_plan_says_what_another_stack_would_gain() -> None:
     other = estimate(model, alone.cluster, alone.job, Layout.parse(text))
     assert gain.startswith(f"{alone.estimate.step_time_s / other.step_time_s - 1:.0%} faster")
     assert other.fits
-    assert lacking(stack_named("llm-foundry-torch2"), model, job, Layout.parse(text))
+    assert unsupported_choices(get_stack("llm-foundry-torch2"), model, job, Layout.parse(text))
     all_has = sw.plan(model, sw.load_cluster("h100:256", stack="shardwise"), job)
     assert all_has.search is not None
     assert all_has.search.elsewhere is None
@@ -292,8 +296,8 @@ def test_of_many_plans_the_chosen_one_says_what_another_stack_would_gain(monkeyp
         asked.append(plan.cluster.name)
         return replace(plan, search=replace(plan.search, elsewhere="told"))
 
-    monkeypatch.setattr("shardwise.search.planner.with_elsewhere", told)
-    monkeypatch.setattr("shardwise.search.compare_clusters.with_elsewhere", told)
+    monkeypatch.setattr("shardwise.search.planner.add_other_stack_gain", told)
+    monkeypatch.setattr("shardwise.search.compare_clusters.add_other_stack_gain", told)
     model, job = sw.load_model("gpt-2"), sw.Job(global_batch_tokens=2**16, seq_len=1024)
     two = [sw.load_cluster(name, stack="nemo-25") for name in ("h100:4", "h100:8")]
     compared = sw.plan_clusters(model, two, job)
@@ -317,7 +321,7 @@ def test_what_deepseek_recomputed_can_be_written_down() -> None:
     held, again = [], []
     for recompute in ("none", "layernorm+moe_act", "layernorm+moe_act+mla_up_proj", "full"):
         layout = Layout.parse(f"fsdp=64 pp=8 ep=64 zero_stage=1 recompute={recompute}")
-        assert lacking(stack_named("megatron"), model, job, layout) == []
+        assert unsupported_choices(get_stack("megatron"), model, job, layout) == []
         found = estimate(model, cluster, job, layout)
         held.append(found.memory["activations"])
         again.append(found.time["recompute"])

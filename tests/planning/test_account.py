@@ -9,8 +9,14 @@ import pytest
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.measure.utilisation.measured_run import Ran
-from shardwise.measure.utilisation.step_breakdown import IDEAL, REST, Account, account, utilisation
+from shardwise.measure.utilisation.measured_run import RunSetup
+from shardwise.measure.utilisation.step_breakdown import (
+    IDEAL_CONSTANTS,
+    REST_OF_KERNELS,
+    StepBreakdown,
+    break_down_step,
+    compute_utilisation,
+)
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.search.layout_plan import plan_layout
@@ -25,14 +31,14 @@ def planned(text: str = "fsdp=64", cluster: Cluster = H100, job: Job = JOB) -> P
     return plan_layout(LLAMA, cluster, job, Layout.parse(text))
 
 
-def accounted(plan: Plan, measured_s: float) -> Account:
+def accounted(plan: Plan, measured_s: float) -> StepBreakdown:
     rate = plan.job.global_batch_tokens / measured_s / plan.cluster.num_devices
-    return account(plan, measured_s, utilisation(plan.model, plan.cluster, plan.job, rate, plan.layout))
+    return break_down_step(plan, measured_s, compute_utilisation(plan.model, plan.cluster, plan.job, rate, plan.layout))
 
 
 def test_mfu_by_hand() -> None:
     """Llama 3 8B: 6 FLOPs for each of the weights but the embedding's, 6·T·d a layer for causal attention, twice that for all."""
-    used = utilisation(LLAMA, H100, JOB, 6500.0)
+    used = compute_utilisation(LLAMA, H100, JOB, 6500.0)
     weights, attention = 8_030_261_248 - 128_256 * 4096 - 65 * 4096, 32 * 6 * 8192 * 4096
     assert used.flops_per_token == pytest.approx(6 * weights + attention, rel=2e-4)
     assert used.flops_per_token_full == pytest.approx(6 * weights + 2 * attention, rel=2e-4)
@@ -63,7 +69,7 @@ def test_parts_add_up_to_what_was_measured(layout: str, times: float) -> None:
     assert sum(part.share for part in found.parts) == pytest.approx(1.0, rel=1e-9)
     assert found.parts[-1].seconds == pytest.approx(measured_s - plan.estimate.step_time_s, abs=1e-12)
     assert all(part.seconds > 0 for part in found.parts[:-1])
-    assert {*IDEAL, REST} <= {part.name for part in found.parts}
+    assert {*IDEAL_CONSTANTS, REST_OF_KERNELS} <= {part.name for part in found.parts}
     assert found.verdict == {0.5: "faster", 1.0: "inside", 3.0: "slower"}[times]
 
 
@@ -77,7 +83,7 @@ def test_each_loss_grows_with_the_constant_that_says_it() -> None:
     usual = parts()
     for constant, name in (
         ({"matmul_fraction": 0.4}, "GEMM efficiency"), ({"attention": 3.0}, "attention kernel efficiency"),
-        ({"launch_s": 1e-4}, "gaps between kernels"), ({"elementwise": 6.0}, REST),
+        ({"launch_s": 1e-4}, "gaps between kernels"), ({"elementwise": 6.0}, REST_OF_KERNELS),
     ):  # fmt: skip
         found = parts(**constant)
         grown = {one for one in found if found[one] > usual[one] * 1.2}
@@ -88,7 +94,7 @@ def test_fp8_products_are_one_number_beside_the_bf16_peak() -> None:
     plan = planned(job=replace(JOB, precision="fp8_delayed"))
     names = [part.name for part in accounted(plan, plan.estimate.step_time_s).parts]
     assert "kernels, beyond their FLOPs at the peak" in names
-    assert not {*IDEAL, REST} & set(names)
+    assert not {*IDEAL_CONSTANTS, REST_OF_KERNELS} & set(names)
 
 
 def test_a_bound_has_no_interval() -> None:
@@ -99,15 +105,15 @@ def test_a_bound_has_no_interval() -> None:
 
 def test_what_has_no_peak() -> None:
     with pytest.raises(InputError, match="no machine's peak; a cluster of your own is required"):
-        utilisation(LLAMA, load_cluster("local:2"), replace(JOB, precision="fp32"), 1.0)
+        compute_utilisation(LLAMA, load_cluster("local:2"), replace(JOB, precision="fp32"), 1.0)
     bare = replace(H100, chip=replace(H100.chip, peak_flops_per_s={"fp32": 67e12}))
     with pytest.raises(MissingValueError, match="no sourced bf16 peak"):
-        utilisation(LLAMA, bare, JOB, 1.0)
+        compute_utilisation(LLAMA, bare, JOB, 1.0)
 
 
 def test_a_batch_that_is_known_later_is_the_jobs() -> None:
     """As a log says it, by which its step is predicted."""
-    ran = Ran(model=LLAMA, cluster=H100, job=JOB, layout=None, batch_tokens=None, software="torchtitan")
-    known = ran.of_batch(1 << 22)
+    ran = RunSetup(model=LLAMA, cluster=H100, job=JOB, layout=None, batch_tokens=None, software="torchtitan")
+    known = ran.with_batch(1 << 22)
     assert (known.batch_tokens, known.job) == (1 << 22, replace(JOB, global_batch_tokens=1 << 22))
-    assert ran.of_batch(None) is ran
+    assert ran.with_batch(None) is ran

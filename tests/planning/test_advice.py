@@ -12,8 +12,8 @@ from types import ModuleType
 import pytest
 
 import shardwise as sw
-from shardwise.hardware.stacks import KINDS, stack_named, stack_names
-from shardwise.layout.rules.stack_abilities import lacking
+from shardwise.hardware.stacks import STACK_KINDS, get_stack, stack_names
+from shardwise.layout.rules.stack_abilities import unsupported_choices
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,9 +41,9 @@ def test_a_pick_is_held_against_the_best_one_layout_for_all_stacks_that_run_it(a
     able = {
         name
         for name in stack_names()
-        if name not in KINDS
-        and "GPU" in (stack := stack_named(name)).platforms
-        and not lacking(stack, model, replace(job, loss=stack.loss), found.pick)
+        if name not in STACK_KINDS
+        and "GPU" in (stack := get_stack(name)).platforms
+        and not unsupported_choices(stack, model, replace(job, loss=stack.loss), found.pick)
         and sw.estimate(
             model, sw.load_cluster("h100:16", stack=name), replace(job, loss=stack.loss), found.pick
         ).fits
@@ -52,7 +52,7 @@ def test_a_pick_is_held_against_the_best_one_layout_for_all_stacks_that_run_it(a
     assert len(able) > 3
     for name, (pick, single, best) in found.seconds.items():
         assert best <= min(pick, single)
-        assert not lacking(stack_named(name), model, job, found.single)
+        assert not unsupported_choices(get_stack(name), model, job, found.single)
     assert found.above_best(1) <= found.above_best(0) <= found.above_best(1) + advice.BAR + 0.01
     assert found.above_single <= advice.BAR
     worse = replace(found, seconds={"a": (2.0, 1.0, 1.0), "b": (1.0, 1.0, 0.5)})

@@ -12,18 +12,18 @@ from thinned import part_of
 import shardwise as sw
 from shardwise.hardware.network.switches import Switched
 from shardwise.layout.choices import Choices
-from shardwise.layout.degrees import degrees_of
+from shardwise.layout.degrees import layout_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.legality import EVEN_BATCH
 from shardwise.layout.rules.stack_abilities import stack_of
-from shardwise.measure.calibrate.prediction_errors import judge
+from shardwise.measure.calibrate.prediction_errors import predict_rows
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
 from shardwise.present.cli import main
-from shardwise.price.problem import as_planned
-from shardwise.search.balance_stages import Balancing
+from shardwise.price.problem import with_problem_defaults
+from shardwise.search.balance_stages import StageBalancer
 from shardwise.search.plan_file import parse_plan, plan_payload
-from shardwise.search.planner import _degrees_key
-from shardwise.search.vectorised.search_layouts import search
+from shardwise.search.planner import _complexity
+from shardwise.search.vectorised.search_layouts import search_layouts
 from shardwise.search.verdicts import MEMORY_RESERVE, RESOLUTION
 
 SMALL = sw.Job(global_batch_tokens=2**20, seq_len=8192)
@@ -46,11 +46,11 @@ def of_replica(layout: sw.Layout) -> tuple[int, int]:
 def test_the_simplest_of_what_predictions_do_not_tell_apart_is_taken(model: str, name: str, job: sw.Job) -> None:
     architecture = sw.load_model(model)
     taken = sw.plan(architecture, sw.load_cluster(name), job)
-    cluster, asked = as_planned(sw.load_cluster(name), job)
-    choices = Choices().of_stack(stack_of(cluster), architecture, job)
-    found = search(architecture, cluster, asked, choices=choices, reserve=MEMORY_RESERVE)
+    cluster, asked = with_problem_defaults(sw.load_cluster(name), job)
+    choices = Choices().limit_to_stack(stack_of(cluster), architecture, job)
+    found = search_layouts(architecture, cluster, asked, choices=choices, reserve=MEMORY_RESERVE)
     room = cluster.chip.memory_bytes * (1 - MEMORY_RESERVE)
-    found = Balancing(architecture, cluster, asked, room).of_search(found)
+    found = StageBalancer(architecture, cluster, asked, room).balance_result(found)
     fastest = found.best[0].step_time_s
     assert fastest <= taken.estimate.step_time_s <= fastest * (1 + RESOLUTION)
     near = [row.layout for row in found.by_factorisation if row.step_time_s <= fastest * (1 + RESOLUTION)]
@@ -70,7 +70,7 @@ def test_many_devices_for_one_replica_are_no_simple_layout() -> None:
 def test_equal_bounds_go_to_the_smaller_cp() -> None:
     """Without cp the bound is that of cp = 2 and 4, to five digits."""
     job = replace(SMALL, overlap="per_axis")
-    found = search(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, reserve=MEMORY_RESERVE)
+    found = search_layouts(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, reserve=MEMORY_RESERVE)
     tied = {row.layout.cp for row in found.best if row.step_time_s <= found.best[0].step_time_s * (1 + 1e-5)}
     taken = sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job)
     assert tied == {1, 2, 4}
@@ -82,9 +82,9 @@ def test_an_even_batch_comes_before_a_ragged_one() -> None:
     """One step of 84 sequences on 8 devices: four replicas of 21 each, while eight have 10 or 11."""
     model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:8")
     job = sw.Job(global_batch_tokens=84 * 4096, seq_len=4096)
-    found = search(model, *as_planned(cluster, job), reserve=MEMORY_RESERVE)
+    found = search_layouts(model, *with_problem_defaults(cluster, job), reserve=MEMORY_RESERVE)
     near = [row for row in found.best if row.step_time_s <= found.best[0].step_time_s * (1 + RESOLUTION)]
-    even = [bool(EVEN_BATCH.legal(model, job, 8, degrees_of(row.layout))) for row in near]
+    even = [bool(EVEN_BATCH.legal(model, job, 8, layout_degrees(row.layout))) for row in near]
     taken = sw.plan(model, cluster, job)
     assert any(even)
     assert taken.estimate.waste.get("sequences", 0.0) == 0.0
@@ -93,11 +93,11 @@ def test_an_even_batch_comes_before_a_ragged_one() -> None:
 def test_divisible_leaves_only_layouts_that_share_the_batch_out_evenly(capsys: pytest.CaptureFixture[str]) -> None:
     model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:8")
     job = sw.Job(global_batch_tokens=84 * 4096, seq_len=4096)
-    every = search(model, cluster, job)
-    found = search(model, cluster, job, choices=Choices(divisible=True), top=10**6)
+    every = search_layouts(model, cluster, job)
+    found = search_layouts(model, cluster, job, choices=Choices(divisible=True), top=10**6)
     assert 0 < found.num_layouts < every.num_layouts
     assert found.num_illegal_by_rule["even_batch"] > 0
-    assert all(EVEN_BATCH.legal(model, job, 8, degrees_of(row.layout)) for row in found.best)
+    assert all(EVEN_BATCH.legal(model, job, 8, layout_degrees(row.layout)) for row in found.best)
     words = ["plan", "llama-3-8b", "h100:8", "--batch-tokens", str(84 * 4096), "--seq-len", "4096"]
     assert main([*words, "--divisible", "--json"]) == 0
     assert "sequences" not in json.loads(capsys.readouterr().out)["estimate"]["waste"]
@@ -110,7 +110,7 @@ def test_a_plan_of_the_first_schema_is_read(tmp_path: Path) -> None:
     for name in ("h100:16", "tpu-v5e:4x4"):
         plan = sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster(name), SMALL)
         payload = json.loads(json.dumps(plan_payload(plan)))
-        reached = plan_payload(replace(plan, cluster=replace(plan.cluster, topology=plan.cluster.reached)))
+        reached = plan_payload(replace(plan, cluster=replace(plan.cluster, topology=plan.cluster.sustained_topology)))
         payload |= {"schema": "shardwise.plan/1", "cluster": json.loads(json.dumps(reached["cluster"]))}
         del payload["bound_s"]
         again = parse_plan(payload)
@@ -122,7 +122,7 @@ def test_tensor_parallelism_stays_within_a_node_as_in_every_published_run() -> N
     """With tp=16 replicas would be of fewer devices than with tp=8 and a pipeline (GPT 1T on 512 A100, arXiv 2205.05198)."""
     rows = published_rows()
     some = [*part_of(rows), *(row for row in rows if row.id == "korthikanti-2022-004")]
-    predictions = {one.row.id: one.prediction for one in judge(some)}
+    predictions = {one.row.id: one.prediction for one in predict_rows(some)}
     for one in filter(None, predictions.values()):
         topology = one.case.cluster.topology
         assert not isinstance(topology, Switched) or one.case.layout.tp <= (
@@ -132,6 +132,6 @@ def test_tensor_parallelism_stays_within_a_node_as_in_every_published_run() -> N
     assert found is not None
     cluster, job = found.case.cluster, found.case.job
     wide, deep = (Layout.parse(text) for text in ("tp=16 pp=16 fsdp=2", "tp=8 pp=64"))
-    assert _degrees_key(cluster, job, deep) < _degrees_key(cluster, job, wide)
+    assert _complexity(cluster, job, deep) < _complexity(cluster, job, wide)
     torus = sw.load_cluster("tpu-v5p:8x8x8")
-    assert _degrees_key(torus, job, wide) < _degrees_key(torus, job, deep)
+    assert _complexity(torus, job, wide) < _complexity(torus, job, deep)

@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.hardware.cluster_sizes import sizes
+from shardwise.hardware.cluster_sizes import iterate_sizes
 from shardwise.present.cli import main
-from shardwise.search.compare_clusters import Comparison, Contender, compare, misses, remedies
+from shardwise.search.compare_clusters import (
+    Comparison,
+    Contender,
+    choose_contender,
+    describe_missed_limits,
+    suggest_remedies,
+)
 
 MODEL = sw.load_model("llama-3-8b")
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e11)
@@ -57,7 +63,7 @@ def again(comparison: Comparison, limits: sw.Limits, *, priceless: tuple[int, ..
             plan = replace(plan, run=replace(plan.run, usd=None))
         run = plan.run
         contenders.append(replace(one, plan=plan, in_time=limits.in_time(run), within_budget=limits.within_budget(run)))
-    return compare(contenders, limits)
+    return choose_contender(contenders, limits)
 
 
 def test_without_limits_the_fastest_is_chosen(planned: Comparison) -> None:
@@ -107,7 +113,7 @@ def test_a_cluster_without_a_price_is_never_within_a_budget(planned: Comparison)
 
 def test_a_lead_that_the_model_cannot_tell_apart_is_said(planned: Comparison) -> None:
     twin = replace(planned.contenders[0], cluster="twin")
-    found = compare([planned.contenders[0], twin], sw.Limits())
+    found = choose_contender([planned.contenders[0], twin], sw.Limits())
     assert "twin is within 0.0%, below the model's error" in found.reason
 
 
@@ -134,10 +140,10 @@ def test_a_miss_says_by_how_much_and_what_would_do() -> None:
     plan = sw.plan(MODEL, CLUSTERS[0], JOB)
     assert plan.run is not None
     limits = sw.Limits(deadline_s=plan.run.days / 1.2 * DAY)
-    (miss,) = misses(limits, plan.run)
+    (miss,) = describe_missed_limits(limits, plan.run)
     assert f"{plan.run.days:.1f} days are" in miss
     assert "(20% too long)" in miss
-    more, mfu = remedies(plan, limits)
+    more, mfu = suggest_remedies(plan, limits)
     name = more.partition(",")[0]
     bigger = sw.plan(MODEL, cluster(name, 2.0), JOB).run
     assert bigger is not None
@@ -151,9 +157,9 @@ def test_a_budget_that_is_missed_says_how_many_tokens_it_pays() -> None:
     assert plan.run is not None
     assert plan.run.usd is not None
     limits = sw.Limits(budget_usd=plan.run.usd / 2)
-    (miss,) = misses(limits, plan.run)
+    (miss,) = describe_missed_limits(limits, plan.run)
     assert "(100% too much)" in miss
-    fewer, tokens = remedies(plan, limits)
+    fewer, tokens = suggest_remedies(plan, limits)
     assert "h100:16, h100:8" in fewer
     assert "50B of the 100B tokens, or $1.00 a chip-hour in place of $2.00" in tokens
 
@@ -163,17 +169,22 @@ def test_a_cluster_of_ones_own_grows_by_an_assumption_that_is_said(tmp_path: Pat
     file.write_text('chip = "h100"\n[[tiers]]\nname = "nvlink"\nsize = 8\nbytes_per_s = "450 GB/s"\n', encoding="utf-8")
     plan = sw.plan(MODEL, sw.load_cluster(str(file)), JOB)
     assert plan.run is not None
-    more, _ = remedies(plan, sw.Limits(deadline_s=plan.run.days / 3 * DAY))
+    more, _ = suggest_remedies(plan, sw.Limits(deadline_s=plan.run.days / 3 * DAY))
     assert more.startswith(("24 devices", "25 devices"))
     assert "not planned" in more
 
 
 def test_sizes_are_whole_and_sorted() -> None:
-    found = [one.num_devices for one in sizes(sw.load_cluster("h100:16"), 1.5)]
+    found = [one.num_devices for one in iterate_sizes(sw.load_cluster("h100:16"), 1.5)]
     assert found[:3] == [24, 32, 40]
     assert found == sorted(found)
-    assert [one.name for one in sizes(sw.load_cluster("h100:16"), 0.5)] == ["h100:8", "h100:4", "h100:2", "h100:1"]
-    torus = [one.num_devices for one in sizes(sw.load_cluster("tpu-v5p:4x4x4"), 2.5)]
+    assert [one.name for one in iterate_sizes(sw.load_cluster("h100:16"), 0.5)] == [
+        "h100:8",
+        "h100:4",
+        "h100:2",
+        "h100:1",
+    ]
+    torus = [one.num_devices for one in iterate_sizes(sw.load_cluster("tpu-v5p:4x4x4"), 2.5)]
     assert torus[0] == 192
     assert torus == sorted(torus)
     assert max(torus) <= 8960

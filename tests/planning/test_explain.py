@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.layout.placement import ATOMS, AXIS_ORDERS
+from shardwise.layout.placement import ATOMIC_AXES, AXIS_ORDERS
 from shardwise.layout.rules.table import violations
 from shardwise.present.cli import main
 from shardwise.present.cli.arguments import parse_layout_text
@@ -18,13 +18,13 @@ from shardwise.present.cli.explain_report import explain_report
 from shardwise.present.cli.plain import plain
 from shardwise.present.cli.section import short_form
 from shardwise.price.estimate import BOUND
-from shardwise.price.term_inputs import MEANINGS
-from shardwise.search.explain.explanation import Explanation, explain, term
+from shardwise.price.term_inputs import SYMBOL_MEANINGS
+from shardwise.search.explain.explanation import Explanation, explain_plan, explain_term
 from shardwise.search.layout_plan import plan_layout
-from shardwise.search.nearest_fitting_layout import nearest_fitting
+from shardwise.search.nearest_fitting_layout import find_nearest_fitting
 from shardwise.search.payloads import explanation_payload
 from shardwise.search.plan import Plan
-from shardwise.search.verdicts import MODEL_ERROR, RESOLUTION, changed_fields, verdict, why_slower
+from shardwise.search.verdicts import MODEL_ERROR, RESOLUTION, changed_fields, compare_steps, explain_slowdown
 from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
 from shardwise.values.units import format_bytes
 
@@ -43,8 +43,8 @@ def job_of(tokens: int, seq_len: int) -> sw.Job:
 
 def told(plan: Plan, against: str | None = None, term: str | None = None) -> Explanation:
     other = parse_layout_text(against, plan.model, plan.job) if against else None
-    return explain(
-        plan, lambda layout: nearest_fitting(plan.model, plan.cluster, plan.job, layout), other=other, term_name=term
+    return explain_plan(
+        plan, lambda layout: find_nearest_fitting(plan.model, plan.cluster, plan.job, layout), other=other, term_name=term
     )  # fmt: skip
 
 
@@ -136,11 +136,15 @@ def test_against_gives_every_term_of_both(plan: Plan) -> None:
 
 def test_verdicts(plan: Plan) -> None:
     best = plan.estimate
-    assert verdict(replace(best, step_time_s=best.step_time_s * 1.013), best).startswith("undecided: the lead of 1.3%")
-    assert verdict(replace(best, step_time_s=best.step_time_s * 0.987), best).startswith("undecided: the lead of 1.3%")
-    assert verdict(replace(best, step_time_s=best.step_time_s * 1.2), best) == "slower by 20.0%"
-    assert verdict(replace(best, step_time_s=best.step_time_s * 0.8), best) == "faster by 20.0%"
-    assert verdict(replace(best, fits=False, memory_bytes=90e9), best).startswith("does not fit: 10 GB too much")
+    assert compare_steps(replace(best, step_time_s=best.step_time_s * 1.013), best).startswith(
+        "undecided: the lead of 1.3%"
+    )
+    assert compare_steps(replace(best, step_time_s=best.step_time_s * 0.987), best).startswith(
+        "undecided: the lead of 1.3%"
+    )
+    assert compare_steps(replace(best, step_time_s=best.step_time_s * 1.2), best) == "slower by 20.0%"
+    assert compare_steps(replace(best, step_time_s=best.step_time_s * 0.8), best) == "faster by 20.0%"
+    assert compare_steps(replace(best, fits=False, memory_bytes=90e9), best).startswith("does not fit: 10 GB too much")
 
 
 def test_every_option_ends_at_its_step(plan: Plan) -> None:
@@ -188,7 +192,9 @@ def test_a_plan_with_idle_replicas_is_compared_with_layouts_that_have_as_many(pl
 
 
 def test_a_wrong_term_is_found_before_anything_else_is_priced(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwise.search.explain.explanation.options", lambda given: pytest.fail("priced the options"))
+    monkeypatch.setattr(
+        "shardwise.search.explain.explanation.judge_options", lambda given: pytest.fail("priced the options")
+    )
     with pytest.raises(sw.InputError, match="colour"):
         told(plan, term="colour")
 
@@ -338,7 +344,7 @@ def test_the_smallest_change_keeps_the_degrees_where_it_can(plan: Plan) -> None:
 def test_the_smallest_change_is_smallest(plan: Plan) -> None:
     """No layout with the same degrees and fewer changes fits: a check of every one of them, one by one."""
     layout = parse_layout_text("fsdp=16 zero_stage=1 micro_batch_seqs=4", plan.model, plan.job)
-    nearest = nearest_fitting(plan.model, plan.cluster, plan.job, layout)
+    nearest = find_nearest_fitting(plan.model, plan.cluster, plan.job, layout)
     assert nearest is not None
     assert sw.estimate(plan.model, plan.cluster, plan.job, nearest).fits
     others = [
@@ -371,7 +377,7 @@ def test_nothing_fits_is_said(plan: Plan) -> None:
 def test_every_term_can_be_asked_for(plan: Plan, name: str) -> None:
     layout = "fsdp=2 tp=2 pp=2 cp=2 recompute=full num_virtual_stages=2 micro_batch_seqs=1"
     own_plan = given(plan, layout)
-    found, story = term(own_plan, own_plan.layout, own_plan.estimate, name), own_plan.estimate
+    found, story = explain_term(own_plan, own_plan.layout, own_plan.estimate, name), own_plan.estimate
     tree, _, own = name.partition(".")
     assert found.value == (story.time if tree == "time" else story.memory)[own]
     assert found.words
@@ -413,7 +419,7 @@ def test_every_symbol_of_a_term_says_what_it_is(model: str, changes: dict[str, A
     meanings = {
         one.symbol: one.meaning
         for name in (*(f"time.{t}" for t in TIME_TERMS), *(f"memory.{t}" for t in MEMORY_TERMS))
-        for one in term(found, found.layout, found.estimate, name).inputs
+        for one in explain_term(found, found.layout, found.estimate, name).inputs
     }
     axes = {symbol for symbol, meaning in meanings.items() if meaning == "degree of the axis"}
     assert axes <= {"dp", "fsdp", "cp", "tp", "pp"}
@@ -422,8 +428,8 @@ def test_every_symbol_of_a_term_says_what_it_is(model: str, changes: dict[str, A
 
 
 def test_every_dim_has_a_meaning() -> None:
-    atoms = {atom for axis in AXIS_ORDERS[0] for atom in ATOMS.get(axis, (axis,))}
-    assert set(MEANINGS) >= {*sw.load_model("llama-3-8b").dims, "B", "T", "span"} | atoms
+    atoms = {atom for axis in AXIS_ORDERS[0] for atom in ATOMIC_AXES.get(axis, (axis,))}
+    assert set(SYMBOL_MEANINGS) >= {*sw.load_model("llama-3-8b").dims, "B", "T", "span"} | atoms
 
 
 def test_a_collective_is_charged_to_its_term(plan: Plan) -> None:
@@ -548,4 +554,4 @@ def test_a_reason_is_part_of_the_difference() -> None:
     best = plan_layout(model, cluster, job, sw.Layout.parse("fsdp=16")).estimate
     time = {**best.time, "tp": best.time["tp"] + 0.1, "control": best.time["control"] + 1e-20}
     other = replace(best, time=time, step_time_s=best.step_time_s + 0.1)
-    assert why_slower(other, best).endswith(": exposed tp communication +100 ms; same memory")
+    assert explain_slowdown(other, best).endswith(": exposed tp communication +100 ms; same memory")

@@ -10,7 +10,7 @@ import pytest
 import shardwise as sw
 from shardwise.layout.choices import choices_from_pins
 from shardwise.present.cli import main
-from shardwise.search.nearest_fitting_layout import chosen_for, filled
+from shardwise.search.nearest_fitting_layout import added_fields_text, complete_layout
 from shardwise.search.plan import Plan
 
 FIELDS = {"global_batch_tokens": 2**21, "seq_len": 8192}
@@ -24,14 +24,14 @@ def plan() -> Plan:
 @pytest.mark.parametrize("said", ["tp=8 pp=4 fsdp=4", "tp=4 pp=8 fsdp=4 num_virtual_stages=1", "tp=2 pp=8"])
 def test_unsaid_choices_are_those_of_a_search_with_the_said_ones_pinned(plan: Plan, said: str) -> None:
     given = {key: int(value) for key, value in (word.split("=") for word in said.split())}
-    found = filled(plan.model, plan.cluster, plan.job, given)
+    found = complete_layout(plan.model, plan.cluster, plan.job, given)
     assert all(getattr(found, name) == value for name, value in given.items())
     rest = {"dp": 1, "cp": 1} if "fsdp" in given else {}
     again = sw.plan(plan.model, plan.cluster, plan.job, choices=choices_from_pins({**rest, **given}, {}))
     against = sw.explain(plan, said).against
     assert against is not None
     assert against.estimate.step_time_s <= again.estimate.step_time_s * 1.001
-    assert against.filled == chosen_for(found, given)
+    assert against.filled == added_fields_text(found, given)
     assert "async_tp=true" in against.filled  # which the stack always has
 
 

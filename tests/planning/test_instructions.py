@@ -15,8 +15,8 @@ from shardwise.present.cli import main
 from shardwise.price.estimate import estimate
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import dump_plan
-from shardwise.search.plan_instructions import instructions
-from shardwise.step.unit_instructions import PASSES
+from shardwise.search.plan_instructions import list_instructions
+from shardwise.step.unit_instructions import PHASES_OF_PASS
 from shardwise.values.errors import InputError
 
 JOB = Job(global_batch_tokens=2**19, seq_len=8192, overlap="sum")
@@ -40,7 +40,7 @@ def test_the_estimate_is_the_sum_of_the_list(layout: str) -> None:
     """Where nothing overlaps, everything is fused and the host is infinitely fast: kernels by pass, and traffic by axis."""
     plan = plan_of(layout)
     seconds: dict[tuple[str, str], float] = {}
-    for segment in instructions(plan):
+    for segment in list_instructions(plan):
         for stream, each in segment.seconds.items():
             seconds[segment.name, stream] = seconds.get((segment.name, stream), 0.0) + each
     time, hidden = plan.estimate.time, plan.estimate.hidden
@@ -56,7 +56,7 @@ def test_the_estimate_is_the_sum_of_the_list(layout: str) -> None:
 
 def test_a_step_by_hand() -> None:
     """ZeRO-3 over 16: a block gathers its 9 weights for either pass and scatters their gradients, in each micro-batch."""
-    found = {(one.unit, one.name): one for one in instructions(plan_of("fsdp=16 zero_stage=3"))}
+    found = {(one.unit, one.name): one for one in list_instructions(plan_of("fsdp=16 zero_stage=3"))}
     forward, backward = found["block", "forward"], found["block", "backward"]
     assert (forward.layers, forward.micro_batches) == (32, 4)
     (gather,) = (one for one in forward.instructions if one.kind == "start")
@@ -75,7 +75,7 @@ def test_a_step_by_hand() -> None:
 
 def test_a_stage_has_its_own() -> None:
     plan = plan_of("fsdp=8 pp=2 zero_stage=1 recompute=full recompute_layers=4")
-    first, last = (instructions(plan, stage=stage, passes=["forward"]) for stage in (0, 1))
+    first, last = (list_instructions(plan, stage=stage, passes=["forward"]) for stage in (0, 1))
     assert [one.unit for one in first] == ["embedding", "block", "kept_block", "carry"]
     assert [one.unit for one in last] == ["block", "kept_block", "carry", "head"]
     assert [(one.layers, one.recompute) for one in first[1:3]] == [(4, "full"), (12, "none")]
@@ -93,7 +93,7 @@ def test_a_stage_has_its_own() -> None:
 )
 def test_what_the_plan_has_not_is_said(wrong: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        instructions(plan_of("fsdp=16 zero_stage=3"), **wrong)  # type: ignore[arg-type]
+        list_instructions(plan_of("fsdp=16 zero_stage=3"), **wrong)  # type: ignore[arg-type]
 
 
 def test_the_verb_prints_what_a_person_and_a_program_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,5 +111,5 @@ def test_the_verb_prints_what_a_person_and_a_program_read(tmp_path: Path, capsys
     assert main(["instructions", str(path), "--json"]) == 0
     payload = json.loads(capsys.readouterr().out)
     assert payload["schema"] == "shardwise.instructions/2"
-    assert {one["name"] for one in payload["segments"]} == set(PASSES)
+    assert {one["name"] for one in payload["segments"]} == set(PHASES_OF_PASS)
     assert main(["instructions", str(path), "--unit", "nothing"]) == 2

@@ -8,8 +8,8 @@ import pytest
 
 import shardwise as sw
 from shardwise.present.cli import main
-from shardwise.search.verdicts import leaner_losses, loss_would
-from shardwise.values.loss_kernels import LOSSES
+from shardwise.search.verdicts import describe_leaner_loss, price_leaner_losses
+from shardwise.values.loss_kernels import LOSS_KERNELS
 
 # One sequence of 32Ki over a vocabulary of 262,144 in 14 bytes a logit: 120 GB of logits beside 20 GB of the rest.
 WORDS = ["gemma-3-1b", "h100:1", "--batch-tokens", "32Ki", "--seq-len", "32Ki"]
@@ -19,13 +19,13 @@ UNFUSED = ["--set", "job.loss=unfused"]  # without it the job has the leanest lo
 
 
 def test_the_kinds_that_keep_less_are_priced_from_the_most_on() -> None:
-    priced = leaner_losses(MODEL, CLUSTER, JOB, LAYOUT)
+    priced = price_leaner_losses(MODEL, CLUSTER, JOB, LAYOUT)
     assert list(priced) == ["fused", "streamed", "chunked"]
     for name, one in priced.items():
         assert one == sw.estimate(MODEL, CLUSTER, replace(JOB, loss=name), LAYOUT)
-        assert one.memory["logits"] == pytest.approx(2**15 * 262_144 * LOSSES[name].bytes_per_logit)
-    assert not leaner_losses(MODEL, CLUSTER, replace(JOB, loss="chunked"), LAYOUT)
-    assert not leaner_losses(MODEL, CLUSTER, replace(JOB, loss="in_place"), LAYOUT)  # the engine has no other
+        assert one.memory["logits"] == pytest.approx(2**15 * 262_144 * LOSS_KERNELS[name].bytes_per_logit)
+    assert not price_leaner_losses(MODEL, CLUSTER, replace(JOB, loss="chunked"), LAYOUT)
+    assert not price_leaner_losses(MODEL, CLUSTER, replace(JOB, loss="in_place"), LAYOUT)  # the engine has no other
 
 
 def test_a_search_that_finds_nothing_names_the_loss(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,11 +40,11 @@ def test_a_search_that_finds_nothing_names_the_loss(capsys: pytest.CaptureFixtur
 
 def test_a_loss_that_is_not_enough_is_said_with_what_it_would_leave() -> None:
     now = sw.estimate(MODEL, CLUSTER, JOB, LAYOUT)
-    priced = {name: replace(one, fits=False) for name, one in leaner_losses(MODEL, CLUSTER, JOB, LAYOUT).items()}
-    assert loss_would(now, priced) == "--set job.loss=chunked would leave 28.2 GB, which is still too much; "
+    priced = {name: replace(one, fits=False) for name, one in price_leaner_losses(MODEL, CLUSTER, JOB, LAYOUT).items()}
+    assert describe_leaner_loss(now, priced) == "--set job.loss=chunked would leave 28.2 GB, which is still too much; "
     elsewhere = replace(now, memory={**now.memory, "activations": 1e12})  # which fill the memory
-    assert loss_would(elsewhere, priced) == ""
-    assert loss_would(now, {}) == ""
+    assert describe_leaner_loss(elsewhere, priced) == ""
+    assert describe_leaner_loss(now, {}) == ""
 
 
 def test_where_logits_are_not_what_fills_the_memory_no_loss_is_named(capsys: pytest.CaptureFixture[str]) -> None:

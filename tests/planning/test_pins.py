@@ -11,7 +11,7 @@ import shardwise as sw
 from shardwise.layout.choices import Choices
 from shardwise.present.cli import main
 from shardwise.search.vectorised.candidates import build_space
-from shardwise.search.vectorised.search_layouts import search
+from shardwise.search.vectorised.search_layouts import search_layouts
 from shardwise.values.errors import InputError, NothingFitsError
 
 PLAN = ["plan", "llama-3-8b", "h100:16", "--batch-tokens", "512Ki", "--seq-len", "8192"]
@@ -57,8 +57,8 @@ def test_a_maximum_holds(most: str, name: str, value: int, capsys: pytest.Captur
 
 def test_the_narrowed_search_is_the_part_of_the_whole_that_is_asked_for() -> None:
     """As many layouts, and the best of them, as in the whole space filtered afterwards."""
-    pinned = search(MODEL, CLUSTER, JOB, choices=Choices().narrowed({"tp": 4, "recompute": "none"}, {"pp": 2}))
-    every = search(MODEL, CLUSTER, JOB, sample=10**9).sampled
+    pinned = search_layouts(MODEL, CLUSTER, JOB, choices=Choices().with_pins({"tp": 4, "recompute": "none"}, {"pp": 2}))
+    every = search_layouts(MODEL, CLUSTER, JOB, sample=10**9).sampled
     wanted = [r for r in every if r.layout.tp == 4 and r.layout.pp <= 2 and r.layout.recompute == "none"]
     assert len(wanted) == pinned.num_layouts > 100
     fitting = [row.step_time_s for row in wanted if row.memory_bytes <= CLUSTER.chip.memory_bytes]
@@ -67,7 +67,7 @@ def test_the_narrowed_search_is_the_part_of_the_whole_that_is_asked_for() -> Non
 
 def test_a_pinned_value_that_is_not_listed_is_searched_all_the_same() -> None:
     assert 7 not in Choices().micro_batch_seqs
-    found = sw.plan(MODEL, CLUSTER, JOB, choices=Choices().narrowed({"micro_batch_seqs": 7, "dp": 1}, {"fsdp": 2}))
+    found = sw.plan(MODEL, CLUSTER, JOB, choices=Choices().with_pins({"micro_batch_seqs": 7, "dp": 1}, {"fsdp": 2}))
     assert found.layout.micro_batch_seqs == 7
     assert found.search is not None
     assert found.search.space["micro_batch_seqs"] == [7]
@@ -96,9 +96,9 @@ def test_a_layout_with_experts_that_a_model_lacks(capsys: pytest.CaptureFixture[
 
 
 def test_the_default_space_is_not_narrowed() -> None:
-    assert Choices().narrowed({}, {}) == Choices()
+    assert Choices().with_pins({}, {}) == Choices()
     whole = build_space(MODEL, JOB, 16, Choices())
-    halves = [build_space(MODEL, JOB, 16, Choices().narrowed({"sequence_parallel": sp}, {})) for sp in (False, True)]
+    halves = [build_space(MODEL, JOB, 16, Choices().with_pins({"sequence_parallel": sp}, {})) for sp in (False, True)]
     assert whole.num_candidates == sum(half.num_candidates for half in halves)
     assert len(whole.factorisation) == sum(len(half.factorisation) for half in halves)
 
@@ -158,12 +158,12 @@ def test_pins_that_leave_nothing_exit_3_with_the_rules(
 
 def test_pins_under_which_nothing_fits_are_named_as_a_way_out() -> None:
     with pytest.raises(NothingFitsError, match="loosen a pin"):
-        sw.plan(MODEL, CLUSTER, JOB, choices=Choices().narrowed({"dp": 16}, {}))
+        sw.plan(MODEL, CLUSTER, JOB, choices=Choices().with_pins({"dp": 16}, {}))
 
 
 def test_choices_are_checked_in_python_too() -> None:
     with pytest.raises(InputError, match="tp: found True"):
-        Choices().narrowed({"tp": True}, {})
+        Choices().with_pins({"tp": True}, {})
 
 
 def test_runnable_leaves_only_what_trains(capsys: pytest.CaptureFixture[str]) -> None:

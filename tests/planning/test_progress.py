@@ -8,13 +8,13 @@ import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.measure.calibrate.prediction_errors import judge
+from shardwise.measure.calibrate.prediction_errors import predict_rows
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.search.compare_clusters import plan_clusters
-from shardwise.search.nearest_fitting_layout import nearest_fitting
-from shardwise.search.planner import plan
+from shardwise.search.nearest_fitting_layout import find_nearest_fitting
+from shardwise.search.planner import make_plan
 from shardwise.values.errors import NothingFitsError
 
 pytestmark = pytest.mark.usefixtures("fresh_searches")
@@ -42,7 +42,7 @@ def check_counts(told: Told) -> None:
 
 def test_a_search_says_how_far_it_is() -> None:
     told = Told()
-    found = plan(MODEL, load_cluster("h100:64"), JOB, progress=told)
+    found = make_plan(MODEL, load_cluster("h100:64"), JOB, progress=told)
     assert told.stages() == ["blocks derived", "layouts priced", "layers of each stage", "runners-up"]
     check_counts(told)
     totals = {what: total for what, _, total in told}
@@ -62,10 +62,10 @@ def test_several_clusters_are_told_apart() -> None:
 def test_where_nothing_fits_every_search_is_told() -> None:
     told = Told()
     with pytest.raises(NothingFitsError):
-        plan(load_model("llama-3-70b"), load_cluster("h100:8"), JOB, progress=told)
+        make_plan(load_model("llama-3-70b"), load_cluster("h100:8"), JOB, progress=told)
     assert told.stages() == ["blocks derived", "layouts priced"] * 2
     told.clear()
-    assert nearest_fitting(MODEL, load_cluster("h100:8"), JOB, Layout.parse("dp=8 micro_batch_seqs=32"), told)
+    assert find_nearest_fitting(MODEL, load_cluster("h100:8"), JOB, Layout.parse("dp=8 micro_batch_seqs=32"), told)
     assert told.stages()[:2] == ["blocks derived", "layouts priced"]
 
 
@@ -79,11 +79,11 @@ def test_a_search_stops_where_it_is_told_to() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        plan(MODEL, load_cluster("h100:64"), JOB, progress=stopped)
+        make_plan(MODEL, load_cluster("h100:64"), JOB, progress=stopped)
     assert [one[0] for one in told].count("layouts priced") == 1
 
 
 def test_every_published_run_is_told() -> None:
     told, rows = Told(), published_rows()[:5]
-    judge(rows, progress=told)
+    predict_rows(rows, progress=told)
     assert told == [("runs predicted", number, 5) for number in range(5)]

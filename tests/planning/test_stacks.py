@@ -12,19 +12,19 @@ import pytest
 
 import shardwise as sw
 from shardwise.hardware.calibration_constants import CONSTANTS
-from shardwise.hardware.published_constants import calibrated
+from shardwise.hardware.published_constants import with_calibration
 from shardwise.present.cli import main
 from shardwise.price.estimate import BOUND
 from shardwise.price.overlap import BLOCKING, MEASURED_FORMULA
 from shardwise.price.problem import Limits
-from shardwise.search.compare_clusters import Contender, compare
+from shardwise.search.compare_clusters import Contender, choose_contender
 from shardwise.search.explain.constant_sensitivity import SCALE
-from shardwise.search.explain.explanation import Explanation, explain, reprice
+from shardwise.search.explain.explanation import Explanation, explain_plan, reprice_plan
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import parse_plan, plan_payload
-from shardwise.search.vectorised.search_layouts import search
+from shardwise.search.vectorised.search_layouts import search_layouts
 from shardwise.search.verdicts import MEMORY_RESERVE
-from shardwise.values.estimate_terms import COMMUNICATION
+from shardwise.values.estimate_terms import COMMUNICATION_TERMS
 from shardwise.values.units import format_seconds
 
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=4096)
@@ -41,7 +41,7 @@ def plan(request: pytest.FixtureRequest) -> Plan:
 
 @pytest.fixture(scope="module")
 def story(plan: Plan) -> Explanation:
-    return explain(plan, lambda layout: None)
+    return explain_plan(plan, lambda layout: None)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -58,7 +58,7 @@ def test_a_prediction_has_an_interval_and_says_what_it_is(plan: Plan) -> None:
         assert one.interval90 == (one.step_time_s * spread[0], one.step_time_s * spread[1])
         assert one.interval90[0] < one.step_time_s < one.interval90[1]
         assert one.notes[0] == f"a prediction for {calibration.stack}: {calibration.source}"
-        caveat = calibration.caveat(moe=bool(plan.model.num_experts))
+        caveat = calibration.interval_note(moe=bool(plan.model.num_experts))
         assert one.caveats == one.notes[1:]
         assert one.caveats[:1] == ((caveat,) if caveat else ())
         assert BOUND not in one.notes
@@ -102,7 +102,7 @@ def test_the_default_pick_holds_under_other_stacks() -> None:
     layout = sw.plan(model, sw.load_cluster("h100:512"), job).layout
     for stack in ("nemo-25", "megatron-2022", "torchtitan"):
         cluster = sw.load_cluster("h100:512", stack=stack)
-        best = search(model, cluster, job, reserve=MEMORY_RESERVE).best[0].step_time_s
+        best = search_layouts(model, cluster, job, reserve=MEMORY_RESERVE).best[0].step_time_s
         assert sw.estimate(model, cluster, job, layout).step_time_s < 1.06 * best
 
 
@@ -111,7 +111,7 @@ def test_the_plan_file_keeps_the_calibration(plan: Plan, tmp_path: Path) -> None
     sw.dump_plan(plan, path)
     again = sw.load_plan(path)
     assert again == plan
-    assert reprice(again) == plan
+    assert reprice_plan(again) == plan
     payload = json.loads(path.read_text(encoding="utf-8"))
     assert plan.cluster.calibration is not None
     assert payload["cluster"]["calibration"]["stack"] == plan.cluster.calibration.stack
@@ -139,8 +139,8 @@ def test_the_terms_of_a_prediction_add_up(plan: Plan, story: Explanation) -> Non
     assert told["fsdp"].formula == MEASURED_FORMULA
     assert plan.cluster.calibration is not None
     assert story.stack == plan.cluster.calibration.stack
-    shown = sum(told[axis].value for axis in COMMUNICATION if axis in told)
-    hidden = sum(seconds for axis, seconds in story.throughput.hidden.items() if axis in COMMUNICATION)
+    shown = sum(told[axis].value for axis in COMMUNICATION_TERMS if axis in told)
+    hidden = sum(seconds for axis, seconds in story.throughput.hidden.items() if axis in COMMUNICATION_TERMS)
     assert story.throughput.exposed == pytest.approx(shown / (shown + hidden), rel=1e-12)
     assert story.throughput.interval90 == plan.estimate.interval90
 
@@ -157,7 +157,7 @@ def test_the_constants_of_the_calibration_are_listed_and_varied(plan: Plan, stor
         other = replace(calibration, constants={
             **calibration.constants, name: min(calibration[name] * (SCALE if better else 1 / SCALE), constant.high),
         })  # fmt: skip
-        priced = sw.estimate(plan.model, calibrated(plan.cluster, other), plan.job, plan.layout)
+        priced = sw.estimate(plan.model, with_calibration(plan.cluster, other), plan.job, plan.layout)
         assert one.step_time_s == pytest.approx(priced.step_time_s, rel=1e-12)
         assert one.change >= -1e-12
     assert listed["chip.matmul_fraction"].change > 0.03
@@ -196,10 +196,10 @@ def test_the_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert f"lower bound {format_seconds(bound)}, MFU" in out
     slowest, fastest = (found.tokens_per_s_per_device * found.step_time_s / seconds for seconds in (high, low))
     assert f"({slowest:,.0f} to {fastest:,.0f}) tokens/s" in out
-    shown = sum(found.time[axis] for axis in COMMUNICATION)
-    whole = shown + sum(found.hidden[axis] for axis in found.hidden if axis in COMMUNICATION)
+    shown = sum(found.time[axis] for axis in COMMUNICATION_TERMS)
+    whole = shown + sum(found.hidden[axis] for axis in found.hidden if axis in COMMUNICATION_TERMS)
     assert 0.0 < shown < whole
-    others = [axis for axis in COMMUNICATION if axis not in BLOCKING]  # what no kernel waits for shows a share
+    others = [axis for axis in COMMUNICATION_TERMS if axis not in BLOCKING]  # what no kernel waits for shows a share
     open_s, hidden_s = (sum(terms.get(axis, 0.0) for axis in others) for terms in (found.time, found.hidden))
     assert open_s / (open_s + hidden_s) >= calibration["exposed"] * (1 - 1e-9)
     for part in (
@@ -277,7 +277,7 @@ def test_predictions_and_bounds_are_not_compared_unsaid() -> None:
                       within_budget=None)
             for one in pair
         ]  # fmt: skip
-        report = plain(comparison_report(compare(contenders, Limits())))
+        report = plain(comparison_report(choose_contender(contenders, Limits())))
         assert ("which do not compare" in report) == said
 
 

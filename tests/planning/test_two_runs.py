@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 
 import shardwise as sw
-from shardwise.model.job import OVERLAPS, Overlap
+from shardwise.model.job import OVERLAP_CONVENTIONS, OverlapConvention
 
 
-@pytest.fixture(scope="module", params=OVERLAPS)
-def overlap(request: pytest.FixtureRequest) -> Overlap:
-    value: Overlap = request.param
+@pytest.fixture(scope="module", params=OVERLAP_CONVENTIONS)
+def overlap(request: pytest.FixtureRequest) -> OverlapConvention:
+    value: OverlapConvention = request.param
     return value
 
 
-def pod_job(overlap: Overlap) -> sw.Job:
+def pod_job(overlap: OverlapConvention) -> sw.Job:
     return sw.Job(global_batch_tokens=4 * 2**20, seq_len=4096, tokens=15e12, overlap=overlap)
 
 
-def test_the_pods_plan_is_at_least_as_fast_as_the_books(overlap: Overlap) -> None:
+def test_the_pods_plan_is_at_least_as_fast_as_the_books(overlap: OverlapConvention) -> None:
     """S3, section 2.5: (dp·fsdp·cp = 2240, tp = 4) on 16x20x28 chips."""
     model, cluster, job = sw.load_model("llama-3-70b"), sw.load_cluster("tpu-v5p:16x20x28"), pod_job(overlap)
     plan = sw.plan(model, cluster, job)
@@ -59,11 +59,11 @@ def test_512_h100() -> None:
     assert plan.estimate.mfu < plan.estimate.hfu
 
 
-def test_overlap_conventions_are_ordered(overlap: Overlap) -> None:
+def test_overlap_conventions_are_ordered(overlap: OverlapConvention) -> None:
     """Traffic that overlaps with more can only be exposed less."""
     model, cluster = sw.load_model("llama-3-70b"), sw.load_cluster("tpu-v5p:16x20x28")
     layout = sw.Layout(fsdp=1120, cp=2, tp=4, zero_stage=3, recompute="full", sequence_parallel=True)
-    step = {o: sw.estimate(model, cluster, pod_job(o), layout).step_time_s for o in OVERLAPS}
+    step = {o: sw.estimate(model, cluster, pod_job(o), layout).step_time_s for o in OVERLAP_CONVENTIONS}
     assert step["max"] <= step["sum"] <= step["per_axis"]
     assert step[overlap] > 0
 

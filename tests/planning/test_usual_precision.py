@@ -10,7 +10,7 @@ import json
 import pytest
 
 import shardwise as sw
-from shardwise.hardware.stacks import stack_named, stack_names, usual_precision
+from shardwise.hardware.stacks import default_precision, get_stack, stack_names
 from shardwise.present.cli import main
 from shardwise.values.precision import PRECISIONS
 
@@ -20,13 +20,13 @@ MAIN = "bf16_fp32_main_gradients"
 
 @pytest.mark.parametrize("stack", ["megatron", "megatron-2022", "nemo-24", "nemo-25", "megatron-bridge-26"])
 def test_megatron_accumulates_in_fp32_unless_told_otherwise(stack: str) -> None:
-    assert usual_precision(stack) == MAIN
-    assert "grad-reduce-in-bf16" in stack_named(stack).precision_source
+    assert default_precision(stack) == MAIN
+    assert "grad-reduce-in-bf16" in get_stack(stack).precision_source
 
 
 def test_every_stack_has_a_known_precision() -> None:
     for name in stack_names():
-        stack = stack_named(name)
+        stack = get_stack(name)
         assert stack.precision in PRECISIONS
         assert bool(stack.precision_source) == (stack.precision != "bf16")
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.derive.sharded_program import Communicate, Step
-from shardwise.derive.sharded_unit import Unit, derive
+from shardwise.derive.sharded_program import CollectiveStep, ProgramStep
+from shardwise.derive.sharded_unit import ShardedUnit, derive_units
 from shardwise.model.optimizers.registry import optimizer_names
 from shardwise.model.recompute_policies import policy_names
-from shardwise.run.numpy.step import derived_moves
-from shardwise.sharding.collectives import Kind
+from shardwise.run.numpy.step import derived_traffic
+from shardwise.sharding.collectives import CollectiveKind
 
 from .training_step import TOLERANCE, Case, Change, chained, nonzero, whole, worst_error
 
@@ -222,11 +222,11 @@ def test_a_ring_moves_what_the_gathers_and_scatters_would_have_moved() -> None:
         chained(Case(cp=4, zero_stage=1, cp_variant=v)).moved["micro_batch"] for v in ("ring", "all_gather")
     )
     by_cp = {kind: count for (kind, axes), count in gathered.items() if axes == ("cp",)}
-    around = ring[Kind.PERMUTE, ("cp",)]
+    around = ring[CollectiveKind.PERMUTE, ("cp",)]
     assert around > 0
-    assert around + sum(n for (kind, axes), n in ring.items() if axes == ("cp",) and kind is not Kind.PERMUTE) == sum(
-        by_cp.values()
-    )
+    assert around + sum(
+        n for (kind, axes), n in ring.items() if axes == ("cp",) and kind is not CollectiveKind.PERMUTE
+    ) == sum(by_cp.values())
 
 
 @given(cases())
@@ -244,15 +244,15 @@ CORRUPTED = {
 }
 
 
-def places(unit: Unit) -> Iterator[tuple[str, int, Communicate]]:
+def places(unit: ShardedUnit) -> Iterator[tuple[str, int, CollectiveStep]]:
     """Every communication of the three programs that an execution runs."""
     for program in ("forward", "backward", "update"):
         for index, step in enumerate(getattr(unit, program).steps):
-            if isinstance(step, Communicate):
+            if isinstance(step, CollectiveStep):
                 yield program, index, step
 
 
-def with_steps(unit: Unit, program: str, steps: tuple[Step, ...]) -> Unit:
+def with_steps(unit: ShardedUnit, program: str, steps: tuple[ProgramStep, ...]) -> ShardedUnit:
     """The unit with other steps in one of its programs; what is recomputed stays in front of the backward pass."""
     changed = dataclasses.replace(unit, **{program: dataclasses.replace(getattr(unit, program), steps=steps)})
     if program != "backward":
@@ -272,9 +272,11 @@ def noticed(case: Case, change: Change) -> bool:
     return not worst <= 1e-6
 
 
-def corruptions(case: Case, replacement: Callable[[Communicate], tuple[Step, ...]]) -> Iterator[tuple[str, Change]]:
+def corruptions(
+    case: Case, replacement: Callable[[CollectiveStep], tuple[ProgramStep, ...]]
+) -> Iterator[tuple[str, Change]]:
     """Each collective of each unit over several devices replaced in turn: what was replaced, and the change."""
-    for unit in derive(case.architecture, case.family).values():
+    for unit in derive_units(case.architecture, case.family).values():
         for program, index, step in places(unit):
             if unit.name != "carry" and case.mesh.size(step.collective.axes) > 1:
                 steps = getattr(unit, program).steps
@@ -298,14 +300,16 @@ def test_every_collective_is_needed(name: str) -> None:
 def test_a_reduction_that_does_not_sum_is_noticed(name: str) -> None:
     """Each device keeps its own summand: every shape stays right, so only the numbers can tell."""
 
-    def alone(step: Communicate) -> tuple[Step, ...]:
-        if step.collective.kind is not Kind.ALL_REDUCE:
+    def alone(step: CollectiveStep) -> tuple[ProgramStep, ...]:
+        if step.collective.kind is not CollectiveKind.ALL_REDUCE:
             return (step,)
         return (dataclasses.replace(step, collective=dataclasses.replace(step.collective, axes=())),)
 
     case = CORRUPTED[name]
     tried = [
-        (label, noticed(case, change)) for label, change in corruptions(case, alone) if f": {Kind.ALL_REDUCE}_" in label
+        (label, noticed(case, change))
+        for label, change in corruptions(case, alone)
+        if f": {CollectiveKind.ALL_REDUCE}_" in label
     ]
     assert tried
     assert [label for label, found in tried if not found] == []
@@ -314,10 +318,10 @@ def test_a_reduction_that_does_not_sum_is_noticed(name: str) -> None:
 def test_a_collective_that_is_not_counted_is_noticed() -> None:
     case = LAYOUTS["hybrid_zero3"]
     _, fewer = next(corruptions(case, lambda step: ()))
-    units = derive(case.architecture, case.family)
+    units = derive_units(case.architecture, case.family)
     moved = chained(case).moved
     counted = [
-        nonzero(derived_moves(change(units["embedding"]), case.mesh, case.sizes, case.num_micro_batches))
+        nonzero(derived_traffic(change(units["embedding"]), case.mesh, case.sizes, case.num_micro_batches))
         for change in (lambda unit: unit, fewer)
     ]
     assert moved == chained(case).derived
@@ -327,7 +331,11 @@ def test_a_collective_that_is_not_counted_is_noticed() -> None:
 def test_the_cases_cover_every_kind_of_collective() -> None:
     """Between them the layouts above use every collective but a pipeline's, over each axis that splits something."""
     seen = {key for case in LAYOUTS.values() for counts in chained(case).moved.values() for key in counts}
-    assert {kind for kind, _ in seen} >= {Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE}
+    assert {kind for kind, _ in seen} >= {
+        CollectiveKind.ALL_GATHER,
+        CollectiveKind.REDUCE_SCATTER,
+        CollectiveKind.ALL_REDUCE,
+    }
     assert {axis for _, axes in seen for axis in axes} == {"dp", "fsdp", "cp", "tp_kv", "tp_rep"}
 
 
@@ -336,6 +344,6 @@ def test_sequence_parallelism_changes_what_moves() -> None:
     tp = ("tp_kv", "tp_rep")
     plain = set(chained(LAYOUTS["tp4"]).moved["micro_batch"])
     split = set(chained(LAYOUTS["tp4_sp"]).moved["micro_batch"])
-    assert (Kind.ALL_GATHER, tp) not in plain
-    assert (Kind.REDUCE_SCATTER, tp) not in plain
-    assert {(Kind.ALL_GATHER, tp), (Kind.REDUCE_SCATTER, tp)} <= split
+    assert (CollectiveKind.ALL_GATHER, tp) not in plain
+    assert (CollectiveKind.REDUCE_SCATTER, tp) not in plain
+    assert {(CollectiveKind.ALL_GATHER, tp), (CollectiveKind.REDUCE_SCATTER, tp)} <= split

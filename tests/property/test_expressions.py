@@ -16,18 +16,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression, solve, strategy_program
+from shardwise.derive.expression import (
+    ShardedExpression,
+    derive_by_cases,
+    shard_expression,
+    solve_expression,
+    strategy_program,
+)
 from shardwise.derive.sharded_program import ShardedProgram
 from shardwise.price.product import price_product
 from shardwise.run.numpy.devices import VirtualDevices
-from shardwise.sharding.collectives import Kind, received
-from shardwise.sharding.matmul_search.cheapest_paths import Cost, PriceCollective
+from shardwise.sharding.collectives import CollectiveKind, received_elements
+from shardwise.sharding.matmul_search.cheapest_paths import CostVector, PriceCollective
 from shardwise.sharding.matmul_search.cheapest_strategies import PriceProduct
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
 from shardwise.sharding.spec import Axes
-from shardwise.values.symbolic import Values, constant
-from shardwise.verify.product_runs import run
+from shardwise.values.symbolic import SymbolValues, constant
+from shardwise.verify.product_runs import run_product
 
 MESHES: tuple[dict[str, int], ...] = ({"X": 2}, {"X": 3, "Y": 2}, {"X": 1, "Y": 2})
 TENSOR = re.compile(r"[A-Za-z][A-Za-z0-9']*\[([^\]]*)\]")
@@ -109,11 +115,11 @@ def sizes_of(text: str) -> dict[str, int]:
 
 
 def by_bytes(made: ShardedExpression) -> tuple[PriceCollective, PriceProduct]:
-    values = Values(dict(made.mesh.axes))
+    values = SymbolValues(dict(made.mesh.axes))
 
     @lru_cache
-    def collective(kind: Kind, axes: Axes, payload: float) -> Cost:
-        return float(received(kind, axes, constant(payload)).evaluate(values)), 0.0
+    def collective(kind: CollectiveKind, axes: Axes, payload: float) -> CostVector:
+        return float(received_elements(kind, axes, constant(payload)).evaluate(values)), 0.0
 
     return collective, lambda flops: (0.0, flops)
 
@@ -124,31 +130,31 @@ def executed(
     """The result that the devices hold together, every device's copy checked against the first one's."""
     devices = VirtualDevices(made.mesh, made.sizes)
     for name, whole in zip(made.names, wholes, strict=True):
-        devices.put(name, made.operands[made.names.index(name)], whole)
+        devices.scatter_array(name, made.operands[made.names.index(name)], whole)
     devices.run(program.program, program.steps)
     end = program.specs[made.result_name]
     assert not end.partial
-    whole = devices.get(made.result_name, end)
+    whole = devices.gather_array(made.result_name, end)
     for coordinate, shard in zip(devices.coordinates, devices.held[made.result_name, end], strict=True):
-        np.testing.assert_allclose(shard, devices.cut(whole, end, coordinate), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(shard, devices.local_part(whole, end, coordinate), rtol=1e-9, atol=1e-9)
     return whole
 
 
 def check(text: str, mesh: Mapping[str, int], sizes: Mapping[str, int]) -> None:
     """Both programs give the einsum of the text, and the result's sharding is the one asked for."""
     made = shard_expression(parse_expression(text), Mesh.of(mesh), sizes)
-    solution = solve(made, by_bytes)
+    solution = solve_expression(made, by_bytes)
     subscripts, dims = einsum_of_text(text)
     rng = np.random.default_rng(0)
     wholes = [rng.standard_normal([sizes[dim] for dim in spec.dims]) for spec in made.operands]
     expected = np.einsum(subscripts, *wholes, optimize=True)
     programs = [(made, derive_by_cases(made))]
-    programs += [(solution.made, strategy_program(solution.made, found)) for found in solution.strategies]
+    programs += [(solution.expression, strategy_program(solution.expression, found)) for found in solution.strategies]
     for on, program in programs:
         assert list(program.specs[on.result_name].dims) == dims
         assert on.goal is None or program.specs[on.result_name] == on.goal
         np.testing.assert_allclose(executed(on, program, wholes), expected, rtol=1e-9, atol=1e-9)
-        assert run(on, program, "numpy").max_relative_error < 1e-12
+        assert run_product(on, program, "numpy").max_relative_error < 1e-12
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
@@ -194,9 +200,11 @@ def test_running_a_program_finds_a_misreading() -> None:
     text = "Q[B_X, T, H] * K[B_X, S, H] * V[B_X, S, E] -> O[B_X, T, E]"
     made = shard_expression(parse_expression(text), Mesh.of({"X": 2}), sizes_of(text))
     q, k, v = made.operands
-    misread = replace(made, operands=(q.renamed({"B": "B'"}), k.renamed({"B": "B'"}), v), sizes={**made.sizes, "B'": 6})
-    assert run(misread, derive_by_cases(misread), "numpy").max_relative_error > 0.1
-    assert run(made, derive_by_cases(made), "numpy").max_relative_error < 1e-12
+    misread = replace(
+        made, operands=(q.rename_dims({"B": "B'"}), k.rename_dims({"B": "B'"}), v), sizes={**made.sizes, "B'": 6}
+    )
+    assert run_product(misread, derive_by_cases(misread), "numpy").max_relative_error > 0.1
+    assert run_product(made, derive_by_cases(made), "numpy").max_relative_error < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -224,6 +232,6 @@ def test_flops_of_chains_by_hand(text: str, sizes: dict[str, int], flops: float)
 def test_the_cheapest_strategy_counts_the_flops_of_its_program() -> None:
     for text in CHAINS:
         made = shard_expression(parse_expression(text), Mesh.of({"X": 3, "Y": 2}), sizes_of(text))
-        found = solve(made, by_bytes)
+        found = solve_expression(made, by_bytes)
         report = price_product(made, None)
         assert found.strategies[0].cost[1] == report.best.flops_per_device, text

@@ -31,14 +31,14 @@ from shardwise.model.optimizers import registry as optimizers
 from shardwise.model.parameters_and_flops import num_params
 from shardwise.pipeline import registry as pipelines
 from shardwise.pipeline import schedule as schedule_module
-from shardwise.pipeline.registry import build
-from shardwise.pipeline.timeline import Durations, play
+from shardwise.pipeline.registry import build_actions
+from shardwise.pipeline.timeline import Durations, play_actions
 from shardwise.present.cli import main
 from shardwise.price.estimate import Estimate, estimate
 from shardwise.price.memory_by_stage import stage_memories
 from shardwise.run.engine.model_builder import initial_weights
 from shardwise.run.kernels import optimizers as engine_optimizers
-from shardwise.search.explain.other_layouts import schedules
+from shardwise.search.explain.other_layouts import compare_plan_schedules
 from shardwise.search.layout_plan import plan_layout
 from shardwise.values.errors import InputError
 
@@ -65,12 +65,12 @@ def entry(section: str, names: dict[str, Any]) -> tuple[str, Any]:
 def test_a_stack_is_one_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """It can be planned with, has what is usual of its kind, and runs that name it are of it."""
     ((name, given),) = tomllib.loads(block("A software stack", "toml")).items()
-    table = {name: given, **stacks._table()}
-    monkeypatch.setattr(stacks, "_table", lambda: table)
-    kind = published_constants.calibration_of("h100", stacks.stack_named(given["kind"]))
-    own = published_constants.calibration_of("h100", stacks.stack_named(name))
+    table = {name: given, **stacks._stack_tables()}
+    monkeypatch.setattr(stacks, "_stack_tables", lambda: table)
+    kind = published_constants.published_calibration("h100", stacks.get_stack(given["kind"]))
+    own = published_constants.published_calibration("h100", stacks.get_stack(name))
     assert (own.constants, own.spread) == (kind.constants, kind.spread)
-    assert stacks.stack_of_software("My-Trainer 1.2 (my-fork of Megatron)").name == name
+    assert stacks.match_stack("My-Trainer 1.2 (my-fork of Megatron)").name == name
     assert main(["estimate", "llama-3.2-1b", *JOB, "--layout", "fsdp=8", "--stack", name]) == 0
     assert f"predicted for {name}" in capsys.readouterr().out
 
@@ -184,8 +184,8 @@ def test_without_the_entry_it_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 def variant(monkeypatch: pytest.MonkeyPatch) -> str:
     """The page's variant in the table."""
     name, value = entry("A variant of context parallelism", vars(context_parallel))
-    assert name not in context_parallel.VARIANTS
-    monkeypatch.setitem(context_parallel.VARIANTS, name, value)
+    assert name not in context_parallel.CP_VARIANTS
+    monkeypatch.setitem(context_parallel.CP_VARIANTS, name, value)
     return name
 
 
@@ -216,19 +216,21 @@ def schedule(monkeypatch: pytest.MonkeyPatch) -> str:
     names: dict[str, Any] = {}
     exec(block("A pipeline schedule", "python"), names)
     name = names["actions"](2, 2).name
-    assert name not in pipelines.ACTION_LISTS
-    for table in (pipelines.ACTION_LISTS, pipelines.SCHEDULES):
+    assert name not in pipelines.ALL_SCHEDULES
+    for table in (pipelines.ALL_SCHEDULES, pipelines.SCHEDULES):
         monkeypatch.setitem(table, name, names["SCHEDULE"])
     return name
 
 
 @pytest.mark.parametrize(("p", "m"), [(4, 4), (4, 9), (8, 64)])
 def test_a_schedule_waits_and_holds_as_its_file_says(schedule: str, p: int, m: int) -> None:
-    form, line = pipelines.schedule_of(schedule), play(build(schedule, p, m))
-    assert line.makespan - m * 3.0 == pytest.approx(form.bubble_s(p, 1, m, schedule_module.Passes(1.0, 2.0)))
+    form, line = pipelines.get_schedule(schedule), play_actions(build_actions(schedule, p, m))
+    assert line.makespan - m * 3.0 == pytest.approx(form.bubble_s(p, 1, m, schedule_module.PassSeconds(1.0, 2.0)))
     assert line.peak_activations == tuple(form.in_flight(p, 1, m, stage) for stage in range(p))
     late = {"message": 1.0}
-    slower = [play(build(name, p, m), Durations.even(p, **late)).makespan for name in (schedule, "1f1b")]
+    slower = [
+        play_actions(build_actions(name, p, m), Durations.even(p, **late)).makespan for name in (schedule, "1f1b")
+    ]
     assert slower[0] < slower[1] or m == p
 
 
@@ -244,7 +246,7 @@ def test_a_schedule_is_one_file(schedule: str, capsys: pytest.CaptureFixture[str
     assert held[1] / held[0] == pytest.approx(7 / 4)
     (staged,) = violations(model, job, 8, replace(own, num_virtual_stages=2))
     assert staged.startswith("schedule: 'eager_1f1b' with pp = 4 and num_virtual_stages = 2")
-    told = {one.schedule: one for one in schedules(plan_layout(model, cluster, job, plain))}
+    told = {one.schedule: one for one in compare_plan_schedules(plan_layout(model, cluster, job, plain))}
     assert told[schedule].bubble_s is not None
     assert main(["plan", "llama-3.2-1b", *JOB, "--pin", f"schedule={schedule}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["layout"]["schedule"] == schedule
@@ -273,12 +275,12 @@ def optimizer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
     name = re.findall(r"as\s`(\w+)\.py`", TEXT.partition("## An optimizer")[2])[0]
     assert name not in optimizers.OPTIMIZERS
     (tmp_path / f"{name}.py").write_text(block("An optimizer", "python"), encoding="utf-8")
-    monkeypatch.setattr(sys.modules[optimizers.ROOM], "__path__", [*optimizers.FOLDERS, str(tmp_path)])
+    monkeypatch.setattr(sys.modules[optimizers.PACKAGE], "__path__", [*optimizers.FOLDERS, str(tmp_path)])
     monkeypatch.setattr(optimizers, "FOLDERS", [*optimizers.FOLDERS, str(tmp_path)])
-    for known, value in optimizers.found():
+    for known, value in optimizers.discover_optimizers():
         monkeypatch.setitem(optimizers.OPTIMIZERS, known, value)
     yield name
-    del sys.modules[f"{optimizers.ROOM}.{name}"]
+    del sys.modules[f"{optimizers.PACKAGE}.{name}"]
 
 
 def test_an_optimizer_is_one_file(optimizer: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,7 +309,7 @@ def test_its_fields_reach_the_update(
     """Set by a flag they are in the run's recipe, and the engine updates as torch.optim.Adagrad does with them."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     given: list[Mapping[str, float]] = []
-    original = engine_optimizers.torch_optimizer
+    original = engine_optimizers.build_torch_optimizer
 
     def judged(
         name: str, matrices: Any, others: Any, fields: Mapping[str, float], *formats: Any, **kind: bool
@@ -315,7 +317,7 @@ def test_its_fields_reach_the_update(
         given.append(fields)
         return original(name, matrices, others, fields, *formats, **kind)
 
-    monkeypatch.setattr("shardwise.run.parallel.sharded_optimizer.torch_optimizer", judged)
+    monkeypatch.setattr("shardwise.run.parallel.sharded_optimizer.build_torch_optimizer", judged)
     flags = write_inputs(tmp_path, small_plan(optimizer=optimizer))
     words = ["--steps", "2", "--set", "recipe.rate_decay=0.1", "--set", "recipe.epsilon=1e-6"]
     assert main(["train", *flags, *words]) == 0

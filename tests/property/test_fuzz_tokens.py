@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from property.test_fuzz import FUZZED, VALUES, WORDS, check, mutated, paths
 from shardwise.run.data.corpus_writer import write_corpus
-from shardwise.run.data.documents import find_sources
+from shardwise.run.data.documents import find_text_files
 from shardwise.run.data.token_shards import TokenShards
-from shardwise.values.checksums import sealed
+from shardwise.values.checksums import add_checksum
 from shardwise.values.errors import InputError
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("tokens")
     for number in range(6):
         (place / f"{number}.txt").write_text("words in a document " * (number + 1))
-    write_corpus(find_sources([place]), place / "data", vocab_size=260, held_out=0.2, shard_tokens=200)
+    write_corpus(find_text_files([place]), place / "data", vocab_size=260, held_out=0.2, shard_tokens=200)
     return place / "data"
 
 
@@ -58,7 +58,7 @@ def test_the_index_itself_is_used(folder: Path, payload: dict[str, Any]) -> None
 def test_indices(folder: Path, payload: dict[str, Any], data: st.DataObject, how: str, value: Any) -> None:
     changed = mutated(payload, data.draw(st.sampled_from(paths(payload))), how, value)
     if isinstance(changed, dict) and changed.get("crc32") == payload["crc32"]:  # as who means it would seal it
-        changed = sealed({key: part for key, part in changed.items() if key != "crc32"})
+        changed = add_checksum({key: part for key, part in changed.items() if key != "crc32"})
     text = json.dumps(changed)
     for words in opened_or_refused(folder, text):
         assert not words or str(folder) in words or "required" in words

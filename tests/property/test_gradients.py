@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.derive.sharded_unit import derive_unit
-from shardwise.model.decoder import whole_program
+from shardwise.model.decoder import model_program
 from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.sharding import Mesh
 
@@ -25,7 +25,7 @@ STEP = 2e-5
 
 def loss_of(case: Case) -> Callable[[Mapping[str, Any]], float]:
     """The loss of the unsharded program as a function of its weights."""
-    unit = derive_unit("whole", whole_program(case.architecture), UNSHARDED, recompute="none")
+    unit = derive_unit("whole", model_program(case.architecture), UNSHARDED, recompute="none")
     _, batches = case.inputs()
     program, specs = unit.forward.program, unit.forward.specs
     (output,) = program.outputs
@@ -36,9 +36,9 @@ def loss_of(case: Case) -> Callable[[Mapping[str, Any]], float]:
             devices = VirtualDevices(Mesh(tuple((axis, 1) for axis in AXES)), case.sizes, router=case.router)
             devices.constants = {name: (program.dims(name), array) for name, array in batch.items()}
             for name, array in weights.items():
-                devices.put(name, specs[name], array)
+                devices.scatter_array(name, specs[name], array)
             devices.run(program, unit.forward.steps)
-            total += float(devices.get(output, specs[output]))
+            total += float(devices.gather_array(output, specs[output]))
         return total
 
     return loss
@@ -56,7 +56,7 @@ def slope(loss: Callable[[Mapping[str, Any]], float], weights: Mapping[str, Any]
 def check(case: Case) -> None:
     result = unsharded(case)
     state, _ = case.inputs()
-    weights = {name: state[name] for name in whole_program(case.architecture).weights}
+    weights = {name: state[name] for name in model_program(case.architecture).weights}
     loss = loss_of(case)
     assert abs(loss(weights) - result.loss) <= 1e-12 * abs(result.loss)
     rng = np.random.default_rng(case.seed + 1)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.sharding import Collective, Mesh, Spec, parse_tensor, reshard
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.values.errors import ShardingError
-from shardwise.values.symbolic import Values
+from shardwise.values.symbolic import SymbolValues
 
 DIMS = ("I", "J", "K")
 
@@ -60,11 +60,11 @@ def check(
         for at in itertools.product(*(range(mesh.size(a)) for a in before.partial))
     }
     devices.held["A", before] = [
-        devices.cut(summands[tuple(c[a] for a in before.partial)], before, c) for c in devices.coordinates
+        devices.local_part(summands[tuple(c[a] for a in before.partial)], before, c) for c in devices.coordinates
     ]
     collectives = reshard(before, after)
     expected: Counter[Any] = Counter()
-    values = Values({**sizes, **dict(mesh.axes)})
+    values = SymbolValues({**sizes, **dict(mesh.axes)})
     for collective in collectives:
         devices.communicate("A", collective)
         expected[collective.kind, collective.axes] += round(
@@ -79,7 +79,7 @@ def _check_shards(devices: VirtualDevices, after: Spec, whole: Any, combine: Any
     """Where no axis stays partial each shard is a window of the whole; else the shards of a group combine to it."""
     held = devices.held["A", after]
     for group in devices.groups(after.partial):
-        window = devices.cut(whole, after, devices.coordinates[group[0]])
+        window = devices.local_part(whole, after, devices.coordinates[group[0]])
         np.testing.assert_array_equal(combine.reduce([held[device] for device in group]), window)
 
 
@@ -93,28 +93,33 @@ MESH = Mesh((("X", 2), ("Y", 3), ("Z", 2)))
 SIZES = {"I": 12, "J": 24}
 KNOWN = [
     ("A[I, J]", "A[I, J]", []),
-    ("A[I_X, J]", "A[I, J]", [(Kind.ALL_GATHER, "X")]),
-    ("A[I, J]", "A[I_X, J]", [(Kind.SLICE, "X")]),
-    ("A[I, J]{U_X}", "A[I, J]", [(Kind.ALL_REDUCE, "X")]),
-    ("A[I, J]{U_X}", "A[I_X, J]", [(Kind.REDUCE_SCATTER, "X")]),
-    ("A[I_X, J]", "A[I, J_X]", [(Kind.ALL_TO_ALL, "X")]),
-    ("A[I_XY, J]", "A[I_X, J]", [(Kind.ALL_GATHER, "Y")]),
-    ("A[I_XY, J]", "A[I_X, J_Y]", [(Kind.ALL_TO_ALL, "Y")]),
-    ("A[I_XY, J]", "A[I_Y, J]", [(Kind.ALL_GATHER, "XY"), (Kind.SLICE, "Y")]),
-    ("A[I_XY, J]", "A[I_YX, J]", [(Kind.ALL_GATHER, "XY"), (Kind.SLICE, "YX")]),
+    ("A[I_X, J]", "A[I, J]", [(CollectiveKind.ALL_GATHER, "X")]),
+    ("A[I, J]", "A[I_X, J]", [(CollectiveKind.SLICE, "X")]),
+    ("A[I, J]{U_X}", "A[I, J]", [(CollectiveKind.ALL_REDUCE, "X")]),
+    ("A[I, J]{U_X}", "A[I_X, J]", [(CollectiveKind.REDUCE_SCATTER, "X")]),
+    ("A[I_X, J]", "A[I, J_X]", [(CollectiveKind.ALL_TO_ALL, "X")]),
+    ("A[I_XY, J]", "A[I_X, J]", [(CollectiveKind.ALL_GATHER, "Y")]),
+    ("A[I_XY, J]", "A[I_X, J_Y]", [(CollectiveKind.ALL_TO_ALL, "Y")]),
+    ("A[I_XY, J]", "A[I_Y, J]", [(CollectiveKind.ALL_GATHER, "XY"), (CollectiveKind.SLICE, "Y")]),
+    ("A[I_XY, J]", "A[I_YX, J]", [(CollectiveKind.ALL_GATHER, "XY"), (CollectiveKind.SLICE, "YX")]),
     (
         "A[I_X, J_Y]",
         "A[I_Y, J_X]",
-        [(Kind.ALL_GATHER, "X"), (Kind.ALL_GATHER, "Y"), (Kind.SLICE, "Y"), (Kind.SLICE, "X")],
+        [
+            (CollectiveKind.ALL_GATHER, "X"),
+            (CollectiveKind.ALL_GATHER, "Y"),
+            (CollectiveKind.SLICE, "Y"),
+            (CollectiveKind.SLICE, "X"),
+        ],
     ),
-    ("A[I, J]{U_XY}", "A[I_X, J]", [(Kind.REDUCE_SCATTER, "X"), (Kind.ALL_REDUCE, "Y")]),
-    ("A[I, J]{U_XY}", "A[I_X, J_Y]", [(Kind.REDUCE_SCATTER, "X"), (Kind.REDUCE_SCATTER, "Y")]),
-    ("A[I_Z, J]{U_XY}", "A[I, J]{U_Y}", [(Kind.ALL_REDUCE, "X"), (Kind.ALL_GATHER, "Z")]),
+    ("A[I, J]{U_XY}", "A[I_X, J]", [(CollectiveKind.REDUCE_SCATTER, "X"), (CollectiveKind.ALL_REDUCE, "Y")]),
+    ("A[I, J]{U_XY}", "A[I_X, J_Y]", [(CollectiveKind.REDUCE_SCATTER, "X"), (CollectiveKind.REDUCE_SCATTER, "Y")]),
+    ("A[I_Z, J]{U_XY}", "A[I, J]{U_Y}", [(CollectiveKind.ALL_REDUCE, "X"), (CollectiveKind.ALL_GATHER, "Z")]),
 ]
 
 
 @pytest.mark.parametrize(("before", "after", "expected"), KNOWN)
-def test_known_ways(before: str, after: str, expected: list[tuple[Kind, str]]) -> None:
+def test_known_ways(before: str, after: str, expected: list[tuple[CollectiveKind, str]]) -> None:
     found = check(MESH, SIZES, parse_tensor(before).spec, parse_tensor(after).spec)
     assert [(c.kind, "".join(c.axes)) for c in found] == expected
 
@@ -136,8 +141,8 @@ def test_axis_order_matters() -> None:
     """A[I_XY] and A[I_YX] put different rows on a device."""
     devices = VirtualDevices(MESH, SIZES)
     rows = np.arange(12)[:, None] * np.ones((1, 24), dtype=int)
-    devices.put("A", parse_tensor("A[I_XY, J]").spec, rows)
-    devices.put("B", parse_tensor("B[I_YX, J]").spec, rows)
+    devices.scatter_array("A", parse_tensor("A[I_XY, J]").spec, rows)
+    devices.scatter_array("B", parse_tensor("B[I_YX, J]").spec, rows)
     second = 2  # X = 0, Y = 1, Z = 0
     assert devices.coordinates[second] == {"X": 0, "Y": 1, "Z": 0}
     assert devices.held["A", parse_tensor("A[I_XY, J]").spec][second][:, 0].tolist() == [2, 3]

@@ -12,16 +12,16 @@ import sys
 import pytest
 
 from property.test_search import ADAPTED, DEEP, MIXED, SMALL
-from shardwise.hardware.calibration_constants import scaled
+from shardwise.hardware.calibration_constants import scale_rates
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.choices import Choices
 from shardwise.layout.layout import OFFLOADS
 from shardwise.model.architecture import Architecture
-from shardwise.model.job import OVERLAPS, Job
+from shardwise.model.job import OVERLAP_CONVENTIONS, Job
 from shardwise.model.load import load_model
 from shardwise.price.estimate import estimate
-from shardwise.search.vectorised.search_layouts import SearchResult, search
+from shardwise.search.vectorised.search_layouts import SearchResult, search_layouts
 from shardwise.values.errors import NothingFitsError
 
 MODELS = (SMALL, DEEP, MIXED, ADAPTED, load_model("llama-3.2-1b"), load_model("llama-3-8b"), load_model("mixtral-8x7b"))
@@ -40,7 +40,7 @@ def question(rng: random.Random) -> tuple[Architecture, Cluster, Job]:
     cluster = load_cluster(name, stack=stack)
     seq_len = rng.choice((1024, 2048, 4096))
     seqs = cluster.num_devices * rng.choice((1, 2, 3, 8))
-    job = Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, overlap=rng.choice((None, *OVERLAPS)))
+    job = Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, overlap=rng.choice((None, *OVERLAP_CONVENTIONS)))
     return rng.choice(MODELS), cluster, job
 
 
@@ -55,7 +55,7 @@ def faster(cluster: Cluster, rng: random.Random) -> dict[str, Cluster]:
     found = {
         what: dataclasses.replace(cluster, chip=dataclasses.replace(chip, **change)) for what, change in more.items()
     }
-    return found | {"links": dataclasses.replace(cluster, topology=scaled(cluster.topology, by, by))}
+    return found | {"links": dataclasses.replace(cluster, topology=scale_rates(cluster.topology, by, by))}
 
 
 def faults(seed: int) -> list[str]:
@@ -65,7 +65,7 @@ def faults(seed: int) -> list[str]:
 
     def answered(cluster: Cluster, choices: Choices) -> SearchResult | None:
         try:
-            return search(model, cluster, job, choices=choices, top=1)
+            return search_layouts(model, cluster, job, choices=choices, top=1)
         except NothingFitsError:
             return None
 

@@ -10,18 +10,18 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.network.topology import Links
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.network.topology import GroupLinks
+from shardwise.hardware.stacks import get_stack
 from shardwise.layout.layout import Layout
-from shardwise.layout.placement import cut_levels, default_placement
+from shardwise.layout.placement import cuts_by_axis, default_placement
 from shardwise.layout.rules.table import violations
-from shardwise.model.decoder import structure_units
+from shardwise.model.decoder import units_of_structure
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.unit_inputs import Parts
-from shardwise.step.instructions import Traffic
-from shardwise.step.unit_instructions import unit_template
+from shardwise.price.unit_inputs import UnitCostInputs
+from shardwise.step.instructions import UnitCollective
+from shardwise.step.unit_instructions import lower_unit
 
 MODELS = (
     "llama-3-8b", "gpt-3-6.7b", "gpt-neox-20b", "falcon-40b", "gemma-2-2b", "qwen2.5-7b", "olmo-2-7b", "mixtral-8x7b",
@@ -36,7 +36,7 @@ LAYOUTS = st.builds(
 Key = tuple[str, str, tuple[str, ...]]
 
 
-def legal(model: str, choices: dict[str, object]) -> tuple[Pricing, Links] | None:
+def legal(model: str, choices: dict[str, object]) -> tuple[Pricing, GroupLinks] | None:
     """The pricing of a layout under a stack with buckets, if it is legal."""
     architecture = load_model(model)
     layout = Layout(**choices, micro_batch_seqs=1)  # type: ignore[arg-type]
@@ -46,20 +46,20 @@ def legal(model: str, choices: dict[str, object]) -> tuple[Pricing, Links] | Non
     if violations(architecture, job, devices, layout):
         return None
     pricing = Pricing(architecture, cluster, job, layout)
-    placed = cut_levels(pricing.topology, default_placement(pricing.topology), pricing.degrees)
-    return pricing, Links(pricing.topology, placed)
+    placed = cuts_by_axis(pricing.topology, default_placement(pricing.topology), pricing.degrees)
+    return pricing, GroupLinks(pricing.topology, placed)
 
 
 def totals(
-    pricing: Pricing, links: Links, parts: Parts, traffic: tuple[Traffic, ...]
+    pricing: Pricing, links: GroupLinks, parts: UnitCostInputs, traffic: tuple[UnitCollective, ...]
 ) -> dict[Key, tuple[float, float, float]]:
     """Count, bytes and seconds by pass, kind and axes of more than one device."""
     found: dict[Key, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for one in traffic:
         axes = tuple(axis for axis in one.axes if pricing.degrees[axis] > 1)
-        count, elements = one.extent(pricing.values, pricing.pricer.most_elements)
+        count, elements = one.extent(pricing.values, pricing.pricer.max_bucket_elements)
         if axes and count:
-            num_bytes = elements * pricing.pricer.formats.moved_width(one, parts.products)
+            num_bytes = elements * pricing.pricer.formats.collective_width(one, parts.products)
             seconds = pricing.pricer.collective_s(one, parts, pricing.values, links)
             row = found[one.phase, str(one.kind), axes]
             found[one.phase, str(one.kind), axes] = [
@@ -83,15 +83,15 @@ def test_a_template_at_some_degrees_is_the_list_of_the_layout(model: str, choice
         replace(pricing.family, experts=pricing.architecture.structure.experts),
     )
     single = frozenset(axis for axis, degree in pricing.degrees.items() if degree == 1)
-    policy = stack_named("torchtitan").policy
-    for name in (*structure_units(structure), "carry"):
-        general, own = (unit_template(structure, family, name, policy, each) for each in (frozenset[str](), single))
+    policy = get_stack("torchtitan").policy
+    for name in (*units_of_structure(structure), "carry"):
+        general, own = (lower_unit(structure, family, name, policy, each) for each in (frozenset[str](), single))
         parts = pricing.pricer.parts(family, name)
-        priced = totals(pricing, links, parts, general.traffic)
-        issued = totals(pricing, links, parts, own.traffic)
+        priced = totals(pricing, links, parts, general.collectives)
+        issued = totals(pricing, links, parts, own.collectives)
         assert priced.keys() == issued.keys(), name
         for key, row in issued.items():
             assert priced[key][:2] == row[:2], (name, key)
             assert priced[key][2] == pytest.approx(row[2], rel=1e-9), (name, key)
         assert general.kernels == own.kernels
-        assert all(not single.issuperset(one.axes) for one in own.traffic)
+        assert all(not single.issuperset(one.axes) for one in own.collectives)

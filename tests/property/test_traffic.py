@@ -9,29 +9,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.derive.sharded_program import Communicate
-from shardwise.derive.sharded_unit import Unit, derive, derive_unit
-from shardwise.derive.tensor_specs import weight_use
-from shardwise.layout.sharding_scheme import Family
+from shardwise.derive.sharded_program import CollectiveStep
+from shardwise.derive.sharded_unit import ShardedUnit, derive_unit, derive_units
+from shardwise.derive.tensor_specs import weight_use_spec
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import whole_program
+from shardwise.model.decoder import model_program
 from shardwise.model.program import Role
-from shardwise.run.numpy.step import derived_moves
-from shardwise.sharding.collectives import Kind, received
-from shardwise.step.collectives import unit_traffic
+from shardwise.run.numpy.step import derived_traffic
+from shardwise.sharding.collectives import CollectiveKind, received_elements
+from shardwise.step.collectives import list_unit_collectives
 from shardwise.step.flat_arrays import WEIGHT_ROLES
-from shardwise.step.instructions import Traffic
+from shardwise.step.instructions import UnitCollective
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.symbolic import Values
+from shardwise.values.symbolic import SymbolValues
 
 from .training_step import AXES, Mesh
 
 FAMILIES = [
-    Family(zero, sp, recompute)
+    ShardingScheme(zero, sp, recompute)
     for zero, sp, recompute in itertools.product((0, 1, 2, 3), (False, True), ("none", "selective", "full"))
 ]
 POLICY = IssuePolicy()
-Key = tuple[Kind, tuple[str, ...], Role, str, str]
+Key = tuple[CollectiveKind, tuple[str, ...], Role, str, str]
 
 
 def architecture(mlp: str = "swiglu", **changes: int) -> Architecture:
@@ -47,7 +47,7 @@ def architecture(mlp: str = "swiglu", **changes: int) -> Architecture:
     return Architecture(name="small", mlp=mlp, **(sizes | changes))  # type: ignore[arg-type]
 
 
-def charged_to(phase: str, step: Communicate) -> str:
+def charged_to(phase: str, step: CollectiveStep) -> str:
     """Weights of the recomputed slice are gathered once for it and the backward pass; a scalar is summed per step."""
     if not step.tensor.dims:
         return "update"
@@ -55,15 +55,17 @@ def charged_to(phase: str, step: Communicate) -> str:
 
 
 # Every dim is a multiple of 8 times the degrees that may split it: nothing is padded.
-EVEN = Values({**architecture(d_model=768, d_ff=512, vocab_size=1024, head_dim=16).dims, "B": 64, "T": 64, "pp": 2})
+EVEN = SymbolValues(
+    {**architecture(d_model=768, d_ff=512, vocab_size=1024, head_dim=16).dims, "B": 64, "T": 64, "pp": 2}
+)
 EVEN |= {"dp": 2, "fsdp": 3, "cp": 2, "tp_kv": 4, "tp_rep": 2}
 
 
-def derived_payload(unit: Unit) -> dict[Key, float]:
+def derived_payload(unit: ShardedUnit) -> dict[Key, float]:
     found: dict[Key, float] = {}
     for phase, steps in unit.phases().items():
         for step in steps:
-            if isinstance(step, Communicate) and step.collective.kind is not Kind.SLICE:
+            if isinstance(step, CollectiveStep) and step.collective.kind is not CollectiveKind.SLICE:
                 at = charged_to(phase, step)
                 scope = "step" if at == "update" else "micro_batch"
                 key = (step.collective.kind, step.collective.axes, step.tensor.role, scope, at)
@@ -71,7 +73,7 @@ def derived_payload(unit: Unit) -> dict[Key, float]:
     return found
 
 
-def issued_payload(issued: tuple[Traffic, ...], most_elements: float = 1e4) -> dict[Key, float]:
+def issued_payload(issued: tuple[UnitCollective, ...], most_elements: float = 1e4) -> dict[Key, float]:
     found: dict[Key, float] = {}
     for one in issued:
         key = (one.kind, one.axes, one.role, one.scope, one.phase)
@@ -81,28 +83,28 @@ def issued_payload(issued: tuple[Traffic, ...], most_elements: float = 1e4) -> d
 
 @pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_fusing_conserves_payload(family: Family, mlp: str) -> None:
-    for unit in derive(architecture(mlp), family).values():
+def test_fusing_conserves_payload(family: ShardingScheme, mlp: str) -> None:
+    for unit in derive_units(architecture(mlp), family).values():
         derived = derived_payload(unit)
-        assert derived == issued_payload(unit_traffic(unit, POLICY)), unit.name
+        assert derived == issued_payload(list_unit_collectives(unit, POLICY)), unit.name
         if unit.name == "block":
             assert derived
 
 
 @given(
     st.sampled_from(FAMILIES),
-    st.sampled_from(sorted(derive(architecture(), FAMILIES[0]))),
+    st.sampled_from(sorted(derive_units(architecture(), FAMILIES[0]))),
     st.tuples(*(st.sampled_from((1, 2, 4)) for _ in AXES)),
 )
 def test_received_elements_are_conserved_at_any_degrees_that_divide(
-    family: Family, name: str, degrees: tuple[int, ...]
+    family: ShardingScheme, name: str, degrees: tuple[int, ...]
 ) -> None:
-    unit = derive(architecture(), family)[name]
-    values = Values({**architecture().dims, "B": 64, "T": 64, "pp": 2, **dict(zip(AXES, degrees, strict=True))})
+    unit = derive_units(architecture(), family)[name]
+    values = SymbolValues({**architecture().dims, "B": 64, "T": 64, "pp": 2, **dict(zip(AXES, degrees, strict=True))})
     moved = {
         scope: sum(
-            received(one.kind, one.axes, one.elements).evaluate(values)
-            for one in unit_traffic(unit, POLICY)
+            received_elements(one.kind, one.axes, one.elements).evaluate(values)
+            for one in list_unit_collectives(unit, POLICY)
             if one.scope == scope
         )
         for scope in ("micro_batch", "step")
@@ -110,15 +112,15 @@ def test_received_elements_are_conserved_at_any_degrees_that_divide(
     derived = {"micro_batch": 0.0, "step": 0.0}
     for phase, steps in unit.phases().items():
         for step in steps:
-            if isinstance(step, Communicate):
+            if isinstance(step, CollectiveStep):
                 scope = "step" if charged_to(phase, step) == "update" else "micro_batch"
                 derived[scope] += step.collective.received_elements.evaluate(values)
     assert moved == pytest.approx(derived, rel=1e-12)
 
 
 def test_a_lost_collective_is_noticed() -> None:
-    unit = derive(architecture(), Family(3, True, "selective"))["block"]
-    issued = unit_traffic(unit, POLICY)
+    unit = derive_units(architecture(), ShardingScheme(3, True, "selective"))["block"]
+    issued = list_unit_collectives(unit, POLICY)
     assert len(issued) > 3
     for index in range(len(issued)):
         fewer = (*issued[:index], *issued[index + 1 :])
@@ -129,14 +131,18 @@ def test_a_lost_collective_is_noticed() -> None:
 def test_weights_of_a_unit_travel_together(tp_rep: int, apart: int) -> None:
     """ZeRO-3: one AllGather of all weights forward, one backward, one ReduceScatter of all gradients. Keys and values, whose
     gradients are summed over tp_rep too, travel apart where that is more than one device."""
-    unit = derive(architecture(), Family(3, False, "none"))["block"]
-    values = Values({**EVEN, "tp_rep": tp_rep})
-    fused = [one for one in unit_traffic(unit, POLICY) if one.axes == ("fsdp", "cp") and one.carries_weights]
-    order = [("forward", Kind.ALL_GATHER), ("backward", Kind.ALL_GATHER), ("backward", Kind.REDUCE_SCATTER)]
+    unit = derive_units(architecture(), ShardingScheme(3, False, "none"))["block"]
+    values = SymbolValues({**EVEN, "tp_rep": tp_rep})
+    fused = [one for one in list_unit_collectives(unit, POLICY) if one.axes == ("fsdp", "cp") and one.moves_weights]
+    order = [
+        ("forward", CollectiveKind.ALL_GATHER),
+        ("backward", CollectiveKind.ALL_GATHER),
+        ("backward", CollectiveKind.REDUCE_SCATTER),
+    ]
     assert [(one.phase, one.kind) for one in fused] == 2 * order
     assert [one.extent(values, 1.0).count for one in fused] == [1, 1, 1, apart, apart, apart]
     assert {*fused[0].tensors, *fused[3].tensors} == set(unit.weights)
-    whole = sum(weight_use(unit.family, dims).local_elements().evaluate(values) for dims in unit.weights.values())
+    whole = sum(weight_use_spec(unit.family, dims).local_elements().evaluate(values) for dims in unit.weights.values())
     assert sum(one.extent(values, 1.0).elements for one in fused if one.phase == "forward") == whole
 
 
@@ -148,20 +154,20 @@ def test_priced_units_add_up_to_the_whole_program(mlp: str, zero_stage: int) -> 
     With sequence parallelism they differ: only between units is the hidden state brought to rest split over tp.
     """
     shape = architecture(mlp)
-    family = Family(zero_stage, False, "none")
+    family = ShardingScheme(zero_stage, False, "none")
     mesh = Mesh((("dp", 2), ("fsdp", 3 if zero_stage else 1), ("cp", 2), ("tp_kv", 4), ("tp_rep", 2)))
     sizes = {**shape.dims, "B": 12, "T": 32}
-    whole = derived_moves(derive_unit("whole", whole_program(shape), family, recompute="none"), mesh, sizes, 2)
-    units = derive(shape, family)
+    whole = derived_traffic(derive_unit("whole", model_program(shape), family, recompute="none"), mesh, sizes, 2)
+    units = derive_units(shape, family)
     times = {"embedding": 1, "block": shape.num_layers, "head": 1}
     for scope, expected in whole.items():
         found: dict[object, int] = {}
         for name, count in times.items():
-            for key, elements in derived_moves(units[name], mesh, sizes, 2)[scope].items():
+            for key, elements in derived_traffic(units[name], mesh, sizes, 2)[scope].items():
                 found[key] = found.get(key, 0) + elements * count
         kept = (
-            derived_moves(replace(units["head"], backward_steps=()), mesh, sizes, 2)[scope] if zero_stage == 3 else {}
+            derived_traffic(replace(units["head"], backward_steps=()), mesh, sizes, 2)[scope] if zero_stage == 3 else {}
         )
-        for key in ((Kind.ALL_GATHER, ("fsdp", "cp")),) if scope == "micro_batch" else ():
+        for key in ((CollectiveKind.ALL_GATHER, ("fsdp", "cp")),) if scope == "micro_batch" else ():
             found[key] = found.get(key, 0) + kept.get(key, 0)
         assert {k: v for k, v in found.items() if v} == {k: v for k, v in expected.items() if v}, scope

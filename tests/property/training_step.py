@@ -12,30 +12,30 @@ from unittest import mock
 
 import numpy as np
 
-from shardwise.derive.sharded_unit import Unit, derive, derive_unit
-from shardwise.derive.tensor_specs import hidden_spec, state_rest
-from shardwise.layout.sharding_scheme import Family
+from shardwise.derive.sharded_unit import ShardedUnit, derive_unit, derive_units
+from shardwise.derive.tensor_specs import hidden_spec, state_resting_spec
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import whole_program
-from shardwise.model.optimizer_program import Matrix, matrices
-from shardwise.model.optimizers.definition import Optimizer, Per
-from shardwise.model.optimizers.registry import DEFAULT, optimizer_named
+from shardwise.model.decoder import model_program
+from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
+from shardwise.model.optimizers.definition import Granularity, Optimizer
+from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER, get_optimizer
 from shardwise.model.program import Program, Role
 from shardwise.run.numpy import step as step_module
 from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.run.numpy.kernels import Router
-from shardwise.run.numpy.step import StepResult, derived_moves, loss_spec, run_step
+from shardwise.run.numpy.step import UnitStepResult, derived_traffic, loss_spec, run_step
 from shardwise.sharding import Mesh, Spec
 from shardwise.step.instructions import Instruction
-from shardwise.step.unit_instructions import template_of
+from shardwise.step.unit_instructions import lower_derived_unit
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.symbolic import Values
+from shardwise.values.symbolic import SymbolValues
 
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
 TOLERANCE = 1e-12
-UNSHARDED = Family(0, False, "none")
+UNSHARDED = ShardingScheme(0, False, "none")
 HIDDEN = ("B", "T", "D")
-Change = Callable[[Unit], Unit]
+Change = Callable[[ShardedUnit], ShardedUnit]
 Moves = Mapping[str, Mapping[Any, int]]  # by scope; elements by kind and axes
 
 
@@ -69,20 +69,20 @@ class Case:
     positions: int = 2
     seed: int = 0
     structure: tuple[tuple[str, Any], ...] = ()  # further fields of the architecture
-    optimizer: str = DEFAULT
+    optimizer: str = DEFAULT_OPTIMIZER
 
     def optimizer_of(self, weight: str) -> Optimizer:
         """What updates a weight of the whole program."""
-        return optimizer_named(self.optimizer).of(matrix=weight in self.matrices)
+        return get_optimizer(self.optimizer).for_weight(is_matrix=weight in self.matrices)
 
     @property
-    def matrices(self) -> Mapping[str, Matrix]:
+    def matrices(self) -> Mapping[str, WeightMatrix]:
         """What the optimizer takes for matrices, by the weights' names."""
-        return matrices_of(self.architecture, optimizer_named(self.optimizer).tables)
+        return matrices_of(self.architecture, get_optimizer(self.optimizer).covers_vocabulary)
 
     @property
-    def family(self) -> Family:
-        return Family(
+    def family(self) -> ShardingScheme:
+        return ShardingScheme(
             self.zero_stage, self.sequence_parallel, self.recompute, self.architecture.structure.experts,
             cp_variant=self.cp_variant, whole_experts=self.whole_experts, optimizer=self.optimizer,
         )  # fmt: skip
@@ -121,19 +121,21 @@ class Case:
     def inputs(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Random weights and optimizer states, and the micro-batches of one step."""
         rng = np.random.default_rng(self.seed)
-        program, sizes = whole_program(self.architecture), self.sizes
+        program, sizes = model_program(self.architecture), self.sizes
         state = {}
         for name in program.weights:
             shape = [sizes[dim] for dim in program.dims(name)]
             state[name] = rng.normal(size=shape) * 0.5 + (1.0 if len(shape) == 1 else 0.0)
             state[f"{name}.master"] = state[name] + rng.normal(size=shape) * 1e-3
             for moment, update in self.optimizer_of(name).moments.items():
-                dims, side = program.dims(name), self.optimizer_of(name).largest_side
-                if update.per is not Per.ELEMENT:
-                    dims = self.matrices[name].per(update.per, side)
-                shape = [Values(sizes)[dim] for dim in dims]
-                state[f"{name}.{moment}"] = rng.random(size=shape) if update.of_squares else rng.normal(size=shape)
-                if update.per in (Per.ROW_PAIR, Per.COLUMN_PAIR):
+                dims, side = program.dims(name), self.optimizer_of(name).max_preconditioned_side
+                if update.granularity is not Granularity.ELEMENT:
+                    dims = self.matrices[name].dims_at(update.granularity, side)
+                shape = [SymbolValues(sizes)[dim] for dim in dims]
+                state[f"{name}.{moment}"] = (
+                    rng.random(size=shape) if update.is_second_moment else rng.normal(size=shape)
+                )
+                if update.granularity in (Granularity.ROW_PAIR, Granularity.COLUMN_PAIR):
                     state[f"{name}.{moment}"] = definite(state[f"{name}.{moment}"])
         return state, [self.batch(rng, sizes) for _ in range(self.num_micro_batches)]
 
@@ -165,8 +167,8 @@ class Case:
 
 
 @lru_cache(maxsize=64)
-def matrices_of(architecture: Architecture, tables: bool) -> Mapping[str, Matrix]:
-    return matrices(whole_program(architecture), tables=tables)
+def matrices_of(architecture: Architecture, tables: bool) -> Mapping[str, WeightMatrix]:
+    return weight_matrices(model_program(architecture), tables=tables)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,12 +191,21 @@ class StrictDevices(VirtualDevices):
     """
 
     def __init__(
-        self, mesh: Mesh, sizes: Mapping[str, int], family: Family | None = None, *, unit: Unit, router: Router
+        self,
+        mesh: Mesh,
+        sizes: Mapping[str, int],
+        family: ShardingScheme | None = None,
+        *,
+        unit: ShardedUnit,
+        router: Router,
     ) -> None:
         super().__init__(mesh, sizes, unit.family, router=router)
         forward = unit.forward
         (output,) = forward.program.outputs
-        self.state = (*unit.update.program.named(Role.STATE), *unit.update.program.named(Role.FACTOR))
+        self.state = (
+            *unit.update.program.names_with_role(Role.STATE),
+            *unit.update.program.names_with_role(Role.FACTOR),
+        )
         weights = {(name, forward.specs[name]) for name in unit.weights}
         hidden = {
             (name, forward.specs[name]) for name in forward.program.inputs if forward.program.dims(name) == HIDDEN
@@ -205,7 +216,7 @@ class StrictDevices(VirtualDevices):
             id(forward.program): weights | hidden,
             id(unit.backward.program): weights
             | losses
-            | {(f"d.{output}", forward.specs[output]), *unit.saved.items(), *unit.kept.items()},
+            | {(f"d.{output}", forward.specs[output]), *unit.saved.items(), *unit.gathered_weights.items()},
             id(unit.update.program): summed | {(name, unit.backward.specs[name]) for name in unit.gradients.values()},
         }
 
@@ -245,7 +256,7 @@ def definite(flat: Any) -> Any:
 def unsharded(case: Case) -> Outcome:
     """The same decoder and batch on one device, with nothing sharded and nothing recomputed."""
     family = dataclasses.replace(UNSHARDED, optimizer=case.optimizer)
-    unit = derive_unit("whole", whole_program(case.architecture), family, recompute="none")
+    unit = derive_unit("whole", model_program(case.architecture), family, recompute="none")
     state, batches = case.inputs()
     one = Mesh(tuple((axis, 1) for axis in AXES))
     outcome = _outcome(case, unit, run_step(unit, family, one, case.sizes, state, batches, case.router))
@@ -255,15 +266,15 @@ def unsharded(case: Case) -> Outcome:
 
 def whole(case: Case, change: Change = lambda unit: unit) -> Outcome:
     """The whole model as one derived unit on virtual devices; `change` may corrupt the derivation before it runs."""
-    unit = change(derive_unit("whole", whole_program(case.architecture), case.family, recompute=case.recompute))
+    unit = change(derive_unit("whole", model_program(case.architecture), case.family, recompute=case.recompute))
     state, batches = case.inputs()
     with mock.patch.object(step_module, "VirtualDevices", partial(StrictDevices, unit=unit)):
         return _outcome(case, unit, run_step(unit, case.family, case.mesh, case.sizes, state, batches, case.router))
 
 
-def _outcome(case: Case, unit: Unit, result: StepResult) -> Outcome:
+def _outcome(case: Case, unit: ShardedUnit, result: UnitStepResult) -> Outcome:
     gradients = {weight: result.gradients[name] for weight, name in unit.gradients.items()}
-    derived = derived_moves(unit, case.mesh, case.sizes, case.num_micro_batches)
+    derived = derived_traffic(unit, case.mesh, case.sizes, case.num_micro_batches)
     return Outcome(result.loss, gradients, result.updated, nonzero(result.moved), nonzero(derived))
 
 
@@ -277,8 +288,8 @@ class _Chain:
         assert not case.tied, "tied weights are one tensor of two units"
         self.case = case
         self.num_dense = case.architecture.num_dense_layers
-        units = {name: change(unit) for name, unit in derive(case.architecture, case.family).items()}
-        self.lists = {id(unit): template_of(unit, IssuePolicy()).passes for unit in units.values()}
+        units = {name: change(unit) for name, unit in derive_units(case.architecture, case.family).items()}
+        self.lists = {id(unit): lower_derived_unit(unit, IssuePolicy()).passes for unit in units.values()}
         layers = ["dense_block" if i < self.num_dense else "block" for i in range(case.architecture.num_layers)]
         names = [("embedding", ""), *((name, f"{i}.") for i, name in enumerate(layers)), ("head", "")]
         self.links = [
@@ -290,29 +301,32 @@ class _Chain:
         state, batches = self.case.inputs()
         for unit, prefix, devices in self.links:
             for name, dims in unit.weights.items():
-                devices.put(name, unit.forward.specs[name], state[prefix + name])
+                devices.scatter_array(name, unit.forward.specs[name], state[prefix + name])
                 for part in self.case.optimizer_of(prefix + name).state if name in unit.trained else ():
                     own = unit.update.program.dims(f"{name}.{part}")
-                    devices.put(
-                        f"{name}.{part}", state_rest(self.case.family, dims, own), state[f"{prefix}{name}.{part}"]
+                    devices.scatter_array(
+                        f"{name}.{part}",
+                        state_resting_spec(self.case.family, dims, own),
+                        state[f"{prefix}{name}.{part}"],
                     )
         for batch in batches:
             self.micro_batch(batch)
         moved = {"micro_batch": self.take_moved()}
         gradients = {
-            prefix + weight: devices.get(name, unit.backward.specs[name])
+            prefix + weight: devices.gather_array(name, unit.backward.specs[name])
             for unit, prefix, devices in self.links
             for weight, name in unit.gradients.items()
         }
         updated = {}
         for unit, prefix, devices in self.links:
-            devices.follow(unit.update.program, self.lists[id(unit)]["update"])
+            devices.run_instructions(unit.update.program, self.lists[id(unit)]["update"])
             updated |= {
-                prefix + name: devices.get(name, unit.update.specs[name]) for name in unit.update.program.outputs
+                prefix + name: devices.gather_array(name, unit.update.specs[name])
+                for name in unit.update.program.outputs
             }
         moved["step"] = self.take_moved()
         head, _, devices = self.links[-1]
-        loss = float(devices.get("loss", head.forward.specs["loss"]))
+        loss = float(devices.gather_array("loss", head.forward.specs["loss"]))
         return Outcome(loss, gradients, updated, nonzero(moved), nonzero(self.derived()))
 
     def micro_batch(self, batch: Mapping[str, Any]) -> None:
@@ -326,7 +340,7 @@ class _Chain:
             devices.constants = {name: (program.dims(name), a) for name, a in batch.items() if name in program.inputs}
             if x is not None:
                 devices.held["x", unit.forward.specs["x"]] = x
-            devices.follow(program, self.lists[id(unit)]["forward"])
+            devices.run_instructions(program, self.lists[id(unit)]["forward"])
             (output,) = program.outputs
             x = devices.held[loss if unit is head else (output, unit.forward.specs[output])]
         own_loss = last.held[loss]
@@ -334,7 +348,7 @@ class _Chain:
         for unit, _, devices in reversed(self.links):
             (output,) = unit.forward.program.outputs
             devices.held[f"d.{output}", unit.forward.specs[output]] = dx
-            devices.follow(unit.backward.program, self.lists[id(unit)]["backward"])
+            devices.run_instructions(unit.backward.program, self.lists[id(unit)]["backward"])
             for name in set(unit.backward.program.outputs) - set(unit.gradients.values()):
                 assert unit.backward.specs[name] == hidden_spec(self.case.family)
                 dx = devices.held[name, unit.backward.specs[name]]
@@ -357,7 +371,7 @@ class _Chain:
     def derived(self) -> dict[str, Counter[Any]]:
         total: dict[str, Counter[Any]] = {"micro_batch": Counter(), "step": Counter()}
         for unit, _, _ in self.links:
-            for scope, moves in derived_moves(
+            for scope, moves in derived_traffic(
                 unit, self.case.mesh, self.case.sizes, self.case.num_micro_batches
             ).items():
                 total[scope].update(moves)
@@ -367,8 +381,8 @@ class _Chain:
 def worst_error(case: Case, outcome: Outcome) -> tuple[float, str]:
     """The largest relative error of the loss, a gradient, an updated weight or a state, and whose it is."""
     reference = unsharded(case)
-    program = whole_program(case.architecture)
-    trained = set(program.weights) & set(program.wanted)
+    program = model_program(case.architecture)
+    trained = set(program.weights) & set(program.trainable_inputs)
     assert set(outcome.gradients) == set(reference.gradients) == trained
     assert set(outcome.updated) == set(reference.updated)
     assert len(outcome.updated) == sum(1 + len(case.optimizer_of(name).state) for name in trained)

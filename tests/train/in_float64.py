@@ -16,20 +16,20 @@ from train.float64 import register
 from shardwise import train
 from shardwise.run import launcher
 from shardwise.run.kernels import matmul
-from shardwise.run.step_clock import Clock
+from shardwise.run.step_clock import StepClock
 
 
 def timed(seconds: float) -> None:
     """Have this rank's clock count so many seconds for every product, and none for what else it does."""
-    multiplied, passed_s = matmul.multiplied, 0.0
+    multiplied, passed_s = matmul.multiply, 0.0
 
     def counting(rows: Tensor, columns: Tensor) -> Tensor:
         nonlocal passed_s
         passed_s += seconds
         return multiplied(rows, columns)
 
-    matmul.multiplied = counting
-    Clock._mark = lambda self: passed_s  # type: ignore[method-assign]
+    matmul.multiply = counting
+    StepClock._mark = lambda self: passed_s  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -37,12 +37,12 @@ def main() -> None:
     register()
     if "RANK" not in os.environ:
         launcher.LEAVE_S = 2.0
-        start = partial(launcher.outcome_of, module="train.in_float64")
-        launcher.outcome_of = start  # type: ignore[assignment]
+        start = partial(launcher.launch_and_wait, module="train.in_float64")
+        launcher.launch_and_wait = start  # type: ignore[assignment]
         sys.exit(train.main())
     if seconds := float(os.environ.get("PRODUCT_S", "0")):
         timed(seconds * (3 if os.environ.get("SLOW") == os.environ["RANK"] else 1))
-    train.ended(train.rank_main)
+    train.run_and_exit(train.rank_main)
 
 
 if __name__ == "__main__":

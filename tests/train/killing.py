@@ -194,4 +194,4 @@ def launcher(flags: Sequence[str], said: str) -> None:
             os.dup2(file.fileno(), number)
     register()
     copy_ranks()
-    sys.exit(launcher.launch(flags, 2))
+    sys.exit(launcher.run_ranks(flags, 2))

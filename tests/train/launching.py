@@ -18,7 +18,7 @@ from train.copies import Piped
 
 from shardwise.present import cli
 from shardwise.run import launcher
-from shardwise.values.errors import ShardwiseError, told
+from shardwise.values.errors import ShardwiseError, format_problems
 
 TESTS = Path(__file__).parents[1]
 USUAL = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -110,9 +110,9 @@ def launch_stand_ins() -> int:
     launcher.LEAVE_S = 2.0
     ranks, *flags = sys.argv[1:]
     try:
-        return launcher.launch(flags, int(ranks), "train.stand_in")
+        return launcher.run_ranks(flags, int(ranks), "train.stand_in")
     except ShardwiseError as error:
-        print(told(error.problems, error.exit_code, as_json="--json" in flags), file=sys.stderr)
+        print(format_problems(error.problems, error.exit_code, as_json="--json" in flags), file=sys.stderr)
         return error.exit_code
 
 

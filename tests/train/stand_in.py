@@ -27,16 +27,16 @@ from shardwise.batch_size.batch_schedule import BatchRamp
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.records.step_log import StepRecord
-from shardwise.records.step_memory_and_collectives import Inspection, Memory
+from shardwise.records.step_memory_and_collectives import MeasuredMemory, StepInspection
 from shardwise.records.step_trace import RankTrace
-from shardwise.run.checkpoints import Checkpointer, Piece, writer
+from shardwise.run.checkpoints import Checkpointer, TensorShard, writer
 from shardwise.run.data.batches import Batches
-from shardwise.run.faults.rank_status import waits_for
-from shardwise.run.faults.rendezvous import Meeting
+from shardwise.run.faults.rank_status import wait_for_ranks
+from shardwise.run.faults.rendezvous import Rendezvous
 from shardwise.run.parallel import world
-from shardwise.run.recipe import Device, Recipe
-from shardwise.run.trainer.anomaly_detector import Judge, Trouble
-from shardwise.run.trainer.interfaces import Parts
+from shardwise.run.recipe import Device, TrainingRecipe
+from shardwise.run.trainer.anomaly_detector import AnomalyDetector, StepAnomaly
+from shardwise.run.trainer.interfaces import RunComponents
 from shardwise.run.transport.current import current_transport
 from shardwise.run.transport.interface import Transport
 from shardwise.search.layout_plan import plan_layout
@@ -76,14 +76,14 @@ def hang() -> None:
 
 def arm() -> None:
     """Where the environment asks for it, a rank hangs as it writes its part of a checkpoint."""
-    write = writer._write
+    write = writer._write_rank_file
 
-    def hanging(path: Path, pieces: Sequence[Piece]) -> Any:
+    def hanging(path: Path, pieces: Sequence[TensorShard]) -> Any:
         if os.environ.get("STAND_IN_HANGS_WRITING") == os.environ.get("RANK"):
             hang()
         return write(path, pieces)
 
-    writer._write = hanging
+    writer._write_rank_file = hanging
 
 
 @dataclass
@@ -91,13 +91,13 @@ class World:
     rank: int
     size: int
     device: torch.device
-    meeting: Meeting | None
+    meeting: Rendezvous | None
     transport: Transport
     stage: int = 0
 
 
-def join(plan: Plan, recipe: Recipe, device: Device) -> World:
-    place, meeting = world.start("cpu", timedelta(seconds=recipe.timeout_s))
+def join(plan: Plan, recipe: TrainingRecipe, device: Device) -> World:
+    place, meeting = world.join_world("cpu", timedelta(seconds=recipe.timeout_s))
     transport = current_transport()
     return World(transport.rank, transport.size, place, meeting, transport)
 
@@ -110,12 +110,12 @@ class Bigram:
 
     spikes: ClassVar[Mapping[int, float]] = {}
 
-    def __init__(self, plan: Plan, recipe: Recipe, batches: Batches, world: World) -> None:
+    def __init__(self, plan: Plan, recipe: TrainingRecipe, batches: Batches, world: World) -> None:
         self.plan, self.recipe, self.batches, self.world = plan, recipe, batches, world
         self.logits = torch.zeros(plan.model.vocab_size, plan.model.vocab_size, dtype=torch.float64)
         self.step = self.num_left_out = 0
-        self.judge = Judge(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
-        self.trouble: Trouble | None = None
+        self.judge = AnomalyDetector(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
+        self.anomaly: StepAnomaly | None = None
         self.pause_s = float(os.environ.get("STAND_IN_PAUSE_S", "0"))
         if os.environ.get("STAND_IN_REFUSES") == str(world.rank):
             raise InputError(f"rank {world.rank} refuses")
@@ -152,7 +152,7 @@ class Bigram:
         assert logits.grad is not None
         whole = torch.cat([loss.detach().reshape(1), logits.grad.flatten()])
         if self.world.size > 1:
-            with waits_for("AllReduce of the gradients"):
+            with wait_for_ranks("AllReduce of the gradients"):
                 self.world.transport.world.all_reduce(whole).wait()
         whole *= self.spikes.get(step + 1, 1.0)
         self._update(float(whole[0]), whole[1:])
@@ -167,11 +167,11 @@ class Bigram:
     def _update(self, loss: float, gradient: torch.Tensor) -> None:
         rate, norm = self._rate(self.step), float(gradient.norm())
         self.step += 1
-        self.trouble = self.judge.trouble(self.step, loss, norm)
-        if self.trouble is not None:
+        self.anomaly = self.judge.trouble(self.step, loss, norm)
+        if self.anomaly is not None:
             self.num_left_out += 1
             return
-        self.judge.remember(loss, norm)
+        self.judge.record(loss, norm)
         self.logits -= rate * gradient.reshape(self.logits.shape)
 
     def _noise(self) -> dict[str, float]:
@@ -190,14 +190,14 @@ class Bigram:
     def resize(self, ramp: BatchRamp) -> None:
         self.batches.ramp = ramp
 
-    def pass_over(self, step: int) -> None:
+    def skip_to(self, step: int) -> None:
         self.num_left_out += step - self.step
         self.step = step
 
-    def inspected_step(self) -> tuple[StepRecord, Inspection]:
+    def inspected_step(self) -> tuple[StepRecord, StepInspection]:
         peak = 1000 + self.world.rank
-        memory = Memory(peak_bytes=peak, at_peak={"parameters": peak}, largest={"parameters": peak})
-        return self.train_step(), Inspection(memory, Counter())
+        memory = MeasuredMemory(peak_bytes=peak, at_peak={"parameters": peak}, largest={"parameters": peak})
+        return self.train_step(), StepInspection(memory, Counter())
 
     def profiled_step(self) -> tuple[StepRecord, RankTrace]:
         record = self.train_step()
@@ -211,7 +211,7 @@ class Bigram:
         return float(summed_loss(self.logits, batch.inputs_BT, batch.targets_BT)) / held_out.num_targets(0)
 
     def state(self) -> dict[str, Any]:
-        logits = Piece(tuple(self.logits.shape), (0, 0), self.logits)
+        logits = TensorShard(tuple(self.logits.shape), (0, 0), self.logits)
         return {"logits": logits, "step": self.step, "num_left_out": self.num_left_out}
 
     def restore(self, values: Mapping[str, Any]) -> None:
@@ -223,9 +223,9 @@ def summed_loss(logits: torch.Tensor, inputs_BT: Any, targets_BT: Any) -> torch.
     return torch.nn.functional.cross_entropy(rows, torch.from_numpy(targets_BT).flatten(), reduction="sum")
 
 
-def parts() -> Parts:
-    return Parts(
-        join=join, leave=world.stop, trainer=Bigram,
+def parts() -> RunComponents:
+    return RunComponents(
+        join=join, leave=world.leave_world, trainer=Bigram,
         checkpoints=lambda folder, recipe: Checkpointer(
             folder, keep=recipe.keep_checkpoints, keep_every=recipe.keep_every, timeout=timedelta(seconds=recipe.timeout_s)
         ),
@@ -237,4 +237,4 @@ if __name__ == "__main__":
     from shardwise import train
 
     arm()
-    train.ended(lambda: train.rank_main(parts=parts()))
+    train.run_and_exit(lambda: train.rank_main(parts=parts()))

@@ -10,10 +10,10 @@ from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.training_engine import Engine
-from shardwise.step.rank_program import Instance
-from shardwise.values.precision import precision_named
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.precision import get_precision
 
 MODEL = Architecture(
     name="small", num_layers=2, d_model=64, d_ff=128, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=64
@@ -34,9 +34,11 @@ def batches() -> Iterator[MicroBatch]:
 
 def losses(optimizer: str) -> list[float]:
     layout = Layout(micro_batch_seqs=SEQS)
-    instance = Instance(architecture=MODEL, layout=layout, precision=precision_named("fp32"), optimizer=optimizer)
-    engine = Engine(instance, Recipe(steps=STEPS, learning_rate=5e-3, warmup_steps=5), World(instance.mesh))
-    engine.initialise(0)
+    instance = RankProgram(architecture=MODEL, layout=layout, precision=get_precision("fp32"), optimizer=optimizer)
+    engine = TrainingEngine(
+        instance, TrainingRecipe(steps=STEPS, learning_rate=5e-3, warmup_steps=5), World(instance.mesh)
+    )
+    engine.initialize(0)
     return [engine.step([batch], SEQS * POSITIONS, 1, step).loss.item() for step, batch in enumerate(batches())]
 
 

@@ -14,22 +14,22 @@ from train.stand_in import VOCAB, small_plan, write_inputs
 import shardwise as sw
 from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.engine import require_runnable, runnable_job
+from shardwise.layout.rules.engine import job_for_engine, require_runnable
 from shardwise.model.job import Job
 from shardwise.price.estimate import estimate
 from shardwise.run import machine_resources
-from shardwise.run.recipe import Recipe
+from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.batch_schedule import require_batches
 from shardwise.run.trainer.preflight import require_memory, require_world, smallest_change
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import load_plan
-from shardwise.search.planner import plan as searched
+from shardwise.search.planner import make_plan as searched
 from shardwise.values.errors import InputError, NothingFitsError
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 
-BF16 = precision_named("bf16")
+BF16 = get_precision("bf16")
 MODEL = sw.load_model("llama-3-8b")
 
 
@@ -58,11 +58,11 @@ def test_all_that_is_not_yet_runnable_is_named_at_once() -> None:
 
 def test_a_batch_that_a_schedule_does_not_run_is_refused_before_the_first_step() -> None:
     plan = big_plan(pp=4, dp=2, schedule="dualpipe")
-    require_batches(plan, Recipe(steps=9, batch_ramp=((0, 16), (5, 64))))
+    require_batches(plan, TrainingRecipe(steps=9, batch_ramp=((0, 16), (5, 64))))
     with pytest.raises(
         InputError, match=r"a batch of 4 sequences .*: micro-batches: found 2; dualpipe requires at least 8"
     ):
-        require_batches(plan, Recipe(steps=9, batch_ramp=((0, 64), (5, 4))))
+        require_batches(plan, TrainingRecipe(steps=9, batch_ramp=((0, 64), (5, 4))))
 
 
 def test_an_uneven_vocabulary_runs() -> None:
@@ -79,20 +79,20 @@ def test_whole_experts_run() -> None:
 def test_a_precision_recipe_that_does_not_run_is_named_with_those_that_do() -> None:
     problem = "precision int8_aqt: products in int8 .*; one of bf16, .*fp32, .*fp8_nanotron runs"
     with pytest.raises(InputError, match=problem):
-        require_runnable(MODEL, Layout(), precision_named("int8_aqt"))
+        require_runnable(MODEL, Layout(), get_precision("int8_aqt"))
     with pytest.raises(InputError, match=problem):
-        runnable_job(Job(global_batch_tokens=8, seq_len=8, precision="int8_aqt"))
+        job_for_engine(Job(global_batch_tokens=8, seq_len=8, precision="int8_aqt"))
 
 
 @pytest.mark.parametrize("name", ["fp8_deepseek_v3", "fp8_nanotron", "fp8_torchao"])
 def test_a_search_for_what_runs_keeps_to_the_layouts_of_the_recipe(name: str) -> None:
-    precision = precision_named(name)
+    precision = get_precision(name)
     kept = sw.plan("llama-3-8b", "h100:16", global_batch_tokens=2**20, seq_len=8192, precision=name, runnable=True)
     for layout in (kept.layout, *(one.layout for one in kept.alternatives)):
         require_runnable(kept.model, layout, precision)
 
 
-FP32 = precision_named("fp32")
+FP32 = get_precision("fp32")
 UNRUNNABLE = {
     "weights": ({"weights": "fp8"}, "fp8 at rest, which takes scales, is"),
     "products": ({"matmul": "int8"}, "products in int8"),
@@ -164,19 +164,19 @@ def test_the_smallest_change_that_fits_is_the_fastest_of_those_with_the_fewest_c
 def test_what_does_not_fit_is_said_with_flags_that_plan_again() -> None:
     plan = big_plan(fsdp=8, zero_stage=1, micro_batch_seqs=4)
     available = int(0.5 * plan.estimate.memory_bytes)
-    require_memory(plan, Recipe(steps=1), int(plan.estimate.memory_bytes) + 1, "cpu")
+    require_memory(plan, TrainingRecipe(steps=1), int(plan.estimate.memory_bytes) + 1, "cpu")
     with pytest.raises(NothingFitsError, match="the smallest change that fits takes") as caught:
-        require_memory(plan, Recipe(steps=1), available, "cuda:0")
+        require_memory(plan, TrainingRecipe(steps=1), available, "cuda:0")
     assert caught.value.exit_code == 3
     flags = str(caught.value).split("plan again with ")[1].split()
     pins = dict(one.split("=") for one in flags if one != "--pin")
     assert pins
     numbers = {name: int(value) if value.isdecimal() else value for name, value in pins.items()}
-    choices = Choices().narrowed(numbers, {})
+    choices = Choices().with_pins(numbers, {})
     again = searched(plan.model, plan.cluster, plan.job, choices=choices)
     assert all(getattr(again.layout, name) == value for name, value in numbers.items())
     with pytest.raises(NothingFitsError, match="no change of recomputation, micro-batch or ZeRO stage fits"):
-        require_memory(plan, Recipe(steps=1), 10**9, "cuda:0")
+        require_memory(plan, TrainingRecipe(steps=1), 10**9, "cuda:0")
 
 
 def test_what_has_to_fit_is_what_train_keeps() -> None:
@@ -184,10 +184,10 @@ def test_what_has_to_fit_is_what_train_keeps() -> None:
     plan = big_plan(fsdp=8, zero_stage=1, micro_batch_seqs=4)
     plan = plan_layout(plan.model, plan.cluster, replace(plan.job, precision="fp8_delayed"), plan.layout)
     with pytest.raises(NothingFitsError, match="the smallest change that fits takes"):
-        require_memory(plan, Recipe(steps=1), int(plan.estimate.memory_bytes) + 1, "cuda:0")
+        require_memory(plan, TrainingRecipe(steps=1), int(plan.estimate.memory_bytes) + 1, "cuda:0")
     own = estimate(plan.model, plan.cluster, plan.job, plan.layout, IssuePolicy(casts="in_products"))
     assert own.memory_bytes > plan.estimate.memory_bytes
-    require_memory(plan, Recipe(steps=1), int(own.memory_bytes) + 1, "cuda:0")
+    require_memory(plan, TrainingRecipe(steps=1), int(own.memory_bytes) + 1, "cuda:0")
 
 
 def test_memory_is_what_the_container_may_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,8 +205,8 @@ def test_memory_is_what_the_container_may_take(tmp_path: Path, monkeypatch: pyte
 SCRIPT = """
 import sys
 from shardwise.values.argument_parser import Parser
-from shardwise.run.trainer.flags import add_train_arguments, settings_of
-from shardwise.run.trainer.preflight import admit
+from shardwise.run.trainer.flags import add_train_arguments, parse_settings as settings_of
+from shardwise.run.trainer.preflight import check_run as admit
 from shardwise.search.plan_file import load_plan
 from shardwise.values.errors import ShardwiseError
 parser = Parser()

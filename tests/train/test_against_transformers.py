@@ -13,11 +13,11 @@ from shardwise.interop.weights.huggingface_folder import open_hf
 from shardwise.layout.layout import Layout
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.training_engine import Engine
-from shardwise.step.rank_program import Instance
-from shardwise.train.initial import begin_with
-from shardwise.values.precision import precision_named
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.step.rank_program import RankProgram
+from shardwise.train.initial import load_stored_weights
+from shardwise.values.precision import get_precision
 
 STEPS, SEQS, POSITIONS = 20, 4, 16
 SMALL: dict[str, Any] = {
@@ -30,7 +30,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "gemma": ("gemma", {}),
 }
-RECIPE = Recipe(steps=STEPS, learning_rate=3e-3, warmup_steps=3, clip_norm=0.5, balance="none")
+RECIPE = TrainingRecipe(steps=STEPS, learning_rate=3e-3, warmup_steps=3, clip_norm=0.5, balance="none")
 
 
 def theirs(name: str) -> Any:
@@ -80,9 +80,9 @@ def test_twenty_steps_are_those_of_plain_pytorch(name: str, tmp_path: Path) -> N
     model.save_pretrained(tmp_path / "before")
     architecture = open_hf(tmp_path / "before").architecture
     layout = Layout(micro_batch_seqs=SEQS // 2)
-    instance = Instance(architecture=architecture, layout=layout, precision=precision_named("fp32"))
-    engine = Engine(instance, RECIPE, World(instance.mesh))
-    begin_with(engine, open_hf(tmp_path / "before"))
+    instance = RankProgram(architecture=architecture, layout=layout, precision=get_precision("fp32"))
+    engine = TrainingEngine(instance, RECIPE, World(instance.mesh))
+    load_stored_weights(engine, open_hf(tmp_path / "before"))
     wanted, found = plain_steps(model), []
     for step in range(STEPS):
         halves = [MicroBatch(half[:, :-1], half[:, 1:]) for half in batch(step).split(SEQS // 2)]
@@ -94,7 +94,7 @@ def test_twenty_steps_are_those_of_plain_pytorch(name: str, tmp_path: Path) -> N
         assert own_norm == pytest.approx(norm, rel=2e-5)
     model.save_pretrained(tmp_path / "after")
     stored = open_hf(tmp_path / "after")
-    for kind, part, values in engine.pieces():
+    for kind, part, values in engine.checkpoint_tensors():
         if kind == "model":
-            after = stored.flat(part.name, part.boxes())
+            after = stored.read_flat(part.name, part.boxes())
             torch.testing.assert_close(values, after, rtol=1e-4, atol=3e-5)

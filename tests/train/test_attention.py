@@ -15,22 +15,22 @@ from shardwise.model.numerics import Numerics
 from shardwise.run.engine.ring_attention import RingAttention
 from shardwise.run.kernels import attention_mask as sight_module
 from shardwise.run.kernels.attention import Attention, sink_gradient
-from shardwise.run.kernels.attention_mask import Sight
+from shardwise.run.kernels.attention_mask import AttentionMask
 
 # Letters: B, T, K, G, H and U as in `model/decoder.py`.
 B, T, K, G, H = 2, 70, 2, 3, 4
 DOCUMENTS = torch.repeat_interleave(torch.arange(8), torch.tensor([3, 37, 20, 10, 33, 1, 30, 6])).view(B, T)
 SIGHTS = {
-    "causal": Sight(),
-    "window": Sight(window=5),
-    "wide window": Sight(window=40),
-    "documents": Sight(documents=DOCUMENTS),
-    "documents and window": Sight(window=5, documents=DOCUMENTS),
+    "causal": AttentionMask(),
+    "window": AttentionMask(window=5),
+    "wide window": AttentionMask(window=40),
+    "documents": AttentionMask(documents=DOCUMENTS),
+    "documents and window": AttentionMask(window=5, documents=DOCUMENTS),
 }
 BLOCKS = pytest.mark.parametrize("block", [32, 512])  # so that queries go in three blocks, two or one
 
 
-def seen_by_hand(sight: Sight) -> Tensor:
+def seen_by_hand(sight: AttentionMask) -> Tensor:
     """Which keys each query sees, [B or 1, T, T]."""
     queries, keys = torch.arange(T)[:, None], torch.arange(T)
     seen = (keys <= queries) & (queries - keys < (sight.window or T))
@@ -39,7 +39,7 @@ def seen_by_hand(sight: Sight) -> Tensor:
 
 
 def attention_by_hand(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, sight: Sight, scale: float, cap: float | None
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, sight: AttentionMask, scale: float, cap: float | None
 ) -> Tensor:
     """Softmax over scores [B, K, G, T, S], and where there are sinks over these too."""
     scores = torch.einsum("btkgh,bskh->bkgts", q, k) * scale
@@ -58,7 +58,7 @@ def operands_of(width: int, groups: int = G, dtype: torch.dtype = torch.float64)
 
 
 def run(
-    attention: Attention, sight: Sight, q: Tensor, k: Tensor, v: Tensor, dy: Tensor, *sinks: Tensor
+    attention: Attention, sight: AttentionMask, q: Tensor, k: Tensor, v: Tensor, dy: Tensor, *sinks: Tensor
 ) -> list[Tensor]:
     """What attention gives: its result, and the gradients of queries, keys, values and sinks."""
     out, lse = attention.forward(q, k, v, sight, *sinks)
@@ -76,7 +76,7 @@ def run(
 def test_attention_is_a_softmax_over_what_is_seen(
     has_sinks: bool, cap: float | None, groups: int, width: int, sight: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sight_module, "BLOCK", block)
+    monkeypatch.setattr(sight_module, "MIN_QUERY_BLOCK", block)
     q, k, v, dy = operands_of(width, groups)
     sinks, seen = [random(K, groups, seed=5)] if has_sinks else [], SIGHTS[sight]
 
@@ -95,7 +95,7 @@ def test_attention_in_narrow_formats_stays_in_them(
     kind: str, dtype: torch.dtype, tolerance: float, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But for the log-sum-exp, which is in float32."""
-    monkeypatch.setattr(sight_module, "BLOCK", block)
+    monkeypatch.setattr(sight_module, "MIN_QUERY_BLOCK", block)
     q, k, v, dy = operands_of(H, dtype=dtype)
     sinks, cap = [random(K, G, dtype=dtype, seed=5)] if kind == "sinks" else [], 0.7 if kind == "capped" else None
 
@@ -118,7 +118,9 @@ def test_attention_is_pytorchs() -> None:
         return torch.unflatten(out.transpose(1, 2), 2, (K, G))
 
     result, wanted = gradients_of(pytorchs, (q, k, v), dy)
-    for own, other in zip(run(Attention.of(Numerics(), H), Sight(), q, k, v, dy), (result, *wanted), strict=True):
+    for own, other in zip(
+        run(Attention.of(Numerics(), H), AttentionMask(), q, k, v, dy), (result, *wanted), strict=True
+    ):
         assert_near(own, other)
 
 
@@ -139,12 +141,15 @@ class Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("sight", "cap", "count"), [(Sight(), None, 2), (Sight(window=5), None, 6), (Sight(), 0.7, 0)])
+@pytest.mark.parametrize(
+    ("sight", "cap", "count"),
+    [(AttentionMask(), None, 2), (AttentionMask(window=5), None, 6), (AttentionMask(), 0.7, 0)],
+)
 def test_where_all_is_seen_one_kernel_has_all_queries(
-    sight: Sight, cap: float | None, count: int, monkeypatch: pytest.MonkeyPatch
+    sight: AttentionMask, cap: float | None, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In each pass; otherwise there is one for each block, and with a cap none."""
-    monkeypatch.setattr(sight_module, "BLOCK", 32)
+    monkeypatch.setattr(sight_module, "MIN_QUERY_BLOCK", 32)
     operands = operands_of(H)
     with Kernels() as kernels:
         run(Attention(0.5, cap), sight, *operands)
@@ -154,16 +159,16 @@ def test_where_all_is_seen_one_kernel_has_all_queries(
 @pytest.mark.parametrize(
     ("sight", "cap", "most"),
     [
-        (Sight(), None, 0),  # the kernel has no scores in memory
-        (Sight(window=5), None, 0),
-        (Sight(window=5), 0.7, B * K * G * 32 * (32 + 4)),  # scores of a block over the keys that it sees
-        (Sight(), 0.7, B * K * G * 32 * T),
+        (AttentionMask(), None, 0),  # the kernel has no scores in memory
+        (AttentionMask(window=5), None, 0),
+        (AttentionMask(window=5), 0.7, B * K * G * 32 * (32 + 4)),  # scores of a block over the keys that it sees
+        (AttentionMask(), 0.7, B * K * G * 32 * T),
     ],
 )
 def test_no_square_of_all_positions_is_made(
-    sight: Sight, cap: float | None, most: int, monkeypatch: pytest.MonkeyPatch
+    sight: AttentionMask, cap: float | None, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sight_module, "BLOCK", 32)
+    monkeypatch.setattr(sight_module, "MIN_QUERY_BLOCK", 32)
     operands = operands_of(H)
     with Largest() as largest:
         run(Attention(0.5, cap), sight, *operands)
@@ -176,8 +181,8 @@ def test_a_ring_of_one_rank_is_attention(has_sinks: bool) -> None:
     q, k, v, _ = operands_of(H)
     attention, sinks = Attention(0.6, None), [random(K, G, seed=5)] if has_sinks else []
     ring = RingAttention(attention, cast(Any, None), (), 0)  # it sends nothing
-    found = ring.forward(q, k, v, [Sight()], *sinks)
-    for own, other in zip(found, attention.forward(q, k, v, Sight(), *sinks), strict=True):
+    found = ring.forward(q, k, v, [AttentionMask()], *sinks)
+    for own, other in zip(found, attention.forward(q, k, v, AttentionMask(), *sinks), strict=True):
         assert_near(own, other)
 
 

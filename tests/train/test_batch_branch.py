@@ -17,7 +17,7 @@ from train.stand_in import SEQ_LEN, small_plan, write_inputs
 
 from shardwise.batch_size.branch_losses import read_branches
 from shardwise.present.cli import main
-from shardwise.records.step_log import Log, read_log
+from shardwise.records.step_log import StepLog, read_log
 from shardwise.search.plan_file import dump_plan
 
 BATCH, WINDOW, STEPS = 4 * SEQ_LEN, 16 * 8 * SEQ_LEN, 6
@@ -42,7 +42,7 @@ def flags_of(run: Path, out: Path) -> list[str]:
     return ["batch", "branch", str(run), "--batches", "32,64,128", "--tokens", str(WINDOW), "--out", str(out)]
 
 
-def log_of(out: Path, batch: int) -> Log:
+def log_of(out: Path, batch: int) -> StepLog:
     return read_log(out / "runs" / f"batch-{batch}" / "log.jsonl")
 
 

@@ -16,7 +16,7 @@ from train.launching import launched
 from train.stand_in import SEQ_LEN, Bigram, small_plan, write_inputs
 
 from shardwise.records.step_log import read_log
-from shardwise.run.recipe import Recipe
+from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.batch_schedule import quantum_tokens, require_batches
 from shardwise.search.plan_file import dump_plan
 from shardwise.train import rank_main
@@ -123,7 +123,7 @@ def test_a_run_of_an_earlier_version_goes_on(inputs: list[str], capsys: pytest.C
 @pytest.mark.parametrize(("rule", "power"), [("none", 0.0), ("sqrt", 0.5), ("linear", 1.0)])
 def test_the_learning_rate_follows_the_batch_by_a_rule(inputs: list[str], rule: str, power: float) -> None:
     assert train([*inputs, "--batch-schedule", RAMP, "--batch-lr", rule, "--steps", "14", "--warmup", "3"]) == 0
-    recipe = Recipe(steps=14, learning_rate=5, schedule="constant", warmup_steps=3)
+    recipe = TrainingRecipe(steps=14, learning_rate=5, schedule="constant", warmup_steps=3)
     for step, record in enumerate(steps_of(inputs)):
         wanted = recipe.learning_rate_at(step) * (record.num_tokens / 128) ** power
         assert record.learning_rate == pytest.approx(wanted, rel=1e-12)
@@ -157,19 +157,21 @@ def test_micro_batches_that_the_pipeline_does_not_run_are_refused_with_the_neare
     """Interleaved stages take micro-batches in multiples of pp."""
     layout = {"pp": 2, "num_virtual_stages": 2, "schedule": "interleaved", "micro_batch_seqs": 2}
     plan = small_plan(2, batch_seqs=16, num_layers=4, **layout)
-    require_batches(plan, Recipe(steps=9, batch_schedule="0:64,900:128"))
+    require_batches(plan, TrainingRecipe(steps=9, batch_schedule="0:64,900:128"))
     with pytest.raises(InputError) as caught:
-        require_batches(plan, Recipe(steps=9, batch_schedule="0:64,900:160"))
+        require_batches(plan, TrainingRecipe(steps=9, batch_schedule="0:64,900:160"))
     assert (
         "a batch of 10 sequences (160 tokens): micro-batches: found 5; interleaved requires at least 2 in multiples of 2"
         in str(caught.value)
     )
     assert "the nearest are 128 and 192 tokens; change --batch-schedule" in str(caught.value)
     with pytest.raises(InputError, match=r"a batch of 10 sequences .* the nearest are 128 and 192 tokens"):
-        require_batches(plan, Recipe(steps=9, batch_ramp=((0, 10),)))
+        require_batches(plan, TrainingRecipe(steps=9, batch_ramp=((0, 10),)))
     with pytest.raises(InputError, match=r"a batch of 6 sequences .* the nearest are 64 and 128 tokens"):
-        require_batches(plan, Recipe(steps=9, noise_scale_every=1, batch_schedule="noise:lambda=100,from=64,by=32"))
-    require_batches(plan, Recipe(steps=9, noise_scale_every=1, batch_schedule="noise:lambda=100"))
+        require_batches(
+            plan, TrainingRecipe(steps=9, noise_scale_every=1, batch_schedule="noise:lambda=100,from=64,by=32")
+        )
+    require_batches(plan, TrainingRecipe(steps=9, noise_scale_every=1, batch_schedule="noise:lambda=100"))
     assert quantum_tokens(plan) == 2 * 2 * SEQ_LEN
 
 

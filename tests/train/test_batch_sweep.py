@@ -16,17 +16,17 @@ import pytest
 from json_schemas import require_valid
 from train.stand_in import write_inputs
 
-from shardwise.batch_size.batch_sweep_fit import NOT_REACHED, BatchRun, read_runs
-from shardwise.measure.batch_experiments.batch_sweep import Design, Trial
+from shardwise.batch_size.batch_sweep_fit import NOT_REACHED, BatchRun, read_batch_runs
+from shardwise.measure.batch_experiments.batch_sweep import Design, SweepTrial
 from shardwise.present.cli import main
-from shardwise.records.loss_target import steps_to
+from shardwise.records.loss_target import steps_to_loss
 from shardwise.records.step_log import read_log
 
 DESIGN = Design(batches=(4096, 1024), plan_batch_tokens=4096, learning_rate=1e-3, num_seeds=3, most_steps=1000)
-Cost = Callable[[Trial], float]
+Cost = Callable[[SweepTrial], float]
 
 
-def played(design: Design, cost: Cost, fails: Callable[[Trial], bool] = lambda trial: False) -> list[BatchRun]:
+def played(design: Design, cost: Cost, fails: Callable[[SweepTrial], bool] = lambda trial: False) -> list[BatchRun]:
     """All runs of a design, one after another, where a trial takes so many steps."""
     runs: list[BatchRun] = []
     while trials := list(design.next_trials(runs)):
@@ -114,14 +114,14 @@ def test_a_sweep_runs_is_stopped_and_goes_on(
         said = first.stderr.read()
     assert first.returncode in (0, 143), said
     assert main(flags) == 0
-    runs = read_runs(tmp_path / "sweep")
+    runs = read_batch_runs(tmp_path / "sweep")
     assert [(run.batch_tokens, run.seed, run.reached) for run in sorted(runs, key=lambda run: run.batch_tokens)] == [
         (64, 0, True), (128, 0, True),
     ]  # fmt: skip
     for run in runs:
         folder = tmp_path / "sweep" / "runs" / f"batch-{run.batch_tokens:.0f}-rate-0.01-seed-0"
         losses = [record.loss for record in read_log(folder / "log.jsonl").steps]
-        assert run.steps == steps_to(losses, 2.9)
+        assert run.steps == steps_to_loss(losses, 2.9)
         assert run.tokens == pytest.approx((run.steps or 0.0) * run.batch_tokens)
         assert not (folder / "checkpoints").exists()
     out = capsys.readouterr().out

@@ -20,25 +20,25 @@ from shardwise.interop.weights import load_hf, save_hf
 from shardwise.model.architecture import Architecture
 from shardwise.run.checkpoints import (
     Checkpointer,
-    Piece,
+    TensorShard,
     latest,
     load,
+    load_tensors,
     reader,
     step_folders,
-    whole,
     writer,
 )
-from shardwise.run.engine.model_builder import Weights, initial_weights
+from shardwise.run.engine.model_builder import ModelWeights, initial_weights
 from shardwise.step.whole_parameters import parameter_shapes
-from shardwise.values.checksums import DamagedError, sealed
+from shardwise.values.checksums import DamagedFileError, add_checksum
 from shardwise.values.errors import InputError
 
 DAMAGED = "what was written is required: remove the folder, and the checkpoint before it is the latest"
 FIX = "load it with the plan and the optimizer that it was saved with"
 
 
-def piece(*values: float, dtype: torch.dtype = torch.float32) -> Piece:
-    return Piece((len(values),), (0,), torch.tensor(values, dtype=dtype))
+def piece(*values: float, dtype: torch.dtype = torch.float32) -> TensorShard:
+    return TensorShard((len(values),), (0,), torch.tensor(values, dtype=dtype))
 
 
 def state(start: float = 1.0) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def names(folder: Path) -> set[str]:
 
 def refusal(path: Path, wanted: dict[str, Any]) -> list[str]:
     """What `load` says against it; nothing that was to be filled has changed."""
-    before = {name: value.values.clone() for name, value in wanted.items() if isinstance(value, Piece)}
+    before = {name: value.values.clone() for name, value in wanted.items() if isinstance(value, TensorShard)}
     with pytest.raises(InputError) as error:
         load(path, wanted)
     assert all(torch.equal(wanted[name].values, values) for name, values in before.items())
@@ -86,10 +86,10 @@ def test_every_so_many_steps_one_is_kept_for_good(tmp_path: Path) -> None:
 
 def test_beside_a_save_the_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The seconds to write are those of the thread that writes, the stall is the copy."""
-    go, finish = threading.Event(), writer._finish
-    monkeypatch.setattr(writer, "_finish", lambda *given: (go.wait(), finish(*given)))
+    go, finish = threading.Event(), writer._publish_manifest
+    monkeypatch.setattr(writer, "_publish_manifest", lambda *given: (go.wait(), finish(*given)))
     with Checkpointer(tmp_path, keep=1) as checkpoints:
-        checkpoints.start(1, {"w": Piece((1000,), (0,), torch.zeros(1000)), "step": 1})
+        checkpoints.start(1, {"w": TensorShard((1000,), (0,), torch.zeros(1000)), "step": 1})
         assert checkpoints.finished() == []
         time.sleep(0.2)
         go.set()
@@ -115,7 +115,7 @@ def test_a_step_saved_again_is_replaced(tmp_path: Path) -> None:
         writer.save(5, state(1.0))
         writer.save(5, state(2.0))
     assert names(tmp_path) == {"step-00000005"}
-    assert whole(tmp_path / "step-00000005")["a"].tolist() == [2.0, 2.0]
+    assert load_tensors(tmp_path / "step-00000005")["a"].tolist() == [2.0, 2.0]
 
 
 def test_one_that_was_being_replaced_gets_its_name_back(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_one_that_was_being_replaced_gets_its_name_back(tmp_path: Path) -> None:
     shutil.rmtree(path)
     save(tmp_path, 6)
     assert names(tmp_path) == {"step-00000005", "step-00000006"}
-    assert whole(path)["a"].tolist() == [5.0, 2.0]
+    assert load_tensors(path)["a"].tolist() == [5.0, 2.0]
 
 
 def test_one_save_is_under_way_at_most(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_one_save_is_under_way_at_most(tmp_path: Path) -> None:
         writer.start(1, state(1.0))
         writer.start(2, state(2.0))
         assert (tmp_path / "step-00000001").exists()
-    assert [whole(tmp_path / f"step-0000000{step}")["a"].tolist() for step in (1, 2)] == [[1.0, 2.0], [2.0, 2.0]]
+    assert [load_tensors(tmp_path / f"step-0000000{step}")["a"].tolist() for step in (1, 2)] == [[1.0, 2.0], [2.0, 2.0]]
 
 
 def test_what_is_complete_only_is_latest_and_litter_is_removed(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_what_is_complete_only_is_latest_and_litter_is_removed(tmp_path: Path) -
     assert names(tmp_path) == {"step-00000003", "step-00000004", "step-00000009", "step-7", ".step-notes"}
 
 
-@pytest.mark.parametrize("place", ["write_manifest", "publish", "write_pieces"])
+@pytest.mark.parametrize("place", ["write_manifest", "publish_draft", "write_shards"])
 def test_a_writer_that_fails_leaves_latest_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -169,7 +169,7 @@ def test_a_writer_that_fails_leaves_latest_as_it_was(
 
 def test_the_draft_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[tuple[Path, set[str]]] = []
-    monkeypatch.setattr(step_folders, "sync", lambda folder: held.append((folder, names(folder))))
+    monkeypatch.setattr(step_folders, "sync_folder", lambda folder: held.append((folder, names(folder))))
     save(tmp_path, 3)
     draft = (tmp_path / ".step-00000003.writing", {"rank-00000.bin", "checkpoint.json"})
     assert held == [draft, (tmp_path, {"step-00000003"})]
@@ -228,7 +228,7 @@ def test_damaged_files_are_named(tmp_path: Path, damage: Callable[[Path], None],
     (text,) = refusal(path, state())
     assert re.fullmatch(f"checkpoint: {re.escape(str(path / 'rank-00000.bin'))} {fault}; {DAMAGED}", text)
     with pytest.raises(InputError, match=fault):
-        whole(path)
+        load_tensors(path)
 
 
 def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_a_folder_that_is_no_checkpoint(tmp_path: Path) -> None:
     manifest.write_text("[1]")
     assert refusal(tmp_path, state()) == [f"checkpoint: {manifest} holds a list; {DAMAGED}"]
     manifest.write_text(
-        json.dumps(sealed({"schema": "shardwise.checkpoint/2", "step": 3, "values": {}, "files": {"a": 5}}))
+        json.dumps(add_checksum({"schema": "shardwise.checkpoint/2", "step": 3, "values": {}, "files": {"a": 5}}))
     )
     assert any("files.a: found 5; " in text for text in refusal(tmp_path, state()))
 
@@ -287,7 +287,7 @@ def test_pieces_lie_inside_their_tensor(
     shape: tuple[int, ...], offsets: tuple[int, ...], held: tuple[int, ...]
 ) -> None:
     with pytest.raises(ValueError, match="required"):
-        Piece(shape, offsets, torch.zeros(held))
+        TensorShard(shape, offsets, torch.zeros(held))
 
 
 def test_a_hole_is_refused(tmp_path: Path) -> None:
@@ -295,17 +295,17 @@ def test_a_hole_is_refused(tmp_path: Path) -> None:
         Checkpointer(tmp_path, keep=1) as writer,
         pytest.raises(ValueError, match=r"the ranks together hold 3 of 4 elements; each"),
     ):
-        writer.save(1, {"a": Piece((4,), (0,), torch.zeros(3))})
+        writer.save(1, {"a": TensorShard((4,), (0,), torch.zeros(3))})
     assert latest(tmp_path) is None
 
 
 def test_views_of_a_flat_buffer_are_written_alone_and_filled_in_place(tmp_path: Path) -> None:
     flat = torch.arange(1e6)
     with Checkpointer(tmp_path, keep=1) as writer:
-        writer.save(1, {"model.a": Piece((3,), (0,), flat[7:10])})
+        writer.save(1, {"model.a": TensorShard((3,), (0,), flat[7:10])})
         assert (tmp_path / "step-00000001" / "rank-00000.bin").stat().st_size < 10_000
         flat.zero_()
-        assert writer.load(tmp_path / "step-00000001", {"model.a": Piece((3,), (0,), flat[2:5])}) == {}
+        assert writer.load(tmp_path / "step-00000001", {"model.a": TensorShard((3,), (0,), flat[2:5])}) == {}
     assert flat[:6].tolist() == [0.0, 0.0, 7.0, 8.0, 9.0, 0.0]
 
 
@@ -315,16 +315,16 @@ def test_weights_of_a_checkpoint_as_a_model_of_transformers(tmp_path: Path) -> N
     )  # fmt: skip
     weights = initial_weights(architecture, seed=1)
     pieces = {
-        f"{kind}.{name}": Piece((tensor.numel(),), (0,), tensor.flatten() + shift)
+        f"{kind}.{name}": TensorShard((tensor.numel(),), (0,), tensor.flatten() + shift)
         for kind, shift in (("model", 0.0), ("exp_avg", 1.0))
         for name, tensor in weights.tensors.items()
     }
     with Checkpointer(tmp_path, keep=1) as writer:
         writer.save(1, pieces)
-    found, shapes = whole(tmp_path / "step-00000001"), parameter_shapes(architecture)
+    found, shapes = load_tensors(tmp_path / "step-00000001"), parameter_shapes(architecture)
     assert found.keys() == shapes.keys()
     save_hf(
-        Weights(architecture, {name: found[name].view(shape) for name, shape in shapes.items()}),
+        ModelWeights(architecture, {name: found[name].view(shape) for name, shape in shapes.items()}),
         tmp_path / "hf",
         seq_len=16,
     )
@@ -332,7 +332,7 @@ def test_weights_of_a_checkpoint_as_a_model_of_transformers(tmp_path: Path) -> N
     assert again.keys() == weights.tensors.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in weights.tensors.items())
     with pytest.raises(InputError, match=r"no tensor of .* begins with 'master\.'; found exp_avg"):
-        whole(tmp_path / "step-00000001", "master.")
+        load_tensors(tmp_path / "step-00000001", "master.")
 
 
 def restored(folder: Path) -> tuple[int | None, dict[str, Any], dict[int, str]]:
@@ -386,7 +386,9 @@ def test_without_any_checkpoint_that_can_be_read_nothing_is_begun(tmp_path: Path
     save(tmp_path, 10, 20)
     for name in ("step-00000010", "step-00000020"):
         flip(tmp_path / name / "rank-00000.bin")
-    with pytest.raises(DamagedError, match=r"step-00000020.*\n.*step-00000010.*\nno checkpoint of the run can be read"):
+    with pytest.raises(
+        DamagedFileError, match=r"step-00000020.*\n.*step-00000010.*\nno checkpoint of the run can be read"
+    ):
         restored(tmp_path)
     assert names(tmp_path) == {"step-00000010", "step-00000020"}
 
@@ -397,7 +399,7 @@ def test_a_checkpoint_of_another_run_is_not_passed_over(tmp_path: Path) -> None:
         reader.restore(state() | {"model.b": piece(1.0)})
 
 
-@pytest.mark.parametrize("place", ["write_manifest", "publish", "begin"])
+@pytest.mark.parametrize("place", ["write_manifest", "publish_draft", "create_draft"])
 def test_a_full_disk_is_said_in_one_line_and_takes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -422,6 +424,6 @@ def test_what_fails_while_reading_is_raised_as_it_is(tmp_path: Path, monkeypatch
     def failing(*arguments: Any) -> None:
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(reader, "_copy", failing)
+    monkeypatch.setattr(reader, "_copy_overlap", failing)
     with pytest.raises(RuntimeError, match="broken on purpose"):
         load(path, state())

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from shardwise.run.checkpoints import Checkpointer, Piece, load, whole
-from shardwise.values.checksums import DamagedError, Sum, sealed, sum_of
+from shardwise.run.checkpoints import Checkpointer, TensorShard, load, load_tensors
+from shardwise.values.checksums import DamagedFileError, FileChecksum, add_checksum, checksum_file
 from shardwise.values.errors import InputError
 
 OLDER = (
@@ -24,7 +24,11 @@ OLDER = (
 
 def state() -> dict[str, Any]:
     matrix = torch.arange(6.0).view(2, 3)
-    return {"model.a": Piece((2, 3), (0, 0), matrix), "model.b": Piece((3,), (0,), torch.arange(3)), "step": 7}
+    return {
+        "model.a": TensorShard((2, 3), (0, 0), matrix),
+        "model.b": TensorShard((3,), (0,), torch.arange(3)),
+        "step": 7,
+    }
 
 
 def saved(folder: Path) -> Path:
@@ -39,15 +43,15 @@ def change(path: Path, edit: Callable[[dict[str, Any]], object], seal: bool = Tr
     payload = json.loads(manifest.read_text())
     edit(payload)
     if seal:
-        payload = sealed({key: value for key, value in payload.items() if key != "crc32"})
+        payload = add_checksum({key: value for key, value in payload.items() if key != "crc32"})
     manifest.write_text(json.dumps(payload))
 
 
 def test_the_manifest_says_where_every_box_lies(tmp_path: Path) -> None:
     path = saved(tmp_path)
     payload = json.loads((path / "checkpoint.json").read_text())
-    file = sum_of(path / "rank-00000.bin")
-    assert payload == sealed(
+    file = checksum_file(path / "rank-00000.bin")
+    assert payload == add_checksum(
         {
             "schema": "shardwise.checkpoint/2",
             "step": 7,
@@ -84,7 +88,7 @@ def test_the_manifest_says_where_every_box_lies(tmp_path: Path) -> None:
 def test_a_manifest_that_has_changed_is_damaged(tmp_path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     path = saved(tmp_path)
     change(path, edit, seal=False)
-    with pytest.raises(DamagedError, match=r"checkpoint\.json (is damaged|has no CRC-32)"):
+    with pytest.raises(DamagedFileError, match=r"checkpoint\.json (is damaged|has no CRC-32)"):
         load(path, state())
 
 
@@ -127,16 +131,16 @@ def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path, what: str
     path = saved(tmp_path)
     edit, fault = STRANGE[what]
     change(path, edit)
-    with pytest.raises(DamagedError, match=fault):
-        whole(path)
+    with pytest.raises(DamagedFileError, match=fault):
+        load_tensors(path)
 
 
 def older() -> dict[str, Any]:
     """The state of the older checkpoint, not filled."""
     return {
-        "model.layers.0.wq": Piece((4, 6), (0, 0), torch.zeros(4, 6, dtype=torch.bfloat16)),
-        "exp_avg.layers.0.wq": Piece((24,), (0,), torch.zeros(24)),
-        "buffer.counts": Piece((5,), (0,), torch.zeros(5, dtype=torch.int64)),
+        "model.layers.0.wq": TensorShard((4, 6), (0, 0), torch.zeros(4, 6, dtype=torch.bfloat16)),
+        "exp_avg.layers.0.wq": TensorShard((24,), (0,), torch.zeros(24)),
+        "buffer.counts": TensorShard((5,), (0,), torch.zeros(5, dtype=torch.int64)),
         "step": 0,
         "order": None,
     }
@@ -149,7 +153,7 @@ def test_a_checkpoint_of_the_older_schema_is_read() -> None:
     assert torch.equal(found["model.layers.0.wq"].values, wanted.to(torch.bfloat16).view(4, 6))
     assert torch.equal(found["exp_avg.layers.0.wq"].values, wanted.float())
     assert found["buffer.counts"].values.tolist() == [0, 1, 2, 3, 4]
-    assert torch.equal(whole(OLDER)["layers.0.wq"], wanted.to(torch.bfloat16))
+    assert torch.equal(load_tensors(OLDER)["layers.0.wq"], wanted.to(torch.bfloat16))
 
 
 class Stranger:
@@ -167,7 +171,7 @@ def forged(folder: Path, name: str, content: bytes) -> Path:
     path = folder / OLDER.name
     shutil.copytree(OLDER, path)
     (path / name).write_bytes(content)
-    found: Sum = sum_of(path / name)
+    found: FileChecksum = checksum_file(path / name)
     manifest = json.loads((path / "checkpoint.json").read_text())
     manifest["files"][name] = {"bytes": found.bytes, "crc32": found.crc32}
     (path / "checkpoint.json").write_text(json.dumps(manifest))
@@ -207,12 +211,12 @@ def test_a_stranger_runs_no_code_by_the_elements(tmp_path: Path) -> None:
     ],
 )
 def test_other_metadata_is_refused(tmp_path: Path, content: bytes, fault: str) -> None:
-    with pytest.raises(DamagedError, match=fault):
+    with pytest.raises(DamagedFileError, match=fault):
         load(forged(tmp_path, ".metadata", content), older())
 
 
 def test_files_of_an_older_manifest_lie_beside_it(tmp_path: Path) -> None:
     path = forged(tmp_path, ".metadata", (OLDER / ".metadata").read_bytes())
     change(path, lambda payload: payload["files"].update({"../x": {"bytes": 1, "crc32": 1}}), seal=False)
-    with pytest.raises(DamagedError, match=r"a file is called '\.\./x'"):
+    with pytest.raises(DamagedFileError, match=r"a file is called '\.\./x'"):
         load(path, older())

@@ -10,14 +10,18 @@ import torch
 from test_narrow_products import POSITIONS, SEQS, batches, engine_of
 
 from shardwise.run.kernels import matmul, quantization
-from shardwise.run.parallel.delayed_scaling import DelayedScales
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.parallel.delayed_scaling import AmaxScaler
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.values.errors import InputError
-from shardwise.values.precision import Delayed
-from shardwise.values.quantization import after_step
+from shardwise.values.precision import DelayedScaling
+from shardwise.values.quantization import update_amax_history
 
-MAX, LATEST, HALVED = Delayed(history=3), Delayed(history=3, algorithm="most_recent"), Delayed(history=3, margin=1)
+MAX, LATEST, HALVED = (
+    DelayedScaling(history=3),
+    DelayedScaling(history=3, algorithm="most_recent"),
+    DelayedScaling(history=3, margin=1),
+)
 # Of one tensor in E4M3 (448): what is seen step by step, and the factor that each next step has.
 BY_HAND = {
     "the largest of three steps": (MAX, [7, 14, 1, 2, 3], [64, 32, 32, 32, 448 / 3]),
@@ -35,26 +39,26 @@ def test_factors_follow_from_what_was_seen(name: str) -> None:
     history, factors = np.zeros((1, delayed.history), np.float32), np.ones(1, np.float32)
     found = []
     for size in sizes:
-        history, factors = after_step(np.float32([size]), history, factors, np.float32([448]), delayed)
+        history, factors = update_amax_history(np.float32([size]), history, factors, np.float32([448]), delayed)
         found.append(float(factors[0]))
     assert found == [float(np.float32(one)) for one in expected]
 
 
 @pytest.mark.parametrize("delayed", [MAX, LATEST, HALVED], ids=str)
-def test_tensors_have_the_factors_of_the_reference(delayed: Delayed) -> None:
+def test_tensors_have_the_factors_of_the_reference(delayed: DelayedScaling) -> None:
     random, count = np.random.default_rng(0), 50
     largest = np.where(np.arange(count) % 2, 448, 57344).astype(np.float32)
-    scales = DelayedScales({}, torch.from_numpy(largest), delayed)
+    scales = AmaxScaler({}, torch.from_numpy(largest), delayed)
     history, factors = np.zeros((count, delayed.history), np.float32), np.ones(count, np.float32)
     for _ in range(6):
         sizes = np.exp2(random.uniform(-140, 100, count)).astype(np.float32) * (random.random(count) < 0.7)
-        history, factors = after_step(sizes, history, factors, largest, delayed)
+        history, factors = update_amax_history(sizes, history, factors, largest, delayed)
         scales.end_step(torch.from_numpy(sizes))
         assert scales.factors.numpy().tobytes() == factors.tobytes()
         assert scales.history.numpy().tobytes() == history.tobytes()
 
 
-def engine_after(num_steps: int, recipe: Recipe) -> Engine:
+def engine_after(num_steps: int, recipe: TrainingRecipe) -> TrainingEngine:
     engine = engine_of("fp8_delayed", recipe=recipe)
     for step, batch in enumerate(batches(num_steps)):
         engine.step([batch], SEQS * POSITIONS, 1, step)
@@ -64,14 +68,14 @@ def engine_after(num_steps: int, recipe: Recipe) -> Engine:
 def test_every_cast_of_a_step_has_the_scale_of_the_steps_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is cast is looked at where it is cast: the sizes there are the history, and the factors follow from them."""
     casts: list[tuple[float, float, float]] = []
-    quantised = quantization.quantised
+    quantised = quantization.quantize_matrix
 
     def looked(matrix: torch.Tensor, to: object, block: object, kind: object, factor: torch.Tensor) -> object:
         casts.append((float(matrix.abs().max()), float(factor), to.max))  # type: ignore[attr-defined]
         return quantised(matrix, to, block, kind, factor)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(matmul, "quantised", looked)
-    engine = engine_after(1, Recipe(steps=3, amax_history=2))
+    monkeypatch.setattr(matmul, "quantize_matrix", looked)
+    engine = engine_after(1, TrainingRecipe(steps=3, amax_history=2))
     assert {factor for _, factor, _ in casts} == {1.0}
     assert engine.scales.model is not None
     sizes = {size for size, _, _ in casts}
@@ -83,7 +87,7 @@ def test_every_cast_of_a_step_has_the_scale_of_the_steps_before(monkeypatch: pyt
 
 
 def test_evaluation_leaves_the_scales_of_training() -> None:
-    engine = engine_after(2, Recipe(steps=9))
+    engine = engine_after(2, TrainingRecipe(steps=9))
     scales = engine.scales.model
     assert scales is not None
     before = scales.factors.clone(), scales.history.clone()
@@ -95,7 +99,7 @@ def test_evaluation_leaves_the_scales_of_training() -> None:
         for weight in layer.weights.values():
             weight.div_(64)
     assert torch.equal(before[0], scales.factors)
-    expected = engine_after(3, Recipe(steps=9))
+    expected = engine_after(3, TrainingRecipe(steps=9))
     engine.step(list(batches(3))[2:], SEQS * POSITIONS, 1, 2)
     assert expected.scales.model is not None
     assert torch.equal(scales.factors, expected.scales.model.factors)
@@ -112,4 +116,4 @@ def test_evaluation_leaves_the_scales_of_training() -> None:
 )
 def test_a_recipe_names_what_is_no_way_to_scales(changes: dict[str, object], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
-        replace(Recipe(steps=1), **changes)  # type: ignore[arg-type]
+        replace(TrainingRecipe(steps=1), **changes)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shardwise.run.faults.rank_status import Peer
-from shardwise.run.parallel.world import device_of, visible_gpus
+from shardwise.run.parallel.world import choose_device, visible_gpus
 from shardwise.values.errors import InputError
 
 ALL = tuple("abcdefgh")
@@ -39,14 +39,14 @@ def peers(*gpus: tuple[str, ...], hosts: int = 1) -> list[Peer]:
     ],
 )
 def test_each_rank_has_a_gpu_of_its_own_or_none_has(ranks: list[Peer], wanted: list[str] | None) -> None:
-    found = [str(device_of("auto", ranks, peer)) for peer in ranks]
+    found = [str(choose_device("auto", ranks, peer)) for peer in ranks]
     assert found == (wanted or ["cpu"] * len(ranks))
-    assert {str(device_of("cpu", ranks, peer)) for peer in ranks} == {"cpu"}
+    assert {str(choose_device("cpu", ranks, peer)) for peer in ranks} == {"cpu"}
     if wanted:
-        assert [str(device_of("cuda", ranks, peer)) for peer in ranks] == wanted
+        assert [str(choose_device("cuda", ranks, peer)) for peer in ranks] == wanted
     else:
         with pytest.raises(InputError, match=r"--device: found \d ranks on host\d, which see \d GPUs; a GPU for each"):
-            device_of("cuda", ranks, ranks[0])
+            choose_device("cuda", ranks, ranks[0])
 
 
 def test_the_gpus_that_are_seen_are_known_by_their_ids(monkeypatch: pytest.MonkeyPatch) -> None:

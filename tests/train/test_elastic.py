@@ -17,16 +17,23 @@ from train.float64 import host as cluster_of
 from train.launching import Launched, copied, parent_of, pids_of, started_by_torchrun
 from train.stand_in import small_plan, write_inputs
 
-from shardwise.hardware.cluster_loading import load_cluster, resized
+from shardwise.hardware.cluster_loading import load_cluster, resize_cluster
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import violations
 from shardwise.records.run_folder import RunFolder, read_json
-from shardwise.records.step_log import Log, read_log
+from shardwise.records.step_log import StepLog, read_log
 from shardwise.run import launcher
-from shardwise.run.faults.rank_status import RESTARTED
-from shardwise.run.launcher import INPUT, LOST, Outcome, RunEndedError, largest_plan, launch_elastic
-from shardwise.run.trainer.flags import build_parser, settings_of
-from shardwise.run.trainer.preflight import planned_for
+from shardwise.run.faults.rank_status import RESTART_REASON
+from shardwise.run.launcher import (
+    INPUT_ERROR_CODES,
+    LOST_CODE,
+    RunEndedError,
+    RunOutcome,
+    launch_elastic,
+    replan_for_at_most,
+)
+from shardwise.run.trainer.flags import build_parser, parse_settings
+from shardwise.run.trainer.preflight import replan_for
 from shardwise.train import rank_main
 from shardwise.values.errors import InputError, NothingFitsError
 
@@ -36,14 +43,14 @@ ELASTIC = ["--checkpoint-every", "5", "--elastic"]
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Log:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> StepLog:
     """The same run on one process, which nothing interrupts."""
     place = tmp_path_factory.mktemp("alone")
     assert rank_main([*write_inputs(place, planned(DENSE, Layout(micro_batch_seqs=8), 8)), *USUAL]) == 0
     return read_log(place / "run" / "log.jsonl")
 
 
-def require_same(found: Log, alone: Log) -> None:
+def require_same(found: StepLog, alone: StepLog) -> None:
     """Every step once, with the loss and the norm that it has without an interruption."""
     assert [record.step for record in found.steps] == list(range(1, STEPS + 1))
     for name in ("loss", "grad_norm"):
@@ -58,7 +65,7 @@ def until_step(run: Launched, out: RunFolder, step: int) -> None:
         time.sleep(0.01)
 
 
-def test_a_run_goes_on_with_the_ranks_that_are_left(tmp_path: Path, alone: Log) -> None:
+def test_a_run_goes_on_with_the_ranks_that_are_left(tmp_path: Path, alone: StepLog) -> None:
     flags = [*write_inputs(tmp_path, planned(DENSE, Layout(dp=2, tp=2, micro_batch_seqs=2), 8)), *USUAL, *ELASTIC]
     out = RunFolder(Path(flags[4]))
     run = copied(in_float64.main, flags)
@@ -70,7 +77,7 @@ def test_a_run_goes_on_with_the_ranks_that_are_left(tmp_path: Path, alone: Log) 
     log = read_log(out.log)
     assert [(header["num_devices"], header["after"]) for header in log.headers] == [(4, ""), (3, reason)]
     assert log.headers[1]["first_step"] >= 5, "it goes on from a checkpoint"
-    assert out.read().plan["cluster"]["name"] == "local:3"
+    assert out.read_inputs().plan["cluster"]["name"] == "local:3"
     require_same(log, alone)
     _, start = read_json(out.summary)["starts"]
     assert (start["num_devices"], start["after"]) == (3, reason)
@@ -97,7 +104,7 @@ def free_port() -> int:
 
 
 @pytest.mark.matrix  # two minutes, most of them torchrun's waits
-def test_under_torchrun_of_two_hosts_one_is_left(tmp_path: Path, alone: Log) -> None:
+def test_under_torchrun_of_two_hosts_one_is_left(tmp_path: Path, alone: StepLog) -> None:
     flags = [
         *write_inputs(tmp_path, planned(DENSE, Layout(fsdp=4, zero_stage=3, micro_batch_seqs=1), 8)),
         *USUAL,
@@ -114,28 +121,28 @@ def test_under_torchrun_of_two_hosts_one_is_left(tmp_path: Path, alone: Log) -> 
     assert (log.headers[0]["num_devices"], log.headers[-1]["num_devices"]) == (4, 2)
     assert log.headers[-1]["first_step"] >= 5, "it goes on from a checkpoint"
     assert log.headers[-1]["after"].endswith(" of torchrun")
-    assert out.read().plan["cluster"]["name"] == "local:2"
+    assert out.read_inputs().plan["cluster"]["name"] == "local:2"
     require_same(log, alone)
 
 
 def test_the_plan_is_searched_for_the_same_batch() -> None:
     plan = small_plan(4)
-    found = planned_for(plan, 2)
+    found = replan_for(plan, 2)
     assert (found.layout.num_devices, found.cluster.name, found.job) == (2, "local:2", plan.job)
     assert found.model == plan.model
     assert not violations(found.model, found.job, 2, found.layout)
-    assert planned_for(plan, 4) is plan
+    assert replan_for(plan, 4) is plan
 
 
 def test_of_numbers_without_a_plan_the_next_smaller_one_is_taken() -> None:
     """Of three hosts and a part of another the part is left out; where nothing fits on fewer either, that is said."""
     plan = small_plan(8, batch_seqs=48)
     plan = replace(plan, cluster=load_cluster("h100:32"), job=replace(plan.job, precision="bf16"))
-    assert largest_plan(plan, 27).layout.num_devices == 24
+    assert replan_for_at_most(plan, 27).layout.num_devices == 24
     tight = replace(small_plan(2), cluster=cluster_of(2))
     tight = replace(tight, cluster=replace(tight.cluster, chip=replace(tight.cluster.chip, memory_bytes=1000)))
     with pytest.raises(NothingFitsError, match="no legal layout fits: the leanest"):
-        largest_plan(tight, 1)
+        replan_for_at_most(tight, 1)
 
 
 @pytest.mark.parametrize(("name", "count"), [("h100:64", 12), ("tpu-v5p:4x4x4", 32)])
@@ -143,45 +150,45 @@ def test_a_cluster_has_no_part_of_any_number(name: str, count: int) -> None:
     with pytest.raises(
         InputError, match=f"{name} has no part of {count} devices; whole hosts and leaves of a switched network"
     ):
-        resized(load_cluster(name), count)
+        resize_cluster(load_cluster(name), count)
 
 
 def test_what_was_measured_stays() -> None:
     cluster = load_cluster("h100:64", stack="nemo-25")
-    found = resized(cluster, 32)
+    found = resize_cluster(cluster, 32)
     assert (found.num_devices, found.calibration) == (32, cluster.calibration)
     assert found.topology == load_cluster("h100:32").topology
 
 
-KILLED, WAITED = -signal.SIGKILL, LOST
+KILLED, WAITED = -signal.SIGKILL, LOST_CODE
 
 
 @pytest.mark.parametrize(
     ("outcome", "lost"),
     [
-        (Outcome({0: WAITED, 1: KILLED, 2: WAITED}), (1,)),
-        (Outcome({0: WAITED, 1: KILLED}, killed={1}), (1,)),  # it hung
-        (Outcome({0: WAITED, 1: WAITED}), ()),  # the network was gone for a while
-        (Outcome({0: 1, 1: KILLED}), (1,)),  # a traceback of what the loss brought about
+        (RunOutcome({0: WAITED, 1: KILLED, 2: WAITED}), (1,)),
+        (RunOutcome({0: WAITED, 1: KILLED}, killed={1}), (1,)),  # it hung
+        (RunOutcome({0: WAITED, 1: WAITED}), ()),  # the network was gone for a while
+        (RunOutcome({0: 1, 1: KILLED}), (1,)),  # a traceback of what the loss brought about
     ],
 )
-def test_losses_of_ranks_are_gone_on_from(outcome: Outcome, lost: tuple[int, ...]) -> None:
-    assert (outcome.lost, outcome.can_go_on) == (lost, True)
+def test_losses_of_ranks_are_gone_on_from(outcome: RunOutcome, lost: tuple[int, ...]) -> None:
+    assert (outcome.lost, outcome.can_restart) == (lost, True)
 
 
 @pytest.mark.parametrize(
     "outcome",
     [
-        Outcome({0: 0, 1: 0}),
-        Outcome({0: INPUT[0], 1: KILLED}),
-        Outcome({0: 1, 1: 1}),
-        Outcome({0: KILLED, 1: KILLED}),
-        Outcome({0: WAITED, 1: KILLED}, asked=signal.SIGTERM),
-        Outcome({0: 128 + signal.SIGTERM, 1: 128 + signal.SIGTERM}, asked=signal.SIGTERM),
+        RunOutcome({0: 0, 1: 0}),
+        RunOutcome({0: INPUT_ERROR_CODES[0], 1: KILLED}),
+        RunOutcome({0: 1, 1: 1}),
+        RunOutcome({0: KILLED, 1: KILLED}),
+        RunOutcome({0: WAITED, 1: KILLED}, asked=signal.SIGTERM),
+        RunOutcome({0: 128 + signal.SIGTERM, 1: 128 + signal.SIGTERM}, asked=signal.SIGTERM),
     ],
 )
-def test_other_ends_are_ends(outcome: Outcome) -> None:
-    assert not outcome.can_go_on
+def test_other_ends_are_ends(outcome: RunOutcome) -> None:
+    assert not outcome.can_restart
 
 
 def test_a_run_is_not_started_again_for_ever(
@@ -190,11 +197,11 @@ def test_a_run_is_not_started_again_for_ever(
     """And what was lost is not used again, for it may be a GPU."""
     begun: list[tuple[int, dict[str, str]]] = []
 
-    def lose_the_second(arguments: Sequence[str], processes: int, more: dict[str, str]) -> Outcome:
+    def lose_the_second(arguments: Sequence[str], processes: int, more: dict[str, str]) -> RunOutcome:
         begun.append((processes, more))
-        return Outcome({0: WAITED, 1: KILLED, **dict.fromkeys(range(2, processes), WAITED)})
+        return RunOutcome({0: WAITED, 1: KILLED, **dict.fromkeys(range(2, processes), WAITED)})
 
-    monkeypatch.setattr(launcher, "outcome_of", lose_the_second)
+    monkeypatch.setattr(launcher, "launch_and_wait", lose_the_second)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     reason = "rank 1 ended with SIGKILL; the system may have run out of memory"
     with pytest.raises(RunEndedError) as caught:
@@ -202,7 +209,7 @@ def test_a_run_is_not_started_again_for_ever(
     assert caught.value.problems == (f"{reason}; recipe.max_restarts allows 2 restarts, and there were as many",)
     assert [processes for processes, _ in begun] == [4, 3, 2]
     assert [more.get("CUDA_VISIBLE_DEVICES") for _, more in begun] == [None, "4,6,7", "4,7"]
-    assert [more.get(RESTARTED) for _, more in begun] == [None, reason, reason]
+    assert [more.get(RESTART_REASON) for _, more in begun] == [None, reason, reason]
     assert capsys.readouterr().err.splitlines() == [
         f"restart 1 of at most 2: {reason}; 3 of 4 ranks can go on",
         f"restart 2 of at most 2: {reason}; 2 of 3 ranks can go on",
@@ -211,10 +218,10 @@ def test_a_run_is_not_started_again_for_ever(
 
 def test_elastic_goes_on_where_there_is_a_run(tmp_path: Path) -> None:
     flags = [*write_inputs(tmp_path), "--device", "cpu", "--elastic"]
-    assert not settings_of(build_parser().parse_args([*flags, "--steps", "3"])).resume
+    assert not parse_settings(build_parser().parse_args([*flags, "--steps", "3"])).resume
     assert rank_main([*flags, "--steps", "3"]) == 0
-    assert settings_of(build_parser().parse_args(flags)).resume
+    assert parse_settings(build_parser().parse_args(flags)).resume
     assert rank_main([*flags, "--steps", "5"]) == 0
     assert [record.step for record in read_log(Path(flags[4]) / "log.jsonl").steps] == [1, 2, 3, 4, 5]
     with pytest.raises(InputError, match="--force: found with --elastic"):
-        settings_of(build_parser().parse_args([*flags, "--force"]))
+        parse_settings(build_parser().parse_args([*flags, "--force"]))

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from shardwise.run.engine import expert_parallel
-from shardwise.run.engine.expert_parallel import Share
+from shardwise.run.engine.expert_parallel import LocalExpertRows
 from shardwise.run.kernels import device_dispatch, experts
 from shardwise.run.kernels.elementwise import FUNCTIONS
-from shardwise.run.kernels.experts import Routing, route
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.expert_balance import Balancer, auxiliary_loss, balance
+from shardwise.run.kernels.experts import Routing, route_tokens
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.expert_balance import ExpertBalancer, adjust_bias, auxiliary_loss
 
 B, T, E, K, D, M = 4, 16, 6, 2, 8, 12
 N = B * T
@@ -26,7 +26,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def routed(logits: Tensor, num_chosen: int = K, bias: Tensor | None = None, *, normalised: bool = True) -> Routing:
-    return route(logits, num_chosen, torch.zeros(E) if bias is None else bias, normalised=normalised)
+    return route_tokens(logits, num_chosen, torch.zeros(E) if bias is None else bias, normalised=normalised)
 
 
 def gates_by_hand(logits: Tensor, choices: Tensor, *, normalised: bool) -> Tensor:
@@ -59,7 +59,7 @@ def test_gates_are_shares_of_the_chosen_experts(normalised: bool) -> None:
 def test_an_expert_takes_the_first_rows_up_to_its_capacity(factor: float) -> None:
     logits, capacity = random(B, T, E), math.ceil(N * K / E * factor)
     every = routed(logits)
-    routing = route(logits, K, torch.zeros(E), normalised=True, capacity_factor=factor)
+    routing = route_tokens(logits, K, torch.zeros(E), normalised=True, capacity_factor=factor)
     assert routing.sizes == [min(size, capacity) for size in every.sizes]
     kept = torch.cat([part[:capacity] for part in every.order.split(every.sizes)])
     assert torch.equal(routing.order, kept)
@@ -70,7 +70,7 @@ def test_an_expert_takes_the_first_rows_up_to_its_capacity(factor: float) -> Non
 
 def test_what_is_dropped_adds_nothing_and_gets_no_gradient() -> None:
     logits, y, dy = random(B, T, E), random(B, T, D, seed=1), random(B, T, D, seed=2)
-    routing = route(logits, K, torch.zeros(E), normalised=True, capacity_factor=0.5)
+    routing = route_tokens(logits, K, torch.zeros(E), normalised=True, capacity_factor=0.5)
     dense = torch.zeros(N * K, 1, dtype=torch.float64).index_fill_(0, routing.order, 1.0).view(N, K, 1)
     rows = experts.dispatch(y, routing)
     wanted = (routing.gates[..., None] * dense * y.view(N, 1, D)).sum(dim=1)
@@ -82,7 +82,7 @@ def test_what_is_dropped_adds_nothing_and_gets_no_gradient() -> None:
 
 
 def test_the_share_of_dropped_rows_is_counted() -> None:
-    balancer = Balancer({}, None, (), Recipe(steps=1, balance="none", capacity_factor=1.0))  # type: ignore[arg-type]
+    balancer = ExpertBalancer({}, None, (), TrainingRecipe(steps=1, balance="none", capacity_factor=1.0))  # type: ignore[arg-type]
     balancer.begin_step()
     assert balancer.dropped_share is None
     for counts in ([6.0, 1.0, 1.0], [4.0, 4.0, 1.0]):  # of 8 rows an expert takes 3 at most, of 9 likewise
@@ -108,16 +108,16 @@ class Alike:
 @pytest.mark.parametrize("logits", [random(B, T, E), uneven()], ids=["even", "uneven"])
 def test_ranks_with_the_same_tokens_have_the_rows_of_their_own_experts(logits: Tensor) -> None:
     routing, rows, places = routed(logits), random(N * K, D), range(3)
-    shares: list[Any] = [Share(None, ("tp",), routing, place, 3) for place in places]  # type: ignore[arg-type]
+    shares: list[Any] = [LocalExpertRows(None, ("tp",), routing, place, 3) for place in places]  # type: ignore[arg-type]
     parts = [share.cut(rows) for share in shares]
     assert torch.equal(torch.cat(parts), rows)
     assert [share.sizes for share in shares] == [routing.sizes[2 * place : 2 * place + 2] for place in places]
     assert torch.equal(sum(share.put(part) for share, part in zip(shares, parts, strict=True)), rows)
     gradient = sum(expert_parallel.dispatch_dx(part, share) for share, part in zip(shares, parts, strict=True))
     torch.testing.assert_close(gradient, experts.dispatch_dx(rows, routing))
-    own = Share(Alike(parts), ("tp",), routing, 1, 3)  # type: ignore[arg-type]
-    _, arriving = own.start_back(parts[1])
-    assert torch.equal(own.arrived_back(arriving), rows)
+    own = LocalExpertRows(Alike(parts), ("tp",), routing, 1, 3)  # type: ignore[arg-type]
+    _, arriving = own.start_return(parts[1])
+    assert torch.equal(own.sort_returned(arriving), rows)
 
 
 def test_rows_are_in_the_order_of_their_experts() -> None:
@@ -127,11 +127,11 @@ def test_rows_are_in_the_order_of_their_experts() -> None:
     assert all(part.tolist() == sorted(part.tolist()) for part in routing.order.split(routing.sizes))
     assert torch.equal(routing.order[routing.places], torch.arange(N * K))
     assert routing.ends.tolist() == [sum(routing.sizes[: expert + 1]) for expert in range(E)]
-    assert torch.equal(routing.expanded(torch.arange(E)[:, None])[:, 0], owners)
+    assert torch.equal(routing.repeat_per_row(torch.arange(E)[:, None])[:, 0], owners)
 
 
 def test_scores_and_gates_are_in_float32() -> None:
-    routing = route(random(B, T, E).to(torch.bfloat16), K, torch.zeros(E), normalised=True)
+    routing = route_tokens(random(B, T, E).to(torch.bfloat16), K, torch.zeros(E), normalised=True)
     assert routing.scores.dtype == routing.gates.dtype == torch.float32
     found = experts.route_gradient(random(N, K).float(), routing, None, torch.bfloat16)
     assert (found.dtype, found.shape) == (torch.bfloat16, (B, T, E))
@@ -177,11 +177,11 @@ def test_no_row_is_dropped_however_uneven_the_choice(kind: str) -> None:
     gate_bias, up_bias, down_bias = random(E, M, seed=5), random(E, M, seed=6), random(E, D, seed=7)
     rows = experts.dispatch(y, routing)
     opened, raised = (
-        experts.expert_product(rows, weight.transpose(1, 2), routing) + routing.expanded(bias)
+        experts.expert_matmul(rows, weight.transpose(1, 2), routing) + routing.repeat_per_row(bias)
         for weight, bias in ((gate, gate_bias), (up, up_bias))
     )
     act = FUNCTIONS["swiglu"](opened, raised) if kind == "swiglu" else FUNCTIONS["relu"](raised)
-    found = experts.combine(routing, experts.expert_product(act, down, routing) + routing.expanded(down_bias))
+    found = experts.combine(routing, experts.expert_matmul(act, down, routing) + routing.repeat_per_row(down_bias))
     opened, raised = (torch.einsum("btd,emd->btem", y, w) + b for w, b in ((gate, gate_bias), (up, up_bias)))
     act = torch.nn.functional.silu(opened) * raised if kind == "swiglu" else raised.relu()
     out = torch.einsum("btem,emd->bted", act, down) + down_bias
@@ -198,14 +198,14 @@ def test_products_of_experts_have_their_gradients(logits: Tensor) -> None:
     parts = zip(rows.split(routing.sizes), weight, strict=True)
     out = torch.cat([part @ matrix for part, matrix in parts])
     drows, dweight = torch.autograd.grad(out, (rows, weight), dy)
-    torch.testing.assert_close(experts.expert_product(rows.detach(), weight.detach(), routing), out.detach())
-    torch.testing.assert_close(experts.expert_product(dy, weight.detach().transpose(1, 2), routing), drows)
+    torch.testing.assert_close(experts.expert_matmul(rows.detach(), weight.detach(), routing), out.detach())
+    torch.testing.assert_close(experts.expert_matmul(dy, weight.detach().transpose(1, 2), routing), drows)
     for add, wanted in ((False, dweight), (True, dweight + rest)):
         target = rest.clone() if add else torch.full_like(rest, torch.nan)
         assert experts.expert_gradient(rows.detach(), dy, routing, target, add=add) is target
         torch.testing.assert_close(target, wanted)
     sums = torch.stack([part.sum(dim=0) for part in dy.split(routing.sizes)])
-    torch.testing.assert_close(experts.expert_sum(dy, routing), sums)
+    torch.testing.assert_close(experts.sum_expert_rows(dy, routing), sums)
 
 
 @pytest.mark.parametrize("add", [False, True])
@@ -230,11 +230,11 @@ def test_one_product_for_all_experts_is_that_of_each(
     rest = random(E, D, wide, seed=5).to(dtype)
     results = []
     for grouped in (False, True):
-        monkeypatch.setattr(experts, "can_group", lambda *operands, grouped=grouped: grouped)
+        monkeypatch.setattr(experts, "has_grouped_kernel", lambda *operands, grouped=grouped: grouped)
         results.append(
             (
-                experts.expert_product(rows, weight, routing),
-                experts.expert_product(dy, weight.transpose(1, 2), routing),
+                experts.expert_matmul(rows, weight, routing),
+                experts.expert_matmul(dy, weight.transpose(1, 2), routing),
                 experts.expert_gradient(rows, dy, routing, rest.clone(), add=add),
             )
         )
@@ -258,7 +258,7 @@ def test_a_gpu_has_one_product_for_experts_whose_rows_are_whole_16_bytes(
     dtype: torch.dtype, widths: tuple[int, int], on_gpu: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_dispatch, "on_gpu", lambda x: on_gpu)
-    assert experts.can_group(torch.zeros(4, 8, dtype=dtype), torch.zeros(2, *widths, dtype=dtype)) is wanted
+    assert experts.has_grouped_kernel(torch.zeros(4, 8, dtype=dtype), torch.zeros(2, *widths, dtype=dtype)) is wanted
 
 
 # Balance. `sums` are what a router's call hands over: rows and probabilities by expert, [2, E].
@@ -278,14 +278,14 @@ class Others:
     def __init__(self, *others: Tensor) -> None:
         self.others = others
 
-    def sum_now(self, values: Tensor, axes: Any) -> Tensor:
+    def sum_and_wait(self, values: Tensor, axes: Any) -> Tensor:
         assert axes == ("dp",)
         return torch.stack((values, *self.others)).sum(dim=0)
 
 
-def balancer(kind: Any, *others: Tensor, biases: dict[int, Tensor] | None = None) -> Balancer:
+def balancer(kind: Any, *others: Tensor, biases: dict[int, Tensor] | None = None) -> ExpertBalancer:
     exchange: Any = Others(*others)
-    return Balancer(biases or {}, exchange, ("dp",), Recipe(steps=1, balance=kind))
+    return ExpertBalancer(biases or {}, exchange, ("dp",), TrainingRecipe(steps=1, balance=kind))
 
 
 def test_the_auxiliary_loss_is_one_a_layer_when_all_experts_are_alike_and_e_when_one_has_all() -> None:
@@ -374,7 +374,7 @@ def test_a_model_without_routers_has_nothing_to_balance(kind: str) -> None:
 
 def test_biases_move_towards_the_mean_and_stay_there() -> None:
     bias = torch.tensor([0.5, 0.5, 0.5])
-    balance(bias, torch.tensor([1, 2, 3]), 0.25)
+    adjust_bias(bias, torch.tensor([1, 2, 3]), 0.25)
     assert bias.tolist() == [0.75, 0.5, 0.25]
 
 
@@ -384,7 +384,7 @@ def test_the_balance_bias_evens_the_counts_out_and_leaves_the_gates() -> None:
     bias = torch.zeros(E)
     first = routed(logits, bias=bias, normalised=False)
     for _ in range(400):
-        balance(bias, routed(logits, bias=bias, normalised=False).counts, 1e-3)
+        adjust_bias(bias, routed(logits, bias=bias, normalised=False).counts, 1e-3)
     last = routed(logits, bias=bias, normalised=False)
     mean = N * K / E
     assert (first.counts - mean).abs().max() > mean

@@ -15,8 +15,8 @@ from train.writers import Alive, Killed, dies, saved
 from shardwise.interop.frameworks.huggingface_families import CONFIG_FILE, WEIGHTS_FILE, WEIGHTS_INDEX_FILE
 from shardwise.interop.weights import checkpoint_to_hf, load_hf, save_hf
 from shardwise.model.architecture import Architecture
-from shardwise.run.checkpoints.reader import Opened
-from shardwise.run.engine.model_builder import Weights, initial_weights
+from shardwise.run.checkpoints.reader import OpenCheckpoint
+from shardwise.run.engine.model_builder import ModelWeights, initial_weights
 from shardwise.step.whole_parameters import balance_biases
 from shardwise.values.boxes import Box
 from shardwise.values.errors import InputError
@@ -34,14 +34,14 @@ def test_one_tensor_is_held_at_a_time(
     dtype: torch.dtype | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = initial_weights(MODEL, 1)
-    path, count, read = saved(tmp_path / "run", weights, BIASES), [0], Opened.read
+    path, count, read = saved(tmp_path / "run", weights, BIASES), [0], OpenCheckpoint.read
 
-    def counted(self: Opened, name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
+    def counted(self: OpenCheckpoint, name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
         found = read(self, name, shape, box)
         count[0] += found.nbytes
         return found
 
-    monkeypatch.setattr(Opened, "read", counted)
+    monkeypatch.setattr(OpenCheckpoint, "read", counted)
     with Alive() as alive:
         checkpoint_to_hf(path, MODEL, tmp_path / "hf", seq_len=16, dtype=dtype, bytes_per_file=FILE)
     whole = sum(tensor.nbytes for tensor in (*weights.tensors.values(), *BIASES.values()))
@@ -60,16 +60,16 @@ def test_one_tensor_is_held_at_a_time(
 
 def test_parts_without_the_wanted_box_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a parameter in as many parts as it has experts, each expert's tensor is one of them."""
-    from shardwise.run.checkpoints.manifest import CurrentFiles, Part
+    from shardwise.run.checkpoints.manifest import Schema2Files, TensorChunk
 
     weights = initial_weights(MODEL, 1)
-    path, opened, elements = saved(tmp_path / "run", weights, BIASES, MODEL.num_experts), [0], CurrentFiles.elements
+    path, opened, elements = saved(tmp_path / "run", weights, BIASES, MODEL.num_experts), [0], Schema2Files.read_chunk
 
-    def counted(self: CurrentFiles, part: Part, dtype: torch.dtype) -> torch.Tensor:
+    def counted(self: Schema2Files, part: TensorChunk, dtype: torch.dtype) -> torch.Tensor:
         opened[0] += part.box.volume
         return elements(self, part, dtype)
 
-    monkeypatch.setattr(CurrentFiles, "elements", counted)
+    monkeypatch.setattr(Schema2Files, "read_chunk", counted)
     checkpoint_to_hf(path, MODEL, tmp_path / "hf", seq_len=16)
     assert opened[0] == sum(tensor.numel() for tensor in (*weights.tensors.values(), *BIASES.values()))
 
@@ -83,7 +83,7 @@ def test_a_writer_that_is_killed_leaves_nothing_that_reads_as_complete(
     old, new = initial_weights(MODEL, 1), initial_weights(MODEL, 2)
     (tmp_path / "tokenizer.json").write_text("{}")
     where: dict[str, tuple[Any, str]] = {
-        "write": (Opened, "read"), "fsync": (os, "fsync"), "rename": (Path, "rename"), "unlink": (Path, "unlink"),
+        "write": (OpenCheckpoint, "read"), "fsync": (os, "fsync"), "rename": (Path, "rename"), "unlink": (Path, "unlink"),
     }  # fmt: skip
     path, left, after = saved(tmp_path / "run", new, BIASES), set(), 0
     while True:
@@ -107,7 +107,7 @@ def test_a_writer_that_is_killed_leaves_nothing_that_reads_as_complete(
     assert sorted(file.name for file in (tmp_path / "hf").iterdir()) == [CONFIG_FILE, WEIGHTS_FILE], "no litter"
 
 
-def found_in(folder: Path, models: dict[str, Weights]) -> str:
+def found_in(folder: Path, models: dict[str, ModelWeights]) -> str:
     """Which of some models a folder reads as."""
     if not (folder / CONFIG_FILE).exists():
         with pytest.raises(InputError, match="cannot read"):
@@ -148,6 +148,6 @@ def test_what_cannot_be_written_is_said(fault: str, tmp_path: Path, monkeypatch:
 
 def test_formats_that_no_weights_have_are_refused(tmp_path: Path) -> None:
     cast: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.long
-    weights = Weights(MODEL, {name: cast(tensor) for name, tensor in initial_weights(MODEL, 1).tensors.items()})
+    weights = ModelWeights(MODEL, {name: cast(tensor) for name, tensor in initial_weights(MODEL, 1).tensors.items()})
     with pytest.raises(InputError, match="int64"):
         save_hf(weights, tmp_path / "hf", seq_len=16)

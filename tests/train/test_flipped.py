@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwise.run.checkpoints import Checkpointer, Piece, latest, load
+from shardwise.run.checkpoints import Checkpointer, TensorShard, latest, load
 from shardwise.run.checkpoints.manifest import MANIFEST
-from shardwise.run.checkpoints.tensor_shards import State
+from shardwise.run.checkpoints.tensor_shards import CheckpointState
 from shardwise.values.errors import InputError
 
 PLACES = 200
 
 
-def state(fill: float) -> State:
+def state(fill: float) -> CheckpointState:
     """Several formats, parts that end within a block, and plain values, a float with an exponent among them."""
     tensors = {
         "model.w": torch.full((31, 7), fill), "model.b": torch.full((5,), fill, dtype=torch.bfloat16),
         "exp_avg.w": torch.full((31, 7), fill, dtype=torch.float64),
     }  # fmt: skip
-    pieces = {name: Piece(tuple(one.shape), (0,) * one.ndim, one) for name, one in tensors.items()}
+    pieces = {name: TensorShard(tuple(one.shape), (0,) * one.ndim, one) for name, one in tensors.items()}
     return {**pieces, "step": 7, "loss_scale": {"scale": 1e-05, "name": "naïve é"}}
 
 
@@ -47,7 +47,7 @@ def is_found(checkpoint: Path, file: Path, place: int, bit: int) -> bool:
         load(checkpoint, target)
     except InputError as error:
         weight = target["model.w"]
-        assert isinstance(weight, Piece)
+        assert isinstance(weight, TensorShard)
         return str(file) in str(error) and not weight.values.any()
     finally:
         file.write_bytes(content)

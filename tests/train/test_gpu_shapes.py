@@ -11,10 +11,10 @@ from torch import Tensor
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import Numerics
 from shardwise.run.engine.micro_batch import MicroBatch
-from shardwise.run.engine.model_builder import Ends, torch_model
+from shardwise.run.engine.model_builder import UnitTensors, build_torch_model
 from shardwise.run.kernels import device_dispatch
-from shardwise.run.kernels.attention import PADDED
-from shardwise.step.whole_parameters import on_one_device, parameter_shapes
+from shardwise.run.kernels.attention import LSE_PADDING
+from shardwise.step.whole_parameters import parameter_shapes, single_device_instance
 
 SMALL: dict[str, Any] = {
     "name": "small", "num_layers": 2, "d_model": 16, "d_ff": 24, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,
@@ -45,7 +45,7 @@ class Taken:
     def target(self, weight: str) -> tuple[Tensor | None, bool]:
         return None, False
 
-    def give(self, weight: str, gradient: Tensor | None) -> None:
+    def deliver(self, weight: str, gradient: Tensor | None) -> None:
         assert gradient is not None
         self.found[weight] = gradient
 
@@ -55,17 +55,17 @@ class Taken:
 def test_forward_and_backward_fit_together(structure: str, documents: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_dispatch, "on_gpu", lambda x: True)
     architecture = Architecture(**{**SMALL, **STRUCTURES[structure]})
-    instance, device, dtype = on_one_device(architecture), torch.device("meta"), torch.bfloat16
+    instance, device, dtype = single_device_instance(architecture), torch.device("meta"), torch.bfloat16
     tensors = {
         name: torch.empty(shape, dtype=dtype, device=device) for name, shape in parameter_shapes(architecture).items()
     }
-    used, taken = instance.used, dict[str, Taken]()
+    used, taken = instance.parameters_by_unit, dict[str, Taken]()
 
-    def ends(path: str) -> Ends:
+    def ends(path: str) -> UnitTensors:
         taken[path] = Taken()
-        return Ends({weight: tensors[one.name] for weight, one in used[path].items()}, taken[path])
+        return UnitTensors({weight: tensors[one.name] for weight, one in used[path].items()}, taken[path])
 
-    model = torch_model(instance, dtype, ends, device)
+    model = build_torch_model(instance, dtype, ends, device)
     ids = torch.zeros(2, 1300, dtype=torch.long, device=device)
     on_way = model.forward(MicroBatch(ids, ids, ids if documents else None), ids.numel(), trains=True)
     assert (on_way.loss.shape, on_way.loss.dtype) == ((), torch.float32)
@@ -80,5 +80,5 @@ def test_forward_and_backward_fit_together(structure: str, documents: bool, monk
 def test_log_sum_exps_are_padded_as_the_kernel_of_gpus_pads_them() -> None:
     q = torch.empty(1, 2, 45, 8, device="meta")
     _, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, True)
-    assert lse.shape[-1] % PADDED == 0
+    assert lse.shape[-1] % LSE_PADDING == 0
     assert lse.shape[-1] == 64

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from train.formulas import EXACT, NARROW, Formula, Largest, assert_near, gradients_of, random
 
-from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE
-from shardwise.run.data.batches import IGNORED
-from shardwise.run.kernels.cross_entropy import capped, cross_entropy
+from shardwise.model.numerics import CLAMPED_SWIGLU_SLOPE, SWIGLU_CLAMP
+from shardwise.run.data.batches import IGNORE_INDEX
+from shardwise.run.kernels.cross_entropy import cap_logits, cross_entropy
 from shardwise.run.kernels.elementwise import FUNCTIONS
 from shardwise.run.kernels.norms import NORMS
 from shardwise.run.kernels.rotary import rotate, rotate_back
@@ -86,8 +86,8 @@ def test_the_gradient_of_a_norms_weight_is_added_up_in_float32() -> None:
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    low = gate.clamp(max=CLAMP)
-    return low / (1.0 + torch.exp(-CLAMPED_SLOPE * low)) * (up.clamp(-CLAMP, CLAMP) + 1.0)
+    low = gate.clamp(max=SWIGLU_CLAMP)
+    return low / (1.0 + torch.exp(-CLAMPED_SWIGLU_SLOPE * low)) * (up.clamp(-SWIGLU_CLAMP, SWIGLU_CLAMP) + 1.0)
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def test_functions_and_their_gradients_are_those_of_their_formulas(name: str) ->
     names, formula = FORMULAS[name]
     operands = {operand: 5.0 * random(40, 8, seed=seed) for seed, operand in enumerate(names)}
     for place, operand in enumerate(operands.values()):
-        operand[place, :3] = torch.tensor([-CLAMP, 0.0, CLAMP])
+        operand[place, :3] = torch.tensor([-SWIGLU_CLAMP, 0.0, SWIGLU_CLAMP])
     dy, before = random(40, 8, seed=9), [operand.clone() for operand in operands.values()]
     result, gradients = gradients_of(formula, list(operands.values()), dy)
     assert_near(FUNCTIONS[name](*operands.values()), result)
@@ -179,7 +179,7 @@ def test_rotation_is_a_product_of_complex_numbers(
 
 def loss_by_hand(logits: Tensor, targets: Tensor, scale: float, cap: float | None) -> Tensor:
     bent = logits if cap is None else cap * torch.tanh(logits / cap)
-    return scale * F.cross_entropy(bent.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum")
+    return scale * F.cross_entropy(bent.flatten(0, -2), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 @pytest.mark.parametrize("cap", [None, 1.5])
@@ -189,8 +189,8 @@ def test_logits_become_their_gradient(width: int, scale: float, cap: float | Non
     """More rows than a part has, the last part shorter; some targets are ignored. Without a backward pass logits stay."""
     logits = 2.0 * random(7, 43, width)
     targets = torch.randint(width, (7, 43), generator=torch.Generator().manual_seed(2))
-    targets[0, 5:9] = IGNORED
-    targets[3] = IGNORED
+    targets[0, 5:9] = IGNORE_INDEX
+    targets[3] = IGNORE_INDEX
     loss, (gradient,) = gradients_of(lambda x: loss_by_hand(x, targets, scale, cap), [logits], torch.tensor(1.0))
     held = logits.clone()
     assert_near(cross_entropy(held, targets, scale, cap, replace=False), loss)
@@ -205,7 +205,7 @@ def test_loss_in_narrow_formats_is_cross_entropy(dtype: torch.dtype, tolerance: 
     """The loss is in float32, its gradient in the format of the logits."""
     logits = random(301, 2000, dtype=dtype)
     targets = torch.randint(2000, (301,), generator=torch.Generator().manual_seed(2))
-    targets[5:9] = IGNORED
+    targets[5:9] = IGNORE_INDEX
     loss, (gradient,) = gradients_of(
         lambda x: loss_by_hand(x.double(), targets, 1 / 300, None), [logits], torch.tensor(1.0)
     )
@@ -228,9 +228,9 @@ def test_a_loss_over_many_targets_scales_its_gradient_in_float32() -> None:
 
 def test_capped_logits_are_in_float32() -> None:
     logits = random(3, 5, dtype=torch.bfloat16)
-    assert torch.equal(capped(logits, None), logits.float())
-    assert_near(capped(logits, 0.5), 0.5 * torch.tanh(logits.float() / 0.5), 1e-6)
-    assert capped(logits.double(), 0.5).dtype == torch.float64
+    assert torch.equal(cap_logits(logits, None), logits.float())
+    assert_near(cap_logits(logits, 0.5), 0.5 * torch.tanh(logits.float() / 0.5), 1e-6)
+    assert cap_logits(logits.double(), 0.5).dtype == torch.float64
 
 
 @pytest.mark.parametrize("cap", [None, 1.5])

@@ -14,66 +14,75 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, PrefixStore
 
-from shardwise.run.faults.exit_report import explained, leave_word
-from shardwise.run.faults.heartbeat import Heartbeat, Listener
-from shardwise.run.faults.rank_status import ENDED, LAUNCHER, Beat, LostRankError, Peer, begin_stage, waiting, waits_for
-from shardwise.run.faults.rendezvous import Meeting, beat_key
+from shardwise.run.faults.exit_report import exit_with_report, record_exit
+from shardwise.run.faults.heartbeat import FailureDetector, HeartbeatMonitor
+from shardwise.run.faults.rank_status import (
+    LAST_HEARTBEAT,
+    LAUNCHER,
+    HeartbeatMessage,
+    LostRankError,
+    Peer,
+    mark_waiting,
+    set_stage,
+    wait_for_ranks,
+)
+from shardwise.run.faults.rendezvous import Rendezvous, heartbeat_key
 from shardwise.run.faults.stop_request import StopRequest
 
 
-def beat(number: int, awaits: str = "", stage: str = "step 5") -> Beat:
-    return Beat(number, stage, awaits, 0.5)
+def beat(number: int, awaits: str = "", stage: str = "step 5") -> HeartbeatMessage:
+    return HeartbeatMessage(number, stage, awaits, 0.5)
 
 
 def test_a_rank_is_silent_when_its_last_news_is_old() -> None:
-    listener = Listener(30.0)
-    listener.hear({0: beat(1), 1: beat(1)}, now=0.0)
-    listener.hear({0: beat(2), 1: beat(1)}, now=20.0)
-    assert listener.silent(29.0) == {}
-    assert listener.silent(35.0) == {1: 35.0}
-    listener.hear({1: beat(2)}, now=36.0)
-    assert listener.silent(49.0) == {}
-    assert listener.silent(70.0) == {0: 50.0, 1: 34.0}
+    listener = FailureDetector(30.0)
+    listener.receive({0: beat(1), 1: beat(1)}, now=0.0)
+    listener.receive({0: beat(2), 1: beat(1)}, now=20.0)
+    assert listener.missing(29.0) == {}
+    assert listener.missing(35.0) == {1: 35.0}
+    listener.receive({1: beat(2)}, now=36.0)
+    assert listener.missing(49.0) == {}
+    assert listener.missing(70.0) == {0: 50.0, 1: 34.0}
 
 
 def test_a_rank_that_has_ended_is_not_silent() -> None:
-    listener = Listener(30.0)
-    listener.hear({1: beat(1), 2: beat(ENDED)}, now=0.0)
-    assert listener.silent(100.0) == {1: 100.0}
+    listener = FailureDetector(30.0)
+    listener.receive({1: beat(1), 2: beat(LAST_HEARTBEAT)}, now=0.0)
+    assert listener.missing(100.0) == {1: 100.0}
 
 
 def test_who_did_not_run_itself_begins_again() -> None:
-    listener = Listener(30.0)
-    listener.hear({1: beat(1)}, now=0.0)
-    listener.begin_again(1000.0)
-    assert listener.silent(1020.0) == {}
-    assert listener.silent(1031.0) == {1: 31.0}
+    listener = FailureDetector(30.0)
+    listener.receive({1: beat(1)}, now=0.0)
+    listener.reset(1000.0)
+    assert listener.missing(1020.0) == {}
+    assert listener.missing(1031.0) == {1: 31.0}
 
 
 def test_the_first_that_is_not_silent_listens_to_all_and_others_to_those_before_them() -> None:
     """So the store answers one rank for all ranks, and the others for one each."""
-    first, third = Listener(30.0), Listener(30.0)
-    assert first.to_hear(0, 4, now=0.0) == [1, 2, 3]
-    assert third.to_hear(2, 4, now=0.0) == [0]
-    assert not third.reports(2, now=0.0)
-    third.hear({0: beat(1)}, now=0.0)
-    assert third.to_hear(2, 4, now=40.0) == [0, 1]
-    third.hear({1: beat(1)}, now=40.0)
-    assert not third.reports(2, now=41.0)
-    assert third.to_hear(2, 4, now=80.0) == [0, 1, 3]
-    assert third.reports(2, now=80.0)
+    first, third = FailureDetector(30.0), FailureDetector(30.0)
+    assert first.ranks_to_read(0, 4, now=0.0) == [1, 2, 3]
+    assert third.ranks_to_read(2, 4, now=0.0) == [0]
+    assert not third.is_reporter(2, now=0.0)
+    third.receive({0: beat(1)}, now=0.0)
+    assert third.ranks_to_read(2, 4, now=40.0) == [0, 1]
+    third.receive({1: beat(1)}, now=40.0)
+    assert not third.is_reporter(2, now=41.0)
+    assert third.ranks_to_read(2, 4, now=80.0) == [0, 1, 3]
+    assert third.is_reporter(2, now=80.0)
 
 
 def test_signs_of_life_come_back_as_they_were_written() -> None:
-    assert Beat.parse(beat(7, "AllReduce over dp").dump().encode()) == beat(7, "AllReduce over dp")
+    assert HeartbeatMessage.parse(beat(7, "AllReduce over dp").dump().encode()) == beat(7, "AllReduce over dp")
 
 
-def meeting_of(rank: int, size: int = 4) -> Meeting:
+def meeting_of(rank: int, size: int = 4) -> Rendezvous:
     """A rank of a run that has met: nobody is silent yet."""
     peers, store = tuple(Peer(number, "node", 100 + number) for number in range(size)), HashStore()
     store.set_timeout(timedelta(seconds=5))  # a key that nobody has set
     PrefixStore("shardwise", store).set("silent", "[]")
-    return Meeting(rank, peers, store)
+    return Rendezvous(rank, peers, store)
 
 
 class Watched:
@@ -83,35 +92,35 @@ class Watched:
         self.said: list[str] = []
         self.codes: list[int] = []
         self.stop = StopRequest()
-        self.heartbeat = Heartbeat(
+        self.heartbeat = HeartbeatMonitor(
             meeting_of(rank), self.stop, silent_after_s=30.0, timeout_s=600.0, remains=lambda: "this remains",
             say=self.said.append, end=self.codes.append,
         )  # fmt: skip
         self.now = self.heartbeat._looked
 
-    def hear(self, beats: dict[int, Beat]) -> None:
-        self.heartbeat.listener.hear(beats, self.now)
+    def hear(self, beats: dict[int, HeartbeatMessage]) -> None:
+        self.heartbeat.listener.receive(beats, self.now)
 
     def pass_s(self, seconds: float) -> list[str]:
         """What is said as time goes by."""
         self.said.clear()
         for _ in range(int(seconds)):
             self.now += 1.0
-            self.heartbeat.look(self.now)
+            self.heartbeat.check(self.now)
         return list(self.said)
 
 
 @pytest.fixture(autouse=True)
 def _stage() -> Iterator[None]:
-    begin_stage("step 13")
+    set_stage("step 13")
     yield
-    begin_stage("the start")
+    set_stage("the start")
 
 
 def test_a_silent_rank_is_said_once_with_what_is_waited_for_and_so_is_that_it_is_back() -> None:
     watched = Watched()
     watched.hear({rank: beat(1) for rank in (1, 2, 3)})
-    with waiting("AllGather over fsdp (2 MB)"):
+    with mark_waiting("AllGather over fsdp (2 MB)"):
         assert watched.pass_s(29) == []
         watched.hear({1: beat(2), 3: beat(2)})
         assert watched.pass_s(25) == [
@@ -148,14 +157,14 @@ def test_of_many_silent_ranks_the_first_few_are_named() -> None:
     watched = Watched()
     watched.heartbeat.meeting = meeting_of(0, 9)
     watched.hear({rank: beat(1) for rank in range(1, 9)})
-    with waiting("x"):
+    with mark_waiting("x"):
         (line,) = watched.pass_s(31)
     assert "rank 1 (process 101 on node), rank 2 (process 102 on node), rank 3 (process 103 on node) and 5 more" in line
 
 
 def test_others_say_nothing_as_long_as_a_rank_before_them_does() -> None:
     watched = Watched(rank=2)
-    with waiting("x"):
+    with mark_waiting("x"):
         for number in range(10):
             watched.hear({0: beat(number), 1: beat(1)})
             assert watched.pass_s(10) == []
@@ -167,8 +176,8 @@ def test_others_say_nothing_as_long_as_a_rank_before_them_does() -> None:
 def test_a_request_to_stop_ends_a_process_that_waits_for_a_silent_rank(waits: bool, silent: bool) -> None:
     watched = Watched()
     watched.hear({1: beat(1)})
-    watched.stop.note(signal.SIGTERM)
-    with waiting("AllReduce over dp") if waits else waiting(""):
+    watched.stop.record_signal(signal.SIGTERM)
+    with mark_waiting("AllReduce over dp") if waits else mark_waiting(""):
         for number in range(2, 8):
             if not silent:
                 watched.hear({1: beat(number)})
@@ -189,10 +198,10 @@ def test_a_silent_rank_that_a_request_to_stop_wakes_has_time_to_be_heard(back: b
     """A third of the time after which it is silent."""
     watched = Watched()
     watched.hear({1: beat(1)})
-    with waiting("AllReduce over dp"):
+    with mark_waiting("AllReduce over dp"):
         for _ in range(4):
             watched.pass_s(10)
-        watched.stop.note(signal.SIGTERM)
+        watched.stop.record_signal(signal.SIGTERM)
         watched.stop.asked_at = watched.now
         watched.pass_s(9)
         assert not watched.codes
@@ -204,9 +213,9 @@ def test_a_silent_rank_that_a_request_to_stop_wakes_has_time_to_be_heard(back: b
 
 def test_others_than_who_reports_end_quietly() -> None:
     watched = Watched(rank=1)
-    watched.stop.note(signal.SIGINT)
+    watched.stop.record_signal(signal.SIGINT)
     watched.heartbeat._silent_elsewhere = True
-    with waiting("x"):
+    with mark_waiting("x"):
         for number in range(9):
             watched.hear({0: beat(number)})
             assert watched.pass_s(10) == []
@@ -225,7 +234,7 @@ def test_a_rank_without_its_parent_is_asked_to_stop(monkeypatch: pytest.MonkeyPa
 def test_a_process_that_did_not_run_for_a_while_calls_nobody_silent() -> None:
     watched = Watched()
     watched.hear({1: beat(1)})
-    with waiting("x"):
+    with mark_waiting("x"):
         watched.now += 1000.0
         assert watched.pass_s(20) == []
         assert len(watched.pass_s(11)) == 1
@@ -243,30 +252,30 @@ def test_a_store_that_does_not_answer_is_said_by_one_rank(
     watched.heartbeat._asked_at = watched.now - 40.0
     said = watched.pass_s(3)
     assert [line.partition(",")[0] for line in said] == ([f"no sign of life for 30 s from {whose}"] if whose else [])
-    watched.stop.note(signal.SIGTERM)
-    with waiting("x"):
+    watched.stop.record_signal(signal.SIGTERM)
+    with mark_waiting("x"):
         watched.pass_s(90)
     assert watched.codes[0] == 143, "with no store nobody can say who is silent"
 
 
 def failed(awaits: str) -> LostRankError:
-    with pytest.raises(LostRankError) as error, waits_for(awaits):
+    with pytest.raises(LostRankError) as error, wait_for_ranks(awaits):
         raise RuntimeError("Connection closed by peer\nand a long story")
     return error.value
 
 
-def parting(meeting: Meeting, **more: Any) -> BaseException:
+def parting(meeting: Rendezvous, **more: Any) -> BaseException:
     with pytest.raises((LostRankError, SystemExit)) as ended:
-        explained(meeting, failed("AllReduce over dp"), "this remains", **more)
+        exit_with_report(meeting, failed("AllReduce over dp"), "this remains", **more)
     return ended.value
 
 
 def test_the_first_that_has_lost_another_says_so_and_where_others_were() -> None:
     first, second = meeting_of(0, 3), meeting_of(1, 3)
-    second = Meeting(1, second.peers, first.store)
+    second = Rendezvous(1, second.peers, first.store)
     keys = PrefixStore("shardwise", first.store)
     for rank, awaits in enumerate(("AllReduce over dp", "AllReduce over dp", "")):
-        keys.set(beat_key(rank), beat(3, awaits, "step 12").dump())
+        keys.set(heartbeat_key(rank), beat(3, awaits, "step 12").dump())
     said = parting(first)
     assert isinstance(said, LostRankError)
     assert str(said) == (
@@ -281,16 +290,16 @@ def test_the_first_that_has_lost_another_says_so_and_where_others_were() -> None
 def test_a_silent_rank_that_waited_for_the_same_in_an_earlier_step_is_named() -> None:
     meeting = meeting_of(0, 2)
     keys = PrefixStore("shardwise", meeting.store)
-    keys.set(beat_key(0), beat(9, "AllReduce over dp", "step 13").dump())
-    keys.set(beat_key(1), beat(3, "AllReduce over dp", "step 12").dump())
+    keys.set(heartbeat_key(0), beat(9, "AllReduce over dp", "step 13").dump())
+    keys.set(heartbeat_key(1), beat(3, "AllReduce over dp", "step 12").dump())
     keys.set("silent", "[1]")  # as the rank says that reports
     assert "rank 1 (process 101 on node) was last in step 12: AllReduce over dp" in str(parting(meeting))
 
 
 def test_who_is_lost_by_a_rank_that_said_why_it_left_ends_as_that_one() -> None:
     meeting = meeting_of(0, 2)
-    leave_word(meeting, 2)
-    leave_word(meeting, 3)
+    record_exit(meeting, 2)
+    record_exit(meeting, 3)
     quiet = parting(meeting)
     assert isinstance(quiet, SystemExit)
     assert quiet.code == 2
@@ -301,7 +310,7 @@ def test_under_our_launcher_the_launcher_reports(monkeypatch: pytest.MonkeyPatch
     meeting = meeting_of(0, 2)
     keys = PrefixStore("shardwise", meeting.store)
     for rank in range(2):
-        keys.set(beat_key(rank), beat(3, "AllReduce over dp").dump())
+        keys.set(heartbeat_key(rank), beat(3, "AllReduce over dp").dump())
     assert isinstance(parting(meeting), SystemExit)
     assert (
         keys.get("lost")
@@ -322,11 +331,11 @@ def test_without_a_store_only_one_rank_reports(
 def test_a_wait_says_what_it_is_for_and_ends_as_a_lost_rank() -> None:
     from shardwise.run.faults.rank_status import activity
 
-    with waits_for("AllGather over tp"):
+    with wait_for_ranks("AllGather over tp"):
         assert str(activity()) == "step 13: AllGather over tp"
     assert str(activity()) == "step 13"
     assert failed("AllGather over tp").awaits == "AllGather over tp"
-    with pytest.raises(ValueError, match="of the caller"), waits_for("x"):
+    with pytest.raises(ValueError, match="of the caller"), wait_for_ranks("x"):
         raise ValueError("of the caller")
     assert str(activity()) == "step 13"
 
@@ -339,19 +348,21 @@ def until(holds: Callable[[], bool]) -> None:
 def test_heartbeats_reach_each_other_through_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads and all: two ranks in one process hear each other, and the end of one is no silence."""
     first, second = meeting_of(0, 2), meeting_of(1, 2)
-    second = Meeting(1, second.peers, first.store)
+    second = Rendezvous(1, second.peers, first.store)
     keys = PrefixStore("shardwise", first.store)
     for rank in range(2):
-        keys.set(beat_key(rank), beat(0).dump())
+        keys.set(heartbeat_key(rank), beat(0).dump())
     keys.set("silent", "[]")
     said: list[str] = []
-    monkeypatch.setattr("shardwise.run.faults.heartbeat.PER_SILENCE", 60_000)
+    monkeypatch.setattr("shardwise.run.faults.heartbeat.HEARTBEATS_PER_TIMEOUT", 60_000)
     settings = {"silent_after_s": 3000.0, "timeout_s": 6000.0}
-    beats = [Heartbeat(one, StopRequest(), say=said.append, end=said.append, **settings) for one in (first, second)]  # type: ignore[arg-type]
+    beats = [
+        HeartbeatMonitor(one, StopRequest(), say=said.append, end=said.append, **settings) for one in (first, second)
+    ]  # type: ignore[arg-type]
     with beats[0] as watcher:
         with beats[1]:
             until(lambda: watcher.listener.beats.get(1, beat(0)).number >= 3)
-        until(lambda: watcher.listener.beats[1].number == ENDED)
+        until(lambda: watcher.listener.beats[1].number == LAST_HEARTBEAT)
     assert not said
 
 

@@ -19,11 +19,11 @@ from torch.overrides import TorchFunctionMode
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.interop.frameworks.huggingface_families import FAMILIES, read_config, write_config
 from shardwise.interop.weights import load_hf, save_hf
-from shardwise.interop.weights.huggingface_folder import Tensors, open_hf
+from shardwise.interop.weights.huggingface_folder import SafetensorsFolder, open_hf
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.run.engine.model_builder import Weights, initial_weights
+from shardwise.run.engine.model_builder import ModelWeights, initial_weights
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan_file import dump_plan, load_plan
 from shardwise.values.boxes import Box, interval_boxes
@@ -160,7 +160,7 @@ def test_a_plan_carries_what_its_config_says_of_values(name: str, tmp_path: Path
     with torch.no_grad(), fine(torch.float64):
         wanted = model(ids()).logits
     biases = {name: stored.bias(name) for name in stored.biases}
-    found = Weights(load_plan(tmp_path / "plan.json").model, read, biases).logits(ids())
+    found = ModelWeights(load_plan(tmp_path / "plan.json").model, read, biases).logits(ids())
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13 * wanted.abs().max().item())
 
 
@@ -213,21 +213,21 @@ def test_any_box_and_interval_of_a_parameter_is_read_alone(
     whole, stored = load_hf(tmp_path).tensors, open_hf(tmp_path)
     assert stored.shapes == {parameter: tuple(values.shape) for parameter, values in whole.items()}
     count = [0]
-    read = Tensors.read
+    read = SafetensorsFolder.read
 
-    def counted(self: Tensors, file: str, tensor: str, box: Box) -> torch.Tensor:
+    def counted(self: SafetensorsFolder, file: str, tensor: str, box: Box) -> torch.Tensor:
         found = read(self, file, tensor, box)
         count[0] += found.numel()
         return found
 
-    monkeypatch.setattr(Tensors, "read", counted)
+    monkeypatch.setattr(SafetensorsFolder, "read", counted)
     rng = np.random.default_rng(0)
     for parameter, values in whole.items():
         for _ in range(5):
             start, stop = np.sort(rng.integers(0, values.numel() + 1, 2)).tolist()
             if start < stop:
                 count[0] = 0
-                found = stored.flat(parameter, interval_boxes(stored.shapes[parameter], start, stop))
+                found = stored.read_flat(parameter, interval_boxes(stored.shapes[parameter], start, stop))
                 assert torch.equal(found, values.flatten()[start:stop]), parameter
                 shared = parameter.rpartition(".")[2] in SHARING
                 assert count[0] == stop - start or (shared and count[0] < 2 * values.numel()), parameter
@@ -244,7 +244,7 @@ PREDICTING = {
 }
 
 
-def predicting(name: str) -> Weights:
+def predicting(name: str) -> ModelWeights:
     """A model of a family with two modules of multi-token prediction and random weights."""
     kind, own = PREDICTING[name]
     activation = {FAMILIES[kind].activation: "gelu_pytorch_tanh" if kind.startswith("gemma") else "silu"}
@@ -252,7 +252,7 @@ def predicting(name: str) -> Weights:
     weights = initial_weights(read_config(config)[0], 3)
     assert weights.architecture.num_predict_layers == 2
     generator = torch.Generator().manual_seed(4)
-    return Weights(
+    return ModelWeights(
         weights.architecture, {n: torch.randn(t.shape, generator=generator) * 0.4 for n, t in weights.tensors.items()}
     )
 

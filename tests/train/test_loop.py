@@ -17,13 +17,13 @@ from train import stand_in
 from train.shard_files import write_shards
 from train.stand_in import Bigram, small_plan, write_inputs
 
-from shardwise.model.optimizers.registry import optimizer_fields, optimizer_named
+from shardwise.model.optimizers.registry import get_optimizer, optimizer_fields
 from shardwise.records.run_folder import RunFolder, read_json
 from shardwise.records.step_log import read_log
-from shardwise.records.step_memory_and_collectives import Measured, Memory, parse_measured
-from shardwise.records.step_trace import traced_steps
+from shardwise.records.step_memory_and_collectives import MeasuredMemory, RunInspection, parse_inspection
+from shardwise.records.step_trace import list_traced_steps
 from shardwise.run.recipe import parse_recipe, recipe_payload
-from shardwise.run.trainer.flags import build_parser, settings_of
+from shardwise.run.trainer.flags import build_parser, parse_settings
 from shardwise.run.trainer.preflight import open_data
 from shardwise.search.plan_file import dump_plan, load_plan
 from shardwise.train import rank_main
@@ -61,7 +61,7 @@ def test_a_run_learns_and_is_kept_whole(inputs: list[str], capsys: pytest.Captur
     assert held_out_sequences(inputs) == sorted(held_out_sequences(inputs)) == list(range(100 // stand_in.SEQ_LEN))
     assert summary["num_tokens"] == 12 * 8 * stand_in.SEQ_LEN
     assert summary["data_s"] == 1e-5
-    of = folder.read()
+    of = folder.read_inputs()
     assert (of.recipe["steps"], of.recipe["validate_every"]) == (12, 5)
     assert of.plan["layout"]["dp"] == 1
     assert len(of.data_fingerprint) == 64
@@ -89,8 +89,8 @@ def test_the_log_has_torchtitans_names_and_the_formula(
 def test_one_step_of_each_start_is_watched_and_does_not_count(inputs: list[str]) -> None:
     folder = RunFolder(Path(inputs[4]))
 
-    def seen() -> Measured:
-        return parse_measured(read_json(folder.measured), "measured.json")
+    def seen() -> RunInspection:
+        return parse_inspection(read_json(folder.measured), "measured.json")
 
     train([*inputs, "--steps", "1"])
     assert (log_of(inputs).inspected, seen().step) == ({1}, 1)  # there is no other
@@ -98,11 +98,11 @@ def test_one_step_of_each_start_is_watched_and_does_not_count(inputs: list[str])
     train([*inputs, "--resume", "--steps", "4"])
     log, found = log_of(inputs), seen()
     assert (log.inspected, found.step) == ({1, 3}, 3)
-    assert [record.step for record in log.timed] == [2, 4]
-    assert read_json(folder.summary)["step_time_s"] == median(record.step_time_s for record in log.timed)
+    assert [record.step for record in log.timed_steps] == [2, 4]
+    assert read_json(folder.summary)["step_time_s"] == median(record.step_time_s for record in log.timed_steps)
     assert found.before == found.after == {"products": 1e-3, "memory": 2e-3}
-    assert found.changes() == {"products": 0.0, "memory": 0.0}
-    assert found.memory == Memory(peak_bytes=1000, at_peak={"parameters": 1000}, largest={"parameters": 1000})
+    assert found.relative_changes() == {"products": 0.0, "memory": 0.0}
+    assert found.memory == MeasuredMemory(peak_bytes=1000, at_peak={"parameters": 1000}, largest={"parameters": 1000})
     assert found.process is not None
     assert found.process.resident_bytes > 10**7
     assert (found.process.allocated_bytes, found.device) == (None, "cpu")
@@ -121,7 +121,7 @@ def test_without_a_terminal_a_tenth_of_the_steps_is_shown(
 
 def held_out_sequences(flags: Sequence[str]) -> list[int]:
     """The sequences of a validation loss: all of the held-out text."""
-    settings = settings_of(build_parser().parse_args([*flags, "--steps", "1"]))
+    settings = parse_settings(build_parser().parse_args([*flags, "--steps", "1"]))
     held_out = open_data(load_plan(flags[0]), settings).held_out
     return [int(number) for number in held_out["data"].batch(0).sequences_B]
 
@@ -140,7 +140,7 @@ def test_a_mixture_is_drawn_by_weight_and_resumes_at_the_same_sample(
 ) -> None:
     assert train([*mixed, "--steps", "12"]) == 0
     whole, summary = log_of(mixed), read_json(tmp_path / "run" / "summary.json")
-    assert RunFolder(tmp_path / "run").read().recipe["data"] == [
+    assert RunFolder(tmp_path / "run").read_inputs().recipe["data"] == [
         [str(tmp_path / "data"), 0.75],
         [str(tmp_path / "code"), 0.25],
     ]
@@ -328,7 +328,7 @@ def test_a_recipe_is_said_by_flags_of_its_own_and_by_name(inputs: list[str]) -> 
              "--set", "recipe.beta2=0.99", "--set", "recipe.batch_ramp=0:2,3:4",
              "--set", "recipe.respect_documents=true"]  # fmt: skip
     assert train([*inputs, *flags]) == 0
-    recipe = RunFolder(Path(inputs[4])).read().recipe
+    recipe = RunFolder(Path(inputs[4])).read_inputs().recipe
     assert (recipe["clip_norm"], recipe["reduction"], recipe["seed"], recipe["beta2"]) == (None, "after", 5, 0.99)
     assert [record.num_tokens // stand_in.SEQ_LEN for record in log_of(inputs).steps] == [2, 2, 2, 4, 4, 4]
     assert any(record.num_targets < record.num_tokens for record in log_of(inputs).steps)
@@ -338,7 +338,7 @@ def test_a_run_keeps_every_value_of_its_optimizer(inputs: list[str], capsys: pyt
     """Those that nobody set too, so that a run goes on with them; of another optimizer there are none."""
     dump_plan(small_plan(optimizer="lion"), inputs[0])
     assert train([*inputs, "--steps", "3", "--set", "recipe.beta1=0.8"]) == 0
-    recipe = RunFolder(Path(inputs[4])).read().recipe
+    recipe = RunFolder(Path(inputs[4])).read_inputs().recipe
     assert {name: recipe.get(name) for name in optimizer_fields()} == {
         **dict.fromkeys(optimizer_fields()), "beta1": 0.8, "beta2": 0.99, "weight_decay": 0.1,
     }  # fmt: skip
@@ -352,7 +352,7 @@ def test_a_recipe_of_an_earlier_version_is_read() -> None:
     """It had the fields of AdamW beside its own."""
     kept = {"steps": 9, "learning_rate": 1e-3, "beta1": 0.8, "beta2": 0.95, "epsilon": 1e-6, "weight_decay": 0.0}
     recipe = parse_recipe({**kept, "what later versions add": 3}, "recipe")
-    assert (recipe.steps, recipe.optimizer) == (9, {name: kept[name] for name in optimizer_named("adamw").fields})
+    assert (recipe.steps, recipe.optimizer) == (9, {name: kept[name] for name in get_optimizer("adamw").fields})
     payload = recipe_payload(recipe, "adamw")
     assert payload.items() >= kept.items()
     assert "optimizer" not in payload, "which earlier versions do not know"
@@ -389,13 +389,13 @@ def test_another_number_of_processes_than_devices(tmp_path: Path, capsys: pytest
 def test_steps_are_recorded_where_asked_and_do_not_count(inputs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert train([*inputs, "--steps", "8", "--profile", "2:4"]) == 0
     folder = RunFolder(Path(inputs[4]))
-    assert traced_steps(folder) == {2: (0,), 3: (0,), 4: (0,)}
+    assert list_traced_steps(folder) == {2: (0,), 3: (0,), 4: (0,)}
     # the step that is inspected for its memory is the first that is not recorded
     assert log_of(inputs).inspected == {1, 2, 3, 4, 5}  # the first ones for their memory
     assert train([*inputs, "--steps", "10", "--resume", "--profile", "9:9"]) == 0
-    assert set(traced_steps(folder)) == {2, 3, 4, 9}
+    assert set(list_traced_steps(folder)) == {2, 3, 4, 9}
     assert train([*inputs, "--steps", "3", "--force"]) == 0
-    assert traced_steps(folder) == {}
+    assert list_traced_steps(folder) == {}
 
 
 @pytest.mark.parametrize("steps", ["0:2", "3:2", "4", "2:9", "a:b", "1:"])

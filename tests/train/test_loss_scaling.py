@@ -12,33 +12,35 @@ from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.run.mixed_precision import LossScaler
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.training_engine import Engine
-from shardwise.step.rank_program import Instance
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.step.rank_program import RankProgram
 from shardwise.values.errors import InputError
 from shardwise.values.precision import PRECISIONS
 
-RECIPE = Recipe(steps=20, learning_rate=3e-3, warmup_steps=5)
+RECIPE = TrainingRecipe(steps=20, learning_rate=3e-3, warmup_steps=5)
 
 
-def engine_of(recipe: Recipe = RECIPE, architecture: Architecture = DENSE, precision: str = "fp16") -> Engine:
-    instance = Instance(
+def engine_of(
+    recipe: TrainingRecipe = RECIPE, architecture: Architecture = DENSE, precision: str = "fp16"
+) -> TrainingEngine:
+    instance = RankProgram(
         architecture=architecture,
         layout=Layout(micro_batch_seqs=SEQS),
         precision=PRECISIONS[precision],
         seq_len=POSITIONS,
     )
-    engine = Engine(instance, recipe, World(instance.mesh))
-    engine.initialise(0)
+    engine = TrainingEngine(instance, recipe, World(instance.mesh))
+    engine.initialize(0)
     return engine
 
 
-def state_of(engine: Engine) -> list[torch.Tensor]:
-    return [values.clone() for _, _, values in engine.pieces()]
+def state_of(engine: TrainingEngine) -> list[torch.Tensor]:
+    return [values.clone() for _, _, values in engine.checkpoint_tensors()]
 
 
 def test_the_scale_follows_gradscaler() -> None:
-    recipe = Recipe(steps=1, loss_scale=2.0**24, loss_scale_interval=3)
+    recipe = TrainingRecipe(steps=1, loss_scale=2.0**24, loss_scale_interval=3)
     own = LossScaler(recipe)
     theirs = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=3)
     weight = torch.nn.Parameter(torch.ones(2))
@@ -51,17 +53,17 @@ def test_the_scale_follows_gradscaler() -> None:
         weight.grad = torch.full((2,), 1.0 if is_finite else torch.inf)
         theirs.step(optimizer)
         theirs.update()
-        own.seen(is_finite=is_finite)
+        own.update(is_finite=is_finite)
         assert own.scale == theirs.get_scale()
         scales.add(own.scale)
     assert len(scales) > 3
 
 
 def test_no_scale_below_1_helps() -> None:
-    scaler = LossScaler(Recipe(steps=1, loss_scale=2.0))
-    scaler.seen(is_finite=False)
+    scaler = LossScaler(TrainingRecipe(steps=1, loss_scale=2.0))
+    scaler.update(is_finite=False)
     with pytest.raises(InputError, match="not finite at a scale of 1; finite ones are required"):
-        scaler.seen(is_finite=False)
+        scaler.update(is_finite=False)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from shardwise.records.run_folder import RunFolder
-from shardwise.records.step_memory_and_collectives import Inspection, Memory
+from shardwise.records.step_memory_and_collectives import MeasuredMemory, StepInspection
 from shardwise.run.trainer import machine_probe, step_inspector
 
 
-def memory_of(peak: int) -> Memory:
-    return Memory(peak_bytes=peak, at_peak={"activations": peak - 10, "parameters": 10}, largest={"activations": peak})
+def memory_of(peak: int) -> MeasuredMemory:
+    return MeasuredMemory(
+        peak_bytes=peak, at_peak={"activations": peak - 10, "parameters": 10}, largest={"activations": peak}
+    )
 
 
 @pytest.mark.parametrize(("peaks", "fullest"), [((100, 300, 200), 1), ((50, 40, 60), 2), ((9, 8, 7), 0)])
@@ -28,16 +30,16 @@ def test_the_memory_of_the_fullest_rank_is_kept(
 
     def others(world: Any, own: list[int], what: str) -> list[list[int]]:
         return [
-            machine_probe._Held.numbers(memory_of(peak), step_inspector.process_memory(torch.device("cpu")))
+            machine_probe._MemoryRow.numbers(memory_of(peak), step_inspector.process_memory(torch.device("cpu")))
             for peak in peaks
         ]
 
-    monkeypatch.setattr(machine_probe, "everyones", others)
+    monkeypatch.setattr(machine_probe, "all_gather_ints", others)
     world: Any = SimpleNamespace(device=torch.device("cpu"), rank=0, size=3, meeting=None)
     folder = RunFolder(tmp_path)
-    measuring = machine_probe.Measuring(world, folder, lambda: {"product": 1.0})
+    measuring = machine_probe.RunMeasurement(world, folder, lambda: {"product": 1.0})
     record: Any = SimpleNamespace(step=4)
-    measuring.step(record, Inspection(memory_of(peaks[0]), Counter()))
+    measuring.step(record, StepInspection(memory_of(peaks[0]), Counter()))
     (written,) = (json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("measured.json"))
     assert (measuring.found.rank, measuring.found.step) == (fullest, 4)
     assert written["rank"] == fullest

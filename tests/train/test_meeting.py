@@ -13,7 +13,7 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from shardwise.run.faults.rank_status import LAUNCHER, LOST_KEY, PREFIX, LostRankError, Peer
-from shardwise.run.faults.rendezvous import LEFT, Meeting, meet
+from shardwise.run.faults.rendezvous import LEFT_KEY, Rendezvous, join_rendezvous
 
 FOREVER = timedelta(seconds=600)
 
@@ -45,14 +45,14 @@ def rank(number: int) -> Iterator[Peer]:
 
 
 def test_all_ranks_know_each_other(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[int, Meeting] = {}
+    found: dict[int, Rendezvous] = {}
 
     def rendezvous(url: str, timeout: timedelta) -> Iterator[tuple[TCPStore, int, int]]:
         yield TCPStore("localhost", store.port, is_master=False), int(threading.current_thread().name), 3
 
     def met() -> None:
         number = int(threading.current_thread().name)
-        found[number] = meet(Peer(number, "node", 100 + number, number, (f"GPU-{number}",)), FOREVER)
+        found[number] = join_rendezvous(Peer(number, "node", 100 + number, number, (f"GPU-{number}",)), FOREVER)
 
     monkeypatch.setattr("shardwise.run.faults.rendezvous.rendezvous", rendezvous)
     threads = [threading.Thread(target=met, name=str(number)) for number in range(3)]
@@ -71,17 +71,17 @@ def test_all_ranks_know_each_other(store: TCPStore, monkeypatch: pytest.MonkeyPa
 def test_what_ranks_of_an_earlier_start_have_left_is_not_met(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun's agents keep their store when they start the ranks again, and there may be fewer."""
 
-    def meetings(pids: Sequence[int]) -> dict[int, Meeting]:
+    def meetings(pids: Sequence[int]) -> dict[int, Rendezvous]:
         def rendezvous(url: str, timeout: timedelta) -> Iterator[tuple[TCPStore, int, int]]:
             yield TCPStore("localhost", store.port, is_master=False), int(threading.current_thread().name), len(pids)
 
         def met() -> None:
             number = int(threading.current_thread().name)
             time.sleep(0.2 * number)  # the first one finds the lines of those that have ended
-            found[number] = meet(Peer(number, "node", pids[number], number), FOREVER)
+            found[number] = join_rendezvous(Peer(number, "node", pids[number], number), FOREVER)
 
         monkeypatch.setattr("shardwise.run.faults.rendezvous.rendezvous", rendezvous)
-        found: dict[int, Meeting] = {}
+        found: dict[int, Rendezvous] = {}
         threads = [threading.Thread(target=met, name=str(number)) for number in range(len(pids))]
         for thread in threads:
             thread.start()
@@ -92,9 +92,9 @@ def test_what_ranks_of_an_earlier_start_have_left_is_not_met(store: TCPStore, mo
     for pids in ([100, 101, 102], [200, 201, 202], [300, 301]):
         found = meetings(pids)
         assert [[peer.pid for peer in found[number].peers] for number in range(len(pids))] == [pids] * len(pids)
-        assert not found[0].keys().check([LEFT])
-        found[0].keys().set(LEFT, "1")
-        assert found[1].keys().get(LEFT) == b"1"
+        assert not found[0].keys().check([LEFT_KEY])
+        found[0].keys().set(LEFT_KEY, "1")
+        assert found[1].keys().get(LEFT_KEY) == b"1"
 
 
 @pytest.mark.parametrize("launcher", [True, False])
@@ -102,9 +102,9 @@ def test_ranks_that_do_not_come_are_named(store: TCPStore, launcher: bool, monke
     if launcher:
         monkeypatch.setenv(LAUNCHER, "1")
     with rank(1) as here, pytest.raises((LostRankError, SystemExit)) as ended:
-        meet(here, timedelta(seconds=0.2))
+        join_rendezvous(here, timedelta(seconds=0.2))
     text = f"rank 1: ranks 0, 2 of 3 have not come to localhost:{store.port} in 0:00:00.200000"
     assert PrefixStore(PREFIX, store).get(LOST_KEY) == text.encode()
     assert str(ended.value) == ("4" if launcher else text)
     with rank(2) as here, pytest.raises(SystemExit):  # says nothing: one has
-        meet(here, timedelta(seconds=0.2))
+        join_rendezvous(here, timedelta(seconds=0.2))

@@ -14,19 +14,19 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.model.optimizers.registry import optimizer_named, optimizer_names
-from shardwise.records.step_memory_and_collectives import Memory
+from shardwise.model.optimizers.registry import get_optimizer, optimizer_names
+from shardwise.records.step_memory_and_collectives import MeasuredMemory
 from shardwise.run import memory_terms
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model_builder import initial_weights
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
+from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.step_inspector import MemoryTracker, process_memory
-from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
-from shardwise.step.rank_program import Instance
-from shardwise.values.precision import precision_named
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.precision import get_precision
 
 TOLERANCE = 0.05
 OF_PEAK = 0.003  # shared by layers: angles, masks, ids
@@ -85,7 +85,7 @@ def plan_of(name: str, policy: str, precision: str, optimizer: str = "adamw") ->
     return plan_layout(architecture, cluster, job, layout)
 
 
-def measured(name: str, policy: str, dtype: torch.dtype, *, updated: bool) -> Memory:
+def measured(name: str, policy: str, dtype: torch.dtype, *, updated: bool) -> MeasuredMemory:
     """A step's, with gradients and optimizer state that are there before; with `updated` it ends in an update."""
     architecture, num_positions, num_seqs = shape(name)
     executor = Executor(initial_weights(architecture, 0, dtype), policy)
@@ -132,25 +132,25 @@ def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str)
     architecture, num_positions, num_seqs = shape("blocks")
     plan = planned("blocks", "none", "fp32", optimizer)
     layout = Layout(micro_batch_seqs=num_seqs)
-    instance = Instance(
-        architecture=architecture, layout=layout, precision=precision_named("fp32"), optimizer=optimizer
+    instance = RankProgram(
+        architecture=architecture, layout=layout, precision=get_precision("fp32"), optimizer=optimizer
     )
-    engine = Engine(instance, Recipe(steps=2), World(instance.mesh))
-    engine.initialise(0)
+    engine = TrainingEngine(instance, TrainingRecipe(steps=2), World(instance.mesh))
+    engine.initialize(0)
     ids = torch.randint(architecture.vocab_size, (num_seqs, num_positions), generator=torch.Generator().manual_seed(0))
     with MemoryTracker(architecture.vocab_size) as tracker:
         for term, tensor in list(engine.held()):
             tracker.name(term, [tensor])
-        engine.watch(tracker.forward_ended, lambda whole: tracker.name(memory_terms.GATHERED, [whole]))
+        engine.observe(tracker.forward_ended, lambda whole: tracker.name(memory_terms.GATHERED, [whole]))
         engine.step([MicroBatch(ids, ids)], ids.numel(), 1, 0)
     found = tracker.memory()
-    one, matrices = optimizer_named(optimizer), 2 * (256 * 32 * 24 + 3 * 256 * 256)  # of two blocks: attention, MLP
+    one, matrices = get_optimizer(optimizer), 2 * (256 * 32 * 24 + 3 * 256 * 256)  # of two blocks: attention, MLP
     others = plan["parameters"] / 4 - matrices
-    wanted = 4 * (len(one.moments) * matrices + len(one.of(matrix=False).moments) * others)
-    if one.largest_side:  # squares of both sides of each matrix, each with its root
+    wanted = 4 * (len(one.moments) * matrices + len(one.for_weight(is_matrix=False).moments) * others)
+    if one.max_preconditioned_side:  # squares of both sides of each matrix, each with its root
         sides = 2 * [256, 256] + 2 * [128, 256] + 3 * [256, 256]
         wanted = 4 * (matrices + 2 * others + 2 * 2 * sum(side**2 for side in sides))
-    if one.takes_means:
+    if one.reduces_means:
         wanted = 4 * (2 * (3 * 256 + 2 * 256 + 2 * 128 + 7 * 256) + 2 * (2048 + 256) + 5 * 256)  # the last are norms
     if one.block > 1:
         wanted = 2 * (matrices + 2 * 2048 * 256) * (1 + 4 / 256) + 8 * 5 * 256

@@ -11,24 +11,24 @@ import pytest
 import torch
 from executing import Executor, batch_of, decoder_of, errors, random_weights
 
-from shardwise.derive.sharded_program import Compute
+from shardwise.derive.sharded_program import ComputeStep
 from shardwise.derive.sharded_unit import derive_unit
-from shardwise.layout.sharding_scheme import Family
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import whole_program
+from shardwise.model.decoder import model_program
 from shardwise.model.numerics import Gating, Numerics, Rotary
-from shardwise.model.optimizers.registry import optimizer_named
-from shardwise.run.data.batches import IGNORED
+from shardwise.model.optimizers.registry import get_optimizer
+from shardwise.run.data.batches import IGNORE_INDEX
 from shardwise.run.engine import fused_calls
-from shardwise.run.engine.call_builder import Call, Calls
-from shardwise.run.engine.kernel_calls import call_of
+from shardwise.run.engine.call_builder import CallBuilder, KernelCall
+from shardwise.run.engine.kernel_calls import build_call
 from shardwise.run.engine.micro_batch import MicroBatch
-from shardwise.run.engine.model_builder import Weights
+from shardwise.run.engine.model_builder import ModelWeights
 from shardwise.run.numpy.kernels import Router
 from shardwise.run.numpy.step import run_step
 from shardwise.run.trainer.expert_balance import auxiliary_loss
 from shardwise.sharding import Mesh
-from shardwise.step.parameters import parameters
+from shardwise.step.parameters import list_parameters
 from shardwise.values.errors import InputError
 
 TOLERANCE = 1e-10
@@ -98,7 +98,7 @@ def small(structure: str) -> Architecture:
 
 def whole_names(architecture: Architecture) -> dict[str, str]:
     """Names in the program of the whole model, which tells layers apart by a prefix, by the parameters' names."""
-    found = parameters(architecture, Family(0, False, "none"))
+    found = list_parameters(architecture, ShardingScheme(0, False, "none"))
     prefixes = {one.path: f"{one.path.removeprefix('layers.').replace('.', '')}." for one in found if "." in one.path}
     return {one.name: f"{prefixes.get(one.path, '')}{one.weight}" for one in found}
 
@@ -108,14 +108,14 @@ def tokens(architecture: Architecture, seed: int = 1) -> tuple[Any, Any]:
     return tuple(rng.integers(architecture.vocab_size, size=(SEQS, POSITIONS)) for _ in range(2))
 
 
-def judged(weights: Weights, batches: Iterable[MicroBatch], num_targets: int) -> tuple[float, dict[str, Any]]:
+def judged(weights: ModelWeights, batches: Iterable[MicroBatch], num_targets: int) -> tuple[float, dict[str, Any]]:
     """Loss and gradients by parameter of the derivation's unsharded step with these weights, of the ids and targets of the model
     and of each module of multi-token prediction."""
-    architecture, family = weights.architecture, Family(0, False, "none")
-    unit = derive_unit("whole", whole_program(architecture), family, recompute="none")
+    architecture, family = weights.architecture, ShardingScheme(0, False, "none")
+    unit = derive_unit("whole", model_program(architecture), family, recompute="none")
     names = whole_names(architecture)
     state = {whole: weights.tensors[name].numpy() for name, whole in names.items()}
-    kept = optimizer_named(family.optimizer).state
+    kept = get_optimizer(family.optimizer).state
     zeros = {f"{name}.{part}": np.zeros_like(a) for name, a in state.items() for part in kept}
     batch: dict[str, Any] = {"positions": np.arange(POSITIONS)}
     for prefix, one in zip(
@@ -149,7 +149,7 @@ def test_loss_and_gradients_are_the_derivations(
     num_batches, num_targets = weights.architecture.num_predict_layers + 1, 3 * SEQS * POSITIONS
     batches = [batch_of(*tokens(weights.architecture, seed)) for seed in range(num_batches)]
     further = iter(batches[1:])
-    monkeypatch.setattr(MicroBatch, "further", lambda _: next(further))
+    monkeypatch.setattr(MicroBatch, "shift_by_one_token", lambda _: next(further))
     executor = Executor(weights, takes_products=takes_products, prediction_weight=WEIGHT)
     on_way = executor.model.forward(batches[0], num_targets, trains=True)
     executor.model.backward(on_way)
@@ -210,7 +210,7 @@ def test_loss_and_gradients_are_those_of_a_decoder_by_hand(case: str) -> None:
     for seed in (1, 2):
         ids, targets = map(torch.tensor, tokens(SMALL, seed))
         if documents is not None:
-            targets[:, :-1][documents[:, 1:] != documents[:, :-1]] = IGNORED
+            targets[:, :-1][documents[:, 1:] != documents[:, :-1]] = IGNORE_INDEX
         output = decoder(ids, targets, num_targets, documents)
         output.total().backward()
         on_way = executor.model.forward(batch_of(ids, targets, documents), num_targets, trains=True)
@@ -232,12 +232,12 @@ def test_sums_beside_their_operands_are_those_over_them(structure: str, monkeypa
     loss = over.train(ids, targets, SEQS * POSITIONS)
     written_over: list[bool] = []
 
-    def beside(calls: Calls, step: Compute, phase: str) -> Call:
-        call = call_of(calls, step, phase)
+    def beside(calls: CallBuilder, step: ComputeStep, phase: str) -> KernelCall:
+        call = build_call(calls, step, phase)
         written_over.append(bool(call.over))
         return dataclasses.replace(call, over={})
 
-    monkeypatch.setattr(fused_calls, "call_of", beside)
+    monkeypatch.setattr(fused_calls, "build_call", beside)
     apart = Executor(weights)
     assert apart.train(ids, targets, SEQS * POSITIONS).item() == pytest.approx(loss.item(), rel=1e-14)
     assert any(written_over)
@@ -263,15 +263,17 @@ def test_what_the_plain_program_lacks_is_not_without_effect(case: str) -> None:
     weights = random_weights(dataclasses.replace(SMALL, **structure, numerics=numerics))
     documents = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 2, 2, 2]]) if with_documents else None
     ids = torch.tensor(tokens(SMALL)[0])
-    assert not torch.allclose(weights.logits(ids, documents), Weights(plain, weights.tensors).logits(ids))
+    assert not torch.allclose(weights.logits(ids, documents), ModelWeights(plain, weights.tensors).logits(ids))
 
 
 def test_layers_with_a_window_are_as_many_as_are_counted() -> None:
     for every in (0, 2, 3, 6):
         shape = dataclasses.replace(SMALL, num_layers=7, sliding_window=4, global_every=every)
-        windows = [shape.window(layer) for layer in range(shape.num_layers)]
+        windows = [shape.attention_window(layer) for layer in range(shape.num_layers)]
         assert windows.count(4) == shape.num_windowed_layers == len(windows) - windows.count(None)
-    assert [dataclasses.replace(SMALL, sliding_window=4, global_every=2).window(layer) for layer in (0, 1)] == [4, None]
+    assert [
+        dataclasses.replace(SMALL, sliding_window=4, global_every=2).attention_window(layer) for layer in (0, 1)
+    ] == [4, None]
 
 
 @pytest.mark.parametrize("policy", ["none", "full"])
@@ -315,7 +317,7 @@ def test_documents_packed_together_are_as_they_are_alone(structure: str, window:
     if structure == "gpt-2":  # its table of positions is shorter than the sequence
         ids, targets, rows, lengths = ids[:, :7], targets[:, :7], [row[:7] for row in rows], [(4, 3), (6, 1)]
     for row, length in enumerate(lengths):
-        targets[row, torch.tensor(length).cumsum(0) - 1] = IGNORED
+        targets[row, torch.tensor(length).cumsum(0) - 1] = IGNORE_INDEX
     packed, alone = Executor(weights), Executor(weights)
     together = packed.train(ids, targets, 10, torch.stack(rows))
     apart = [
@@ -329,14 +331,17 @@ def test_documents_packed_together_are_as_they_are_alone(structure: str, window:
 
 def test_further_targets_stay_in_their_documents() -> None:
     """Tokens 1 to 5 with 6 behind them, in documents of one, three and two tokens; and whether all are one document."""
-    ids, targets = torch.tensor([[1, 2, 3, 4, 5]] * 2), torch.tensor([[IGNORED, 3, 4, IGNORED, 6], [2, 3, 4, 5, 6]])
+    ids, targets = (
+        torch.tensor([[1, 2, 3, 4, 5]] * 2),
+        torch.tensor([[IGNORE_INDEX, 3, 4, IGNORE_INDEX, 6], [2, 3, 4, 5, 6]]),
+    )
     batch, found = batch_of(ids, targets, torch.tensor([[0, 1, 1, 1, 2], [0, 0, 0, 0, 0]])), []
     for _ in range(5):
-        batch = batch.further()
+        batch = batch.shift_by_one_token()
         found.append((batch.ids_BT[0].tolist(), batch.targets_BT.tolist()))
         assert torch.equal(batch.ids_BT[0], batch.ids_BT[1])
         assert batch.documents_BT is not None
-    no = IGNORED
+    no = IGNORE_INDEX
     assert found == [
         ([2, 3, 4, 5, 5], [[no, 4, no, no, no], [3, 4, 5, 6, no]]),
         ([3, 4, 5, 5, 5], [[no, no, no, no, no], [4, 5, 6, no, no]]),
@@ -352,10 +357,10 @@ def test_a_part_has_the_further_tokens_of_the_whole() -> None:
     tokens = torch.arange(2 * 13).view(2, 13)
     documents = torch.tensor([[0] * 3 + [1] * 4 + [2] * 5, [0] * 12])
     targets = tokens[:, 1:].clone()
-    targets[0, [2, 6]] = IGNORED
+    targets[0, [2, 6]] = IGNORE_INDEX
     whole = MicroBatch(tokens[:, :-1], targets, documents)
     own = ((0, 3), (4, 3), (9, 3))
-    part = whole.at(((0, 5), (4, 5), (9, 3)))
+    part = whole.restrict_to(((0, 5), (4, 5), (9, 3)))
     assert (part.ids_BT.shape, part.seq_len, part.documents_BT) == ((2, 13), 12, documents)
     for _ in range(3):
         rows = part.rows(own)
@@ -363,10 +368,10 @@ def test_a_part_has_the_further_tokens_of_the_whole() -> None:
         for found, wanted in ((part.ids_BT, whole.ids_BT), (part.targets_BT, whole.targets_BT)):
             for (row, count), (place, _) in zip(rows, own, strict=True):
                 assert torch.equal(found[:, row : row + count], wanted[:, place : place + count])
-        whole, part = whole.further(), part.further()
+        whole, part = whole.shift_by_one_token(), part.shift_by_one_token()
     for places in ((3, 4), (8, 2), (11, 2)):
         with pytest.raises(ValueError, match="are required"):
-            whole.at(((0, 5), (4, 4), (9, 3))).rows((places,))
+            whole.restrict_to(((0, 5), (4, 4), (9, 3))).rows((places,))
 
 
 def test_a_window_shuts_out_what_is_further_back() -> None:
@@ -382,8 +387,8 @@ def test_targets_that_are_ignored_do_not_count() -> None:
     weights = random_weights(SMALL)
     ids, targets = map(torch.tensor, tokens(SMALL))
     logits = weights.logits(ids)
-    targets[0, 1:] = IGNORED
-    kept = targets != IGNORED
+    targets[0, 1:] = IGNORE_INDEX
+    kept = targets != IGNORE_INDEX
     each = -logits[kept].log_softmax(dim=-1).gather(-1, targets[kept][:, None])
     executor = Executor(weights)
     torch.testing.assert_close(executor.train(ids, targets, 40), each.sum() / 40, rtol=1e-12, atol=0)
@@ -393,9 +398,9 @@ def test_targets_that_are_ignored_do_not_count() -> None:
     assert_near(executor.gradients.found, {name: one.grad for name, one in decoder.named_parameters()})
 
 
-@pytest.mark.parametrize("of", [Weights.logits, lambda weights, ids: Executor(weights).train(ids, ids, 8)])
+@pytest.mark.parametrize("of", [ModelWeights.logits, lambda weights, ids: Executor(weights).train(ids, ids, 8)])
 def test_sequences_longer_than_the_table_of_positions_are_refused(
-    of: Callable[[Weights, torch.Tensor], object],
+    of: Callable[[ModelWeights, torch.Tensor], object],
 ) -> None:
     with pytest.raises(InputError, match="learned table of positions has 7 rows"):
         of(random_weights(small("gpt-2")), torch.zeros(1, 8, dtype=torch.long))

@@ -19,14 +19,14 @@ from shardwise.model.optimizer_state import bytes_per_parameter
 from shardwise.model.program import Role
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.unit_passes import TorchUnit
-from shardwise.run.kernels.matmul import NarrowProduct, narrow_of
+from shardwise.run.kernels.matmul import QuantizedMatmul, product_formats
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.training_engine import Engine
-from shardwise.step.rank_program import Instance
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.step.rank_program import RankProgram
 from shardwise.values.errors import InputError
 from shardwise.values.precision import PRECISIONS, Precision
-from shardwise.values.quantization import quantised
+from shardwise.values.quantization import quantize_blocks
 
 DENSE = Architecture(
     name="dense", num_layers=2, d_model=64, d_ff=128, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=96
@@ -47,14 +47,14 @@ RUNNABLE = [name for name, one in PRECISIONS.items() if runs(one)]
 NARROW = [name for name in RUNNABLE if PRECISIONS[name].scaling]
 
 
-RECIPE = Recipe(steps=STEPS, learning_rate=3e-3, warmup_steps=5)
+RECIPE = TrainingRecipe(steps=STEPS, learning_rate=3e-3, warmup_steps=5)
 
 
-def engine_of(precision: str, architecture: Architecture = DENSE, recipe: Recipe = RECIPE) -> Engine:
+def engine_of(precision: str, architecture: Architecture = DENSE, recipe: TrainingRecipe = RECIPE) -> TrainingEngine:
     layout = Layout(micro_batch_seqs=SEQS)
-    instance = Instance(architecture=architecture, layout=layout, precision=PRECISIONS[precision], seq_len=POSITIONS)
-    engine = Engine(instance, recipe, World(instance.mesh))
-    engine.initialise(0)
+    instance = RankProgram(architecture=architecture, layout=layout, precision=PRECISIONS[precision], seq_len=POSITIONS)
+    engine = TrainingEngine(instance, recipe, World(instance.mesh))
+    engine.initialize(0)
     return engine
 
 
@@ -73,7 +73,7 @@ def losses_of_a_run_that_goes_on(precision: str, architecture: Architecture = DE
     *before, last = batches(3)
     for step, batch in enumerate(before):
         first.step([batch], SEQS * POSITIONS, 1, step)
-    for (_, _, mine), (_, _, theirs) in zip(first.pieces(), second.pieces(), strict=True):
+    for (_, _, mine), (_, _, theirs) in zip(first.checkpoint_tensors(), second.checkpoint_tensors(), strict=True):
         theirs.copy_(mine)
     second.updater.set_steps(len(before))
     second.publish()
@@ -101,18 +101,18 @@ def test_products_with_weights_of_blocks_are_narrow_and_no_others(
     architecture: Architecture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[tuple[str, ...], ...]] = []
-    summed = NarrowProduct.in_fp32
+    summed = QuantizedMatmul.multiply_in_fp32
 
-    def looked(self: NarrowProduct, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    def looked(self: QuantizedMatmul, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         seen.append((self.left, self.right))
         return summed(self, left, right)
 
-    monkeypatch.setattr(NarrowProduct, "in_fp32", looked)
+    monkeypatch.setattr(QuantizedMatmul, "multiply_in_fp32", looked)
     engine = engine_of("fp8_current", architecture)
     engine.step(batches(1), SEQS * POSITIONS, 1, 0)
     derived = 0
     for path, kind in engine.instance.units:
-        unit = engine.instance.template(path, kind).unit
+        unit = engine.instance.unit_instructions(path, kind).unit
         for program in (unit.forward.program, unit.backward.program):
             for one in program.operations:
                 if isinstance(one, Contract) and is_block_product(one, unit.tensors):
@@ -127,7 +127,7 @@ def test_operands_are_in_the_formats_of_the_recipe(name: str) -> None:
     """Gradients in the one, all else in the other; weights in blocks of their own."""
     engine, precision = engine_of(name), PRECISIONS[name]
     layer = next(one for one in engine.model.layers if one.number is not None)
-    tensors, narrow = layer.unit.unit.tensors, narrow_of(precision)
+    tensors, narrow = layer.unit.unit.tensors, product_formats(precision)
     assert isinstance(layer.unit, TorchUnit)
     assert narrow is not None
     for tensor in tensors.values():
@@ -150,7 +150,7 @@ SIZES = {"B": 2, "T": 20, "D": 48, "F": 80, "N": 3, "H": 16}
 @pytest.mark.parametrize("dims", DIMS, ids=["".join(one[2]) + "-" + "".join(one[0]) for one in DIMS])
 @pytest.mark.parametrize("name", NARROW)
 def test_a_product_is_the_einsum_of_what_its_operands_stand_for(name: str, dims: tuple[tuple[str, ...], ...]) -> None:
-    narrow = narrow_of(PRECISIONS[name])
+    narrow = product_formats(PRECISIONS[name])
     assert narrow is not None
     scaling, to, (left, right, result) = narrow.scaling, narrow.operand, dims
     random = np.random.default_rng(0)
@@ -161,15 +161,15 @@ def test_a_product_is_the_einsum_of_what_its_operands_stand_for(name: str, dims:
         rows = [d for d in own if d not in summed]
         matrix = one.transpose([own.index(d) for d in (*rows, *summed)])
         shape = matrix.shape
-        cast = quantised(matrix.reshape(int(np.prod(shape[: len(rows)])), -1), to, scaling.block, scaling.kind)
-        exact.append((cast.dequantised(scaling.block).reshape(shape), (*rows, *summed)))
+        cast = quantize_blocks(matrix.reshape(int(np.prod(shape[: len(rows)])), -1), to, scaling.block, scaling.kind)
+        exact.append((cast.dequantize(scaling.block).reshape(shape), (*rows, *summed)))
     letters = {d: chr(97 + i) for i, d in enumerate(SIZES)}
     text = ",".join("".join(letters[d] for d in own) for _, own in exact) + "->" + "".join(letters[d] for d in result)
     expected = np.einsum(text, *(one for one, _ in exact))
-    from shardwise.run.kernels.matmul import Operand
+    from shardwise.run.kernels.matmul import OperandCast
 
-    operands = (Operand(to, scaling.block), Operand(to, scaling.block))
-    found = NarrowProduct(left, right, result, operands, scaling)(*map(torch.from_numpy, tensors))
+    operands = (OperandCast(to, scaling.block), OperandCast(to, scaling.block))
+    found = QuantizedMatmul(left, right, result, operands, scaling)(*map(torch.from_numpy, tensors))
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-5)
 
 

@@ -11,34 +11,34 @@ from train.stand_in import small_plan
 from shardwise.layout.layout import Layout
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.token_shards import TokenShards
-from shardwise.run.recipe import Recipe
+from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.batch_schedule import require_batches
 from shardwise.run.trainer.noise_scale import targets_of_parts
-from shardwise.run.trainer.plan_for_engine import instance_of
-from shardwise.sharding.collectives import Kind
+from shardwise.run.trainer.plan_for_engine import engine_instance
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.values.errors import InputError
 
 
 def test_every_nth_step_measures_and_issues_what_that_takes() -> None:
-    recipe = Recipe(steps=9, noise_scale_every=3)
+    recipe = TrainingRecipe(steps=9, noise_scale_every=3)
     assert [step for step in range(9) if recipe.measures_noise_at(step)] == [2, 5, 8]
-    assert not any(Recipe(steps=9).measures_noise_at(step) for step in range(9))
+    assert not any(TrainingRecipe(steps=9).measures_noise_at(step) for step in range(9))
     plan = small_plan(2)
-    usual, measuring = (instance_of(plan, recipe.of_step(step)).issued(4) for step in (1, 2))
+    usual, measuring = (engine_instance(plan, recipe.for_step(step)).issued(4) for step in (1, 2))
     more = measuring - usual
     assert not usual - measuring
     assert [(one.kind, one.axes, one.num_bytes, count) for one, count in more.items()] == [
-        (Kind.ALL_REDUCE, ("dp",), 4, 1)
+        (CollectiveKind.ALL_REDUCE, ("dp",), 4, 1)
     ]
 
 
 def test_a_batch_in_one_part_is_refused() -> None:
-    recipe = Recipe(steps=1, noise_scale_every=1)
+    recipe = TrainingRecipe(steps=1, noise_scale_every=1)
     require_batches(small_plan(batch_seqs=2, micro_batch_seqs=1), recipe)
     with pytest.raises(InputError, match="2 sequences in one part"):
         require_batches(small_plan(batch_seqs=2, micro_batch_seqs=2), recipe)
     with pytest.raises(InputError, match="at least 0"):
-        Recipe(steps=1, noise_scale_every=-1)
+        TrainingRecipe(steps=1, noise_scale_every=-1)
 
 
 def test_parts_have_the_targets_of_their_sequences(tmp_path: Path) -> None:

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from shardwise.run.parallel.collectives import Exchange
-from shardwise.run.parallel.sharded_optimizer import NORM_BLOCK, Updater, sum_of_squares
-from shardwise.run.recipe import Recipe
-from shardwise.run.step_clock import Clock
+from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.parallel.sharded_optimizer import NORM_BLOCK, ShardedOptimizer, sum_of_squares
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.step_clock import StepClock
 
 
 def norm_of(*shards: torch.Tensor) -> torch.Tensor:
     """The norm that the optimizer clips with, of shards of gradients on one process."""
     world: Any = SimpleNamespace(device=torch.device("cpu"))
-    updater = Updater([], Exchange(world, Clock(world.device)), Recipe(steps=1), ())
+    updater = ShardedOptimizer([], MeshCollectives(world, StepClock(world.device)), TrainingRecipe(steps=1), ())
     groups: Any = [
         SimpleNamespace(
-            gradient_shard=shard, alike=lambda: [(frozenset(), slice(None))], copies=lambda axes, among: 1
+            gradient_shard=shard, local_runs=lambda: [(frozenset(), slice(None))], copies=lambda axes, among: 1
         )
         for shard in shards
     ]  # fmt: skip

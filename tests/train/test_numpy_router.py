@@ -36,7 +36,7 @@ def test_gates_and_gradients_are_those_of_the_executor(scores: str, groups: str,
     gates, kept = router.route(logits, K)
     told = {"normalised": normalised, "gating": router.gating}
     zero = torch.zeros(E, dtype=torch.float64)
-    routing = experts.route(torch.tensor(logits), K, zero, **told)
+    routing = experts.route_tokens(torch.tensor(logits), K, zero, **told)
     np.testing.assert_allclose(gates, dense(routing), rtol=1e-13, atol=0)
     by_choice = torch.tensor(dgates).flatten(0, 1).gather(-1, routing.choices)
     given = experts.route_gradient(by_choice, routing, None, torch.float64)

@@ -14,7 +14,7 @@ from train.stand_in import SEQ_LEN, write_inputs
 
 from shardwise.layout.layout import Layout
 from shardwise.records.run_folder import read_json
-from shardwise.records.step_log import SLOW, read_log
+from shardwise.records.step_log import SLOW_EVENT, read_log
 from shardwise.run.trainer.stragglers import slow_ranks, stage_flops
 
 LAYOUTS = [
@@ -36,7 +36,7 @@ def test_a_rank_that_is_three_times_as_slow_is_named(layout: Layout, tmp_path: P
     )
     assert run.ended() == 0, run.err
     assert (int(named[1]), named[2]) == (pids_of(out)[1], socket.gethostname())
-    (event,) = [event for event in read_log(out / "log.jsonl").events if event["event"] == SLOW]
+    (event,) = [event for event in read_log(out / "log.jsonl").events if event["event"] == SLOW_EVENT]
     (found,) = event["ranks"]
     assert (event["step"], found["rank"], found["host"]) == (10, 1, socket.gethostname())
     assert found["factor"] == pytest.approx(3.0, rel=0.25)
@@ -52,7 +52,7 @@ def test_ranks_that_are_equally_slow_are_not(layout: Layout, tmp_path: Path) -> 
     flags = [*write_inputs(tmp_path, planned(DENSE, layout, 8)), "--device", "cpu", "--steps", "20", "--elastic"]
     run = copied(in_float64.main, flags, PRODUCT_S="0.004")
     assert run.ended() == 0, run.err
-    assert not [event for event in read_log(Path(flags[4]) / "log.jsonl").events if event["event"] == SLOW]
+    assert not [event for event in read_log(Path(flags[4]) / "log.jsonl").events if event["event"] == SLOW_EVENT]
 
 
 def test_ranks_are_compared_with_their_like() -> None:

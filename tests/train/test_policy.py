@@ -12,10 +12,10 @@ import torch
 from train import stand_in
 from train.stand_in import Bigram, small_plan, write_inputs
 
-from shardwise.records.step_log import Log, read_log
-from shardwise.run.recipe import Action
-from shardwise.run.trainer.anomaly_detector import Judge
-from shardwise.run.trainer.flags import build_parser, settings_of
+from shardwise.records.step_log import StepLog, read_log
+from shardwise.run.recipe import AnomalyAction
+from shardwise.run.trainer.anomaly_detector import AnomalyDetector
+from shardwise.run.trainer.flags import build_parser, parse_settings
 from shardwise.run.trainer.preflight import open_data
 from shardwise.search.plan_file import load_plan
 from shardwise.train import rank_main
@@ -46,13 +46,13 @@ def train(flags: Sequence[str], monkeypatch: pytest.MonkeyPatch, spikes: Mapping
     return rank_main(flags, stand_in.parts())
 
 
-def log_of(flags: Sequence[str]) -> Log:
+def log_of(flags: Sequence[str]) -> StepLog:
     return read_log(Path(flags[4]) / "log.jsonl")
 
 
 def trained(flags: Sequence[str], steps: Sequence[int]) -> tuple[torch.Tensor, dict[int, float]]:
     """The bigram's logits after these steps alone, by a loop of the test's own, and their losses."""
-    settings = settings_of(build_parser().parse_args(flags))
+    settings = parse_settings(build_parser().parse_args(flags))
     batches = open_data(load_plan(settings.plan), settings).train
     logits, losses = torch.zeros(stand_in.VOCAB, stand_in.VOCAB, dtype=torch.float64), {}
     for step in steps:
@@ -68,15 +68,20 @@ def trained(flags: Sequence[str], steps: Sequence[int]) -> tuple[torch.Tensor, d
 @pytest.mark.parametrize("name", ["loss_spike", "norm_spike"])
 def test_a_spike_lies_above_the_mean_by_deviations_of_the_steps_before(name: str) -> None:
     values = np.random.default_rng(0).normal(3.0, 0.1, 200)
-    actions: dict[str, Action] = {"non_finite": "stop", "loss_spike": "ignore", "norm_spike": "ignore", name: "skip"}
-    judge = Judge(actions, window=50, deviations=3.0)
+    actions: dict[str, AnomalyAction] = {
+        "non_finite": "stop",
+        "loss_spike": "ignore",
+        "norm_spike": "ignore",
+        name: "skip",
+    }
+    judge = AnomalyDetector(actions, window=50, deviations=3.0)
     for number, value in enumerate(values.tolist()):
         before = values[max(number - 50, 0) : number]
         limit = float(before.mean() + 3 * before.std(ddof=1)) if len(before) >= 25 else 1e9
         for tried, is_spike in ((limit - 1e-9, False), (limit + 1e-9, len(before) >= 25)):
             loss, norm = (tried, 1.0) if name == "loss_spike" else (1.0, tried)
             assert (judge.trouble(1, loss, norm) is not None) is is_spike
-        judge.remember(*((value, 1.0) if name == "loss_spike" else (1.0, value)))
+        judge.record(*((value, 1.0) if name == "loss_spike" else (1.0, value)))
 
 
 def test_a_batch_that_is_left_out_changes_nothing(inputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,5 +159,5 @@ def test_policies_that_there_are_not_are_refused(
     inputs: list[str], flags: list[str], problem: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(InputError) as raised:
-        settings_of(build_parser().parse_args([*inputs, *flags]))
+        parse_settings(build_parser().parse_args([*inputs, *flags]))
     assert problem in str(raised.value)

@@ -36,7 +36,7 @@ def test_work_is_repeated_for_its_time_or_as_often_as_is_asked(monkeypatch: pyte
     """All ranks run a collective as often, whatever time it takes on each."""
     cpu, calls = torch.device("cpu"), Counter[str]()
     monkeypatch.setattr(module, "BUDGET_S", 0.05)
-    module._timed(lambda: calls.update(["timed"]), cpu)
-    module._timed(lambda: calls.update(["counted"]), cpu, exactly=3)
+    module._time_median(lambda: calls.update(["timed"]), cpu)
+    module._time_median(lambda: calls.update(["counted"]), cpu, exactly=3)
     assert calls["counted"] == module.WARM_UPS + 3
     assert calls["timed"] > module.WARM_UPS + module.REPEATS

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from train.formulas import random
 
-from shardwise.run.kernels.matmul import Einsum, Product, product_of
+from shardwise.run.kernels.matmul import Einsum, Matmul, as_matmul
 
 SIZES = {"B": 2, "T": 5, "D": 6, "F": 7, "K": 2, "G": 3, "H": 4, "E": 8}
 FITTING = {
@@ -37,8 +37,8 @@ def operands(left: str, right: str) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def made(left: str, right: str, result: str) -> Product | None:
-    return product_of(tuple(left), tuple(right), tuple(result), {d: n for d, n in SIZES.items() if d not in "BT"})
+def made(left: str, right: str, result: str) -> Matmul | None:
+    return as_matmul(tuple(left), tuple(right), tuple(result), {d: n for d, n in SIZES.items() if d not in "BT"})
 
 
 @pytest.mark.parametrize("case", FITTING)

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from shardwise.run.kernels import quantization
-from shardwise.values.dtypes import FORMATS
+from shardwise.values.dtypes import NUMBER_FORMATS
 from shardwise.values.errors import InputError
-from shardwise.values.quantization import SCALINGS, quantised, scaling_named
+from shardwise.values.quantization import SCALINGS, get_scaling, quantize_blocks
 
 SHAPES = ((128, 256), (5, 40), (130, 300), (1, 1), (33, 17))
 FORMATS_OF = {"nvfp4": ("e2m1",)}
@@ -33,8 +33,8 @@ def matrix(shape: tuple[int, int], seed: int = 0) -> NDArray[np.float32]:
 def test_tensors_are_quantised_as_in_numpy(name: str, which: str, to: str, shape: tuple[int, int]) -> None:
     scaling, x = SCALINGS[name], matrix(shape)
     block = getattr(scaling, which)
-    expected = quantised(x, FORMATS[to], block, scaling.kind)
-    found = quantization.quantised(torch.from_numpy(x), FORMATS[to], block, scaling.kind)
+    expected = quantize_blocks(x, NUMBER_FORMATS[to], block, scaling.kind)
+    found = quantization.quantize_matrix(torch.from_numpy(x), NUMBER_FORMATS[to], block, scaling.kind)
     for one, other in zip(found, expected, strict=True):
         assert one.numpy().tobytes() == np.asarray(other, np.float32).tobytes()
 
@@ -42,8 +42,10 @@ def test_tensors_are_quantised_as_in_numpy(name: str, which: str, to: str, shape
 def test_a_scale_of_earlier_steps_saturates_what_is_larger() -> None:
     x = matrix((64, 64))
     factor = np.float32(448) / (np.abs(x).max() / 3)
-    expected = quantised(x, FORMATS["e4m3"], (None, None), "fp32", float(factor))
-    found = quantization.quantised(torch.from_numpy(x), FORMATS["e4m3"], (None, None), "fp32", torch.tensor(factor))
+    expected = quantize_blocks(x, NUMBER_FORMATS["e4m3"], (None, None), "fp32", float(factor))
+    found = quantization.quantize_matrix(
+        torch.from_numpy(x), NUMBER_FORMATS["e4m3"], (None, None), "fp32", torch.tensor(factor)
+    )
     for one, other in zip(found, expected, strict=True):
         assert one.numpy().tobytes() == np.asarray(other, np.float32).tobytes()
     assert np.abs(expected.elements).max() == 448
@@ -52,12 +54,12 @@ def test_a_scale_of_earlier_steps_saturates_what_is_larger() -> None:
 @pytest.mark.parametrize(("name", "which", "to"), CASES)
 def test_what_is_quantised_is_near_to_what_it_stands_for(name: str, which: str, to: str) -> None:
     """Of the largest in a block half a step of the format at most, and that of an E4M3 scale."""
-    scaling, x, one = SCALINGS[name], matrix((130, 300)), FORMATS[to]
+    scaling, x, one = SCALINGS[name], matrix((130, 300)), NUMBER_FORMATS[to]
     block = getattr(scaling, which)
-    found = quantised(x, one, block, scaling.kind).dequantised(block)
-    from shardwise.values.quantization import block_amax, spread
+    found = quantize_blocks(x, one, block, scaling.kind).dequantize(block)
+    from shardwise.values.quantization import block_amax, expand_scales
 
-    largest = spread(block_amax(x, block), x.shape, block)
+    largest = expand_scales(block_amax(x, block), x.shape, block)
     # MX scales may leave the largest just above the format's, which saturates: by less than 2 / max's leading digits
     slack = {"e8m0": 2.0 ** (np.floor(np.log2(one.max)) + 1) / one.max - 1, "e4m3": 2.0**-4}.get(scaling.kind, 0.0)
     assert np.all(np.abs(found - x) <= largest * (one.epsilon / 2 + slack) * (1 + slack) + 1e-30)
@@ -67,7 +69,7 @@ def test_mx_scales_are_those_of_the_specification() -> None:
     """OCP MX 1.0, section 6.3: X = 2^(floor(log2(max |V|)) - emax), with emax 8 for E4M3, 15 for E5M2, 2 for E2M1."""
     x = matrix((7, 64))
     for to, emax in (("e4m3", 8), ("e5m2", 15), ("e2m1", 2)):
-        found = quantised(x, FORMATS[to], (1, 32), "e8m0")
+        found = quantize_blocks(x, NUMBER_FORMATS[to], (1, 32), "e8m0")
         for row in range(7):
             for at in range(2):
                 largest = np.abs(x[row, 32 * at : 32 * at + 32]).max()
@@ -78,7 +80,7 @@ def test_mx_scales_are_those_of_the_specification() -> None:
 def test_elements_are_those_of_ml_dtypes_casts() -> None:
     x = matrix((32, 64))
     with np.errstate(over="ignore"):
-        found = quantised(x, FORMATS["e2m1"], (1, 32), "e8m0")
+        found = quantize_blocks(x, NUMBER_FORMATS["e2m1"], (1, 32), "e8m0")
         scaled = x / np.repeat(found.scales, 32, axis=1)
         expected = scaled.astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
     np.testing.assert_array_equal(found.elements, expected)
@@ -87,16 +89,16 @@ def test_elements_are_those_of_ml_dtypes_casts() -> None:
 @pytest.mark.parametrize("name", SCALINGS)
 def test_a_product_is_that_of_what_its_operands_stand_for(name: str) -> None:
     scaling = SCALINGS[name]
-    to = FORMATS[FORMATS_OF.get(name, ("e4m3",))[0]]
+    to = NUMBER_FORMATS[FORMATS_OF.get(name, ("e4m3",))[0]]
     x, w = matrix((37, 300), 1), matrix((130, 300), 2)
     blocks = (scaling.block, scaling.weight_block)
-    exact = quantised(x, to, blocks[0], scaling.kind).dequantised(blocks[0])
-    exact = exact @ quantised(w, to, blocks[1], scaling.kind).dequantised(blocks[1]).T
+    exact = quantize_blocks(x, to, blocks[0], scaling.kind).dequantize(blocks[0])
+    exact = exact @ quantize_blocks(w, to, blocks[1], scaling.kind).dequantize(blocks[1]).T
     left, right = (
-        quantization.quantised(torch.from_numpy(one), to, block, scaling.kind)
+        quantization.quantize_matrix(torch.from_numpy(one), to, block, scaling.kind)
         for one, block in zip((x, w), blocks, strict=True)
     )
-    found = quantization.scaled_product(left, blocks[0], right, blocks[1], is_local=scaling.is_local)
+    found = quantization.scaled_product(left, blocks[0], right, blocks[1], is_local=scaling.scales_inside_matmul)
     scale = np.abs(x) @ np.abs(w).T
     assert np.abs(found.numpy() - exact).max() <= 1e-6 * scale.max()
 
@@ -107,7 +109,9 @@ def test_the_emulation_is_what_pytorchs_scaled_product_gives(name: str, formats:
     """`torch._scaled_mm`, here on the CPU, which has it too; on GPUs it is what runs."""
     scaling, by_row = SCALINGS[name], name == "row"
     left, right = (
-        quantization.quantised(torch.from_numpy(matrix(shape, seed)), FORMATS[to], scaling.block, scaling.kind)
+        quantization.quantize_matrix(
+            torch.from_numpy(matrix(shape, seed)), NUMBER_FORMATS[to], scaling.block, scaling.kind
+        )
         for seed, (shape, to) in enumerate(zip(((48, 320), (64, 320)), formats, strict=True))
     )
     assert quantization.can_run_on_tensor_cores(left, right, formats, by_row=by_row) == (
@@ -122,7 +126,7 @@ def test_the_emulation_is_what_pytorchs_scaled_product_gives(name: str, formats:
 def test_what_tensor_cores_do_not_take() -> None:
     def taken(rows: int, columns: int, formats: tuple[str, str]) -> bool:
         left, right = (
-            quantization.quantised(torch.ones(n, columns), FORMATS[to], (None, None), "fp32")
+            quantization.quantize_matrix(torch.ones(n, columns), NUMBER_FORMATS[to], (None, None), "fp32")
             for n, to in zip((48, rows), formats, strict=True)
         )
         return quantization.can_run_on_tensor_cores(left, right, formats, by_row=False)
@@ -136,4 +140,4 @@ def test_what_tensor_cores_do_not_take() -> None:
 
 def test_an_unknown_scaling_is_told() -> None:
     with pytest.raises(InputError, match=r"scaling: .*tile"):
-        scaling_named("tiles")
+        get_scaling("tiles")

@@ -16,19 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwise.derive.sharded_unit import derived_unit
 from shardwise.layout.layout import Layout
-from shardwise.layout.sharding_scheme import Family
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.backward import worth_saving
-from shardwise.model.decoder import LAYERS, unit_counts
-from shardwise.model.recompute_policies import policy_names, set_named
+from shardwise.model.backward import saveable_results
+from shardwise.model.decoder import LAYER_UNITS, unit_counts
+from shardwise.model.recompute_policies import format_tensor_set, policy_names
 from shardwise.run.engine.micro_batch import MicroBatch
-from shardwise.run.engine.model_builder import Weights, initial_weights
+from shardwise.run.engine.model_builder import ModelWeights, initial_weights
 from shardwise.run.kernels import experts
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.training_engine import Engine
-from shardwise.step.rank_program import Instance
-from shardwise.values.precision import precision_named
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.precision import get_precision
 
 POLICIES = tuple(name for name in policy_names() if name != "none")
 SMALL: dict[str, Any] = {
@@ -52,7 +52,7 @@ STRUCTURES: dict[str, dict[str, Any]] = {
 IDS, TARGETS = torch.randint(11, (2, 2, 7), generator=torch.Generator().manual_seed(0))
 
 
-def made(structure: str) -> Weights:
+def made(structure: str) -> ModelWeights:
     return initial_weights(Architecture(**{**SMALL, **STRUCTURES[structure]}), 0, torch.float64)
 
 
@@ -76,11 +76,11 @@ def some_set(structure: str, seed: int) -> str:
     """A policy that keeps about half of what is worth keeping, by kind of layer where there are two."""
     architecture, chance = made(structure).architecture, Random(seed)
     kinds = {}
-    for kind in (one for one in LAYERS if unit_counts(architecture).get(one)):
-        unit = derived_unit(architecture.structure, Family(0, False, "none"), kind)
-        may = worth_saving(unit.forward.program, unit.backward.program.inputs)
+    for kind in (one for one in LAYER_UNITS if unit_counts(architecture).get(one)):
+        unit = derived_unit(architecture.structure, ShardingScheme(0, False, "none"), kind)
+        may = saveable_results(unit.forward.program, unit.backward.program.inputs)
         kinds[kind] = [name for name in may if chance.random() < 0.5]
-    return set_named(kinds)
+    return format_tensor_set(kinds)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -97,7 +97,7 @@ def test_gradients_with_any_set_of_kept_tensors_are_those_without_recomputation(
 @pytest.mark.parametrize("structure", ["dense", "gpt-2", "latent"])
 def test_what_a_set_leaves_out_is_run_again_and_no_more(structure: str, seed: int) -> None:
     weights, policy = made(structure), some_set(structure, seed)
-    unit = derived_unit(weights.architecture.structure, Family(0, False, policy), "block")
+    unit = derived_unit(weights.architecture.structure, ShardingScheme(0, False, policy), "block")
     wanted = Counter(step.operation.kind for step in unit.recompute_steps if hasattr(step, "operation"))
     for one in run_again(weights, policy):
         assert (one["contract"], one["scan"]) == (wanted["contract"], wanted["scan"])
@@ -124,7 +124,7 @@ class Operations(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def run_again(weights: Weights, policy: str, num_layers: int | None = None) -> list[Counter[str]]:
+def run_again(weights: ModelWeights, policy: str, num_layers: int | None = None) -> list[Counter[str]]:
     """The operations that each layer runs again, from the last layer to the first."""
     found = Operations()
     gradients(Executor(weights, policy, num_layers=num_layers, recomputing=found.clock))
@@ -137,7 +137,7 @@ def run_again(weights: Weights, policy: str, num_layers: int | None = None) -> l
 )
 def test_products_and_attention_are_run_again_as_derived(structure: str, policy: str) -> None:
     weights = made(structure)
-    unit = derived_unit(weights.architecture.structure, Family(0, False, policy), "block")
+    unit = derived_unit(weights.architecture.structure, ShardingScheme(0, False, policy), "block")
     wanted = Counter(step.operation.kind for step in unit.recompute_steps if hasattr(step, "operation"))
     found = run_again(weights, policy)
     assert len(found) == SMALL["num_layers"] * bool(
@@ -160,20 +160,20 @@ def test_the_products_of_experts_are_kept(policy: str, products: int, bias: tupl
 def test_the_router_chooses_alike(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same scores and biases, or what is run again would be of other experts."""
     chosen: list[Tensor] = []
-    route = experts.route
+    route = experts.route_tokens
 
     def watched(*operands: Any, **options: Any) -> Any:
         routing = route(*operands, **options)
         chosen.append(routing.choices.clone())
         return routing
 
-    monkeypatch.setattr(experts, "route", watched)
+    monkeypatch.setattr(experts, "route_tokens", watched)
     executor = Executor(random_weights(made("experts").architecture), policy)
     for bias in executor.model.balance_biases.values():
         bias.copy_(torch.linspace(-0.2, 0.2, len(bias)))
     gradients(executor)
     forward, again = chosen[:2], chosen[2:]
-    unit = derived_unit(made("experts").architecture.structure, Family(0, False, policy), "block")
+    unit = derived_unit(made("experts").architecture.structure, ShardingScheme(0, False, policy), "block")
     routes = any(step.operation.kind == "route" for step in unit.recompute_steps if hasattr(step, "operation"))
     assert (len(forward), len(again)) == (2, 2 * routes)
     assert all(torch.equal(one, other) for one, other in zip(forward, reversed(again), strict=False))
@@ -231,9 +231,9 @@ def test_the_seconds_of_what_is_run_again_are_added_up(
     monkeypatch.setattr("shardwise.run.step_clock.time", ticks)
     layout = Layout(micro_batch_seqs=len(IDS), recompute=policy, recompute_layers=num_layers)
     architecture = made("dense").architecture
-    instance = Instance(architecture=architecture, layout=layout, precision=precision_named("fp32"))
-    engine = Engine(instance, Recipe(steps=1), World(instance.mesh))
-    engine.initialise(0)
+    instance = RankProgram(architecture=architecture, layout=layout, precision=get_precision("fp32"))
+    engine = TrainingEngine(instance, TrainingRecipe(steps=1), World(instance.mesh))
+    engine.initialize(0)
     engine.clock.begin()
     with ticks:
         engine.step([MicroBatch(IDS, TARGETS)], IDS.numel(), 1, 0)

@@ -9,18 +9,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 import shardwise as sw
-from shardwise.hardware.published_constants import calibrated, calibration_of
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.published_constants import published_calibration, with_calibration
+from shardwise.hardware.stacks import get_stack
 from shardwise.layout.layout import Layout
 from shardwise.measure.reconcile.reconciliation import cast_remarks
-from shardwise.measure.reconcile.rehearsal import CLOSE, Rehearsal, rehearsal
+from shardwise.measure.reconcile.rehearsal import REHEARSAL_TOLERANCE, Rehearsal, compare_rehearsal
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.run.kernels.attention import Attention
-from shardwise.run.parallel.collectives import Exchange
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.plan_for_engine import instance_of
-from shardwise.run.trainer.rehearsal import MOST_MICRO_BATCHES, rehearse
+from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.plan_for_engine import engine_instance
+from shardwise.run.trainer.rehearsal import MAX_MICRO_BATCHES, rehearse_rank
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.values.errors import InputError
@@ -110,8 +110,8 @@ def planned(architecture: dict[str, Any], layout: Layout, *, num_micro_batches: 
 
 
 def rehearsed(plan: Plan, rank: int = 0, **recipe: Any) -> Rehearsal:
-    asked = Recipe(steps=1, **recipe)
-    return rehearsal(plan, asked, rehearse(plan, asked, rank))
+    asked = TrainingRecipe(steps=1, **recipe)
+    return compare_rehearsal(plan, asked, rehearse_rank(plan, asked, rank))
 
 
 @pytest.mark.thinned(4)
@@ -121,7 +121,7 @@ def test_the_first_and_the_last_stage_save_what_is_planned(name: str, rank: int)
     found = rehearsed(planned(DENSE, PIPELINES[name], num_micro_batches=8), rank=rank)
     assert found.collectives.equal, found.collectives.miscounted
     (activations,) = (one for one in found.memory.terms if one.name == "activations")
-    assert activations.holds(CLOSE), activations
+    assert activations.is_within(REHEARSAL_TOLERANCE), activations
 
 
 @pytest.mark.thinned(6)
@@ -132,7 +132,7 @@ def test_a_rank_issues_the_list_and_holds_what_is_planned(name: str) -> None:
     assert found.collectives.found > 0
     assert found.collectives.equal, found.collectives.miscounted
     assert {one.name for one in found.terms} >= {*STATE, "peak"}
-    assert found.off == ()
+    assert found.failed_terms == ()
 
 
 @pytest.mark.thinned(8)
@@ -158,9 +158,9 @@ def test_what_is_gathered_at_the_peak_but_for_the_norms(
     found = rehearsed(planned(model, layout, num_micro_batches=4), rank=rank)
     (gathered,) = (one for one in found.terms if one.name == "gathered")
     assert gathered.predicted
-    assert gathered.holds(1e-3), gathered
+    assert gathered.is_within(1e-3), gathered
     (peak,) = (one for one in found.terms if one.name == "peak")
-    assert peak.holds(CLOSE if layout.pp > 1 else 1e-3), peak
+    assert peak.is_within(REHEARSAL_TOLERANCE if layout.pp > 1 else 1e-3), peak
 
 
 NARROW: dict[str, tuple[dict[str, Any], Layout]] = {
@@ -180,15 +180,15 @@ def test_operands_of_narrow_products_are_kept_as_they_are(name: str) -> None:
     found = rehearsed(plan, rank=5)
     assert found.collectives.equal, found.collectives.miscounted
     # Emulated products of a small model have more workspace than what it saves, and so their peak is elsewhere.
-    assert {one.name for one in found.off} <= {"peak", "gathered"}
+    assert {one.name for one in found.failed_terms} <= {"peak", "gathered"}
     (remark,) = found.remarks
     assert "keeps what products in fp8 take as it is" in remark
     (activations,) = (one for one in found.terms if one.name == "activations")
-    assert activations.predicted != pytest.approx(plan.estimate.memory["activations"], rel=CLOSE)
-    cluster = calibrated(plan.cluster, calibration_of("h100", stack_named("shardwise")))
+    assert activations.predicted != pytest.approx(plan.estimate.memory["activations"], rel=REHEARSAL_TOLERANCE)
+    cluster = with_calibration(plan.cluster, published_calibration("h100", get_stack("shardwise")))
     own = plan_layout(plan.model, cluster, plan.job, layout)
     assert own.estimate.memory["activations"] == activations.predicted
-    assert list(cast_remarks(own, Recipe(steps=1))) == []
+    assert list(cast_remarks(own, TrainingRecipe(steps=1))) == []
 
 
 def test_llama_3_8b_on_1024_ranks() -> None:
@@ -197,17 +197,19 @@ def test_llama_3_8b_on_1024_ranks() -> None:
     plan = plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:1024"), job, layout)
     found = rehearsed(plan, rank=1000)
     assert found.ok, found
-    assert (found.ranks, found.seen.rank, found.seen.num_micro_batches) == (1024, 1000, 1)
+    assert (found.ranks, found.rehearsed.rank, found.rehearsed.num_micro_batches) == (1024, 1000, 1)
     assert found.collectives.found == 561
-    assert instance_of(plan, Recipe(steps=1)).words_of_rank == 128256 // 8  # by which logits are told from workspace
+    assert (
+        engine_instance(plan, TrainingRecipe(steps=1)).local_vocab_size == 128256 // 8
+    )  # by which logits are told from workspace
     (logits,) = (one for one in found.terms if one.name == "logits")
-    assert logits.judged == logits.predicted == 2 * 8192 * 128256 // 8 * 2
+    assert logits.compared_bytes == logits.predicted == 2 * 8192 * 128256 // 8 * 2
 
 
 def test_of_many_micro_batches_some_are_run() -> None:
     plan = planned(DENSE, Layout(dp=128, tp=2), num_micro_batches=64)
     found = rehearsed(plan)
-    assert (found.seen.num_micro_batches, found.planned_micro_batches) == (MOST_MICRO_BATCHES, 64)
+    assert (found.rehearsed.num_micro_batches, found.planned_micro_batches) == (MAX_MICRO_BATCHES, 64)
     assert found.collectives.equal
 
 
@@ -215,7 +217,9 @@ def test_of_many_micro_batches_some_are_run() -> None:
 def test_a_recipe_changes_what_is_planned_and_what_is_done_alike(recipe: dict[str, Any]) -> None:
     plan = planned(DENSE, Layout(dp=128, tp=2))
     assert rehearsed(plan, **recipe).collectives.equal
-    others = instance_of(plan, Recipe(steps=1, **recipe)).issued(2) != instance_of(plan, Recipe(steps=1)).issued(2)
+    others = engine_instance(plan, TrainingRecipe(steps=1, **recipe)).issued(2) != engine_instance(
+        plan, TrainingRecipe(steps=1)
+    ).issued(2)
     assert others == ("bucket_bytes" in recipe)
 
 
@@ -223,7 +227,7 @@ def test_a_recipe_changes_what_is_planned_and_what_is_done_alike(recipe: dict[st
 def test_the_groups_of_a_rank_are_those_of_the_whole_world(rank: int) -> None:
     layout = Layout(tp=4, cp=2, fsdp=32, zero_stage=3, sequence_parallel=True)
     plan = planned(DENSE, layout)
-    seen, mesh = rehearse(plan, Recipe(steps=1), rank), instance_of(plan, Recipe(steps=1)).mesh
+    seen, mesh = rehearse_rank(plan, TrainingRecipe(steps=1), rank), engine_instance(plan, TrainingRecipe(steps=1)).mesh
     coordinates = list(mesh.coordinates())
     assert seen.coordinate == coordinates[rank]
     assert len(seen.groups) > 2
@@ -236,21 +240,23 @@ def test_the_groups_of_a_rank_are_those_of_the_whole_world(rank: int) -> None:
 
 
 def test_nothing_is_left_of_a_rehearsal() -> None:
-    rehearse(planned(DENSE, Layout(dp=2)), Recipe(steps=1), 1)
+    rehearse_rank(planned(DENSE, Layout(dp=2)), TrainingRecipe(steps=1), 1)
     assert not dist.is_initialized()
 
 
 @pytest.mark.parametrize("rank", [-1, 256])
 def test_a_rank_that_there_is_not(rank: int) -> None:
     with pytest.raises(InputError, match=f"rank: found {rank}; the plan's ranks are 0 to 255"):
-        rehearse(planned(DENSE, Layout(dp=256)), Recipe(steps=1), rank)
+        rehearse_rank(planned(DENSE, Layout(dp=256)), TrainingRecipe(steps=1), rank)
     assert not dist.is_initialized()
 
 
 def test_a_collective_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, sum_now = planned(DENSE, Layout(fsdp=256, zero_stage=3)), Exchange.sum_now
+    plan, sum_now = planned(DENSE, Layout(fsdp=256, zero_stage=3)), MeshCollectives.sum_and_wait
     monkeypatch.setattr(
-        Exchange, "sum_now", lambda own, values, axes: values if values.ndim == 0 else sum_now(own, values, axes)
+        MeshCollectives,
+        "sum_and_wait",
+        lambda own, values, axes: values if values.ndim == 0 else sum_now(own, values, axes),
     )
     found = rehearsed(plan)
     assert not found.ok
@@ -260,9 +266,9 @@ def test_a_collective_that_is_left_out_is_seen(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_collective_in_another_format_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, gather = planned(DENSE, Layout(fsdp=256, zero_stage=3)), Exchange.all_gather
+    plan, gather = planned(DENSE, Layout(fsdp=256, zero_stage=3)), MeshCollectives.all_gather
     monkeypatch.setattr(
-        Exchange,
+        MeshCollectives,
         "all_gather",
         lambda own, whole, part, axes, *carries: gather(own, whole.float(), part.float(), axes, *carries),
     )
@@ -274,7 +280,7 @@ def test_a_collective_in_another_format_is_seen(monkeypatch: pytest.MonkeyPatch)
 def test_an_activation_that_is_kept_too_long_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """What attention takes is recomputed, and here it stays."""
     plan, forward = planned(DENSE, Layout(dp=256, micro_batch_seqs=4, recompute="full")), Attention.forward
-    assert rehearsed(plan).off == ()
+    assert rehearsed(plan).failed_terms == ()
     kept: list[Tensor] = []
 
     def keeping(self: Attention, q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
@@ -284,15 +290,15 @@ def test_an_activation_that_is_kept_too_long_is_seen(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Attention, "forward", keeping)
     found = rehearsed(plan)
     assert found.collectives.equal
-    assert {one.name for one in found.off} == {"activations", "peak"}
+    assert {one.name for one in found.failed_terms} == {"activations", "peak"}
     assert not found.ok
 
 
 def test_gathered_weights_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(DENSE, Layout(fsdp=256, zero_stage=3, micro_batch_seqs=4, recompute="full"))
     monkeypatch.setattr(
-        "shardwise.run.parallel.flat_parameters.FlatGroup.release", lambda self: setattr(self, "whole", False)
+        "shardwise.run.parallel.flat_parameters.FlatParameterGroup.release", lambda self: setattr(self, "whole", False)
     )
     found = rehearsed(plan)
     assert not found.ok
-    assert [one.name for one in found.off] == ["gathered", "peak"]
+    assert [one.name for one in found.failed_terms] == ["gathered", "peak"]

@@ -12,7 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwise.model.huggingface.numerics_reader import DEEPSEEK_V3, LIMITED, NumericsRule, read_numerics
+from shardwise.model.huggingface.numerics_reader import (
+    DEEPSEEK_V2_ROUTER,
+    DEEPSEEK_V3_ROUTER,
+    NumericsRule,
+    read_numerics,
+)
 from shardwise.model.numerics import Numerics
 from shardwise.run.kernels import experts
 
@@ -28,7 +33,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "v2": ("v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 16.0}),
     "v2, all groups": ("v2", {"topk_method": "greedy", "n_group": 4, "topk_group": 2}),
 }
-RULES = {"v2": NumericsRule(router=LIMITED), "v3": NumericsRule(router=DEEPSEEK_V3)}
+RULES = {"v2": NumericsRule(router=DEEPSEEK_V2_ROUTER), "v3": NumericsRule(router=DEEPSEEK_V3_ROUTER)}
 
 
 def random(*shape: int, seed: int) -> Tensor:
@@ -77,7 +82,9 @@ def test_a_layer_is_that_of_transformers(name: str) -> None:
     )
     bias = layer.gate.e_score_correction_bias if version == "v3" else torch.zeros(E, dtype=torch.float64)
     y, router = x.detach(), layer.gate.weight.detach()
-    routing = experts.route(y @ router.t(), K, bias, normalised=numerics.normalised_gates, gating=numerics.gating)
+    routing = experts.route_tokens(
+        y @ router.t(), K, bias, normalised=numerics.normalised_gates, gating=numerics.gating
+    )
     sent = experts.dispatch(y, routing).requires_grad_()
     gate_up, down = (
         one.detach().clone().requires_grad_() for one in (layer.experts.gate_up_proj, layer.experts.down_proj)
@@ -105,7 +112,7 @@ def through(rows: Tensor, routing: experts.Routing, gate_up: Tensor, down: Tenso
 def test_a_token_goes_to_few_groups(name: str) -> None:
     version, own = CASES[name]
     gating = numerics_of(version, theirs(version, own)[1]).gating
-    routing = experts.route(random(B, T, E, seed=3), K, torch.zeros(E), normalised=True, gating=gating)
+    routing = experts.route_tokens(random(B, T, E, seed=3), K, torch.zeros(E), normalised=True, gating=gating)
     groups = [set((row // (E // gating.groups)).tolist()) for row in routing.choices]
     assert max(map(len, groups)) == gating.chosen_groups == 2
     assert len(set().union(*groups)) == gating.groups == 4

@@ -25,19 +25,19 @@ from shardwise.layout.rules.engine import require_runnable
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.optimizer_state import bytes_per_parameter
-from shardwise.model.optimizers.registry import optimizer_named
+from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.price.estimate import estimate
-from shardwise.run.kernels.optimizers import Scaled
-from shardwise.run.kernels.quantization import Tiled
-from shardwise.run.parallel.flat_parameters import Interval
-from shardwise.run.parallel.sharded_optimizer import moment_pieces
-from shardwise.run.trainer.training_engine import Engine
-from shardwise.step.parameters import Member
+from shardwise.run.kernels.optimizers import ScaledTensor
+from shardwise.run.kernels.quantization import TiledWeight
+from shardwise.run.parallel.flat_parameters import ParameterShard
+from shardwise.run.parallel.sharded_optimizer import moment_tensors
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.step.parameters import GroupMember
 from shardwise.values.boxes import Box
-from shardwise.values.dtypes import FORMATS
+from shardwise.values.dtypes import NUMBER_FORMATS
 from shardwise.values.errors import InputError
 from shardwise.values.precision import PRECISIONS, Precision
-from shardwise.values.quantization import WHOLE, quantised
+from shardwise.values.quantization import WHOLE_MATRIX, quantize_blocks
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 NAMES = {E4M3: "e4m3", E5M2: "e5m2", torch.float16: "fp16"}
@@ -55,8 +55,8 @@ def values(size: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", NAMES, ids=NAMES.values())
 def test_elements_and_scale_are_those_of_the_reference(dtype: torch.dtype) -> None:
     given = values(5000)
-    found = Scaled.zeros(len(given), dtype, CPU).copy_(given)
-    expected = quantised(given.numpy()[None], FORMATS[NAMES[dtype]], WHOLE, "fp32")
+    found = ScaledTensor.zeros(len(given), dtype, CPU).copy_(given)
+    expected = quantize_blocks(given.numpy()[None], NUMBER_FORMATS[NAMES[dtype]], WHOLE_MATRIX, "fp32")
     assert found.elements.float().numpy().tobytes() == expected.elements.tobytes()
     assert found.scale.numpy().tobytes() == expected.scales.tobytes()
     stood_for = expected.elements[0] * expected.scales[0]
@@ -67,23 +67,23 @@ def test_elements_and_scale_are_those_of_the_reference(dtype: torch.dtype) -> No
 def test_the_size_of_all_values_does_not_matter_nor_do_zeros(dtype: torch.dtype) -> None:
     """Squares of gradients may be 1e-18 all of them."""
     given = values(100)
-    plain, small = (Scaled.zeros(100, dtype, CPU).copy_(given * factor) for factor in (1.0, 2.0**-60))
+    plain, small = (ScaledTensor.zeros(100, dtype, CPU).copy_(given * factor) for factor in (1.0, 2.0**-60))
     assert torch.equal(plain.elements.float(), small.elements.float())
     assert torch.equal(plain.to(torch.float32) * 2.0**-60, small.to(torch.float32))
-    assert torch.equal(Scaled.zeros(3, dtype, CPU).copy_(torch.zeros(3)).to(torch.float32), torch.zeros(3))
+    assert torch.equal(ScaledTensor.zeros(3, dtype, CPU).copy_(torch.zeros(3)).to(torch.float32), torch.zeros(3))
 
 
 @pytest.mark.parametrize("strange", [torch.inf, -torch.inf, torch.nan])
 def test_what_is_not_finite_stays_so(strange: float) -> None:
     given = values(10).index_fill(0, torch.tensor([3]), strange)
-    assert not Scaled.zeros(10, E4M3, CPU).copy_(given).to(torch.float32)[3].isfinite()
+    assert not ScaledTensor.zeros(10, E4M3, CPU).copy_(given).to(torch.float32)[3].isfinite()
 
 
-def num_scales(engine: Engine) -> int:
+def num_scales(engine: TrainingEngine) -> int:
     """Of matrices at rest, gradients, and moments in FP8 or fp16."""
     members = [one for group in engine.instance.groups for one in group.members]
     views = {name: view for group in engine.groups for name, view in group.views.items()}
-    matrices = sum(view.scales.numel() for view in views.values() if isinstance(view, Tiled))
+    matrices = sum(view.scales.numel() for view in views.values() if isinstance(view, TiledWeight))
     return matrices + 3 * len(members)
 
 
@@ -103,14 +103,14 @@ def test_state_takes_the_bytes_of_the_plan(precision: Precision, architecture: A
     assert dict(measured) == {term: planned[term] for term in measured}
     members = [one for group in engine.instance.groups for one in group.members]
     views = {name: view for group in engine.groups for name, view in group.views.items()}
-    by_products = sum(one.size for one in members if isinstance(views[one.parameter.name], Tiled))
+    by_products = sum(one.size for one in members if isinstance(views[one.parameter.name], TiledWeight))
     every, width = sum(one.size for one in members), bytes_per_parameter(precision)
     assert every > by_products > every / 2
     assert measured.total() == by_products * width + (every - by_products) * (width + 1)
     assert scales == num_scales(engine)
 
 
-def given_and_resting(engine: Engine) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+def given_and_resting(engine: TrainingEngine) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     found = {}
     for group in engine.reducer.groups:
         assert group.given is not None
@@ -149,7 +149,9 @@ def test_moments_rest_in_the_formats_of_the_recipe() -> None:
         engine = engine_of(name)
         for step, batch in enumerate(batches(2)):
             engine.step([batch], SEQS * POSITIONS, 1, step)
-        found[name] = {moment: tensor.dtype for moment, _, tensor in engine.pieces() if not moment.count("_scales")}
+        found[name] = {
+            moment: tensor.dtype for moment, _, tensor in engine.checkpoint_tensors() if not moment.count("_scales")
+        }
     first, second = ("exp_avg", "exp_avg_sq")
     assert found[LM.name] == {"model": torch.float16, first: E4M3, second: torch.float16}
     assert found[NANOTRON.name] == {"model": torch.bfloat16, first: E4M3, second: E5M2}
@@ -176,11 +178,11 @@ def test_a_run_goes_on_from_its_pieces_bit_by_bit(name: str) -> None:
 
 def test_a_scale_has_its_place_among_those_of_other_parts() -> None:
     """Of 5 x 4 in parts of 3 x 2, the last ones of a row smaller, that of the part of the third quarter."""
-    (member, *_) = (one for group in engine_of(LM.name).instance.groups for one in group.members if len(one.whole) == 2)
-    part = Member(member.parameter, (5, 4), (3, 2), 0)
+    (member, *_) = (one for group in engine_of(LM.name).instance.groups for one in group.members if len(one.global_shape) == 2)
+    part = GroupMember(member.parameter, (5, 4), (3, 2), 0)
     window = Box((3, 0), (2, 2))
-    moment = Scaled.zeros(4, E4M3, CPU)
-    (_, _, elements), (name, where, scale) = moment_pieces("m", Interval(part, 0, 7, 4, window), moment)
+    moment = ScaledTensor.zeros(4, E4M3, CPU)
+    (_, _, elements), (name, where, scale) = moment_tensors("m", ParameterShard(part, 0, 7, 4, window), moment)
     assert elements is moment.elements
     assert scale is moment.scale
     assert name == "m_scales_of_2x2"
@@ -211,5 +213,5 @@ def test_what_does_not_run_is_refused(name: str) -> None:
 
 def test_optimizers_without_wholes_run() -> None:
     for optimizer in ("sgd", "lion", "adamw_8bit"):
-        assert not optimizer_named(optimizer).takes_whole
+        assert not get_optimizer(optimizer).updates_whole_matrices
         require_runnable(DENSE, Layout(), LM, optimizer)

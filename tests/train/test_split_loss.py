@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwise.run.data.batches import IGNORED
-from shardwise.run.kernels.cross_entropy import SplitVocabulary, cross_entropy
+from shardwise.run.data.batches import IGNORE_INDEX
+from shardwise.run.kernels.cross_entropy import VocabParallelCrossEntropy, cross_entropy
 
 SEQS, POSITIONS, SCALE = 2, 5, 0.25
 PADDING = 1e3  # larger than any logit
@@ -19,10 +19,13 @@ def test_parts_are_together_the_whole(words: int, parts: int, cap: float | None)
     generator, width = torch.Generator().manual_seed(1), -(-words // parts)
     logits = torch.randn(SEQS, POSITIONS, words, generator=generator, dtype=torch.float64) - (0.0 if cap else 1e3)
     targets = torch.randint(words, (SEQS, POSITIONS), generator=generator)
-    targets[0, 1] = IGNORED
+    targets[0, 1] = IGNORE_INDEX
     held = torch.nn.functional.pad(logits, (0, parts * width - words), value=PADDING).split(width, dim=-1)
     held = tuple(one.clone() for one in held)
-    own = [SplitVocabulary(place * width, sorted((0, words - place * width, width))[1], cap) for place in range(parts)]
+    own = [
+        VocabParallelCrossEntropy(place * width, sorted((0, words - place * width, width))[1], cap)
+        for place in range(parts)
+    ]
     largest = torch.stack([one.largest(part) for one, part in zip(own, held, strict=True)]).amax(dim=0)
     total = torch.stack([one.sum_exp(part, largest) for one, part in zip(own, held, strict=True)]).sum(dim=0)
     target = torch.stack([one.target_logit(part, targets) for one, part in zip(own, held, strict=True)]).sum(dim=0)

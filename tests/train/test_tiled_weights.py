@@ -15,15 +15,15 @@ from shardwise.layout.rules.engine import require_runnable
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.price.estimate import estimate
-from shardwise.run.kernels.matmul import NarrowProduct, Operand
-from shardwise.run.kernels.quantization import Tiled
-from shardwise.run.trainer.training_engine import Engine
-from shardwise.values.dtypes import FORMATS
+from shardwise.run.kernels.matmul import OperandCast, QuantizedMatmul
+from shardwise.run.kernels.quantization import TiledWeight
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.values.dtypes import NUMBER_FORMATS
 from shardwise.values.errors import InputError
 from shardwise.values.precision import PRECISIONS
-from shardwise.values.quantization import SCALINGS, quantised
+from shardwise.values.quantization import SCALINGS, quantize_blocks
 
-E4M3, TILE = FORMATS["e4m3"], SCALINGS["tile"]
+E4M3, TILE = NUMBER_FORMATS["e4m3"], SCALINGS["tile"]
 # Every matrix has whole tiles of 128 x 128, so that scales are four bytes for 16,384 elements.
 WIDE = Architecture(
     name="w", num_layers=2, d_model=128, d_ff=256, num_heads=4, num_kv_heads=2, head_dim=64, vocab_size=96
@@ -36,9 +36,9 @@ def values(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.from_numpy((random.standard_normal(shape) * np.exp2(random.uniform(-6, 2, shape))).astype(np.float32))
 
 
-def tiled(weight: torch.Tensor, num_stacked: int, num_rows: int) -> Tiled:
-    found = Tiled.zeros(weight.shape, num_stacked, num_rows, E4M3, TILE, torch.device("cpu"))
-    found.assign(weight)
+def tiled(weight: torch.Tensor, num_stacked: int, num_rows: int) -> TiledWeight:
+    found = TiledWeight.zeros(weight.shape, num_stacked, num_rows, E4M3, TILE, torch.device("cpu"))
+    found.store(weight)
     return found
 
 
@@ -46,7 +46,7 @@ def test_tiles_are_those_of_the_reference() -> None:
     weight = values(3, 100, 150)
     found = tiled(weight, 1, 1)
     for matrix, one in zip(weight, found, strict=True):
-        expected = quantised(matrix.numpy(), E4M3, TILE.weight_block, TILE.kind)
+        expected = quantize_blocks(matrix.numpy(), E4M3, TILE.weight_block, TILE.kind)
         assert one.elements.float().numpy().tobytes() == expected.elements.tobytes()
         assert one.scales.numpy().tobytes() == expected.scales.tobytes()
 
@@ -65,14 +65,14 @@ def test_products_take_a_tiled_weight_as_they_cast_the_one_that_it_is_of(name: s
     dims, num_rows, ends = PRODUCTS[name]
     weight = values(*(SIZES[dim] for dim in dims))
     for given, result in (ends, ends[::-1]):
-        product = NarrowProduct(
-            given, dims, result, (Operand(E4M3, TILE.block), Operand(E4M3, TILE.weight_block)), TILE
+        product = QuantizedMatmul(
+            given, dims, result, (OperandCast(E4M3, TILE.block), OperandCast(E4M3, TILE.weight_block)), TILE
         )
         x = values(*(SIZES[dim] for dim in given), seed=1)
         found = product(x, tiled(weight, 0, num_rows))
         assert torch.equal(found, product(x, weight))
         assert found.shape == torch.Size(SIZES[dim] for dim in result)
-        turned = NarrowProduct(dims, given, result, product.operands[::-1], TILE)
+        turned = QuantizedMatmul(dims, given, result, product.operands[::-1], TILE)
         assert torch.equal(turned(tiled(weight, 0, num_rows), x), turned(weight, x))
 
 
@@ -82,8 +82,8 @@ def test_experts_take_their_matrices_of_a_stack(exchanged: bool) -> None:
     stack = tiled(weight, 1, 1)
     plain = weight.transpose(1, 2) if exchanged else weight
     rows = values(20, plain.shape[1], seed=1)
-    operands = Operand(E4M3, TILE.block), Operand(E4M3, TILE.weight_block)
-    product = NarrowProduct(("rows", "D"), ("D", "M"), ("rows", "M"), operands, TILE)
+    operands = OperandCast(E4M3, TILE.block), OperandCast(E4M3, TILE.weight_block)
+    product = QuantizedMatmul(("rows", "D"), ("D", "M"), ("rows", "M"), operands, TILE)
     for one, other in zip(stack.transpose(1, 2) if exchanged else stack, plain, strict=True):
         assert one.shape == other.shape
         assert torch.equal(product(rows, one), product(rows, other))
@@ -102,27 +102,27 @@ def test_state_takes_the_bytes_of_the_plan(architecture: Architecture) -> None:
     planned = estimate(architecture, load_cluster("h100:1"), job, layout).memory
     assert measured == {term: planned[term] for term in measured}
     members = [one for group in engine.instance.groups for one in group.members]
-    by_products = sum(one.size for one in members if isinstance(engine_view(engine, one.parameter.name), Tiled))
+    by_products = sum(one.size for one in members if isinstance(engine_view(engine, one.parameter.name), TiledWeight))
     every = sum(one.size for one in members)
     assert by_products > every / 2
     assert sum(measured.values()) == by_products * (15 + 4 / 128**2) + (every - by_products) * 16
 
 
-def engine_view(engine: Engine, name: str) -> object:
+def engine_view(engine: TrainingEngine, name: str) -> object:
     return next(group.views[name] for group in engine.groups if name in group.views)
 
 
 def test_weights_are_cast_from_the_master_copy_behind_every_update() -> None:
     engine = engine_of("fp8_deepseek_v3", WIDE)
     before = engine_view(engine, "layers.0.w_up")
-    assert isinstance(before, Tiled)
+    assert isinstance(before, TiledWeight)
     first = before.elements.clone()
     for step, batch in enumerate(batches(2)):
         engine.step([batch], SEQS * POSITIONS, 1, step)
     group = next(group for group in engine.groups if "layers.0.w_up" in group.views)
     member = next(one for one in group.group.members if one.parameter.name == "layers.0.w_up")
     found = group.views["layers.0.w_up"]
-    expected = quantised(group.view(group.state, member).numpy(), E4M3, TILE.weight_block, TILE.kind)
+    expected = quantize_blocks(group.view(group.state, member).numpy(), E4M3, TILE.weight_block, TILE.kind)
     assert found.elements.float().numpy().tobytes() == expected.elements.tobytes()
     assert not torch.equal(found.elements.float(), first.float())
 

@@ -12,9 +12,9 @@ from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.training_engine import Engine
-from shardwise.step.rank_program import Instance
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import PRECISIONS
 
 SMALL = Architecture(
@@ -26,14 +26,16 @@ FEW_WORDS = torch.arange(24).reshape(2, 12) % 5
 EXPERTS = ("layers.0.experts_gate", "layers.0.experts_up", "layers.0.experts_down")
 
 
-def engine_of(precision: str) -> Engine:
-    instance = Instance(architecture=SMALL, layout=Layout(micro_batch_seqs=2), precision=PRECISIONS[precision])
-    engine = Engine(instance, Recipe(steps=3, clip_norm=None, balance="none", learning_rate=0.0), World(instance.mesh))
-    engine.initialise(0)
+def engine_of(precision: str) -> TrainingEngine:
+    instance = RankProgram(architecture=SMALL, layout=Layout(micro_batch_seqs=2), precision=PRECISIONS[precision])
+    engine = TrainingEngine(
+        instance, TrainingRecipe(steps=3, clip_norm=None, balance="none", learning_rate=0.0), World(instance.mesh)
+    )
+    engine.initialize(0)
     return engine
 
 
-def stepped(engine: Engine, micro_batches: Sequence[tuple[Tensor, Sequence[int]]]) -> dict[str, Tensor]:
+def stepped(engine: TrainingEngine, micro_batches: Sequence[tuple[Tensor, Sequence[int]]]) -> dict[str, Tensor]:
     """The gradients of a step of micro-batches, each with its words and the experts that all of its tokens take."""
     (bias,) = engine.model.balance_biases.values()
 

@@ -15,20 +15,26 @@ import torch
 import shardwise as sw
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import require_legal
-from shardwise.layout.sharding_scheme import family_of
+from shardwise.layout.sharding_scheme import make_sharding_scheme
 from shardwise.model.load import load_model
 from shardwise.present.cli import main
-from shardwise.run.parallel.collectives import Exchange
-from shardwise.run.recipe import Recipe
+from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.recipe import TrainingRecipe
 from shardwise.search.layout_plan import plan_layout
-from shardwise.sharding.collectives import Issued, Kind
+from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 from shardwise.sharding.spec import Axes
 from shardwise.values.errors import InputError
 from shardwise.verify.training import compare_runs, small_meshes
 from shardwise.verify.training import plan_verification as verifying
-from shardwise.verify.training.compare_runs import LIMITS, Found, differing, errors, run_case
-from shardwise.verify.training.small_case import Case
-from shardwise.verify.training.small_meshes import MOST_DEVICES, _job, shrunk
+from shardwise.verify.training.compare_runs import (
+    ERROR_LIMITS,
+    CaseResult,
+    collective_differences,
+    relative_errors,
+    run_case,
+)
+from shardwise.verify.training.small_case import TrainingCase
+from shardwise.verify.training.small_meshes import MOST_DEVICES, _job, shrink_plan
 
 LARGE = {
     "llama-3-8b": "dp=4 fsdp=32 tp=8",
@@ -40,14 +46,14 @@ LARGE = {
     "gpt-oss-120b": "dp=2 fsdp=16 ep=4 tp=4 zero_stage=1 micro_batch_seqs=4",
     "falcon-7b": "dp=16 zero_stage=0",
 }
-RECIPE = Recipe(steps=2, learning_rate=1e-2, warmup_steps=2, clip_norm=0.5, seed=3, bucket_bytes=2_000)
+RECIPE = TrainingRecipe(steps=2, learning_rate=1e-2, warmup_steps=2, clip_norm=0.5, seed=3, bucket_bytes=2_000)
 
 
 @pytest.mark.parametrize("name", LARGE)
 def test_meshes_have_all_that_the_layout_has(name: str) -> None:
     model, layout = load_model(name), Layout.parse(LARGE[name])
-    own = small_meshes.Small(model, layout).degrees
-    meshes = shrunk(model, layout)
+    own = small_meshes.SmallMesh(model, layout).degrees
+    meshes = shrink_plan(model, layout)
     assert {atom for one in meshes for atom in one.degrees} == set(own)
     together = {pair for one in meshes for pair in combinations(sorted(one.degrees), 2)}
     assert together == set(combinations(sorted(own), 2))
@@ -61,58 +67,58 @@ def test_meshes_have_all_that_the_layout_has(name: str) -> None:
             assert one.layout.cp_variant == layout.cp_variant
         assert one.layout.recompute == layout.recompute
     widest = max(meshes, key=lambda one: len(one.degrees)).layout
-    assert family_of(widest).zero_stage == layout.zero_stage
+    assert make_sharding_scheme(widest).zero_stage == layout.zero_stage
 
 
 def test_windows_and_leading_layers_stay() -> None:
     """A layer of each kind is among the few that are left."""
-    (gemma,) = shrunk(load_model("gemma-3-27b"), Layout(dp=2))
-    assert {gemma.architecture.window(layer) for layer in range(gemma.architecture.num_layers)} == {3, None}
-    (leading,) = shrunk(load_model("deepseek-v3"), Layout(dp=2))
+    (gemma,) = shrink_plan(load_model("gemma-3-27b"), Layout(dp=2))
+    assert {gemma.architecture.attention_window(layer) for layer in range(gemma.architecture.num_layers)} == {3, None}
+    (leading,) = shrink_plan(load_model("deepseek-v3"), Layout(dp=2))
     assert leading.architecture.num_layers - leading.architecture.num_dense_layers == 2
     assert (leading.architecture.num_dense_layers, leading.architecture.num_predict_layers) == (1, 1)
 
 
 def test_heads_split_as_planned() -> None:
     """More ranks than key-value heads stay so; an uneven vocabulary stays uneven."""
-    (small,) = shrunk(load_model("qwen2.5-0.5b"), Layout.parse("tp=2"))
+    (small,) = shrink_plan(load_model("qwen2.5-0.5b"), Layout.parse("tp=2"))
     assert small.architecture.num_kv_heads > 1
-    replicated = shrunk(load_model("llama-3-8b"), Layout.parse("tp=16 fsdp=4"))
+    replicated = shrink_plan(load_model("llama-3-8b"), Layout.parse("tp=16 fsdp=4"))
     assert any(one.degrees.get("tp_rep", 1) > 1 and one.degrees.get("tp_kv", 1) > 1 for one in replicated)
-    (uneven,) = shrunk(load_model("gpt-2"), Layout.parse("tp=2"))
+    (uneven,) = shrink_plan(load_model("gpt-2"), Layout.parse("tp=2"))
     assert uneven.architecture.vocab_size % 2 == 1
 
 
-def case(layout: str = "dp=2", name: str = "llama-3-8b") -> Case:
-    (small,) = shrunk(load_model(name), Layout.parse(layout))
-    return Case(architecture=small.architecture, layout=small.layout, recipe=RECIPE, num_seqs=4, seq_len=8)
+def case(layout: str = "dp=2", name: str = "llama-3-8b") -> TrainingCase:
+    (small,) = shrink_plan(load_model(name), Layout.parse(layout))
+    return TrainingCase(architecture=small.architecture, layout=small.layout, recipe=RECIPE, num_seqs=4, seq_len=8)
 
 
 def test_what_differs_has_a_name() -> None:
     wanted = run_case(case("dp=1"))
     same = run_case(case("dp=1"))
-    assert errors(same, wanted).ok
+    assert relative_errors(same, wanted).ok
     same.gradients[1]["layers.1.wq"] = same.gradients[1]["layers.1.wq"] * (1 + 1e-9)
-    found = errors(same, wanted)
+    found = relative_errors(same, wanted)
     assert (found.ok, found.gradient) == (False, "layers.1.wq")
     assert found.largest["gradients"] == pytest.approx(1e-9, rel=1e-3)
     assert found.largest["loss"] == 0.0
     lacking = replace_weights(same, "head.head")
-    assert errors(lacking, wanted).weight == "head.head"
+    assert relative_errors(lacking, wanted).weight == "head.head"
     same.losses[0] = float("nan")
-    assert errors(same, wanted).largest["loss"] == np.inf
+    assert relative_errors(same, wanted).largest["loss"] == np.inf
 
 
 def test_what_has_no_gradient_is_named() -> None:
     """A bias of keys without a rotation: its updates are rounding."""
     found = run_case(case("dp=1", "opt-175b"))
-    judged = errors(found, run_case(case("dp=1", "opt-175b")))
-    assert judged.idle == ("layers.0.k_flat_bias", "layers.1.k_flat_bias")
+    judged = relative_errors(found, run_case(case("dp=1", "opt-175b")))
+    assert judged.without_gradient == ("layers.0.k_flat_bias", "layers.1.k_flat_bias")
     found.weights["layers.0.k_flat_bias"] += 1
-    assert errors(found, run_case(case("dp=1", "opt-175b"))).ok
+    assert relative_errors(found, run_case(case("dp=1", "opt-175b"))).ok
 
 
-def replace_weights(found: Found, name: str) -> Found:
+def replace_weights(found: CaseResult, name: str) -> CaseResult:
     """Without the weight of that name."""
     weights = {own: values for own, values in found.weights.items() if own != name}
     return replace(found, weights=weights)
@@ -121,18 +127,18 @@ def replace_weights(found: Found, name: str) -> Found:
 def test_collectives_that_differ_are_told() -> None:
     one = case("fsdp=2 zero_stage=1")
     seen = as_issued(one)
-    assert differing(one, [seen, seen]) == ()
-    norm = next(issued for issued in seen if issued.kind is Kind.ALL_REDUCE)
+    assert collective_differences(one, [seen, seen]) == ()
+    norm = next(issued for issued in seen if issued.kind is CollectiveKind.ALL_REDUCE)
     lacking = list(seen)
     lacking.remove(norm)
-    (text,) = differing(one, [seen, lacking])
+    (text,) = collective_differences(one, [seen, lacking])
     assert text.startswith("rank 1: ")
     assert "all_reduce over fsdp" in text
 
 
-def as_issued(one: Case) -> list[Issued]:
+def as_issued(one: TrainingCase) -> list[IssuedCollective]:
     """The list as it is captured: activations in order, and all else behind them."""
-    moved = list(one.instance.of_step(one.num_micro_batches))
+    moved = list(one.instance.ordered_activation_collectives(one.num_micro_batches))
     others = one.instance.issued(one.num_micro_batches) - Counter(moved)
     return [issued._replace(what="") for issued in (*moved, *others.elements())]
 
@@ -142,8 +148,8 @@ def test_another_order_is_told() -> None:
     seen = as_issued(one)
     place = next(number for number in range(len(seen)) if seen[number] != seen[number + 1])
     turned = [*seen[:place], seen[place + 1], seen[place], *seen[place + 2 :]]
-    assert differing(one, [seen, seen]) == ()
-    (text,) = differing(one, [turned, seen])
+    assert collective_differences(one, [seen, seen]) == ()
+    (text,) = collective_differences(one, [turned, seen])
     assert text.startswith("rank 0: ")
     assert "does not come in the list's order" in text
 
@@ -151,12 +157,14 @@ def test_another_order_is_told() -> None:
 def test_rows_are_counted_over_all_ranks() -> None:
     """One rank may send more rows than another, and all together send what is planned."""
     one = case("fsdp=2 ep=2 zero_stage=1", "mixtral-8x7b")
-    rows = next(issued for issued in one.instance.of_step(1) if issued.what == "rows")._replace(what="")
+    rows = next(issued for issued in one.instance.ordered_activation_collectives(1) if issued.what == "rows")._replace(
+        what=""
+    )
     fewer, more = as_issued(one), as_issued(one)
     for sequence, change in ((fewer, -16), (more, 16)):
         sequence[sequence.index(rows)] = rows._replace(num_bytes=rows.num_bytes + change)
-    assert differing(one, [fewer, more]) == ()
-    (text,) = differing(one, [fewer, fewer])
+    assert collective_differences(one, [fewer, more]) == ()
+    (text,) = collective_differences(one, [fewer, fewer])
     assert text.startswith("all ranks: all_to_all over ep")
 
 
@@ -164,11 +172,11 @@ def test_what_no_router_decides_is_not_counted_over_all_ranks() -> None:
     """Heads that go to another rank and back (Ulysses) are as many as planned on each, and only the rank that differs is told."""
     one = case("cp=2 cp_variant=ulysses")
     seen = as_issued(one)
-    heads = next(issued for issued in seen if issued.kind is Kind.ALL_TO_ALL)
+    heads = next(issued for issued in seen if issued.kind is CollectiveKind.ALL_TO_ALL)
     lacking = list(seen)
     lacking.remove(heads)
-    assert differing(one, [seen, seen]) == ()
-    texts = differing(one, [seen, lacking])
+    assert collective_differences(one, [seen, seen]) == ()
+    texts = collective_differences(one, [seen, lacking])
     assert texts
     assert all(text.startswith("rank 1: ") and "all_to_all over cp" in text for text in texts)
 
@@ -201,8 +209,8 @@ def test_a_plan_is_verified(plan: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert found["ok"]
     assert found["captured_equals_list"]
     assert [one["degrees"] for one in found["meshes"]] == [{"ep": 2}]
-    assert {name: found["max_relative_error"][name] <= limit for name, limit in LIMITS.items()} == dict.fromkeys(
-        LIMITS, True
+    assert {name: found["max_relative_error"][name] <= limit for name, limit in ERROR_LIMITS.items()} == dict.fromkeys(
+        ERROR_LIMITS, True
     )
     assert main(["verify", str(plan), "--steps", "2", "--set", "recipe.balance=bias"]) == 0
     assert "trains as one process does" in capsys.readouterr().out
@@ -212,7 +220,7 @@ def test_a_fault_ends_with_3(plan: Path, capsys: pytest.CaptureFixture[str], mon
     """Where the reference differs, it says which gradient does."""
     run = compare_runs.run_case
 
-    def scaled(one: Case) -> Found:
+    def scaled(one: TrainingCase) -> CaseResult:
         found = run(one)
         if one.layout.num_devices == 1:
             found.gradients[0]["layers.0.experts_down"] *= 2
@@ -229,12 +237,12 @@ def test_ranks_that_wait_for_each_other_are_named(
     plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second rank leaves out the sum of the gradients' squares."""
-    reduce = Exchange.sum_now
+    reduce = MeshCollectives.sum_and_wait
 
-    def left_out(self: Exchange, values: torch.Tensor, axes: Axes) -> torch.Tensor:
+    def left_out(self: MeshCollectives, values: torch.Tensor, axes: Axes) -> torch.Tensor:
         return values if self.world.rank == 1 else reduce(self, values, axes)
 
-    monkeypatch.setattr(Exchange, "sum_now", left_out)
+    monkeypatch.setattr(MeshCollectives, "sum_and_wait", left_out)
     assert main(["verify", str(plan), "--steps", "1"]) == 2
     (problem, *_) = capsys.readouterr().err.splitlines()
     assert problem.startswith("error: verify: fsdp=2 ep=2")
@@ -251,4 +259,4 @@ def test_what_does_not_run_is_not_verified() -> None:
     layout = Layout.parse("fsdp=8 offload=optimizer")
     planned = plan_layout(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, layout)
     with pytest.raises(InputError, match="offload=optimizer is planned, not yet runnable"):
-        verifying.verify(planned, RECIPE)
+        verifying.verify_plan(planned, RECIPE)

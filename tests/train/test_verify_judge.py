@@ -9,15 +9,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwise.verify.training.compare_runs import LIMITS, SMALLEST, SMALLEST_NUMBER, ZERO, Errors, Found, errors
+from shardwise.verify.training.compare_runs import (
+    ERROR_LIMITS,
+    SMALLEST,
+    SMALLEST_NUMBER,
+    ZERO,
+    CaseResult,
+    RelativeErrors,
+    relative_errors,
+)
 
 NAMES = ("large", "small", "idle")
 
 
-def found(*gradients: Mapping[str, float]) -> Found:
+def found(*gradients: Mapping[str, float]) -> CaseResult:
     """A run whose parameters are of four equal elements; `gradients` are the norms by step, 2, 1e-9 and 0 where none is given."""
     norms = [{"large": 2.0, "small": 1e-9, "idle": 0.0, **own} for own in gradients]
-    return Found(
+    return CaseResult(
         losses=[4.0] * len(norms), norms=[2.0] * len(norms),
         gradients=[{name: np.full(4, norm / 2) for name, norm in own.items()} for own in norms],
         weights={name: np.full(4, 0.5) for name in NAMES},
@@ -28,17 +36,17 @@ def test_errors_are_shares_of_what_is_wanted_and_the_largest_of_all_steps_counts
     wanted, own = found({}, {}, {}), found({}, {"large": 2.0 + 4e-8}, {"large": 2.0 - 2e-8})
     own.losses, own.norms = [4.0, 4.0 - 4e-6, 4.0 + 2e-6], [2.0 + 2e-6, 2.0, 2.0]
     own.weights["large"] = own.weights["large"] + 1e-3
-    judged = errors(own, wanted)
+    judged = relative_errors(own, wanted)
     assert judged.largest == pytest.approx({"loss": 1e-6, "norm": 1e-6, "gradients": 2e-8, "weights": 2e-3}, rel=1e-6)
-    assert (judged.gradient, judged.weight, judged.idle) == ("large", "large", ("idle",))
+    assert (judged.gradient, judged.weight, judged.without_gradient) == ("large", "large", ("idle",))
 
 
 def test_errors_of_small_gradients_are_shares_of_all_gradients_norm() -> None:
     """A thousandth of 1e-9 is small beside `SMALLEST` of 2; weights are measured by themselves."""
-    judged = errors(found({"small": 1.001e-9}), found({}))
+    judged = relative_errors(found({"small": 1.001e-9}), found({}))
     assert judged.largest["gradients"] == pytest.approx(1e-12 / (1e-6 * 2.0), rel=1e-6)
     assert judged.gradient == "small"
-    between = errors(found({"small": 3e-6 + 3e-9}), found({"small": 3e-6}))
+    between = relative_errors(found({"small": 3e-6 + 3e-9}), found({"small": 3e-6}))
     assert between.largest["gradients"] == pytest.approx(1e-3, rel=1e-6)
     assert SMALLEST == 1e-6
 
@@ -47,17 +55,17 @@ def test_what_is_zero_in_both_has_no_error_and_what_is_in_one_has() -> None:
     wanted = found({})
     wanted.weights["small"] = np.zeros(4)
     own = replace(wanted, weights={**wanted.weights})
-    assert errors(own, wanted).largest["weights"] == 0.0
+    assert relative_errors(own, wanted).largest["weights"] == 0.0
     own.weights["small"] = np.full(4, 1e-150)
-    assert errors(own, wanted).largest["weights"] == pytest.approx(2e-150 / SMALLEST_NUMBER)
+    assert relative_errors(own, wanted).largest["weights"] == pytest.approx(2e-150 / SMALLEST_NUMBER)
 
 
 @pytest.mark.parametrize(("norm", "idle"), [(1.9 * ZERO, True), (2.1 * ZERO, False)])
 def test_a_gradient_that_is_rounding_in_every_step_leaves_its_weight_out(norm: float, idle: bool) -> None:
     wanted = found({"idle": norm}, {})
     own = replace(wanted, weights={**wanted.weights, "idle": np.full(4, 7.0)})
-    judged = errors(own, wanted)
-    assert (judged.idle, judged.ok) == (("idle",) if idle else (), idle)
+    judged = relative_errors(own, wanted)
+    assert (judged.without_gradient, judged.ok) == (("idle",) if idle else (), idle)
     assert ZERO == 1e-14
 
 
@@ -65,14 +73,19 @@ def test_what_is_missing_misshapen_or_no_number_is_infinitely_far_off() -> None:
     wanted = found({})
     for values in (np.full(5, 0.5), np.full(4, np.nan)):
         own = replace(wanted, weights={**wanted.weights, "small": values})
-        judged = errors(own, wanted)
+        judged = relative_errors(own, wanted)
         assert (judged.largest["weights"], judged.weight) == (math.inf, "small")
     lacking = replace(wanted, gradients=[{name: one for name, one in wanted.gradients[0].items() if name != "large"}])
-    assert (errors(lacking, wanted).largest["gradients"], errors(lacking, wanted).gradient) == (math.inf, "large")
+    assert (relative_errors(lacking, wanted).largest["gradients"], relative_errors(lacking, wanted).gradient) == (
+        math.inf,
+        "large",
+    )
 
 
-@pytest.mark.parametrize("name", LIMITS)
+@pytest.mark.parametrize("name", ERROR_LIMITS)
 def test_each_limit_may_be_reached_and_not_passed(name: str) -> None:
     limits = {"loss": 1e-12, "norm": 1e-12, "gradients": 1e-10, "weights": 1e-10}
-    assert Errors(largest=limits, gradient="", weight="", idle=()).ok
-    assert not Errors(largest={**limits, name: limits[name] * 1.01}, gradient="", weight="", idle=()).ok
+    assert RelativeErrors(largest=limits, gradient="", weight="", without_gradient=()).ok
+    assert not RelativeErrors(
+        largest={**limits, name: limits[name] * 1.01}, gradient="", weight="", without_gradient=()
+    ).ok

@@ -11,13 +11,20 @@ import pytest
 import shardwise as sw
 from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
-from shardwise.run.recipe import Recipe
+from shardwise.run.recipe import TrainingRecipe
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.values.errors import InputError
-from shardwise.verify.training.plan_verification import case_of
-from shardwise.verify.training.small_case import BUCKET_BYTES, CLIP_NORM, LEARNING_RATE, MEAN_DOCUMENT, Case, recipe_of
-from shardwise.verify.training.small_meshes import SEQ_LEN, num_micro_batches, shrunk
+from shardwise.verify.training.plan_verification import small_case
+from shardwise.verify.training.small_case import (
+    BUCKET_BYTES,
+    CLIP_NORM,
+    LEARNING_RATE,
+    MEAN_DOCUMENT_TOKENS,
+    TrainingCase,
+    small_recipe,
+)
+from shardwise.verify.training.small_meshes import SEQ_LEN, num_micro_batches, shrink_plan
 
 SHARED: dict[str, Any] = {"num_layers": 2, "d_model": 12, "head_dim": 4}
 ONE: dict[str, Any] = {**SHARED, "d_ff": 5, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 11}  # without tp
@@ -70,7 +77,7 @@ SIZES: dict[str, list[dict[str, Any]]] = {
 @pytest.mark.parametrize("name", SIZES)
 def test_the_sizes_of_a_model_in_small(name: str) -> None:
     model, _, layout = name.partition(" ")
-    found = [one.architecture for one in shrunk(load_model(model), Layout.parse(layout))]
+    found = [one.architecture for one in shrink_plan(load_model(model), Layout.parse(layout))]
     assert [
         {size: getattr(one, size) for size in sizes} for one, sizes in zip(found, SIZES[name], strict=True)
     ] == SIZES[name]
@@ -80,13 +87,13 @@ def test_the_sizes_of_a_model_in_small(name: str) -> None:
 def test_a_vocabulary_stays_uneven() -> None:
     """Four ranks would divide that of the plan, whose eight do not."""
     model = replace(load_model("llama-3-8b"), vocab_size=128_260)
-    found = shrunk(model, Layout.parse("fsdp=64 tp=8"))
+    found = shrink_plan(model, Layout.parse("fsdp=64 tp=8"))
     assert [(one.layout.tp, one.architecture.vocab_size) for one in found] == [(4, 45), (1, 12)]
 
 
 def test_adapters_stay_adapters() -> None:
     model = replace(load_model("llama-3-8b"), lora_rank=16, lora_targets=("qkv",))
-    (small,) = shrunk(model, Layout(dp=2))
+    (small,) = shrink_plan(model, Layout(dp=2))
     assert (small.architecture.lora_rank, small.architecture.lora_targets) == (2, ("qkv",))
 
 
@@ -108,7 +115,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_layouts_of_its_meshes(layout: str) -> None:
-    found = [one.layout for one in shrunk(load_model("llama-3-8b"), Layout.parse(layout))]
+    found = [one.layout for one in shrink_plan(load_model("llama-3-8b"), Layout.parse(layout))]
     assert list(map(str, found)) == [str(Layout.parse(one)) for one in LAYOUTS[layout]]
 
 
@@ -123,24 +130,26 @@ def planned(layout: str, num_seqs: int, **job: Any) -> Plan:
 def test_a_batch_that_is_uneven_over_the_plans_replicas_stays_uneven(num_seqs: int, expected: int) -> None:
     """Two replicas of two sequences each; the micro-batches are `num_micro_batches`."""
     plan = planned("dp=2 micro_batch_seqs=2", num_seqs, optimizer="lion")
-    (small,) = shrunk(plan.model, plan.layout)
-    case = case_of(plan, Recipe(steps=1), small)
+    (small,) = shrink_plan(plan.model, plan.layout)
+    case = small_case(plan, TrainingRecipe(steps=1), small)
     assert (case.num_seqs, case.num_micro_batches) == (expected, num_micro_batches(case.layout))
     assert (case.seq_len, case.num_targets, case.optimizer) == (SEQ_LEN, SEQ_LEN * expected, "lion")
 
 
-def tokens_of(layout: str, *, num_seqs: int = 7, step: int = 1, **recipe: Any) -> tuple[Case, list[list[Any]]]:
+def tokens_of(layout: str, *, num_seqs: int = 7, step: int = 1, **recipe: Any) -> tuple[TrainingCase, list[list[Any]]]:
     """A case, and its micro-batches by replica."""
-    asked = Recipe(steps=2, **{"seed": 5, "respect_documents": True, **recipe})
-    (small,) = shrunk(load_model("llama-3-8b"), Layout.parse(layout))
-    case = Case(architecture=small.architecture, layout=small.layout, recipe=asked, num_seqs=num_seqs, seq_len=SEQ_LEN)
+    asked = TrainingRecipe(steps=2, **{"seed": 5, "respect_documents": True, **recipe})
+    (small,) = shrink_plan(load_model("llama-3-8b"), Layout.parse(layout))
+    case = TrainingCase(
+        architecture=small.architecture, layout=small.layout, recipe=asked, num_seqs=num_seqs, seq_len=SEQ_LEN
+    )
     return case, [list(case.micro_batches(step, replica)) for replica in range(case.layout.num_replicas)]
 
 
 def test_replicas_have_together_what_one_process_has() -> None:
     """In micro-batches of three sequences, one for each of three replicas; the last replicas have none of the last."""
     case, parts = tokens_of("dp=3")
-    alone = list(case.alone().micro_batches(1, 0))
+    alone = list(case.on_one_device().micro_batches(1, 0))
     assert [len(ids) for ids, _, _ in alone] == [3, 3, 1]
     assert [[len(ids) for ids, _, _ in part] for part in parts] == [[1, 1, 1], [1, 1, 0], [1, 1, 0]]
     for number, whole in enumerate(alone):
@@ -168,21 +177,21 @@ def test_documents_are_numbered_in_each_sequence() -> None:
     numbers = np.concatenate([one for _, _, one in batches])
     assert set(np.unique(np.diff(numbers, axis=1))) == {0, 1}
     assert set(np.unique(numbers[:, 0])) == {0, 1}
-    assert numbers[:, -1].mean() == pytest.approx(SEQ_LEN / MEAN_DOCUMENT, rel=0.1)
+    assert numbers[:, -1].mean() == pytest.approx(SEQ_LEN / MEAN_DOCUMENT_TOKENS, rel=0.1)
     _, ((*without,),) = tokens_of("tp=2", respect_documents=False)
     assert {one for _, _, one in without} == {None}
 
 
 def test_the_recipe_is_clipped_and_in_several_buckets() -> None:
     plan = planned("dp=2", 16)
-    usual = Recipe(
+    usual = TrainingRecipe(
         steps=3, seed=4, learning_rate=LEARNING_RATE, warmup_steps=2, clip_norm=CLIP_NORM, bucket_bytes=BUCKET_BYTES
     )
-    assert recipe_of(plan, "3", "4", []) == usual
-    assert recipe_of(plan, "1", "4", []) == replace(usual, steps=1, warmup_steps=1)
-    assert recipe_of(plan, "3", "4", ["recipe.balance=bias"]) == replace(usual, balance="bias")
+    assert small_recipe(plan, "3", "4", []) == usual
+    assert small_recipe(plan, "1", "4", []) == replace(usual, steps=1, warmup_steps=1)
+    assert small_recipe(plan, "3", "4", ["recipe.balance=bias"]) == replace(usual, balance="bias")
     packed = planned("dp=2", 16, document_tokens=64)
-    assert recipe_of(packed, "3", "4", []) == replace(usual, respect_documents=True)
+    assert small_recipe(packed, "3", "4", []) == replace(usual, respect_documents=True)
 
 
 @pytest.mark.parametrize(("steps", "seed", "said"), [
@@ -191,5 +200,5 @@ def test_the_recipe_is_clipped_and_in_several_buckets() -> None:
 ])  # fmt: skip
 def test_a_recipe_that_is_none(steps: str, seed: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
-        recipe_of(planned("dp=2", 16), steps, seed, [])
-    assert recipe_of(planned("dp=2", 16), "10", "0", []).steps == 10
+        small_recipe(planned("dp=2", 16), steps, seed, [])
+    assert small_recipe(planned("dp=2", 16), "10", "0", []).steps == 10

@@ -15,9 +15,9 @@ from train.stand_in import small_plan
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.records.run_folder import RunFolder
 from shardwise.records.step_log import StepRecord, read_log
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.flags import Settings
-from shardwise.run.trainer.run_reporter import Watch
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.flags import RunSettings
+from shardwise.run.trainer.run_reporter import RunReporter
 
 
 class Terminal(io.StringIO):
@@ -38,13 +38,13 @@ def record(step: int) -> StepRecord:
     )
 
 
-def settings(place: Path, **changes: Any) -> Settings:
-    return Settings(plan=place / "plan.json", out=RunFolder(place), recipe=Recipe(steps=10), **changes)
+def settings(place: Path, **changes: Any) -> RunSettings:
+    return RunSettings(plan=place / "plan.json", out=RunFolder(place), recipe=TrainingRecipe(steps=10), **changes)
 
 
 def test_a_terminal_has_one_line_that_is_rewritten(tmp_path: Path) -> None:
     terminal = Terminal()
-    with Watch(small_plan(), settings(tmp_path), device="cpu", first_step=0, stream=terminal) as watch:
+    with RunReporter(small_plan(), settings(tmp_path), device="cpu", first_step=0, stream=terminal) as watch:
         before = len(terminal.getvalue())
         for step in (1, 2, 3):
             watch.step(record(step), {})
@@ -75,7 +75,7 @@ def test_tensorboard_gets_every_number_of_the_log(tmp_path: Path, monkeypatch: p
     module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.ModuleType("torch.utils.tensorboard"))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard.writer", module)
-    with Watch(
+    with RunReporter(
         small_plan(), settings(tmp_path, tensorboard=True), device="cpu", first_step=0, stream=io.StringIO()
     ) as watch:
         watch.step(record(1), {})
@@ -98,7 +98,7 @@ def test_a_chip_without_a_sourced_peak_has_no_mfu(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(
         "shardwise.run.trainer.run_reporter.Pricing", lambda *given: types.SimpleNamespace(hardware_ratio=lambda: 1.0)
     )
-    with Watch(plan, settings(tmp_path), device="cpu", first_step=0, stream=terminal) as watch:
+    with RunReporter(plan, settings(tmp_path), device="cpu", first_step=0, stream=terminal) as watch:
         watch.step(record(1), {})
     assert "MFU n/a: local has no sourced fp32 peak" in terminal.getvalue()
     assert "MFU n/a  " in terminal.getvalue()
@@ -107,7 +107,7 @@ def test_a_chip_without_a_sourced_peak_has_no_mfu(tmp_path: Path, monkeypatch: p
 def test_a_run_on_cpus_is_not_held_against_the_peak_of_an_accelerator(tmp_path: Path) -> None:
     plan, terminal = small_plan(), Terminal()
     plan = replace(plan, cluster=load_cluster(f"h100:{plan.layout.num_devices}"))
-    with Watch(plan, settings(tmp_path), device="cpu", first_step=0, stream=terminal) as watch:
+    with RunReporter(plan, settings(tmp_path), device="cpu", first_step=0, stream=terminal) as watch:
         watch.step(record(1), {})
     assert "MFU n/a: a CPU (the plan is for h100) has no sourced fp32 peak" in terminal.getvalue()
 
@@ -116,7 +116,7 @@ def test_a_run_on_cpus_is_not_held_against_the_peak_of_an_accelerator(tmp_path: 
 def test_a_run_goes_on_when_nobody_reads_its_output(tmp_path: Path, terminal: bool) -> None:
     gone = Gone()
     gone.isatty = lambda: terminal  # type: ignore[method-assign]
-    with Watch(small_plan(), settings(tmp_path), device="cpu", first_step=0, stream=gone) as watch:
+    with RunReporter(small_plan(), settings(tmp_path), device="cpu", first_step=0, stream=gone) as watch:
         for step in range(1, 4):
             watch.step(record(step), {})
         watch.validation(3, 2.25, {})

@@ -11,36 +11,36 @@ from executing import Executor, random_weights
 from plain import build
 from test_model import ALL_BIASES, AXES, EXPERTS, SMALL, STRUCTURES, small
 
-from shardwise.derive.sharded_unit import derive
-from shardwise.layout.sharding_scheme import Family
+from shardwise.derive.sharded_unit import derive_units
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED, unit_counts
+from shardwise.model.decoder import BORROWED_WEIGHTS, unit_counts
 from shardwise.model.load import load_model
 from shardwise.model.numerics import Numerics
 from shardwise.model.parameters_and_flops import num_params, num_trained_params
 from shardwise.run.engine.model import TorchModel
 from shardwise.run.engine.model_builder import initial_weights
 from shardwise.sharding import Mesh
-from shardwise.step.flat_arrays import Sync
-from shardwise.step.parameters import parameters
+from shardwise.step.flat_arrays import WeightSync
+from shardwise.step.parameters import list_parameters
 from shardwise.step.whole_parameters import parameter_shapes
 
-FAMILIES = [Family(zero_stage, parallel, "none") for zero_stage in (0, 1, 2, 3) for parallel in (False, True)]
+FAMILIES = [ShardingScheme(zero_stage, parallel, "none") for zero_stage in (0, 1, 2, 3) for parallel in (False, True)]
 
 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("family", FAMILIES, ids=str)
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_parameters_are_the_weights_of_the_derived_units(structure: str, family: Family) -> None:
+def test_parameters_are_the_weights_of_the_derived_units(structure: str, family: ShardingScheme) -> None:
     """None is missing, none is more, and each has the shape that the derivation's spec has on one device."""
     architecture = small(structure)
-    shapes, units = parameter_shapes(architecture), derive(architecture, family)
+    shapes, units = parameter_shapes(architecture), derive_units(architecture, family)
     by_hand = dict(build(architecture).named_parameters())
     alone = Mesh(tuple((axis, 1) for axis in AXES))
-    found = parameters(architecture, family)
+    found = list_parameters(architecture, family)
     assert [one.name for one in found] == list(shapes) == list(by_hand)
     for one in found:
-        sizes = architecture.dense().dims if one.unit == "dense_block" else architecture.dims
+        sizes = architecture.dense_layer_architecture().dims if one.unit == "dense_block" else architecture.dims
         assert one.trained == by_hand[one.name].requires_grad
         assert one.use.dims == units[one.unit].weights[one.weight]
         assert one.use.local_shape(alone, sizes) == shapes[one.name] == tuple(by_hand[one.name].shape)
@@ -67,7 +67,9 @@ def test_every_unit_is_given_the_weights_that_it_has(structure: str) -> None:
     assert len({id(layer.unit) for layer in model.layers}) == len(unit_counts(architecture))
     given = [tensor.data_ptr() for layer in model.layers for tensor in layer.weights.values()]
     lent = {
-        name for name in BORROWED["predict"] if f"embedding.{name}" in parameter_shapes(architecture) or name == "head"
+        name
+        for name in BORROWED_WEIGHTS["predict"]
+        if f"embedding.{name}" in parameter_shapes(architecture) or name == "head"
     }
     assert len(given) - len(set(given)) == architecture.tied_embeddings + architecture.num_predict_layers * len(lent)
 
@@ -75,16 +77,18 @@ def test_every_unit_is_given_the_weights_that_it_has(structure: str) -> None:
 # Of w_up [F, D] by stage of ZeRO: what a use gathers; what a micro-batch and a step scatter, reduce and gather.
 SHARDED = ("fsdp", "cp")
 SYNCS = {
-    0: Sync(reduce=("cp", "dp", "fsdp")),
-    1: Sync(step_scatter=SHARDED, reduce=("dp",), step_gather=SHARDED),
-    2: Sync(scatter=SHARDED, reduce=("dp",), step_gather=SHARDED),
-    3: Sync(gather=SHARDED, scatter=SHARDED, reduce=("dp",)),
+    0: WeightSync(reduce=("cp", "dp", "fsdp")),
+    1: WeightSync(step_scatter=SHARDED, reduce=("dp",), step_gather=SHARDED),
+    2: WeightSync(scatter=SHARDED, reduce=("dp",), step_gather=SHARDED),
+    3: WeightSync(gather=SHARDED, scatter=SHARDED, reduce=("dp",)),
 }
 
 
 @pytest.mark.parametrize("zero_stage", SYNCS)
 def test_weights_are_kept_in_step_as_their_stage_asks(zero_stage: int) -> None:
-    (spec,) = (one for one in parameters(SMALL, Family(zero_stage, False, "none")) if one.name == "layers.1.w_up")
+    (spec,) = (
+        one for one in list_parameters(SMALL, ShardingScheme(zero_stage, False, "none")) if one.name == "layers.1.w_up"
+    )
     assert str(spec.use) == "[F_{tp_kv,tp_rep}, D]"
     assert spec.sync == SYNCS[zero_stage]
 

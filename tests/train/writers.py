@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwise.run.checkpoints import Checkpointer, Piece, latest
-from shardwise.run.engine.model_builder import Weights
+from shardwise.run.checkpoints import Checkpointer, TensorShard, latest
+from shardwise.run.engine.model_builder import ModelWeights
 
 
 class Alive(TorchDispatchMode):
@@ -35,14 +35,16 @@ class Alive(TorchDispatchMode):
         return out
 
 
-def saved(folder: Path, weights: Weights, biases: Mapping[str, torch.Tensor], num_ranks: int = 3) -> Path:
+def saved(folder: Path, weights: ModelWeights, biases: Mapping[str, torch.Tensor], num_ranks: int = 3) -> Path:
     """A checkpoint of which each parameter lies in several parts."""
 
-    def pieces(tensor: torch.Tensor) -> tuple[Piece, ...]:
+    def pieces(tensor: torch.Tensor) -> tuple[TensorShard, ...]:
         starts, parts = [0], tensor.flatten().tensor_split(num_ranks)
         for part in parts:
             starts.append(starts[-1] + len(part))
-        return tuple(Piece(tuple(tensor.shape), (start,), part) for start, part in zip(starts, parts, strict=False))
+        return tuple(
+            TensorShard(tuple(tensor.shape), (start,), part) for start, part in zip(starts, parts, strict=False)
+        )
 
     with Checkpointer(folder, keep=1) as writer:
         state = {f"model.{name}": pieces(tensor) for name, tensor in weights.tensors.items()}

@@ -14,7 +14,7 @@ import pytest
 
 import shardwise as sw
 from shardwise import version
-from shardwise.book_formulas.rooflines import FORMS
+from shardwise.book_formulas.rooflines import KERNEL_FORMS
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute_policies import policy_names
 from shardwise.present.api.costs import KernelName
@@ -96,10 +96,10 @@ def test_pins_and_maxima_as_text_mapping_and_choices(plan: sw.Plan) -> None:
     given = (plan.model, plan.cluster, plan.job)
     text = sw.plan(*given, pins="tp=2 recompute=full", maxima="cp=1")
     mapping = sw.plan(*given, pins={"tp": 2, "recompute": "full"}, maxima={"cp": 1})
-    chosen = sw.plan(*given, choices=sw.Choices().narrowed({"tp": 2, "recompute": "full"}, {"cp": 1}))
+    chosen = sw.plan(*given, choices=sw.Choices().with_pins({"tp": 2, "recompute": "full"}, {"cp": 1}))
     assert text.layout == mapping.layout == chosen.layout
     assert (text.layout.tp, text.layout.cp, text.layout.recompute) == (2, 1, "full")
-    both = sw.plan(*given, pins={"tp": 2}, choices=sw.Choices().narrowed({"recompute": "full"}, {"cp": 1}))
+    both = sw.plan(*given, pins={"tp": 2}, choices=sw.Choices().with_pins({"recompute": "full"}, {"cp": 1}))
     assert both.layout == text.layout
     runnable = sw.plan(*given, runnable=True)
     assert (runnable.layout.tp, runnable.job.loss) == (1, "in_place")
@@ -147,7 +147,7 @@ def test_rules_by_names_are_the_books_rules(plan: sw.Plan) -> None:
 
 
 def test_rooflines_of_kernels_and_of_blocks() -> None:
-    assert set(get_args(KernelName)) == set(FORMS)
+    assert set(get_args(KernelName)) == set(KERNEL_FORMS)
     kernel = sw.roofline("attention", sw.load_chip("h100"), T=8192, N=64, H=128, causal=True)
     assert isinstance(kernel, sw.KernelRoofline)
     assert kernel.causal

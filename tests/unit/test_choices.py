@@ -17,8 +17,8 @@ import torch
 
 import shardwise as sw
 from shardwise.book_formulas import rules
-from shardwise.book_formulas.rooflines import kernel_roofline
-from shardwise.book_formulas.rooflines.chip_bandwidths import ORIGINS, transfers
+from shardwise.book_formulas.rooflines import KERNEL_FORMS, kernel_roofline
+from shardwise.book_formulas.rooflines.chip_bandwidths import ORIGINS, transfer_rates
 from shardwise.book_formulas.rules.parallelism_bounds import AxisOverlap, Scheme
 from shardwise.derive.expression import shard_expression
 from shardwise.derive.sharded_unit import derived_unit
@@ -28,40 +28,40 @@ from shardwise.hardware.network import nccl_bandwidths
 from shardwise.hardware.network.book_collectives import idealised_s
 from shardwise.hardware.network.collective_times import collective_report
 from shardwise.hardware.network.links import Cut
-from shardwise.hardware.network.pods import Pods, pods_costs
-from shardwise.hardware.network.switches import Switched, switched_costs
-from shardwise.hardware.network.torus import WRAPS, Torus, WrapRule, torus_cost
-from shardwise.hardware.stacks import stack_named, stack_names
+from shardwise.hardware.network.pods import Pods, pod_collective_costs
+from shardwise.hardware.network.switches import Switched, switch_collective_costs
+from shardwise.hardware.network.torus import WRAP_RULES, Torus, WrapRule, torus_collective_cost
+from shardwise.hardware.stacks import get_stack, stack_names
 from shardwise.layout.choices import Choices
-from shardwise.layout.context_parallel import VARIANTS, variant_of
-from shardwise.layout.layout import OFFLOADED, OFFLOADS, Layout, Offload, offloaded_by
-from shardwise.layout.sharding_scheme import Family, Mode, mode_family
+from shardwise.layout.context_parallel import CP_VARIANTS, get_cp_variant
+from shardwise.layout.layout import OFFLOAD_TARGETS, OFFLOADS, Layout, Offload, get_offload_targets
+from shardwise.layout.sharding_scheme import ParallelMode, ShardingScheme, make_scheme_of_mode
 from shardwise.measure.calibrate.cross_validation import fold_groups
-from shardwise.measure.microbenchmarks.benchmark_lines import KINDS, shapes
+from shardwise.measure.microbenchmarks.benchmark_lines import BENCHMARK_KINDS, list_benchmark_lines
 from shardwise.model.architecture import Architecture, MlpKind, NormKind, NormWidth, PositionKind
-from shardwise.model.job import OVERLAPS, Job
-from shardwise.model.optimizers.registry import optimizer_named, optimizer_names
-from shardwise.model.recompute_policies import policy_named, policy_names
-from shardwise.pipeline.registry import in_flight_split, pipelines_by_any_name, schedule_names, schedule_of
-from shardwise.pipeline.schedule import Passes
+from shardwise.model.job import OVERLAP_CONVENTIONS, Job
+from shardwise.model.optimizers.registry import get_optimizer, optimizer_names
+from shardwise.model.recompute_policies import get_recompute_policy, policy_names
+from shardwise.pipeline.registry import get_schedule, in_flight_split, schedule_names, schedule_names_by_alias
+from shardwise.pipeline.schedule import PassSeconds
 from shardwise.price import overlap
 from shardwise.price.product import Objective, price_product
-from shardwise.price.stage_contents import Pipeline, host_of
+from shardwise.price.stage_contents import Pipeline, host_offload
 from shardwise.price.unit_cost import unit_values
-from shardwise.run.kernels.optimizers import torch_optimizer
-from shardwise.run.recipe import BALANCES, Recipe
-from shardwise.run.recipe import SCHEDULES as RATES
+from shardwise.run.kernels.optimizers import build_torch_optimizer
+from shardwise.run.recipe import BALANCE_METHODS, TrainingRecipe
+from shardwise.run.recipe import LR_SCHEDULES as RATES
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
-from shardwise.step.rank_program import Instance
+from shardwise.step.rank_program import RankProgram
 from shardwise.values.dtypes import BYTES_PER_ELEMENT, bytes_per_element
-from shardwise.values.errors import InputError, chosen
-from shardwise.values.issue_policy import REDUCTIONS, IssuePolicy
-from shardwise.values.loss_kernels import LOSSES, loss_named
-from shardwise.values.precision import PRECISIONS, precision_named
+from shardwise.values.errors import InputError, lookup
+from shardwise.values.issue_policy import GRADIENT_REDUCTIONS, IssuePolicy
+from shardwise.values.loss_kernels import LOSS_KERNELS, get_loss_kernel
+from shardwise.values.precision import PRECISIONS, get_precision
 
 SOURCES = Path(__file__).parents[2] / "src" / "shardwise"
-PASSES = Passes(1.0, 2.0, 0.5, 2.5)
+PASSES = PassSeconds(1.0, 2.0, 0.5, 2.5)
 GROUP = [Cut(4, 1), Cut(1, 1)]
 TORUS = load_cluster("tpu-v5e:4x4").topology
 PODS = load_cluster("tpu-v5e:4x4*2").topology
@@ -94,55 +94,55 @@ class Choice:
 
 def issues(**changes: Any) -> object:
     policy = IssuePolicy(**changes)
-    return Instance(architecture=SMALL, layout=Layout(), precision=precision_named("bf16"), policy=policy).issued(2)
+    return RankProgram(architecture=SMALL, layout=Layout(), precision=get_precision("bf16"), policy=policy).issued(2)
 
 
 def pinned(name: str) -> Callable[[str], object]:
-    return lambda value: Choices().narrowed({name: value}, {})
+    return lambda value: Choices().with_pins({name: value}, {})
 
 
 CHOICES: Mapping[str, Choice] = {
     # schedules of pipelines
     "schedule, Layout": Choice(lambda name: Layout(schedule=name), schedule_names()),
     "schedule, pin": Choice(pinned("schedule"), schedule_names()),
-    "schedule, schedule_of": Choice(schedule_of, schedule_names()),
+    "schedule, schedule_of": Choice(get_schedule, schedule_names()),
     "schedule, in_flight_split": Choice(lambda name: in_flight_split(name, 4, 8), ("zb_h1", "zb_h2", "dualpipe")),
     "schedule, pipeline_bubble_s": Choice(
-        lambda name: rules.pipeline_bubble_s(name, 4, 1.0, 2.0, 0.5, 2.5), tuple(pipelines_by_any_name())
+        lambda name: rules.pipeline_bubble_s(name, 4, 1.0, 2.0, 0.5, 2.5), tuple(schedule_names_by_alias())
     ),
     # recomputation, context parallelism, offload
     "recompute, Layout": Choice(lambda name: Layout(recompute=name), policy_names()),
-    "recompute, policy_named": Choice(policy_named, policy_names()),
-    "cp_variant, Layout": Choice(lambda name: Layout(cp_variant=name), tuple(VARIANTS)),
-    "cp_variant, pin": Choice(pinned("cp_variant"), tuple(VARIANTS)),
-    "cp_variant, variant_of": Choice(variant_of, tuple(VARIANTS)),
+    "recompute, policy_named": Choice(get_recompute_policy, policy_names()),
+    "cp_variant, Layout": Choice(lambda name: Layout(cp_variant=name), tuple(CP_VARIANTS)),
+    "cp_variant, pin": Choice(pinned("cp_variant"), tuple(CP_VARIANTS)),
+    "cp_variant, variant_of": Choice(get_cp_variant, tuple(CP_VARIANTS)),
     "cp_variant, mode_family": Choice(
-        lambda name: mode_family(0, False, "none", Mode(name, False, False)), tuple(VARIANTS)
+        lambda name: make_scheme_of_mode(0, False, "none", ParallelMode(name, False, False)), tuple(CP_VARIANTS)
     ),
     "cp_variant, unit_values": Choice(
-        lambda name: unit_values(SMALL, 64, {"cp": 2, "micro_batch_seqs": 1}, name), tuple(VARIANTS)
+        lambda name: unit_values(SMALL, 64, {"cp": 2, "micro_batch_seqs": 1}, name), tuple(CP_VARIANTS)
     ),
     "offload, Layout": Choice(lambda name: Layout(offload=name), OFFLOADS),
     "offload, pin": Choice(pinned("offload"), OFFLOADS),
-    "offload, offloaded_by": Choice(offloaded_by, OFFLOADS),
-    "offload, host_of": Choice(lambda name: host_of(name, sw.load_chip("h100")), OFFLOADS),
+    "offload, offloaded_by": Choice(get_offload_targets, OFFLOADS),
+    "offload, host_of": Choice(lambda name: host_offload(name, sw.load_chip("h100")), OFFLOADS),
     # jobs
-    "loss, Job": Choice(lambda name: replace(JOB, loss=name), tuple(LOSSES)),
-    "loss, loss_named": Choice(loss_named, tuple(LOSSES)),
+    "loss, Job": Choice(lambda name: replace(JOB, loss=name), tuple(LOSS_KERNELS)),
+    "loss, loss_named": Choice(get_loss_kernel, tuple(LOSS_KERNELS)),
     "precision, Job": Choice(lambda name: replace(JOB, precision=name), tuple(PRECISIONS)),
-    "precision, precision_named": Choice(precision_named, tuple(PRECISIONS)),
+    "precision, precision_named": Choice(get_precision, tuple(PRECISIONS)),
     "dtype, bytes_per_element": Choice(bytes_per_element, tuple(BYTES_PER_ELEMENT)),
     "optimizer, Job": Choice(lambda name: replace(JOB, optimizer=name), optimizer_names()),
-    "optimizer, optimizer_named": Choice(optimizer_named, optimizer_names()),
+    "optimizer, optimizer_named": Choice(get_optimizer, optimizer_names()),
     "optimizer, Family": Choice(
-        lambda name: derived_unit(SMALL.structure, Family(0, False, "none", optimizer=name), "block"), optimizer_names()
+        lambda name: derived_unit(SMALL.structure, ShardingScheme(0, False, "none", optimizer=name), "block"), optimizer_names()
     ),
     "optimizer, torch_optimizer": Choice(
-        lambda name: torch_optimizer(name, [torch.nn.Parameter(torch.zeros(3))], [], {}), optimizer_names()
+        lambda name: build_torch_optimizer(name, [torch.nn.Parameter(torch.zeros(3))], [], {}), optimizer_names()
     ),
-    "overlap, Job": Choice(lambda name: replace(JOB, overlap=name), OVERLAPS),
-    "overlap, exposed_s": Choice(lambda name: overlap.exposed_s(name, 1.0, TRAFFIC), OVERLAPS),
-    "overlap, exposed_by_axis": Choice(lambda name: overlap.exposed_by_axis(name, 1.0, TRAFFIC), OVERLAPS),
+    "overlap, Job": Choice(lambda name: replace(JOB, overlap=name), OVERLAP_CONVENTIONS),
+    "overlap, exposed_s": Choice(lambda name: overlap.exposed_s(name, 1.0, TRAFFIC), OVERLAP_CONVENTIONS),
+    "overlap, exposed_by_axis": Choice(lambda name: overlap.exposed_by_axis(name, 1.0, TRAFFIC), OVERLAP_CONVENTIONS),
     "overlap, mixed_min_tokens_per_chip": Choice(
         lambda name: rules.mixed_min_tokens_per_chip(850.0, 28672, 2, 1, name), get_args(AxisOverlap)
     ),
@@ -153,37 +153,37 @@ CHOICES: Mapping[str, Choice] = {
         lambda name: rules.interconnect_intensity(name, 1e6, 28672, 64), get_args(Scheme)
     ),
     # clusters
-    "stack, stack_named": Choice(stack_named, stack_names()),
+    "stack, stack_named": Choice(get_stack, stack_names()),
     "stack, load_cluster": Choice(lambda name: load_cluster("local:2", stack=name), stack_names()),
     "chip, load_chip": Choice(sw.load_chip, sw.hardware.chips.chip_names()),
     "wrap_rule, Torus": Choice(lambda name: replace(TORUS, wrap_rule=name).wraps, get_args(WrapRule)),
     # collectives
     "collective, collective_report": Choice(
-        lambda name: collective_report(name, 1e6, TORUS, GROUP), nccl_bandwidths.OPERATIONS
+        lambda name: collective_report(name, 1e6, TORUS, GROUP), nccl_bandwidths.COLLECTIVE_NAMES
     ),
     "collective, torus_cost": Choice(
-        lambda name: torus_cost(name, 1e6, TORUS, GROUP), nccl_bandwidths.OPERATIONS
+        lambda name: torus_collective_cost(name, 1e6, TORUS, GROUP), nccl_bandwidths.COLLECTIVE_NAMES
     ),
     "collective, pods_costs": Choice(
-        lambda name: pods_costs(name, 1e6, PODS, [*GROUP, Cut(2, 1)]), nccl_bandwidths.OPERATIONS
+        lambda name: pod_collective_costs(name, 1e6, PODS, [*GROUP, Cut(2, 1)]), nccl_bandwidths.COLLECTIVE_NAMES
     ),
     "collective, switched_costs": Choice(
-        lambda name: switched_costs(name, 1e6, SWITCHED, [Cut(8, 1), Cut(2, 1)]), nccl_bandwidths.OPERATIONS
+        lambda name: switch_collective_costs(name, 1e6, SWITCHED, [Cut(8, 1), Cut(2, 1)]), nccl_bandwidths.COLLECTIVE_NAMES
     ),
-    "collective, nccl_bytes": Choice(lambda name: nccl_bandwidths.nccl_bytes(name, 1e6, 8), nccl_bandwidths.OPERATIONS),
-    "collective, busbw_factor": Choice(lambda name: nccl_bandwidths.busbw_factor(name, 8), nccl_bandwidths.OPERATIONS),
+    "collective, nccl_bytes": Choice(lambda name: nccl_bandwidths.nccl_bytes(name, 1e6, 8), nccl_bandwidths.COLLECTIVE_NAMES),
+    "collective, busbw_factor": Choice(lambda name: nccl_bandwidths.busbw_factor(name, 8), nccl_bandwidths.COLLECTIVE_NAMES),
     "collective, idealised_s": Choice(
         lambda name: idealised_s(name, 1e6, 9e10), ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
     ),
     # kernels and products
     "kernel, kernel_roofline": Choice(
-        lambda name: kernel_roofline(sw.load_chip("h100"), name, dict.fromkeys(sw.book_formulas.rooflines.FORMS[name].letters, 8)
-                                     if name in sw.book_formulas.rooflines.FORMS else {}),
-        tuple(sw.book_formulas.rooflines.FORMS),
+        lambda name: kernel_roofline(sw.load_chip("h100"), name, dict.fromkeys(KERNEL_FORMS[name].letters, 8)
+                                     if name in KERNEL_FORMS else {}),
+        tuple(KERNEL_FORMS),
     ),
-    "origin, transfers": Choice(lambda name: transfers(sw.load_chip("tpu-v5e"), name), ORIGINS),
+    "origin, transfers": Choice(lambda name: transfer_rates(sw.load_chip("tpu-v5e"), name), ORIGINS),
     # structures of models
-    "mlp, Architecture": Choice(lambda name: replace(SMALL, mlp=name).structure.gated, get_args(MlpKind)),
+    "mlp, Architecture": Choice(lambda name: replace(SMALL, mlp=name).structure.has_gated_mlp, get_args(MlpKind)),
     "norm, Architecture": Choice(lambda name: sw.num_params(replace(SMALL, norm=name)), get_args(NormKind)),
     "positions, Architecture": Choice(
         lambda name: sw.num_params(replace(SMALL, positions=name)), get_args(PositionKind)
@@ -192,13 +192,13 @@ CHOICES: Mapping[str, Choice] = {
         lambda name: sw.num_params(replace(SMALL, qk_norm=True, qk_norm_over=name)), get_args(NormWidth)
     ),
     # engines, recipes and benchmarks
-    "reduction, IssuePolicy": Choice(lambda name: issues(reduction=name), REDUCTIONS),
+    "reduction, IssuePolicy": Choice(lambda name: issues(reduction=name), GRADIENT_REDUCTIONS),
     "statistics, IssuePolicy": Choice(lambda name: issues(statistics=name), ("micro_batch", "step", "never")),
-    "schedule, Recipe": Choice(lambda name: Recipe(steps=10, schedule=name).learning_rate_at(5), RATES),
-    "reduction, Recipe": Choice(lambda name: Recipe(steps=10, reduction=name), REDUCTIONS),
-    "balance, Recipe": Choice(lambda name: Recipe(steps=10, balance=name), BALANCES),
+    "schedule, Recipe": Choice(lambda name: TrainingRecipe(steps=10, schedule=name).learning_rate_at(5), RATES),
+    "reduction, Recipe": Choice(lambda name: TrainingRecipe(steps=10, reduction=name), GRADIENT_REDUCTIONS),
+    "balance, Recipe": Choice(lambda name: TrainingRecipe(steps=10, balance=name), BALANCE_METHODS),
     "fold, fold_groups": Choice(lambda name: fold_groups([], name), ("model", "source", "lab", "three")),
-    "bench, shapes": Choice(lambda name: list(shapes(name, "cpu", ("fp32",), 2)), KINDS),
+    "bench, shapes": Choice(lambda name: list(list_benchmark_lines(name, "cpu", ("fp32",), 2)), BENCHMARK_KINDS),
 }  # fmt: skip
 
 
@@ -220,9 +220,9 @@ def test_every_name_is_known(where: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("table", "names"),
     [
-        (OFFLOADED, get_args(Offload)),
-        (overlap.CONVENTIONS, OVERLAPS), (nccl_bandwidths.FORMS, nccl_bandwidths.OPERATIONS),
-        (WRAPS, get_args(WrapRule)),
+        (OFFLOAD_TARGETS, get_args(Offload)),
+        (overlap.CONVENTIONS, OVERLAP_CONVENTIONS), (nccl_bandwidths.NCCL_FACTORS, nccl_bandwidths.COLLECTIVE_NAMES),
+        (WRAP_RULES, get_args(WrapRule)),
         (dict.fromkeys(OFFLOADS), get_args(Offload)),
     ],
 )  # fmt: skip
@@ -241,23 +241,23 @@ def test_a_product_is_solved_for_what_is_asked() -> None:
 def test_a_stage_with_an_unknown_schedule_has_no_price() -> None:
     """An unknown schedule was priced as 1F1B; a name that others have for one is none here."""
     with pytest.raises(InputError, match="schedule: found 'gpipe'; one of none, afab, 1f1b, interleaved, zb_h1"):
-        schedule_of("gpipe")
-    assert schedule_of("afab").bubble_s(8, 1, 8, PASSES) == schedule_of("1f1b").bubble_s(8, 1, 8, PASSES) == 21.0
+        get_schedule("gpipe")
+    assert get_schedule("afab").bubble_s(8, 1, 8, PASSES) == get_schedule("1f1b").bubble_s(8, 1, 8, PASSES) == 21.0
     unknown = Pipeline("gpipe", 8, 1, 16)
     for ask in (
         lambda: unknown.ends,
         lambda: unknown.in_flight(0),
-        lambda: unknown.waiting(0),
-        lambda: unknown.overlapped,
+        lambda: unknown.awaiting_weight_grads(0),
+        lambda: unknown.overlapped_rounds,
     ):
         with pytest.raises(InputError, match="schedule: found 'gpipe'"):
             ask()
 
 
 def test_chosen_says_what_was_found_and_what_there_is() -> None:
-    assert chosen({"a": 1, "b": 2}, "b", "letter") == 2
+    assert lookup({"a": 1, "b": 2}, "b", "letter") == 2
     with pytest.raises(InputError, match=r"^letter: found 'c'; one of a, b is required$"):
-        chosen({"a": 1, "b": 2}, "c", "letter")
+        lookup({"a": 1, "b": 2}, "c", "letter")
 
 
 # Names of choices as the sources write them. What `train/` and the compilers' texts have under the same words is others'.

@@ -9,7 +9,7 @@ import pytest
 from shardwise.model.job import Job
 from shardwise.model.optimizer_state import bytes_per_parameter
 from shardwise.values.errors import InputError
-from shardwise.values.precision import PRECISIONS, precision_named
+from shardwise.values.precision import PRECISIONS, get_precision
 
 
 def test_a_batch_is_whole_sequences() -> None:
@@ -79,11 +79,11 @@ def test_every_fault_is_named_at_once() -> None:
     ("name", "state_bytes"), [("bf16", 16), ("bf16_fp32_gradients", 20), ("bf16_no_master", 12), ("fp32", 16)]
 )
 def test_bytes_of_state_per_parameter(name: str, state_bytes: float) -> None:
-    assert bytes_per_parameter(precision_named(name)) == state_bytes
-    assert len(precision_named(name).source) > 10
+    assert bytes_per_parameter(get_precision(name)) == state_bytes
+    assert len(get_precision(name).source) > 10
 
 
 def test_an_unknown_precision_lists_the_names() -> None:
     with pytest.raises(InputError) as caught:
-        precision_named("fp7")
+        get_precision("fp7")
     assert str(caught.value) == f"precision: found 'fp7'; one of {', '.join(PRECISIONS)} is required"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwise.hardware.chips import chip_names, load_chip
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.stacks import get_stack
 from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
@@ -13,13 +13,13 @@ from shardwise.model.load import load_model, model_names
 from shardwise.present.cli import build_parser, verb_parsers
 from shardwise.present.cli.verbs import MEANT
 from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.errors import LONGEST, InputError, did_you_mean, nearest, unknown
-from shardwise.values.precision import precision_named
+from shardwise.values.errors import MAX_NAME_LENGTH, InputError, describe_unknown, did_you_mean, find_nearest_names
+from shardwise.values.precision import get_precision
 
 
 @pytest.mark.parametrize("name", model_names())
 def test_a_model_without_its_separators_is_found_again(name: str) -> None:
-    assert nearest(name.replace("-", "").upper(), model_names()) == [name]
+    assert find_nearest_names(name.replace("-", "").upper(), model_names()) == [name]
 
 
 @pytest.mark.parametrize(
@@ -56,24 +56,24 @@ def test_a_name_of_a_hub_is_that_of_the_catalogue(hub: str, name: str) -> None:
     ],
 )
 def test_the_nearest_names(found: object, known: list[object], names: list[str]) -> None:
-    assert nearest(found, known) == names
+    assert find_nearest_names(found, known) == names
 
 
 def test_a_text_that_is_no_name_is_near_to_none() -> None:
-    assert nearest("tp" * LONGEST, ["tp"]) == []
+    assert find_nearest_names("tp" * MAX_NAME_LENGTH, ["tp"]) == []
 
 
 def test_a_long_part_of_a_name_is_near_to_it() -> None:
-    assert nearest("bubble", ["roofline", "pipeline-bubbles", "interleaved-bubbles"]) == [
+    assert find_nearest_names("bubble", ["roofline", "pipeline-bubbles", "interleaved-bubbles"]) == [
         "pipeline-bubbles",
         "interleaved-bubbles",
     ]
-    assert nearest("bub", ["roofline", "pipeline-bubbles"]) == []
+    assert find_nearest_names("bub", ["roofline", "pipeline-bubbles"]) == []
 
 
 def test_equals_are_listed_and_a_few_of_them_only() -> None:
     assert did_you_mean("ab", ["ab1", "ab2", "ab3", "ab4"]) == " (did you mean 'ab1', 'ab2' or 'ab3'?)"
-    assert unknown("x", ["y"]) == "found 'x'; one of y is required"
+    assert describe_unknown("x", ["y"]) == "found 'x'; one of y is required"
 
 
 SIZES = {"global_batch_tokens": 8, "seq_len": 8}
@@ -83,8 +83,8 @@ SIZES = {"global_batch_tokens": 8, "seq_len": 8}
     ("make", "hint"),
     [
         (lambda: load_chip("h10"), "'h100'"),
-        (lambda: stack_named("maxtex"), "'maxtext'"),
-        (lambda: precision_named("mxpf8"), "'mxfp8'"),
+        (lambda: get_stack("maxtex"), "'maxtext'"),
+        (lambda: get_precision("mxpf8"), "'mxfp8'"),
         (lambda: bytes_per_element("bfloat16"), "'bf16'"),
         (lambda: Job(**SIZES, precision="fp8delayed"), "'fp8_delayed'"),
         (lambda: Job(**SIZES, overlap="peraxis"), "'per_axis'"),
@@ -92,9 +92,9 @@ SIZES = {"global_batch_tokens": 8, "seq_len": 8}
         (lambda: Layout(recompute="ful"), "'full'"),
         (lambda: Layout.parse("zero=3"), "'zero_stage'"),
         (lambda: Layout.parse("micro_batch=2"), "'micro_batch_seqs'"),
-        (lambda: Choices().narrowed({"zero": 1}, {}), "'zero_stage'"),
-        (lambda: Choices().narrowed({"schedule": "dual_pipe"}, {}), "'dualpipe'"),
-        (lambda: Choices().narrowed({}, {"ppp": 4}), "'pp'"),
+        (lambda: Choices().with_pins({"zero": 1}, {}), "'zero_stage'"),
+        (lambda: Choices().with_pins({"schedule": "dual_pipe"}, {}), "'dualpipe'"),
+        (lambda: Choices().with_pins({}, {"ppp": 4}), "'pp'"),
     ],
 )
 def test_every_choice_by_name_says_which_is_nearest(make: object, hint: str) -> None:

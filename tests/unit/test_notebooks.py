@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 import shardwise as sw
 from shardwise.measure.reconcile.reconciliation import Reconciliation
-from shardwise.measure.reconcile.step_terms import Collectives, MemoryTerm, StepMemory, StepTime, TimeTerm
-from shardwise.pipeline.registry import build
-from shardwise.pipeline.timeline import play
+from shardwise.measure.reconcile.step_terms import CollectiveComparison, MemoryTerm, StepMemory, StepTime, TimeTerm
+from shardwise.pipeline.registry import build_actions
+from shardwise.pipeline.timeline import play_actions
 from shardwise.present.cli.plain import plain
 from shardwise.present.cli.reconcile_report import reconcile_report
 from shardwise.present.draw.bars import Bar, BarChart
@@ -52,7 +52,7 @@ def reconciliation(plan: Plan) -> Reconciliation:
             terms=held, total=MemoryTerm(name="total", predicted=plan.estimate.memory_bytes, measured=1e10), runtime=0.0,
             resident_bytes=None, allocated_bytes=None, reserved_bytes=None,
         ),
-        collectives=Collectives(planned=0, found=0, planned_bytes={}, found_bytes={}, miscounted=()),
+        collectives=CollectiveComparison(planned=0, found=0, planned_bytes={}, found_bytes={}, miscounted=()),
     )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def values(plan: sw.Plan) -> Mapping[str, Pictured]:
         "explanation": sw.explain(plan, against="tp=8"),
         "memory": sw.memory(MODEL, "h100:16", "fsdp=8 pp=2 zero_stage=1"),
         "sweep": sw.sweep(MODEL, "h100:8", over="gpus=8,16", **SIZES),
-        "schedule": play(build("1f1b", 4, 8)),
+        "schedule": play_actions(build_actions("1f1b", 4, 8)),
         "simulation": sw.simulation(plan),
         "reconciliation": reconciliation(plan),
     }
@@ -120,7 +120,7 @@ def test_tables_have_the_numbers(values: Mapping[str, Pictured], plan: sw.Plan) 
 
 def test_a_picture_that_is_too_large_says_so() -> None:
     """Beside the table, which is shown all the same."""
-    line = play(build("1f1b", 64, 512))
+    line = play_actions(build_actions("1f1b", 64, 512))
     root = ElementTree.fromstring(line._repr_html_())
     assert root.find("table") is not None
     assert "at most 8,192 are drawn" in "".join(root.itertext())

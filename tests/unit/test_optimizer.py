@@ -16,24 +16,31 @@ import shardwise as sw
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import require_runnable
 from shardwise.model.job import Job
-from shardwise.model.operations import OfMatrix
-from shardwise.model.optimizer_program import Matrix, update_program
+from shardwise.model.operations import MatrixFunction
+from shardwise.model.optimizer_program import WeightMatrix, build_optimizer_program
 from shardwise.model.optimizer_state import bytes_per_parameter, moment_bytes, moment_formats, state_bytes
-from shardwise.model.optimizers.definition import GRADIENT, MASTER, Field, Optimizer, Per, values_of
-from shardwise.model.optimizers.registry import OPTIMIZERS, optimizer_fields, optimizer_named, optimizer_names
+from shardwise.model.optimizers.definition import (
+    GRADIENT,
+    MASTER,
+    Granularity,
+    Hyperparameter,
+    Optimizer,
+    formula_values,
+)
+from shardwise.model.optimizers.registry import OPTIMIZERS, get_optimizer, optimizer_fields, optimizer_names
 from shardwise.price.training_run import checkpoint_bytes
 from shardwise.run.kernels import optimizers
-from shardwise.run.kernels.optimizers import BLOCK, ByFormulas, torch_optimizer
-from shardwise.run.numpy.kernels import LEARNING_RATE, map_named
-from shardwise.run.recipe import Recipe
-from shardwise.search.explain.playbook_steps import fit
+from shardwise.run.kernels.optimizers import BLOCK_ELEMENTS, FormulaOptimizer, build_torch_optimizer
+from shardwise.run.numpy.kernels import LEARNING_RATE, get_map
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.search.explain.playbook_steps import explain_fit
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan_file import parse_plan, plan_payload
 from shardwise.sharding.spec import Spec
-from shardwise.step.rank_program import Instance
+from shardwise.step.rank_program import RankProgram
 from shardwise.values.errors import InputError
-from shardwise.values.precision import precision_named
-from shardwise.values.symbolic import Values
+from shardwise.values.precision import get_precision
+from shardwise.values.symbolic import SymbolValues
 
 STEPS, RATES = 5, (1e-2, 3e-2, 1e-2, 5e-3, 1e-3)
 VALUES: dict[str, dict[str, float]] = {
@@ -42,7 +49,7 @@ VALUES: dict[str, dict[str, float]] = {
     "sgd": {"momentum": 0.8, "nesterov": 0.0, "weight_decay": 0.2},
     "sgd, nesterov": {"momentum": 0.8, "nesterov": 1.0, "weight_decay": 0.2},
 }
-SIZE = 2 * BLOCK + 7
+SIZE = 2 * BLOCK_ELEMENTS + 7
 
 
 def gradients() -> list[torch.Tensor]:
@@ -88,11 +95,11 @@ def test_pytorch_updates_as_a_plain_implementation_does(
 ) -> None:
     """By PyTorch's kernel where there is one, and by the formulas, over several blocks of them."""
     if not kernels:
-        monkeypatch.setattr(optimizers, "KERNELS", {})
+        monkeypatch.setattr(optimizers, "FUSED_KERNELS", {})
     weights = [torch.nn.Parameter(first_weights()) for _ in range(2)]
     name, values = case.partition(",")[0], VALUES[case]
-    made = torch_optimizer(name, weights[:1], weights[1:], values)
-    assert isinstance(made, ByFormulas) == (not kernels or name != "adamw")
+    made = build_torch_optimizer(name, weights[:1], weights[1:], values)
+    assert isinstance(made, FormulaOptimizer) == (not kernels or name != "adamw")
     stepped(made, weights)
     for found, wanted in zip(weights, judged(name, values), strict=True):
         torch.testing.assert_close(found.detach(), wanted, rtol=1e-12, atol=1e-14)
@@ -102,26 +109,30 @@ def test_pytorch_updates_as_a_plain_implementation_does(
 @pytest.mark.parametrize("case", VALUES)
 def test_numpy_updates_as_a_plain_implementation_does(case: str) -> None:
     name, given = case.partition(",")[0], VALUES[case]
-    one = optimizer_named(name)
+    one = get_optimizer(name)
     state = {MASTER: first_weights().numpy(), **{moment: np.zeros(SIZE) for moment in one.moments}}
     for step, (rate, gradient) in enumerate(zip(RATES, gradients(), strict=True), start=1):
-        values = values_of(one.of_kind(one.given(given), matrix=True), learning_rate=rate, step=step)
-        state = one.updated(values, {**state, GRADIENT: gradient.numpy()})
+        values = formula_values(
+            one.hyperparameters_for(one.resolve_hyperparameters(given), matrix=True), learning_rate=rate, step=step
+        )
+        state = one.step(values, {**state, GRADIENT: gradient.numpy()})
     np.testing.assert_allclose(state[MASTER], judged(name, given)[0].numpy(), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", [name for name, one in OPTIMIZERS.items() if not (one.takes_whole or one.takes_means)])
+@pytest.mark.parametrize(
+    "name", [name for name, one in OPTIMIZERS.items() if not (one.updates_whole_matrices or one.reduces_means)]
+)
 def test_the_virtual_devices_update_as_the_engine_does(name: str) -> None:
     """The maps of the derived update, one after the other, against the first step of PyTorch's with the defaults."""
-    one, gradient = optimizer_named(name), gradients()[0]
+    one, gradient = get_optimizer(name), gradients()[0]
     weight = torch.nn.Parameter(first_weights())
     weight.grad = gradient
-    made = torch_optimizer(name, [weight], [], {})
+    made = build_torch_optimizer(name, [weight], [], {})
     made.param_groups[0]["lr"] = LEARNING_RATE
     made.step()
     found = {MASTER: first_weights().numpy(), GRADIENT: gradient.numpy(), **{m: np.zeros(SIZE) for m in one.moments}}
     for part, update in one.updates.items():
-        found[f"{part}'"] = map_named(f"{name}.{part}")(*(found[read] for read in update.reads), width=1)
+        found[f"{part}'"] = get_map(f"{name}.{part}")(*(found[read] for read in update.reads), width=1)
     np.testing.assert_allclose(found[f"{MASTER}'"], weight.detach().numpy(), rtol=1e-12, atol=1e-14)
     for moment in one.moments:
         np.testing.assert_allclose(found[f"{moment}'"], made.state[weight][moment].numpy(), rtol=1e-12, atol=1e-14)
@@ -136,14 +147,14 @@ def test_muon_updates_a_matrix_as_pytorch_does(shape: tuple[int, int], nesterov:
     judge = torch.optim.Muon(
         [weight], momentum=0.9, nesterov=bool(nesterov), weight_decay=0.2, adjust_lr_fn="match_rms_adamw"
     )
-    one, first = optimizer_named("muon"), weight.detach().clone()
-    fields = one.given({"momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.2})
+    one, first = get_optimizer("muon"), weight.detach().clone()
+    fields = one.resolve_hyperparameters({"momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.2})
     for step, rate in enumerate(RATES, start=1):
         gradient = torch.randn(shape, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
         judge.param_groups[0]["lr"], weight.grad = rate, gradient
         judge.step()
-        values = values_of(fields, learning_rate=rate, step=step)
-        state = one.updated(values, {**state, GRADIENT: gradient.numpy()})
+        values = formula_values(fields, learning_rate=rate, step=step)
+        state = one.step(values, {**state, GRADIENT: gradient.numpy()})
     moved = (weight.detach() - first).norm()
     assert np.linalg.norm(state[MASTER] - weight.detach().numpy()) < 0.03 * moved
     np.testing.assert_allclose(state["momentum_buffer"], judge.state[weight]["momentum_buffer"].numpy(), rtol=1e-12)
@@ -151,8 +162,8 @@ def test_muon_updates_a_matrix_as_pytorch_does(shape: tuple[int, int], nesterov:
 
 def test_a_step_of_muon_is_nearly_orthogonal_and_as_large_as_one_of_adamw() -> None:
     """Singular values come to between 0.68 and 1.14, by the coefficients (Jordan et al. 2024)."""
-    one, matrices = optimizer_named("muon"), np.random.default_rng(0).normal(size=(3, 32, 80))
-    values = values_of(one.given({}), learning_rate=1.0, step=1)
+    one, matrices = get_optimizer("muon"), np.random.default_rng(0).normal(size=(3, 32, 80))
+    values = formula_values(one.resolve_hyperparameters({}), learning_rate=1.0, step=1)
     made = one.updates["orthogonal"].formula(values, matrices)
     found = np.linalg.svd(made / (0.2 * 80**0.5), compute_uv=False)
     assert 0.6 < found.min() < found.max() < 1.2
@@ -165,26 +176,26 @@ def test_a_step_of_muon_is_nearly_orthogonal_and_as_large_as_one_of_adamw() -> N
 @pytest.mark.parametrize("shape", [(24, 64), (64, 24), (48,)])
 def test_adafactor_updates_as_pytorch_does(shape: tuple[int, ...]) -> None:
     """A matrix or a vector, over steps that are clipped and a row without gradients."""
-    one = optimizer_named("adafactor").of(matrix=len(shape) == 2)
+    one = get_optimizer("adafactor").for_weight(is_matrix=len(shape) == 2)
     given = {"beta2_decay": -0.6, "epsilon1": 1e-4, "epsilon2": 0.02, "clip": 1.05, "weight_decay": 0.2}
     weight = torch.nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64))
     judge = torch.optim.Adafactor([weight], beta2_decay=-0.6, eps=(1e-4, 0.02), d=1.05, weight_decay=0.2, foreach=False)
-    sizes = {Per.ELEMENT: shape, Per.ROW: (*shape[:-1], 1), Per.COLUMN: (1, *shape[1:])}
+    sizes = {Granularity.ELEMENT: shape, Granularity.ROW: (*shape[:-1], 1), Granularity.COLUMN: (1, *shape[1:])}
     state = {MASTER: weight.detach().numpy().copy()}
-    state |= {name: np.zeros(sizes[update.per]) for name, update in one.moments.items()}
+    state |= {name: np.zeros(sizes[update.granularity]) for name, update in one.moments.items()}
     for step, rate in enumerate(RATES, start=1):
         gradient = step * torch.randn(shape, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
         gradient[0] = 0.0
         judge.param_groups[0]["lr"], weight.grad = rate, gradient
         judge.step()
-        values = values_of(one.given(given), learning_rate=rate, step=step)
-        state = one.updated(values, {**state, GRADIENT: gradient.numpy()})
+        values = formula_values(one.resolve_hyperparameters(given), learning_rate=rate, step=step)
+        state = one.step(values, {**state, GRADIENT: gradient.numpy()})
     np.testing.assert_allclose(state[MASTER], weight.detach().numpy(), rtol=1e-12, atol=1e-14)
     for name in one.moments:
         np.testing.assert_allclose(state[name], judge.state[weight][name].numpy(), rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("one", [*OPTIMIZERS.values(), *(one.others for one in OPTIMIZERS.values() if one.others)])
+@pytest.mark.parametrize("one", [*OPTIMIZERS.values(), *(one.fallback for one in OPTIMIZERS.values() if one.fallback)])
 def test_what_is_made_again_in_a_later_round_reads_nothing_that_has_changed(one: Optimizer) -> None:
     """Engines make what is not kept, and has as many numbers as the weight, again where it is read."""
     rounds = [*one.rounds]
@@ -192,9 +203,11 @@ def test_what_is_made_again_in_a_later_round_reads_nothing_that_has_changed(one:
     for reader, update in one.updates.items():
         for read in update.reads:
             made = read.removesuffix("'")
-            again = made in one.updates and not one.updates[made].kept and place[made] < place[reader]
+            again = made in one.updates and not one.updates[made].is_state and place[made] < place[reader]
             for old in (
-                one.updates[made].reads if again and one.per(made) is Per.ELEMENT and not one.takes_whole else ()
+                one.updates[made].reads
+                if again and one.granularity(made) is Granularity.ELEMENT and not one.updates_whole_matrices
+                else ()
             ):
                 assert old == GRADIENT or old.endswith("'") or place[old] >= place[reader]
 
@@ -202,21 +215,25 @@ def test_what_is_made_again_in_a_later_round_reads_nothing_that_has_changed(one:
 def test_the_rounds_are_all_updates_in_order() -> None:
     for one in OPTIMIZERS.values():
         assert [name for names in one.rounds for name in names] == [*one.updates]
-    assert [len(one.rounds) for one in map(optimizer_named, ("adamw", "muon", "shampoo", "adafactor"))] == [1, 2, 2, 4]
+    assert [len(one.rounds) for one in map(get_optimizer, ("adamw", "muon", "shampoo", "adafactor"))] == [1, 2, 2, 4]
 
 
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("shape", [(6, 15), (15, 6), (3, 8, 5)])
 def test_shampoo_updates_as_a_plain_implementation_does(shape: tuple[int, ...], every: int) -> None:
     """Which takes eigenvectors of each matrix. The first gradient is of rank 2, and one of stacked matrices has none at first."""
-    one, (rows, columns) = optimizer_named("shampoo"), shape[-2:]
+    one, (rows, columns) = get_optimizer("shampoo"), shape[-2:]
     given = {"beta1": 0.8, "beta2": 0.9, "damping": 1e-3, "precondition_every": float(every), "weight_decay": 0.2}
     weight = torch.nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64))
     name, norm = "w_up" if len(shape) == 2 else "experts_up", torch.nn.Parameter(torch.ones(2))
     judge = Shampoo({f"layers.0.{name}": weight, "layers.0.norm_weight": norm}, [norm], given)
-    sides = {Per.ELEMENT: (rows, columns), Per.ROW_PAIR: (rows, rows), Per.COLUMN_PAIR: (columns, columns)}
+    sides = {
+        Granularity.ELEMENT: (rows, columns),
+        Granularity.ROW_PAIR: (rows, rows),
+        Granularity.COLUMN_PAIR: (columns, columns),
+    }
     state = {MASTER: weight.detach().numpy().copy()}
-    state |= {name: np.zeros((*shape[:-2], *sides[update.per])) for name, update in one.moments.items()}
+    state |= {name: np.zeros((*shape[:-2], *sides[update.granularity])) for name, update in one.moments.items()}
     for step, rate in enumerate(RATES, start=1):
         gradient = step * torch.randn(shape, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
         if step == 1:
@@ -224,18 +241,20 @@ def test_shampoo_updates_as_a_plain_implementation_does(shape: tuple[int, ...], 
             gradient[:-2] = 0.0 if len(shape) == 3 else gradient[:-2]
         judge.param_groups[0]["lr"], weight.grad = rate, gradient
         judge.step()
-        values = values_of(one.given(given), learning_rate=rate, step=step)
-        state = one.updated(values, {**state, GRADIENT: gradient.numpy()})
+        values = formula_values(one.resolve_hyperparameters(given), learning_rate=rate, step=step)
+        state = one.step(values, {**state, GRADIENT: gradient.numpy()})
     np.testing.assert_allclose(state[MASTER], weight.detach().numpy(), rtol=1e-10, atol=1e-12)
 
 
 def test_shampoo_leaves_out_a_side_that_is_too_long() -> None:
     """Of which the state has nothing: the update is that of the other side alone."""
-    one, gradient = optimizer_named("shampoo"), torch.randn(6, 15, generator=torch.Generator().manual_seed(1)).double()
-    values = values_of(one.given({"weight_decay": 0.0, "damping": 1e-3}), learning_rate=0.1, step=1)
+    one, gradient = get_optimizer("shampoo"), torch.randn(6, 15, generator=torch.Generator().manual_seed(1)).double()
+    values = formula_values(
+        one.resolve_hyperparameters({"weight_decay": 0.0, "damping": 1e-3}), learning_rate=0.1, step=1
+    )
     state = {name: np.zeros((6, 6) if "left" in name else (0, 0)) for name in one.moments}
     state |= {MASTER: np.zeros((6, 15)), "exp_avg": np.zeros((6, 15)), GRADIENT: gradient.numpy()}
-    found = one.updated(values, state)
+    found = one.step(values, state)
     step = inverse_root(gradient @ gradient.T, 1e-3) @ gradient
     np.testing.assert_allclose(found[MASTER], -0.1 * (step / step.square().mean().sqrt()).numpy(), rtol=1e-9)
     assert found["right"].size == found["right_root"].size == 0
@@ -259,14 +278,16 @@ def test_shampoo_keeps_squares_of_sides(model: str, hidden: int) -> None:
 def test_a_step_of_shampoo_has_the_products_of_its_functions() -> None:
     """Of a matrix: one for each average, four for each of twenty iterations of a root every tenth step, two with the roots."""
     rows, columns = 48, 20
-    matrix, shape = Matrix((), ("F",), ("D",)), Values({"F": rows, "D": columns, "E": 3, "ep": 1})
-    program = update_program({"w": ("F", "D")}, {"w": "d.w"}, "shampoo", {"w": matrix})
+    matrix, shape = WeightMatrix((), ("F",), ("D",)), SymbolValues({"F": rows, "D": columns, "E": 3, "ep": 1})
+    program = build_optimizer_program({"w": ("F", "D")}, {"w": "d.w"}, "shampoo", {"w": matrix})
     specs = {name: Spec.of(tensor.dims) for name, tensor in program.tensors.items()}
     dims = {name: tensor.dims for name, tensor in program.tensors.items()}
     found = {
-        one.outputs[0]: one.flops(one.place([specs[name] for name in one.inputs], dims, lambda name: False)).evaluate(shape)
+        one.outputs[0]: one.flops(
+            one.propagate_sharding([specs[name] for name in one.inputs], dims, lambda name: False)
+        ).evaluate(shape)
         for one in program.operations
-        if isinstance(one, OfMatrix)
+        if isinstance(one, MatrixFunction)
     }  # fmt: skip
     assert found == {
         "w.left'": 2 * rows**2 * columns, "w.right'": 2 * columns**2 * rows,
@@ -290,17 +311,17 @@ def test_adafactor_keeps_the_roots_of_what_adam_keeps() -> None:
 
 
 def test_an_adamw_with_another_field_is_not_run_by_a_kernel_that_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    adamw = optimizer_named("adamw")
+    adamw = get_optimizer("adamw")
     further = replace(
         adamw,
-        fields={**adamw.fields, "floor": Field(default=0.0, limits=(0.0, 1.0), help="the least of every weight")},
+        fields={**adamw.fields, "floor": Hyperparameter(default=0.0, limits=(0.0, 1.0), help="the least of every weight")},
         updates={**adamw.updates, MASTER: adamw.updates[MASTER]._replace(
             formula=lambda v, *tensors: adamw.updates[MASTER].formula(v, *tensors).clip(v.floor)
         )},
     )  # fmt: skip
     monkeypatch.setitem(OPTIMIZERS, "adamw", further)
     weight = torch.nn.Parameter(first_weights())
-    stepped(torch_optimizer("adamw", [weight], [], {**VALUES["adamw"], "floor": 0.25}), [weight])
+    stepped(build_torch_optimizer("adamw", [weight], [], {**VALUES["adamw"], "floor": 0.25}), [weight])
     assert weight.min() == 0.25
     assert weight.max() > 0.9
     assert optimizer_fields()["floor"] == "the least of every weight (adamw 0)"
@@ -324,21 +345,23 @@ def test_an_adamw_with_another_field_is_not_run_by_a_kernel_that_lacks_it(monkey
 )
 def test_values_that_an_optimizer_does_not_have(name: str, fields: dict[str, float], problem: str) -> None:
     with pytest.raises(InputError) as caught:
-        optimizer_named(name).given(fields)
+        get_optimizer(name).resolve_hyperparameters(fields)
     assert str(caught.value).startswith(problem)
 
 
 def test_all_wrong_values_are_named_at_once() -> None:
     with pytest.raises(InputError) as caught:
-        optimizer_named("adamw").given({"beta1": 2.0, "momentum": 0.9, "epsilon": -1.0})
+        get_optimizer("adamw").resolve_hyperparameters({"beta1": 2.0, "momentum": 0.9, "epsilon": -1.0})
     assert len(caught.value.problems) == 3
 
 
 @pytest.mark.parametrize("name", optimizer_names())
 def test_the_defaults_are_within_the_limits_and_every_update_reads_what_there_is(name: str) -> None:
-    one = optimizer_named(name)
-    assert list(one.given({})) == list(one.fields)
-    assert not {field.name for field in fields(Recipe)} & set(one.fields), "which `--set recipe.NAME` would mean?"
+    one = get_optimizer(name)
+    assert list(one.resolve_hyperparameters({})) == list(one.fields)
+    assert not {field.name for field in fields(TrainingRecipe)} & set(one.fields), (
+        "which `--set recipe.NAME` would mean?"
+    )
     known = {*one.state, GRADIENT}
     for part, update in one.updates.items():
         assert set(update.reads) <= known
@@ -356,10 +379,10 @@ def estimated(optimizer: str, precision: str = "bf16") -> sw.Estimate:
     ("precision", "first", "rest"), [("bf16", 4, 4), ("bf16_bf16_moments", 2, 2), ("fp8_lm_o3", 1, 2)]
 )
 def test_one_moment_takes_the_memory_of_one(precision: str, first: int, rest: int) -> None:
-    recipe = precision_named(precision)
-    one, two = (moment_bytes(recipe, optimizer_named(name)) for name in ("lion", "adamw"))
+    recipe = get_precision(precision)
+    one, two = (moment_bytes(recipe, get_optimizer(name)) for name in ("lion", "adamw"))
     assert (one, two) == (first, first + rest)
-    assert bytes_per_parameter(recipe) - state_bytes(recipe, optimizer_named("lion")) == rest
+    assert bytes_per_parameter(recipe) - state_bytes(recipe, get_optimizer("lion")) == rest
     lion, adamw = estimated("lion", precision), estimated("adamw", precision)
     assert lion.memory["optimizer"] == pytest.approx(adamw.memory["optimizer"] * first / (first + rest))
     others = [{term: size for term, size in found.memory.items() if term != "optimizer"} for found in (lion, adamw)]
@@ -368,11 +391,14 @@ def test_one_moment_takes_the_memory_of_one(precision: str, first: int, rest: in
 
 def test_moments_in_8_bits_take_a_byte_and_a_share_of_a_scale_whatever_the_recipe() -> None:
     """Of Llama 3.2 1B 33 norms have two moments in the recipe's format."""
-    one, num_norms = optimizer_named("adamw_8bit"), 33 * 2048
+    one, num_norms = get_optimizer("adamw_8bit"), 33 * 2048
     for precision, width in (("bf16", 4), ("bf16_bf16_moments", 2)):
-        recipe = precision_named(precision)
+        recipe = get_precision(precision)
         assert moment_formats(recipe, one) == {"exp_avg": "dynamic8", "exp_avg_sq": "unsigned_dynamic8"}
-        assert (moment_bytes(recipe, one), moment_bytes(recipe, one.of(matrix=False))) == (2 + 8 / 256, 2 * width)
+        assert (moment_bytes(recipe, one), moment_bytes(recipe, one.for_weight(is_matrix=False))) == (
+            2 + 8 / 256,
+            2 * width,
+        )
         num_matrices = sw.num_params(sw.load_model("llama-3.2-1b")) - num_norms
         wanted = (num_matrices * (2 + 8 / 256) + num_norms * 2 * width) / 8
         assert estimated("adamw_8bit", precision).memory["optimizer"] == pytest.approx(wanted, rel=1e-6)
@@ -387,15 +413,15 @@ def test_parts_of_flat_arrays_cut_no_block_of_8_bits() -> None:
         Layout(dp=2, fsdp=7, tp=2, zero_stage=2),
     ):
         for name, is_cut in (("adamw", True), ("adamw_8bit", False)):
-            groups = Instance(
-                architecture=model, layout=layout, precision=precision_named("bf16"), optimizer=name
+            groups = RankProgram(
+                architecture=model, layout=layout, precision=get_precision("bf16"), optimizer=name
             ).groups
             places = {place for group in groups for place in (group.shard_size, *(one.start for one in group.members))}
             assert bool(math.gcd(*places) % 256) == is_cut
 
 
 def test_moments_in_blocks_are_updated_element_by_element() -> None:
-    whole = optimizer_named("muon")
+    whole = get_optimizer("muon")
     updates = {name: update._replace(format="dynamic8") for name, update in whole.updates.items()}
     with pytest.raises(
         ValueError, match=r"moments in dynamic8, .*: found means or functions of matrices; neither is required"
@@ -419,7 +445,7 @@ def test_a_plan_has_its_optimizer_and_one_of_an_earlier_version_adamw() -> None:
     assert payload["job"]["optimizer_fields"] == {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
     assert parse_plan(payload).job == plan.job
     assert checkpoint_bytes(model, job) == sw.num_params(model) * 10
-    assert fit(plan).state_bytes == sw.num_params(model) * 12
+    assert explain_fit(plan).state_bytes == sw.num_params(model) * 12
     older = {name: value for name, value in payload["job"].items() if not name.startswith("optimizer")}
     assert parse_plan({**payload, "job": older}).job.optimizer == "adamw"
     wrong = {**payload, "job": {**payload["job"], "optimizer": "adam"}}
@@ -434,8 +460,8 @@ def test_a_plan_has_its_optimizer_and_one_of_an_earlier_version_adamw() -> None:
 )
 def test_muon_takes_small_gradients_in_formats_of_a_wide_range(dtype: torch.dtype, is_number: bool) -> None:
     """Why fp16 is refused: of gradients of 1e-5 the squares are 0, and so is the norm that they are divided by."""
-    one = optimizer_named("muon")
-    values = values_of(one.given({}), learning_rate=1.0, step=1)
+    one = get_optimizer("muon")
+    values = formula_values(one.resolve_hyperparameters({}), learning_rate=1.0, step=1)
     matrix = 1e-5 * torch.randn(64, 96, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     wanted, found = (one.updates["orthogonal"].formula(values, matrix.to(of)) for of in (torch.float64, dtype))
     assert bool(((found.double() - wanted).norm() < 0.05 * wanted.norm()).item()) == is_number
@@ -446,7 +472,7 @@ def has_problem(dtype: torch.dtype) -> str | None:
     """What the recipe whose activations have this format is refused for."""
     name = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     try:
-        require_runnable(sw.load_model("llama-3.2-1b"), Layout(), precision_named(name), "muon")
+        require_runnable(sw.load_model("llama-3.2-1b"), Layout(), get_precision(name), "muon")
     except InputError as error:
         return str(error)
     return None

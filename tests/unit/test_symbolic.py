@@ -10,31 +10,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.values.elementwise import ceil_div, gcd, maximum, minimum, where
-from shardwise.values.symbolic import ZERO, Local, Monomial, Polynomial, Values, constant, product, total
+from shardwise.values.symbolic import (
+    ZERO,
+    LocalDim,
+    Monomial,
+    Polynomial,
+    SymbolValues,
+    constant,
+    multiply_symbols,
+    sum_polynomials,
+)
 
-SYMBOLS = ("D", "F", "X", "Y", Local("D", ("X",)), Local("D", ("X", "Y")), Local("F", ()))
+SYMBOLS = ("D", "F", "X", "Y", LocalDim("D", ("X",)), LocalDim("D", ("X", "Y")), LocalDim("F", ()))
 
 monomials = st.builds(
     lambda coefficient, factors: Monomial(coefficient, tuple(factors.items())),
     st.integers(-4, 4).map(float),
     st.dictionaries(st.sampled_from(SYMBOLS), st.integers(-2, 3), max_size=3),
 )
-polynomials = st.lists(monomials, max_size=4).map(lambda ms: total(Polynomial((m,)) for m in ms))
+polynomials = st.lists(monomials, max_size=4).map(lambda ms: sum_polynomials(Polynomial((m,)) for m in ms))
 rows = st.lists(st.tuples(*(st.integers(1, 40) for _ in range(4))), min_size=1, max_size=6)
 
 
 @given(polynomials, rows)
 def test_arrays_give_the_numbers_of_each_row(polynomial: Polynomial, table: list[tuple[int, ...]]) -> None:
     columns = np.array(table, dtype=np.int64).T
-    together = polynomial.evaluate(Values(dict(zip("DFXY", columns, strict=True))))
+    together = polynomial.evaluate(SymbolValues(dict(zip("DFXY", columns, strict=True))))
     for index, row in enumerate(table):
-        alone = polynomial.evaluate(Values(dict(zip("DFXY", row, strict=True))))
+        alone = polynomial.evaluate(SymbolValues(dict(zip("DFXY", row, strict=True))))
         assert np.broadcast_to(together, len(table))[index] == pytest.approx(alone, rel=1e-13, abs=1e-300)
 
 
 @given(polynomials, polynomials, st.tuples(*(st.integers(1, 40) for _ in range(4))))
 def test_sums_and_products_evaluate_as_such(a: Polynomial, b: Polynomial, row: tuple[int, ...]) -> None:
-    values: Any = Values(dict(zip("DFXY", row, strict=True)))
+    values: Any = SymbolValues(dict(zip("DFXY", row, strict=True)))
     x, y = a.evaluate(values), b.evaluate(values)
     scale = max(abs(m.evaluate(values)) for m in (*a.monomials, *b.monomials, Monomial(1.0)))
     assert (a + b).evaluate(values) == pytest.approx(x + y, rel=1e-12, abs=1e-12 * scale)
@@ -43,20 +52,20 @@ def test_sums_and_products_evaluate_as_such(a: Polynomial, b: Polynomial, row: t
 
 
 def test_like_terms_merge_and_cancel() -> None:
-    area = product(["D", "F"])
+    area = multiply_symbols(["D", "F"])
     assert area + area == area * 2.0
     assert area + area * -1.0 == ZERO
     assert not ZERO
-    assert product(["D", "F"]) == product(["F", "D"])
+    assert multiply_symbols(["D", "F"]) == multiply_symbols(["F", "D"])
     assert constant(0) == ZERO
-    assert str(product(["D", Local("F", ("X",))], 2.0)) == "2·D·(F/X)"
+    assert str(multiply_symbols(["D", LocalDim("F", ("X",))], 2.0)) == "2·D·(F/X)"
 
 
 def test_a_local_size_is_the_fullest_device_s() -> None:
-    values = Values({"D": 10, "X": 4, "Y": 2})
-    assert values[Local("D", ("X",))] == 3
-    assert values[Local("D", ("X", "Y"))] == 2
-    assert values[Local("D", ())] == 10
+    values = SymbolValues({"D": 10, "X": 4, "Y": 2})
+    assert values[LocalDim("D", ("X",))] == 3
+    assert values[LocalDim("D", ("X", "Y"))] == 2
+    assert values[LocalDim("D", ())] == 10
     with pytest.raises(KeyError):
         values["Z"]
 

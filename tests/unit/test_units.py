@@ -21,7 +21,7 @@ from shardwise.values.units import (
     parse_duration,
     parse_quantity,
     parse_usd,
-    unit_of,
+    unit_from_name,
 )
 
 
@@ -83,7 +83,7 @@ def test_another_unit_is_refused(text: str, unit: str, required: str) -> None:
     ],
 )  # fmt: skip
 def test_names_say_their_units(name: str, unit: str) -> None:
-    assert unit_of(name) == unit
+    assert unit_from_name(name) == unit
 
 
 @pytest.mark.parametrize("text", ["1e999", math.inf, math.nan])

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 import pytest
 
 from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression
-from shardwise.derive.sharded_program import Communicate, Compute, ShardedProgram
-from shardwise.model.operations import Map, Placed
-from shardwise.sharding.collectives import Collective, Kind
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram
+from shardwise.model.operations import Map, OperationSharding
+from shardwise.sharding.collectives import Collective, CollectiveKind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression, parse_tensor
 from shardwise.values.errors import InputError
-from shardwise.verify.product_listing import RESERVED, Moved, listing
+from shardwise.verify.product_listing import RESERVED_NAMES, CollectiveLine, build_listing
 from shardwise.verify.product_runs import emit
 
 EXPRESSIONS = (
@@ -41,8 +41,8 @@ def permuted(before: str, after: str, mesh: Mapping[str, int]) -> tuple[ShardedE
     """An elementwise product whose result is handed from `C[before]` to `C[after]` by one permute."""
     made, program = solved(f"A[{before}] * B[{before}] -> C[{before}]", mesh, size=12)
     goal = parse_tensor(f"C[{after}]").spec
-    permute = Collective(Kind.PERMUTE, tuple(reversed(mesh)), made.operands[0], goal)
-    steps = (*program.steps, Communicate(program.program.tensors["C"], permute))
+    permute = Collective(CollectiveKind.PERMUTE, tuple(reversed(mesh)), made.operands[0], goal)
+    steps = (*program.steps, CollectiveStep(program.program.tensors["C"], permute))
     return made, ShardedProgram(program.program, steps, {**program.specs, "C": goal})
 
 
@@ -87,10 +87,10 @@ def test_the_header_gives_the_command() -> None:
 
 def test_names_are_python_names_and_collide_with_nothing() -> None:
     made, program = solved("In[I, J] * IN[J, K] * Max[K, L] * Mesh[L, M] -> Product[I, M]", {"X": 2})
-    known = listing(made, program)
+    known = build_listing(made, program)
     names = [operand.variable for operand in known.operands] + [known.result]
     assert names == ["in_", "in__", "max_", "mesh_", "product_"]
-    assert not set(names) & RESERVED
+    assert not set(names) & RESERVED_NAMES
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
@@ -104,19 +104,19 @@ def test_no_tensor_may_have_a_name_that_the_source_uses(text: str, mesh: dict[st
     used = {one.name for one in functions} | {
         node.id for one in functions if one.name in beside for node in ast.walk(one) if isinstance(node, ast.Name)
     }
-    listed = listing(made, program)
+    listed = build_listing(made, program)
     tensors = {one.variable for one in listed.operands} | {listed.result} | {one.target for one in listed.steps}
     assert len(used) > 10
-    assert {name for name in used - tensors if name == name.lower()} <= RESERVED
+    assert {name for name in used - tensors if name == name.lower()} <= RESERVED_NAMES
 
 
 def test_a_tensor_that_is_needed_twice_keeps_both_variables() -> None:
     made, program = solved("A[I_X, J] * B[J, K] -> C[I_X, K]", {"X": 2})
     (product,) = program.steps
-    assert isinstance(product, Compute)
-    gather = Collective(Kind.ALL_GATHER, ("X",), made.operands[0], made.operands[0].without("X"))
-    steps = (Communicate(program.program.tensors["A"], gather), product)
-    known = listing(made, ShardedProgram(program.program, steps, program.specs))
+    assert isinstance(product, ComputeStep)
+    gather = Collective(CollectiveKind.ALL_GATHER, ("X",), made.operands[0], made.operands[0].gather_axes("X"))
+    steps = (CollectiveStep(program.program.tensors["A"], gather), product)
+    known = build_listing(made, ShardedProgram(program.program, steps, program.specs))
     assert [step.target for step in known.steps] == ["a_2", "c"]
 
 
@@ -131,7 +131,7 @@ def test_a_tensor_that_is_needed_twice_keeps_both_variables() -> None:
 )
 def test_a_permute_is_a_permutation(before: str, after: str, mesh: dict[str, int], expected: tuple[int, ...]) -> None:
     made, program = permuted(before, after, mesh)
-    (step,) = [step for step in listing(made, program).steps if isinstance(step, Moved)]
+    (step,) = [step for step in build_listing(made, program).steps if isinstance(step, CollectiveLine)]
     assert step.axes == tuple(mesh)
     assert step.destinations == expected
 
@@ -139,8 +139,10 @@ def test_a_permute_is_a_permutation(before: str, after: str, mesh: dict[str, int
 def test_only_products_can_be_emitted() -> None:
     made, program = solved("A[I_X, J] * B[J, K] -> C[I_X, K]", {"X": 2})
     (product,) = program.steps
-    assert isinstance(product, Compute)
-    mapped = Compute(Map(("A", "B"), ("C",), "add"), Placed(product.placed.inputs, product.placed.outputs))
+    assert isinstance(product, ComputeStep)
+    mapped = ComputeStep(
+        Map(("A", "B"), ("C",), "add"), OperationSharding(product.placed.inputs, product.placed.outputs)
+    )
     with pytest.raises(InputError, match="found the operation 'map'; only products can be written"):
         emit(made, ShardedProgram(program.program, (mapped,), program.specs), "jax")
     with pytest.raises(InputError, match="found framework 'mpi'; one of jax, torch is required"):

@@ -15,13 +15,13 @@ import pytest
 from thinned import part_of
 
 from shardwise.derive.expression import derive_by_cases, shard_expression
-from shardwise.derive.sharded_program import Communicate, ShardedProgram
-from shardwise.sharding.collectives import MESSAGE_ENDS, Collective, Kind
+from shardwise.derive.sharded_program import CollectiveStep, ShardedProgram
+from shardwise.sharding.collectives import MESSAGE_ENDS, Collective, CollectiveKind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression, parse_tensor
 from shardwise.values.errors import InputError, ShardwiseError
 from shardwise.verify import product_runs as module
-from shardwise.verify.product_runs import Case, RunResult, emit, run, run_many
+from shardwise.verify.product_runs import ProductProgram, RunResult, emit, run_product, run_products
 
 HANG_S = 120  # a run that has not ended by then hangs
 EIGHT = {"X": 2, "Y": 2, "Z": 2}
@@ -66,45 +66,45 @@ PERMUTED: tuple[tuple[str, str, Mapping[str, int]], ...] = (
 )
 
 
-def by_cases(text: str, mesh: Mapping[str, int]) -> Case:
+def by_cases(text: str, mesh: Mapping[str, int]) -> ProductProgram:
     expression = parse_expression(text)
     sizes = {dim: 8 * (1 + index % 2) for index, dim in enumerate(d for o in expression.operands for d in o.spec.dims)}
     made = shard_expression(expression, Mesh.of(mesh), sizes)
     return made, derive_by_cases(made)
 
 
-def permuting(before: str, after: str, mesh: Mapping[str, int]) -> Case:
+def permuting(before: str, after: str, mesh: Mapping[str, int]) -> ProductProgram:
     made, _ = by_cases(f"{before} * B[J, K] -> C[I, K]", mesh)
     _, program = by_cases(f"{after} * B[J, K] -> C[I, K]", mesh)
     goal = parse_tensor(after).spec
     moved = made.operands[0].sharded_axes | goal.sharded_axes
-    permute = Collective(Kind.PERMUTE, tuple(sorted(moved)), made.operands[0], goal)
-    steps = (Communicate(program.program.tensors["A"], permute), *program.steps)
+    permute = Collective(CollectiveKind.PERMUTE, tuple(sorted(moved)), made.operands[0], goal)
+    steps = (CollectiveStep(program.program.tensors["A"], permute), *program.steps)
     return made, ShardedProgram(program.program, steps, program.specs)
 
 
-def cases() -> list[Case]:
+def cases() -> list[ProductProgram]:
     return [by_cases(*case) for case in BY_CASES] + [permuting(*case) for case in PERMUTED]
 
 
-def kinds(known: list[Case]) -> set[Kind]:
+def kinds(known: list[ProductProgram]) -> set[CollectiveKind]:
     return {step.collective.kind for _, program in known for step in program.communication}
 
 
 def test_the_cases_have_every_kind() -> None:
-    assert kinds(cases()) == set(Kind) - {Kind.SEND_RECV, *MESSAGE_ENDS}
+    assert kinds(cases()) == set(CollectiveKind) - {CollectiveKind.SEND_RECV, *MESSAGE_ENDS}
 
 
 def test_numpy_agrees_with_the_unsharded_product() -> None:
-    assert max(run_many(cases(), "numpy")) <= 1e-13
+    assert max(run_products(cases(), "numpy")) <= 1e-13
 
 
 def test_jax_agrees_with_the_unsharded_product() -> None:
     of = part_of(cases())
-    errors = run_many(of, "jax")
+    errors = run_products(of, "jax")
     assert len(errors) == len(of)
     assert max(errors) <= 1e-5
-    assert run_many([], "jax") == []
+    assert run_products([], "jax") == []
 
 
 @pytest.mark.thinned(5)
@@ -118,8 +118,8 @@ def test_jax_agrees_with_the_unsharded_product() -> None:
         by_cases("A[I_YX, J_Z] * B[J_Z, K] -> C[I, K_YX]", {"X": 2, "Y": 2, "Z": 1}),
     ],
 )
-def test_torch_agrees_with_the_unsharded_product(case: Case) -> None:
-    result = run(*case, "torch", seed=5)
+def test_torch_agrees_with_the_unsharded_product(case: ProductProgram) -> None:
+    result = run_product(*case, "torch", seed=5)
     assert isinstance(result, RunResult)
     assert result.num_devices == 4
     assert result.max_relative_error <= 1e-5
@@ -152,11 +152,11 @@ def test_a_framework_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     case = by_cases(*BY_CASES[0])
     with pytest.raises(InputError, match=r'^jax is not installed; pip install "shardwise\[jax\]"$'):
-        run(*case, "jax")
+        run_product(*case, "jax")
     with pytest.raises(InputError, match=r'^torch is not installed; pip install "shardwise\[train\]"$'):
-        run(*case, "torch")
+        run_product(*case, "torch")
     with pytest.raises(InputError, match="found framework 'mpi'; one of numpy, jax, torch is required"):
-        run(*case, "mpi")  # type: ignore[arg-type]
+        run_product(*case, "mpi")  # type: ignore[arg-type]
 
 
 def test_a_product_on_the_way_that_fits_no_host_is_refused() -> None:
@@ -164,12 +164,12 @@ def test_a_product_on_the_way_that_fits_no_host_is_refused() -> None:
     expression = parse_expression("Q[T_X, H] * K[S, H] * V[S, E] -> O[T_X, E]")
     made = shard_expression(expression, Mesh.of({"X": 2}), {"T": 2**14, "S": 2**14, "H": 2, "E": 2})
     with pytest.raises(InputError, match=r"found 2\.69e\+08 elements in the arrays .* at most 1\.34e\+08 are required"):
-        run(made, derive_by_cases(made), "numpy")
+        run_product(made, derive_by_cases(made), "numpy")
 
 
 def test_a_mesh_that_is_too_large_for_one_host_is_refused() -> None:
     with pytest.raises(InputError, match="found 128 devices; torch runs on one host with at most 64"):
-        run(*by_cases("A[I_X] * B[I_X] -> C[]", {"X": 2, "Y": 64}), "torch")
+        run_product(*by_cases("A[I_X] * B[I_X] -> C[]", {"X": 2, "Y": 64}), "torch")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_when_one_process_fails_the_others_end(
     monkeypatch.setattr(module, "emit", lambda made, program, framework: source)
     monkeypatch.setattr(module.subprocess, "Popen", start)
     with pytest.raises(ShardwiseError, match=message):
-        run(*by_cases("A[I_X] * B[I_X] -> C[]", {"X": 2}), "torch", timeout_s=timeout_s)
+        run_product(*by_cases("A[I_X] * B[I_X] -> C[]", {"X": 2}), "torch", timeout_s=timeout_s)
     assert len(started) == 2
     assert started[0].poll() == -signal.SIGKILL  # nobody waited for its end
 

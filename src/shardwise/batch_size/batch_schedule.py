@@ -1,6 +1,7 @@
 """How the global batch changes in a run: by the tokens seen so far or by the gradient noise scale, as text and by step.
 
-`parse_schedule` reads a schedule as people write it; `ramp_of` turns its phases into a `BatchRamp`, the batch of each step.
+`parse_batch_schedule` reads a schedule as people write it; `ramp_from_phases` turns its phases into a `BatchRamp`, the batch of
+each step.
 
 Sources: McCandlish et al. 2018 (the noise scale); Megatron-LM, megatron/core/num_microbatches_calculator.py
 (RampupBatchsizeNumMicroBatchesCalculator; read 2026-11), whose `--rampup-batch-size START INCREMENT SAMPLES` is the linear ramp.
@@ -15,17 +16,17 @@ from functools import partial
 from itertools import pairwise
 
 from shardwise.batch_size.growing_batch import dynamic_batch_tokens
-from shardwise.values.errors import InputError, collect, require, unknown
+from shardwise.values.errors import InputError, describe_unknown, raise_problems, run_all
 from shardwise.values.units import parse_count, parse_quantity
 
-WHAT = "--batch-schedule"
-FORMS = "0:64Ki,200M:128Ki or linear:from=64Ki,by=64Ki,over=200M or noise:lambda=2Mi"
-EVERY = 100  # steps between two decisions of a schedule by noise scale: as many as its average takes in
+SCHEDULE_FLAG = "--batch-schedule"
+SCHEDULE_FORMS = "0:64Ki,200M:128Ki or linear:from=64Ki,by=64Ki,over=200M or noise:lambda=2Mi"
+DECISION_STEPS = 100  # steps between two decisions of a schedule by noise scale: as many as its average takes in
 Phase = tuple[int, int]  # tokens of the run before it, tokens of its batches
 
 
 @dataclass(frozen=True, slots=True)
-class GivenSchedule:
+class PhasedBatches:
     """Batches by the tokens seen: `((0, 65536), (200_000_000, 131072))` has batches of 128 Ki tokens from the first step on
     before which 200 million tokens were seen.
 
@@ -38,23 +39,23 @@ class GivenSchedule:
         starts = [start for start, _ in self.phases]
         if starts[:1] != [0] or any(b <= a for a, b in pairwise(starts)):
             raise InputError(
-                f"{WHAT}: found phases from {', '.join(f'{one:,}' for one in starts)} tokens on; the first from 0, each later "
-                "than the one before, are required"
+                f"{SCHEDULE_FLAG}: found phases from {', '.join(f'{one:,}' for one in starts)} tokens on; the first from 0, each "
+                "later than the one before, are required"
             )
 
-    def settled(self, batch_tokens: int, quantum: int) -> GivenSchedule:
+    def resolve(self, batch_tokens: int, quantum: int) -> PhasedBatches:
         """The same: it leaves nothing open."""
         return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinearSchedule:
+class LinearBatches:
     """From `first` tokens to `last` (None: the plan's batch) in equal increments, each after the same part of `over` tokens.
 
-    `settled` gives its phases; it raises `InputError` where the increments do not lead from one to the other.
+    `resolve` gives its phases; it raises `InputError` where the increments do not lead from one to the other.
 
-    >>> ramp = LinearSchedule(first=4096, increment=2048, over=90_000, last=10240)
-    >>> ramp.settled(65536, 1024).phases
+    >>> ramp = LinearBatches(first=4096, increment=2048, over=90_000, last=10240)
+    >>> ramp.resolve(65536, 1024).phases
     ((0, 4096), (30000, 6144), (60000, 8192), (90000, 10240))
     """
 
@@ -63,16 +64,16 @@ class LinearSchedule:
     over: int
     last: int | None = None
 
-    def settled(self, batch_tokens: int, quantum: int) -> GivenSchedule:
+    def resolve(self, batch_tokens: int, quantum: int) -> PhasedBatches:
         """The phases of a run whose plan has batches of `batch_tokens`."""
         last = batch_tokens if self.last is None else self.last
         count, rest = divmod(last - self.first, self.increment)
         if rest or count < 1:
             raise InputError(
-                f"{WHAT}: found from={self.first:,} by={self.increment:,} to a batch of {last:,} tokens; a larger batch at the "
-                "end, by a whole number of increments, is required"
+                f"{SCHEDULE_FLAG}: found from={self.first:,} by={self.increment:,} to a batch of {last:,} tokens; a larger "
+                "batch at the end, by a whole number of increments, is required"
             )
-        return GivenSchedule(
+        return PhasedBatches(
             tuple(
                 (-(-number * self.over // count), self.first + number * self.increment) for number in range(count + 1)
             )
@@ -80,7 +81,7 @@ class LinearSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseSchedule:
+class NoiseScaleBatches:
     """B = sqrt(lambda · B_noise), decided again after every `every` steps from the noise scale that is estimated by then.
 
     All in tokens. `exchange_tokens` is lambda, how many more tokens a step less is worth (`dynamic_batch_tokens`). Batches are
@@ -89,7 +90,7 @@ class NoiseSchedule:
 
     Assumes: B_simple, which is what a run measures, in place of B_noise, as in McCandlish et al. 2018 (isotropic curvature).
 
-    >>> schedule = NoiseSchedule(exchange_tokens=1e6, least=1024, most=10**6, increment=1024)
+    >>> schedule = NoiseScaleBatches(exchange_tokens=1e6, least=1024, most=10**6, increment=1024)
     >>> schedule.batch(10_000), schedule.batch(0.0), schedule.batch(10**9)
     (100352, 1024, 999424)
     """
@@ -98,15 +99,19 @@ class NoiseSchedule:
     least: int | None = None
     most: int | None = None
     increment: int | None = None
-    every: int = EVERY
+    every: int = DECISION_STEPS
 
     def __post_init__(self) -> None:
         if not 0 < self.exchange_tokens < math.inf:
-            raise InputError(f"{WHAT}: found lambda={self.exchange_tokens:g}; a number of tokens above 0 is required")
+            raise InputError(
+                f"{SCHEDULE_FLAG}: found lambda={self.exchange_tokens:g}; a number of tokens above 0 is required"
+            )
         if self.least is not None and self.most is not None and self.least > self.most:
-            raise InputError(f"{WHAT}: found from={self.least:,} to={self.most:,}; from at most to is required")
+            raise InputError(
+                f"{SCHEDULE_FLAG}: found from={self.least:,} to={self.most:,}; from at most to is required"
+            )
 
-    def settled(self, batch_tokens: int, quantum: int) -> NoiseSchedule:
+    def resolve(self, batch_tokens: int, quantum: int) -> NoiseScaleBatches:
         """With what it leaves open, for a plan with batches of `batch_tokens` whose layout runs multiples of `quantum` tokens."""
         most = batch_tokens if self.most is None else self.most
         least = min(quantum, most) if self.least is None else self.least
@@ -125,38 +130,40 @@ class NoiseSchedule:
         return max(found, self.least)
 
 
-WrittenSchedule = GivenSchedule | LinearSchedule | NoiseSchedule
+BatchSchedule = PhasedBatches | LinearBatches | NoiseScaleBatches
 
 
-def parse_schedule(text: str, what: str = WHAT) -> WrittenSchedule:
+def parse_batch_schedule(text: str, what: str = SCHEDULE_FLAG) -> BatchSchedule:
     """The schedule that a text says. Raises `InputError`.
 
-    >>> parse_schedule("0:64Ki,200M:128Ki")
-    GivenSchedule(phases=((0, 65536), (200000000, 131072)))
-    >>> parse_schedule("64Ki").phases
+    >>> parse_batch_schedule("0:64Ki,200M:128Ki")
+    PhasedBatches(phases=((0, 65536), (200000000, 131072)))
+    >>> parse_batch_schedule("64Ki").phases
     ((0, 65536),)
-    >>> parse_schedule("linear:from=12Mi,by=3Mi,over=469G").over
+    >>> parse_batch_schedule("linear:from=12Mi,by=3Mi,over=469G").over
     469000000000
-    >>> parse_schedule("noise:lambda=2Mi,to=4Mi,every=50").every
+    >>> parse_batch_schedule("noise:lambda=2Mi,to=4Mi,every=50").every
     50
     """
     name, colon, rest = text.strip().partition(":")
     if colon and not name[:1].isdigit():
-        if name not in _NAMED:
-            raise InputError(f"{what}: {unknown(name, _NAMED)}; a schedule such as {FORMS} is required")
-        return _NAMED[name](_fields(rest, name, what), what)
+        if name not in _PARSERS:
+            raise InputError(
+                f"{what}: {describe_unknown(name, _PARSERS)}; a schedule such as {SCHEDULE_FORMS} is required"
+            )
+        return _PARSERS[name](_parse_fields(rest, name, what), what)
     parts = [part.partition(":") for part in text.split(",") if part.strip()]
     if not parts or (len(parts) > 1 and not all(colon for _, colon, _ in parts)):
-        raise InputError(f"{what}: found {text!r}; TOKENS:BATCH,... is required, such as {FORMS}")
-    return GivenSchedule(tuple(_phase(part, what) for part in parts))
+        raise InputError(f"{what}: found {text!r}; TOKENS:BATCH,... is required, such as {SCHEDULE_FORMS}")
+    return PhasedBatches(tuple(_parse_phase(part, what) for part in parts))
 
 
-def _phase(part: tuple[str, str, str], what: str) -> Phase:
+def _parse_phase(part: tuple[str, str, str], what: str) -> Phase:
     start, batch = (part[0], part[2]) if part[1] else ("0", part[0])
     return parse_count(start, what=what, least=0), parse_count(batch, what=what)
 
 
-def _fields(text: str, name: str, what: str) -> dict[str, str]:
+def _parse_fields(text: str, name: str, what: str) -> dict[str, str]:
     """What a named schedule is given, by name."""
     known, found = _FIELDS[name], {}
     for part in text.split(","):
@@ -165,49 +172,54 @@ def _fields(text: str, name: str, what: str) -> dict[str, str]:
             raise InputError(f"{what}: found {part!r} for {name}; {', '.join(f'{one}=N' for one in known)} is known")
         found[key] = value
     missing = [one for one, needed in known.items() if needed and one not in found]
-    require([f"{what}: {name} has no {one}; {one}=N is required, such as {FORMS}" for one in missing])
+    raise_problems([f"{what}: {name} has no {one}; {one}=N is required, such as {SCHEDULE_FORMS}" for one in missing])
     return found
 
 
-def _linear(given: Mapping[str, str], what: str) -> WrittenSchedule:
-    first, increment, over, *last = _counts(given, ("from", "by", "over", "to"), what)
-    return LinearSchedule(first=first, increment=increment, over=over, last=last[0] if last else None)
+def _parse_linear(given: Mapping[str, str], what: str) -> BatchSchedule:
+    first, increment, over, *last = _parse_counts(given, ("from", "by", "over", "to"), what)
+    return LinearBatches(first=first, increment=increment, over=over, last=last[0] if last else None)
 
 
-def _noise(given: Mapping[str, str], what: str) -> WrittenSchedule:
+def _parse_noise(given: Mapping[str, str], what: str) -> BatchSchedule:
     exchange = parse_quantity(given["lambda"], what=f"{what} lambda", unit="")
     names = {"from": "least", "to": "most", "by": "increment", "every": "every"}
-    found = _counts(given, tuple(names), what)
-    return NoiseSchedule(
+    found = _parse_counts(given, tuple(names), what)
+    return NoiseScaleBatches(
         exchange_tokens=exchange, **dict(zip((names[one] for one in names if one in given), found, strict=True))
     )
 
 
-def _counts(given: Mapping[str, str], names: Sequence[str], what: str) -> list[int]:
+def _parse_counts(given: Mapping[str, str], names: Sequence[str], what: str) -> list[int]:
     """The whole numbers of those names that are given, in order."""
     found = (partial(parse_count, given[one], what=f"{what} {one}") for one in names if one in given)
-    return list(collect(*found))
+    return list(run_all(*found))
 
 
-_NAMED: Mapping[str, Callable[[Mapping[str, str], str], WrittenSchedule]] = {"linear": _linear, "noise": _noise}
+_PARSERS: Mapping[str, Callable[[Mapping[str, str], str], BatchSchedule]] = {
+    "linear": _parse_linear,
+    "noise": _parse_noise,
+}
 _FIELDS: Mapping[str, Mapping[str, bool]] = {  # and whether it has to be given
     "linear": {"from": True, "by": True, "over": True, "to": False},
     "noise": {"lambda": True, "from": False, "to": False, "by": False, "every": False},
 }
 
 
-def ramp_of(phases: Sequence[Phase], seq_len: int, before: BatchRamp | None = None, step: int = 0) -> BatchRamp:
+def ramp_from_phases(
+    phases: Sequence[Phase], seq_len: int, before: BatchRamp | None = None, step: int = 0
+) -> BatchRamp:
     """The batch of every step of a run: those of `before` up to `step`, and from there on those of the phases.
 
     A phase begins with the first step before which its tokens have been seen, so no sample is taken twice and none is left out.
     Raises `InputError` for batches that are not whole sequences.
 
-    >>> ramp_of([(0, 4096), (10_000, 8192)], 1024)
+    >>> ramp_from_phases([(0, 4096), (10_000, 8192)], 1024)
     BatchRamp(values=((0, 4), (3, 8)))
-    >>> ramp_of([(0, 4096), (10_000, 8192)], 1024, before=BatchRamp(((0, 2),)), step=1)
+    >>> ramp_from_phases([(0, 4096), (10_000, 8192)], 1024, before=BatchRamp(((0, 2),)), step=1)
     BatchRamp(values=((0, 2), (1, 4), (3, 8)))
     """
-    require([problem for _, batch in phases for problem in _uneven(batch, seq_len)])
+    raise_problems([problem for _, batch in phases for problem in _sequence_problems(batch, seq_len)])
     ramp = before if before is not None and step else None
     tokens = ramp.first_sample(step) * seq_len if ramp else 0
     stops = [*(start for start, _ in phases[1:]), math.inf]
@@ -221,20 +233,20 @@ def ramp_of(phases: Sequence[Phase], seq_len: int, before: BatchRamp | None = No
     return ramp
 
 
-def _uneven(batch: int, seq_len: int) -> Iterator[str]:
+def _sequence_problems(batch: int, seq_len: int) -> Iterator[str]:
     if batch % seq_len:
         low = batch // seq_len * seq_len
         nearest = f"the nearest are {low:,} and {low + seq_len:,}" if low else f"the smallest is {seq_len:,}"
-        yield f"{WHAT}: a batch of {batch:,} tokens is not a whole number of sequences of {seq_len:,}; {nearest} tokens"
+        yield f"{SCHEDULE_FLAG}: a batch of {batch:,} tokens is not a whole number of sequences of {seq_len:,}; {nearest} tokens"
 
 
-def steps_of(phases: Sequence[Phase], tokens: float, seq_len: int) -> tuple[tuple[int, float], ...]:
+def steps_per_phase(phases: Sequence[Phase], tokens: float, seq_len: int) -> tuple[tuple[int, float], ...]:
     """Of a run of so many tokens the batch of each phase, in tokens, and its steps; the last step may be a part of one.
 
-    >>> steps_of([(0, 4096), (10_000, 8192)], 20_480, 1024)
+    >>> steps_per_phase([(0, 4096), (10_000, 8192)], 20_480, 1024)
     ((4096, 3.0), (8192, 1.0))
     """
-    ramp, found, seen = ramp_of(phases, seq_len), [], 0.0
+    ramp, found, seen = ramp_from_phases(phases, seq_len), [], 0.0
     for (start, sequences), stop in zip(ramp.values, [*(start for start, _ in ramp.values[1:]), None], strict=True):
         batch = sequences * seq_len
         most = math.inf if stop is None else stop - start
@@ -289,10 +301,10 @@ class BatchRamp:
         return BatchRamp((*kept, (step, sequences)) if changes else kept)
 
 
-def parse_ramp(text: str, what: str) -> tuple[tuple[int, int], ...]:
+def parse_batch_ramp(text: str, what: str) -> tuple[tuple[int, int], ...]:
     """Steps and the sequences of the batch from each on. Raises `InputError`.
 
-    >>> parse_ramp("0:64,1000:128", "batch_ramp")
+    >>> parse_batch_ramp("0:64,1000:128", "batch_ramp")
     ((0, 64), (1000, 128))
     """
     pairs: Sequence[tuple[str, str, str]] = [part.partition(":") for part in text.split(",") if part.strip()]

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.batch_size.json_rows import json_rows, not_an_object, number_in, read_text
+from shardwise.batch_size.json_rows import not_an_object_text, parse_json_lines, read_positive, read_required_text
 from shardwise.batch_size.tradeoff import BatchTradeoff
-from shardwise.values.errors import InputError, require
+from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.units import format_quantity
 
-FILE = "runs.jsonl"  # of a sweep's folder
+RUNS_FILE = "runs.jsonl"  # of a sweep's folder
 NOT_REACHED = "the loss was not reached"
 
 
@@ -58,32 +58,34 @@ class BatchRun:
         return None if self.steps is None else self.batch_tokens * self.steps
 
 
-def read_runs(path: str | Path) -> tuple[BatchRun, ...]:
+def read_batch_runs(path: str | Path) -> tuple[BatchRun, ...]:
     """The runs of a sweep's folder, of its `runs.jsonl`, or of a CSV file. Raises `InputError` with every line that is wrong.
 
-    Of the runs of a batch with one seed that differ in their learning rate, all are there: `best_runs` has the best of them.
+    All learning rates of a batch and seed are there: `select_best_runs` has the best of them.
     """
     where = Path(path)
-    where = where / FILE if where.is_dir() else where
-    text = read_text(where, f"the folder of a sweep with a {FILE}, or a CSV file with batch_tokens and steps,")
-    rows = _of_csv(text, where) if where.suffix.lower() == ".csv" else json_rows(text, where)
+    where = where / RUNS_FILE if where.is_dir() else where
+    text = read_required_text(
+        where, f"the folder of a sweep with a {RUNS_FILE}, or a CSV file with batch_tokens and steps,"
+    )
+    rows = _csv_rows(text, where) if where.suffix.lower() == ".csv" else parse_json_lines(text, where)
     found, problems = [], []
     for place, row in rows:
-        run, wrong = _run(row, place)
+        run, wrong = _parse_run(row, place)
         found += [run] if run else []
         problems += wrong
-    require(problems)
+    raise_problems(problems)
     if not found:
         raise InputError(f"{where}: found no runs; a line for each run is required")
     return tuple(found)
 
 
-def best_runs(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
+def select_best_runs(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
     """Of the runs of each batch and seed the one that reached the loss in the fewest steps, by batch and seed.
 
     A batch and seed of which no run reached the loss keeps one that did not.
 
-    >>> [run.steps for run in best_runs((BatchRun(batch_tokens=8, steps=30), BatchRun(batch_tokens=8, steps=20)))]
+    >>> [run.steps for run in select_best_runs((BatchRun(batch_tokens=8, steps=30), BatchRun(batch_tokens=8, steps=20)))]
     [20]
     """
     best: dict[tuple[float, int], BatchRun] = {}
@@ -92,7 +94,7 @@ def best_runs(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
     return tuple(best[key] for key in sorted(best))
 
 
-def _of_csv(text: str, path: Path) -> Iterator[tuple[str, Any]]:
+def _csv_rows(text: str, path: Path) -> Iterator[tuple[str, Any]]:
     reader = csv.DictReader(text.splitlines())
     missing = [name for name in ("batch_tokens", "steps") if name not in (reader.fieldnames or ())]
     if missing:
@@ -103,14 +105,14 @@ def _of_csv(text: str, path: Path) -> Iterator[tuple[str, Any]]:
         yield f"{path}:{reader.line_num}", {key: value or None for key, value in row.items() if key}
 
 
-def _run(row: Any, place: str) -> tuple[BatchRun | None, list[str]]:
+def _parse_run(row: Any, place: str) -> tuple[BatchRun | None, list[str]]:
     """The run of a row, or what is wrong with it."""
     if not isinstance(row, Mapping):
-        return None, [not_an_object(row, place)]
+        return None, [not_an_object_text(row, place)]
     problems: list[str] = []
-    batch = number_in(row, "batch_tokens", place, problems, required=True)
-    steps = number_in(row, "steps", place, problems)
-    others = {name: number_in(row, name, place, problems) for name in ("learning_rate", "target_loss")}
+    batch = read_positive(row, "batch_tokens", place, problems, required=True)
+    steps = read_positive(row, "steps", place, problems)
+    others = {name: read_positive(row, name, place, problems) for name in ("learning_rate", "target_loss")}
     seed = row.get("seed") or 0
     if not str(seed).lstrip("-").isdigit():
         problems.append(f"{place}: seed is {seed!r}; a whole number is required")
@@ -122,13 +124,13 @@ def _run(row: Any, place: str) -> tuple[BatchRun | None, list[str]]:
 
 Array = NDArray[np.float64]
 HUBER = 2.0  # deviations: 95% efficient for normal errors is 1.345, which would weigh down a seventh of good runs
-LEAST_SIGMA = 1e-6  # of logarithms: exact points have no scatter
-MARGIN = 1e3  # how far beyond the batches B_noise is searched for, as a factor
+MIN_SIGMA = 1e-6  # of logarithms: exact points have no scatter
+SEARCH_MARGIN = 1e3  # how far beyond the batches B_noise is searched for, as a factor
 NUM_GRID = 241
 NUM_REFINED = 60  # halvings between the neighbours of the grid's best
 NUM_REWEIGHTED = 8
 NUM_BOOTSTRAP = 1000
-LEAST_BATCHES = 3
+MIN_BATCHES = 3
 NUM_PARAMETERS = 2  # which take up part of the scatter
 QUANTILES = (0.05, 0.95)
 
@@ -193,23 +195,23 @@ def fit_tradeoff(runs: Sequence[BatchRun], *, num_bootstrap: int = NUM_BOOTSTRAP
     >>> round(found.tradeoff.min_steps), round(found.tradeoff.min_tokens)
     (50000, 100000000000)
     """
-    best = best_runs(tuple(runs))
+    best = select_best_runs(tuple(runs))
     reached = [run for run in best if run.steps is not None]
     _require_enough(reached)
     batches = np.array([run.batch_tokens for run in reached])
     logs = np.log(np.array([run.steps for run in reached], dtype=np.float64))
-    found = _fitted(batches, logs)
+    found = _fit_robustly(batches, logs)
     fitted = _log_steps(found, batches)
-    samples = _bootstrap(batches, logs, fitted, num_bootstrap, seed)
+    samples = _bootstrap_fits(batches, logs, fitted, num_bootstrap, seed)
     return TradeoffFit(
         tradeoff=found, not_reached=tuple(run for run in best if run.steps is None),
         runs=tuple(
             FittedRun(run=run, fitted_steps=math.exp(of_law), residual=float(measured - of_law))
             for run, measured, of_law in zip(reached, logs, fitted, strict=True)
         ),
-        min_steps_interval90=_interval([one.min_steps for one in samples]),
-        min_tokens_interval90=_interval([one.min_tokens for one in samples]),
-        critical_batch_interval90=_interval([one.critical_batch_tokens for one in samples]),
+        min_steps_interval90=_interval90([one.min_steps for one in samples]),
+        min_tokens_interval90=_interval90([one.min_tokens for one in samples]),
+        critical_batch_interval90=_interval90([one.critical_batch_tokens for one in samples]),
         rms_residual=float(np.sqrt(np.mean((logs - fitted) ** 2))),
     )  # fmt: skip
 
@@ -221,10 +223,10 @@ def _require_enough(reached: Sequence[BatchRun]) -> None:
             f"fit: found runs to losses of {', '.join(f'{loss:g}' for loss in losses)}; one loss is required"
         )
     batches = sorted({run.batch_tokens for run in reached})
-    if len(batches) < LEAST_BATCHES:
+    if len(batches) < MIN_BATCHES:
         shown = ", ".join(format_quantity(batch) for batch in batches) or "none"
         raise InputError(
-            f"fit: found runs that reached the loss with batches of {shown} tokens; at least {LEAST_BATCHES} batches are required"
+            f"fit: found runs that reached the loss with batches of {shown} tokens; at least {MIN_BATCHES} batches are required"
         )
     steps = {batch: np.median([run.steps for run in reached if run.batch_tokens == batch]) for batch in batches}
     if steps[batches[0]] <= steps[batches[-1]]:
@@ -238,14 +240,14 @@ def _log_steps(found: BatchTradeoff, batches: Array) -> Array:
     return np.asarray(math.log(found.min_steps) + np.log1p(found.noise_tokens / batches))
 
 
-def _fitted(batches: Array, logs: Array) -> BatchTradeoff:
+def _fit_robustly(batches: Array, logs: Array) -> BatchTradeoff:
     """Huber's weights from the residuals of the fit before; the first fit has equal weights."""
     weights = np.ones_like(logs)
     found = _least_squares(batches, logs, weights)
     for _ in range(NUM_REWEIGHTED):
         residuals = np.abs(logs - _log_steps(found, batches))
-        sigma = max(1.4826 * float(np.median(residuals)), LEAST_SIGMA)  # of normal errors, from their median
-        weights = np.minimum(1.0, HUBER * sigma / np.maximum(residuals, LEAST_SIGMA))
+        sigma = max(1.4826 * float(np.median(residuals)), MIN_SIGMA)  # of normal errors, from their median
+        weights = np.minimum(1.0, HUBER * sigma / np.maximum(residuals, MIN_SIGMA))
         found = _least_squares(batches, logs, weights)
     return found
 
@@ -257,7 +259,7 @@ def _least_squares(batches: Array, logs: Array, weights: Array) -> BatchTradeoff
         means = (rest * weights).sum(axis=1) / weights.sum()
         return (weights * (rest - means[:, None]) ** 2).sum(axis=1), means
 
-    grid = np.linspace(math.log(batches.min() / MARGIN), math.log(batches.max() * MARGIN), NUM_GRID)
+    grid = np.linspace(math.log(batches.min() / SEARCH_MARGIN), math.log(batches.max() * SEARCH_MARGIN), NUM_GRID)
     at = int(np.argmin(judged(grid)[0]))
     low, high = grid[max(at - 1, 0)], grid[min(at + 1, NUM_GRID - 1)]
     for _ in range(NUM_REFINED):
@@ -268,7 +270,7 @@ def _least_squares(batches: Array, logs: Array, weights: Array) -> BatchTradeoff
     return BatchTradeoff(min_steps=math.exp(judged(log_noise)[1][0]), noise_tokens=math.exp(log_noise[0]))
 
 
-def _bootstrap(batches: Array, logs: Array, fitted: Array, count: int, seed: int) -> list[BatchTradeoff]:
+def _bootstrap_fits(batches: Array, logs: Array, fitted: Array, count: int, seed: int) -> list[BatchTradeoff]:
     """Fits to the law's steps with residuals drawn with replacement: they scatter alike at all batches, in logarithms."""
     random = np.random.default_rng(seed)
     residuals = (logs - fitted) * math.sqrt(len(logs) / (len(logs) - NUM_PARAMETERS))
@@ -276,6 +278,6 @@ def _bootstrap(batches: Array, logs: Array, fitted: Array, count: int, seed: int
     return [_least_squares(batches, sample, np.ones(len(logs))) for sample in drawn]
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float]:
+def _interval90(values: Sequence[float]) -> tuple[float, float]:
     low, high = np.quantile(values, QUANTILES)
     return float(low), float(high)

@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwise.batch_size.json_rows import json_rows, not_an_object, number_in, read_text
-from shardwise.values.errors import InputError, require
+from shardwise.batch_size.json_rows import not_an_object_text, parse_json_lines, read_positive, read_required_text
+from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.units import format_quantity
 
-TOLERANCE = 0.01  # nats, within which two losses count as the same: section 3.1 of the source
-PART = 0.5  # of the window, at its end: what the smoothed loss is made of
-LEAST_STEPS = 16  # of a branch: 8 of them are in that part, for a line
-LEAST_BRANCHES = 2
+LOSS_TOLERANCE = 0.01  # nats, within which two losses count as the same: section 3.1 of the source
+SMOOTHED_SHARE = 0.5  # of the window, at its end: what the smoothed loss is made of
+MIN_STEPS = 16  # of a branch: 8 of them are in that part, for a line
+MIN_BRANCHES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +103,11 @@ def window_loss(losses: Sequence[float], batch_tokens: float, window_tokens: flo
     2.84
     """
     places = ((step * batch_tokens - window_tokens, loss) for step, loss in enumerate(losses))
-    late = [(x, loss) for x, loss in places if -PART * window_tokens <= x < 0]
-    if len(late) < PART * LEAST_STEPS:
+    late = [(x, loss) for x, loss in places if -SMOOTHED_SHARE * window_tokens <= x < 0]
+    if len(late) < SMOOTHED_SHARE * MIN_STEPS:
         raise InputError(
             f"branches: found {len(losses)} steps of {format_quantity(batch_tokens)} tokens in a window of "
-            f"{format_quantity(window_tokens)}; at least {LEAST_STEPS} are required"
+            f"{format_quantity(window_tokens)}; at least {MIN_STEPS} are required"
         )
     return _line_at_0(late)
 
@@ -125,7 +125,7 @@ def require_tolerance(tolerance: float) -> None:
         raise InputError(f"--tolerance: found {tolerance:g}; a number of nats above 0 is required")
 
 
-def compare_branches(branches: Sequence[Branch], tolerance: float = TOLERANCE) -> ComparedBranches:
+def compare_branches(branches: Sequence[Branch], tolerance: float = LOSS_TOLERANCE) -> ComparedBranches:
     """The critical batch of some branches: the largest whose loss is at most `tolerance` nats above that of every smaller one.
 
     Raises `InputError` for a tolerance that is not positive, and for fewer than two branches with a loss.
@@ -138,17 +138,17 @@ def compare_branches(branches: Sequence[Branch], tolerance: float = TOLERANCE) -
     """
     require_tolerance(tolerance)
     ended = sorted((one for one in branches if one.loss is not None), key=lambda one: one.batch_tokens)
-    if len(ended) < LEAST_BRANCHES:
+    if len(ended) < MIN_BRANCHES:
         raise InputError(
-            f"branches: found {len(ended)} that came to the end of the window; at least {LEAST_BRANCHES} are required"
+            f"branches: found {len(ended)} that came to the end of the window; at least {MIN_BRANCHES} are required"
         )
     return ComparedBranches(
-        tolerance=tolerance, compared=tuple(_compared(ended, tolerance)),
+        tolerance=tolerance, compared=tuple(_compare_ended(ended, tolerance)),
         failed=tuple(one for one in branches if one.loss is None),
     )  # fmt: skip
 
 
-def _compared(ended: Sequence[Branch], tolerance: float) -> Iterator[ComparedBranch]:
+def _compare_ended(ended: Sequence[Branch], tolerance: float) -> Iterator[ComparedBranch]:
     lowest = math.inf
     for branch in ended:
         assert branch.loss is not None
@@ -157,43 +157,43 @@ def _compared(ended: Sequence[Branch], tolerance: float) -> Iterator[ComparedBra
         yield ComparedBranch(branch=branch, excess=excess, is_within=excess <= tolerance)
 
 
-KIND = "branch"
-FILE = "branches.jsonl"
-SCHEMA = "shardwise.batch_branch/1"  # of branch.json
-REQUIRED = "the folder of branches that `shardwise batch branch` made"
+BRANCH_KIND = "branch"
+BRANCHES_FILE = "branches.jsonl"
+BRANCH_SCHEMA = "shardwise.batch_branch/1"  # of branch.json
+REQUIRED_FOLDER = "the folder of branches that `shardwise batch branch` made"
 
 
-def holds_branches(path: str | Path) -> bool:
+def is_branch_folder(path: str | Path) -> bool:
     """Whether a folder is one of branches."""
-    return Path(path, f"{KIND}.json").is_file()
+    return Path(path, f"{BRANCH_KIND}.json").is_file()
 
 
 def read_branch_point(path: str | Path) -> BranchPoint:
     """What the branches of a folder begin with. Raises `InputError` for a file that does not say it."""
-    where = Path(path, f"{KIND}.json")
+    where = Path(path, f"{BRANCH_KIND}.json")
     try:
-        said = json.loads(read_text(where, REQUIRED))
+        said = json.loads(read_required_text(where, REQUIRED_FOLDER))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} is not JSON: {error}; {REQUIRED} is required") from None
-    if not isinstance(said, Mapping) or said.get("schema") != SCHEMA:
+        raise InputError(f"{where} is not JSON: {error}; {REQUIRED_FOLDER} is required") from None
+    if not isinstance(said, Mapping) or said.get("schema") != BRANCH_SCHEMA:
         found = said.get("schema") if isinstance(said, Mapping) else type(said).__name__
-        raise InputError(f"{where}: found schema {found!r}; {SCHEMA!r} is required")
+        raise InputError(f"{where}: found schema {found!r}; {BRANCH_SCHEMA!r} is required")
     problems: list[str] = []
     names = ("step", "batch_tokens", "learning_rate", "window_tokens")
-    numbers = {name: number_in(said, name, str(where), problems, required=True) or 0.0 for name in names}
-    require(problems)
+    numbers = {name: read_positive(said, name, str(where), problems, required=True) or 0.0 for name in names}
+    raise_problems(problems)
     return BranchPoint(run=str(said.get("run")), **{**numbers, "step": int(numbers["step"])})  # type: ignore[arg-type]
 
 
 def read_branches(path: str | Path) -> tuple[Branch, ...]:
     """The branches of a folder that have ended. Raises `InputError` with every line that is wrong."""
-    where = Path(path, FILE)
+    where = Path(path, BRANCHES_FILE)
     found: list[Branch] = []
     problems: list[str] = []
-    for place, row in json_rows(read_text(where, REQUIRED), where):
+    for place, row in parse_json_lines(read_required_text(where, REQUIRED_FOLDER), where):
         branch = _parse_branch(row, place, problems)
         found += [branch] if branch else []
-    require(problems)
+    raise_problems(problems)
     if not found:
         raise InputError(f"{where}: found no branches; a line for each is required")
     return tuple(found)
@@ -202,13 +202,13 @@ def read_branches(path: str | Path) -> tuple[Branch, ...]:
 def _parse_branch(row: Any, place: str, problems: list[str]) -> Branch | None:
     """The branch of a row, or None and what is wrong with it."""
     if not isinstance(row, Mapping):
-        problems.append(not_an_object(row, place))
+        problems.append(not_an_object_text(row, place))
         return None
     before = len(problems)
     batch, rate, steps = (
-        number_in(row, name, place, problems, required=True) for name in ("batch_tokens", "learning_rate", "steps")
+        read_positive(row, name, place, problems, required=True) for name in ("batch_tokens", "learning_rate", "steps")
     )
-    loss, held_out = (number_in(row, name, place, problems) for name in ("loss", "held_out_loss"))
+    loss, held_out = (read_positive(row, name, place, problems) for name in ("loss", "held_out_loss"))
     failed = row.get("failed")
     if loss is None and not failed and len(problems) == before:
         problems.append(f"{place}: found neither a loss nor why it failed; one of them is required")

@@ -10,11 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwise.values.errors import InputError, require
+from shardwise.values.errors import InputError, raise_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSchedule:
+class ScheduleCost:
     """Batches in tokens for the parts of a run, and the steps and tokens that they take to the loss."""
 
     batch_tokens: tuple[float, ...]
@@ -23,13 +23,13 @@ class BatchSchedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseOfRun:
+class NoiseProfile:
     """How the noise scale changes in a run: parts of so many steps of batches without noise, each with its noise scale in tokens.
 
     Steps and tokens are the integrals of equation 25 of the note, E.3: S = sum of s·(1 + B_noise/B), E = sum of s·(B + B_noise).
     Raises `InputError` for parts without a noise scale of their own, and for values that are not above 0.
 
-    >>> found = NoiseOfRun(min_steps=(500, 500), noise_tokens=(1e6, 4e6))
+    >>> found = NoiseProfile(min_steps=(500, 500), noise_tokens=(1e6, 4e6))
     >>> found.total_min_steps, found.total_min_tokens
     (1000, 2500000000.0)
     """
@@ -44,7 +44,7 @@ class NoiseOfRun:
                 "part, and at least one part, are required"
             )
         wrong = [one for one in (*self.min_steps, *self.noise_tokens) if not one > 0]
-        require([f"noise of a run: found {one:g}; numbers above 0 are required" for one in wrong])
+        raise_problems([f"noise of a run: found {one:g}; numbers above 0 are required" for one in wrong])
 
     @property
     def total_min_steps(self) -> float:
@@ -68,34 +68,34 @@ class NoiseOfRun:
     def _root(self) -> float:
         return sum(steps * math.sqrt(noise) for steps, noise in zip(self.min_steps, self.noise_tokens, strict=True))
 
-    def schedule(self, batch_tokens: Sequence[float]) -> BatchSchedule:
+    def schedule(self, batch_tokens: Sequence[float]) -> ScheduleCost:
         """Steps and tokens of given batches, one for each part, or one for all of them."""
         given = tuple(batch_tokens) if len(batch_tokens) > 1 else tuple(batch_tokens) * len(self.min_steps)
         parts = list(zip(self.min_steps, self.noise_tokens, given, strict=True))
-        return BatchSchedule(
+        return ScheduleCost(
             batch_tokens=given,
             steps=sum(steps * (1.0 + noise / batch) for steps, noise, batch in parts),
             tokens=sum(steps * (batch + noise) for steps, noise, batch in parts),
         )
 
-    def following(self, exchange_tokens: float) -> BatchSchedule:
+    def follow_noise(self, exchange_tokens: float) -> ScheduleCost:
         """The batches of the fewest tokens for their steps, B = sqrt(lambda · B_noise), at an exchange rate lambda.
 
-        >>> NoiseOfRun(min_steps=(1000,), noise_tokens=(2e6,)).following(2e6).batch_tokens
+        >>> NoiseProfile(min_steps=(1000,), noise_tokens=(2e6,)).follow_noise(2e6).batch_tokens
         (2000000.0,)
         """
         return self.schedule([dynamic_batch_tokens(noise, exchange_tokens) for noise in self.noise_tokens])
 
-    def within(self, steps: float) -> BatchSchedule:
+    def schedule_for_steps(self, steps: float) -> ScheduleCost:
         """The batches of the fewest tokens that reach the loss in so many steps."""
-        return self.following(self.exchange_tokens(steps))
+        return self.follow_noise(self.exchange_tokens(steps))
 
     def exchange_tokens(self, steps: float) -> float:
         """lambda of a budget of steps: (sum of s·sqrt(B_noise) / (S - S_min))². Raises `InputError` for S_min or fewer."""
         self._require_more(steps)
         return (self._root / (steps - self.total_min_steps)) ** 2
 
-    def constant(self, steps: float) -> BatchSchedule:
+    def constant_for_steps(self, steps: float) -> ScheduleCost:
         """The one batch that reaches the loss in so many steps: E_min / (S - S_min). Raises `InputError` for S_min or fewer."""
         self._require_more(steps)
         return self.schedule([self.total_min_tokens / (steps - self.total_min_steps)])

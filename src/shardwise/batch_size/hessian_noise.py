@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CurvedNoise:
+class HessianNoise:
     """Unbiased estimates of tr(H Sigma) and of G'HG; their quotient is B_noise, in examples."""
 
     trace: float
@@ -30,9 +30,9 @@ class CurvedNoise:
         return self.trace / self.curvature
 
 
-def curved_noise(
+def estimate_hessian_noise(
     gradients: Array, hessian_product: Callable[[Array], Array], *, is_population: bool = False
-) -> CurvedNoise:
+) -> HessianNoise:
     """tr(H Sigma) and G'HG from the gradients [examples, parameters] of single examples.
 
     `hessian_product(v)` is H v for a v [parameters]. Formula: tr(H Sigma) = sum of (g_i - G)'H(g_i - G) / (n - 1), and G'HG of
@@ -40,7 +40,7 @@ def curved_noise(
     are, so that G is exact and Sigma their covariance, divided by n. Unit of B_noise: examples.
     Source: McCandlish et al. 2018 (arXiv 1812.06162), equation 2.8. Raises `InputError` for fewer than two examples.
 
-    >>> found = curved_noise(np.array([[3.0, 0.0], [1.0, 2.0]]), lambda v: np.array([2.0, 1.0]) * v, is_population=True)
+    >>> found = estimate_hessian_noise(np.array([[3.0, 0.0], [1.0, 2.0]]), lambda v: np.array([2.0, 1.0]) * v, is_population=True)
     >>> found.trace, found.curvature
     (3.0, 9.0)
     """
@@ -52,7 +52,7 @@ def curved_noise(
     total = sum(float(off @ hessian_product(off)) for off in gradients - mean)
     trace = total / (count if is_population else count - 1)
     curvature = float(mean @ hessian_product(mean)) - (0.0 if is_population else trace / count)
-    return CurvedNoise(trace=trace, curvature=curvature)
+    return HessianNoise(trace=trace, curvature=curvature)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def quadratic_step(gradient: ArrayLike, hessian: ArrayLike, covariance: ArrayLik
     (1.7647, 3.0, 0.625, 0.25)
     """
     g = np.asarray(gradient, dtype=np.float64)
-    h, sigma = _matrix("hessian", hessian, g), _matrix("covariance", covariance, g)
+    h, sigma = _square_matrix("hessian", hessian, g), _square_matrix("covariance", covariance, g)
     square, curvature = float(g @ g), float(g @ h @ g)
     if curvature <= 0:
         raise InputError(f"hessian: found g'Hg = {curvature:g}; a curvature above 0 along the gradient is required")
@@ -98,7 +98,7 @@ def quadratic_step(gradient: ArrayLike, hessian: ArrayLike, covariance: ArrayLik
     )  # fmt: skip
 
 
-def _matrix(name: str, values: ArrayLike, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
+def _square_matrix(name: str, values: ArrayLike, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
     found = np.asarray(values, dtype=np.float64)
     found = np.diag(found) if found.ndim == 1 else found
     if found.shape != (gradient.size, gradient.size):

@@ -11,7 +11,7 @@ from typing import Any
 from shardwise.values.errors import InputError
 
 
-def read_text(path: Path, required: str) -> str:
+def read_required_text(path: Path, required: str) -> str:
     """A file's text. Raises `InputError` that says what is `required`."""
     try:
         return path.read_text(encoding="utf-8")
@@ -20,7 +20,7 @@ def read_text(path: Path, required: str) -> str:
         raise InputError(f"{path}: cannot read it: {reason}; {required} is required") from None
 
 
-def json_rows(text: str, path: Path) -> Iterator[tuple[str, Any]]:
+def parse_json_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
     """Each line's place and what it holds; one that is not JSON as its text."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
@@ -30,12 +30,12 @@ def json_rows(text: str, path: Path) -> Iterator[tuple[str, Any]]:
                 yield f"{path}:{number}", line
 
 
-def not_an_object(row: Any, place: str) -> str:
+def not_an_object_text(row: Any, place: str) -> str:
     """What is wrong with a row that is no object."""
     return f"{place}: found {str(row)[:40]!r}; a JSON object is required"
 
 
-def number_in(
+def read_positive(
     row: Mapping[str, Any], name: str, place: str, problems: list[str], *, required: bool = False
 ) -> float | None:
     """A number above 0; None where there is none, and, with a line in `problems`, for anything else."""

@@ -5,7 +5,7 @@ tokens; b the smaller batch (small_batch); B the larger one (large_batch).
 
 The simple noise scale is B_simple = tr(Sigma) / |g|^2. The gradient of a batch of B has the expected squared norm
 |g|^2 + tr(Sigma) / B, so that two sizes of batch give both. `GradientNoise` is such a pair of estimates, `NoiseSample` what one
-step of a run measured; `measured_noise` takes the ratio of means over steps with an interval, `NoiseAverage` averages while a run
+step of a run measured; `estimate_noise` takes the ratio of means over steps with an interval, `RunningNoise` averages while a run
 goes on.
 
 Source: McCandlish, Kaplan, Amodei et al. 2018, An Empirical Model of Large-Batch Training (arXiv 1812.06162), section 2.2 and
@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwise.values.errors import InputError, require
+from shardwise.values.errors import InputError, raise_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,8 @@ def gradient_noise(
     return GradientNoise(covariance_trace=trace, squared_gradient=square)
 
 
-MOST_BLOCKS = 20  # of a run's measurements; more leave too few in a block for what is correlated
-LEAST_BLOCKS = 5  # below that the quantile's expansion is off by more than 0.1%
+MAX_BLOCKS = 20  # of a run's measurements; more leave too few in a block for what is correlated
+MIN_BLOCKS = 5  # below that the quantile's expansion is off by more than 0.1%
 NORMAL_95 = 1.6448536269514722  # 95% of a normal distribution are below: both ends of a 90% interval
 
 
@@ -86,14 +86,14 @@ class NoiseSample:
         return gradient_noise(self.small_tokens, self.small_norm_squared, self.big_tokens, self.big_norm_squared)
 
 
-def sample_of_parts(sum_of_squares: float, big_norm_squared: float, tokens: Sequence[float]) -> NoiseSample:
+def noise_sample_of_parts(sum_of_squares: float, big_norm_squared: float, tokens: Sequence[float]) -> NoiseSample:
     """The sample of a batch whose gradient was made in parts of so many tokens: replicas, or the micro-batches of one device.
 
     `sum_of_squares`: of the norms of the parts' contributions, whose sum is the gradient of the batch. With contributions
     (b_i / B) g_i the expected sum is q |G|^2 + tr(Sigma) / B, q = sum of (b_i / B)^2: what even parts of q B tokens would have,
     times q. So uneven parts are unbiased too. Raises `InputError` for fewer than two parts that have tokens.
 
-    >>> sample_of_parts(1.25, 2.0, [8, 8, 8, 8])
+    >>> noise_sample_of_parts(1.25, 2.0, [8, 8, 8, 8])
     NoiseSample(small_norm_squared=5.0, big_norm_squared=2.0, small_tokens=8.0, big_tokens=32.0)
     """
     total = math.fsum(tokens)
@@ -118,7 +118,7 @@ class MeasuredNoise:
     num_blocks: int
 
 
-def measured_noise(samples: Sequence[NoiseSample]) -> MeasuredNoise:
+def estimate_noise(samples: Sequence[NoiseSample]) -> MeasuredNoise:
     """The noise scale of some steps: the ratio of the mean of tr(Sigma) to that of |G|^2, for the ratios of steps are biased.
 
     The interval is Fieller's: the ratios r for which the mean of tr(Sigma) - r |G|^2 is within Student's 95% quantile of
@@ -127,21 +127,21 @@ def measured_noise(samples: Sequence[NoiseSample]) -> MeasuredNoise:
 
     Source: Fieller 1954, Some Problems in Interval Estimation, J. R. Stat. Soc. B 16.
 
-    >>> found = measured_noise([NoiseSample(5.0, 2.0, 8, 32)] * 10)
+    >>> found = estimate_noise([NoiseSample(5.0, 2.0, 8, 32)] * 10)
     >>> found.tokens, found.low, found.high
     (32.0, 32.0, 32.0)
     """
-    require([] if samples else ["noise scale: found no measurement; one step that was measured is required"])
+    raise_problems([] if samples else ["noise scale: found no measurement; one step that was measured is required"])
     noises = [sample.noise for sample in samples]
-    mean, blocks = mean_noise(noises), _blocks(noises)
-    low, high = _fieller(blocks) if len(blocks) >= LEAST_BLOCKS else (0.0, math.inf)
+    mean, blocks = average_noise(noises), _block_means(noises)
+    low, high = _fieller_interval(blocks) if len(blocks) >= MIN_BLOCKS else (0.0, math.inf)
     return MeasuredNoise(
         tokens=mean.simple_noise_scale if mean.squared_gradient > 0 else math.inf, low=low, high=high, noise=mean,
         num_samples=len(samples), num_blocks=len(blocks),
     )  # fmt: skip
 
 
-def mean_noise(noises: Sequence[GradientNoise]) -> GradientNoise:
+def average_noise(noises: Sequence[GradientNoise]) -> GradientNoise:
     """The mean of both parts, each of its own."""
     count = len(noises)
     return GradientNoise(
@@ -150,17 +150,17 @@ def mean_noise(noises: Sequence[GradientNoise]) -> GradientNoise:
     )
 
 
-def _blocks(noises: Sequence[GradientNoise]) -> list[GradientNoise]:
+def _block_means(noises: Sequence[GradientNoise]) -> list[GradientNoise]:
     """The means of blocks of measurements in a row; those left over at the start are in none."""
-    size = -(-len(noises) // MOST_BLOCKS)
-    return [mean_noise(noises[start : start + size]) for start in range(len(noises) % size, len(noises), size)]
+    size = -(-len(noises) // MAX_BLOCKS)
+    return [average_noise(noises[start : start + size]) for start in range(len(noises) % size, len(noises), size)]
 
 
-def _fieller(blocks: Sequence[GradientNoise]) -> tuple[float, float]:
+def _fieller_interval(blocks: Sequence[GradientNoise]) -> tuple[float, float]:
     """The ends of the interval of a ratio s / g of means: the roots r of (s - r g)^2 = t^2 var(s - r g)."""
-    count, middle = len(blocks), mean_noise(blocks)
+    count, middle = len(blocks), average_noise(blocks)
     s, g = middle.covariance_trace, middle.squared_gradient
-    factor = student_95(count - 1) ** 2 / (count * (count - 1))
+    factor = student_quantile_95(count - 1) ** 2 / (count * (count - 1))
     off = [(one.covariance_trace - s, one.squared_gradient - g) for one in blocks]
     ss, sg, gg = (factor * math.fsum(one[i] * one[j] for one in off) for i, j in ((0, 0), (0, 1), (1, 1)))
     a, b, c = g * g - gg, s * g - sg, s * s - ss
@@ -170,12 +170,12 @@ def _fieller(blocks: Sequence[GradientNoise]) -> tuple[float, float]:
     return max((b - root) / a, 0.0), (b + root) / a
 
 
-def student_95(freedom: int) -> float:
+def student_quantile_95(freedom: int) -> float:
     """The value that 95% of Student's distribution with so many degrees of freedom are below, to 0.1% from 4 on.
 
     Source: Abramowitz and Stegun 1964, 26.7.5.
 
-    >>> round(student_95(19), 3)
+    >>> round(student_quantile_95(19), 3)
     1.729
     """
     x = NORMAL_95
@@ -187,19 +187,19 @@ def student_95(freedom: int) -> float:
     return x + math.fsum(term / freedom**power for power, term in enumerate(terms, start=1))
 
 
-class NoiseAverage:
+class RunningNoise:
     """Exponential averages of tr(Sigma) and |G|^2, each of its own, and their ratio: an estimate while a run goes on.
 
     `decay` is the weight of what was before. Source: McCandlish et al. 2018, appendix A.1.
 
-    >>> average = NoiseAverage(decay=0.9)
+    >>> average = RunningNoise(decay=0.9)
     >>> average.add(NoiseSample(5.0, 2.0, 8, 32))
     >>> average.tokens
     32.0
     """
 
     def __init__(self, decay: float = 0.95) -> None:
-        require([] if 0 <= decay < 1 else [f"decay: found {decay}; at least 0 and below 1 is required"])
+        raise_problems([] if 0 <= decay < 1 else [f"decay: found {decay}; at least 0 and below 1 is required"])
         self.decay = decay
         self._trace = self._squared = self._weight = 0.0
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwise.values.errors import InputError, require
+from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.units import parse_quantity
 
-FILE = "noise.json"  # of a run's folder: what it measured
-SCHEMA = "shardwise.noise/1"
-GIVEN = "given"
+NOISE_FILE = "noise.json"  # of a run's folder: what it measured
+NOISE_SCHEMA = "shardwise.noise/1"
+GIVEN_SOURCE = "given"
 KAPLAN = "Kaplan et al., Scaling Laws for Neural Language Models, 2020, equation 5.3"
-MOST_TOKENS = 1e15  # far above any; products with it stay finite
+MAX_TOKENS = 1e15  # far above any; products with it stay finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +33,18 @@ class NoiseScale:
 
     tokens: float
     interval90: tuple[float, float] | None = None
-    source: str = GIVEN
+    source: str = GIVEN_SOURCE
 
     def __post_init__(self) -> None:
         problems = []
-        if not 0 < self.tokens <= MOST_TOKENS:
-            problems.append(
-                f"noise scale: found {self.tokens:g}; tokens above 0, at most {MOST_TOKENS:g}, are required"
-            )
+        if not 0 < self.tokens <= MAX_TOKENS:
+            problems.append(f"noise scale: found {self.tokens:g}; tokens above 0, at most {MAX_TOKENS:g}, are required")
         elif self.interval90 and not 0 < self.interval90[0] <= self.tokens <= self.interval90[1]:
             low, high = self.interval90
             problems.append(
                 f"noise scale: found an interval of {low:g} to {high:g}; one around {self.tokens:g} is required"
             )
-        require(problems)
+        raise_problems(problems)
 
 
 def critical_batch_of_loss(loss: float) -> float:
@@ -72,29 +70,29 @@ def published_noise_scale(loss: float, what: str = "loss") -> NoiseScale:
     return NoiseScale(tokens=critical_batch_of_loss(loss), source=f"published law at a loss of {loss:g} ({KAPLAN})")
 
 
-def noise_scale(given: str | float | Path | NoiseScale, what: str = "noise scale") -> NoiseScale:
+def parse_noise_scale(given: str | float | Path | NoiseScale, what: str = "noise scale") -> NoiseScale:
     """What stands for a noise scale: tokens such as "1.2Mi", or the folder of a run (or its noise.json) that measured one.
 
     `what` names it in errors. Raises `InputError`.
 
-    >>> noise_scale("1.2Mi").tokens, noise_scale(2e6).source
+    >>> parse_noise_scale("1.2Mi").tokens, parse_noise_scale(2e6).source
     (1258291.2, 'given')
     """
     if isinstance(given, NoiseScale):
         return given
     path = Path(given) if isinstance(given, str | Path) else None
     if path is not None and (path.exists() or path.suffix == ".json"):
-        return read_noise_scale(path / FILE if path.is_dir() else path)
+        return read_noise_scale(path / NOISE_FILE if path.is_dir() else path)
     if isinstance(given, Path):
         raise InputError(f"{what}: {given} does not exist; the folder of a run that measured it is required")
     try:
         tokens = parse_quantity(given, what=what, unit="")
     except InputError:
         raise InputError(
-            f"{what}: found {given!r}; tokens such as 1.2Mi, or the folder of a run with a {FILE}, are required"
+            f"{what}: found {given!r}; tokens such as 1.2Mi, or the folder of a run with a {NOISE_FILE}, are required"
         ) from None
-    if not 0 < tokens <= MOST_TOKENS:
-        raise InputError(f"{what}: found {given!r}; tokens above 0, at most {MOST_TOKENS:g}, are required")
+    if not 0 < tokens <= MAX_TOKENS:
+        raise InputError(f"{what}: found {given!r}; tokens above 0, at most {MAX_TOKENS:g}, are required")
     return NoiseScale(tokens=tokens)
 
 
@@ -108,13 +106,13 @@ def read_noise_scale(path: Path) -> NoiseScale:
         ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from None
-    return _read(found, path)
+    return _parse_noise_file(found, path)
 
 
-def _read(found: Any, path: Path) -> NoiseScale:
-    if not isinstance(found, Mapping) or found.get("schema") != SCHEMA:
+def _parse_noise_file(found: Any, path: Path) -> NoiseScale:
+    if not isinstance(found, Mapping) or found.get("schema") != NOISE_SCHEMA:
         schema = found.get("schema") if isinstance(found, Mapping) else found
-        raise InputError(f"{path}: found schema {schema!r}; {SCHEMA!r} is required")
+        raise InputError(f"{path}: found schema {schema!r}; {NOISE_SCHEMA!r} is required")
     interval, tokens = found.get("interval90"), found.get("tokens")
     numbers = [tokens, *(interval if isinstance(interval, list) else [])]
     if any(isinstance(one, bool) or not isinstance(one, int | float) for one in numbers) or len(numbers) not in (1, 3):
@@ -130,6 +128,6 @@ def _read(found: Any, path: Path) -> NoiseScale:
 def noise_payload(found: NoiseScale) -> dict[str, Any]:
     """The noise scale as `noise.json` has it."""
     return {
-        "schema": SCHEMA, "tokens": found.tokens,
+        "schema": NOISE_SCHEMA, "tokens": found.tokens,
         "interval90": list(found.interval90) if found.interval90 else None, "source": found.source,
     }  # fmt: skip

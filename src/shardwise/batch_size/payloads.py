@@ -153,7 +153,7 @@ def branches_payload(point: BranchPoint, found: ComparedBranches) -> dict[str, A
 RUN_NOISE_SCHEMA = "shardwise.batch_noise/1"
 
 
-class MeasuredPayload(TypedDict):
+class MeasuredNoisePayload(TypedDict):
     """A noise scale in tokens with its 90% interval, null where it has no end, tr(Sigma) and |G|² that it is the ratio of, and
     how many steps measured it."""
 
@@ -164,14 +164,14 @@ class MeasuredPayload(TypedDict):
     num_measured: int
 
 
-class PartPayload(TypedDict):
+class NoiseWindowPayload(TypedDict):
     """That of some steps in a row, with the mean of the tokens seen before them and their mean loss."""
 
     first_step: int
     last_step: int
     seen_tokens: float
     loss: float
-    noise: MeasuredPayload
+    noise: MeasuredNoisePayload
 
 
 class RunNoisePayload(TypedDict):
@@ -179,8 +179,8 @@ class RunNoisePayload(TypedDict):
 
     schema: Literal["shardwise.batch_noise/1"]
     run: str
-    noise: MeasuredPayload
-    parts: list[PartPayload]
+    noise: MeasuredNoisePayload
+    parts: list[NoiseWindowPayload]
     num_measured: int
     batch_tokens: float
     small_tokens: float
@@ -190,11 +190,11 @@ class RunNoisePayload(TypedDict):
 def run_noise_payload(found: RunNoise) -> dict[str, Any]:
     """What `shardwise batch noise --json` prints."""
     return {
-        "schema": RUN_NOISE_SCHEMA, "run": str(found.path), "noise": _measured_payload(found.late),
+        "schema": RUN_NOISE_SCHEMA, "run": str(found.path), "noise": _measured_noise_payload(found.late),
         "parts": [
             {
                 "first_step": one.first_step, "last_step": one.last_step, "seen_tokens": one.seen_tokens, "loss": one.loss,
-                "noise": _measured_payload(one.measured),
+                "noise": _measured_noise_payload(one.measured),
             }
             for one in found.parts
         ],
@@ -203,7 +203,7 @@ def run_noise_payload(found: RunNoise) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _measured_payload(found: MeasuredNoise) -> dict[str, Any]:
+def _measured_noise_payload(found: MeasuredNoise) -> dict[str, Any]:
     tokens, high = (None if one == math.inf else one for one in (found.tokens, found.high))
     return {
         "tokens": tokens, "interval90": [found.low, high], "covariance_trace": found.noise.covariance_trace,

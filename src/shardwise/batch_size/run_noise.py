@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from shardwise.batch_size.noise_estimators import MeasuredNoise, NoiseSample, measured_noise
+from shardwise.batch_size.noise_estimators import MeasuredNoise, NoiseSample, estimate_noise
 from shardwise.batch_size.noise_scale import NoiseScale
 from shardwise.records.run_folder import RunFolder
 from shardwise.records.step_log import StepRecord, read_log
 from shardwise.values.errors import InputError
 
-MOST_PARTS = 10  # of a run
-LEAST_OF_PART = 5  # measured steps, which have an interval
+MAX_WINDOWS = 10  # of a run
+MIN_WINDOW_STEPS = 5  # measured steps, which have an interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class NoiseWindow:
     """Some measured steps in a row: the first and the last, the mean of the tokens seen before them, the mean loss, and the noise
     scale over them."""
 
@@ -36,7 +36,7 @@ class RunNoise:
 
     `batch_tokens` and `small_tokens` are those of the latest step: of the global batch, and of the parts compared with it.
 
-    >>> late = measured_noise([NoiseSample(5.0, 2.0, 8, 32)] * 10)
+    >>> late = estimate_noise([NoiseSample(5.0, 2.0, 8, 32)] * 10)
     >>> found = RunNoise(path=Path("runs/a"), late=late, parts=(), num_measured=20, batch_tokens=32, small_tokens=8)
     >>> found.progress, found.late.tokens
     (0.5, 32.0)
@@ -44,7 +44,7 @@ class RunNoise:
 
     path: Path
     late: MeasuredNoise
-    parts: tuple[Part, ...]
+    parts: tuple[NoiseWindow, ...]
     num_measured: int
     batch_tokens: float
     small_tokens: float
@@ -84,30 +84,30 @@ def run_noise(path: str | Path) -> RunNoise:
     shardwise.values.errors.InputError: no/run/log.jsonl: cannot read: No such file or directory; the log of a run is required
     """
     folder = RunFolder(Path(path))
-    return noise_of_records(read_log(folder.log).steps, folder.path)
+    return estimate_run_noise(read_log(folder.log).steps, folder.path)
 
 
-def noise_of_records(records: Sequence[StepRecord], path: Path) -> RunNoise:
+def estimate_run_noise(records: Sequence[StepRecord], path: Path) -> RunNoise:
     """The same of a log's steps."""
     counts = {record.step: record.num_tokens for record in records}
     seen: dict[int, float] = {}
     total = 0.0
     for step, tokens in sorted(counts.items()):
         seen[step], total = total, total + tokens
-    found = [(record, sample) for record in records if (sample := sample_of(record)) is not None]
+    found = [(record, sample) for record in records if (sample := noise_sample_of(record)) is not None]
     if not found:
         raise InputError(
             f"{path}: no step measured the noise scale; a run of `shardwise train --noise-scale-every N` is required"
         )
     last = found[-1][1]
     return RunNoise(
-        path=path, late=measured_noise([sample for _, sample in found[len(found) // 2 :]]),
-        parts=tuple(_part(some, seen) for some in _in_parts(found)), num_measured=len(found),
+        path=path, late=estimate_noise([sample for _, sample in found[len(found) // 2 :]]),
+        parts=tuple(_noise_window(some, seen) for some in _split_windows(found)), num_measured=len(found),
         batch_tokens=last.big_tokens, small_tokens=last.small_tokens,
     )  # fmt: skip
 
 
-def sample_of(record: StepRecord) -> NoiseSample | None:
+def noise_sample_of(record: StepRecord) -> NoiseSample | None:
     """What a step measured; None where it did not."""
     values = record.small_norm_squared, record.big_norm_squared, record.small_tokens, record.big_tokens
     small_squared, big_squared, small, big = values
@@ -116,17 +116,19 @@ def sample_of(record: StepRecord) -> NoiseSample | None:
     return NoiseSample(small_squared, big_squared, small, big)
 
 
-def _in_parts(found: Sequence[tuple[StepRecord, NoiseSample]]) -> Iterator[Sequence[tuple[StepRecord, NoiseSample]]]:
+def _split_windows(
+    found: Sequence[tuple[StepRecord, NoiseSample]],
+) -> Iterator[Sequence[tuple[StepRecord, NoiseSample]]]:
     """Even parts, of at least so many steps; what is left over is in the first ones."""
-    count = min(MOST_PARTS, max(len(found) // LEAST_OF_PART, 1))
+    count = min(MAX_WINDOWS, max(len(found) // MIN_WINDOW_STEPS, 1))
     ends = [round(len(found) * number / count) for number in range(count + 1)]
     yield from (found[start:stop] for start, stop in pairwise(ends))
 
 
-def _part(found: Sequence[tuple[StepRecord, NoiseSample]], seen: dict[int, float]) -> Part:
+def _noise_window(found: Sequence[tuple[StepRecord, NoiseSample]], seen: dict[int, float]) -> NoiseWindow:
     records = [record for record, _ in found]
-    return Part(
+    return NoiseWindow(
         first_step=records[0].step, last_step=records[-1].step,
         seen_tokens=sum(seen[record.step] for record in records) / len(records),
-        loss=sum(record.loss for record in records) / len(records), measured=measured_noise([one for _, one in found]),
+        loss=sum(record.loss for record in records) / len(records), measured=estimate_noise([one for _, one in found]),
     )  # fmt: skip

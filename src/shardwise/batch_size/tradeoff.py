@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardwise.batch_size.noise_scale import NoiseScale
-from shardwise.values.errors import InputError, require
+from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.units import format_quantity
 
 
@@ -35,7 +35,7 @@ class BatchTradeoff:
     def __post_init__(self) -> None:
         given = {"min_steps": self.min_steps, "noise_tokens": self.noise_tokens}
         wrong = {name: value for name, value in given.items() if not value > 0}
-        require([f"{name}: found {value:g}; a number above 0 is required" for name, value in wrong.items()])
+        raise_problems([f"{name}: found {value:g}; a number above 0 is required" for name, value in wrong.items()])
 
     @property
     def min_tokens(self) -> float:
@@ -152,8 +152,8 @@ def doubling_speedup_ratio(batch_over_noise: float) -> float:
 
 
 UNIT_TOKENS = 1e9  # E_min where it is not known: times are then of a billion of the fewest tokens
-Side = Literal["below", "at", "above"]
-AT = 2.0**0.25  # a batch within this factor of the critical one is at it: half a doubling wide
+CriticalBatchSide = Literal["below", "at", "above"]
+SAME_BATCH_FACTOR = 2.0**0.25  # a batch within this factor of the critical one is at it: half a doubling wide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,10 +196,10 @@ class LossTarget:
         """Tokens to the loss with batches of so many tokens, E(B)."""
         return self.tradeoff.tokens(batch_tokens)
 
-    def side(self, batch_tokens: float) -> Side:
+    def side(self, batch_tokens: float) -> CriticalBatchSide:
         """On which side of the critical batch a batch lies; within half a doubling it is at it."""
         ratio = batch_tokens / self.noise.tokens
-        return "below" if ratio < 1.0 / AT else "above" if ratio > AT else "at"
+        return "below" if ratio < 1.0 / SAME_BATCH_FACTOR else "above" if ratio > SAME_BATCH_FACTOR else "at"
 
     def with_noise(self, times: float) -> LossTarget:
         """The same tokens with so many times the noise scale."""

@@ -19,10 +19,16 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from typing_extensions import TypedDict
 
 from shardwise.book_formulas import rules
-from shardwise.book_formulas.rule_parameters import KINDS, Parameter, quantity_text, read, unit_of_name
+from shardwise.book_formulas.rule_parameters import (
+    VALUE_PARSERS,
+    RuleParameter,
+    parse_value,
+    quantity_text,
+    unit_of_name,
+)
 from shardwise.book_formulas.rules.job_rules import BOOK, NOTE, PLAYBOOK
 from shardwise.model.architecture import Architecture
-from shardwise.values.errors import InputError, collect, did_you_mean, require
+from shardwise.values.errors import InputError, did_you_mean, raise_problems, run_all
 from shardwise.values.sourced_value import SourcedValue
 
 Number = float | int | bool
@@ -37,7 +43,7 @@ PURE = re.compile(r"share|fraction|ratio|_over_")  # names of numbers without a 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RulePart:
     """One number of what a rule gives. A number without a unit has ""."""
 
     name: str
@@ -64,7 +70,7 @@ class NamedRule:
     topic: str
     summary: str
     remarks: str
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[RuleParameter, ...]
     unit: str
     formula: str
     letters: str
@@ -93,20 +99,20 @@ class RuleValue:
     """
 
     rule: NamedRule
-    given: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     value: Any
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[RulePart, ...]:
         """The numbers by name, with their units."""
         if not is_dataclass(self.value):
             return (
-                Part(name=self.rule.name, value=self.value, unit=_unit(self.rule.name, self.value, self.rule.unit)),
+                RulePart(name=self.rule.name, value=self.value, unit=_unit(self.rule.name, self.value, self.rule.unit)),
             )
         names = [one.name for one in fields(self.value)]
         names += [name for name, one in vars(type(self.value)).items() if isinstance(one, property)]
         values = [(name, getattr(self.value, name)) for name in names]
-        return tuple(Part(name=name, value=one, unit=_unit(name, one, self.rule.unit)) for name, one in values)
+        return tuple(RulePart(name=name, value=one, unit=_unit(name, one, self.rule.unit)) for name, one in values)
 
     def __repr__(self) -> str:
         return f"RuleValue: {', '.join(f'{one.name} = {one.text}' for one in self.parts)}; {self.rule.formula}"
@@ -119,32 +125,32 @@ def _unit(name: str, value: Number, otherwise: str) -> str:
 
 
 @cache
-def named_rules() -> Mapping[str, NamedRule]:
+def rules_by_name() -> Mapping[str, NamedRule]:
     """The rules by name, those of a topic together: all whose arguments and results are numbers, choices or a model."""
-    found = (_named(name, getattr(rules, name)) for name in rules.__all__)
+    found = (_build_rule(name, getattr(rules, name)) for name in rules.__all__)
     ordered = sorted((one for one in found if one), key=lambda one: (one.topic, one.function.__code__.co_firstlineno))
     return {one.name: one for one in ordered}
 
 
-def rule_named(name: str) -> NamedRule:
+def get_rule(name: str) -> NamedRule:
     """The rule of that name. Raises `InputError` that names the nearest ones."""
-    if name not in named_rules():
-        hint = did_you_mean(name, named_rules())
+    if name not in rules_by_name():
+        hint = did_you_mean(name, rules_by_name())
         raise InputError(f"rule: found {name!r}{hint}; one of those that `shardwise show rules` lists is required")
-    return named_rules()[name]
+    return rules_by_name()[name]
 
 
-def evaluated(rule: NamedRule, given: Mapping[str, Any]) -> RuleValue:
+def evaluate_rule(rule: NamedRule, given: Mapping[str, Any]) -> RuleValue:
     """The rule with values for its parameters, each a number or a text with its unit.
 
     Raises `InputError` with every key that is missing or not the rule's, and every value that is not of its kind.
 
-    >>> evaluated(rule_named("fsdp_min_tokens_per_chip"), {"alpha": 2550.0, "num_axes": "3"})
+    >>> evaluate_rule(get_rule("fsdp_min_tokens_per_chip"), {"alpha": 2550.0, "num_axes": "3"})
     RuleValue: fsdp_min_tokens_per_chip = 850 tokens/chip; alpha / M
     """
     known = {one.name: one for one in rule.parameters}
-    readers = {key: partial(read, known[key], one) for key, one in given.items() if key in known}
-    _, *found = collect(lambda: require(_wrong_keys(rule, given)), *readers.values())
+    readers = {key: partial(parse_value, known[key], one) for key, one in given.items() if key in known}
+    _, *found = run_all(lambda: raise_problems(_wrong_keys(rule, given)), *readers.values())
     values = dict(zip(readers, found, strict=True))
     try:
         value = rule.function(**values)
@@ -152,7 +158,7 @@ def evaluated(rule: NamedRule, given: Mapping[str, Any]) -> RuleValue:
         shown = ", ".join(f"{key} = {value}" for key, value in values.items())
         raise InputError(f"{rule.name}: found {shown}, for which {rule.formula} has no value ({error})") from None
     everything = {key: one.default for key, one in known.items()} | values
-    return RuleValue(rule=rule, given=everything, value=value)
+    return RuleValue(rule=rule, arguments=everything, value=value)
 
 
 def _wrong_keys(rule: NamedRule, given: Collection[str]) -> list[str]:
@@ -167,7 +173,7 @@ def _wrong_keys(rule: NamedRule, given: Collection[str]) -> list[str]:
     ]
 
 
-def _named(name: str, function: Any) -> NamedRule | None:
+def _build_rule(name: str, function: Any) -> NamedRule | None:
     """The rule that a function is; None for a class, and for what does not take or give numbers alone."""
     if not inspect.isfunction(function):
         return None
@@ -184,9 +190,9 @@ def _named(name: str, function: Any) -> NamedRule | None:
         name=name, function=function, topic=_topic(function), summary=_line(summary),
         letters=_letters(function, said["Formula"], hints),
         remarks=_line(remarks), unit=said.get("Unit", ""), formula=said["Formula"], assumes=said.get("Assumes", ""),
-        differs=said.get("Differs", ""), source=_spelt(said["Source"]),
+        differs=said.get("Differs", ""), source=_spell_source(said["Source"]),
         parameters=tuple(
-            Parameter(name=one.name, hint=hints[one.name], default=one.default)
+            RuleParameter(name=one.name, hint=hints[one.name], default=one.default)
             for one in inspect.signature(function).parameters.values()
         ),
     )  # fmt: skip
@@ -223,10 +229,10 @@ def _line(text: str) -> str:
 
 
 def _is_kind(hint: Any) -> bool:
-    return get_origin(hint) is Literal or any(kind in (hint, *get_args(hint)) for kind in KINDS)
+    return get_origin(hint) is Literal or any(kind in (hint, *get_args(hint)) for kind in VALUE_PARSERS)
 
 
-def _spelt(source: str) -> str:
+def _spell_source(source: str) -> str:
     """A source with its work's authors and title."""
     return re.sub("|".join(WORKS), lambda found: WORKS[found[0]], source)
 
@@ -246,7 +252,7 @@ class ParameterPayload(TypedDict):
     choices: list[str]
 
 
-class PartPayload(TypedDict):
+class RulePartPayload(TypedDict):
     """A number that a rule gives; null where it is infinite."""
 
     name: str
@@ -270,18 +276,20 @@ class RulePayload(TypedDict):
     differs: str
     source: str
     given: dict[str, float | bool | str | None] | None
-    values: list[PartPayload] | None
+    values: list[RulePartPayload] | None
 
 
 def rule_payload(rule: NamedRule, found: RuleValue | None = None) -> dict[str, Any]:
     """The rule as `--json` prints it, with its numbers where it has them."""
-    given = {key: _plain(value) for key, value in found.given.items()} if found else None
+    given = {key: _json_value(value) for key, value in found.arguments.items()} if found else None
     values = (
-        [{"name": one.name, "value": _plain(one.value), "unit": one.unit} for one in found.parts] if found else None
+        [{"name": one.name, "value": _json_value(one.value), "unit": one.unit} for one in found.parts]
+        if found
+        else None
     )
     return {
         "schema": SCHEMA, "name": rule.name, "topic": rule.topic, "summary": rule.summary, "remarks": rule.remarks,
-        "parameters": [_parameter(one) for one in rule.parameters], "unit": rule.unit, "formula": rule.formula,
+        "parameters": [_parameter_payload(one) for one in rule.parameters], "unit": rule.unit, "formula": rule.formula,
         "letters": rule.letters, "assumes": rule.assumes, "differs": rule.differs, "source": rule.source,
         "given": given, "values": values,
     }  # fmt: skip
@@ -293,14 +301,14 @@ def rule_values(rule: NamedRule) -> list[SourcedValue]:
     return [(key, text, rule.source) for key, text in told.items()]
 
 
-def _parameter(one: Parameter) -> dict[str, Any]:
+def _parameter_payload(one: RuleParameter) -> dict[str, Any]:
     return {
         "name": one.name, "kind": KIND_NAMES[one.kind], "unit": one.unit, "required": one.required,
-        "default": None if one.required else _plain(one.default), "choices": list(one.choices),
+        "default": None if one.required else _json_value(one.default), "choices": list(one.choices),
     }  # fmt: skip
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """A value as JSON has it: a model by its name."""
     if isinstance(value, Architecture):
         return value.name

@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from shardwise.model.architecture import Architecture
-from shardwise.values.errors import InputError, unknown
+from shardwise.values.errors import InputError, describe_unknown
 from shardwise.values.units import (
-    EXAMPLES,
+    EXAMPLE_QUANTITIES,
     format_quantity,
     format_seconds,
     lacks_unit,
     parse_duration,
     parse_quantity,
-    unit_of,
+    unit_from_name,
 )
 
 # Units that the end of a name says, beside those of bytes and rates.
-ENDINGS: Mapping[str, str] = {"seconds": "s", "_s": "s", "flops": "FLOPs", "intensity": "FLOPs/byte"}
-WRITTEN: Mapping[str, str] = {"FLOPs": "FLOP", "FLOPs/byte": ""}  # units as quantities have them
+UNIT_OF_ENDING: Mapping[str, str] = {"seconds": "s", "_s": "s", "flops": "FLOPs", "intensity": "FLOPs/byte"}
+WRITTEN_UNITS: Mapping[str, str] = {"FLOPs": "FLOP", "FLOPs/byte": ""}  # units as quantities have them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class RuleParameter:
     """What a rule takes: `hint` is its type, `default` what it is where it is left out."""
 
     name: str
@@ -51,10 +51,10 @@ class Parameter:
 
     @property
     def kind(self) -> Any:
-        """The type of its values, one of `KINDS`; `Literal` for a choice."""
+        """The type of its values, one of `VALUE_PARSERS`; `Literal` for a choice."""
         if get_origin(self.hint) is Literal:
             return Literal
-        return next(kind for kind in KINDS if kind in (self.hint, *get_args(self.hint)))
+        return next(kind for kind in VALUE_PARSERS if kind in (self.hint, *get_args(self.hint)))
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -72,7 +72,11 @@ class Parameter:
 
 
 def _example(unit: str) -> str:
-    return "12ms" if unit == "s" else EXAMPLES[WRITTEN.get(unit, unit)].partition(" or ")[0].replace(" ", "")
+    return (
+        "12ms"
+        if unit == "s"
+        else EXAMPLE_QUANTITIES[WRITTEN_UNITS.get(unit, unit)].partition(" or ")[0].replace(" ", "")
+    )
 
 
 def unit_of_name(name: str) -> str:
@@ -81,7 +85,7 @@ def unit_of_name(name: str) -> str:
     >>> unit_of_name("memory_bytes"), unit_of_name("bytes_per_s"), unit_of_name("forward_s"), unit_of_name("d_model")
     ('B', 'B/s', 's', '')
     """
-    return unit_of(name) or next((unit for ending, unit in ENDINGS.items() if name.endswith(ending)), "")
+    return unit_from_name(name) or next((unit for ending, unit in UNIT_OF_ENDING.items() if name.endswith(ending)), "")
 
 
 def quantity_text(value: float | bool, unit: str) -> str:
@@ -102,51 +106,53 @@ def quantity_text(value: float | bool, unit: str) -> str:
     return f"{digits} {unit}".rstrip()
 
 
-def read(parameter: Parameter, given: Any) -> Any:
+def parse_value(parameter: RuleParameter, given: Any) -> Any:
     """What a value or a text stands for. Raises `InputError` for what is not of the parameter's kind.
 
-    >>> read(Parameter(name="memory_bytes", hint=float), "80 GB"), read(Parameter(name="tokens", hint=float), "4Ki")
-    (80000000000.0, 4096.0)
+    >>> parse_value(RuleParameter(name="memory_bytes", hint=float), "80 GB")
+    80000000000.0
+    >>> parse_value(RuleParameter(name="tokens", hint=float), "4Ki")
+    4096.0
     """
-    return KINDS[parameter.kind](parameter, given)
+    return VALUE_PARSERS[parameter.kind](parameter, given)
 
 
-def _number(parameter: Parameter, given: Any) -> float:
+def _parse_number(parameter: RuleParameter, given: Any) -> float:
     what, unit = parameter.name, parameter.unit
     if unit == "s" and isinstance(given, str) and given.strip()[-1:].isalpha():
         return parse_duration(given, what=what)
-    value = parse_quantity(given, what=what, unit=WRITTEN.get(unit, "" if unit == "s" else unit))
+    value = parse_quantity(given, what=what, unit=WRITTEN_UNITS.get(unit, "" if unit == "s" else unit))
     if value < 0:
         raise InputError(f"{what}: found {given!r}; a number of at least 0 is required, such as {parameter.example}")
     if isinstance(given, str) and unit.endswith("/s") and lacks_unit(given, value, unit):
         raise InputError(
-            f"{what}: found {given!r}, which is {value:g} {unit}; a unit is required, such as {EXAMPLES[unit]}"
+            f"{what}: found {given!r}, which is {value:g} {unit}; a unit is required, such as {EXAMPLE_QUANTITIES[unit]}"
         )
     return value
 
 
-def _whole(parameter: Parameter, given: Any) -> int:
-    value = _number(parameter, given)
+def _parse_whole(parameter: RuleParameter, given: Any) -> int:
+    value = _parse_number(parameter, given)
     if value != int(value):
         raise InputError(f"{parameter.name}: found {given!r}; a whole number is required")
     return int(value)
 
 
-def _chosen(parameter: Parameter, given: Any) -> Any:
+def _parse_choice(parameter: RuleParameter, given: Any) -> Any:
     text = str(given).lower() if parameter.kind is bool else given
     if text not in parameter.choices:
-        raise InputError(f"{parameter.name}: {unknown(given, parameter.choices)}")
+        raise InputError(f"{parameter.name}: {describe_unknown(given, parameter.choices)}")
     return text == "true" if parameter.kind is bool else text
 
 
-def _model(parameter: Parameter, given: Any) -> Architecture:
+def _parse_model(parameter: RuleParameter, given: Any) -> Architecture:
     from shardwise.model.load import load_model
 
     return given if isinstance(given, Architecture) else load_model(given)
 
 
 # What reads a value of each kind.
-KINDS: Mapping[Any, Callable[[Parameter, Any], Any]] = {
-    float: _number, int: _whole, bool: _chosen, str: lambda parameter, given: str(given), Literal: _chosen,
-    Architecture: _model,
+VALUE_PARSERS: Mapping[Any, Callable[[RuleParameter, Any], Any]] = {
+    float: _parse_number, int: _parse_whole, bool: _parse_choice, str: lambda parameter, given: str(given),
+    Literal: _parse_choice, Architecture: _parse_model,
 }  # fmt: skip

@@ -3,9 +3,9 @@
 The room `sharding` says what the text means. Each operand is first summed over the dims that it alone has and the result lacks;
 products then join two tensors, and sum the dims that no other tensor has.
 
-`solve` searches on the mesh as given and, where that is small, on its axes split into prime factors. An axis of 4 is two axes of
-2, the first the major one, with the same device numbers: `I_X` is `I_{X1,X2}`. A strategy may then work on a part of an axis. The
-split mesh is used only where it is cheaper, since its programs are harder to read.
+`solve_expression` searches on the mesh as given and, where that is small, on its axes split into prime factors. An axis of 4 is
+two axes of 2, the first the major one, with the same device numbers: `I_X` is `I_{X1,X2}`. A strategy may then work on a part
+of an axis. The split mesh is used only where it is cheaper, since its programs are harder to read.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwise.derive.sharded_program import Communicate, Compute, ShardedProgram, shard_program
-from shardwise.model.operations import Contract, Operation, Placed
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram, shard_program
+from shardwise.model.operations import Contract, Operation, OperationSharding
 from shardwise.model.program import Program, ProgramBuilder, Role, Tensor
-from shardwise.sharding.contraction import kept_dims
-from shardwise.sharding.matmul_search.cheapest_paths import Cost, PriceCollective
+from shardwise.sharding.contraction import remaining_dims
+from shardwise.sharding.matmul_search.cheapest_paths import CostVector, PriceCollective
 from shardwise.sharding.matmul_search.cheapest_strategies import (
-    Move,
     PriceProduct,
-    Problem,
-    Product,
-    Strategy,
-    cheapest,
+    ProductCollective,
+    ProductProblem,
+    ProductStep,
+    ProductStrategy,
+    find_cheapest_strategies,
     summed_name,
 )
 from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.notation import Expression, result_dims
+from shardwise.sharding.notation import EinsumExpression, result_dims
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.values.errors import InputError, ShardingError, require
+from shardwise.values.errors import InputError, ShardingError, raise_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedExpression:
     """A product with its mesh and sizes. `operands` are where they lie at the start, `goal` where the result is wanted."""
 
-    expression: Expression
+    expression: EinsumExpression
     mesh: Mesh
     sizes: Mapping[str, int]
     dtype: str
@@ -47,23 +47,23 @@ class ShardedExpression:
     result_dims: tuple[str, ...]
     goal: Spec | None
 
-    def problem(self, free: Sequence[str] = ()) -> Problem:
+    def problem(self, free: Sequence[str] = ()) -> ProductProblem:
         """What the search for the cheapest strategy takes."""
         unknown = [name for name in free if name not in self.names]
         if unknown:
             raise InputError(f"--free: no operand {unknown[0]!r}; the operands are {', '.join(self.names)}")
-        return Problem(
+        return ProductProblem(
             names=self.names, operands=self.operands, result=self.result_dims, goal=self.goal, mesh=self.mesh,
             sizes=self.sizes, free=frozenset(free),
         )  # fmt: skip
 
 
 def shard_expression(
-    expression: Expression, mesh: Mesh, sizes: Mapping[str, int], dtype: str = "bf16"
+    expression: EinsumExpression, mesh: Mesh, sizes: Mapping[str, int], dtype: str = "bf16"
 ) -> ShardedExpression:
     """Check an expression against its mesh and sizes. Raises `InputError` with everything that is wrong."""
-    names = _names(expression)
-    known = _sizes(expression, sizes)
+    names = _operand_names(expression)
+    known = _dim_sizes(expression, sizes)
     result = expression.result
     kept = result_dims(expression)
     dims = dict.fromkeys(dim for operand in expression.operands for dim in operand.spec.dims)
@@ -78,11 +78,11 @@ def shard_expression(
         names=names, operands=tuple(operand.spec for operand in expression.operands),
         result_name=_result_name(expression, names), result_dims=kept, goal=result.spec if result is not None else None,
     )  # fmt: skip
-    require(_violations(made))
+    raise_problems(_expression_problems(made))
     return made
 
 
-def _names(expression: Expression) -> tuple[str, ...]:
+def _operand_names(expression: EinsumExpression) -> tuple[str, ...]:
     names = [operand.name for operand in expression.operands]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -94,23 +94,23 @@ def _names(expression: Expression) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _result_name(expression: Expression, names: Sequence[str]) -> str:
+def _result_name(expression: EinsumExpression, names: Sequence[str]) -> str:
     """The result's own name; of one tensor that is only resharded, its own, and of one that is not, `A'` for `A`."""
     if len(names) == 1:
-        return _name_of_one(expression)
+        return _result_name_of_one(expression)
     if expression.result is not None:
         return expression.result.name
     return next(name for name in ("C", "Z", "Out", "Result") if name not in names)
 
 
-def _name_of_one(expression: Expression) -> str:
+def _result_name_of_one(expression: EinsumExpression) -> str:
     (operand,), result = expression.operands, expression.result
     if result is None or result.spec.dims == operand.spec.dims:
         return operand.name
     return result.name if result.name != operand.name else f"{operand.name}'"
 
 
-def _sizes(expression: Expression, sizes: Mapping[str, int]) -> dict[str, int]:
+def _dim_sizes(expression: EinsumExpression, sizes: Mapping[str, int]) -> dict[str, int]:
     known = dict(sizes)
     problems = []
     tensors = [*expression.operands, *([expression.result] if expression.result is not None else [])]
@@ -118,11 +118,11 @@ def _sizes(expression: Expression, sizes: Mapping[str, int]) -> dict[str, int]:
         for dim, size in tensor.sizes.items():
             if known.setdefault(dim, size) != size:
                 problems.append(f"sizes: {dim} is {known[dim]} and {size}; one size for each dim is required")
-    require(problems)
+    raise_problems(problems)
     return known
 
 
-def _violations(made: ShardedExpression) -> list[str]:
+def _expression_problems(made: ShardedExpression) -> list[str]:
     specs = [*zip(made.names, made.operands, strict=True), *([(made.result_name, made.goal)] if made.goal else [])]
     problems = []
     for name, spec in specs:
@@ -142,23 +142,23 @@ def expression_program(made: ShardedExpression) -> Program:
     for name, spec in zip(made.names, made.operands, strict=True):
         builder.input(name, spec.dims, Role.ACTIVATION)
     held = [spec.dims for spec in made.operands]
-    (running, dims), *others = list(_summed_alone(made, builder))
+    (running, dims), *others = list(_sum_unshared_dims(made, builder))
     for index, (name, own) in enumerate(others, start=1):
         last = index == len(others)
-        dims = kept_dims([dims, own], held[index + 1 :], made.result_dims)
+        dims = remaining_dims([dims, own], held[index + 1 :], made.result_dims)
         target = made.result_name if last else "*".join(made.names[: index + 1])
         running = builder.add(Contract((running, name), (builder.tensor(target, dims, Role.ACTIVATION),)))
     return builder.build([running])
 
 
-def _summed_alone(made: ShardedExpression, builder: ProgramBuilder) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _sum_unshared_dims(made: ShardedExpression, builder: ProgramBuilder) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each operand's name and dims once it is summed over the dims that it alone has and the result lacks.
 
     A single operand is brought to the result's dims, in their order.
     """
     held = [spec.dims for spec in made.operands]
     for index, (name, dims) in enumerate(zip(made.names, held, strict=True)):
-        kept = kept_dims([dims], held[:index] + held[index + 1 :], made.result_dims)
+        kept = remaining_dims([dims], held[:index] + held[index + 1 :], made.result_dims)
         if kept != dims:
             target = made.result_name if len(held) == 1 else summed_name(name)
             builder.add(Contract((name,), (builder.tensor(target, kept, Role.ACTIVATION),)))
@@ -170,15 +170,15 @@ def derive_by_cases(made: ShardedExpression) -> ShardedProgram:
     """The book's way: each product by the four cases, from the left, and the result brought to its sharding."""
     program = expression_program(made)
     rest = dict(zip(made.names, made.operands, strict=True))
-    final = {made.result_name: made.goal if made.goal is not None else _whole}
+    final = {made.result_name: made.goal if made.goal is not None else _without_partial_sums}
     return shard_program(program, rest, final=final)
 
 
-def _whole(natural: Spec) -> Spec:
+def _without_partial_sums(natural: Spec) -> Spec:
     return natural.with_partial(())
 
 
-def strategy_program(made: ShardedExpression, strategy: Strategy) -> ShardedProgram:
+def strategy_program(made: ShardedExpression, strategy: ProductStrategy) -> ShardedProgram:
     """The steps of a strategy, ready to run on devices."""
 
     def named(name: str) -> str:
@@ -186,91 +186,99 @@ def strategy_program(made: ShardedExpression, strategy: Strategy) -> ShardedProg
 
     tensors = {n: Tensor(n, s.dims, Role.ACTIVATION) for n, s in zip(made.names, made.operands, strict=True)}
     operations: list[Operation] = []
-    steps: list[Communicate | Compute] = []
+    steps: list[CollectiveStep | ComputeStep] = []
     specs = dict(strategy.starts)
     for action in strategy.actions:
-        name = named(action.result if isinstance(action, Product) else action.tensor)
-        if isinstance(action, Move):
-            steps.append(Communicate(tensors[name], action.collective))
+        name = named(action.result if isinstance(action, ProductStep) else action.tensor)
+        if isinstance(action, ProductCollective):
+            steps.append(CollectiveStep(tensors[name], action.collective))
             specs[name] = action.collective.after
             continue
         tensors[name] = Tensor(name, action.result_spec.dims, Role.ACTIVATION)
         operations.append(Contract(tuple(map(named, action.operands)), (name,)))
-        steps.append(Compute(operations[-1], Placed(action.specs, (action.result_spec,))))
+        steps.append(ComputeStep(operations[-1], OperationSharding(action.specs, (action.result_spec,))))
         specs[name] = action.result_spec
     program = Program(tensors, tuple(operations), made.names, (made.result_name,))
     return ShardedProgram(program, tuple(steps), specs)
 
 
 # More prime factors make the graphs of shardings too large to search for each product; so does a chain on three axes.
-MOST_FACTORS = 4
+MAX_PRIME_FACTORS = 4
 # Axes of the mesh as it is given: the search of a product of matrices takes 0.2 s on 4 axes, 10 s on 5.
-MOST_AXES = 4
-Prices = Callable[[ShardedExpression], tuple[PriceCollective, PriceProduct]]
+MAX_AXES = 4
+PriceFunctions = Callable[[ShardedExpression], tuple[PriceCollective, PriceProduct]]
 
 
 @dataclass(frozen=True, slots=True)
-class Solution:
+class ExpressionSolution:
     """The product on the mesh that its strategies speak of, and the strategies, the cheapest first."""
 
-    made: ShardedExpression
-    strategies: tuple[Strategy, ...]
+    expression: ShardedExpression
+    strategies: tuple[ProductStrategy, ...]
 
 
-def solve(made: ShardedExpression, prices: Prices, *, free: Sequence[str] = (), alternatives: int = 3) -> Solution:
+def solve_expression(
+    made: ShardedExpression, prices: PriceFunctions, *, free: Sequence[str] = (), alternatives: int = 3
+) -> ExpressionSolution:
     """The cheapest strategies of a product. `prices` gives the prices on a mesh. Raises `ShardingError`."""
-    if len(made.mesh.axes) > MOST_AXES:
+    if len(made.mesh.axes) > MAX_AXES:
         raise ShardingError(
-            f"mesh: found {len(made.mesh.axes)} axes ({', '.join(axis for axis, _ in made.mesh.axes)}); at most {MOST_AXES} are "
+            f"mesh: found {len(made.mesh.axes)} axes ({', '.join(axis for axis, _ in made.mesh.axes)}); at most {MAX_AXES} are "
             "required, as every sharding over them is searched: join axes that are used together, and leave out those of size 1"
         )
-    plain = _solved(made, prices, free, alternatives)
-    cut = cut_axes(made)
+    plain = _solve_on_mesh(made, prices, free, alternatives)
+    cut = split_axes_into_primes(made)
     least = plain.strategies[0].cost
     if cut is None or least[0] == 0:
         return plain
-    finer = _solved(cut, prices, free, alternatives, bound=(least[0] * (1 - 1e-9), *least[1:]))
+    finer = _solve_on_mesh(cut, prices, free, alternatives, bound=(least[0] * (1 - 1e-9), *least[1:]))
     return finer if finer.strategies else plain
 
 
-def _solved(
-    made: ShardedExpression, prices: Prices, free: Sequence[str], alternatives: int, bound: Cost | None = None
-) -> Solution:
+def _solve_on_mesh(
+    made: ShardedExpression,
+    prices: PriceFunctions,
+    free: Sequence[str],
+    alternatives: int,
+    bound: CostVector | None = None,
+) -> ExpressionSolution:
     collective, product = prices(made)
     problem = replace(made.problem(free), bound=bound)
-    return Solution(made, tuple(cheapest(problem, collective, product, alternatives=alternatives)))
+    return ExpressionSolution(
+        made, tuple(find_cheapest_strategies(problem, collective, product, alternatives=alternatives))
+    )
 
 
-def cut_axes(made: ShardedExpression) -> ShardedExpression | None:
+def split_axes_into_primes(made: ShardedExpression) -> ShardedExpression | None:
     """The same product with every axis cut into prime factors; None where that changes nothing or gives too many axes."""
-    parts = {axis: _primes(size) for axis, size in made.mesh.axes}
+    parts = {axis: _prime_factors(size) for axis, size in made.mesh.axes}
     count = sum(map(len, parts.values()))
     long_chain = len(made.operands) > 2 and len(parts) > 2
-    if count > MOST_FACTORS or long_chain or all(len(factors) < 2 for factors in parts.values()):
+    if count > MAX_PRIME_FACTORS or long_chain or all(len(factors) < 2 for factors in parts.values()):
         return None
-    names = {axis: part_names(axis, len(factors)) for axis, factors in parts.items()}
+    names = {axis: prime_axis_names(axis, len(factors)) for axis, factors in parts.items()}
     axes = [
         (name, size) for axis, factors in parts.items() for name, size in zip(names[axis], factors or (1,), strict=True)
     ]
     return replace(
-        made, mesh=Mesh(tuple(axes)), operands=tuple(_cut(spec, names) for spec in made.operands),
-        goal=_cut(made.goal, names) if made.goal is not None else None,
+        made, mesh=Mesh(tuple(axes)), operands=tuple(_split_spec(spec, names) for spec in made.operands),
+        goal=_split_spec(made.goal, names) if made.goal is not None else None,
     )  # fmt: skip
 
 
-def part_names(axis: str, count: int) -> Axes:
+def prime_axis_names(axis: str, count: int) -> Axes:
     """Names of an axis's parts, the major one first: X1, X2; an axis that is not cut keeps its name."""
     return (axis,) if count < 2 else tuple(f"{axis}{i + 1}" for i in range(count))
 
 
-def _cut(spec: Spec, names: dict[str, Axes]) -> Spec:
+def _split_spec(spec: Spec, names: dict[str, Axes]) -> Spec:
     def parts(axes: Iterable[str]) -> Axes:
         return tuple(part for axis in axes for part in names[axis])
 
     return Spec(spec.dims, tuple(parts(axes) for axes in spec.axes), parts(spec.partial), spec.reduction)
 
 
-def _primes(number: int) -> tuple[int, ...]:
+def _prime_factors(number: int) -> tuple[int, ...]:
     factors: list[int] = []
     divisor = 2
     while number > 1:

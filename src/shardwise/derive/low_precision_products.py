@@ -12,20 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.derive.sharded_program import Communicate, Compute, Step
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramStep
 from shardwise.model.operations import Contract, Operation
 from shardwise.model.program import Role, Tensor, density
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.spec import Spec
 from shardwise.values.symbolic import Polynomial
 
-MATRICES = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
-PASSES = {"forward": ("forward",), "backward": ("recompute", "backward")}  # phases that share what was cast
+MATRIX_ROLES = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+PHASES_BY_PASS = {"forward": ("forward",), "backward": ("recompute", "backward")}  # phases that share what was cast
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
-    """A tensor that products take in one pass (`PASSES`); `phase` is that of the first of them.
+class ProductOperand:
+    """A tensor that products take in one pass (`PHASES_BY_PASS`); `phase` is that of the first of them.
 
     `orders` are the dims that they sum over, and so have to find innermost. `saved`: kept for the backward pass.
     """
@@ -39,7 +39,7 @@ class Operand:
 
     @property
     def is_forward(self) -> bool:
-        return self.phase in PASSES["forward"]
+        return self.phase in PHASES_BY_PASS["forward"]
 
     @property
     def is_weight(self) -> bool:
@@ -51,44 +51,51 @@ def is_block_product(operation: Operation, tensors: Mapping[str, Tensor]) -> boo
     if not isinstance(operation, Contract):
         return False
     touched = [tensors[name] for name in (*operation.inputs, *operation.outputs)]
-    scores = any("E" in t.dims and t.role not in (*MATRICES, Role.ROUTED) for t in touched)
-    return not scores and all(t.role is not Role.LOGITS for t in touched) and any(t.role in MATRICES for t in touched)
+    scores = any("E" in t.dims and t.role not in (*MATRIX_ROLES, Role.ROUTED) for t in touched)
+    return (
+        not scores and all(t.role is not Role.LOGITS for t in touched) and any(t.role in MATRIX_ROLES for t in touched)
+    )
 
 
-def operands(
-    phases: Mapping[str, Sequence[Step]], tensors: Mapping[str, Tensor], saved: Iterable[str]
-) -> tuple[Operand, ...]:
+def product_operands(
+    phases: Mapping[str, Sequence[ProgramStep]], tensors: Mapping[str, Tensor], saved: Iterable[str]
+) -> tuple[ProductOperand, ...]:
     """What the products of each pass take, each tensor once for a pass, in the order of its first product."""
     kept = set(saved)
-    return tuple(one for name in PASSES for one in _operands_of(phases, tensors, kept, PASSES[name]))
+    return tuple(
+        one for name in PHASES_BY_PASS for one in _operands_of_pass(phases, tensors, kept, PHASES_BY_PASS[name])
+    )
 
 
-def _operands_of(
-    phases: Mapping[str, Sequence[Step]], tensors: Mapping[str, Tensor], kept: set[str], together: tuple[str, ...]
-) -> Iterator[Operand]:
+def _operands_of_pass(
+    phases: Mapping[str, Sequence[ProgramStep]],
+    tensors: Mapping[str, Tensor],
+    kept: set[str],
+    together: tuple[str, ...],
+) -> Iterator[ProductOperand]:
     first: dict[str, tuple[str, Spec]] = {}
     orders: dict[str, set[frozenset[str]]] = {}
     for phase in together:
-        for step in products(phases[phase], tensors):
+        for step in block_products(phases[phase], tensors):
             summed = summed_dims(step.operation, tensors)
             for name, spec in zip(step.operation.inputs, step.placed.inputs, strict=True):
                 first.setdefault(name, (phase, spec))
                 orders.setdefault(name, set()).add(summed)
     for name, (phase, spec) in first.items():
         role = tensors[name].role
-        yield Operand(
+        yield ProductOperand(
             name, phase, role, spec.local_elements() * density(role), frozenset(orders[name]), name in kept
         )  # fmt: skip
 
 
-def products(steps: Iterable[Step], tensors: Mapping[str, Tensor]) -> Iterator[Compute]:
+def block_products(steps: Iterable[ProgramStep], tensors: Mapping[str, Tensor]) -> Iterator[ComputeStep]:
     """The products with a block's weights among some steps."""
-    return (step for step in steps if isinstance(step, Compute) and is_block_product(step.operation, tensors))
+    return (step for step in steps if isinstance(step, ComputeStep) and is_block_product(step.operation, tensors))
 
 
-def weights_of_products(steps: Iterable[Step], tensors: Mapping[str, Tensor]) -> frozenset[str]:
+def product_weights(steps: Iterable[ProgramStep], tensors: Mapping[str, Tensor]) -> frozenset[str]:
     """The weights that these products take among some steps."""
-    taken = (name for step in products(steps, tensors) for name in step.operation.inputs)
+    taken = (name for step in block_products(steps, tensors) for name in step.operation.inputs)
     return frozenset(name for name in taken if tensors[name].role is Role.WEIGHT)
 
 
@@ -98,42 +105,42 @@ def summed_dims(operation: Operation, tensors: Mapping[str, Tensor]) -> frozense
     return frozenset(left & right - set(tensors[operation.outputs[0]].dims))
 
 
-def taken_by_products(
-    phases: Mapping[str, Sequence[Step]], tensors: Mapping[str, Tensor], phase: str, position: int
+def feeds_only_products(
+    phases: Mapping[str, Sequence[ProgramStep]], tensors: Mapping[str, Tensor], phase: str, position: int
 ) -> bool:
     """Whether all that takes what a collective brings (an activation, gathered or exchanged) are such products."""
-    together = next((names for names in PASSES.values() if phase in names), (phase,))
+    together = next((names for names in PHASES_BY_PASS.values() if phase in names), (phase,))
     moved = phases[phase][position]
-    if not isinstance(moved, Communicate) or moved.tensor.role in (*MATRICES, Role.STATISTIC, Role.LOGITS):
+    if not isinstance(moved, CollectiveStep) or moved.tensor.role in (*MATRIX_ROLES, Role.STATISTIC, Role.LOGITS):
         return False
     collective = moved.collective
-    if collective.kind not in (Kind.ALL_GATHER, Kind.ALL_TO_ALL):
+    if collective.kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL):
         return False
     later = [*phases[phase][position + 1 :], *(s for p in together[together.index(phase) + 1 :] for s in phases[p])]
     takers = [
         step.operation
         for step in later
-        if isinstance(step, Compute)
+        if isinstance(step, ComputeStep)
         for name, spec in zip(step.operation.operands, step.placed.inputs, strict=False)
         if name == moved.tensor.name
         and (
             spec == collective.after
-            if collective.kind is Kind.ALL_TO_ALL
+            if collective.kind is CollectiveKind.ALL_TO_ALL
             else spec.sharded_axes.isdisjoint(collective.axes)
         )
     ]
     return bool(takers) and all(is_block_product(one, tensors) for one in takers)
 
 
-def readers_of_saved(
-    phases: Mapping[str, Sequence[Step]], tensors: Mapping[str, Tensor], name: str
+def saved_tensor_readers(
+    phases: Mapping[str, Sequence[ProgramStep]], tensors: Mapping[str, Tensor], name: str
 ) -> tuple[bool, bool]:
     """Of a saved tensor: whether such products read it in the backward pass, and whether anything else does."""
     readers = [
         step.operation
-        for phase in PASSES["backward"]
+        for phase in PHASES_BY_PASS["backward"]
         for step in phases[phase]
-        if isinstance(step, Compute) and name in step.operation.operands
+        if isinstance(step, ComputeStep) and name in step.operation.operands
     ]
     narrow = [is_block_product(one, tensors) for one in readers]
     return any(narrow), not all(narrow)

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwise.model.operations import Accumulate, Carry, Operation, Placed
+from shardwise.model.operations import Accumulate, Carry, Operation, OperationSharding
 from shardwise.model.program import Program, Role, Tensor
-from shardwise.sharding.collectives import Collective, Kind
+from shardwise.sharding.collectives import Collective, CollectiveKind
 from shardwise.sharding.resharding import reshard
 from shardwise.sharding.spec import Axes, Spec
 
 
 @dataclass(frozen=True, slots=True)
-class Communicate:
+class CollectiveStep:
     """One derived collective on one tensor."""
 
     tensor: Tensor
@@ -26,15 +26,15 @@ class Communicate:
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class ComputeStep:
     """One operation on each device's shards. `names` are the operands' (an accumulation may add a subset only)."""
 
     operation: Operation
-    placed: Placed
+    placed: OperationSharding
 
 
-Step = Communicate | Compute
-Final = Spec | Callable[[Spec], Spec]  # a sharding, or one that follows from the natural one
+ProgramStep = CollectiveStep | ComputeStep
+FinalSpec = Spec | Callable[[Spec], Spec]  # a sharding, or one that follows from the natural one
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class ShardedProgram:
     """Steps in order, and the sharding in which each tensor stays (partial sums already resolved where they had to be)."""
 
     program: Program
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     specs: Mapping[str, Spec]
 
     @property
-    def communication(self) -> tuple[Communicate, ...]:
-        return tuple(step for step in self.steps if isinstance(step, Communicate))
+    def communication(self) -> tuple[CollectiveStep, ...]:
+        return tuple(step for step in self.steps if isinstance(step, CollectiveStep))
 
 
 def shard_program(
@@ -55,7 +55,7 @@ def shard_program(
     rest: Mapping[str, Spec],
     *,
     use: Mapping[str, Spec] | None = None,
-    final: Mapping[str, Final] | None = None,
+    final: Mapping[str, FinalSpec] | None = None,
     operations: Sequence[Operation] | None = None,
     primal: Mapping[str, Spec] | None = None,
     kept: Mapping[str, Spec] | None = None,
@@ -75,17 +75,17 @@ def shard_program(
     flat arrays, anywhere, with these axes: each device has a part of every sum.
     Raises `ShardingError` when an operation cannot be placed.
     """
-    walk = _Walk(program, rest, use or {}, primal or {}, stay or {}, first or {}, free_after_use, flat or {})
+    walk = _ProgramSharder(program, rest, use or {}, primal or {}, stay or {}, first or {}, free_after_use, flat or {})
     for name, spec in (kept or {}).items():
-        walk.at[name].add(spec)
+        walk.available[name].add(spec)
     for operation in program.operations if operations is None else operations:
-        walk.operation(operation)
+        walk.add_operation(operation)
     for name, goal in (final or {}).items():
-        walk.finish(name, goal if isinstance(goal, Spec) else goal(walk.home[name]))
-    return ShardedProgram(walk.program, tuple(walk.steps), dict(walk.home))
+        walk.rest_result(name, goal if isinstance(goal, Spec) else goal(walk.resting[name]))
+    return ShardedProgram(walk.program, tuple(walk.steps), dict(walk.resting))
 
 
-class _Walk:
+class _ProgramSharder:
     def __init__(
         self,
         program: Program,
@@ -99,61 +99,61 @@ class _Walk:
     ) -> None:
         self.program = program
         self.dims = {name: tensor.dims for name, tensor in program.tensors.items()}
-        self.home: dict[str, Spec] = dict(rest)
-        self.at: dict[str, set[Spec]] = {name: {spec} for name, spec in rest.items()}
+        self.resting: dict[str, Spec] = dict(rest)
+        self.available: dict[str, set[Spec]] = {name: {spec} for name, spec in rest.items()}
         self.use = use
         self.primal = primal
         self.stay = stay
         self.first = first
         self.free_after_use = free_after_use
         self.flat = flat
-        self.steps: list[Step] = []
+        self.steps: list[ProgramStep] = []
 
-    def operation(self, operation: Operation) -> None:
+    def add_operation(self, operation: Operation) -> None:
         if isinstance(operation, Accumulate):
-            operation = self.add_alike(operation)
+            operation = self.add_aligned_gradients(operation)
         for name in operation.operands:
             if name in self.first:
-                self.bring(name, self.first[name], "updated where the state rests")
-                self.home[name] = self.first[name]
-        specs = [self.spec(name) for name in operation.inputs]
-        placed = operation.place(specs, self.dims, self.use.__contains__, self.goal(operation))
+                self.reshard_to(name, self.first[name], "updated where the state rests")
+                self.resting[name] = self.first[name]
+        specs = [self.current_spec(name) for name in operation.inputs]
+        placed = operation.propagate_sharding(specs, self.dims, self.use.__contains__, self.wanted_spec(operation))
         if operation.outputs[0] in self.flat:
-            placed = replace(placed, outputs=(self.summed_flat(operation, placed),))
+            placed = replace(placed, outputs=(self.flat_reduction_spec(operation, placed),))
         reasons = placed.reasons or ("",) * len(placed.inputs)
         for name, spec, reason in zip(operation.operands, placed.inputs, reasons, strict=False):
-            self.bring(name, spec, reason)
+            self.reshard_to(name, spec, reason)
         if isinstance(operation, Carry):
-            self.carry(operation, placed)
+            self.add_carry(operation, placed)
         else:
-            self.steps.append(Compute(operation, placed))
+            self.steps.append(ComputeStep(operation, placed))
         if isinstance(operation, self.free_after_use):
             for name in operation.operands:
                 if self.program.tensors[name].role is not Role.WEIGHT:
-                    self.at[name] &= {self.home[name]}
+                    self.available[name] &= {self.resting[name]}
         for name, spec in zip(operation.outputs, placed.outputs, strict=True):
-            self.home[name] = spec
-            self.at[name] = {spec}
-            self.settle(name, spec)
+            self.resting[name] = spec
+            self.available[name] = {spec}
+            self.rest_gradient(name, spec)
             if name in self.stay:
-                self.finish(name, self.stay[name])
+                self.rest_result(name, self.stay[name])
 
-    def summed_flat(self, operation: Operation, placed: Placed) -> Spec:
+    def flat_reduction_spec(self, operation: Operation, placed: OperationSharding) -> Spec:
         """What a reduction leaves: a partial sum over the axes along which its operands are cut as flat arrays."""
         (name,), (spec,) = operation.outputs, placed.outputs
         cut = tuple(axis for axis in self.flat[name] if any(axis in one.sharded_axes for one in placed.inputs))
-        return spec.without(cut).with_partial((*cut, *(axis for axis in spec.partial if axis not in cut)))
+        return spec.gather_axes(cut).with_partial((*cut, *(axis for axis in spec.partial if axis not in cut)))
 
-    def goal(self, operation: Operation) -> Spec | None:
+    def wanted_spec(self, operation: Operation) -> Spec | None:
         """A whole gradient is wanted as its tensor lies where it is used."""
         of = self.program.tensors[operation.outputs[0]].gradient_of
-        return self.use.get(of) or self.home.get(of) or self.primal.get(of) if of else None
+        return self.use.get(of) or self.resting.get(of) or self.primal.get(of) if of else None
 
-    def spec(self, name: str) -> Spec:
+    def current_spec(self, name: str) -> Spec:
         """Where an operand lies: in its use sharding, at home, or (shape only) as the forward pass had it."""
-        return self.use.get(name) or self.home.get(name) or self.primal[name]
+        return self.use.get(name) or self.resting.get(name) or self.primal[name]
 
-    def settle(self, name: str, natural: Spec) -> None:
+    def rest_gradient(self, name: str, natural: Spec) -> None:
         """A gradient rests as its tensor does: a partial sum over an axis that splits the tensor is scattered at once.
 
         Over other axes it stays partial, so that what follows is reduced once, where it has to be; and it stays split over axes
@@ -168,55 +168,59 @@ class _Walk:
             further = tuple(axis for axis in natural.axes_of(dim) if axis not in own.sharded_axes)
             own = own.with_axes(dim, own.axes_of(dim) + further)
         spec = own.with_partial(axis for axis in natural.partial if axis not in own.sharded_axes)
-        self.bring(name, spec, "a gradient rests as its tensor does")
-        self.home[name] = spec
+        self.reshard_to(name, spec, "a gradient rests as its tensor does")
+        self.resting[name] = spec
 
-    def carry(self, operation: Carry, placed: Placed) -> None:
+    def add_carry(self, operation: Carry, placed: OperationSharding) -> None:
         tensor = self.program.tensors[operation.inputs[0]]
         self.steps.append(
-            Communicate(tensor, Collective(Kind.SEND_RECV, (operation.axis,), placed.inputs[0], placed.outputs[0]))
+            CollectiveStep(
+                tensor, Collective(CollectiveKind.SEND_RECV, (operation.axis,), placed.inputs[0], placed.outputs[0])
+            )
         )
 
-    def bring(self, name: str, spec: Spec, reason: str) -> None:
+    def reshard_to(self, name: str, spec: Spec, reason: str) -> None:
         """Make `name` available in the sharding `spec`; a partial sum that is resolved stays resolved.
 
         What is fixed in a use sharding (a weight) comes to that first: an engine gathers weights for all that uses them at once.
         """
         tensor = self.program.tensors[name]
-        if spec in self.at[name]:
+        if spec in self.available[name]:
             return
-        start = self.home[name]
+        start = self.resting[name]
         if tensor.role is Role.WEIGHT and self.use.get(name, spec) != spec:
             start = self.use[name]
-            self.bring(name, start, reason)
+            self.reshard_to(name, start, reason)
         if tensor.role is not Role.CONSTANT:
             for collective in reshard(start, spec):
-                if collective.after not in self.at[name]:
-                    self.steps.append(Communicate(tensor, collective, reason))
-                self.at[name].add(collective.after)
-            if self.home[name].partial and not spec.partial:
-                self.home[name] = spec
-        self.at[name].add(spec)
+                if collective.after not in self.available[name]:
+                    self.steps.append(CollectiveStep(tensor, collective, reason))
+                self.available[name].add(collective.after)
+            if self.resting[name].partial and not spec.partial:
+                self.resting[name] = spec
+        self.available[name].add(spec)
 
-    def finish(self, name: str, spec: Spec) -> None:
+    def rest_result(self, name: str, spec: Spec) -> None:
         """Bring a result to the sharding in which it stays."""
-        self.bring(name, spec, "resting sharding of the result")
-        self.home[name] = spec
+        self.reshard_to(name, spec, "resting sharding of the result")
+        self.resting[name] = spec
 
-    def add_alike(self, operation: Accumulate) -> Accumulate:
+    def add_aligned_gradients(self, operation: Accumulate) -> Accumulate:
         """Add gradients that lie alike before any of them moves, so that one collective serves them all."""
         *parts, like = operation.inputs
         alike: dict[Spec, list[str]] = {}
         for name in parts:
-            alike.setdefault(self.home[name], []).append(name)
+            alike.setdefault(self.resting[name], []).append(name)
         if len(alike) == 1:
             return operation
         names = []
         for index, (spec, members) in enumerate(alike.items()):
-            names.append(members[0] if len(members) == 1 else self.partial_sum(operation, index, spec, members, like))
+            names.append(
+                members[0] if len(members) == 1 else self.add_partial_sum(operation, index, spec, members, like)
+            )
         return Accumulate((*names, like), operation.outputs)
 
-    def partial_sum(self, operation: Accumulate, index: int, spec: Spec, members: list[str], like: str) -> str:
+    def add_partial_sum(self, operation: Accumulate, index: int, spec: Spec, members: list[str], like: str) -> str:
         name = f"{operation.outputs[0]}+{index}"
         self.program = Program(
             {**self.program.tensors, name: Tensor(name, self.dims[members[0]], self.program.tensors[members[0]].role)},
@@ -225,8 +229,13 @@ class _Walk:
         self.dims[name] = spec.dims
         added = Accumulate((*members, like), (name,))
         self.steps.append(
-            Compute(added, added.place([*(spec for _ in members), self.spec(like)], self.dims, self.use.__contains__))
+            ComputeStep(
+                added,
+                added.propagate_sharding(
+                    [*(spec for _ in members), self.current_spec(like)], self.dims, self.use.__contains__
+                ),
+            )
         )
-        self.home[name] = spec
-        self.at[name] = {spec}
+        self.resting[name] = spec
+        self.available[name] = {spec}
         return name

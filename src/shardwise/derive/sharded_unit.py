@@ -13,64 +13,84 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import TypeGuard
 
-from shardwise.derive.ring_attention_and_matmul import together
-from shardwise.derive.sharded_program import Communicate, Compute, Final, ShardedProgram, Step, shard_program
-from shardwise.derive.tensor_specs import (
-    exchanged,
-    gradient_rest,
-    hidden_spec,
-    optimizer_rest,
-    resting,
-    state_rest,
-    staying,
-    using,
-    weight_rest,
-    weight_use,
-    zero_added,
+from shardwise.derive.ring_attention_and_matmul import group_rings
+from shardwise.derive.sharded_program import (
+    CollectiveStep,
+    ComputeStep,
+    FinalSpec,
+    ProgramStep,
+    ShardedProgram,
+    shard_program,
 )
-from shardwise.layout.sharding_scheme import Family
-from shardwise.model.architecture import Architecture, Structure
-from shardwise.model.backward import Backward, backward, split_saved
-from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS, TURNING, UNITS, unit_counts
+from shardwise.derive.tensor_specs import (
+    gradient_resting_spec,
+    hidden_spec,
+    immediate_specs,
+    input_specs,
+    optimizer_resting_spec,
+    state_resting_spec,
+    ulysses_specs,
+    use_specs,
+    weight_resting_spec,
+    weight_use_spec,
+    zero_axes_of_weight,
+)
+from shardwise.layout.sharding_scheme import ShardingScheme
+from shardwise.model.architecture import Architecture, ModelStructure
+from shardwise.model.backward import BackwardProgram, split_saved, transpose_program
+from shardwise.model.decoder import (
+    BORROWED_WEIGHTS,
+    LAYER_UNITS,
+    MTP_UNITS,
+    UNIT_PROGRAMS,
+    UNITS_WITH_IMMEDIATE_BACKWARD,
+    unit_counts,
+)
 from shardwise.model.operations import Operation, Scan, ScanGradient
-from shardwise.model.optimizer_program import directions, matrices, update_program, weight_of
-from shardwise.model.optimizers.registry import optimizer_named
+from shardwise.model.optimizer_program import (
+    build_optimizer_program,
+    owning_weight,
+    weight_matrices,
+    whole_matrix_inputs,
+)
+from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.model.program import Program, Role, Tensor
-from shardwise.model.recompute_policies import of_kind
+from shardwise.model.recompute_policies import policy_for_layer
 from shardwise.sharding.spec import Spec
 
-SCANS = (Scan, ScanGradient)  # in a ring each block of keys and values is freed after its use
-MOST_UNITS = (
+ATTENTIONS = (Scan, ScanGradient)  # in a ring each block of keys and values is freed after its use
+MAX_CACHED_UNITS = (
     32  # derived ones to hold: those of a few layouts. Of the hundreds of a search only what is read off them stays
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class ShardedUnit:
     """A unit's sharded programs. `recompute_steps` leads `backward`; `saved` are the tensors kept for it, as they lie.
-    `kept` are the weights that its forward pass gathers and its backward pass still has, as gathered: those of `TURNING` units.
+    `gathered_weights` are the weights that its forward pass gathers and its backward pass still has, as gathered: those of
+    `UNITS_WITH_IMMEDIATE_BACKWARD` units.
 
     `gradients` names those of its own trained weights. A borrowed weight's is left as a partial sum: its owner reduces them all.
-    `tensors` are those of all three programs, by name; `nodes` as in `model.backward.Backward`.
+    `tensors` are those of all three programs, by name; `forward_index` as in `model.backward.BackwardProgram`.
     """
 
     name: str
-    family: Family
+    family: ShardingScheme
     forward: ShardedProgram
-    recompute_steps: tuple[Step, ...]
-    backward_steps: tuple[Step, ...]
+    recompute_steps: tuple[ProgramStep, ...]
+    backward_steps: tuple[ProgramStep, ...]
     backward: ShardedProgram
     update: ShardedProgram
     saved: Mapping[str, Spec]
-    kept: Mapping[str, Spec]
+    gathered_weights: Mapping[str, Spec]
     gradients: Mapping[str, str]
     tensors: Mapping[str, Tensor]
-    nodes: Mapping[str, int]
+    forward_index: Mapping[str, int]
 
     @property
     def weights(self) -> Mapping[str, tuple[str, ...]]:
         """Names and dims of the unit's own weights."""
-        program, borrowed = self.forward.program, BORROWED.get(self.name, ())
+        program, borrowed = self.forward.program, BORROWED_WEIGHTS.get(self.name, ())
         return {name: program.dims(name) for name in program.weights if name not in borrowed}
 
     @property
@@ -79,13 +99,13 @@ class Unit:
         return {name: self.forward.program.dims(name) for name in self.gradients}
 
     @property
-    def kept_alone(self) -> Mapping[str, Spec]:
+    def saved_by_this_unit_only(self) -> Mapping[str, Spec]:
         """What it saves and no other unit does. The hidden state that a module of multi-token prediction reads, the head or the
         module before it saves as well."""
-        shared = self.forward.program.inputs if self.name in PREDICTS else ()
+        shared = self.forward.program.inputs if self.name in MTP_UNITS else ()
         return {name: spec for name, spec in self.saved.items() if name not in shared}
 
-    def phases(self) -> Mapping[str, tuple[Step, ...]]:
+    def phases(self) -> Mapping[str, tuple[ProgramStep, ...]]:
         """Steps by phase. The update phase runs once per optimizer step, the others once per micro-batch."""
         return {
             "forward": self.forward.steps,
@@ -95,132 +115,140 @@ class Unit:
         }
 
 
-def derive_unit(name: str, program: Program, family: Family, *, recompute: str) -> Unit:
+def derive_unit(name: str, program: Program, family: ShardingScheme, *, recompute: str) -> ShardedUnit:
     """Derive backward and update of `program` and shard all three; `recompute` is the policy for its saved tensors."""
-    stay = staying(family, program)
+    stay = immediate_specs(family, program)
     summed = {name: Spec.of(program.dims(name)) for name in program.outputs if name not in stay}  # the loss
-    forward = shard_program(program, resting(family, program), use=using(family, program), final=summed, stay=stay)
-    forward = replace(forward, steps=together(forward.steps, family))
-    transposed = backward(program, given=program.outputs, wanted=program.wanted)
+    forward = shard_program(
+        program, input_specs(family, program), use=use_specs(family, program), final=summed, stay=stay
+    )
+    forward = replace(forward, steps=group_rings(forward.steps, family))
+    transposed = transpose_program(program, given=program.outputs, wanted=program.trainable_inputs)
     return _shard_backward(name, forward, transposed, family, recompute)
 
 
-def _shard_backward(name: str, forward: ShardedProgram, transposed: Backward, family: Family, policy: str) -> Unit:
+def _shard_backward(
+    name: str, forward: ShardedProgram, transposed: BackwardProgram, family: ShardingScheme, policy: str
+) -> ShardedUnit:
     program = transposed.program
     recompute = split_saved(forward.program, program.inputs, policy)
-    lying = {**forward.specs, **exchanged(family, forward.program)}
+    lying = {**forward.specs, **ulysses_specs(family, forward.program)}
     saved = {tensor: lying[tensor] for tensor in recompute.saved}
-    rest = {**resting(family, forward.program), **saved, **_cotangents(forward, program)}
+    rest = {**input_specs(family, forward.program), **saved, **_output_gradient_specs(forward, program)}
     weights = {w: g for w, g in transposed.gradients.items() if w in forward.program.weights}
-    gradients = {w: g for w, g in weights.items() if w not in BORROWED.get(name, ())}
-    final: dict[str, Final] = {g: partial(gradient_rest, family) for g in gradients.values()}
+    gradients = {w: g for w, g in weights.items() if w not in BORROWED_WEIGHTS.get(name, ())}
+    final: dict[str, FinalSpec] = {g: partial(gradient_resting_spec, family) for g in gradients.values()}
     final |= {g: hidden_spec(family) for w, g in transposed.gradients.items() if w not in weights}
     operations = (*recompute.operations, *program.operations)
-    use = using(family, forward.program)
-    weights_used = forward.program.weights if name in TURNING else ()
+    use = use_specs(family, forward.program)
+    weights_used = forward.program.weights if name in UNITS_WITH_IMMEDIATE_BACKWARD else ()
     kept = {weight: use[weight] for weight in weights_used if use[weight] != forward.specs[weight]}
     sharded = shard_program(
         program, rest, use=use, final=final, operations=operations, primal=forward.specs, kept=kept,
-        stay=staying(family, forward.program), free_after_use=SCANS if family.ring else (),
+        stay=immediate_specs(family, forward.program), free_after_use=ATTENTIONS if family.is_ring else (),
     )  # fmt: skip
     update = _shard_update(forward.program, gradients, sharded, family)
-    border = _end_of(recompute.operations, sharded.steps)
-    again, steps = together(sharded.steps[:border], family), together(sharded.steps[border:], family)
-    return Unit(
+    border = _steps_through(recompute.operations, sharded.steps)
+    again, steps = group_rings(sharded.steps[:border], family), group_rings(sharded.steps[border:], family)
+    return ShardedUnit(
         name=name, family=family, forward=forward, backward=replace(sharded, steps=(*again, *steps)), recompute_steps=again,
-        backward_steps=steps, update=update, saved=saved, kept=kept, gradients=gradients,
-        tensors={**update.program.tensors, **sharded.program.tensors, **forward.program.tensors}, nodes=transposed.nodes,
+        backward_steps=steps, update=update, saved=saved, gathered_weights=kept, gradients=gradients,
+        tensors={**update.program.tensors, **sharded.program.tensors, **forward.program.tensors},
+        forward_index=transposed.forward_index,
     )  # fmt: skip
 
 
-def _end_of(operations: tuple[Operation, ...], steps: tuple[Step, ...]) -> int:
+def _steps_through(operations: tuple[Operation, ...], steps: tuple[ProgramStep, ...]) -> int:
     """Number of steps up to the last one that computes one of `operations`."""
-    last = [index for index, step in enumerate(steps) if isinstance(step, Compute) and step.operation in operations]
+    last = [index for index, step in enumerate(steps) if isinstance(step, ComputeStep) and step.operation in operations]
     return last[-1] + 1 if last else 0
 
 
-def _cotangents(forward: ShardedProgram, program: Program) -> dict[str, Spec]:
+def _output_gradient_specs(forward: ShardedProgram, program: Program) -> dict[str, Spec]:
     """The gradient of an output comes in as the output lies."""
     return {f"d.{name}": forward.specs[name] for name in forward.program.outputs if f"d.{name}" in program.inputs}
 
 
 def _shard_update(
-    forward: Program, gradients: Mapping[str, str], backward: ShardedProgram, family: Family
+    forward: Program, gradients: Mapping[str, str], backward: ShardedProgram, family: ShardingScheme
 ) -> ShardedProgram:
     weights = {name: forward.dims(name) for name in gradients}
-    of_matrices = matrices(forward, tables=optimizer_named(family.optimizer).tables)
-    program = update_program(weights, gradients, family.optimizer, of_matrices)
+    of_matrices = weight_matrices(forward, tables=get_optimizer(family.optimizer).covers_vocabulary)
+    program = build_optimizer_program(weights, gradients, family.optimizer, of_matrices)
     rest = {g: backward.specs[g] for g in gradients.values()}
     rest |= {
-        name: state_rest(family, weights[weight_of(name)], program.dims(name))
+        name: state_resting_spec(family, weights[owning_weight(name)], program.dims(name))
         for name in program.inputs
         if name not in rest
     }
-    first = {g: optimizer_rest(family, weights[name]) for name, g in gradients.items()}
-    final = {f"{name}'": weight_rest(family, dims) for name, dims in weights.items()}
+    first = {g: optimizer_resting_spec(family, weights[name]) for name, g in gradients.items()}
+    final = {f"{name}'": weight_resting_spec(family, dims) for name, dims in weights.items()}
     # what ZeRO splits comes together first, as weights do for their uses
-    stay = {name: weight_use(family, program.dims(name)) for name in directions(program)}
-    owners = {name: weights[weight_of(name)] for name in program.named(Role.MEAN)}
-    flat = {name: zero_added(family, dims) for name, dims in owners.items() if program.dims(name) != dims}
+    stay = {name: weight_use_spec(family, program.dims(name)) for name in whole_matrix_inputs(program)}
+    owners = {name: weights[owning_weight(name)] for name in program.names_with_role(Role.MEAN)}
+    flat = {name: zero_axes_of_weight(family, dims) for name, dims in owners.items() if program.dims(name) != dims}
     sharded = shard_program(program, rest, first=first, final=final, stay=stay, flat=flat)
-    return replace(sharded, steps=means_together(sharded.steps))
+    return replace(sharded, steps=group_mean_reductions(sharded.steps))
 
 
-def derive(architecture: Architecture, family: Family) -> Mapping[str, Unit]:
+def derive_units(architecture: Architecture, family: ShardingScheme) -> Mapping[str, ShardedUnit]:
     """All units of a decoder for one family. The sizes do not matter, so models of one shape share the result."""
     return {name: derived_unit(architecture.structure, family, name) for name in (*unit_counts(architecture), "carry")}
 
 
-def derived_unit(structure: Structure, family: Family, name: str) -> Unit:
+def derived_unit(structure: ModelStructure, family: ShardingScheme, name: str) -> ShardedUnit:
     """One of them."""
-    return _derived(structure, own_family(structure, family, name), name)
+    return _derive_cached(structure, scheme_for_unit(structure, family, name), name)
 
 
-def own_family(structure: Structure, family: Family, name: str) -> Family:
+def scheme_for_unit(structure: ModelStructure, family: ShardingScheme, name: str) -> ShardingScheme:
     """What of a family the derivation of a unit depends on, the same for all families that differ in nothing else.
 
     Recomputation and context parallelism are about layers, whole experts about units that send tokens to experts.
     """
-    is_layer = name in LAYERS
+    is_layer = name in LAYER_UNITS
     return replace(  # once, since every price of a unit asks
         family, experts=structure.experts, shares_amax=False,
-        recompute=of_kind(family.recompute, name) if is_layer else "none",
+        recompute=policy_for_layer(family.recompute, name) if is_layer else "none",
         cp_variant=family.cp_variant if is_layer else "all_gather",
-        whole_experts=family.whole_experts and routes(structure, name),
+        whole_experts=family.whole_experts and routes_tokens(structure, name),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
-def routes(structure: Structure, name: str) -> bool:
+def routes_tokens(structure: ModelStructure, name: str) -> bool:
     """Whether a unit sends tokens to experts."""
-    return bool(_program(structure, name).named(Role.ROUTED))
+    return bool(_unit_program(structure, name).names_with_role(Role.ROUTED))
 
 
 @lru_cache(maxsize=1024)
-def _program(structure: Structure, name: str) -> Program:
-    return UNITS[name](structure.sizeless())
+def _unit_program(structure: ModelStructure, name: str) -> Program:
+    return UNIT_PROGRAMS[name](structure.placeholder_architecture())
 
 
-@lru_cache(maxsize=MOST_UNITS)
-def _derived(structure: Structure, family: Family, name: str) -> Unit:
-    return derive_unit(name, _program(structure, name), family, recompute=family.recompute)
+@lru_cache(maxsize=MAX_CACHED_UNITS)
+def _derive_cached(structure: ModelStructure, family: ShardingScheme, name: str) -> ShardedUnit:
+    return derive_unit(name, _unit_program(structure, name), family, recompute=family.recompute)
 
 
-def moves_mean(step: Step) -> TypeGuard[Communicate]:
+def is_mean_reduction(step: ProgramStep) -> TypeGuard[CollectiveStep]:
     """Whether a step makes a mean of its partial sums."""
-    return isinstance(step, Communicate) and step.tensor.role is Role.MEAN
+    return isinstance(step, CollectiveStep) and step.tensor.role is Role.MEAN
 
 
-def means_together(steps: Sequence[Step]) -> tuple[Step, ...]:
+def group_mean_reductions(steps: Sequence[ProgramStep]) -> tuple[ProgramStep, ...]:
     """The steps of an update, in an order in which means stand together: each with the first ones that move once it is there."""
-    others = [step for step in steps if not moves_mean(step)]
+    others = [step for step in steps if not is_mean_reduction(step)]
     made = {
-        name: place for place, step in enumerate(others) if isinstance(step, Compute) for name in step.operation.outputs
+        name: place
+        for place, step in enumerate(others)
+        if isinstance(step, ComputeStep)
+        for name in step.operation.outputs
     }
-    runs: dict[int, list[Step]] = {}  # by the place of the step that they stand in front of
+    runs: dict[int, list[ProgramStep]] = {}  # by the place of the step that they stand in front of
     passed = 0
     for step in steps:
-        if not moves_mean(step):
+        if not is_mean_reduction(step):
             passed += 1
             continue
         place = next((place for place in runs if place > made[step.tensor.name]), passed)

@@ -16,18 +16,18 @@ from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.topology import Topology
 from shardwise.values.elementwise import Value
-from shardwise.values.errors import require
+from shardwise.values.errors import raise_problems
 
 Owner = Literal["chip", "stack"]
-SPREAD_OF = ("dense", "moe")  # kinds of model whose predictions spread apart
+MODEL_KINDS = ("dense", "moe")  # kinds of model whose predictions spread apart
 LOWEST_CLOCK, HIGHEST_CLOCK = 0.1, 1.5  # over the usual one: no chip that trains is outside
 
 
-class Constant(NamedTuple):
+class CalibrationConstant(NamedTuple):
     """A constant: the chip's or the stack's, its bounds, and its prior before anything is measured.
 
-    It is fitted on an unbounded scale (`free`): its logarithm for a size, its logit between the bounds for a fraction. `width`
-    is the standard deviation of the prior on that scale.
+    It is fitted on an unbounded scale (`to_unbounded`): its logarithm for a size, its logit between the bounds for a fraction.
+    `width` is the standard deviation of the prior on that scale.
     """
 
     owner: Owner
@@ -38,12 +38,12 @@ class Constant(NamedTuple):
     is_size: bool
     meaning: str
 
-    def worse(self, name: str, value: float, scale: float) -> float:
+    def make_worse(self, name: str, value: float, scale: float) -> float:
         """The value made worse (`scale` below 1) within its bounds: rates decrease, all else increases."""
         other = value * scale if name.endswith("_fraction") else value / scale
         return min(max(other, self.low), self.high)
 
-    def free(self, value: float) -> float:
+    def to_unbounded(self, value: float) -> float:
         """The value on the unbounded scale."""
         if self.is_size:
             return math.log(value)
@@ -58,7 +58,7 @@ class Constant(NamedTuple):
             return np.clip(np.exp(free), self.low, self.high)
         return self.low + (self.high - self.low) / (1.0 + np.exp(-free))
 
-    def slope(self, free: float) -> float:
+    def derivative(self, free: float) -> float:
         """The derivative of the value at the point of the unbounded scale."""
         value = float(self.from_unbounded(free))
         return value if self.is_size else (value - self.low) * (self.high - value) / (self.high - self.low)
@@ -68,52 +68,52 @@ class Constant(NamedTuple):
 # K / (K + k0) of that with k0 from 0 to 190. fp8: 0.71 to 0.76 of its peak (best shapes). Attention: FlashAttention-2
 # reaches 0.35 of H100's peak, FlashAttention-3 up to 0.75. Memory: STREAM-like kernels reach 0.9, short ones less. Links:
 # busbw of nccl-tests over the link rate. Stacks: the range of the published runs.
-CONSTANTS: Mapping[str, Constant] = {
-    "matmul_fraction": Constant(
+CONSTANTS: Mapping[str, CalibrationConstant] = {
+    "matmul_fraction": CalibrationConstant(
         "chip", 0.3, 1.0, 0.75, 0.5, False, "sustained rate of long bf16 products over the peak"
     ),
-    "fp8_matmul_fraction": Constant(
+    "fp8_matmul_fraction": CalibrationConstant(
         "chip", 0.2, 1.0, 0.68, 0.5, False, "the same of fp8 products, over the fp8 peak"
     ),
-    "matmul_ramp": Constant(
+    "matmul_ramp": CalibrationConstant(
         "chip", 1.0, 2000.0, 190.0, 0.4, True, "k0: a product that sums over K takes (K + k0)/K of its time"
     ),
-    "attention_fraction": Constant(
+    "attention_fraction": CalibrationConstant(
         "chip", 0.1, 0.95, 0.5, 0.5, False, "rate of fused attention over the bf16 peak"
     ),
-    "grouped_fraction": Constant(
+    "grouped_fraction": CalibrationConstant(
         "chip", 0.2, 1.0, 0.7, 0.6, False, "rate of grouped products over that of single ones"
     ),
-    "memory_fraction": Constant(
+    "memory_fraction": CalibrationConstant(
         "chip", 0.3, 1.0, 0.75, 0.4, False, "sustained memory bandwidth over the peak"
     ),
-    "link_fraction": Constant(
+    "link_fraction": CalibrationConstant(
         "chip", 0.15, 1.0, 0.7, 0.5, False, "rate of collectives inside a node, or on a torus, over the links'"
     ),
-    "network_fraction": Constant(
+    "network_fraction": CalibrationConstant(
         "chip", 0.15, 1.0, 0.75, 0.5, False, "rate of collectives between nodes, or pods, over the cards'"
     ),
-    "elementwise": Constant(
+    "elementwise": CalibrationConstant(
         "stack", 0.3, 12.0, 2.0, 0.4, True, "bytes that elementwise kernels move over those of fused ones"
     ),
-    "exposed": Constant(
+    "exposed": CalibrationConstant(
         "stack", 0.0, 1.05, 0.4, 1.0, False, "exposed share of communication that no kernel waits for"
     ),
-    "launch_s": Constant(
+    "launch_s": CalibrationConstant(
         "stack", 2e-7, 1e-3, 12e-6, 0.7, True, "seconds between one kernel and the next"
     ),
-    "attention": Constant(
+    "attention": CalibrationConstant(
         "stack", 0.2, 6.0, 1.0, 0.4, True, "time of its attention kernels over that of the chip's usual ones"
     ),
 }  # fmt: skip
 
 # What measurements on the machine itself tell apart (`bench machine`), and published runs do not: without them the kernels
 # are as other elementwise ones. On a CPU they are not: these stream from memory or take exponentials, those are in caches.
-APART: Mapping[str, Constant] = {
-    "update": Constant(
+BENCH_ONLY_CONSTANTS: Mapping[str, CalibrationConstant] = {
+    "update": CalibrationConstant(
         "stack", 0.1, 12.0, 2.0, 0.4, True, "bytes that the optimizer's kernels move over those of fused ones"
     ),
-    "loss": Constant(
+    "loss": CalibrationConstant(
         "stack", 0.1, 60.0, 2.0, 0.4, True, "bytes that the kernels over logits move over those of fused ones"
     ),
 }  # fmt: skip
@@ -141,14 +141,14 @@ class Calibration:
     source: str = ""
 
     def __post_init__(self) -> None:
-        require(list(self._problems()))
+        raise_problems(list(self._problems()))
 
     def _problems(self) -> Iterator[str]:
-        known = {**CONSTANTS, **APART}
+        known = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
         if not CONSTANTS.keys() <= self.constants.keys() <= known.keys():
             yield (
                 f"calibration: constants are {', '.join(self.constants)}; {', '.join(CONSTANTS)} are required, "
-                f"and {', '.join(APART)} may be there"
+                f"and {', '.join(BENCH_ONLY_CONSTANTS)} may be there"
             )
         for name in self.constants.keys() & known.keys():
             value, constant = self.constants[name], known[name]
@@ -163,40 +163,40 @@ class Calibration:
                 f"{HIGHEST_CLOCK:g}, is required"
             )
         for kind, (low, high) in self.spread.items():
-            if kind not in SPREAD_OF or not 0 < low <= 1 <= high:
+            if kind not in MODEL_KINDS or not 0 < low <= 1 <= high:
                 yield f"calibration: spread of {kind} is {low:g} to {high:g}; factors of dense or moe around 1 are required"
 
-        for kind in self.spread_notes.keys() - set(SPREAD_OF):
-            yield f"calibration: spread_notes are of {kind}; notes of {' or '.join(SPREAD_OF)} are required"
+        for kind in self.spread_notes.keys() - set(MODEL_KINDS):
+            yield f"calibration: spread_notes are of {kind}; notes of {' or '.join(MODEL_KINDS)} are required"
 
     def interval(self, step_s: float, *, moe: bool) -> tuple[float, float] | None:
         """The 90% prediction interval of a step time, in seconds; None where no spread is known."""
-        found = self.spread.get(SPREAD_OF[moe])
+        found = self.spread.get(MODEL_KINDS[moe])
         return (step_s * found[0], step_s * found[1]) if found else None
 
-    def caveat(self, *, moe: bool) -> str | None:
+    def interval_note(self, *, moe: bool) -> str | None:
         """Why the prediction interval for a kind of model is not the stack's own; None where it is."""
-        return self.spread_notes.get(SPREAD_OF[moe])
+        return self.spread_notes.get(MODEL_KINDS[moe])
 
     def __getitem__(self, name: str) -> float:
         """A constant by name."""
         return self.constants[name]
 
 
-def unscaled(topology: Topology, link_fraction: float, network_fraction: float) -> Topology:
-    """The network from which `scaled` made this one, with fractions of 1: the original fractions are not kept."""
+def unscale_rates(topology: Topology, link_fraction: float, network_fraction: float) -> Topology:
+    """The network from which `scale_rates` made this one, with fractions of 1: the original fractions are not kept."""
     if isinstance(topology, Switched):
-        return scaled(topology, 1.0, 1.0)
-    return scaled(topology, 1.0 / link_fraction, 1.0 / network_fraction)
+        return scale_rates(topology, 1.0, 1.0)
+    return scale_rates(topology, 1.0 / link_fraction, 1.0 / network_fraction)
 
 
-def scaled(topology: Topology, link_fraction: Value, network_fraction: Value) -> Topology:
+def scale_rates(topology: Topology, link_fraction: Value, network_fraction: Value) -> Topology:
     """The network at the rates that collectives reach on it: its innermost tier or its torus, and everything beyond."""
     if isinstance(topology, Switched):
         inner, *outer = topology.tiers
         tiers = (replace(inner, fraction=link_fraction), *(replace(tier, fraction=network_fraction) for tier in outer))
         return Switched(tiers=tiers)
     if isinstance(topology, Pods):
-        torus = scaled(topology.torus, link_fraction, network_fraction)
+        torus = scale_rates(topology.torus, link_fraction, network_fraction)
         return replace(topology, torus=torus, bytes_per_s=topology.bytes_per_s * network_fraction)  # type: ignore[arg-type]
     return replace(topology, bytes_per_s=topology.bytes_per_s * link_fraction)

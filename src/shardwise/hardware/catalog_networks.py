@@ -8,49 +8,49 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from shardwise.hardware.chips import Chip, catalogue_entry, chip_names
+from shardwise.hardware.chips import Chip, chip_names, get_catalog_entry
 from shardwise.hardware.cluster import Cluster, Shorthand
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched, Tier
 from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.network.torus import LEGAL, Torus, is_twistable
-from shardwise.hardware.toml_tables import Entry
+from shardwise.hardware.network.torus import TWISTABLE_SHAPES, Torus, is_twistable
+from shardwise.hardware.toml_tables import TomlTable
 from shardwise.values.errors import InputError, MissingValueError
 from shardwise.values.units import parse_quantity
 
 
-def topology_of_shape(name: str, shape: tuple[int, ...]) -> Topology:
+def build_bare_chip_topology(name: str, shape: tuple[int, ...]) -> Topology:
     """The network that a bare chip's devices would form: a torus of this shape, or switches over so many devices.
 
     A torus of any shape is given, whether or not the vendor sells it. Raises `InputError` for an unknown chip.
     """
-    entry = catalogue_entry(name)
+    entry = get_catalog_entry(name)
     if "torus" in entry:
-        return links_of(entry["torus"], shape)
-    return switched_of(name, entry, (math.prod(shape),))
+        return build_torus(entry["torus"], shape)
+    return build_catalog_switches(name, entry, (math.prod(shape),))
 
 
-def topology_of(asked: Shorthand, chip: Chip) -> Topology:
+def build_shorthand_topology(asked: Shorthand, chip: Chip) -> Topology:
     """The network of a shorthand. Raises `InputError` when the vendor has no such slice or number of devices."""
-    entry = catalogue_entry(asked.chip)
+    entry = get_catalog_entry(asked.chip)
     if "torus" in entry:
-        torus = torus_of(asked.chip, entry, asked.shape, twisted=asked.twisted)
-        return torus if asked.num_pods in (None, 1) else pods_of(torus, asked.num_pods or 1, chip)
+        torus = build_catalog_torus(asked.chip, entry, asked.shape, twisted=asked.twisted)
+        return torus if asked.num_pods in (None, 1) else build_pods(torus, asked.num_pods or 1, chip)
     if asked.twisted or asked.num_pods:
         raise InputError(
             f"cluster: {asked.chip} is connected by switches, which have no twisted slices and no pods; a count such as "
             f"{asked.chip}:512 is required"
         )
-    return switched_of(asked.chip, entry, asked.shape)
+    return build_catalog_switches(asked.chip, entry, asked.shape)
 
 
-def pods_of(torus: Torus, num_pods: int, chip: Chip) -> Pods:
+def build_pods(torus: Torus, num_pods: int, chip: Chip) -> Pods:
     """Pods of a torus, each chip with an equal part of its host's egress to the data-centre network.
 
     Raises `MissingValueError` that names the value of the chip that has no source.
     """
     try:
-        host_bytes_per_s, host_shape = chip.known("dcn_bytes_per_s_per_host"), chip.known("host_shape")
+        host_bytes_per_s, host_shape = chip.require_value("dcn_bytes_per_s_per_host"), chip.require_value("host_shape")
     except MissingValueError as error:
         fix = "one pod, or the value in the [chip] table of a .toml file, is required"
         raise MissingValueError(f"cluster: {num_pods} pods: {error}; {fix}") from None
@@ -59,24 +59,24 @@ def pods_of(torus: Torus, num_pods: int, chip: Chip) -> Pods:
     return Pods(torus=torus, num_pods=num_pods, bytes_per_s=host_bytes_per_s / math.prod(host_shape))
 
 
-def with_chip(cluster: Cluster, chip: Chip) -> Cluster:
+def replace_chip(cluster: Cluster, chip: Chip) -> Cluster:
     """The cluster with another chip, whose hosts also set the rate between pods."""
     topology = cluster.topology
     if isinstance(topology, Pods):
-        topology = pods_of(topology.torus, topology.num_pods, chip)
+        topology = build_pods(topology.torus, topology.num_pods, chip)
     return replace(cluster, chip=chip, topology=topology)
 
 
-def tiers_over(network: Switched, chip: Chip, count: int) -> Switched | None:
+def resize_tiers(network: Switched, chip: Chip, count: int) -> Switched | None:
     """The same tiers over another number of devices; None where they do not divide evenly."""
     groups = [tier.size for tier in network.tiers[:-1]]
-    sizes = spread(count, groups, chip.devices_per_host or network.tiers[0].size)
+    sizes = split_into_tiers(count, groups, chip.devices_per_host or network.tiers[0].size)
     if sizes is None:
         return None
     return Switched(tiers=tuple(replace(tier, size=size) for tier, size in zip(network.tiers, sizes, strict=True)))
 
 
-def torus_of(name: str, entry: Entry, shape: tuple[int, ...], *, twisted: bool = False) -> Torus:
+def build_catalog_torus(name: str, entry: TomlTable, shape: tuple[int, ...], *, twisted: bool = False) -> Torus:
     torus = entry["torus"]
     pod = sorted(torus.get("pod", ()))
     most = torus.get("pod_chips", math.prod(pod))
@@ -90,22 +90,22 @@ def torus_of(name: str, entry: Entry, shape: tuple[int, ...], *, twisted: bool =
         raise InputError(f"cluster: {name}:{'x'.join(map(str, shape))} is larger than a pod{whole}")
     if twisted:
         _check_twist(name, entry, shape)
-    return links_of(torus, shape, twisted=twisted)
+    return build_torus(torus, shape, twisted=twisted)
 
 
-def _check_twist(name: str, entry: Entry, shape: tuple[int, ...]) -> None:
+def _check_twist(name: str, entry: TomlTable, shape: tuple[int, ...]) -> None:
     """Refuse a twisted slice that the vendor does not offer."""
     shown = "x".join(map(str, shape))
     if not entry["torus"].get("twists"):
-        known = ", ".join(chip for chip in chip_names() if catalogue_entry(chip).get("torus", {}).get("twists"))
+        known = ", ".join(chip for chip in chip_names() if get_catalog_entry(chip).get("torus", {}).get("twists"))
         raise InputError(
             f"cluster: found {name}:{shown}_twisted; no twisted slices of {name} are known, but of {known}"
         )
     if not is_twistable(shape):
-        raise InputError(f"cluster: found {name}:{shown}_twisted; {LEGAL} is required")
+        raise InputError(f"cluster: found {name}:{shown}_twisted; {TWISTABLE_SHAPES} is required")
 
 
-def links_of(torus: Entry, shape: tuple[int, ...], *, twisted: bool = False) -> Torus:
+def build_torus(torus: TomlTable, shape: tuple[int, ...], *, twisted: bool = False) -> Torus:
     """The torus of a shape. `whole_pod`: the whole pod wraps, a smaller slice does not."""
     rule = torus["wrap_rule"]
     if rule == "whole_pod":
@@ -116,7 +116,7 @@ def links_of(torus: Entry, shape: tuple[int, ...], *, twisted: bool = False) -> 
     )  # fmt: skip
 
 
-def switched_of(name: str, entry: Entry, shape: tuple[int, ...]) -> Topology:
+def build_catalog_switches(name: str, entry: TomlTable, shape: tuple[int, ...]) -> Topology:
     if len(shape) != 1:
         raise InputError(
             f"cluster: {name} is connected by switches; a count such as {name}:512 is required, found {shape}"
@@ -131,18 +131,18 @@ def switched_of(name: str, entry: Entry, shape: tuple[int, ...]) -> Topology:
             )
         groups = groups[:-1]
     host = math.prod(entry.get("host_shape", groups[:1]))
-    sizes = spread(count, groups, host)
+    sizes = split_into_tiers(count, groups, host)
     if sizes is None:
-        low, high = nearest(count, groups, host)
+        low, high = find_nearest_counts(count, groups, host)
         parts = "" if host == groups[0] else f" or equal parts of them, in hosts of {host}"
         raise InputError(
             f"cluster: {name} comes in nodes of {groups[0]}{parts}; {count} is not a multiple of it, "
             f"the nearest counts are {low} and {high}"
         )
-    return Switched(tiers=tuple(_tier(tier, size) for tier, size in zip(tiers, sizes, strict=True)))
+    return Switched(tiers=tuple(_build_tier(tier, size) for tier, size in zip(tiers, sizes, strict=True)))
 
 
-def _tier(entry: Entry, size: int) -> Tier:
+def _build_tier(entry: TomlTable, size: int) -> Tier:
     """A tier; without a measurement the fraction is 1 and latencies are 0, and times over it are a bound."""
     return Tier(
         name=entry["name"], size=size, bytes_per_s=parse_quantity(entry["bytes_per_s"]),
@@ -151,7 +151,7 @@ def _tier(entry: Entry, size: int) -> Tier:
     )  # fmt: skip
 
 
-def spread(count: int, groups: Sequence[int], host: int) -> tuple[int, ...] | None:
+def split_into_tiers(count: int, groups: Sequence[int], host: int) -> tuple[int, ...] | None:
     """Sizes of the tiers that `count` devices take, from the inside out; None where they do not come out even.
 
     `groups`: devices that a group of each tier has room for, all but the outermost; `host`: devices of one host. Up to
@@ -171,7 +171,9 @@ def spread(count: int, groups: Sequence[int], host: int) -> tuple[int, ...] | No
     return (*sizes, count)
 
 
-def nearest(count: int, groups: Sequence[int], host: int) -> tuple[int, int]:
+def find_nearest_counts(count: int, groups: Sequence[int], host: int) -> tuple[int, int]:
     """The nearest counts below and above that divide evenly."""
-    below = next(low for low in range(count, 0, -1) if spread(low, groups, host))
-    return below, next(high for high in range(count, 2 * count + 2 * max(groups)) if spread(high, groups, host))
+    below = next(low for low in range(count, 0, -1) if split_into_tiers(low, groups, host))
+    return below, next(
+        high for high in range(count, 2 * count + 2 * max(groups)) if split_into_tiers(high, groups, host)
+    )

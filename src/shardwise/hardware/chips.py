@@ -15,18 +15,18 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from shardwise.hardware.calibration_constants import LOWEST_CLOCK
-from shardwise.hardware.toml_tables import MOST, Entry, TableReader, shown
+from shardwise.hardware.toml_tables import MAX_QUANTITY, TableReader, TomlTable, short_repr
 from shardwise.values.dtypes import BYTES_PER_ELEMENT
-from shardwise.values.errors import InputError, MissingValueError, did_you_mean, require
+from shardwise.values.errors import InputError, MissingValueError, did_you_mean, raise_problems
 
-OPTIONAL = (
+OPTIONAL_FIELDS = (
     "power_w", "host_shape", "pcie_bytes_per_s", "dcn_bytes_per_s_per_host", "vmem_bytes", "vmem_bytes_per_s",
     "matrix_unit", "price_usd_per_hour", "price_date", "fp8_matmul_fraction",
 )  # fmt: skip
 
 
 PLATFORMS: Mapping[str, str] = {"NVIDIA": "GPU", "AMD": "GPU", "Google": "TPU"}  # what accelerators of a vendor are
-HALF = ("bf16", "fp16")
+HALF_DTYPES = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +41,8 @@ class Chip:
     `pcie_bytes_per_s`: one chip to its host, one direction; `dcn_bytes_per_s_per_host`: a host to other hosts over the
     data-centre network, all its cards in one direction; `vmem_bytes`: on-chip memory that software manages, `vmem_bytes_per_s`:
     from it to the matrix unit; `matrix_unit`: side of the systolic array; `price_usd_per_hour` was read on `price_date`. A
-    value without a source is None, and `known` raises for it. `base`: the catalogue's chip that the values start from, itself
-    for a chip of the catalogue. `sources` has the source of each value. Raises `InputError` for impossible numbers.
+    value without a source is None, and `require_value` raises for it. `base`: the catalogue's chip that the values start from,
+    itself for a chip of the catalogue. `sources` has the source of each value. Raises `InputError` for impossible numbers.
 
     >>> from shardwise.hardware.chips import load_chip
     >>> chip = load_chip("tpu-v5e")
@@ -72,7 +72,7 @@ class Chip:
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(list(self._problems()))
+        raise_problems(list(self._problems()))
 
     def _problems(self) -> Iterator[str]:
         """Numbers that are impossible for a chip."""
@@ -83,8 +83,8 @@ class Chip:
         quantities |= {f.name: getattr(self, f.name) for f in fields(self) if _is_quantity(f.name)}
         for name, value in quantities.items():
             low = value is not None and (value < 0 if name == "runtime_bytes" else value <= 0)
-            if value is not None and (low or not value <= MOST):
-                yield f"{chip}: {name} is {value:g}; a positive number of at most {MOST:g} is required"
+            if value is not None and (low or not value <= MAX_QUANTITY):
+                yield f"{chip}: {name} is {value:g}; a positive number of at most {MAX_QUANTITY:g} is required"
         for name in ("matmul_fraction", "fp8_matmul_fraction", "memory_fraction"):
             part = getattr(self, name)
             if part is not None and not 0 < part <= 1:
@@ -97,10 +97,10 @@ class Chip:
     @property
     def platform(self) -> str | None:
         """ "GPU" or "TPU"; None for a host, whose catalogue entry has no peak of a 16-bit format, and for an unknown vendor."""
-        return PLATFORMS.get(self.vendor) if not self.peak_flops_per_s.keys().isdisjoint(HALF) else None
+        return PLATFORMS.get(self.vendor) if not self.peak_flops_per_s.keys().isdisjoint(HALF_DTYPES) else None
 
     @property
-    def catalogued(self) -> str:
+    def catalog_name(self) -> str:
         """The name of the chip's entry in the catalogue, under which its measurements are found."""
         return self.base or self.name
 
@@ -109,7 +109,7 @@ class Chip:
         """Chips of one host; None without a source."""
         return math.prod(self.host_shape) if self.host_shape else None
 
-    def known(self, name: str) -> float | int | str | tuple[int, ...]:
+    def require_value(self, name: str) -> float | int | str | tuple[int, ...]:
         """An optional value by name. Raises `MissingValueError` that names it where it has no source."""
         value: float | int | str | tuple[int, ...] | None = getattr(self, name)
         if value is None:
@@ -139,17 +139,17 @@ def _is_quantity(name: str) -> bool:
     return name.endswith(("_bytes", "_bytes_per_s", "_per_host", "_w", "_unit", "_per_hour"))
 
 
-CATALOGUE: Traversable = resources.files("shardwise.hardware").joinpath("catalog", "chips")
+CHIP_CATALOG: Traversable = resources.files("shardwise.hardware").joinpath("catalog", "chips")
 LOCAL = "local"
-LOCAL_IS = "local:N is a cluster of N processes that share the catalogue's generic host"
+LOCAL_NOTE = "local:N is a cluster of N processes that share the catalogue's generic host"
 CHIP_KEYS = tuple(f.name for f in fields(Chip) if f.name not in ("name", "base"))
 
 
 @lru_cache(maxsize=1)
-def _chips() -> Mapping[str, Entry]:
+def _load_chip_tables() -> Mapping[str, TomlTable]:
     """Every chip's table, with the names of its sources replaced by the sources."""
-    entries: dict[str, Entry] = {}
-    for file in sorted(CATALOGUE.iterdir(), key=lambda f: f.name):
+    entries: dict[str, TomlTable] = {}
+    for file in sorted(CHIP_CATALOG.iterdir(), key=lambda f: f.name):
         if file.name.endswith(".toml"):
             tables = tomllib.loads(file.read_text(encoding="utf-8"))
             known = tables.pop("sources")
@@ -160,18 +160,18 @@ def _chips() -> Mapping[str, Entry]:
 
 def chip_names() -> tuple[str, ...]:
     """Names of the chips in the catalogue."""
-    return tuple(_chips())
+    return tuple(_load_chip_tables())
 
 
-def catalogue_entry(name: str) -> Entry:
+def get_catalog_entry(name: str) -> TomlTable:
     """A chip's table in the catalogue. Raises `InputError` that lists the names."""
     if name == LOCAL:
-        raise InputError(f"chip: found {name!r}; {LOCAL_IS}, whose values are those of the chip 'cpu'")
-    if name not in _chips():
+        raise InputError(f"chip: found {name!r}; {LOCAL_NOTE}, whose values are those of the chip 'cpu'")
+    if name not in _load_chip_tables():
         raise InputError(
             f"chip: found {name!r}{did_you_mean(name, chip_names())}; the catalogue has {', '.join(chip_names())}"
         )
-    return _chips()[name]
+    return _load_chip_tables()[name]
 
 
 @cache
@@ -184,17 +184,17 @@ def load_chip(name: str) -> Chip:
     >>> f"{chip.peak('bf16') / 1e12:.0f} TFLOP/s, {chip.memory_bytes / 1e9:.0f} GB at {chip.memory_bytes_per_s / 1e12:.2f} TB/s"
     '989 TFLOP/s, 80 GB at 3.35 TB/s'
     """
-    entry = catalogue_entry(name)
+    entry = get_catalog_entry(name)
     chip = read_chip(name, {key: entry[key] for key in entry if key not in ("torus", "tiers")}, f"chip {name}")
     return replace(chip, base=name)
 
 
-def usual_clock(chip: Chip) -> float:
+def relative_clock(chip: Chip) -> float:
     """The sustained clock of a chip over that of the catalogue's chip that it starts from."""
-    return clock_under(chip, load_chip(chip.base)) if chip.base is not None else 1.0
+    return clock_at_power(chip, load_chip(chip.base)) if chip.base is not None else 1.0
 
 
-def clock_under(chip: Chip, usual: Chip) -> float:
+def clock_at_power(chip: Chip, usual: Chip) -> float:
     """Sustained clock under a power limit over that of the usual chip; 1 without a limit, or where a power is not known.
 
     The clock goes with the third root of the power (power is about frequency times voltage squared, and both move together):
@@ -206,28 +206,35 @@ def clock_under(chip: Chip, usual: Chip) -> float:
     return min(max(clock, LOWEST_CLOCK), 1.0)
 
 
-def read_chip(name: Any, table: Entry, where: str, base: Chip | None = None) -> Chip:
+def read_chip(name: Any, table: TomlTable, where: str, base: Chip | None = None) -> Chip:
     """A chip from a table of its fields; fields that are left out are the base's. Raises `InputError` with all problems."""
     reader = TableReader(where, table, CHIP_KEYS)
     if not isinstance(name, str):
-        reader.problems.append(f"{where}: name: found {shown(name)}; a text is required")
+        reader.problems.append(f"{where}: name: found {short_repr(name)}; a text is required")
     readers: dict[str, Callable[[str], Any]] = {
         "host_shape": reader.sizes, "matrix_unit": reader.size, "price_date": reader.text,
         "matmul_fraction": reader.fraction, "fp8_matmul_fraction": reader.fraction, "memory_fraction": reader.fraction,
-        "runtime_bytes": reader.at_least_0,
+        "runtime_bytes": reader.non_negative,
     }  # fmt: skip
     values: dict[str, Any] = {}
-    for key in ("memory_bytes", "memory_bytes_per_s", "runtime_bytes", *OPTIONAL, "matmul_fraction", "memory_fraction"):
+    for key in (
+        "memory_bytes",
+        "memory_bytes_per_s",
+        "runtime_bytes",
+        *OPTIONAL_FIELDS,
+        "matmul_fraction",
+        "memory_fraction",
+    ):
         if key in table or (base is None and key in ("memory_bytes", "memory_bytes_per_s")):
             values[key] = readers.get(key, reader.quantity)(key)
     if base is None:
         values["vendor"] = reader.text("vendor", "")
     if "peak_flops_per_s" in table or base is None:
-        peaks = _peaks(reader)
+        peaks = _read_peaks(reader)
         values["peak_flops_per_s"] = {**base.peak_flops_per_s, **peaks} if base else peaks
     sources = {key: where.removesuffix(": chip") for key in values if key != "vendor"}
-    sources |= reader.texts("sources")
-    require(reader.problems)
+    sources |= reader.text_table("sources")
+    raise_problems(reader.problems)
     try:
         if base is None:
             return Chip(name=name, sources=sources, **values)
@@ -236,10 +243,10 @@ def read_chip(name: Any, table: Entry, where: str, base: Chip | None = None) -> 
         raise InputError(*(f"{where}: {problem.partition(': ')[2]}" for problem in error.problems)) from None
 
 
-def _peaks(reader: TableReader) -> dict[str, float]:
+def _read_peaks(reader: TableReader) -> dict[str, float]:
     given = reader.table.get("peak_flops_per_s")
     if not isinstance(given, Mapping):
-        reader.wrong("peak_flops_per_s", 'dense peaks by number format, such as { bf16 = "989 TFLOP/s" }')
+        reader.add_problem("peak_flops_per_s", 'dense peaks by number format, such as { bf16 = "989 TFLOP/s" }')
         return {}
     peaks = TableReader(f"{reader.where}: peak_flops_per_s", given, tuple(BYTES_PER_ELEMENT), reader.problems)
     return {dtype: peaks.quantity(dtype, "FLOP/s") for dtype in given if dtype in BYTES_PER_ELEMENT}

@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwise.hardware.calibration_constants import Calibration, scaled
+from shardwise.hardware.calibration_constants import Calibration, scale_rates
 from shardwise.hardware.chips import Chip
 from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.toml_tables import MOST_DEVICES
+from shardwise.hardware.toml_tables import MAX_DEVICES
 from shardwise.values.errors import InputError
 
 
@@ -51,11 +51,11 @@ class Cluster:
         return self.topology.levels[0] if isinstance(self.topology, Switched) else self.num_devices
 
     @property
-    def reached(self) -> Topology:
+    def sustained_topology(self) -> Topology:
         """The network at the rates that collectives reach on it, where these were measured; else at its nominal rates."""
         if self.calibration is None:
             return self.topology
-        return scaled(self.topology, self.calibration["link_fraction"], self.calibration["network_fraction"])
+        return scale_rates(self.topology, self.calibration["link_fraction"], self.calibration["network_fraction"])
 
 
 _SHORTHAND = re.compile(
@@ -83,19 +83,19 @@ def parse_shorthand(text: str) -> Shorthand:
         )
     parts = [*match["shape"].split("x"), *([match["pods"]] if match["pods"] else [])]
     longest = max(len(part.lstrip("0")) for part in parts)
-    sizes = tuple(int(part) for part in parts) if longest <= len(str(MOST_DEVICES)) else ()
-    if not sizes or math.prod(sizes) > MOST_DEVICES:
-        raise InputError(f"cluster: found {text[:60]!r}; at most {MOST_DEVICES:,} devices are planned for")
+    sizes = tuple(int(part) for part in parts) if longest <= len(str(MAX_DEVICES)) else ()
+    if not sizes or math.prod(sizes) > MAX_DEVICES:
+        raise InputError(f"cluster: found {text[:60]!r}; at most {MAX_DEVICES:,} devices are planned for")
     if min(sizes) < 1:
         raise InputError(f"cluster: found {text!r}; every size must be at least 1")
     shape, num_pods = (sizes[:-1], sizes[-1]) if match["pods"] else (sizes, None)
     return Shorthand(match["chip"], shape, bool(match["twisted"]), num_pods)
 
 
-def several(text: str) -> list[str]:
+def expand_sizes(text: str) -> list[str]:
     """The shorthands of one with several sizes, in its order; any other text is one by itself.
 
-    >>> several("h100:64,128,256"), several("tpu-v5p:4x4x4,4x4x8"), several("mine.toml")
+    >>> expand_sizes("h100:64,128,256"), expand_sizes("tpu-v5p:4x4x4,4x4x8"), expand_sizes("mine.toml")
     (['h100:64', 'h100:128', 'h100:256'], ['tpu-v5p:4x4x4', 'tpu-v5p:4x4x8'], ['mine.toml'])
     """
     chip, colon, sizes = text.strip().partition(":")

@@ -14,38 +14,38 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardwise.hardware.calibration_constants import (
-    APART,
+    BENCH_ONLY_CONSTANTS,
     CONSTANTS,
     HIGHEST_CLOCK,
     LOWEST_CLOCK,
-    SPREAD_OF,
+    MODEL_KINDS,
     Calibration,
 )
-from shardwise.hardware.catalog_networks import links_of, pods_of
-from shardwise.hardware.chips import Chip, catalogue_entry, load_chip, read_chip, usual_clock
+from shardwise.hardware.catalog_networks import build_pods, build_torus
+from shardwise.hardware.chips import Chip, get_catalog_entry, load_chip, read_chip, relative_clock
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched, Tier
 from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.network.torus import LEGAL, WRAPS, Torus, is_twistable
-from shardwise.hardware.published_constants import calibration_of
-from shardwise.hardware.stacks import stack_named, stack_names
-from shardwise.hardware.toml_tables import MOST_DEVICES, Entry, TableReader, shown
-from shardwise.values.errors import InputError, MissingValueError, require
-from shardwise.values.loss_kernels import LOSSES
+from shardwise.hardware.network.torus import TWISTABLE_SHAPES, WRAP_RULES, Torus, is_twistable
+from shardwise.hardware.published_constants import published_calibration
+from shardwise.hardware.stacks import get_stack, stack_names
+from shardwise.hardware.toml_tables import MAX_DEVICES, TableReader, TomlTable, short_repr
+from shardwise.values.errors import InputError, MissingValueError, raise_problems
+from shardwise.values.loss_kernels import LOSS_KERNELS
 
 _TIER_KEYS = ("name", "size", "bytes_per_s", "fraction", "hop_latency_s", "base_latency_s", "links")
 _TORUS_KEYS = ("shape", "bytes_per_s", "hop_latency_s", "wrap_rule", "twisted")
 
 
-class Own(NamedTuple):
+class MeasuredCluster(NamedTuple):
     """Contents of a file: the cluster at nominal rates, and its measurements."""
 
     nominal: Cluster
     calibration: Calibration | None
 
 
-def read_cluster(path: str) -> Own:
+def read_cluster_file(path: str) -> MeasuredCluster:
     """A user's own cluster from a TOML file: a chip, either a torus or tiers, and a calibration if there is one.
 
     Raises `InputError` with all problems.
@@ -61,32 +61,32 @@ def read_cluster(path: str) -> Own:
         raise InputError(f"cluster: {path} is not TOML: {error}") from None
     where = file.name
     reader = TableReader(where, table, ("name", "chip", "torus", "pods", "tiers", "calibration"))
-    chip, base_name = _chip_of(reader)
-    base = catalogue_entry(base_name) if base_name is not None else {}
+    chip, base_name = _read_chip_table(reader)
+    base = get_catalog_entry(base_name) if base_name is not None else {}
     has = [key for key in ("torus", "tiers") if key in table]
     if len(has) != 1:
         found = "both" if has else "neither"
         reader.problems.append(f"{where}: found {found} of torus and tiers; one of them is required")
     topology: Topology | None = None
     if has == ["torus"]:
-        topology = _own_pods(reader, _own_torus(reader, base), chip)
+        topology = _read_pods(reader, _read_torus(reader, base), chip)
     elif has == ["tiers"]:
-        topology = _own_tiers(reader)
+        topology = _read_tiers(reader)
         if "pods" in table:
-            reader.wrong(
+            reader.add_problem(
                 "pods", "a torus beside it: tiers take the place of pods, with one more tier of so many groups,"
             )
     calibration = read_calibration(reader, chip) if "calibration" in table else None
     name = reader.text("name", file.stem)
-    require(reader.problems)
+    raise_problems(reader.problems)
     assert chip is not None
     assert topology is not None
-    if math.prod(topology.levels) > MOST_DEVICES:
-        raise InputError(f"{where}: {math.prod(topology.levels):,} devices; at most {MOST_DEVICES:,} are planned for")
-    return Own(Cluster(name=name, chip=chip, topology=topology), calibration)
+    if math.prod(topology.levels) > MAX_DEVICES:
+        raise InputError(f"{where}: {math.prod(topology.levels):,} devices; at most {MAX_DEVICES:,} are planned for")
+    return MeasuredCluster(Cluster(name=name, chip=chip, topology=topology), calibration)
 
 
-def _chip_of(reader: TableReader) -> tuple[Chip | None, str | None]:
+def _read_chip_table(reader: TableReader) -> tuple[Chip | None, str | None]:
     """The chip of a file and the catalogue's it starts from, if any: `chip = "h100"`, or a table of values."""
     given = reader.table.get("chip")
     if isinstance(given, Mapping):
@@ -97,7 +97,7 @@ def _chip_of(reader: TableReader) -> tuple[Chip | None, str | None]:
         name, base_name, given = given, given, {}
     try:
         if base_name is not None and not isinstance(base_name, str):
-            raise InputError(f"chip: found {shown(base_name)}; the name of a chip or a [chip] table is required")
+            raise InputError(f"chip: found {short_repr(base_name)}; the name of a chip or a [chip] table is required")
         if base_name is None and not given:
             raise InputError('chip: nothing found; chip = "NAME" or a [chip] table is required')
         where = f"{reader.where}: chip"
@@ -109,52 +109,52 @@ def _chip_of(reader: TableReader) -> tuple[Chip | None, str | None]:
         return None, None
 
 
-def _own_torus(reader: TableReader, base: Entry) -> Torus | None:
+def _read_torus(reader: TableReader, base: TomlTable) -> Torus | None:
     """The torus of a file; bandwidth, latency and wrap rule are the catalogue chip's where they are left out."""
     given = reader.table["torus"]
     if not isinstance(given, Mapping):
-        reader.wrong("torus", "a table with shape, bytes_per_s, hop_latency_s and wrap_rule")
+        reader.add_problem("torus", "a table with shape, bytes_per_s, hop_latency_s and wrap_rule")
         return None
     where, before = f"{reader.where}: torus", len(reader.problems)
-    torus = TableReader(where, {**_own_links(base), **given}, _TORUS_KEYS, reader.problems)
+    torus = TableReader(where, {**_catalog_links(base), **given}, _TORUS_KEYS, reader.problems)
     shape = torus.sizes("shape")
     values = (torus.quantity("bytes_per_s"), torus.latency("hop_latency_s", optional=False))
     rule = torus.table.get("wrap_rule")
-    if rule not in (*WRAPS, "whole_pod") or (rule == "whole_pod" and "wrap_rule" in given):
-        torus.wrong("wrap_rule", f"one of {', '.join(WRAPS)}")
+    if rule not in (*WRAP_RULES, "whole_pod") or (rule == "whole_pod" and "wrap_rule" in given):
+        torus.add_problem("wrap_rule", f"one of {', '.join(WRAP_RULES)}")
     if len(shape) > 3:
-        torus.wrong("shape", "a list of at most 3 sizes")
+        torus.add_problem("shape", "a list of at most 3 sizes")
     twisted = torus.flag("twisted")
     if twisted and not (is_twistable(shape) and rule in ("multiple_of_4", "always")):
-        torus.wrong("twisted", f"false, or a torus that wraps of shape {LEGAL}")
+        torus.add_problem("twisted", f"false, or a torus that wraps of shape {TWISTABLE_SHAPES}")
     if len(reader.problems) > before:
         return None
     links = {"bytes_per_s": values[0], "hop_latency_s": values[1], "wrap_rule": rule}
     entry = {**links, "pod": base["torus"]["pod"]} if rule == "whole_pod" else links
-    return links_of(entry, shape, twisted=twisted)
+    return build_torus(entry, shape, twisted=twisted)
 
 
-def _own_pods(reader: TableReader, torus: Torus | None, chip: Chip | None) -> Torus | Pods | None:
+def _read_pods(reader: TableReader, torus: Torus | None, chip: Chip | None) -> Torus | Pods | None:
     """The torus, or a number of pods of it."""
     num_pods = reader.size("pods") if "pods" in reader.table else 1
     if num_pods == 1 or torus is None or chip is None:
         return torus
     try:
-        return pods_of(torus, num_pods, chip)
+        return build_pods(torus, num_pods, chip)
     except MissingValueError as error:
         reader.problems.append(f"{reader.where}: {error}")
         return None
 
 
-def _own_links(base: Entry) -> Entry:
+def _catalog_links(base: TomlTable) -> TomlTable:
     return {key: value for key, value in base.get("torus", {}).items() if key in _TORUS_KEYS}
 
 
-def _own_tiers(reader: TableReader) -> Switched | None:
+def _read_tiers(reader: TableReader) -> Switched | None:
     """The tiers of a file, from the inside out."""
     given = reader.table["tiers"]
     if not isinstance(given, list) or not given or not all(isinstance(tier, Mapping) for tier in given):
-        reader.wrong("tiers", 'a list of tables such as { name = "nvlink", size = 8, bytes_per_s = "450 GB/s" }')
+        reader.add_problem("tiers", 'a list of tables such as { name = "nvlink", size = 8, bytes_per_s = "450 GB/s" }')
         return None
     before, tiers = len(reader.problems), []
     for number, table in enumerate(given):
@@ -167,11 +167,11 @@ def _own_tiers(reader: TableReader) -> Switched | None:
             )
         )  # fmt: skip
         if table.get("links") == tiers[-1].links < tiers[-1].size - 1:
-            tier.wrong("links", f"a link to each of the {tiers[-1].size - 1} others")
+            tier.add_problem("links", f"a link to each of the {tiers[-1].size - 1} others")
     return None if len(reader.problems) > before else Switched(tiers=tuple(tiers))
 
 
-KEYS = tuple(field.name for field in fields(Calibration))
+CALIBRATION_KEYS = tuple(field.name for field in fields(Calibration))
 
 
 def read_calibration(reader: TableReader, chip: Chip | None) -> Calibration | None:
@@ -182,67 +182,69 @@ def read_calibration(reader: TableReader, chip: Chip | None) -> Calibration | No
     """
     given = reader.table["calibration"]
     if not isinstance(given, Mapping):
-        reader.wrong("calibration", "a table with a stack and constants")
+        reader.add_problem("calibration", "a table with a stack and constants")
         return None
     before, where = len(reader.problems), f"{reader.where}: calibration"
-    table = TableReader(where, given, KEYS, reader.problems)
-    constants = _constants(table)
-    spread = _spread(table)
+    table = TableReader(where, given, CALIBRATION_KEYS, reader.problems)
+    constants = _read_constants(table)
+    spread = _read_spread(table)
     clock = (
-        table.within("clock", LOWEST_CLOCK, HIGHEST_CLOCK, "a part of the usual clock") if "clock" in given else None
+        table.number_between("clock", LOWEST_CLOCK, HIGHEST_CLOCK, "a part of the usual clock")
+        if "clock" in given
+        else None
     )
     flags = {name: table.flag(name) for name in ("fused_attention", "synchronises") if name in given}
-    source, notes, loss = table.text("source", reader.where), table.texts("spread_notes"), _loss(table)
-    shipped = _shipped(table, chip)
+    source, notes, loss = table.text("source", reader.where), table.text_table("spread_notes"), _read_loss(table)
+    shipped = _published_calibration(table, chip)
     if len(reader.problems) > before or shipped is None or chip is None:
         return None
     return Calibration(
         stack=shipped.stack, constants={**shipped.constants, **constants}, spread={**shipped.spread, **spread},
-        spread_notes=notes, clock=usual_clock(chip) if clock is None else clock, source=source, loss=loss or shipped.loss,
+        spread_notes=notes, clock=relative_clock(chip) if clock is None else clock, source=source, loss=loss or shipped.loss,
         **{"fused_attention": shipped.fused_attention, "synchronises": shipped.synchronises, **flags},
     )  # fmt: skip
 
 
-def _shipped(table: TableReader, chip: Chip | None) -> Calibration | None:
+def _published_calibration(table: TableReader, chip: Chip | None) -> Calibration | None:
     """The calibration from published runs for the chip under the stack that the table names."""
     try:
-        return calibration_of(chip.catalogued if chip else "", stack_named(table.table.get("stack", "")))
+        return published_calibration(chip.catalog_name if chip else "", get_stack(table.table.get("stack", "")))
     except (InputError, TypeError):  # no such name, or not text
-        table.wrong("stack", f"one of {', '.join(stack_names())}")
+        table.add_problem("stack", f"one of {', '.join(stack_names())}")
         return None
 
 
-def _loss(table: TableReader) -> str | None:
+def _read_loss(table: TableReader) -> str | None:
     """The kind of cross-entropy that a table names."""
     named = table.table.get("loss")
-    if named is not None and named not in LOSSES:
-        table.wrong("loss", f"one of {', '.join(LOSSES)}")
+    if named is not None and named not in LOSS_KERNELS:
+        table.add_problem("loss", f"one of {', '.join(LOSS_KERNELS)}")
         return None
     return named
 
 
-def _constants(table: TableReader) -> dict[str, float]:
+def _read_constants(table: TableReader) -> dict[str, float]:
     given = table.table.get("constants", {})
     if not isinstance(given, Mapping):
-        table.wrong("constants", f"a table of {', '.join(CONSTANTS)}")
+        table.add_problem("constants", f"a table of {', '.join(CONSTANTS)}")
         return {}
-    known = {**CONSTANTS, **APART}
+    known = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
     inner = TableReader(f"{table.where}.constants", given, tuple(known), table.problems)
     return {
-        name: inner.within(name, known[name].low, known[name].high, known[name].meaning)
+        name: inner.number_between(name, known[name].low, known[name].high, known[name].meaning)
         for name in given
         if name in known
     }
 
 
-def _spread(table: TableReader) -> dict[str, tuple[float, float]]:
+def _read_spread(table: TableReader) -> dict[str, tuple[float, float]]:
     given = table.table.get("spread", {})
     if not isinstance(given, Mapping):
-        table.wrong("spread", f"a table of {', '.join(SPREAD_OF)}")
+        table.add_problem("spread", f"a table of {', '.join(MODEL_KINDS)}")
         return {}
-    inner = TableReader(f"{table.where}.spread", given, SPREAD_OF, table.problems)
+    inner = TableReader(f"{table.where}.spread", given, MODEL_KINDS, table.problems)
     found = {}
-    for kind in (kind for kind in given if kind in SPREAD_OF):
+    for kind in (kind for kind in given if kind in MODEL_KINDS):
         pair = given[kind]
         if (
             isinstance(pair, list)
@@ -252,7 +254,7 @@ def _spread(table: TableReader) -> dict[str, tuple[float, float]]:
         ):
             found[kind] = (float(pair[0]), float(pair[1]))
         else:
-            inner.wrong(kind, "two factors around 1, such as [0.9, 1.15],")
+            inner.add_problem(kind, "two factors around 1, such as [0.9, 1.15],")
     return found
 
 
@@ -263,7 +265,10 @@ def _is_number(value: Any) -> bool:
 def calibration_entries(calibration: Calibration) -> Iterator[tuple[str, Any]]:
     """The keys and values of the table, the constants last."""
     last = ("spread", "spread_notes", "constants")
-    for name in (*(key for key in KEYS if key not in last and getattr(calibration, key) is not None), *last):
+    for name in (
+        *(key for key in CALIBRATION_KEYS if key not in last and getattr(calibration, key) is not None),
+        *last,
+    ):
         value = getattr(calibration, name)
         if name != "spread_notes" or value:
             yield name, {key: list(pair) for key, pair in value.items()} if name == "spread" else value
@@ -272,80 +277,85 @@ def calibration_entries(calibration: Calibration) -> Iterator[tuple[str, Any]]:
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def cluster_toml(nominal: Cluster, calibration: Calibration, remarks: Mapping[str, str] | None = None) -> str:
+def format_cluster_toml(nominal: Cluster, calibration: Calibration, remarks: Mapping[str, str] | None = None) -> str:
     """The file of a cluster with its nominal rates and a calibration.
 
     Of a chip that starts from one of the catalogue only what differs is written. `remarks`: comments by the name of a
     constant. Read again it is the cluster that `calibrated` makes, to the last digit.
     """
-    lines = [f"name = {toml(nominal.name)}", *_chip_alone(nominal.chip), *_torus(nominal.topology)]
-    lines += [*_chip_table(nominal.chip), *_tiers(nominal.topology), "", "[calibration]"]
+    lines = [f"name = {format_toml_value(nominal.name)}", *_chip_line(nominal.chip), *_torus_lines(nominal.topology)]
+    lines += [*_chip_lines(nominal.chip), *_tier_lines(nominal.topology), "", "[calibration]"]
     for name, value in calibration_entries(calibration):
         if name != "constants":
-            lines.append(f"{name} = {toml(value)}")
+            lines.append(f"{name} = {format_toml_value(value)}")
     lines += ["", "[calibration.constants]"]
     for name, value in calibration.constants.items():
         remark = (remarks or {}).get(name, "")
-        lines.append(f"{name} = {toml(value)}" + (f"  # {remark}" if remark else ""))
+        lines.append(f"{name} = {format_toml_value(value)}" + (f"  # {remark}" if remark else ""))
     return "\n".join(lines) + "\n"
 
 
-def toml(value: Any) -> str:
+def format_toml_value(value: Any) -> str:
     """A value as TOML writes it."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(key)} = {toml(one)}" for key, one in value.items()) + " }"
+        return "{ " + ", ".join(f"{_format_key(key)} = {format_toml_value(one)}" for key, one in value.items()) + " }"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(toml, value)) + "]"
+        return "[" + ", ".join(map(format_toml_value, value)) + "]"
     return repr(value)
 
 
-def _key(text: str) -> str:
-    return text if _BARE.fullmatch(text) else toml(text)
+def _format_key(text: str) -> str:
+    return text if _BARE.fullmatch(text) else format_toml_value(text)
 
 
-def _is_of_catalogue(chip: Chip) -> bool:
+def _is_catalog_chip(chip: Chip) -> bool:
     return chip.base is not None and chip == load_chip(chip.base)
 
 
-def _chip_alone(chip: Chip) -> Iterator[str]:
-    if _is_of_catalogue(chip):
-        yield f"chip = {toml(chip.base)}"
+def _chip_line(chip: Chip) -> Iterator[str]:
+    if _is_catalog_chip(chip):
+        yield f"chip = {format_toml_value(chip.base)}"
 
 
-def _chip_table(chip: Chip) -> Iterator[str]:
+def _chip_lines(chip: Chip) -> Iterator[str]:
     """Values that differ from the catalogue's chip, or from a chip's defaults."""
-    if _is_of_catalogue(chip):
+    if _is_catalog_chip(chip):
         return
     base = chip.base
     usual = load_chip(base) if base is not None else None
-    yield from ("", "[chip]", *([f"base = {toml(base)}"] if base is not None else []), f"name = {toml(chip.name)}")
+    yield from (
+        "",
+        "[chip]",
+        *([f"base = {format_toml_value(base)}"] if base is not None else []),
+        f"name = {format_toml_value(chip.name)}",
+    )
     for one in fields(Chip):
         value = getattr(chip, one.name)
         if one.name not in ("name", "base", "sources") and value != (
             getattr(usual, one.name) if usual else _default(one)
         ):
-            yield f"{one.name} = {toml(value)}"
+            yield f"{one.name} = {format_toml_value(value)}"
     known = usual.sources if usual else {}
-    yield f"sources = {toml({key: text for key, text in chip.sources.items() if known.get(key) != text})}"
+    yield f"sources = {format_toml_value({key: text for key, text in chip.sources.items() if known.get(key) != text})}"
 
 
 def _default(one: Any) -> Any:
     return None if one.default is MISSING else one.default
 
 
-def _torus(topology: Topology) -> Iterator[str]:
+def _torus_lines(topology: Topology) -> Iterator[str]:
     torus = topology.torus if isinstance(topology, Pods) else topology
     if isinstance(topology, Pods):
         yield f"pods = {topology.num_pods}"
     if isinstance(torus, Torus):
-        yield f"torus = {toml({one.name: getattr(torus, one.name) for one in fields(torus)})}"
+        yield f"torus = {format_toml_value({one.name: getattr(torus, one.name) for one in fields(torus)})}"
 
 
-def _tiers(topology: Topology) -> Iterator[str]:
+def _tier_lines(topology: Topology) -> Iterator[str]:
     for tier in topology.tiers if isinstance(topology, Switched) else ():
         values = {one.name: getattr(tier, one.name) for one in fields(tier) if one.name != "links" or tier.links}
-        yield from ("", "[[tiers]]", *(f"{name} = {toml(value)}" for name, value in values.items()))
+        yield from ("", "[[tiers]]", *(f"{name} = {format_toml_value(value)}" for name, value in values.items()))

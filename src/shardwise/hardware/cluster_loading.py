@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.hardware.catalog_networks import tiers_over, topology_of
+from shardwise.hardware.catalog_networks import build_shorthand_topology, resize_tiers
 from shardwise.hardware.chips import LOCAL, load_chip
 from shardwise.hardware.cluster import Cluster, Shorthand, parse_shorthand
-from shardwise.hardware.cluster_files import Own, read_cluster
+from shardwise.hardware.cluster_files import MeasuredCluster, read_cluster_file
 from shardwise.hardware.network.switches import Switched, Tier
-from shardwise.hardware.published_constants import calibrated, predicted
-from shardwise.hardware.stacks import Stack, stack_named
+from shardwise.hardware.published_constants import with_calibration, with_published_constants
+from shardwise.hardware.stacks import Stack, get_stack
 from shardwise.values.errors import InputError
 
 
@@ -41,10 +41,10 @@ def load_cluster(text: str, *, stack: str | None = None) -> Cluster:
     >>> load_cluster("h100:512", stack="nemo-25").calibration.stack
     'nemo-25'
     """
-    return reached(load_own(text), None if stack is None else stack_named(stack))
+    return apply_stack(load_measured_cluster(text), None if stack is None else get_stack(stack))
 
 
-def reached(own: Own, stack: Stack | None = None) -> Cluster:
+def apply_stack(own: MeasuredCluster, stack: Stack | None = None) -> Cluster:
     """The cluster at the rates that it reaches: as measured on it, or as published runs of a stack show; nominal without
     either.
 
@@ -57,22 +57,24 @@ def reached(own: Own, stack: Stack | None = None) -> Cluster:
                 f"stack: found {stack.name} for {name}, which has a [calibration] of its own ({measured.stack}); leave out one "
                 "of the two"
             )
-        return predicted(own.nominal, stack)
-    return own.nominal if measured is None else calibrated(own.nominal, measured)
+        return with_published_constants(own.nominal, stack)
+    return own.nominal if measured is None else with_calibration(own.nominal, measured)
 
 
-def load_own(text: str) -> Own:
+def load_measured_cluster(text: str) -> MeasuredCluster:
     """The cluster at nominal rates, with its measurements apart."""
     if _is_file(text):
-        return read_cluster(text.strip())
+        return read_cluster_file(text.strip())
     asked = parse_shorthand(text)
     if asked.chip == LOCAL:
-        return Own(_local(text, asked), None)
+        return MeasuredCluster(_local_cluster(text, asked), None)
     chip = load_chip(asked.chip)
-    return Own(Cluster(name=text.strip().lower(), chip=chip, topology=topology_of(asked, chip)), None)
+    return MeasuredCluster(
+        Cluster(name=text.strip().lower(), chip=chip, topology=build_shorthand_topology(asked, chip)), None
+    )
 
 
-def _local(text: str, asked: Shorthand) -> Cluster:
+def _local_cluster(text: str, asked: Shorthand) -> Cluster:
     """Processes that share one host: each has an equal part of it, and data sent by one is read from memory by another.
 
     Assumes: every byte sent is written once and read once, so half of the memory's bandwidth; no latency. A bound.
@@ -92,14 +94,14 @@ def _local(text: str, asked: Shorthand) -> Cluster:
     return Cluster(name=text.strip().lower(), chip=chip, topology=Switched(tiers=(tier,)))
 
 
-def resized(cluster: Cluster, num_devices: int) -> Cluster:
+def resize_cluster(cluster: Cluster, num_devices: int) -> Cluster:
     """The cluster with so many devices of the same hosts, at the rates that were measured on it, if any were.
 
     Raises `InputError` for a number that its network does not have, and for a torus, of which a part is a slice with a shape.
 
-    >>> resized(load_cluster("h100:64"), 56).name
+    >>> resize_cluster(load_cluster("h100:64"), 56).name
     'h100:56'
-    >>> resized(load_cluster("local:4"), 2).num_devices
+    >>> resize_cluster(load_cluster("local:4"), 2).num_devices
     2
     """
     base = cluster.name.partition(":")[0]
@@ -107,7 +109,7 @@ def resized(cluster: Cluster, num_devices: int) -> Cluster:
     if cluster.chip.name == LOCAL:
         return replace(load_cluster(name), calibration=cluster.calibration)
     network = (
-        tiers_over(cluster.topology, cluster.chip, num_devices) if isinstance(cluster.topology, Switched) else None
+        resize_tiers(cluster.topology, cluster.chip, num_devices) if isinstance(cluster.topology, Switched) else None
     )
     if network is None:
         raise InputError(

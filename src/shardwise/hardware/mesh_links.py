@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shardwise.hardware.catalog_networks import topology_of_shape
+from shardwise.hardware.catalog_networks import build_bare_chip_topology
 from shardwise.hardware.chips import Chip, load_chip
 from shardwise.hardware.cluster_loading import is_cluster, load_cluster
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.network.topology import Links, Topology
+from shardwise.hardware.network.topology import GroupLinks, Topology
 from shardwise.hardware.network.torus import Torus
 from shardwise.sharding.mesh import Mesh
 from shardwise.values.errors import InputError
@@ -24,7 +24,7 @@ class MeshOnChips:
     chip: Chip
     topology: Topology
     mesh: Mesh
-    links: Links
+    links: GroupLinks
 
     def cut(self, mesh: Mesh) -> MeshOnChips:
         """The same chips for a mesh whose axes are parts of this one's, in order, the major part first."""
@@ -34,8 +34,8 @@ class MeshOnChips:
             own: list[tuple[str, int]] = []
             while (parts and math.prod(n for _, n in own) < size) or not own:
                 own.append(parts.pop(0))
-            cuts |= _parts(self.links.cuts[axis], own)
-        return MeshOnChips(self.name, self.chip, self.topology, mesh, Links(self.topology, cuts))
+            cuts |= _split_cuts(self.links.cuts[axis], own)
+        return MeshOnChips(self.name, self.chip, self.topology, mesh, GroupLinks(self.topology, cuts))
 
 
 def place_mesh(mesh: Mesh, on: str) -> MeshOnChips:
@@ -48,30 +48,30 @@ def place_mesh(mesh: Mesh, on: str) -> MeshOnChips:
     """
     if not is_cluster(on):
         chip = load_chip(on)
-        topology = topology_of_shape(on, tuple(size for _, size in mesh.axes))
+        topology = build_bare_chip_topology(on, tuple(size for _, size in mesh.axes))
         if isinstance(topology, Torus):
-            cuts = {name: _alone(i, size, len(mesh.axes)) for i, (name, size) in enumerate(mesh.axes)}
-            return MeshOnChips(on, chip, topology, mesh, Links(topology, cuts))
+            cuts = {name: _own_axis_cuts(i, size, len(mesh.axes)) for i, (name, size) in enumerate(mesh.axes)}
+            return MeshOnChips(on, chip, topology, mesh, GroupLinks(topology, cuts))
     else:
         cluster = load_cluster(on)
-        chip, topology = cluster.chip, cluster.reached
+        chip, topology = cluster.chip, cluster.sustained_topology
         if cluster.num_devices != mesh.num_devices:
             raise InputError(
-                f"mesh: {mesh.num_devices} devices ({_shown(mesh)}) on {on}, which has {cluster.num_devices}; "
+                f"mesh: {mesh.num_devices} devices ({_format_mesh(mesh)}) on {on}, which has {cluster.num_devices}; "
                 "the mesh must fill the cluster"
             )
-    return MeshOnChips(on, chip, topology, mesh, Links(topology, _cut(mesh, topology)))
+    return MeshOnChips(on, chip, topology, mesh, GroupLinks(topology, _cut_axes(mesh, topology)))
 
 
-def _shown(mesh: Mesh) -> str:
+def _format_mesh(mesh: Mesh) -> str:
     return ", ".join(f"{name}={size}" for name, size in mesh.axes)
 
 
-def _alone(level: int, size: int, num_levels: int) -> tuple[Cut, ...]:
+def _own_axis_cuts(level: int, size: int, num_levels: int) -> tuple[Cut, ...]:
     return tuple(Cut(size if i == level else 1, 1) for i in range(num_levels))
 
 
-def _parts(cuts: tuple[Cut, ...], parts: list[tuple[str, int]]) -> dict[str, tuple[Cut, ...]]:
+def _split_cuts(cuts: tuple[Cut, ...], parts: list[tuple[str, int]]) -> dict[str, tuple[Cut, ...]]:
     """An axis's cuts handed out to its parts, from the minor one on."""
     rest, stride = [cut.size for cut in cuts], [cut.stride for cut in cuts]
     found: dict[str, tuple[Cut, ...]] = {}
@@ -85,10 +85,10 @@ def _parts(cuts: tuple[Cut, ...], parts: list[tuple[str, int]]) -> dict[str, tup
     return found
 
 
-def _cut(mesh: Mesh, topology: Topology) -> dict[str, tuple[Cut, ...]]:
+def _cut_axes(mesh: Mesh, topology: Topology) -> dict[str, tuple[Cut, ...]]:
     """Cuts of each axis: whole physical axes of the same size first, then factors, from the last axis on."""
     if isinstance(topology, Pods):
-        return _cut_pods(mesh, topology)
+        return _cut_axes_on_pods(mesh, topology)
     rest, stride = list(topology.levels), [1] * len(topology.levels)
     cuts: dict[str, tuple[Cut, ...]] = {}
     order = [*reversed(mesh.axes)]
@@ -105,7 +105,7 @@ def _cut(mesh: Mesh, topology: Topology) -> dict[str, tuple[Cut, ...]]:
     return cuts
 
 
-def _cut_pods(mesh: Mesh, topology: Pods) -> dict[str, tuple[Cut, ...]]:
+def _cut_axes_on_pods(mesh: Mesh, topology: Pods) -> dict[str, tuple[Cut, ...]]:
     """The first axes take the pods; what is left of each lies on the torus of a pod."""
     rest, stride = topology.num_pods, topology.num_pods
     inside, across = [], {}
@@ -114,5 +114,5 @@ def _cut_pods(mesh: Mesh, topology: Pods) -> dict[str, tuple[Cut, ...]]:
         rest, stride = rest // part, stride // part
         across[name] = Cut(part, stride)
         inside.append((name, size // part))
-    cuts = _cut(Mesh(tuple(inside)), topology.torus)
+    cuts = _cut_axes(Mesh(tuple(inside)), topology.torus)
     return {name: (*cuts[name], across[name]) for name in across}

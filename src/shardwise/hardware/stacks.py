@@ -56,7 +56,7 @@ class Abilities:
         return [(one.name, getattr(self, one.name)) for one in fields(self) if one.name != "source"]
 
 
-def abilities_of(table: Mapping[str, Mapping[str, Any]], name: str) -> Abilities:
+def read_abilities(table: Mapping[str, Mapping[str, Any]], name: str) -> Abilities:
     """The abilities of a stack of the table: its own lines, and those of the stack that it is `as` for the rest.
 
     A table that does not say so has all its stages of ZeRO with any axis, and whole experts.
@@ -72,7 +72,7 @@ def abilities_of(table: Mapping[str, Mapping[str, Any]], name: str) -> Abilities
     return Abilities(**values)
 
 
-def any_of(several: Iterable[Abilities], source: str) -> Abilities:
+def union_abilities(several: Iterable[Abilities], source: str) -> Abilities:
     """What at least one of several stacks supports."""
     every = list(several)
     found: dict[str, Any] = {}
@@ -82,17 +82,17 @@ def any_of(several: Iterable[Abilities], source: str) -> Abilities:
     return Abilities(**found, source=source)
 
 
-MEASURED: Traversable = resources.files("shardwise.hardware").joinpath("catalog")
+CATALOG: Traversable = resources.files("shardwise.hardware").joinpath("catalog")
 # What is expected of a stack before it is measured, where it differs from `CONSTANTS`. Eager PyTorch runs each operation as a
 # kernel, and the attention kernels of 2023 were slower; Megatron and Transformer Engine fuse by hand; XLA and torch.compile
 # fuse what is next to each other. Source: geometric means of the published runs of each kind, rounded.
-KINDS: Mapping[str, Mapping[str, float]] = {
+STACK_KINDS: Mapping[str, Mapping[str, float]] = {
     "eager_2023": {"elementwise": 4.0, "attention": 1.4},
     "eager": {"elementwise": 3.0, "attention": 1.0},
     "fused": {"elementwise": 2.0, "attention": 1.0},
     "compiled": {"elementwise": 1.6, "attention": 1.1},
 }
-# The leanest cross-entropy (`values.loss_kernels.LOSSES`) that software of each kind has, where its entry names no other.
+# The leanest cross-entropy (`values.loss_kernels.LOSS_KERNELS`) that software of each kind has, where its entry names no other.
 # Source: PyTorch's own; Megatron-Core, --cross-entropy-loss-fusion; XLA and torch.compile fuse the loss into
 # kernels that read logits once.
 LEANEST_LOSS: Mapping[str, str] = {
@@ -101,7 +101,7 @@ LEANEST_LOSS: Mapping[str, str] = {
 # Bytes of gradients that each kind reduces at once where they rest whole. Sources: PyTorch's DistributedDataParallel,
 # bucket_cap_mb; Megatron-Core, DistributedDataParallelConfig.bucket_size: 40 million parameters, here in fp32; XLA reduces the
 # stacked gradients of a scan over layers as one array, which is more than any unit has.
-REDUCED_BYTES: Mapping[str, float] = {
+GRADIENT_BUCKET_BYTES: Mapping[str, float] = {
     "eager_2023": BUCKET_BYTES,
     "eager": BUCKET_BYTES,
     "fused": 160e6,
@@ -114,14 +114,14 @@ REDUCED_BYTES: Mapping[str, float] = {
 HOST_S: Mapping[str, float] = {"eager_2023": 100e-6, "eager": 100e-6, "fused": 100e-6, "compiled": 0.0}
 # The stack that a chip is taken to run where none is named: the kind of Megatron and NeMo on GPUs, of which most published runs
 # are (calibrate/published_runs/runs.csv), and MaxText on TPUs, which all of theirs are.
-TYPICAL: Mapping[str, str] = {"GPU": "fused", "TPU": "maxtext"}
+DEFAULT_STACK: Mapping[str, str] = {"GPU": "fused", "TPU": "maxtext"}
 # Of which kind software is that no stack of the table matches: the first line that fits.
-OTHERS = (
+SOFTWARE_PATTERNS = (
     (r"jax|xla|maxtext|compile|tpu", "compiled"),
     (r"megatron|nemo|transformer engine|primus", "fused"),
     (r"", "eager"),
 )
-USUAL_PRECISION = "bf16"  # where no stack is named, or nothing is known of what its users run
+DEFAULT_PRECISION = "bf16"  # where no stack is named, or nothing is known of what its users run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class Stack:
     host_s: float = 0.0
     overlaps_tp: bool = False
     casts: Casts = "everywhere"
-    precision: str = USUAL_PRECISION
+    precision: str = DEFAULT_PRECISION
     precision_source: str = ""
     known: bool = True
 
@@ -158,90 +158,90 @@ class Stack:
     @property
     def policy(self) -> IssuePolicy:
         """What it issues, as a policy."""
-        return IssuePolicy(bucket_bytes=REDUCED_BYTES[self.kind], casts=self.casts)
+        return IssuePolicy(bucket_bytes=GRADIENT_BUCKET_BYTES[self.kind], casts=self.casts)
 
     def prior(self, constant: str) -> float:
         """The prior of a constant of the stack."""
-        return KINDS[self.kind].get(constant, CONSTANTS[constant].prior)
+        return STACK_KINDS[self.kind].get(constant, CONSTANTS[constant].prior)
 
 
 @lru_cache(maxsize=1)
-def _table() -> Mapping[str, Mapping[str, Any]]:
-    return tomllib.loads(MEASURED.joinpath("stacks.toml").read_text(encoding="utf-8"))
+def _stack_tables() -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads(CATALOG.joinpath("stacks.toml").read_text(encoding="utf-8"))
 
 
 def stack_names() -> tuple[str, ...]:
     """Stacks that published runs measured, and the kinds that represent others."""
-    return (*_table(), *KINDS)
+    return (*_stack_tables(), *STACK_KINDS)
 
 
-def stack_named(name: str) -> Stack:
+def get_stack(name: str) -> Stack:
     """A stack by name, or a kind of stack. Raises `InputError` that lists the names."""
-    if name in KINDS:
+    if name in STACK_KINDS:
         platforms = ("GPU", "TPU") if name == "compiled" else ("GPU",)
         return Stack(
             name=name, kind=name, loss=LEANEST_LOSS[name], platforms=platforms, known=False, host_s=HOST_S[name],
             abilities=_abilities_of_kind(name),
         )  # fmt: skip
-    if name not in _table():
+    if name not in _stack_tables():
         raise InputError(
             f"stack: found {name!r}{did_you_mean(name, stack_names())}; the stacks are {', '.join(stack_names())}"
         )
-    entry = _table()[name]
+    entry = _stack_tables()[name]
     return Stack(
         name=name, kind=entry["kind"], loss=entry.get("loss", LEANEST_LOSS[entry["kind"]]),
         platforms=tuple(entry.get("platforms", ("GPU",))), unfused_attention=entry.get("unfused_attention", False),
         host_s=entry.get("host_s", HOST_S[entry["kind"]]), overlaps_tp=entry.get("overlaps_tp", False),
         casts=entry.get("casts", "everywhere"),
-        abilities=_abilities(name), precision=_inherited(name, "precision", USUAL_PRECISION),
+        abilities=_abilities(name), precision=_inherited(name, "precision", DEFAULT_PRECISION),
         precision_source=_inherited(name, "precision_source", ""),
     )  # fmt: skip
 
 
 def _inherited(name: str, key: str, default: str) -> str:
     """A value of a stack of the table: its own, or that of the stack that it is `as`."""
-    entry = _table()[name]
+    entry = _stack_tables()[name]
     own: str | None = entry.get(key)
     return own or (_inherited(entry["as"], key, default) if "as" in entry else default)
 
 
-def usual_precision(stack: str | None) -> str:
+def default_precision(stack: str | None) -> str:
     """The precision recipe of a job under a stack, where neither is said: that of the stack's users. Raises `InputError` for an
     unknown stack.
 
-    >>> usual_precision("nemo-25"), usual_precision(None)
+    >>> default_precision("nemo-25"), default_precision(None)
     ('bf16_fp32_main_gradients', 'bf16')
     """
-    return USUAL_PRECISION if stack is None else stack_named(stack).precision
+    return DEFAULT_PRECISION if stack is None else get_stack(stack).precision
 
 
-@lru_cache(maxsize=len(KINDS))
+@lru_cache(maxsize=len(STACK_KINDS))
 def _abilities_of_kind(kind: str) -> Abilities:
     """What at least one of the stacks of a kind supports: no more is known of software of that kind."""
-    names = [name for name, entry in _table().items() if entry["kind"] == kind and _says(entry)]
-    return any_of([abilities_of(_table(), name) for name in names], f"any of {', '.join(names)}")
+    names = [name for name, entry in _stack_tables().items() if entry["kind"] == kind and _lists_abilities(entry)]
+    return union_abilities([read_abilities(_stack_tables(), name) for name in names], f"any of {', '.join(names)}")
 
 
 def _abilities(name: str) -> Abilities:
     """What a stack of the table supports; where its table does not say, what others of its kind support."""
-    entry = _table()[name]
-    return abilities_of(_table(), name) if _says(entry) else _abilities_of_kind(entry["kind"])
+    entry = _stack_tables()[name]
+    return read_abilities(_stack_tables(), name) if _lists_abilities(entry) else _abilities_of_kind(entry["kind"])
 
 
-def _says(entry: Mapping[str, Any]) -> bool:
+def _lists_abilities(entry: Mapping[str, Any]) -> bool:
     """Whether a stack's table says what it supports."""
     return "runs" in entry or "as" in entry
 
 
-def typical_stack(chip: Chip) -> Stack | None:
+def default_stack(chip: Chip) -> Stack | None:
     """The typical stack of a chip; None for a host, and for chips of an unknown vendor."""
-    return stack_named(TYPICAL[chip.platform]) if chip.platform else None
+    return get_stack(DEFAULT_STACK[chip.platform]) if chip.platform else None
 
 
-def stack_of_software(text: str) -> Stack:
+def match_stack(text: str) -> Stack:
     """The stack of a run's software: by its own name, by what its log reports, or the kind that it is most like."""
     text = text.lower().strip()
     if text in stack_names():
-        return stack_named(text)
-    name = next((name for name, entry in _table().items() if re.search(entry["software"], text)), None)
-    return stack_named(name or next(kind for pattern, kind in OTHERS if re.search(pattern, text)))
+        return get_stack(text)
+    name = next((name for name, entry in _stack_tables().items() if re.search(entry["software"], text)), None)
+    return get_stack(name or next(kind for pattern, kind in SOFTWARE_PATTERNS if re.search(pattern, text)))

@@ -11,29 +11,29 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.hardware.stacks import Stack
-from shardwise.layout.context_parallel import VARIANTS, variant_names
-from shardwise.layout.layout import OFFLOADS, offloaded_by
-from shardwise.layout.rules.engine import RUNNABLE_RULES, runnable_pins
-from shardwise.layout.rules.legality import ALIKE_STAGES, EVEN_BATCH, RULES, Rule
+from shardwise.layout.context_parallel import CP_VARIANTS, cp_variant_names
+from shardwise.layout.layout import OFFLOADS, get_offload_targets
+from shardwise.layout.rules.engine import ENGINE_RULES, add_engine_pins
+from shardwise.layout.rules.legality import EQUAL_STAGES, EVEN_BATCH, RULES, LayoutRule
 from shardwise.layout.rules.stack_abilities import (
-    BESIDE,
-    OWN,
-    _dealt_out,
-    _delayed,
-    _stages,
-    domain_rule,
-    mode_rule,
-    refused,
+    AXIS_PHRASES,
+    ENGINE_STACK,
+    async_tp_domain_rule,
+    cp_variant_rule,
+    forbids_recompute,
     stack_rules,
+    stage_divisions,
+    unsupported_pins,
+    zero_stages_with_replicas,
 )
-from shardwise.layout.rules.table import OF_MODES
-from shardwise.layout.sharding_scheme import Mode
+from shardwise.layout.rules.table import MODE_RULES
+from shardwise.layout.sharding_scheme import ParallelMode
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.model.recompute_policies import FORMS, POLICIES, policy_names, policy_problem, searched_policies
-from shardwise.pipeline.registry import NATURAL, SCHEDULES, natural_schedule, schedule_of, searched_schedules
-from shardwise.values.errors import InputError, did_you_mean, require, unknown
-from shardwise.values.overrides import convert
+from shardwise.model.recompute_policies import POLICIES, POLICY_FORMS, policies_to_search, policy_names, policy_problem
+from shardwise.pipeline.registry import NATURAL, SCHEDULES, default_searched_schedules, get_schedule, natural_schedule
+from shardwise.values.errors import InputError, describe_unknown, did_you_mean, raise_problems
+from shardwise.values.overrides import parse_like
 
 if TYPE_CHECKING:  # `estimate` loads no NumPy
     import numpy as np
@@ -41,30 +41,30 @@ if TYPE_CHECKING:  # `estimate` loads no NumPy
 
     Ints = NDArray[np.int64]
 
-FACTORED = ("dp", "fsdp", "tp", "cp", "pp")  # their product is the number of devices
-AXES = (*FACTORED, "ep")  # ep is borrowed from fsdp
-GRID = ("sequence_parallel", "micro_batch_seqs", "num_virtual_stages", "zero_stage")
-NUMERIC = (*AXES, "num_virtual_stages", "zero_stage", "micro_batch_seqs")  # what can have a maximum
+FACTORISED_AXES = ("dp", "fsdp", "tp", "cp", "pp")  # their product is the number of devices
+DEGREE_AXES = (*FACTORISED_AXES, "ep")  # ep is borrowed from fsdp
+GRID_CHOICES = ("sequence_parallel", "micro_batch_seqs", "num_virtual_stages", "zero_stage")
+NUMERIC_CHOICES = (*DEGREE_AXES, "num_virtual_stages", "zero_stage", "micro_batch_seqs")  # what can have a maximum
 BALANCED, EVEN = STAGES = ("balanced", "even")  # how layers are dealt out to pipeline stages
-FLAGS = ("sequence_parallel", "async_tp")
-NAMED: Mapping[str, Collection[str]] = {  # choices by name
+FLAG_CHOICES = ("sequence_parallel", "async_tp")
+NAMED_CHOICES: Mapping[str, Collection[str]] = {  # choices by name
     "recompute": policy_names(),
-    "cp_variant": VARIANTS,
+    "cp_variant": CP_VARIANTS,
     "offload": OFFLOADS,
     "schedule": SCHEDULES,
     "stages": STAGES,
 }
-PINNABLE = (*NUMERIC, *FLAGS, *NAMED, "recompute_layers")
-QUARTERS = (0.25, 0.5, 0.75)  # of a stage's layers
-MOST = 10**7  # of any number of a layout, as of devices
+PINNABLE_CHOICES = (*NUMERIC_CHOICES, *FLAG_CHOICES, *NAMED_CHOICES, "recompute_layers")
+LAYER_FRACTIONS = (0.25, 0.5, 0.75)  # of a stage's layers
+MAX_NUMBER = 10**7  # of any number of a layout, as of devices
 
 
-def _searched_variants() -> tuple[str, ...]:
+def _default_cp_variants() -> tuple[str, ...]:
     """Variants of context parallelism, without those that another one always matches or beats."""
-    return tuple(name for name, variant in VARIANTS.items() if not variant.waits_for_last)
+    return tuple(name for name, variant in CP_VARIANTS.items() if not variant.waits_for_last)
 
 
-class Policy(NamedTuple):
+class RecomputeOffload(NamedTuple):
     """A policy for saved activations and state: recomputation by its index, the number of a stage's layers that recompute (a
     value below 1 is a fraction of the fullest stage's, rounded up; None is all), and what is offloaded."""
 
@@ -74,7 +74,7 @@ class Policy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class DegreeLimits:
     """Limits of the degrees by axis: one value (`pins`), or a maximum (`maxima`)."""
 
     pins: Mapping[str, int] = field(default_factory=dict)
@@ -84,17 +84,17 @@ class Limits:
         found = [f"{axis} = {degree}" for axis, degree in self.pins.items()]
         return ", ".join(found + [f"{axis} ≤ {degree}" for axis, degree in self.maxima.items()])
 
-    def keep(self, rows: Ints) -> Ints:
+    def filter_factorisations(self, rows: Ints) -> Ints:
         """The factorisations (one per row, a column for each axis) within the limits."""
         for axis, degree in self.pins.items():
-            rows = rows[rows[:, AXES.index(axis)] == degree]
+            rows = rows[rows[:, DEGREE_AXES.index(axis)] == degree]
         for axis, degree in self.maxima.items():
-            rows = rows[rows[:, AXES.index(axis)] <= degree]
+            rows = rows[rows[:, DEGREE_AXES.index(axis)] <= degree]
         return rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices(Limits):
+class Choices(DegreeLimits):
     """What a search may choose apart from the degrees, which are all factorisations of the number of devices within the limits.
 
     Left out unless pinned, to search fewer layouts: the plain ring (a zigzag moves as much and is even), offload, recomputation
@@ -103,10 +103,10 @@ class Choices(Limits):
     compared with even stages; the pipelines near the best then get layers per stage by cost (`search.balance_stages`), unless
     `stages` says even. Among several numbers of virtual stages that a schedule allows, those with equal ones are searched.
     `divisible` refuses layouts with idle replicas or partly filled micro-batches, `runnable` those that `train` does not run.
-    `stack` is the one whose abilities limit the layouts (`of_stack`), `domain` the number of devices among which it overlaps
-    tensor parallelism (None: any), and `asked` the names of what was pinned.
+    `stack` is the one whose abilities limit the layouts (`limit_to_stack`), `domain` the number of devices among which it
+    overlaps tensor parallelism (None: any), and `asked` the names of what was pinned.
 
-    >>> choices = Choices(zero_stage=(1, 3)).narrowed({"tp": 8}, {"pp": 4})
+    >>> choices = Choices(zero_stage=(1, 3)).with_pins({"tp": 8}, {"pp": 4})
     >>> choices.pins, choices.maxima, choices.zero_stage
     ({'tp': 8}, {'pp': 4}, (1, 3))
     """
@@ -118,9 +118,9 @@ class Choices(Limits):
     recompute: tuple[str, ...] = field(default_factory=lambda: tuple(POLICIES))
     recompute_layers: tuple[int | float | None, ...] = (None,)
     offload: tuple[str, ...] = ("none",)
-    cp_variant: tuple[str, ...] = field(default_factory=lambda: _searched_variants())
+    cp_variant: tuple[str, ...] = field(default_factory=lambda: _default_cp_variants())
     async_tp: tuple[int, ...] = (0,)
-    schedule: tuple[str, ...] = field(default_factory=searched_schedules)
+    schedule: tuple[str, ...] = field(default_factory=default_searched_schedules)
     stages: tuple[str, ...] = (BALANCED,)
     divisible: bool = False
     runnable: bool = False
@@ -128,7 +128,7 @@ class Choices(Limits):
     domain: int | None = None
     asked: tuple[str, ...] = ()
 
-    def modes(self, architecture: Architecture) -> tuple[Mode, ...]:
+    def modes(self, architecture: Architecture) -> tuple[ParallelMode, ...]:
         """The modes in which the same degrees can run; the search takes the fastest, and of equals the first.
 
         With a limit on `ep` the degree is the one requested: experts are then split by tp, and not by a larger ep.
@@ -137,35 +137,37 @@ class Choices(Limits):
         has_whole = runs is None or ("ep" in runs.axes and runs.whole_experts)
         free = architecture.num_experts and has_whole and "ep" not in {**self.pins, **self.maxima}
         whole = (False, True) if free else (False,)
-        return tuple(Mode(v, bool(a), w) for v, a, w in itertools.product(self.cp_variant, self.async_tp, whole))
+        return tuple(
+            ParallelMode(v, bool(a), w) for v, a, w in itertools.product(self.cp_variant, self.async_tp, whole)
+        )
 
     @property
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[LayoutRule, ...]:
         """The legality rules that every layout of the search must keep."""
         chooses = any(
-            sum(bool(schedule_of(one).goes_with(2, virtual)) for virtual in self.num_virtual_stages) > 1
+            sum(bool(get_schedule(one).supports(2, virtual)) for virtual in self.num_virtual_stages) > 1
             for one in self.schedule
         )
-        own = (rule for rule in self._of_stack if rule.name not in OF_MODES)
-        asked = (*(ALIKE_STAGES,) * chooses, *(EVEN_BATCH,) * self.divisible, *RUNNABLE_RULES * self.runnable)
+        own = (rule for rule in self._stack_rules if rule.name not in MODE_RULES)
+        asked = (*(EQUAL_STAGES,) * chooses, *(EVEN_BATCH,) * self.divisible, *ENGINE_RULES * self.runnable)
         return (*RULES, *asked, *own)
 
     @property
-    def mode_rules(self) -> tuple[Rule, ...]:
+    def mode_rules(self) -> tuple[LayoutRule, ...]:
         """The legality rules that the modes of the same degrees must keep."""
-        return (*RULES, *self._of_stack)
+        return (*RULES, *self._stack_rules)
 
     @property
-    def _of_stack(self) -> tuple[Rule, ...]:
+    def _stack_rules(self) -> tuple[LayoutRule, ...]:
         asked = {*self.asked, *self.pins}
-        near = () if self.domain is None or "async_tp" in asked else (domain_rule(self.domain),)
-        return (*near, *(binding_rules(self.stack, asked) if self.stack else ()))
+        near = () if self.domain is None or "async_tp" in asked else (async_tp_domain_rule(self.domain),)
+        return (*near, *(stack_search_rules(self.stack, asked) if self.stack else ()))
 
     @property
-    def policies(self) -> tuple[Policy, ...]:
+    def policies(self) -> tuple[RecomputeOffload, ...]:
         """Every sensible combination of recomputation and offload."""
         return tuple(
-            Policy(number, layers, offload)
+            RecomputeOffload(number, layers, offload)
             for number, recompute in enumerate(self.recompute)
             for layers in self.recompute_layers
             if layers is None or (recompute != "none" and (isinstance(layers, int) or recompute == "full"))
@@ -175,9 +177,11 @@ class Choices(Limits):
     @property
     def offloads_optimizer(self) -> bool:
         """Whether some of the layouts keep the optimizer's state in host memory."""
-        return any(offloaded_by(offload).optimizer for offload in self.offload)
+        return any(get_offload_targets(offload).optimizer for offload in self.offload)
 
-    def of_stack(self, stack: Stack | None, architecture: Architecture, job: Job, domain: int | None = None) -> Choices:
+    def limit_to_stack(
+        self, stack: Stack | None, architecture: Architecture, job: Job, domain: int | None = None
+    ) -> Choices:
         """The choices limited to what a stack supports for a model and a job, on a cluster with a `domain`; values that were not
         pinned become the stack's own.
 
@@ -187,42 +191,46 @@ class Choices(Limits):
         if stack is None or self.runnable:
             return self
         pinned = {name: getattr(self, name)[0] for name in self.asked}
-        require([f"stack: {problem}" for problem in refused(stack, job, {**self.pins, **pinned})])
+        raise_problems([f"stack: {problem}" for problem in unsupported_pins(stack, job, {**self.pins, **pinned})])
         usual = Choices()
         has: Any = {
             name: values
-            for name, values in searched_values(stack, architecture, job).items()
+            for name, values in stack_search_values(stack, architecture, job).items()
             if name not in self.asked and getattr(self, name) == getattr(usual, name)
         }
         return replace(self, stack=stack, domain=domain, **has)
 
-    def narrowed(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
+    def with_pins(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
         """The choices with some values pinned and some limited. A pinned value is searched whether or not it is listed here.
 
         Raises `InputError` with every pin and maximum that is unknown or out of range.
         """
-        require(_problems(pins, maxima))
+        raise_problems(_pin_problems(pins, maxima))
         values: dict[str, Any] = {
-            name: tuple(v for v in getattr(self, name) if v <= most) for name, most in maxima.items() if name in GRID
+            name: tuple(v for v in getattr(self, name) if v <= most)
+            for name, most in maxima.items()
+            if name in GRID_CHOICES
         }
-        values |= {name: (v if name in NAMED else int(v),) for name, v in pins.items() if name not in AXES}
+        values |= {
+            name: (v if name in NAMED_CHOICES else int(v),) for name, v in pins.items() if name not in DEGREE_AXES
+        }
         return replace(
-            self, **values, pins={**self.pins, **{axis: v for axis, v in pins.items() if axis in AXES}},
-            maxima={**self.maxima, **{axis: most for axis, most in maxima.items() if axis in AXES}},
-            asked=tuple(dict.fromkeys((*self.asked, *(name for name in pins if name not in AXES)))),
+            self, **values, pins={**self.pins, **{axis: v for axis, v in pins.items() if axis in DEGREE_AXES}},
+            maxima={**self.maxima, **{axis: most for axis, most in maxima.items() if axis in DEGREE_AXES}},
+            asked=tuple(dict.fromkeys((*self.asked, *(name for name in pins if name not in DEGREE_AXES)))),
         )  # fmt: skip
 
 
-def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
+def _pin_problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
     """Problems of pins and maxima, each with what is required."""
-    problems = [f"pin: {unknown(n, PINNABLE)}" for n in pins if n not in PINNABLE]
-    problems += [f"max: {unknown(n, NUMERIC)}" for n in maxima if n not in NUMERIC]
-    known = [("pin", n, v) for n, v in pins.items() if n in PINNABLE]
-    known += [("max", n, v) for n, v in maxima.items() if n in NUMERIC]
+    problems = [f"pin: {describe_unknown(n, PINNABLE_CHOICES)}" for n in pins if n not in PINNABLE_CHOICES]
+    problems += [f"max: {describe_unknown(n, NUMERIC_CHOICES)}" for n in maxima if n not in NUMERIC_CHOICES]
+    known = [("pin", n, v) for n, v in pins.items() if n in PINNABLE_CHOICES]
+    known += [("max", n, v) for n, v in maxima.items() if n in NUMERIC_CHOICES]
     problems += [
-        f"{what}: {name}: found {value!r}{did_you_mean(value, NAMED.get(name, ()))}; {required} is required"
+        f"{what}: {name}: found {value!r}{did_you_mean(value, NAMED_CHOICES.get(name, ()))}; {required} is required"
         for what, name, value in known
-        if (required := _required(name, value))
+        if (required := _requirement(name, value))
     ]
     if problems:
         return problems
@@ -235,26 +243,26 @@ def _problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
     ]
 
 
-def _required(name: str, value: Any) -> str:
+def _requirement(name: str, value: Any) -> str:
     """What is required of a value that does not meet it; empty where it does."""
     if name == "recompute" and not policy_problem(value):
         return ""
     if name == "recompute":
-        return f"one of {', '.join((*NAMED[name], *FORMS))}"
-    if name in NAMED:
-        return "" if value in NAMED[name] else f"one of {', '.join(NAMED[name])}"
-    if name in FLAGS:
+        return f"one of {', '.join((*NAMED_CHOICES[name], *POLICY_FORMS))}"
+    if name in NAMED_CHOICES:
+        return "" if value in NAMED_CHOICES[name] else f"one of {', '.join(NAMED_CHOICES[name])}"
+    if name in FLAG_CHOICES:
         return "" if value in (0, 1) else "true or false"
     whole = isinstance(value, int) and not isinstance(value, bool)
     if name == "zero_stage":
         return "" if whole and 0 <= value <= 3 else "0, 1, 2 or 3"
-    return "" if whole and 1 <= value <= MOST else f"a whole number of 1 to {MOST:,}"
+    return "" if whole and 1 <= value <= MAX_NUMBER else f"a whole number of 1 to {MAX_NUMBER:,}"
 
 
 def parse_pins(words: Iterable[str], what: str) -> dict[str, Any]:
     """The values of KEY=VALUE words by key; `what` names the argument in an error.
 
-    An unknown key keeps its text, and `Choices.narrowed` reports it. Raises `InputError`.
+    An unknown key keeps its text, and `Choices.with_pins` reports it. Raises `InputError`.
 
     >>> parse_pins(["tp=8", "recompute=full"], "--pin")
     {'tp': 8, 'recompute': 'full'}
@@ -266,13 +274,13 @@ def parse_pins(words: Iterable[str], what: str) -> dict[str, Any]:
             raise InputError(f"{what}: found {word!r}; KEY=VALUE is required, such as {what} pp=4")
         if key in found:
             raise InputError(f"{what}: {key} is given twice")
-        found[key] = convert(value, pinned_like(key), f"{what} {key}")
+        found[key] = parse_like(value, example_value(key), f"{what} {key}")
     return found
 
 
-def pinned_like(name: str) -> Any:
+def example_value(name: str) -> Any:
     """A value of the kind that a pin of this name has: a count, a flag, or else a name."""
-    return 1 if name in (*NUMERIC, "recompute_layers") else True if name in FLAGS else ""
+    return 1 if name in (*NUMERIC_CHOICES, "recompute_layers") else True if name in FLAG_CHOICES else ""
 
 
 def choices_from_pins(
@@ -281,46 +289,46 @@ def choices_from_pins(
 ) -> Choices | None:  # fmt: skip
     """The choices (all by default) that pins and maxima leave, limited to those that the engine runs or that split the batch
     evenly; None where nothing is limited."""
-    pins = runnable_pins(pins) if runnable else pins
-    kept = (choices or Choices()).narrowed(pins, maxima) if pins or maxima else choices
+    pins = add_engine_pins(pins) if runnable else pins
+    kept = (choices or Choices()).with_pins(pins, maxima) if pins or maxima else choices
     return replace(kept or Choices(), divisible=divisible, runnable=runnable) if divisible or runnable else kept
 
 
-def searched_values(stack: Stack, architecture: Architecture, job: Job) -> dict[str, tuple[Any, ...]]:
+def stack_search_values(stack: Stack, architecture: Architecture, job: Job) -> dict[str, tuple[Any, ...]]:
     """The values of a search's choices that a stack has for a model and a job, in the search's order.
 
     Asynchronous tensor parallelism is left out for the engine of `train`, which has it in no schedule that splits the backward
     pass; such schedules are left out for a stack that is known only by its kind.
     """
     runs = stack.abilities
-    overlapped = runs.async_tp and stack.name != OWN
+    overlapped = runs.async_tp and stack.name != ENGINE_STACK
     return {
-        "zero_stage": _stages(runs.zero),
+        "zero_stage": zero_stages_with_replicas(runs.zero),
         "sequence_parallel": (0, 1) if runs.sequence_parallel else (0,),
-        "recompute": recompute_policies(stack, architecture, job),
-        "cp_variant": tuple(name for name in VARIANTS if name in runs.cp_variants) or variant_names()[:1],
+        "recompute": stack_recompute_policies(stack, architecture, job),
+        "cp_variant": tuple(name for name in CP_VARIANTS if name in runs.cp_variants) or cp_variant_names()[:1],
         "async_tp": (0, 1) if overlapped else (0,),
-        "schedule": _searched_schedules(stack),
-        "stages": _dealt_out(runs.uneven_stages)[:1],
+        "schedule": _stack_search_schedules(stack),
+        "stages": stage_divisions(runs.uneven_stages)[:1],
     }
 
 
-def recompute_policies(stack: Stack | None, architecture: Architecture, job: Job) -> tuple[str, ...]:
+def stack_recompute_policies(stack: Stack | None, architecture: Architecture, job: Job) -> tuple[str, ...]:
     """The recompute policies that are worth trying under a stack (None: a bound), from the one that saves the most.
 
-    >>> from shardwise.hardware.stacks import stack_named
+    >>> from shardwise.hardware.stacks import get_stack
     >>> import shardwise as sw
     >>> job = sw.Job(global_batch_tokens=2**20, seq_len=4096)
-    >>> recompute_policies(stack_named("megatron"), sw.load_model("mixtral-8x7b"), job)
+    >>> stack_recompute_policies(get_stack("megatron"), sw.load_model("mixtral-8x7b"), job)
     ('none', 'layernorm+moe_act', 'full')
     """
     if stack is None:
         return tuple(POLICIES)
-    has = [name for name in stack.abilities.recompute if not _delayed(job, name)]
-    return searched_policies(has, architecture, writes_scores=stack.unfused_attention)
+    has = [name for name in stack.abilities.recompute if not forbids_recompute(job, name)]
+    return policies_to_search(has, architecture, writes_scores=stack.unfused_attention)
 
 
-def _searched_schedules(stack: Stack) -> tuple[str, ...]:
+def _stack_search_schedules(stack: Stack) -> tuple[str, ...]:
     """The natural schedules for the stages, and those that split the backward pass; others only in place of 1F1B, since they
     use more memory for a bubble that is no shorter."""
     has = stack.abilities.schedules
@@ -331,16 +339,18 @@ def _searched_schedules(stack: Stack) -> tuple[str, ...]:
 
 
 # The choice that each rule is about, where it is not the axis that it is named after.
-ABOUT = {
-    "stack_zero": "zero_stage", **{f"stack_zero_with_{axis}": "zero_stage" for axis in BESIDE},
+CHOICE_OF_RULE = {
+    "stack_zero": "zero_stage", **{f"stack_zero_with_{axis}": "zero_stage" for axis in AXIS_PHRASES},
     "stack_cp_variant": "cp_variant", "cp_by_stack": "cp_variant",
     "stack_sequence_parallel": "sequence_parallel", "stack_stages": "stages",
 }  # fmt: skip
 
 
-def binding_rules(stack: Stack, asked: Collection[str]) -> tuple[Rule, ...]:
+def stack_search_rules(stack: Stack, asked: Collection[str]) -> tuple[LayoutRule, ...]:
     """The rules of a stack for a search with some choices given; for a kind of software, those about the other choices."""
-    rules = (*stack_rules(stack), mode_rule(stack))
+    rules = (*stack_rules(stack), cp_variant_rule(stack))
     return tuple(
-        rule for rule in rules if stack.known or ABOUT.get(rule.name, rule.name.removeprefix("stack_")) not in asked
+        rule
+        for rule in rules
+        if stack.known or CHOICE_OF_RULE.get(rule.name, rule.name.removeprefix("stack_")) not in asked
     )

@@ -7,40 +7,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
+class ContextParallelVariant:
     """A variant of context parallelism.
 
     `structure`: the variant that the derivation knows; the positions of a rank make no difference to it, so both rings are
-    one. `pieces` of the sequence that a rank takes: one from either end, so that causal work is even, or one. `ring`: keys and
-    values are passed around instead of being gathered. `exchanges_heads` for the sequence at attention. `waits_for_last`: the
-    rank with the last piece has the most scores, and the others wait for it.
+    one. `sequence_pieces` of the sequence that a rank takes: one from either end, so that causal work is even, or one.
+    `is_ring`: keys and values are passed around instead of being gathered. `exchanges_heads` for the sequence at attention.
+    `waits_for_last`: the rank with the last piece has the most scores, and the others wait for it.
     """
 
     structure: str
-    pieces: int = 2
-    ring: bool = False
+    sequence_pieces: int = 2
+    is_ring: bool = False
     exchanges_heads: bool = False
     waits_for_last: bool = False
 
 
 # The first is the default of a layout.
-VARIANTS: dict[str, Variant] = {
-    "all_gather": Variant(structure="all_gather"),
-    "zigzag": Variant(structure="ring", ring=True),
-    "ulysses": Variant(structure="ulysses", exchanges_heads=True),
-    "ring": Variant(structure="ring", ring=True, pieces=1, waits_for_last=True),
+CP_VARIANTS: dict[str, ContextParallelVariant] = {
+    "all_gather": ContextParallelVariant(structure="all_gather"),
+    "zigzag": ContextParallelVariant(structure="ring", is_ring=True),
+    "ulysses": ContextParallelVariant(structure="ulysses", exchanges_heads=True),
+    "ring": ContextParallelVariant(structure="ring", is_ring=True, sequence_pieces=1, waits_for_last=True),
 }
 
 
-def variant_names() -> tuple[str, ...]:
+def cp_variant_names() -> tuple[str, ...]:
     """The names that a layout may use."""
-    return tuple(VARIANTS)
+    return tuple(CP_VARIANTS)
 
 
-def variant_of(name: str) -> Variant:
+def get_cp_variant(name: str) -> ContextParallelVariant:
     """A variant by name. Raises `InputError` that lists the names."""
-    return chosen(VARIANTS, name, "cp_variant")
+    return lookup(CP_VARIANTS, name, "cp_variant")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardwise.layout.context_parallel import variant_names
+from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
@@ -24,11 +24,11 @@ def num_micro_batches(job: Job, degrees: Degrees) -> Value:
     return ceil_div(seqs_per_replica(job, degrees), degrees["micro_batch_seqs"])
 
 
-def degrees_of(layout: Layout) -> dict[str, Any]:
+def layout_degrees(layout: Layout) -> dict[str, Any]:
     """The numbers of a layout that rules and costs read."""
     names = ("dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "micro_batch_seqs")
     flags = {"sequence_parallel": int(layout.sequence_parallel), "async_tp": int(layout.async_tp)}
-    flags |= {"cp_variant": variant_names().index(layout.cp_variant), "etp": layout.expert_tp}
+    flags |= {"cp_variant": cp_variant_names().index(layout.cp_variant), "etp": layout.expert_tp}
     return {**{name: getattr(layout, name) for name in names}, **flags, "schedule": layout.schedule}
 
 

@@ -14,54 +14,56 @@ from functools import lru_cache
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.pipeline.actions import Placement
-from shardwise.pipeline.registry import schedule_of
+from shardwise.pipeline.actions import StagePlacement
+from shardwise.pipeline.registry import get_schedule
 from shardwise.values.elementwise import Value, minimum
 
-NO_ENDS = (0, 0)  # ends that count their layers alone
-MOST_EMPTY = 2  # virtual stages without a layer: the first and the last of all
+NO_END_WEIGHTS = (0, 0)  # ends that count their layers alone
+MAX_EMPTY_STAGES = 2  # virtual stages without a layer: the first and the last of all
 
 
-def stages_on_ranks(layout: Layout) -> Placement:
+def stage_placement(layout: Layout) -> StagePlacement:
     """The rank along `pp` of each virtual stage of a layout."""
-    return schedule_of(layout.schedule).placement(layout.pp, layout.num_virtual_stages)
+    return get_schedule(layout.schedule).placement(layout.pp, layout.num_virtual_stages)
 
 
-def held_layers(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
+def layers_by_stage(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
     """Layers on each stage of a layout: the given ones, or the natural ones."""
-    return layout.layers_per_stage or layers_per_stage(architecture, stages_on_ranks(layout))
+    return layout.layers_per_stage or natural_layers_by_stage(architecture, stage_placement(layout))
 
 
-def virtual_stages(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
+def layers_by_virtual_stage(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
     """Layers of each virtual stage of a layout, in the model's order."""
-    virtual, given, placement = layout.num_virtual_stages, layout.layers_per_stage, stages_on_ranks(layout)
+    virtual, given, placement = layout.num_virtual_stages, layout.layers_per_stage, stage_placement(layout)
     if given is None:
-        return evenly_placed(architecture, placement)
+        return even_layers_on_placement(architecture, placement)
     dealt = [
-        iter(_dealt(layers, virtual, reverse=stage == 0 and layers < virtual)) for stage, layers in enumerate(given)
+        iter(_split_over_virtual_stages(layers, virtual, reverse=stage == 0 and layers < virtual))
+        for stage, layers in enumerate(given)
     ]
     return tuple(next(dealt[rank]) for rank in placement.ranks)
 
 
-def fewest_layers(placement: Placement) -> tuple[int, ...]:
+def min_layers_per_stage(placement: StagePlacement) -> tuple[int, ...]:
     """The fewest layers that each stage can have: one for each virtual stage but those of embedding and head.
 
-    >>> from shardwise.pipeline.actions import loop, v_shape
-    >>> fewest_layers(loop(4, 1)), fewest_layers(loop(4, 2)), fewest_layers(v_shape(4)), fewest_layers(loop(1, 1))
-    ((0, 1, 1, 0), (1, 2, 2, 1), (0, 2, 2, 2), (1,))
+    >>> from shardwise.pipeline.actions import loop_placement, v_placement
+    >>> placements = loop_placement(4, 1), loop_placement(4, 2), v_placement(4), loop_placement(1, 1)
+    >>> [min_layers_per_stage(placement) for placement in placements]
+    [(0, 1, 1, 0), (1, 2, 2, 1), (0, 2, 2, 2), (1,)]
     """
     if placement.num_ranks == 1:
         return (1,)
-    return placement.by_rank((0, *[1] * (len(placement.ranks) - 2), 0))
+    return placement.sum_by_rank((0, *[1] * (len(placement.ranks) - 2), 0))
 
 
-def _dealt(layers: int, virtual: int, *, reverse: bool) -> list[int]:
+def _split_over_virtual_stages(layers: int, virtual: int, *, reverse: bool) -> list[int]:
     """A stage's layers over its virtual stages; those with one more are the first, or the last: then the embedding's has none."""
     dealt = [layers // virtual + (turn < layers % virtual) for turn in range(virtual)]
     return dealt[::-1] if reverse else dealt
 
 
-def even_virtual_stages(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
+def even_layers_by_virtual_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
     """Layers of each of pp times so many virtual stages, as even as they can be.
 
     The ends make room as long as that leaves no stage without a layer; where there are too few, the last goes without one, then
@@ -70,52 +72,52 @@ def even_virtual_stages(architecture: Architecture, pp: int, num_virtual_stages:
     num_layers, count = architecture.num_layers, pp * num_virtual_stages
     if num_layers < count:
         return (int(num_layers == count - 1), *[1] * (count - 2), 0)
-    ends = _ends(architecture)
+    ends = _end_weights(architecture)
     if num_virtual_stages > 1:
-        ends = (*(one for one in (NO_ENDS, *ends) if _comes_out(num_layers, count, one)), *ends)
-    divisions = (_evenly(num_layers, count, *one) for one in ends)
-    return next((one for one in divisions if min(one) >= 1), _evenly(num_layers, count, *NO_ENDS))
+        ends = (*(one for one in (NO_END_WEIGHTS, *ends) if _divides_evenly(num_layers, count, one)), *ends)
+    divisions = (_spread_evenly(num_layers, count, *one) for one in ends)
+    return next((one for one in divisions if min(one) >= 1), _spread_evenly(num_layers, count, *NO_END_WEIGHTS))
 
 
-def are_alike(architecture: Architecture, pp: Value, num_virtual_stages: Value) -> Value:
+def has_equal_stages(architecture: Architecture, pp: Value, num_virtual_stages: Value) -> Value:
     """Whether virtual stages, as even as they can be, are alike, with embedding and head counted or without.
 
     Else some wait for others in every micro-batch, and a stage holds other than its layers say; of one on each stage it is not
     asked. Source: Megatron-LM, which asks the same unless a layout says its stages.
 
     >>> from shardwise.model.load import load_model
-    >>> [v for v in range(1, 9) if are_alike(load_model("llama-3-405b"), 16, v)]
+    >>> [v for v in range(1, 9) if has_equal_stages(load_model("llama-3-405b"), 16, v)]
     [1, 2, 4, 8]
     """
     num_layers, count, alike = architecture.num_layers, pp * num_virtual_stages, num_virtual_stages == 1
-    for one in (NO_ENDS, *_ends(architecture)):
-        alike = alike | _comes_out(num_layers, count, one)
-    return alike | (num_layers + MOST_EMPTY == count)
+    for one in (NO_END_WEIGHTS, *_end_weights(architecture)):
+        alike = alike | _divides_evenly(num_layers, count, one)
+    return alike | (num_layers + MAX_EMPTY_STAGES == count)
 
 
-def _ends(architecture: Architecture) -> tuple[tuple[int, int], ...]:
+def _end_weights(architecture: Architecture) -> tuple[tuple[int, int], ...]:
     """What the first and the last stage count beside their layers: a head with modules of multi-token prediction, or alone."""
     return (1, 1 + 2 * architecture.num_predict_layers), (1, 1)
 
 
-def _comes_out(num_layers: int, count: Value, ends: tuple[int, int]) -> Value:
+def _divides_evenly(num_layers: int, count: Value, ends: tuple[int, int]) -> Value:
     """Whether stages that count this at their ends all count the same, with a layer on each."""
     counted = num_layers + sum(ends)
     return (counted % count == 0) & (counted // count > max(ends))
 
 
-def layers_per_stage(architecture: Architecture, placement: Placement) -> tuple[int, ...]:
+def natural_layers_by_stage(architecture: Architecture, placement: StagePlacement) -> tuple[int, ...]:
     """Layers on each stage of a pipeline where none are given, those of its virtual stages added up."""
-    return placement.by_rank(evenly_placed(architecture, placement))
+    return placement.sum_by_rank(even_layers_on_placement(architecture, placement))
 
 
-def evenly_placed(architecture: Architecture, placement: Placement) -> tuple[int, ...]:
+def even_layers_on_placement(architecture: Architecture, placement: StagePlacement) -> tuple[int, ...]:
     """Layers of each virtual stage of a placement, as even as they can be."""
     p = placement.num_ranks
-    return even_virtual_stages(architecture, p, len(placement.ranks) // p)
+    return even_layers_by_virtual_stage(architecture, p, len(placement.ranks) // p)
 
 
-def dense_layers(architecture: Architecture, stages: Sequence[int]) -> tuple[int, ...]:
+def dense_layers_by_stage(architecture: Architecture, stages: Sequence[int]) -> tuple[int, ...]:
     """How many of the layers of stages, in the model's order, are leading dense ones, whose MLP has no experts."""
     dense, left = [], architecture.num_dense_layers
     for layers in stages:
@@ -124,7 +126,7 @@ def dense_layers(architecture: Architecture, stages: Sequence[int]) -> tuple[int
     return tuple(dense)
 
 
-def recomputed_layers(layers: Mapping[str, Value], most: Value | None) -> dict[str, Value]:
+def num_recomputed_layers(layers: Mapping[str, Value], most: Value | None) -> dict[str, Value]:
     """How many of a stage's layers of each kind recompute: the first `most`, dense ones before the others; None: all.
 
     Source: Megatron-LM, --recompute-method block with --recompute-num-layers. Assumes that a stage's dense layers come
@@ -141,7 +143,7 @@ def recomputed_layers(layers: Mapping[str, Value], most: Value | None) -> dict[s
 
 
 @lru_cache(maxsize=4096)
-def _evenly(num_layers: int, count: int, at_start: int, at_end: int) -> tuple[int, ...]:
+def _spread_evenly(num_layers: int, count: int, at_start: int, at_end: int) -> tuple[int, ...]:
     if count == 1:
         return (num_layers,)
     base, extra = divmod(num_layers + at_start + at_end, count)

@@ -9,38 +9,38 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
-from shardwise.layout.context_parallel import variant_names
+from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute_policies import policy_problem
-from shardwise.pipeline.registry import ACTION_LISTS, natural_schedule, schedule_names
-from shardwise.values.errors import InputError, chosen, did_you_mean, require
-from shardwise.values.overrides import convert
+from shardwise.pipeline.registry import ALL_SCHEDULES, natural_schedule, schedule_names
+from shardwise.values.errors import InputError, did_you_mean, lookup, raise_problems
+from shardwise.values.overrides import parse_like
 from shardwise.values.units import parse_count
 
 Offload = Literal["none", "optimizer", "activations", "both"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
 
 
-class Offloaded(NamedTuple):
+class OffloadTargets(NamedTuple):
     """What is kept in host memory: moments and master weights; activations saved for the backward pass."""
 
     optimizer: bool
     activations: bool
 
 
-OFFLOADED: Mapping[str, Offloaded] = {
-    "none": Offloaded(optimizer=False, activations=False),
-    "optimizer": Offloaded(optimizer=True, activations=False),
-    "activations": Offloaded(optimizer=False, activations=True),
-    "both": Offloaded(optimizer=True, activations=True),
+OFFLOAD_TARGETS: Mapping[str, OffloadTargets] = {
+    "none": OffloadTargets(optimizer=False, activations=False),
+    "optimizer": OffloadTargets(optimizer=True, activations=False),
+    "activations": OffloadTargets(optimizer=False, activations=True),
+    "both": OffloadTargets(optimizer=True, activations=True),
 }
-UNPRICED = " ({}: {}; `shardwise schedule` plays it)"
+UNPRICED_SCHEDULE_HINT = " ({}: {}; `shardwise schedule` plays it)"
 AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
 
 
-def offloaded_by(offload: str) -> Offloaded:
+def get_offload_targets(offload: str) -> OffloadTargets:
     """What a choice of offload keeps in host memory. Raises `InputError` that lists the names."""
-    return chosen(OFFLOADED, offload, "offload")
+    return lookup(OFFLOAD_TARGETS, offload, "offload")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class Layout:
         Layout.parse('fsdp=16 tp=8 pp=4 zero_stage=3 sequence_parallel=true micro_batch_seqs=1 recompute=selective')
         """
 
-        return layout_of(parse_fields(text))
+        return layout_from_fields(parse_fields(text))
 
     def __post_init__(self) -> None:
         counts: tuple[str, ...] = (*AXES, "num_virtual_stages", "micro_batch_seqs")
@@ -120,14 +120,14 @@ class Layout:
         choices = {
             "zero_stage": (0, 1, 2, 3),
             "schedule": schedule_names(),
-            "cp_variant": variant_names(),
+            "cp_variant": cp_variant_names(),
             "offload": OFFLOADS,
         }
         problems += [
             f"layout: {name} is {value!r}{did_you_mean(value, allowed)}; one of {', '.join(map(str, allowed))} is required"
             + (
-                UNPRICED.format(value, ACTION_LISTS[value].unpriced)
-                if name == "schedule" and value in ACTION_LISTS
+                UNPRICED_SCHEDULE_HINT.format(value, ALL_SCHEDULES[value].unpriced_reason)
+                if name == "schedule" and value in ALL_SCHEDULES
                 else ""
             )
             for name, allowed in choices.items()
@@ -138,7 +138,7 @@ class Layout:
         layers = self.layers_per_stage
         if layers is not None and (not layers or any(type(count) is not int or count < 0 for count in layers)):
             problems.append(f"layout: layers_per_stage is {layers!r}; whole numbers of at least 0 are required")
-        require(problems)
+        raise_problems(problems)
 
     @property
     def expert_tp(self) -> int:
@@ -153,12 +153,12 @@ class Layout:
     @property
     def offloads_optimizer(self) -> bool:
         """Whether moments and master weights are kept in host memory."""
-        return offloaded_by(self.offload).optimizer
+        return get_offload_targets(self.offload).optimizer
 
     @property
     def offloads_activations(self) -> bool:
         """Whether activations saved for the backward pass are kept in host memory."""
-        return offloaded_by(self.offload).activations
+        return get_offload_targets(self.offload).activations
 
     @property
     def num_replicas(self) -> int:
@@ -173,7 +173,7 @@ class Layout:
             parts.append(f"zero_stage={self.zero_stage}")
         if self.sequence_parallel or self.tp > 1:
             parts.append(f"sequence_parallel={str(self.sequence_parallel).lower()}")
-        if self.cp > 1 or self.cp_variant != variant_names()[0]:
+        if self.cp > 1 or self.cp_variant != cp_variant_names()[0]:
             parts.append(f"cp_variant={self.cp_variant}")
         if self.expert_tp != self.tp:
             parts.append(f"etp={self.expert_tp}")
@@ -195,10 +195,10 @@ class Layout:
         return f"Layout.parse({placed!r})"
 
 
-LIKE: Mapping[str, Any] = {field.name: field.default for field in fields(Layout)}
-ABSENT: Mapping[str, str] = {"etp": "none", "recompute_layers": "all"}  # how None is written
+DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(Layout)}
+NONE_WORDS: Mapping[str, str] = {"etp": "none", "recompute_layers": "all"}  # how None is written
 # What others call a field: Megatron-LM's and torchtitan's options, and their usual abbreviations.
-ELSEWHERE: Mapping[str, str] = {
+ALIASES: Mapping[str, str] = {
     "vpp": "num_virtual_stages", "vp": "num_virtual_stages", "mbs": "micro_batch_seqs", "micro_batch_size": "micro_batch_seqs",
     "sp": "sequence_parallel", "zero": "zero_stage", "dp_shard": "fsdp", "dp_replicate": "dp",
     "activation_checkpoint": "recompute",
@@ -214,17 +214,17 @@ def parse_fields(text: str, *, what: str = "layout", also: Collection[str] = ())
     found: dict[str, Any] = {}
     for word in text.split():
         key, equals, value = word.partition("=")
-        known = (*LIKE, *also)
+        known = (*DEFAULTS, *also)
         if not equals or key not in known:
-            hint = f" (did you mean {ELSEWHERE[key]!r}?)" if key in ELSEWHERE else did_you_mean(key, known)
+            hint = f" (did you mean {ALIASES[key]!r}?)" if key in ALIASES else did_you_mean(key, known)
             raise InputError(f"{what}: found {word!r}{hint}; KEY=VALUE with a key of {', '.join(known)} is required")
         if key in found:
             raise InputError(f"{what}: {key} is given twice")
-        found[key] = _value(key, value, what)
+        found[key] = _parse_value(key, value, what)
     return found
 
 
-def layout_of(given: Mapping[str, Any]) -> Layout:
+def layout_from_fields(given: Mapping[str, Any]) -> Layout:
     """The layout with these fields. Fields that are left out take natural values: ZeRO-3 where fsdp > 1, sequence parallelism
     where tp > 1, the natural schedule for the stages. Raises `InputError` for values that no layout has."""
     fsdp, tp, pp = (given.get(axis, 1) for axis in ("fsdp", "tp", "pp"))
@@ -240,18 +240,18 @@ def natural_zero_stage(fsdp: int) -> int:
     return 3 if fsdp > 1 else 0
 
 
-def _value(key: str, text: str, what: str) -> Any:
+def _parse_value(key: str, text: str, what: str) -> Any:
     label = f"{what}: {key}"
-    if text.lower() == ABSENT.get(key):
+    if text.lower() == NONE_WORDS.get(key):
         return None
     if key == "placement":
-        return _placement(text, label)
+        return _parse_placement(text, label)
     if key == "layers_per_stage":
         return tuple(parse_count(part, what=label, least=0) for part in text.strip("[]").split(","))
-    return parse_count(text, what=label) if key in ABSENT else convert(text, LIKE.get(key, 1), label)
+    return parse_count(text, what=label) if key in NONE_WORDS else parse_like(text, DEFAULTS.get(key, 1), label)
 
 
-def _placement(text: str, label: str) -> Placement:
+def _parse_placement(text: str, label: str) -> Placement:
     axes, at, levels = text.partition("@")
     if not at or not all(level.isdecimal() for level in levels.split(",")):
         raise InputError(f"{label}: found {text!r}; AXES@LEVELS is required, such as tp,cp,fsdp,dp,pp@0,1")

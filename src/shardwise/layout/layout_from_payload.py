@@ -4,17 +4,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise.layout.degrees import degrees_of, num_micro_batches, seqs_per_replica
-from shardwise.layout.layers_per_stage import MOST_EMPTY, held_layers, layers_per_stage, stages_on_ranks
+from shardwise.layout.degrees import layout_degrees, num_micro_batches, seqs_per_replica
+from shardwise.layout.layers_per_stage import (
+    MAX_EMPTY_STAGES,
+    layers_by_stage,
+    natural_layers_by_stage,
+    stage_placement,
+)
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import Placement
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.values.errors import InputError
-from shardwise.values.plain_data import _only, parse
+from shardwise.values.plain_data import known_fields, parse_dataclass
 
 # Keys of a layout's payload that follow from the others; they are checked, not trusted.
-DERIVED = ("num_micro_batches", "max_seqs_per_replica")
+DERIVED_FIELDS = ("num_micro_batches", "max_seqs_per_replica")
 
 
 def parse_layout(payload: Mapping[str, Any], model: Architecture, job: Job) -> Layout:
@@ -22,27 +27,27 @@ def parse_layout(payload: Mapping[str, Any], model: Architecture, job: Job) -> L
 
     `layers_per_stage` may say what is natural; only other numbers are a choice, and are kept as one.
     """
-    own = dict(parse(dict[str, Any], payload, "layout"))
-    given, text = {key: own.pop(key) for key in DERIVED if key in own}, own.pop("text", None)
+    own = dict(parse_dataclass(dict[str, Any], payload, "layout"))
+    given, text = {key: own.pop(key) for key in DERIVED_FIELDS if key in own}, own.pop("text", None)
     if isinstance(own.get("placement"), Mapping):
-        own["placement"] = _only(Placement, own["placement"])
-    layout = settled_layout(parse(Layout, own, "layout"), given, model, job)
-    if text is not None and _placed_anywhere(Layout.parse(str(text)), model) != _placed_anywhere(layout, model):
+        own["placement"] = known_fields(Placement, own["placement"])
+    layout = check_derived_fields(parse_dataclass(Layout, own, "layout"), given, model, job)
+    if text is not None and _without_placement(Layout.parse(str(text)), model) != _without_placement(layout, model):
         raise InputError(
             f"layout: text is {text!r}, but {str(layout)!r} follows from the rest; leave it out or change the others"
         )
     return layout
 
 
-def _placed_anywhere(layout: Layout, model: Architecture) -> Layout:
+def _without_placement(layout: Layout, model: Architecture) -> Layout:
     """The layout without its placement, which a text may leave out."""
-    return replace(_natural(layout, model), placement=None)
+    return replace(_drop_default_stages(layout, model), placement=None)
 
 
-def settled_layout(layout: Layout, given: Mapping[str, Any], model: Architecture, job: Job) -> Layout:
-    """A layout of a model and job. Raises `InputError` where what is given of `DERIVED` does not follow from it."""
-    layout = _natural(layout, model)
-    degrees = degrees_of(layout)
+def check_derived_fields(layout: Layout, given: Mapping[str, Any], model: Architecture, job: Job) -> Layout:
+    """A layout of a model and job. Raises `InputError` where what is given of `DERIVED_FIELDS` does not follow from it."""
+    layout = _drop_default_stages(layout, model)
+    degrees = layout_degrees(layout)
     follows = {
         "num_micro_batches": num_micro_batches(job, degrees),
         "max_seqs_per_replica": seqs_per_replica(job, degrees),
@@ -57,12 +62,14 @@ def settled_layout(layout: Layout, given: Mapping[str, Any], model: Architecture
     return layout
 
 
-def _natural(layout: Layout, model: Architecture) -> Layout:
+def _drop_default_stages(layout: Layout, model: Architecture) -> Layout:
     """The layout without layers per stage, if these are the natural ones."""
-    if layout.pp * layout.num_virtual_stages > model.num_layers + MOST_EMPTY:  # the legality rules report what is wrong
+    if (
+        layout.pp * layout.num_virtual_stages > model.num_layers + MAX_EMPTY_STAGES
+    ):  # the legality rules report what is wrong
         return layout
     return (
         replace(layout, layers_per_stage=None)
-        if held_layers(model, layout) == layers_per_stage(model, stages_on_ranks(layout))
+        if layers_by_stage(model, layout) == natural_layers_by_stage(model, stage_placement(layout))
         else layout
     )

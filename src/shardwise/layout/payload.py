@@ -8,22 +8,22 @@ from typing import Annotated, Any
 from typing_extensions import TypedDict
 
 from shardwise.hardware.network.topology import Topology
-from shardwise.layout.degrees import atomic_degrees, degrees_of, num_micro_batches, seqs_per_replica
-from shardwise.layout.layers_per_stage import held_layers
+from shardwise.layout.degrees import atomic_degrees, layout_degrees, num_micro_batches, seqs_per_replica
+from shardwise.layout.layers_per_stage import layers_by_stage
 from shardwise.layout.layout import Layout
-from shardwise.layout.placement import Placement, cut_levels, default_placement
+from shardwise.layout.placement import Placement, cuts_by_axis, default_placement
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.values.payload_fields import Fields
+from shardwise.values.payload_fields import MergedFields
 
 
-class Cuts(TypedDict):
+class PlacementCuts(TypedDict):
     """The part of each network level that each axis takes."""
 
     cuts: dict[str, list[int]]
 
 
-class Followed(TypedDict):
+class DerivedFields(TypedDict):
     """The layout as text (`--layout` takes it), and what follows from it for a model, a network and a job.
 
     `placement` is null where the payload has no network.
@@ -33,10 +33,10 @@ class Followed(TypedDict):
     num_micro_batches: int
     max_seqs_per_replica: int
     layers_per_stage: list[int]
-    placement: Annotated[dict[str, Any], Fields(Placement, Cuts)] | None
+    placement: Annotated[dict[str, Any], MergedFields(Placement, PlacementCuts)] | None
 
 
-LayoutPayload = Annotated[dict[str, Any], Fields(Layout, Followed)]
+LayoutPayload = Annotated[dict[str, Any], MergedFields(Layout, DerivedFields)]
 
 
 def layout_payload(layout: Layout, model: Architecture, job: Job, topology: Topology | None) -> dict[str, Any]:
@@ -49,18 +49,18 @@ def layout_payload(layout: Layout, model: Architecture, job: Job, topology: Topo
     >>> found["tp"], found["num_micro_batches"], found["placement"]["cuts"]["fsdp"]
     (8, 128, [1, 2])
     """
-    degrees = degrees_of(layout)
+    degrees = layout_degrees(layout)
     return {
         "text": str(layout),
         **asdict(layout),
         "num_micro_batches": num_micro_batches(job, degrees),
         "max_seqs_per_replica": seqs_per_replica(job, degrees),
-        "layers_per_stage": list(held_layers(model, layout)),
-        "placement": _placement(layout, model, topology) if topology else None,
+        "layers_per_stage": list(layers_by_stage(model, layout)),
+        "placement": _placement_payload(layout, model, topology) if topology else None,
     }
 
 
-def _placement(layout: Layout, model: Architecture, topology: Topology) -> dict[str, Any]:
+def _placement_payload(layout: Layout, model: Architecture, topology: Topology) -> dict[str, Any]:
     placement = layout.placement or default_placement(topology)
-    cuts = cut_levels(topology, placement, atomic_degrees(model, degrees_of(layout)))
+    cuts = cuts_by_axis(topology, placement, atomic_degrees(model, layout_degrees(layout)))
     return {**asdict(placement), "cuts": {axis: [cut.size for cut in levels] for axis, levels in cuts.items()}}

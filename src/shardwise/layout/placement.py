@@ -20,7 +20,7 @@ from shardwise.values.elementwise import Value, gcd
 from shardwise.values.errors import InputError
 
 PLACED_AXES = ("tp", "cp", "fsdp", "dp", "pp")
-ATOMS: Mapping[str, tuple[str, ...]] = {"tp": ("tp_kv", "tp_rep"), "fsdp": ("ep", "fsdp")}  # innermost first
+ATOMIC_AXES: Mapping[str, tuple[str, ...]] = {"tp": ("tp_kv", "tp_rep"), "fsdp": ("ep", "fsdp")}  # innermost first
 
 # Axis orders worth pricing: tensor parallelism wants the closest links, pipelines the farthest; context and data
 # parallelism contend for what is between. The last two give the closest links to the data-parallel axes instead.
@@ -51,17 +51,17 @@ class Placement:
         return ",".join(self.axes) + "@" + ",".join(map(str, self.levels))
 
 
-def placements(topology: Topology) -> tuple[Placement, ...]:
+def searched_placements(topology: Topology) -> tuple[Placement, ...]:
     """The placements that a search prices: each axis order on each order of a torus's axes, or on the tiers.
 
     Pods are always filled last, by the outermost axes: nothing else is worth their far slower network.
     """
-    inside, outside = _levels(topology)
+    inside, outside = _inner_and_outer_levels(topology)
     orders: Iterable[tuple[int, ...]] = [inside] if isinstance(topology, Switched) else itertools.permutations(inside)
     return tuple(Placement(axes=axes, levels=levels + outside) for levels in orders for axes in AXIS_ORDERS)
 
 
-def _levels(topology: Topology) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _inner_and_outer_levels(topology: Topology) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The tiers, or the axes of the torus, and the level of its pods if any."""
     levels = tuple(range(len(topology.levels)))
     return (levels[:-1], levels[-1:]) if isinstance(topology, Pods) else (levels, ())
@@ -69,12 +69,12 @@ def _levels(topology: Topology) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def default_placement(topology: Topology) -> Placement:
     """Tensor parallelism innermost, on the smallest axis of a torus or the innermost tier; pods outermost."""
-    inside, outside = _levels(topology)
+    inside, outside = _inner_and_outer_levels(topology)
     order = inside if isinstance(topology, Switched) else sorted(inside, key=lambda i: topology.levels[i])
     return Placement(axes=AXIS_ORDERS[0], levels=(*order, *outside))
 
 
-def cut_levels(topology: Topology, placement: Placement, degrees: Mapping[str, Value]) -> dict[str, tuple[Cut, ...]]:
+def cuts_by_axis(topology: Topology, placement: Placement, degrees: Mapping[str, Value]) -> dict[str, tuple[Cut, ...]]:
     """The cuts of each atomic axis on every level, for degrees that multiply to the number of devices."""
     if len(placement.levels) != len(topology.levels):
         raise InputError(
@@ -83,7 +83,7 @@ def cut_levels(topology: Topology, placement: Placement, degrees: Mapping[str, V
     rest: list[Value] = list(topology.levels)
     stride: list[Value] = [1] * len(rest)
     cuts: dict[str, tuple[Cut, ...]] = {}
-    for axis in (atom for group in placement.axes for atom in ATOMS.get(group, (group,))):
+    for axis in (atom for group in placement.axes for atom in ATOMIC_AXES.get(group, (group,))):
         wanted = degrees[axis]
         taken: list[Cut] = [Cut(1, s) for s in stride]
         for level in placement.levels:
@@ -94,10 +94,10 @@ def cut_levels(topology: Topology, placement: Placement, degrees: Mapping[str, V
     return cuts
 
 
-def between_pods(topology: Topology, placement: Placement, degrees: Mapping[str, Value]) -> dict[str, Value]:
+def degrees_across_pods(topology: Topology, placement: Placement, degrees: Mapping[str, Value]) -> dict[str, Value]:
     """The axes that cross pods, and over how many of them; empty on one pod and behind switches."""
     if not isinstance(topology, Pods):
         return {}
-    cuts = cut_levels(topology, placement, degrees)
-    sizes = {axis: math.prod(cuts[atom][-1].size for atom in ATOMS.get(axis, (axis,))) for axis in placement.axes}
+    cuts = cuts_by_axis(topology, placement, degrees)
+    sizes = {axis: math.prod(cuts[atom][-1].size for atom in ATOMIC_AXES.get(axis, (axis,))) for axis in placement.axes}
     return {axis: size for axis, size in sizes.items() if size > 1}

@@ -9,22 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwise.layout.context_parallel import variant_of
+from shardwise.layout.context_parallel import get_cp_variant
 from shardwise.layout.layout import Layout
-from shardwise.model.optimizers.registry import DEFAULT
+from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER
 from shardwise.sharding.spec import Axes
 
-BATCH: Axes = ("dp", "fsdp")  # sequences
-ZERO: Axes = ("fsdp", "cp")  # what ZeRO shards over
-TP: Axes = ("tp_kv", "tp_rep")
-CP: Axes = ("cp",)
+BATCH_AXES: Axes = ("dp", "fsdp")  # sequences
+ZERO_AXES: Axes = ("fsdp", "cp")  # what ZeRO shards over
+TP_AXES: Axes = ("tp_kv", "tp_rep")
+CP_AXES: Axes = ("cp",)
 # With experts, `fsdp` is the ordered group (fsdp, ep): expert parallelism borrows its inner part. Sequences and all other
 # weights are split over both; the experts' weights over `ep` by expert, and whole experts over `tp` as well.
-EXPERT: Axes = ("ep",)
+EXPERT_AXES: Axes = ("ep",)
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ShardingScheme:
     """The structure of a layout, without its degrees, and the job's optimizer: what the derivation depends on. `shares_amax`: its
     precision recipe takes scales from the largest sizes that any rank has cast."""
 
@@ -35,23 +35,23 @@ class Family:
     cp_variant: str = "all_gather"
     async_tp: bool = False
     whole_experts: bool = False
-    optimizer: str = DEFAULT
+    optimizer: str = DEFAULT_OPTIMIZER
     shares_amax: bool = False
 
     @property
     def expert_axes(self) -> Axes:
         """Axes that split experts from each other; `ep` is the minor one: rows go over it while they are split over `tp`."""
-        return TP + EXPERT if self.whole_experts else EXPERT
+        return TP_AXES + EXPERT_AXES if self.whole_experts else EXPERT_AXES
 
     @property
-    def ring(self) -> bool:
+    def is_ring(self) -> bool:
         """Whether keys and values are passed around a ring instead of being gathered."""
-        return variant_of(self.cp_variant).ring
+        return get_cp_variant(self.cp_variant).is_ring
 
     @property
     def batch_axes(self) -> Axes:
         """Axes that split sequences."""
-        return BATCH + EXPERT if self.experts else BATCH
+        return BATCH_AXES + EXPERT_AXES if self.experts else BATCH_AXES
 
     @property
     def replica_axes(self) -> Axes:
@@ -62,16 +62,16 @@ class Family:
     @property
     def zero_axes(self) -> Axes:
         """Axes that ZeRO shards over."""
-        return ("fsdp", *EXPERT, "cp") if self.experts else ZERO
+        return ("fsdp", *EXPERT_AXES, "cp") if self.experts else ZERO_AXES
 
 
-def family_of(layout: Layout) -> Family:
+def make_sharding_scheme(layout: Layout) -> ShardingScheme:
     """The structure of a layout (whether there are experts is the model's, the optimizer and `shares_amax` the job's)."""
-    mode = Mode(layout.cp_variant, layout.async_tp, layout.expert_tp != layout.tp)
-    return mode_family(layout.zero_stage, layout.sequence_parallel, layout.recompute, mode)
+    mode = ParallelMode(layout.cp_variant, layout.async_tp, layout.expert_tp != layout.tp)
+    return make_scheme_of_mode(layout.zero_stage, layout.sequence_parallel, layout.recompute, mode)
 
 
-class Mode(NamedTuple):
+class ParallelMode(NamedTuple):
     """The modes in which the same degrees can run."""
 
     cp_variant: str
@@ -79,9 +79,9 @@ class Mode(NamedTuple):
     whole_experts: bool
 
 
-def mode_family(zero_stage: int, sequence_parallel: bool, recompute: str, mode: Mode) -> Family:
+def make_scheme_of_mode(zero_stage: int, sequence_parallel: bool, recompute: str, mode: ParallelMode) -> ShardingScheme:
     """The same from its parts. Both rings are one structure: which positions a rank has makes no difference to it."""
-    return Family(
-        zero_stage, sequence_parallel, recompute, cp_variant=variant_of(mode.cp_variant).structure, async_tp=mode.async_tp,
+    return ShardingScheme(
+        zero_stage, sequence_parallel, recompute, cp_variant=get_cp_variant(mode.cp_variant).structure, async_tp=mode.async_tp,
         whole_experts=mode.whole_experts,
     )  # fmt: skip

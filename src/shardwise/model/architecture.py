@@ -6,39 +6,39 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from shardwise.model.numerics import DEFAULT, Numerics
+from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
 from shardwise.values.elementwise import Value, maximum
-from shardwise.values.errors import InputError, chosen, did_you_mean, require
+from shardwise.values.errors import InputError, did_you_mean, lookup, raise_problems
 
 MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 PositionKind = Literal["rotary", "learned", "none"]
 NormWidth = Literal["head", "projection"]
-GATED: Mapping[str, bool] = {"swiglu": True, "geglu": True, "clamped_swiglu": True, "gelu": False, "relu": False}
+IS_GATED: Mapping[str, bool] = {"swiglu": True, "geglu": True, "clamped_swiglu": True, "gelu": False, "relu": False}
 # How positions enter: by rotating queries and keys, by rows of a learned table, or not at all.
-ROTATES: Mapping[str, bool] = {"rotary": True, "learned": False, "none": False}
-LEARNS: Mapping[str, bool] = {"rotary": False, "learned": True, "none": False}
-BIASED = ("qkv", "attention_out", "mlp", "router", "experts")  # projections that may have a bias
-OPTIONAL = (  # sizes that are 0 where a model lacks what they measure
+IS_ROTARY: Mapping[str, bool] = {"rotary": True, "learned": False, "none": False}
+IS_LEARNED: Mapping[str, bool] = {"rotary": False, "learned": True, "none": False}
+BIAS_PROJECTIONS = ("qkv", "attention_out", "mlp", "router", "experts")  # projections that may have a bias
+OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers", "lora_rank",
 )  # fmt: skip
-ADAPTED = ("qkv", "attention_out", "mlp")  # projections that may have low-rank adapters
-MOST = 10**9  # of any size: far above any model, and products of sizes stay finite
+LORA_PROJECTIONS = ("qkv", "attention_out", "mlp")  # projections that may have low-rank adapters
+MAX_SIZE = 10**9  # of any size: far above any model, and products of sizes stay finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Structure:
+class ModelStructure:
     """What a decoder block is made of, without its sizes: all that a derivation reads of an architecture.
 
-    `bias` sets: which projections have one (of `BIASED`). `qk_norm` normalises queries and keys, over each head or over the
-    whole projection; `sinks` are a learned logit for each query head that takes its share of the attention (OpenAI 2025).
-    `pre_norms` normalise what attention and MLP read, `post_norms` what they add to the residual stream, `embedding_norm`
-    what leaves the embedding. `parallel` blocks feed attention and MLP from one norm, or from one each (`separate_norms`).
-    `shared_gate` weights the shared expert by a sigmoid of each token.
-    `latent` keys and values are made from one latent of each token, `latent_queries` likewise from one of their own.
-    `dense_layers` lead a stack of experts, `predict` layers follow it and predict further tokens.
-    `lora_targets`: which projections (of `ADAPTED`) have low-rank adapters; where there are any, nothing else is trained.
+    `bias` sets: which projections have one (of `BIAS_PROJECTIONS`). `qk_norm` normalises queries and keys, over each head or
+    over the whole projection; `sinks` are a learned logit for each query head that takes its share of the attention (OpenAI
+    2025). `pre_norms` normalise what attention and MLP read, `post_norms` what they add to the residual stream,
+    `embedding_norm` what leaves the embedding. `parallel` blocks feed attention and MLP from one norm, or from one each
+    (`separate_norms`). `shared_gate` weights the shared expert by a sigmoid of each token. `latent` keys and values are made
+    from one latent of each token, `latent_queries` likewise from one of their own. `dense_layers` lead a stack of experts,
+    `predict` layers follow it and predict further tokens. `lora_targets`: which projections (of `LORA_PROJECTIONS`) have
+    low-rank adapters; where there are any, nothing else is trained.
     """
 
     mlp: MlpKind = "swiglu"
@@ -70,34 +70,38 @@ class Structure:
             for name, kind in allowed.items()
             if (value := getattr(self, name)) not in get_args(kind)
         ]
-        unknown = sorted(set(self.bias) - set(BIASED))
-        problems += [f"model: bias names {name!r}; one of {', '.join(BIASED)} is required" for name in unknown]
-        unknown = sorted(set(self.lora_targets) - set(ADAPTED))
-        problems += [f"model: lora_targets names {name!r}; one of {', '.join(ADAPTED)} is required" for name in unknown]
+        unknown = sorted(set(self.bias) - set(BIAS_PROJECTIONS))
+        problems += [
+            f"model: bias names {name!r}; one of {', '.join(BIAS_PROJECTIONS)} is required" for name in unknown
+        ]
+        unknown = sorted(set(self.lora_targets) - set(LORA_PROJECTIONS))
+        problems += [
+            f"model: lora_targets names {name!r}; one of {', '.join(LORA_PROJECTIONS)} is required" for name in unknown
+        ]
         if self.shared_gate and not self.shared_experts:
             problems.append("model: shared_gate weights a shared expert, and there is none; give a shared_expert_width")
-        require(problems)
+        raise_problems(problems)
 
     @property
-    def gated(self) -> bool:
+    def has_gated_mlp(self) -> bool:
         """Whether the MLP has two input matrices (gate and up)."""
-        return chosen(GATED, self.mlp, "mlp")
+        return lookup(IS_GATED, self.mlp, "mlp")
 
     @property
-    def rotates(self) -> bool:
+    def has_rotary(self) -> bool:
         """Whether queries and keys are rotated by their positions."""
-        return chosen(ROTATES, self.positions, "positions")
+        return lookup(IS_ROTARY, self.positions, "positions")
 
     @property
-    def learns_positions(self) -> bool:
+    def has_learned_positions(self) -> bool:
         """Whether positions have a table of weights."""
-        return chosen(LEARNS, self.positions, "positions")
+        return lookup(IS_LEARNED, self.positions, "positions")
 
-    def sizeless(self) -> Architecture:
+    def placeholder_architecture(self) -> Architecture:
         """An architecture of this structure with placeholder sizes, which derivations do not read."""
         return Architecture(
             name="sizeless", num_layers=2, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=2, vocab_size=1,
-            **_alike(self), bias=tuple(sorted(self.bias)), max_positions=1,
+            **_shared_fields(self), bias=tuple(sorted(self.bias)), max_positions=1,
             num_experts=1 if self.experts else 0, experts_per_token=1 if self.experts else 0,
             shared_expert_width=int(self.shared_experts), kv_lora_rank=int(self.latent), rope_head_dim=int(self.latent),
             v_head_dim=int(self.latent), q_lora_rank=int(self.latent_queries), num_dense_layers=int(self.dense_layers),
@@ -125,7 +129,7 @@ class Architecture:
     >>> model = Architecture(
     ...     name="tiny", num_layers=2, d_model=64, d_ff=256, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512
     ... )
-    >>> model.dims["G"], model.window(0), model.average_span(1024)
+    >>> model.dims["G"], model.attention_window(0), model.mean_attended_share(1024)
     (2, None, 0.5)
     """
 
@@ -167,7 +171,7 @@ class Architecture:
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     tied_embeddings: bool = False
-    numerics: Numerics = DEFAULT
+    numerics: Numerics = DEFAULT_NUMERICS
     nominal_num_params: float | None = None  # the round figure in the model's name, used by the books' rules
     source: str = ""
 
@@ -179,9 +183,9 @@ class Architecture:
         ]
         if not problems:
             problems += [
-                f"model {self.name}: {name} has {len(str(value))} digits; at most {MOST:,} is planned for"
+                f"model {self.name}: {name} has {len(str(value))} digits; at most {MAX_SIZE:,} is planned for"
                 for name, value in self._counts().items()
-                if isinstance(value, int) and value > MOST
+                if isinstance(value, int) and value > MAX_SIZE
             ]
         if not problems and self.num_heads % self.num_kv_heads:
             problems.append(
@@ -192,16 +196,16 @@ class Architecture:
                 f"model {self.name}: experts_per_token = {self.experts_per_token} of num_experts = {self.num_experts}; "
                 "at least 1 and at most all of them are required"
             )
-        if LEARNS.get(self.positions) and self.max_positions is None:
+        if IS_LEARNED.get(self.positions) and self.max_positions is None:
             problems.append(f"model {self.name}: learned positions need max_positions, the rows of their table")
-        problems += [f"model {self.name}: {problem}" for problem in ([] if problems else self._mixed_problems())]
+        problems += [f"model {self.name}: {problem}" for problem in ([] if problems else self._combination_problems())]
         try:
             self.structure.__post_init__()
         except InputError as error:
             problems += [problem.replace("model:", f"model {self.name}:", 1) for problem in error.problems]
-        require(problems)
+        raise_problems(problems)
 
-    def _mixed_problems(self) -> Iterator[str]:
+    def _combination_problems(self) -> Iterator[str]:
         """Latent attention and leading dense layers whose sizes do not go together."""
         if self.num_dense_layers and not (self.num_experts and self.dense_d_ff):
             yield "num_dense_layers lead a model with experts and have a width: num_experts and dense_d_ff are required"
@@ -222,7 +226,8 @@ class Architecture:
         if bool(self.lora_rank) != bool(self.lora_targets):
             yield (
                 f"adapters have a rank and projections, found lora_rank = {self.lora_rank} and lora_targets = "
-                f"{', '.join(self.lora_targets) or 'none'}; both are required, of {', '.join(ADAPTED)} one or more, or neither"
+                f"{', '.join(self.lora_targets) or 'none'}; both are required, of "
+                f"{', '.join(LORA_PROJECTIONS)} one or more, or neither"
             )
         if self.num_experts and "mlp" in self.lora_targets:
             yield "adapters of experts are not known here; lora_targets without mlp are required"
@@ -232,21 +237,21 @@ class Architecture:
     def _counts(self) -> dict[str, object]:
         names = ["num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim", "vocab_size"]
         names += [name for name in ("max_positions", "sliding_window") if getattr(self, name) is not None]
-        names += [name for name in OPTIONAL if getattr(self, name) != 0]
+        names += [name for name in OPTIONAL_SIZES if getattr(self, name) != 0]
         names += ["experts_per_token"] if self.num_experts else []
         return {name: getattr(self, name) for name in names}
 
     @property
-    def structure(self) -> Structure:
+    def structure(self) -> ModelStructure:
         """The architecture without its sizes: all that derivations read."""
-        return Structure(
-            **_alike(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
+        return ModelStructure(
+            **_shared_fields(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
             shared_experts=bool(self.shared_expert_width), latent=bool(self.kv_lora_rank),
             latent_queries=bool(self.q_lora_rank), dense_layers=bool(self.num_dense_layers),
             predict=bool(self.num_predict_layers), lora_targets=frozenset(self.lora_targets),
         )  # fmt: skip
 
-    def dense(self) -> Architecture:
+    def dense_layer_architecture(self) -> Architecture:
         """The same model with the MLP of its leading dense layers on all layers."""
         if not self.num_dense_layers:
             return self
@@ -291,7 +296,7 @@ class Architecture:
             return 0
         return self.num_layers - (self.num_layers // self.global_every if self.global_every else 0)
 
-    def window(self, layer: int) -> int | None:
+    def attention_window(self, layer: int) -> int | None:
         """Tokens that a query sees on a layer, its own included; None: all before it."""
         everything = self.global_every and (layer + 1) % self.global_every == 0
         return None if everything else self.sliding_window
@@ -299,42 +304,44 @@ class Architecture:
     def require_positions(self, seq_len: int) -> None:
         """Raise `InputError` where a sequence is longer than a learned table of positions."""
         rows = self.max_positions
-        if self.structure.learns_positions and rows is not None and seq_len > rows:
+        if self.structure.has_learned_positions and rows is not None and seq_len > rows:
             raise InputError(
                 f"model {self.name}: sequences of {seq_len:,} tokens, but its learned table of positions has {rows:,} rows; "
                 f"--seq-len {rows} or less is required, or a longer table: --set model.max_positions={seq_len}"
             )
 
-    def average_span(self, seq_len: int, *, last_of: Value = 1) -> Value:
+    def mean_attended_share(self, seq_len: int, *, last_of: Value = 1) -> Value:
         """Share of the square of the scores that is computed, averaged over layers: 0.5 for causal attention.
 
         With `last_of` = n it is that of the last n-th of the queries: 1 - 1/2n of their rows for causal attention.
         """
-        spans = self.attention_spans(seq_len, last_of=last_of)
+        spans = self.attended_shares(seq_len, last_of=last_of)
         return sum((share * layers for share, layers in spans), start=0.0) / self.num_layers
 
-    def attention_spans(self, seq_len: int, *, last_of: Value = 1) -> tuple[tuple[Value, int], ...]:
+    def attended_shares(self, seq_len: int, *, last_of: Value = 1) -> tuple[tuple[Value, int], ...]:
         """Keys that a query sees on average over the sequence's length, over layers: (share of the square, layers).
 
         Causal attention sees half of the square; a window of w sees w T - w^2/2 of T^2.
         """
-        full = _span(1.0, last_of)
+        full = _attended_share(1.0, last_of)
         if self.sliding_window is None or self.sliding_window >= seq_len:
             return ((full, self.num_layers),)
         windowed = self.num_windowed_layers
-        return ((full, self.num_layers - windowed), (_span(self.sliding_window / seq_len, last_of), windowed))
+        return ((full, self.num_layers - windowed), (_attended_share(self.sliding_window / seq_len, last_of), windowed))
 
 
-def _span(window: float, last_of: Value) -> Value:
+def _attended_share(window: float, last_of: Value) -> Value:
     """Mean over the last n-th of the rows of min(row, window), all as parts of the sequence."""
     start = 1.0 - 1.0 / last_of
     bend = maximum(start, window)
     return last_of * ((bend**2 - start**2) / 2 + (1.0 - bend) * window)
 
 
-ALIKE = tuple({f.name for f in fields(Structure)} & {f.name for f in fields(Architecture)} - {"bias", "lora_targets"})
+SHARED_FIELDS = tuple(
+    {f.name for f in fields(ModelStructure)} & {f.name for f in fields(Architecture)} - {"bias", "lora_targets"}
+)
 
 
-def _alike(value: Structure | Architecture) -> dict[str, Any]:
+def _shared_fields(value: ModelStructure | Architecture) -> dict[str, Any]:
     """The fields that a structure and an architecture have in common, but for those that are sets."""
-    return {name: getattr(value, name) for name in ALIKE}
+    return {name: getattr(value, name) for name in SHARED_FIELDS}

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from shardwise.model.operations import Accumulate, Map, Operation
 from shardwise.model.program import Program, Role, Tensor
-from shardwise.model.recompute_policies import policy_named
+from shardwise.model.recompute_policies import get_recompute_policy
 
 
 def gradient_name(name: str) -> str:
@@ -27,18 +27,18 @@ def gradient_name(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Backward:
+class BackwardProgram:
     """The backward program, and which of its tensors is the gradient of which forward input.
 
-    `nodes`: of what transposes give, the place of the forward operation that was transposed.
+    `forward_index`: of what transposes give, the place of the forward operation that was transposed.
     """
 
     program: Program
     gradients: Mapping[str, str]
-    nodes: Mapping[str, int]
+    forward_index: Mapping[str, int]
 
 
-def backward(forward: Program, *, given: Iterable[str], wanted: Iterable[str]) -> Backward:
+def transpose_program(forward: Program, *, given: Iterable[str], wanted: Iterable[str]) -> BackwardProgram:
     """Transpose `forward`: from the gradients of the tensors `given` to those of the inputs `wanted`.
 
     The program's inputs are the `d.` tensors of `given` and every forward tensor that a transpose reads.
@@ -51,29 +51,31 @@ class _Transposer:
         self.forward = forward
         self.tensors: dict[str, Tensor] = dict(forward.tensors)
         self.operations: list[Operation] = []
-        self.parts: dict[str, list[str]] = {}
-        self.nodes: dict[str, int] = {}
+        self.gradient_parts: dict[str, list[str]] = {}
+        self.forward_index: dict[str, int] = {}
         for name in given:
-            self.parts[name] = [self.define(gradient_name(name), name)]
-        self.given = tuple(gradient_name(name) for name in given)
+            self.gradient_parts[name] = [self.add_gradient_tensor(gradient_name(name), name)]
+        self.output_gradients = tuple(gradient_name(name) for name in given)
 
-    def run(self, wanted: tuple[str, ...]) -> Backward:
-        useful = _reaching(self.forward, wanted)
+    def run(self, wanted: tuple[str, ...]) -> BackwardProgram:
+        useful = _tensors_depending_on(self.forward, wanted)
         for place, operation in reversed(list(enumerate(self.forward.operations))):
-            cotangents = {out: self.settle(out) for out in operation.outputs if out in self.parts}
+            cotangents = {out: self.sum_gradient_parts(out) for out in operation.outputs if out in self.gradient_parts}
             if cotangents and operation.outputs[0] in cotangents:
                 before = len(self.operations)
                 self.transpose(operation, cotangents, useful)
-                self.nodes |= {out: place for one in self.operations[before:] for out in one.outputs}
-        gradients = {name: self.settle(name) for name in wanted if name in self.parts}
+                self.forward_index |= {out: place for one in self.operations[before:] for out in one.outputs}
+        gradients = {name: self.sum_gradient_parts(name) for name in wanted if name in self.gradient_parts}
         made = {out for operation in self.operations for out in operation.outputs}
         read = {name for operation in self.operations for name in operation.operands}
-        inputs = tuple(name for name in (*self.given, *self.forward.tensors) if name in read - made)
-        return Backward(
-            Program(self.tensors, tuple(self.operations), inputs, tuple(gradients.values())), gradients, self.nodes
+        inputs = tuple(name for name in (*self.output_gradients, *self.forward.tensors) if name in read - made)
+        return BackwardProgram(
+            Program(self.tensors, tuple(self.operations), inputs, tuple(gradients.values())),
+            gradients,
+            self.forward_index,
         )
 
-    def define(self, name: str, like: str) -> str:
+    def add_gradient_tensor(self, name: str, like: str) -> str:
         tensor = self.forward.tensors[like]
         role = Role.WEIGHT_GRADIENT if tensor.role is Role.WEIGHT else tensor.role
         self.tensors[name] = Tensor(name, tensor.dims, role)
@@ -86,38 +88,40 @@ class _Transposer:
             if name not in useful:
                 continue
             if isinstance(gradient, Map) and gradient.function == "identity":
-                self.parts.setdefault(name, []).append(gradient.inputs[0])
+                self.gradient_parts.setdefault(name, []).append(gradient.inputs[0])
                 continue
             if len(gradient.outputs) > 1:
-                outputs = shared.get(id(gradient)) or self.emit_shared(gradient, operation)
+                outputs = shared.get(id(gradient)) or self.add_shared_gradient(gradient, operation)
                 shared[id(gradient)] = outputs
-                self.parts.setdefault(name, []).append(outputs[position])
+                self.gradient_parts.setdefault(name, []).append(outputs[position])
             else:
-                part = self.define(f"{gradient_name(name)}#{len(self.parts.get(name, ()))}", name)
+                part = self.add_gradient_tensor(f"{gradient_name(name)}#{len(self.gradient_parts.get(name, ()))}", name)
                 self.operations.append(replace(gradient, outputs=(part,)))
-                self.parts.setdefault(name, []).append(part)
+                self.gradient_parts.setdefault(name, []).append(part)
 
-    def emit_shared(self, gradient: Operation, operation: Operation) -> tuple[str, ...]:
+    def add_shared_gradient(self, gradient: Operation, operation: Operation) -> tuple[str, ...]:
         names = operation.inputs[: len(gradient.outputs)]
-        outputs = tuple(self.define(f"{gradient_name(n)}#{len(self.parts.get(n, ()))}", n) for n in names)
+        outputs = tuple(
+            self.add_gradient_tensor(f"{gradient_name(n)}#{len(self.gradient_parts.get(n, ()))}", n) for n in names
+        )
         self.operations.append(replace(gradient, outputs=outputs))
         return outputs
 
-    def settle(self, name: str) -> str:
+    def sum_gradient_parts(self, name: str) -> str:
         """The gradient of `name`, summed once over all its uses."""
-        parts = self.parts[name]
+        parts = self.gradient_parts[name]
         if len(parts) > 1:
             given = gradient_name(name) in parts  # the gradient from outside is one of its parts
-            whole = self.define(f"{gradient_name(name)}#whole" if given else gradient_name(name), name)
+            whole = self.add_gradient_tensor(f"{gradient_name(name)}#whole" if given else gradient_name(name), name)
             self.operations.append(Accumulate((*parts, name), (whole,)))
-            self.parts[name] = [whole]
-        settled = self.parts[name][0]
+            self.gradient_parts[name] = [whole]
+        settled = self.gradient_parts[name][0]
         if settled.startswith(gradient_name(name)):
             self.tensors[settled] = replace(self.tensors[settled], gradient_of=name)
         return settled
 
 
-def _reaching(forward: Program, wanted: Iterable[str]) -> set[str]:
+def _tensors_depending_on(forward: Program, wanted: Iterable[str]) -> set[str]:
     """Tensors that depend on one of `wanted`, and these themselves: only they need a gradient."""
     found = set(wanted)
     for operation in forward.operations:
@@ -127,17 +131,17 @@ def _reaching(forward: Program, wanted: Iterable[str]) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Recompute:
+class RecomputeSplit:
     """What a policy saves in the forward pass, and the operations that recompute the rest before the backward pass."""
 
     saved: tuple[str, ...]
     operations: tuple[Operation, ...]
 
 
-def split_saved(forward: Program, reads: Iterable[str], policy: str) -> Recompute:
+def split_saved(forward: Program, reads: Iterable[str], policy: str) -> RecomputeSplit:
     """Split what the backward pass `reads` into saved tensors and a minimal slice of `forward` that recomputes the others."""
     producer = {out: operation for operation in forward.operations for out in operation.outputs}
-    saves = policy_named(policy).of(forward)
+    saves = get_recompute_policy(policy).may_save(forward)
     saved: list[str] = []
     recomputed: set[int] = set()
     waiting = [name for name in reads if name in forward.tensors]
@@ -155,25 +159,25 @@ def split_saved(forward: Program, reads: Iterable[str], policy: str) -> Recomput
         waiting.extend(producer[name].operands)
     order = {name: index for index, name in enumerate(forward.tensors)}
     operations = tuple(operation for operation in forward.operations if id(operation) in recomputed)
-    return Recompute(tuple(sorted(saved, key=order.__getitem__)), operations)
+    return RecomputeSplit(tuple(sorted(saved, key=order.__getitem__)), operations)
 
 
-State = frozenset[str]
-MOST = 200  # choices of each of two programs that are combined: steps of half a percent of the bytes
+NeededResults = frozenset[str]
+MAX_CHOICES = 200  # choices of each of two programs that are combined: steps of half a percent of the bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
+class SaveChoice:
     """The results to save, in the program's order, their bytes, and the seconds that the rest takes to be computed again."""
 
-    kept: tuple[str, ...]
+    saved: tuple[str, ...]
     num_bytes: float
     seconds: float
 
 
-def savings(
+def pareto_save_choices(
     forward: Program, reads: Iterable[str], sizes: Mapping[str, float], seconds: Mapping[str, float], keeps: Iterable[str]
-) -> tuple[Saving, ...]:  # fmt: skip
+) -> tuple[SaveChoice, ...]:  # fmt: skip
     """Every choice that no other beats in both bytes and seconds, from the most bytes to the fewest.
 
     `reads` are what the backward pass reads; `sizes` the bytes of results, and `seconds` those of the operation that makes a
@@ -185,15 +189,15 @@ def savings(
     >>> x = builder.input("x", ("D",), Role.ACTIVATION)
     >>> for name, last in (("y", "x"), ("z", "y")):
     ...     _ = builder.add(Map((last,), (builder.tensor(name, ("D",), Role.ACTIVATION),), "relu"))
-    >>> found = savings(builder.build(["z"]), ["y", "z"], {"y": 4.0, "z": 4.0}, {"y": 1.0, "z": 2.0}, ["y", "z"])
-    >>> [(one.kept, one.num_bytes, one.seconds) for one in found]
+    >>> found = pareto_save_choices(builder.build(["z"]), ["y", "z"], {"y": 4.0, "z": 4.0}, {"y": 1.0, "z": 2.0}, ["y", "z"])
+    >>> [(one.saved, one.num_bytes, one.seconds) for one in found]
     [(('y', 'z'), 8.0, 0.0), (('z',), 4.0, 1.0), ((), 0.0, 3.0)]
     """
     may = frozenset(keeps)
     made = {out for operation in forward.operations for out in operation.outputs}
-    labels: dict[State, list[Saving]] = {frozenset(made.intersection(reads)): [Saving((), 0.0, 0.0)]}
+    labels: dict[NeededResults, list[SaveChoice]] = {frozenset(made.intersection(reads)): [SaveChoice((), 0.0, 0.0)]}
     for operation in reversed(forward.operations):
-        found: dict[State, list[Saving]] = {}
+        found: dict[NeededResults, list[SaveChoice]] = {}
         for needed, choices in labels.items():
             outs = tuple(out for out in operation.outputs if out in needed)
             if not outs:
@@ -202,28 +206,28 @@ def savings(
             rest = needed.difference(outs)
             if may.issuperset(outs):
                 size = sum(sizes.get(out, 0.0) for out in outs)
-                kept = [Saving((*outs, *one.kept), one.num_bytes + size, one.seconds) for one in choices]
+                kept = [SaveChoice((*outs, *one.saved), one.num_bytes + size, one.seconds) for one in choices]
                 found.setdefault(rest, []).extend(kept)
             own = seconds.get(operation.outputs[0], 0.0)
-            again = [Saving(one.kept, one.num_bytes, one.seconds + own) for one in choices]
+            again = [SaveChoice(one.saved, one.num_bytes, one.seconds + own) for one in choices]
             found.setdefault(rest.union(made.intersection(operation.operands)), []).extend(again)
-        labels = {needed: _unbeaten(choices) for needed, choices in found.items()}
-    return tuple(reversed(_unbeaten(one for choices in labels.values() for one in choices)))
+        labels = {needed: _pareto_front(choices) for needed, choices in found.items()}
+    return tuple(reversed(_pareto_front(one for choices in labels.values() for one in choices)))
 
 
-def worth_saving(forward: Program, reads: Iterable[str]) -> tuple[str, ...]:
+def saveable_results(forward: Program, reads: Iterable[str]) -> tuple[str, ...]:
     """The results that a choice may save: what the backward pass reads, and what products, attention and experts' exchanges give.
     What else is elementwise is as large as what it is made of, and made again beside it."""
     read = set(reads)
-    found = (op for op in forward.operations if read.intersection(op.outputs) or _is_dear(op))
+    found = (op for op in forward.operations if read.intersection(op.outputs) or _is_expensive_to_recompute(op))
     return tuple(out for operation in found for out in operation.outputs)
 
 
-def combined(
-    first: Sequence[Saving], second: Sequence[Saving], times: tuple[float, float]
-) -> tuple[tuple[Saving, Saving], ...]:
+def combine_choices(
+    first: Sequence[SaveChoice], second: Sequence[SaveChoice], times: tuple[float, float]
+) -> tuple[tuple[SaveChoice, SaveChoice], ...]:
     """Pairs of choices for two programs that run so many times, of which no other beats both bytes and seconds together; of each
-    program `MOST` choices, evenly over their bytes."""
+    program `MAX_CHOICES` choices, evenly over their bytes."""
     pairs = [
         (
             one.num_bytes * times[0] + other.num_bytes * times[1],
@@ -231,10 +235,10 @@ def combined(
             one,
             other,
         )
-        for one in _spread(first)
-        for other in _spread(second)
+        for one in _fastest_by_bytes(first)
+        for other in _fastest_by_bytes(second)
     ]
-    found: list[tuple[Saving, Saving]] = []
+    found: list[tuple[SaveChoice, SaveChoice]] = []
     least = float("inf")
     for _, seconds, one, other in sorted(pairs, key=lambda pair: pair[:2]):
         if seconds < least:
@@ -243,23 +247,23 @@ def combined(
     return tuple(found)
 
 
-def _spread(choices: Sequence[Saving]) -> list[Saving]:
+def _fastest_by_bytes(choices: Sequence[SaveChoice]) -> list[SaveChoice]:
     """The fastest choice of each step of bytes, and the first and the last."""
     whole = max(one.num_bytes for one in choices) or 1.0
-    fastest: dict[int, Saving] = {}
+    fastest: dict[int, SaveChoice] = {}
     for one in sorted(choices, key=lambda one: one.seconds, reverse=True):
-        fastest[int(one.num_bytes / whole * MOST)] = one
+        fastest[int(one.num_bytes / whole * MAX_CHOICES)] = one
     return list(fastest.values())
 
 
-def _unbeaten(choices: Iterable[Saving]) -> list[Saving]:
+def _pareto_front(choices: Iterable[SaveChoice]) -> list[SaveChoice]:
     """From the fewest bytes to the most."""
-    found: list[Saving] = []
-    for one in sorted(choices, key=lambda one: (one.num_bytes, one.seconds, one.kept)):
+    found: list[SaveChoice] = []
+    for one in sorted(choices, key=lambda one: (one.num_bytes, one.seconds, one.saved)):
         if not found or one.seconds < found[-1].seconds:
             found.append(one)
     return found
 
 
-def _is_dear(operation: Operation) -> bool:
+def _is_expensive_to_recompute(operation: Operation) -> bool:
     return operation.kind in ("contract", "scan") or getattr(operation, "function", "") == "handover"

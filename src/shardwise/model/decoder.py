@@ -12,99 +12,99 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from shardwise.model.architecture import Architecture, Structure
-from shardwise.model.decoder_block import HIDDEN, TOKENS, Block, add_norm
-from shardwise.model.operations import Carry, Join, Lookup
-from shardwise.model.program import Part, Program, ProgramBuilder, Role, add_contract, add_map
+from shardwise.model.architecture import Architecture, ModelStructure
+from shardwise.model.decoder_block import HIDDEN, TOKENS, BlockBuilder, add_norm
+from shardwise.model.operations import Carry, Concatenate, Lookup
+from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role, add_contract, add_map
 
 
 def embedding_program(architecture: Architecture) -> Program:
     """Token ids to the first block's input."""
-    builder = _builder(architecture)
-    return builder.build([_embedding(builder, architecture, "")])
+    builder = _new_builder(architecture)
+    return builder.build([_add_embedding(builder, architecture, "")])
 
 
 def block_program(architecture: Architecture) -> Program:
     """One decoder block: x -> x + attention(norm(x)) -> + mlp(norm(...)), or both from one norm (parallel blocks)."""
-    builder = _builder(architecture)
+    builder = _new_builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
-    return builder.build([Block(builder, architecture, "").build(x)])
+    return builder.build([BlockBuilder(builder, architecture, "").build(x)])
 
 
 def head_program(architecture: Architecture) -> Program:
     """The last block's output to the loss, averaged over the tokens of the whole step."""
-    builder = _builder(architecture)
+    builder = _new_builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
-    return builder.build([_head(builder, architecture, x, "", tied=False)])
+    return builder.build([_add_head(builder, architecture, x, "", tied=False)])
 
 
 def dense_block_program(architecture: Architecture) -> Program:
     """One of the leading dense layers."""
-    return block_program(architecture.dense())
+    return block_program(architecture.dense_layer_architecture())
 
 
-def predict_program(architecture: Architecture) -> Program:
+def mtp_program(architecture: Architecture) -> Program:
     """The last module of multi-token prediction: a hidden state with the embedding of a token further on, a block, the head.
 
     The hidden state is that of the last layer, or of the module before. Embedding and head are the model's own.
     Source: DeepSeek-AI 2025 (DeepSeek-V3), section 2.2.
     """
-    builder = _builder(architecture)
+    builder = _new_builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
-    return builder.build([_predict(builder, architecture, x, "").loss])
+    return builder.build([_add_mtp_module(builder, architecture, x, "").loss])
 
 
-def inner_predict_program(architecture: Architecture) -> Program:
+def inner_mtp_program(architecture: Architecture) -> Program:
     """A module whose hidden state the next module reads."""
-    builder = _builder(architecture)
+    builder = _new_builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
-    return builder.build(_predict(builder, architecture, x, ""))
+    return builder.build(_add_mtp_module(builder, architecture, x, ""))
 
 
 def carry_program(architecture: Architecture) -> Program:
     """One stage's output to the next stage."""
-    builder = _builder(architecture)
+    builder = _new_builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
     return builder.build([builder.add(Carry((x,), (builder.tensor("x_next", HIDDEN, Role.RESIDUAL),)))])
 
 
-def whole_program(architecture: Architecture) -> Program:
+def model_program(architecture: Architecture) -> Program:
     """Token ids to the loss through all layers; a tied head reads the embedding's weight.
 
     The losses of multi-token prediction, whose modules are a chain, are added to it, each scaled by an input of its own.
     """
-    builder = _builder(architecture)
-    x = _embedding(builder, architecture, "")
+    builder = _new_builder(architecture)
+    x = _add_embedding(builder, architecture, "")
     for layer in range(architecture.num_layers):
-        shape = architecture.dense() if layer < architecture.num_dense_layers else architecture
-        x = Block(builder, shape, f"{layer}.").build(x)
-    loss = _head(builder, architecture, x, "", tied=architecture.tied_embeddings)
+        shape = architecture.dense_layer_architecture() if layer < architecture.num_dense_layers else architecture
+        x = BlockBuilder(builder, shape, f"{layer}.").build(x)
+    loss = _add_head(builder, architecture, x, "", tied=architecture.tied_embeddings)
     for module in range(architecture.num_predict_layers):
-        x, further = _predict(builder, architecture, x, f"predict{module}.")
+        x, further = _add_mtp_module(builder, architecture, x, f"predict{module}.")
         loss = add_map(builder, "add", [loss, further], f"loss{module}", (), Role.STATISTIC)
     return builder.build([loss])
 
 
 # The units that a model is made of; `unit_counts` says how many of each.
-UNITS: Mapping[str, Callable[[Architecture], Program]] = {
+UNIT_PROGRAMS: Mapping[str, Callable[[Architecture], Program]] = {
     "embedding": embedding_program,
     "dense_block": dense_block_program,
     "block": block_program,
-    "inner_predict": inner_predict_program,
-    "predict": predict_program,
+    "inner_predict": inner_mtp_program,
+    "predict": mtp_program,
     "head": head_program,
     "carry": carry_program,
     "untied": embedding_program,
 }
-PREDICT_BLOCK = "block."  # prefix of the names in the block of a module of multi-token prediction
+MTP_BLOCK_PREFIX = "block."  # prefix of the names in the block of a module of multi-token prediction
 # Units whose backward pass follows their forward pass at once, so that weights gathered for the one serve the other.
-TURNING = ("head",)
-LAYERS = ("dense_block", "block")  # the units that the layers of a model are, in order
-PREDICTS = ("inner_predict", "predict")  # likewise the modules of multi-token prediction
+UNITS_WITH_IMMEDIATE_BACKWARD = ("head",)
+LAYER_UNITS = ("dense_block", "block")  # the units that the layers of a model are, in order
+MTP_UNITS = ("inner_predict", "predict")  # likewise the modules of multi-token prediction
 # Weights of a unit that are another unit's: they rest, and their gradients are reduced, there.
 # "untied" is what an embedding has beside the matrix that the head of a tied model has as well, positions for one.
-BORROWED: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(PREDICTS, ("embedding", "head", "position_embedding")),
+BORROWED_WEIGHTS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(MTP_UNITS, ("embedding", "head", "position_embedding")),
     "untied": ("embedding",),
 }
 
@@ -113,48 +113,50 @@ def unit_counts(architecture: Architecture) -> dict[str, int]:
     """How often the whole model has each unit; units that it never has are left out."""
     dense = architecture.num_dense_layers
     layers = {"dense_block": dense, "block": architecture.num_layers - dense}
-    counts = {"embedding": 1, **layers, **predict_counts(architecture.num_predict_layers), "head": 1}
+    counts = {"embedding": 1, **layers, **mtp_unit_counts(architecture.num_predict_layers), "head": 1}
     return {name: count for name, count in counts.items() if count}
 
 
-def results(architecture: Architecture, unit: str) -> tuple[str, ...]:
+def result_names(architecture: Architecture, unit: str) -> tuple[str, ...]:
     """The names of all that the operations of a unit make, in order."""
-    program = UNITS[unit](architecture.structure.sizeless())
+    program = UNIT_PROGRAMS[unit](architecture.structure.placeholder_architecture())
     return tuple(out for operation in program.operations for out in operation.outputs)
 
 
-def has_untied(architecture: Architecture) -> bool:
+def has_untied_embedding_weights(architecture: Architecture) -> bool:
     """Whether a tied embedding has weights of its own."""
-    return architecture.tied_embeddings and (architecture.structure.learns_positions or architecture.embedding_norm)
+    return architecture.tied_embeddings and (
+        architecture.structure.has_learned_positions or architecture.embedding_norm
+    )
 
 
-def predict_counts(num_predict_layers: int) -> dict[str, int]:
+def mtp_unit_counts(num_predict_layers: int) -> dict[str, int]:
     """So many modules of multi-token prediction as units: the last one hands no hidden state on."""
     last = min(num_predict_layers, 1)
     return {"inner_predict": num_predict_layers - last, "predict": last}
 
 
-def structure_units(structure: Structure) -> tuple[str, ...]:
+def units_of_structure(structure: ModelStructure) -> tuple[str, ...]:
     """The units of a model with this structure."""
     has = {
         "dense_block": structure.dense_layers,
-        **dict.fromkeys(PREDICTS, structure.predict),
+        **dict.fromkeys(MTP_UNITS, structure.predict),
         "carry": False,
         "untied": False,
     }
-    return tuple(name for name in UNITS if has.get(name, True))
+    return tuple(name for name in UNIT_PROGRAMS if has.get(name, True))
 
 
-def _builder(architecture: Architecture) -> ProgramBuilder:
+def _new_builder(architecture: Architecture) -> ProgramBuilder:
     return ProgramBuilder(adapters_only=bool(architecture.lora_rank))
 
 
-def _embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str) -> str:
-    table = builder.weight("embedding", ("V", "D"), part=Part.VOCABULARY)
+def _add_embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str) -> str:
+    table = builder.weight("embedding", ("V", "D"), part=ModelPart.VOCABULARY)
     ids = builder.input(f"{prefix}ids", TOKENS, Role.CONSTANT)
     x = builder.add(Lookup((table, ids), (builder.tensor(f"{prefix}embedded", HIDDEN, Role.RESIDUAL),)))
-    if architecture.structure.learns_positions:
-        places = builder.weight("position_embedding", ("P", "D"), part=Part.VOCABULARY)
+    if architecture.structure.has_learned_positions:
+        places = builder.weight("position_embedding", ("P", "D"), part=ModelPart.VOCABULARY)
         positions = builder.input("positions", "T", Role.CONSTANT)
         found = builder.tensor(f"{prefix}places", ("T", "D"), Role.ACTIVATION)
         rows = builder.add(Lookup((places, positions), (found,), "P"))
@@ -162,31 +164,31 @@ def _embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str)
     return add_norm(builder, architecture, x, "embedding_norm", Role.RESIDUAL) if architecture.embedding_norm else x
 
 
-class Predicted(NamedTuple):
+class MtpOutputs(NamedTuple):
     """Names of the outputs of a module of multi-token prediction."""
 
     hidden: str
     loss: str
 
 
-def _predict(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str) -> Predicted:
+def _add_mtp_module(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str) -> MtpOutputs:
     """The embedding of a token further on beside a hidden state, a block, and the loss over the token after it.
 
     Differs: the report has the hidden state first; its files have them in this order (eh_proj).
     """
     hidden = add_norm(builder, architecture, x, f"{prefix}hidden_norm")
-    embedded = add_norm(builder, architecture, _embedding(builder, architecture, prefix), f"{prefix}embedding_norm")
+    embedded = add_norm(builder, architecture, _add_embedding(builder, architecture, prefix), f"{prefix}embedding_norm")
     pair = builder.tensor(f"{prefix}pair", (*TOKENS, "J"), Role.ACTIVATION)
-    builder.add(Join((embedded, hidden), (pair,), ("D", "D")))
-    projection = builder.weight(f"{prefix}pair_projection", ("D", "J"), part=Part.PREDICTION)
+    builder.add(Concatenate((embedded, hidden), (pair,), ("D", "D")))
+    projection = builder.weight(f"{prefix}pair_projection", ("D", "J"), part=ModelPart.PREDICTION)
     y = add_contract(builder, pair, projection, f"{prefix}projected", HIDDEN, Role.RESIDUAL)
-    y = Block(builder, architecture, f"{prefix}{PREDICT_BLOCK}").build(y)
-    return Predicted(y, _head(builder, architecture, y, prefix, tied=architecture.tied_embeddings))
+    y = BlockBuilder(builder, architecture, f"{prefix}{MTP_BLOCK_PREFIX}").build(y)
+    return MtpOutputs(y, _add_head(builder, architecture, y, prefix, tied=architecture.tied_embeddings))
 
 
-def _head(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:
+def _add_head(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str, *, tied: bool) -> str:
     y = add_norm(builder, architecture, x, f"{prefix}final_norm")
-    weight = builder.weight("embedding" if tied else "head", ("V", "D"), part=Part.VOCABULARY)
+    weight = builder.weight("embedding" if tied else "head", ("V", "D"), part=ModelPart.VOCABULARY)
     targets = builder.input(f"{prefix}targets", TOKENS, Role.CONSTANT)
 
     def statistic(function: str, inputs: Iterable[str], name: str, dims: Iterable[str] = TOKENS) -> str:

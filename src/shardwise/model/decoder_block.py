@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.operations import Join, Route, Scan
-from shardwise.model.program import Part, ProgramBuilder, Role, add_contract, add_map
-from shardwise.values.errors import chosen
+from shardwise.model.operations import Concatenate, Route, Scan
+from shardwise.model.program import ModelPart, ProgramBuilder, Role, add_contract, add_map
+from shardwise.values.errors import lookup
 
 TOKENS = ("B", "T")
 HIDDEN = (*TOKENS, "D")
 # By kind of norm, its function and the sums over D that it reads.
-NORMS: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+NORM_FUNCTIONS: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "rms": ("rms_norm", (("sum_square", "squares"),)),
     "layer": ("layer_norm", (("sum", "sum"), ("sum_square", "squares"))),
 }
@@ -23,46 +23,48 @@ def add_norm(
     builder: ProgramBuilder, architecture: Architecture, x: str, name: str, role: Role = Role.ACTIVATION
 ) -> str:
     """RMSNorm or LayerNorm over D; the sums over D are tensors of their own, so D may be sharded."""
-    function, sums = chosen(NORMS, architecture.norm, "norm")
+    function, sums = lookup(NORM_FUNCTIONS, architecture.norm, "norm")
     operands = [x, *(add_map(builder, f, [x], f"{name}.{short}", TOKENS, Role.STATISTIC) for f, short in sums)]
-    weight = builder.weight(f"{name}.weight", "D", part=Part.NORM)
+    weight = builder.weight(f"{name}.weight", "D", part=ModelPart.NORM)
     if not architecture.norm_bias:
         return add_map(builder, function, [*operands, weight], f"{name}.out", HIDDEN, role)
     scaled = add_map(builder, function, [*operands, weight], f"{name}.scaled", HIDDEN)
-    bias = builder.weight(f"{name}.bias", "D", part=Part.NORM)
+    bias = builder.weight(f"{name}.bias", "D", part=ModelPart.NORM)
     return add_map(builder, "add_vector", [scaled, bias], f"{name}.out", HIDDEN, role)
 
 
-class Block:
+class BlockBuilder:
     """Writes one block's operations; `prefix` distinguishes the layers of a whole model."""
 
     def __init__(self, builder: ProgramBuilder, architecture: Architecture, prefix: str) -> None:
         self.builder, self.architecture, self.prefix = builder, architecture, prefix
-        self.biases_behind: list[tuple[Part | None, str, str]] = []  # of a parallel block: part, projection, name
+        self.deferred_biases: list[
+            tuple[ModelPart | None, str, str]
+        ] = []  # of a parallel block: part, projection, name
 
     def build(self, x: str) -> str:
-        y = self.before(x, "attention_norm")
-        with self.builder.within(Part.ATTENTION):
+        y = self.pre_norm(x, "attention_norm")
+        with self.builder.in_part(ModelPart.ATTENTION):
             attended = self.attention(y)
-        attended = self.after(attended, "attention_post_norm")
+        attended = self.post_norm(attended, "attention_post_norm")
         if self.architecture.parallel:
-            z = self.before(x, "mlp_norm") if self.architecture.separate_norms else y
-            both = self.both(attended, self.feed_forward(z))
-            return self.map("add", [x, both], "x_out", HIDDEN, Role.RESIDUAL)
-        middle = self.map("add", [x, attended], "x_mid", HIDDEN, Role.RESIDUAL)
-        mlp = self.after(self.feed_forward(self.before(middle, "mlp_norm")), "mlp_post_norm")
-        return self.map("add", [middle, mlp], "x_out", HIDDEN, Role.RESIDUAL)
+            z = self.pre_norm(x, "mlp_norm") if self.architecture.separate_norms else y
+            both = self.add_parallel_branches(attended, self.feed_forward(z))
+            return self.elementwise("add", [x, both], "x_out", HIDDEN, Role.RESIDUAL)
+        middle = self.elementwise("add", [x, attended], "x_mid", HIDDEN, Role.RESIDUAL)
+        mlp = self.post_norm(self.feed_forward(self.pre_norm(middle, "mlp_norm")), "mlp_post_norm")
+        return self.elementwise("add", [middle, mlp], "x_out", HIDDEN, Role.RESIDUAL)
 
-    def both(self, attended: str, fed: str) -> str:
+    def add_parallel_branches(self, attended: str, fed: str) -> str:
         """The results of a parallel block added, and then their biases: one sum to make whole and not two.
 
         Source: Black et al. 2022 (GPT-NeoX-20B), section 2.1: both are added on each device before a single all-reduce.
         """
-        role = Role.RESIDUAL if self.biases_behind else Role.ACTIVATION
-        both = self.map("add", [attended, fed], "both", HIDDEN, role)
-        for part, which, name in self.biases_behind:
-            with self.builder.within(part):
-                both = self.biased(both, which, name, "D", HIDDEN)
+        role = Role.RESIDUAL if self.deferred_biases else Role.ACTIVATION
+        both = self.elementwise("add", [attended, fed], "both", HIDDEN, role)
+        for part, which, name in self.deferred_biases:
+            with self.builder.in_part(part):
+                both = self.add_bias(both, which, name, "D", HIDDEN)
         return both
 
     def attention(self, y: str) -> str:
@@ -75,7 +77,7 @@ class Block:
             self.builder.tensor(f"{self.prefix}lse", query[:-1], Role.STATISTIC),
         )
         attended = self.builder.add(Scan((q, k, v, positions, positions, *self.sinks()), outputs))
-        return self.leaving(attended, "wo", (*query[2:], "D"), "attention_out", "attention_out")
+        return self.project_out(attended, "wo", (*query[2:], "D"), "attention_out", "attention_out")
 
     def sinks(self) -> tuple[str, ...]:
         return (self.builder.weight(f"{self.prefix}sinks", ("K", "G")),) if self.architecture.sinks else ()
@@ -83,9 +85,9 @@ class Block:
     def queries_and_keys(self, y: str) -> tuple[str, str, str]:
         """Queries, keys and values, each from the hidden state."""
         query, key = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
-        q = self.placed(self.normed(self.project(y, "q", query), "q", query), "q", query)
-        k = self.placed(self.normed(self.project(y, "k", key), "k", key), "k", key)
-        return q, k, self.project(y, "v", key)
+        q = self.rotary(self.qk_norm(self.project_heads(y, "q", query), "q", query), "q", query)
+        k = self.rotary(self.qk_norm(self.project_heads(y, "k", key), "k", key), "k", key)
+        return q, k, self.project_heads(y, "v", key)
 
     def latent_queries(self, y: str) -> str:
         """Queries of latent attention: a non-rotary and a rotary part of each head, from a latent where there is one."""
@@ -96,7 +98,7 @@ class Block:
         heads = (*TOKENS, "K", "G")
         plain = self.contract(source, "w_q_plain", ("K", "G", "I", width), "q_plain", (*heads, "I"))
         rotary = self.contract(source, "w_q_rotary", ("K", "G", "R", width), "q_rotary_flat", (*heads, "R"))
-        return self.join((plain, self.placed(rotary, "q_rotary", (*heads, "R"))), "q", (*heads, "H"))
+        return self.concatenate((plain, self.rotary(rotary, "q_rotary", (*heads, "R"))), "q", (*heads, "H"))
 
     def latent_keys(self, y: str) -> tuple[str, str]:
         """Keys and values from one latent of each token; the keys' rotary part is one for all heads."""
@@ -104,95 +106,95 @@ class Block:
         latent = self.latent_norm(down, "kv_latent_norm", "C")
         flat = self.contract(y, "w_k_rotary", ("R", "D"), "k_rotary_flat", (*TOKENS, "R"))
         plain = self.contract(latent, "w_k_up", ("K", "I", "C"), "k_plain", (*TOKENS, "K", "I"))
-        k = self.join((plain, self.placed(flat, "k_rotary", (*TOKENS, "R"))), "k", (*TOKENS, "K", "H"))
+        k = self.concatenate((plain, self.rotary(flat, "k_rotary", (*TOKENS, "R"))), "k", (*TOKENS, "K", "H"))
         return k, self.contract(latent, "w_v_up", ("K", "U", "C"), "v", (*TOKENS, "K", "U"))
 
     def latent_norm(self, x: str, name: str, width: str) -> str:
         dims = (*TOKENS, width)
-        squares = self.map("sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC)
-        weight = self.builder.weight(f"{self.prefix}{name}.weight", width, part=Part.NORM)
-        return self.map("rms_norm", [x, squares, weight], f"{name}.out", dims, over=(width,))
+        squares = self.elementwise("sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC)
+        weight = self.builder.weight(f"{self.prefix}{name}.weight", width, part=ModelPart.NORM)
+        return self.elementwise("rms_norm", [x, squares, weight], f"{name}.out", dims, over=(width,))
 
-    def join(self, parts: tuple[str, str], name: str, dims: tuple[str, ...]) -> str:
+    def concatenate(self, parts: tuple[str, str], name: str, dims: tuple[str, ...]) -> str:
         """The non-rotary and the rotary part of heads, concatenated."""
         return self.builder.add(
-            Join(parts, (self.builder.tensor(f"{self.prefix}{name}", dims, Role.ACTIVATION),), ("I", "R"))
+            Concatenate(parts, (self.builder.tensor(f"{self.prefix}{name}", dims, Role.ACTIVATION),), ("I", "R"))
         )
 
     def mlp(self, y: str) -> str:
         hidden = (*TOKENS, "F")
-        up = self.adapted(y, "w_up", ("F", "D"), "up", hidden, "mlp")
-        inputs = [self.biased(up, "mlp", "up", "F", hidden)]
-        if self.architecture.structure.gated:
-            gate = self.adapted(y, "w_gate", ("F", "D"), "gate", hidden, "mlp")
-            inputs.insert(0, self.biased(gate, "mlp", "gate", "F", hidden))
-        act = self.map(self.architecture.mlp, inputs, "act", hidden)
-        return self.leaving(act, "w_down", ("F", "D"), "mlp", "mlp_out")
+        up = self.contract_with_lora(y, "w_up", ("F", "D"), "up", hidden, "mlp")
+        inputs = [self.add_bias(up, "mlp", "up", "F", hidden)]
+        if self.architecture.structure.has_gated_mlp:
+            gate = self.contract_with_lora(y, "w_gate", ("F", "D"), "gate", hidden, "mlp")
+            inputs.insert(0, self.add_bias(gate, "mlp", "gate", "F", hidden))
+        act = self.elementwise(self.architecture.mlp, inputs, "act", hidden)
+        return self.project_out(act, "w_down", ("F", "D"), "mlp", "mlp_out")
 
-    def leaving(self, x: str, weight: str, weight_dims: Iterable[str], which: str, name: str) -> str:
+    def project_out(self, x: str, weight: str, weight_dims: Iterable[str], which: str, name: str) -> str:
         """A product back to D. Its sums are made whole where the residual stream rests before a bias is added to them."""
         if which in self.architecture.bias and self.architecture.parallel and not self.architecture.post_norms:
-            self.biases_behind.append((self.builder.part, which, name))
-            return self.adapted(x, weight, weight_dims, name, HIDDEN, which)
+            self.deferred_biases.append((self.builder.part, which, name))
+            return self.contract_with_lora(x, weight, weight_dims, name, HIDDEN, which)
         role = Role.RESIDUAL if which in self.architecture.bias else Role.ACTIVATION
-        out = self.adapted(x, weight, weight_dims, name, HIDDEN, which, role)
-        return self.biased(out, which, name, "D", HIDDEN)
+        out = self.contract_with_lora(x, weight, weight_dims, name, HIDDEN, which, role)
+        return self.add_bias(out, which, name, "D", HIDDEN)
 
     def feed_forward(self, y: str) -> str:
         """The MLP, or the experts that the router chooses with the shared one beside them."""
-        with self.builder.within(Part.MLP):
+        with self.builder.in_part(ModelPart.MLP):
             if not self.architecture.structure.experts:
                 return self.mlp(y)
             routed = self.experts(y)
             if not self.architecture.structure.shared_experts:
                 return routed
-            return self.map("add", [routed, self.shared(y)], "both_experts", HIDDEN)
+            return self.elementwise("add", [routed, self.shared_expert(y)], "both_experts", HIDDEN)
 
     def experts(self, y: str) -> str:
         """Each token's rows go to its experts and back; the AllToAlls follow from where the rows rest."""
         choices, rows, wide = (*TOKENS, "E"), ("E", *HIDDEN), ("E", *TOKENS, "M")
         logits = self.contract(y, "router", ("D", "E"), "router_logits", choices)
-        logits = self.biased(logits, "router", "router_logits", "E", choices)
+        logits = self.add_bias(logits, "router", "router_logits", "E", choices)
         gates = self.builder.add(
             Route((logits,), (self.builder.tensor(f"{self.prefix}gates", choices, Role.ACTIVATION),))
         )
-        sent = self.map("dispatch", [y, gates], "dispatched", rows, Role.ROUTED)
-        sent = self.map("handover", [sent], RECEIVED, rows, Role.ROUTED)
-        inputs = [self.expert(sent, "up", wide)]
-        if self.architecture.structure.gated:
-            inputs.insert(0, self.expert(sent, "gate", wide))
-        act = self.map(self.architecture.mlp, inputs, "experts_act", wide, Role.ROUTED)
-        back = self.map("handover", [self.expert(act, "down", rows)], RETURNED, rows, Role.ROUTED)
-        return self.map("combine", [gates, back], "combined", HIDDEN)
+        sent = self.elementwise("dispatch", [y, gates], "dispatched", rows, Role.ROUTED)
+        sent = self.elementwise("handover", [sent], RECEIVED, rows, Role.ROUTED)
+        inputs = [self.expert_product(sent, "up", wide)]
+        if self.architecture.structure.has_gated_mlp:
+            inputs.insert(0, self.expert_product(sent, "gate", wide))
+        act = self.elementwise(self.architecture.mlp, inputs, "experts_act", wide, Role.ROUTED)
+        back = self.elementwise("handover", [self.expert_product(act, "down", rows)], RETURNED, rows, Role.ROUTED)
+        return self.elementwise("combine", [gates, back], "combined", HIDDEN)
 
-    def expert(self, x: str, which: str, dims: tuple[str, ...]) -> str:
+    def expert_product(self, x: str, which: str, dims: tuple[str, ...]) -> str:
         """A product of every expert, and its bias; sums that a bias is added to are whole where the experts are."""
         partial = "experts" in self.architecture.bias and dims[-1] == "D"
         name = f"experts_{which}_{RECEIVED}" if partial else f"experts_{which}_out"
         out = self.contract(x, f"experts_{which}", ("E", "M", "D"), name, dims, Role.ROUTED)
-        return self.biased(out, "experts", f"experts_{which}", ("E", dims[-1]), dims, Role.ROUTED)
+        return self.add_bias(out, "experts", f"experts_{which}", ("E", dims[-1]), dims, Role.ROUTED)
 
-    def shared(self, y: str) -> str:
+    def shared_expert(self, y: str) -> str:
         """An expert that every token passes through, scaled by its gate if it has one."""
         hidden = (*TOKENS, "S")
         inputs = [self.contract(y, "shared_up", ("S", "D"), "shared_up_out", hidden)]
-        if self.architecture.structure.gated:
+        if self.architecture.structure.has_gated_mlp:
             inputs.insert(0, self.contract(y, "shared_gate", ("S", "D"), "shared_gate_out", hidden))
-        act = self.map(self.architecture.mlp, inputs, "shared_act", hidden)
+        act = self.elementwise(self.architecture.mlp, inputs, "shared_act", hidden)
         if not self.architecture.shared_gate:
             return self.contract(act, "shared_down", ("S", "D"), "shared_out", HIDDEN)
         logit = self.contract(y, "shared_expert_gate", "D", "shared_logit", TOKENS)
         out = self.contract(act, "shared_down", ("S", "D"), "shared_out", HIDDEN, Role.RESIDUAL)
-        return self.map("sigmoid_gate", [out, logit], "shared_gated", HIDDEN)
+        return self.elementwise("sigmoid_gate", [out, logit], "shared_gated", HIDDEN)
 
-    def project(self, y: str, name: str, dims: tuple[str, ...]) -> str:
+    def project_heads(self, y: str, name: str, dims: tuple[str, ...]) -> str:
         """Queries, keys or values as flat heads, before norms and rotation."""
         heads = dims[2:]
         target = f"{name}_flat" if name != "v" else name
-        flat = self.adapted(y, f"w{name}", (*heads, "D"), target, dims, "qkv")
-        return self.biased(flat, "qkv", target, heads, dims)
+        flat = self.contract_with_lora(y, f"w{name}", (*heads, "D"), target, dims, "qkv")
+        return self.add_bias(flat, "qkv", target, heads, dims)
 
-    def adapted(
+    def contract_with_lora(
         self, x: str, weight: str, weight_dims: Iterable[str], name: str, dims: tuple[str, ...], which: str,
         role: Role = Role.ACTIVATION,
     ) -> str:  # fmt: skip
@@ -210,43 +212,43 @@ class Block:
         b = self.builder.weight(up, ("r", *given), adapter=True)
         narrow = add_contract(self.builder, x, a, f"{down}.out", (*TOKENS, "r"), Role.RESIDUAL)
         wide = add_contract(self.builder, narrow, b, f"{up}.out", dims)
-        return self.map("add", [out, wide], f"{name}_adapted", dims, role)
+        return self.elementwise("add", [out, wide], f"{name}_adapted", dims, role)
 
-    def normed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
+    def qk_norm(self, x: str, name: str, dims: tuple[str, ...]) -> str:
         if not self.architecture.qk_norm:
             return x
-        over = chosen({"head": ("H",), "projection": dims[2:]}, self.architecture.qk_norm_over, "qk_norm_over")
+        over = lookup({"head": ("H",), "projection": dims[2:]}, self.architecture.qk_norm_over, "qk_norm_over")
         rows = tuple(dim for dim in dims if dim not in over)
-        squares = self.map("sum_square", [x], f"{name}_squares", rows, Role.STATISTIC)
-        weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", over, part=Part.NORM)
-        return self.map("rms_norm", [x, squares, weight], f"{name}_normed", dims, over=over)
+        squares = self.elementwise("sum_square", [x], f"{name}_squares", rows, Role.STATISTIC)
+        weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", over, part=ModelPart.NORM)
+        return self.elementwise("rms_norm", [x, squares, weight], f"{name}_normed", dims, over=over)
 
-    def placed(self, x: str, name: str, dims: tuple[str, ...]) -> str:
-        if not self.architecture.structure.rotates:
+    def rotary(self, x: str, name: str, dims: tuple[str, ...]) -> str:
+        if not self.architecture.structure.has_rotary:
             return x
         positions = self.builder.input("positions", "T", Role.CONSTANT)
-        return self.map("rotary", [x, positions], name, dims)
+        return self.elementwise("rotary", [x, positions], name, dims)
 
-    def biased(
+    def add_bias(
         self, x: str, which: str, name: str, bias: Iterable[str], dims: tuple[str, ...], role: Role = Role.ACTIVATION
     ) -> str:
         """`x` plus its bias, where the structure has one."""
         if which not in self.architecture.bias:
             return x
         vector = self.builder.weight(f"{self.prefix}{name}.bias", bias)
-        return self.map("add_vector", [x, vector], f"{name}_biased", dims, role)
+        return self.elementwise("add_vector", [x, vector], f"{name}_biased", dims, role)
 
-    def before(self, x: str, name: str) -> str:
+    def pre_norm(self, x: str, name: str) -> str:
         return self.norm(x, name) if self.architecture.pre_norms else x
 
-    def after(self, x: str, name: str) -> str:
+    def post_norm(self, x: str, name: str) -> str:
         return self.norm(x, name) if self.architecture.post_norms else x
 
     def norm(self, x: str, name: str) -> str:
-        with self.builder.within(Part.NORM):
+        with self.builder.in_part(ModelPart.NORM):
             return add_norm(self.builder, self.architecture, x, f"{self.prefix}{name}")
 
-    def map(
+    def elementwise(
         self, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION,
         over: tuple[str, ...] = ("D",),
     ) -> str:  # fmt: skip

@@ -6,16 +6,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwise.model.optimizers.registry import DEFAULT, OPTIMIZERS
-from shardwise.values.errors import did_you_mean, require
-from shardwise.values.loss_kernels import LOSSES
+from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER, OPTIMIZERS
+from shardwise.values.errors import did_you_mean, raise_problems
+from shardwise.values.loss_kernels import LOSS_KERNELS
 from shardwise.values.precision import PRECISIONS
-from shardwise.values.units import binary_reading
+from shardwise.values.units import read_as_binary
 
-Overlap = Literal["per_axis", "sum", "max"]
-OVERLAPS: tuple[Overlap, ...] = ("per_axis", "sum", "max")
-USUAL_SEQ_LEN = 4096  # default tokens of a sequence, for verbs such as `memory` that need no job
-MOST_TOKENS = 10**15  # of one batch: far above any, and its products stay finite
+OverlapConvention = Literal["per_axis", "sum", "max"]
+OVERLAP_CONVENTIONS: tuple[OverlapConvention, ...] = ("per_axis", "sum", "max")
+DEFAULT_SEQ_LEN = 4096  # default tokens of a sequence, for verbs such as `memory` that need no job
+MAX_BATCH_TOKENS = 10**15  # of one batch: far above any, and its products stay finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Job:
 
     `global_batch_tokens` is a multiple of `seq_len`; `tokens` is the length of the whole run. `precision` names a recipe
     (`values/precision.py`), `optimizer` the state of each weight (`optimizer.py`).
-    `overlap` is the convention by which a lower bound hides communication (`convention` where it is None); a job
+    `overlap` is the convention by which a lower bound hides communication (`overlap_convention` where it is None); a job
     that names one is planned by that bound instead of a prediction. `loss` is the kind of cross-entropy, which decides the bytes
     of each logit (`values/loss_kernels.py`); None: the one with the least memory that the stack has. `document_tokens`: length of
     the documents that a sequence is packed from, if attention stays within them; None: attention spans the sequence.
@@ -32,7 +32,7 @@ class Job:
     Raises `InputError` for values out of range, unknown names, and a batch that is not a whole number of sequences.
 
     >>> job = Job(global_batch_tokens=4 * 2**20, seq_len=8192, precision="bf16")
-    >>> job.num_seqs, job.convention, job.optimizer
+    >>> job.num_seqs, job.overlap_convention, job.optimizer
     (512, 'per_axis', 'adamw')
     """
 
@@ -40,10 +40,10 @@ class Job:
     seq_len: int
     tokens: float | None = None
     precision: str = "bf16"
-    overlap: Overlap | None = None
+    overlap: OverlapConvention | None = None
     loss: str | None = None
     document_tokens: int | None = None
-    optimizer: str = DEFAULT
+    optimizer: str = DEFAULT_OPTIMIZER
 
     def __post_init__(self) -> None:
         problems = [
@@ -55,9 +55,9 @@ class Job:
         ]
         if not problems:
             problems = [
-                f"job: {name} has {len(str(getattr(self, name)))} digits; at most {MOST_TOKENS:,} is planned for"
+                f"job: {name} has {len(str(getattr(self, name)))} digits; at most {MAX_BATCH_TOKENS:,} is planned for"
                 for name in ("global_batch_tokens", "seq_len")
-                if getattr(self, name) > MOST_TOKENS
+                if getattr(self, name) > MAX_BATCH_TOKENS
             ]
         if not problems and self.global_batch_tokens % self.seq_len:
             low = self.global_batch_tokens // self.seq_len * self.seq_len
@@ -66,12 +66,12 @@ class Job:
             )
             problems.append(
                 f"job: a batch of {self.global_batch_tokens} tokens is not a whole number of sequences of {self.seq_len}"
-                f"{self._binary_sizes()}; {nearest} tokens"
+                f"{self._suggest_binary_sizes()}; {nearest} tokens"
             )
         if self.tokens is not None and not self.tokens > 0:
             problems.append(f"job: tokens is {self.tokens!r}; a positive number is required")
         choices: Mapping[str, Collection[str]] = {
-            "precision": PRECISIONS, "overlap": OVERLAPS, "loss": LOSSES, "optimizer": OPTIMIZERS,
+            "precision": PRECISIONS, "overlap": OVERLAP_CONVENTIONS, "loss": LOSS_KERNELS, "optimizer": OPTIMIZERS,
         }  # fmt: skip
         problems += [
             f"job: {name} is {value!r}{did_you_mean(value, allowed)}; one of {', '.join(allowed)} is required"
@@ -83,12 +83,12 @@ class Job:
             problems.append(
                 f"job: document_tokens is {self.document_tokens!r}; a whole number of at least 1, at most seq_len, is required"
             )
-        require(problems)
+        raise_problems(problems)
 
-    def _binary_sizes(self) -> str:
+    def _suggest_binary_sizes(self) -> str:
         """Batch and sequence in binary units, where these come out even and one of the two is written in decimal ones."""
         given = (self.global_batch_tokens, self.seq_len)
-        batches, lengths = ([(one, ""), *filter(None, [binary_reading(one)])] for one in given)
+        batches, lengths = ([(one, ""), *filter(None, [read_as_binary(one)])] for one in given)
         meant = (
             (f"a batch of {batch_text}" * bool(batch_text), f"sequences of {text}" * bool(text))
             for batch, batch_text in batches
@@ -98,7 +98,7 @@ class Job:
         return next((f" (did you mean {' and '.join(filter(None, words))}?)" for words in meant), "")
 
     @property
-    def convention(self) -> Overlap:
+    def overlap_convention(self) -> OverlapConvention:
         """The convention of overlap of a bound: `per_axis` where none is named."""
         return self.overlap or "per_axis"
 

@@ -10,12 +10,12 @@ from importlib import resources
 from typing import Any
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.huggingface.config import load_config, with_numerics
+from shardwise.model.huggingface.config import add_numerics, load_config
 from shardwise.values.errors import InputError, did_you_mean
 
 
 @lru_cache(maxsize=1)
-def _catalogue() -> Mapping[str, Mapping[str, Any]]:
+def _read_catalogue() -> Mapping[str, Mapping[str, Any]]:
     tables: dict[str, Mapping[str, Any]] = {}
     for file in sorted(resources.files("shardwise.model").joinpath("catalog").iterdir(), key=lambda f: f.name):
         if file.name.endswith(".toml"):
@@ -25,7 +25,7 @@ def _catalogue() -> Mapping[str, Mapping[str, Any]]:
 
 def model_names() -> tuple[str, ...]:
     """Names of the models in the catalogue."""
-    return tuple(_catalogue())
+    return tuple(_read_catalogue())
 
 
 def load_model(name: str) -> Architecture:
@@ -40,19 +40,19 @@ def load_model(name: str) -> Architecture:
     """
     if name.endswith(".json") or os.path.isdir(name):
         return load_config(name)
-    table = _catalogue().get(name.strip().lower())
+    table = _read_catalogue().get(name.strip().lower())
     if table is None:
         names = model_names()
         raise InputError(
             f"model: found {name!r}{did_you_mean(name, names)}; the catalogue has {', '.join(names)}; or give the path of a "
             "Hugging Face config.json or of its folder (nothing is fetched from a hub)"
         )
-    return _catalogued(name.strip().lower(), table)
+    return _architecture_from_table(name.strip().lower(), table)
 
 
-def _catalogued(name: str, table: Mapping[str, Any]) -> Architecture:
+def _architecture_from_table(name: str, table: Mapping[str, Any]) -> Architecture:
     """A model from its table, whose `config` has the constants of its arithmetic under the keys of a config.json."""
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     config = fields.pop("config", None)
     model = Architecture(name=name, **fields)
-    return model if config is None else with_numerics(model, config)
+    return model if config is None else add_numerics(model, config)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
 # Of gpt-oss's activation: swiglu_limit and the sigmoid's slope in its config.json and code
-CLAMP, CLAMPED_SLOPE = 7.0, 1.702
-FREQUENCY, INDEX = "frequency", "index"
+SWIGLU_CLAMP, CLAMPED_SWIGLU_SLOPE = 7.0, 1.702
+RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX = "frequency", "index"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Rotary:
     original_positions: int = 0
     low: float = 1.0
     high: float = 4.0
-    ramp: str = FREQUENCY
+    ramp: str = RAMP_OVER_FREQUENCY
     rounded: bool = True
     amplitude: float = 1.0
     part: float = 1.0
@@ -109,4 +109,4 @@ class Numerics:
     unread: tuple[str, ...] = ()
 
 
-DEFAULT = Numerics()
+DEFAULT_NUMERICS = Numerics()

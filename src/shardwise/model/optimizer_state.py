@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardwise.model.optimizers.definition import PAIRS, Optimizer, Per
-from shardwise.model.optimizers.registry import optimizer_named
+from shardwise.model.optimizers.definition import PAIR_GRANULARITIES, Granularity, Optimizer
+from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.values.dtypes import bytes_per_element
 from shardwise.values.precision import Precision
 
@@ -15,7 +15,7 @@ def bytes_per_parameter(precision: Precision) -> float:
     >>> bytes_per_parameter(PRECISIONS["bf16"])
     16.0
     """
-    return state_bytes(precision, optimizer_named("adamw"))
+    return state_bytes(precision, get_optimizer("adamw"))
 
 
 def state_bytes(precision: Precision, optimizer: Optimizer) -> float:
@@ -36,10 +36,17 @@ def moment_formats(precision: Precision, optimizer: Optimizer) -> dict[str, str]
 
     What has numbers for two rows or columns is in fp32 at least: rounded to 16 bits it has negative eigenvalues, and no root.
     """
-    _, squares = precision.all_moments
+    _, squares = precision.moment_dtypes
     fine = squares if bytes_per_element(squares) >= bytes_per_element("fp32") else "fp32"
     return {
-        name: moment.format or (fine if moment.per in PAIRS else squares if moment.of_squares else precision.moments)
+        name: moment.format
+        or (
+            fine
+            if moment.granularity in PAIR_GRANULARITIES
+            else squares
+            if moment.is_second_moment
+            else precision.moments
+        )
         for name, moment in optimizer.moments.items()
     }
 
@@ -53,10 +60,13 @@ def moment_bytes(precision: Precision, optimizer: Optimizer) -> float:
 def element_moments(precision: Precision, optimizer: Optimizer) -> dict[str, str]:
     """Return the number format of each moment that has a number for each of a parameter's."""
     formats = moment_formats(precision, optimizer)
-    return {name: format for name, format in formats.items() if optimizer.per(name) is Per.ELEMENT}
+    return {name: format for name, format in formats.items() if optimizer.granularity(name) is Granularity.ELEMENT}
 
 
 def factor_bytes(precision: Precision, optimizer: Optimizer) -> float:
     """Return the bytes of each number of the moments that have one for each row, or column; 0 without any."""
     formats = moment_formats(precision, optimizer)
-    return max((bytes_per_element(formats[n]) for n in formats if optimizer.per(n) is not Per.ELEMENT), default=0.0)
+    return max(
+        (bytes_per_element(formats[n]) for n in formats if optimizer.granularity(n) is not Granularity.ELEMENT),
+        default=0.0,
+    )

@@ -6,18 +6,18 @@ from collections.abc import Container, Iterable, Iterator
 from functools import lru_cache
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED, LAYERS, PREDICTS, UNITS, unit_counts
+from shardwise.model.decoder import BORROWED_WEIGHTS, LAYER_UNITS, MTP_UNITS, UNIT_PROGRAMS, unit_counts
 from shardwise.model.operations import Contract, Operation, Scan, ScanGradient
-from shardwise.model.optimizer_program import Matrix, matrices
-from shardwise.model.optimizers.definition import Optimizer, Per
-from shardwise.model.program import Part, Program, Role, density
+from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
+from shardwise.model.optimizers.definition import Granularity, Optimizer
+from shardwise.model.program import ModelPart, Program, Role, density
 from shardwise.sharding.spec import Spec
-from shardwise.values.symbolic import Polynomial, Values, product, total
+from shardwise.values.symbolic import Polynomial, SymbolValues, multiply_symbols, sum_polynomials
 
 
 def weight_elements(program: Program, *, without: Container[str] = ()) -> Polynomial:
     """Elements of a program's weights, in symbols, but for some."""
-    return total(product(program.dims(name)) for name in program.weights if name not in without)
+    return sum_polynomials(multiply_symbols(program.dims(name)) for name in program.weights if name not in without)
 
 
 def num_params(architecture: Architecture) -> int:
@@ -32,10 +32,10 @@ def num_params(architecture: Architecture) -> int:
     """
     shared = architecture.vocab_size * architecture.d_model if architecture.tied_embeddings else 0
     counts = unit_counts(architecture).items()
-    return sum(count * _unit_params(architecture, name) for name, count in counts if name not in PREDICTS) - shared
+    return sum(count * _unit_params(architecture, name) for name, count in counts if name not in MTP_UNITS) - shared
 
 
-def params_by_part(architecture: Architecture) -> dict[Part, int]:
+def params_by_part(architecture: Architecture) -> dict[ModelPart, int]:
     """Parameters of each part of a model; they add up to `num_params`.
 
     >>> from shardwise.model.load import load_model
@@ -43,17 +43,19 @@ def params_by_part(architecture: Architecture) -> dict[Part, int]:
     >>> {part.value: f"{count / 1e9:.2f}e9" for part, count in parts.items() if count > 1e6}
     {'attention': '1.34e9', 'mlp': '45.10e9', 'vocabulary': '0.26e9'}
     """
-    parts, values = dict.fromkeys(Part, 0), Values(dict(architecture.dims))
+    parts, values = dict.fromkeys(ModelPart, 0), SymbolValues(dict(architecture.dims))
     for name, count in unit_counts(architecture).items():
-        program = UNITS[name](architecture)
-        for weight in program.weights if name not in PREDICTS else ():
-            parts[_part(program, weight)] += count * int(product(program.dims(weight)).evaluate(values))
+        program = UNIT_PROGRAMS[name](architecture)
+        for weight in program.weights if name not in MTP_UNITS else ():
+            parts[_part_of_weight(program, weight)] += count * int(
+                multiply_symbols(program.dims(weight)).evaluate(values)
+            )
     if architecture.tied_embeddings:
-        parts[Part.VOCABULARY] -= architecture.vocab_size * architecture.d_model
+        parts[ModelPart.VOCABULARY] -= architecture.vocab_size * architecture.d_model
     return parts
 
 
-def _part(program: Program, weight: str) -> Part:
+def _part_of_weight(program: Program, weight: str) -> ModelPart:
     part = program.tensors[weight].part
     assert part is not None, f"{weight} belongs to no part of the model"
     return part
@@ -63,8 +65,8 @@ def num_trained_params(architecture: Architecture) -> int:
     """Parameters that the optimizer updates: all, or those of the adapters where the model has any."""
     if not architecture.lora_rank:
         return num_params(architecture)
-    counts, values = unit_counts(architecture).items(), Values(dict(architecture.dims))
-    return sum(n * int(_trained_elements(UNITS[name](architecture)).evaluate(values)) for name, n in counts)
+    counts, values = unit_counts(architecture).items(), SymbolValues(dict(architecture.dims))
+    return sum(n * int(_trained_elements(UNIT_PROGRAMS[name](architecture)).evaluate(values)) for name, n in counts)
 
 
 def _trained_elements(program: Program) -> Polynomial:
@@ -79,39 +81,46 @@ def num_matrix_params(architecture: Architecture, *, tables: bool = False) -> in
     >>> num_params(model) - num_matrix_params(model) - 2 * 128256 * 4096  # embedding and head; norms are left
     266240
     """
-    values, every = Values(dict(architecture.dims)), _trained_matrices(architecture, tables=tables)
-    return sum(count * int(product(matrix.dims).evaluate(values)) for matrix, count in every)
+    values, every = SymbolValues(dict(architecture.dims)), _trained_matrices(architecture, tables=tables)
+    return sum(count * int(multiply_symbols(matrix.dims).evaluate(values)) for matrix, count in every)
 
 
-def _trained_matrices(architecture: Architecture, *, tables: bool) -> Iterator[tuple[Matrix, int]]:
+def _trained_matrices(architecture: Architecture, *, tables: bool) -> Iterator[tuple[WeightMatrix, int]]:
     """Those of the parameters that `num_params` counts, with how often a model has each."""
     for unit, count in unit_counts(architecture).items():
-        program = UNITS[unit](architecture)
+        program = UNIT_PROGRAMS[unit](architecture)
         not_own = ("head",) if architecture.tied_embeddings and unit == "head" else ()
-        for name, matrix in matrices(program, tables=tables).items() if unit not in PREDICTS else ():
+        for name, matrix in weight_matrices(program, tables=tables).items() if unit not in MTP_UNITS else ():
             if name not in not_own and not program.tensors[name].frozen:
                 yield matrix, count
 
 
-def num_factors(architecture: Architecture, optimizer: Optimizer) -> int:
+def num_factored_state_elements(architecture: Architecture, optimizer: Optimizer) -> int:
     """Numbers that an optimizer keeps of matrices' rows and columns, or of each two of them.
 
     >>> from shardwise.model.load import load_model
-    >>> from shardwise.model.optimizers.registry import optimizer_named
+    >>> from shardwise.model.optimizers.registry import get_optimizer
     >>> model = load_model("llama-3-8b")
-    >>> f"{num_factors(model, optimizer_named('adafactor')) / num_params(model):.3%} of the parameters"
+    >>> f"{num_factored_state_elements(model, get_optimizer('adafactor')) / num_params(model):.3%} of the parameters"
     '0.036% of the parameters'
     """
-    values, every = Values(dict(architecture.dims)), [*_trained_matrices(architecture, tables=optimizer.tables)]
-    per = [optimizer.per(name) for name in optimizer.moments if optimizer.per(name) is not Per.ELEMENT]
+    values, every = (
+        SymbolValues(dict(architecture.dims)),
+        [*_trained_matrices(architecture, tables=optimizer.covers_vocabulary)],
+    )
+    per = [
+        optimizer.granularity(name)
+        for name in optimizer.moments
+        if optimizer.granularity(name) is not Granularity.ELEMENT
+    ]
     return sum(
-        count * int(product(matrix.per(one, optimizer.largest_side)).evaluate(values))
+        count * int(multiply_symbols(matrix.dims_at(one, optimizer.max_preconditioned_side)).evaluate(values))
         for matrix, count in every
         for one in per
     )
 
 
-def num_predict_params(architecture: Architecture) -> int:
+def num_mtp_params(architecture: Architecture) -> int:
     """Parameters of multi-token prediction in training; `num_params`, like model cards, leaves them out. DeepSeek-V3 has
     11.5e9."""
     return architecture.num_predict_layers and architecture.num_predict_layers * _unit_params(architecture, "predict")
@@ -119,20 +128,22 @@ def num_predict_params(architecture: Architecture) -> int:
 
 def _unit_params(architecture: Architecture, name: str) -> int:
     """A unit's own weights, without those that it shares with other units."""
-    own = weight_elements(UNITS[name](architecture), without=BORROWED.get(name, ()))
-    return int(own.evaluate(Values(dict(architecture.dims))))
+    own = weight_elements(UNIT_PROGRAMS[name](architecture), without=BORROWED_WEIGHTS.get(name, ()))
+    return int(own.evaluate(SymbolValues(dict(architecture.dims))))
 
 
 def num_active_params(architecture: Architecture) -> int:
     """Parameters that a token uses: all but the experts that it is not routed to. Mixtral 8x7B has 12.9 of 46.7 billion."""
-    block = UNITS["block"](architecture)
-    experts = total(product(block.dims(name)) for name in _experts_weights(block)).evaluate(Values(architecture.dims))
+    block = UNIT_PROGRAMS["block"](architecture)
+    experts = sum_polynomials(multiply_symbols(block.dims(name)) for name in _expert_weights(block)).evaluate(
+        SymbolValues(architecture.dims)
+    )
     idle = architecture.num_experts - architecture.experts_per_token
     each = int(experts) // (architecture.num_experts or 1)
     return num_params(architecture) - (architecture.num_layers - architecture.num_dense_layers) * idle * each
 
 
-def _experts_weights(program: Program) -> set[str]:
+def _expert_weights(program: Program) -> set[str]:
     """Weights that routed tokens use: matrices and biases of all experts."""
 
     def of(role: Role, names: Iterable[str]) -> set[str]:
@@ -148,16 +159,16 @@ def _experts_weights(program: Program) -> set[str]:
 
 def program_flops(program: Program) -> Polynomial:
     """FLOPs of the products and attention scans of a program on one device, in symbols of the dims."""
-    return total(_flops(program, operation) for operation in program.operations)
+    return sum_polynomials(_operation_flops(program, operation) for operation in program.operations)
 
 
-def _flops(program: Program, operation: Operation) -> Polynomial:
+def _operation_flops(program: Program, operation: Operation) -> Polynomial:
     if not isinstance(operation, (Contract, Scan, ScanGradient)):
         return Polynomial()
     specs = [Spec.of(program.dims(name)) for name in operation.inputs]
     dims = {name: tensor.dims for name, tensor in program.tensors.items()}
     routed = any(program.tensors[name].role is Role.ROUTED for name in operation.operands)
-    whole = operation.flops(operation.place(specs, dims, lambda name: False))
+    whole = operation.flops(operation.propagate_sharding(specs, dims, lambda name: False))
     return whole * density(Role.ROUTED if routed else Role.ACTIVATION)
 
 
@@ -178,38 +189,41 @@ def model_flops_per_token(architecture: Architecture, seq_len: int) -> float:
 def unit_training_flops(architecture: Architecture, name: str, seq_len: int) -> tuple[float, float]:
     """FLOPs of the forward and of the backward pass of a unit over one sequence. A product has two products in the backward
     pass, the gradients of both operands; one with a frozen weight has one."""
-    program = UNITS[name](architecture)
-    values = Values({**architecture.dims, "B": 1, "T": seq_len, "span": architecture.average_span(seq_len)})
-    backward = total(
-        _flops(program, operation) * _num_gradients(program, operation) for operation in program.operations
+    program = UNIT_PROGRAMS[name](architecture)
+    values = SymbolValues(
+        {**architecture.dims, "B": 1, "T": seq_len, "span": architecture.mean_attended_share(seq_len)}
+    )
+    backward = sum_polynomials(
+        _operation_flops(program, operation) * _num_backward_products(program, operation)
+        for operation in program.operations
     )
     return float(program_flops(program).evaluate(values)), float(backward.evaluate(values))
 
 
-def _num_gradients(program: Program, operation: Operation) -> int:
+def _num_backward_products(program: Program, operation: Operation) -> int:
     """Number of products in the backward pass of a product: one for each operand that is not a frozen weight."""
     return 1 if any(program.tensors[operand].frozen for operand in operation.operands) else 2
 
 
 def layer_training_flops(
     architecture: Architecture, seq_len: int, *, causal: bool = True
-) -> tuple[dict[Part, float], float]:
+) -> tuple[dict[ModelPart, float], float]:
     """FLOPs of a layer over one sequence, forward and backward: products with the weights of each part, and attention's scores.
 
     The mean over the layers, where they differ. The scores are counted as `model_flops_per_token` does, or with `causal` off
     over their whole square; the two times `num_layers`, and the head's products, are its FLOPs.
     """
-    span = architecture.average_span(seq_len) if causal else 1.0
-    values = Values({**architecture.dims, "B": 1, "T": seq_len, "span": span})
-    products, scores = dict.fromkeys(Part, 0.0), 0.0
+    span = architecture.mean_attended_share(seq_len) if causal else 1.0
+    values = SymbolValues({**architecture.dims, "B": 1, "T": seq_len, "span": span})
+    products, scores = dict.fromkeys(ModelPart, 0.0), 0.0
     for name, count in unit_counts(architecture).items():
-        program, share = UNITS[name](architecture), count / architecture.num_layers
-        for operation in program.operations if name in LAYERS else ():
-            flops = float(_flops(program, operation).evaluate(values)) * share
-            flops *= 1 + _num_gradients(program, operation)
+        program, share = UNIT_PROGRAMS[name](architecture), count / architecture.num_layers
+        for operation in program.operations if name in LAYER_UNITS else ():
+            flops = float(_operation_flops(program, operation).evaluate(values)) * share
+            flops *= 1 + _num_backward_products(program, operation)
             weights = [one for one in operation.operands if program.tensors[one].role is Role.WEIGHT]
             if isinstance(operation, Scan):
                 scores += flops
             elif flops:
-                products[_part(program, weights[0])] += flops
+                products[_part_of_weight(program, weights[0])] += flops
     return products, scores

@@ -9,17 +9,17 @@ from typing_extensions import TypedDict
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.parameters_and_flops import num_active_params, num_params
-from shardwise.values.payload_fields import Fields
+from shardwise.values.payload_fields import MergedFields
 
 
-class Counts(TypedDict):
+class ParameterCounts(TypedDict):
     """Number of parameters: all, and those that a token uses."""
 
     num_params: int
     num_active_params: int
 
 
-ModelPayload = Annotated[dict[str, Any], Fields(Architecture, Counts)]
+ModelPayload = Annotated[dict[str, Any], MergedFields(Architecture, ParameterCounts)]
 
 
 def model_payload(model: Architecture) -> dict[str, Any]:

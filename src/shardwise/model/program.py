@@ -32,7 +32,7 @@ class Role(StrEnum):
     CONSTANT = "constant"  # token ids, positions: every device can make any part of it
 
 
-class Part(StrEnum):
+class ModelPart(StrEnum):
     """The part of a model that a tensor belongs to. Reports add up weights by it, and recompute policies name results by it;
     nothing is priced by it."""
 
@@ -56,7 +56,7 @@ class Tensor:
     role: Role
     gradient_of: str = ""
     frozen: bool = False
-    part: Part | None = None
+    part: ModelPart | None = None
 
 
 def density(role: Role) -> Polynomial:
@@ -76,16 +76,16 @@ class Program:
     def dims(self, name: str) -> tuple[str, ...]:
         return self.tensors[name].dims
 
-    def named(self, role: Role) -> tuple[str, ...]:
+    def names_with_role(self, role: Role) -> tuple[str, ...]:
         """Names of the tensors with this role, in order of definition."""
         return tuple(name for name, tensor in self.tensors.items() if tensor.role is role)
 
     @property
     def weights(self) -> tuple[str, ...]:
-        return self.named(Role.WEIGHT)
+        return self.names_with_role(Role.WEIGHT)
 
     @property
-    def wanted(self) -> tuple[str, ...]:
+    def trainable_inputs(self) -> tuple[str, ...]:
         """Inputs that need a gradient: trained weights, and outputs of another program."""
         tensors = (self.tensors[name] for name in self.inputs)
         return tuple(tensor.name for tensor in tensors if tensor.role is not Role.CONSTANT and not tensor.frozen)
@@ -102,10 +102,10 @@ class ProgramBuilder:
         self.tensors: dict[str, Tensor] = {}
         self.operations: list[Operation] = []
         self.inputs: list[str] = []
-        self.part: Part | None = None
+        self.part: ModelPart | None = None
 
     @contextmanager
-    def within(self, part: Part | None) -> Iterator[None]:
+    def in_part(self, part: ModelPart | None) -> Iterator[None]:
         """Tensors that are defined meanwhile belong to this part, unless they say another."""
         outer, self.part = self.part, part
         try:
@@ -122,7 +122,7 @@ class ProgramBuilder:
             self.inputs.append(self.tensor(name, dims, role))
         return name
 
-    def weight(self, name: str, dims: Iterable[str], *, part: Part | None = None, adapter: bool = False) -> str:
+    def weight(self, name: str, dims: Iterable[str], *, part: ModelPart | None = None, adapter: bool = False) -> str:
         self.input(name, dims, Role.WEIGHT)
         frozen = self.adapters_only and not adapter
         self.tensors[name] = replace(self.tensors[name], frozen=frozen, part=part or self.part)

@@ -3,7 +3,7 @@
 A policy decides for each result of a block. What it does not save is recomputed from what it saves, by the smallest slice of
 the forward pass (`model/backward.py`); a block's input and its weights are always available. There are three kinds of policy.
 
-- Names of the tables `POLICIES` and `FURTHER`: "none", "selective", "full", "alternate".
+- Names of the tables `POLICIES` and `OPTIONAL_POLICIES`: "none", "selective", "full", "alternate".
 - Modules of a block that Megatron-Core recomputes one by one (--recompute-modules), joined by "+" in the order of `MODULES`:
   "layernorm+moe_act". What none of them discards is saved as under "none". Source: Megatron-Core 0.20.0 (d98e8a64),
   transformer/transformer_config.py (recompute_modules), transformer_layer.py, attention.py, multi_latent_attention.py,
@@ -21,8 +21,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardwise.model.program import Part, Program, Role, Tensor
-from shardwise.values.errors import InputError, did_you_mean, unknown
+from shardwise.model.program import ModelPart, Program, Role, Tensor
+from shardwise.values.errors import InputError, describe_unknown, did_you_mean
 from shardwise.values.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class RecomputePolicy:
     """`keeps` says whether the results of an operation may be saved; `summary` describes the policy for people.
 
     Of a block's products, only the first and every `product_step`th after it may be saved; of the rest, what no module of
@@ -41,10 +41,10 @@ class Policy:
     summary: str
     keeps: Callable[[Operation], bool]
     product_step: int = 1
-    modules: tuple[Module, ...] = ()
+    modules: tuple[RecomputeModule, ...] = ()
     keeps_scores: bool = False
 
-    def of(self, block: Program) -> Callable[[str], bool]:
+    def may_save(self, block: Program) -> Callable[[str], bool]:
         """Of the name of a block's result, whether it may be saved."""
         products = [id(operation) for operation in block.operations if operation.kind == "contract"]
         passed = set(products) - set(products[:: self.product_step])
@@ -54,32 +54,32 @@ class Policy:
         return (names - discarded).__contains__
 
 
-def _keeps_all(operation: Operation) -> bool:
+def _save_all(operation: Operation) -> bool:
     return True
 
 
-def _hands_over(operation: Operation) -> bool:
+def _is_handover(operation: Operation) -> bool:
     return getattr(operation, "function", "") == "handover"
 
 
 # From the policy that saves the most to the one that saves the least.
-POLICIES: dict[str, Policy] = {
-    "none": Policy("keep whatever the backward pass reads", _keeps_all, keeps_scores=True),
+POLICIES: dict[str, RecomputePolicy] = {
+    "none": RecomputePolicy("keep whatever the backward pass reads", _save_all, keeps_scores=True),
     # S0: "big matmuls only". Tokens that went to their experts or came back are kept too, as their AllToAll costs more
     # than their bytes.
-    "selective": Policy(
+    "selective": RecomputePolicy(
         "keep the results of matrix products and of attention, rebuild what is elementwise",
-        lambda operation: operation.kind in ("contract", "scan") or _hands_over(operation),
+        lambda operation: operation.kind in ("contract", "scan") or _is_handover(operation),
     ),
     # S0: "block remat"
-    "full": Policy("keep a block's input alone, run the block again", lambda operation: False),
+    "full": RecomputePolicy("keep a block's input alone, run the block again", lambda operation: False),
 }
 
 # Policies that a layout may name and that are searched where they are asked for: engines have them by default, and others do as
 # well for as much memory.
-FURTHER: dict[str, Policy] = {
+OPTIONAL_POLICIES: dict[str, RecomputePolicy] = {
     # torchtitan, parallelize_llama.py: per-op selective checkpointing saves products and attention, "except every second mm"
-    "alternate": Policy(
+    "alternate": RecomputePolicy(
         "keep the results of every other product and of attention, rebuild the rest",
         lambda operation: operation.kind in ("contract", "scan"),
         product_step=2,
@@ -87,31 +87,33 @@ FURTHER: dict[str, Policy] = {
 }
 
 
-def _of_modules(names: tuple[str, ...]) -> Policy:
+def _policy_of_modules(names: tuple[str, ...]) -> RecomputePolicy:
     """Save all but what some modules discard."""
     modules = tuple(MODULES[name] for name in names)
     summary = "run again " + "; ".join(module.summary for module in modules)
-    return Policy(summary, _keeps_all, modules=modules, keeps_scores="core_attn" not in names)
+    return RecomputePolicy(summary, _save_all, modules=modules, keeps_scores="core_attn" not in names)
 
 
-def _of_set(name: str) -> Policy:
+def _policy_of_tensor_set(name: str) -> RecomputePolicy:
     """Save what is named."""
-    kept = frozenset(tensor for tensors in kept_tensors(name).values() for tensor in tensors)
-    return Policy("keep what is named, rebuild the rest", lambda operation: not kept.isdisjoint(operation.outputs))
+    kept = frozenset(tensor for tensors in parse_tensor_set(name).values() for tensor in tensors)
+    return RecomputePolicy(
+        "keep what is named, rebuild the rest", lambda operation: not kept.isdisjoint(operation.outputs)
+    )
 
 
-def policy_named(name: str) -> Policy:
+def get_recompute_policy(name: str) -> RecomputePolicy:
     """A policy of either table, of modules, or of a set of tensors. Raises `InputError` that lists the names.
 
-    >>> policy_named("layernorm+moe_act").summary
+    >>> get_recompute_policy("layernorm+moe_act").summary
     'run again norms in front of experts and of latent attention; activations of experts'
     """
-    if is_set(name):
-        return _of_set(name)
-    policy = {**POLICIES, **FURTHER}.get(name)
-    if policy is None and not modules_in(name):
-        raise InputError(f"recompute: {unknown(name, policy_names())}")
-    return policy or _of_modules(modules_in(name))
+    if is_tensor_set(name):
+        return _policy_of_tensor_set(name)
+    policy = {**POLICIES, **OPTIONAL_POLICIES}.get(name)
+    if policy is None and not parse_modules(name):
+        raise InputError(f"recompute: {describe_unknown(name, policy_names())}")
+    return policy or _policy_of_modules(parse_modules(name))
 
 
 class PolicyNames(Collection[str]):
@@ -122,13 +124,13 @@ class PolicyNames(Collection[str]):
     """
 
     def __contains__(self, name: object) -> bool:
-        return name in POLICIES or name in FURTHER or (isinstance(name, str) and bool(modules_in(name)))
+        return name in POLICIES or name in OPTIONAL_POLICIES or (isinstance(name, str) and bool(parse_modules(name)))
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*POLICIES, *FURTHER, *MODULES))
+        return iter((*POLICIES, *OPTIONAL_POLICIES, *MODULES))
 
     def __len__(self) -> int:
-        return len(POLICIES) + len(FURTHER) + len(MODULES)
+        return len(POLICIES) + len(OPTIONAL_POLICIES) + len(MODULES)
 
 
 def policy_names() -> PolicyNames:
@@ -136,61 +138,61 @@ def policy_names() -> PolicyNames:
     return PolicyNames()
 
 
-def parts_of_policy(name: str) -> tuple[str, ...]:
+def required_abilities(name: str) -> tuple[str, ...]:
     """What software has to have for a policy: each of its modules, or the policy itself.
 
-    >>> parts_of_policy("layernorm+moe_act"), parts_of_policy("full")
+    >>> required_abilities("layernorm+moe_act"), required_abilities("full")
     (('layernorm', 'moe_act'), ('full',))
     """
-    return modules_in(name) or (name,)
+    return parse_modules(name) or (name,)
 
 
-def searched_policies(has: Collection[str], model: Architecture, *, writes_scores: bool = False) -> tuple[str, ...]:
+def policies_to_search(has: Collection[str], model: Architecture, *, writes_scores: bool = False) -> tuple[str, ...]:
     """Of the policies and modules that software has, what a search for a model tries, from the one that saves the most.
 
     Policies of either table, the further ones where there is no `selective`; and its modules, cumulatively: attention first
     where it `writes_scores`.
 
     >>> import shardwise as sw
-    >>> searched_policies(("none", "core_attn", "mlp", "full"), sw.load_model("llama-3-8b"))
+    >>> policies_to_search(("none", "core_attn", "mlp", "full"), sw.load_model("llama-3-8b"))
     ('none', 'mlp', 'full')
     """
-    further = () if "selective" in has else FURTHER
+    further = () if "selective" in has else OPTIONAL_POLICIES
     kept = [name for name in (*POLICIES, *further) if name in has and name != "full"]
-    ladder = (*(("core_attn",),) * writes_scores, *LADDER)
-    steps = [[one for one in step if one in has and MODULES[one].of(model)] for step in ladder]
+    ladder = (*(("core_attn",),) * writes_scores, *SEARCHED_MODULES)
+    steps = [[one for one in step if one in has and MODULES[one].applies_to(model)] for step in ladder]
     cumulated = [
-        joined(one for up_to in steps[: number + 1] for one in up_to) for number, step in enumerate(steps) if step
+        join_modules(one for up_to in steps[: number + 1] for one in up_to) for number, step in enumerate(steps) if step
     ]
     return (*kept, *cumulated, *(["full"] if "full" in has else []))
 
 
 def policy_problem(name: str) -> str:
     """What is wrong with a layout's policy, which may be a set or a budget too; empty where nothing is."""
-    if isinstance(name, str) and (is_set(name) or is_budget(name)):
+    if isinstance(name, str) and (is_tensor_set(name) or is_byte_budget(name)):
         try:
-            kept_tensors(name) if is_set(name) else budget_bytes(name)
+            parse_tensor_set(name) if is_tensor_set(name) else budget_bytes(name)
         except InputError as error:
             return error.problems[0]
         return ""
     names = policy_names()
     if name in names:
         return ""
-    allowed = ", ".join((*names, *FORMS))
+    allowed = ", ".join((*names, *POLICY_FORMS))
     return f"layout: recompute is {name!r}{did_you_mean(name, names)}; one of {allowed} is required"
 
 
 # What of latent attention is made before or after what its up-projections make.
-OUTSIDE_UP = ("q_latent", "kv_latent", "k_rotary_flat", "attended", "lse", "attention_out")
+NOT_UP_PROJECTED = ("q_latent", "kv_latent", "k_rotary_flat", "attended", "lse", "attention_out")
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
-    """`discards`: whether a tensor of a block is recomputed; `of`: whether a model has anything that is."""
+class RecomputeModule:
+    """`discards`: whether a tensor of a block is recomputed; `applies_to`: whether a model has anything that is."""
 
     summary: str
     discards: Callable[[Program, Tensor], bool]
-    of: Callable[[Architecture], bool]
+    applies_to: Callable[[Architecture], bool]
 
 
 def _is_routed(block: Program) -> bool:
@@ -201,21 +203,23 @@ def _is_latent(block: Program) -> bool:
     return any(name.endswith("kv_latent") for name in block.tensors)
 
 
-def _of_norm(name: str, tensor: Tensor) -> bool:
+def _is_norm_result(name: str, tensor: Tensor) -> bool:
     """Whether a norm in front of attention or of the MLP makes a tensor."""
-    return tensor.part is Part.NORM and f"{name}_norm." in tensor.name
+    return tensor.part is ModelPart.NORM and f"{name}_norm." in tensor.name
 
 
-def _norm_alone(block: Program, tensor: Tensor) -> bool:
-    return (_is_latent(block) and _of_norm("attention", tensor)) or (_is_routed(block) and _of_norm("mlp", tensor))
+def _is_standalone_norm_result(block: Program, tensor: Tensor) -> bool:
+    return (_is_latent(block) and _is_norm_result("attention", tensor)) or (
+        _is_routed(block) and _is_norm_result("mlp", tensor)
+    )
 
 
-def _up_projected(block: Program, tensor: Tensor) -> bool:
-    return _is_latent(block) and tensor.part is Part.ATTENTION and not tensor.name.endswith(OUTSIDE_UP)
+def _is_up_projection_result(block: Program, tensor: Tensor) -> bool:
+    return _is_latent(block) and tensor.part is ModelPart.ATTENTION and not tensor.name.endswith(NOT_UP_PROJECTED)
 
 
-def _of_dense_mlp(block: Program, tensor: Tensor) -> bool:
-    return not _is_routed(block) and (tensor.part is Part.MLP or _of_norm("mlp", tensor))
+def _is_dense_mlp_result(block: Program, tensor: Tensor) -> bool:
+    return not _is_routed(block) and (tensor.part is ModelPart.MLP or _is_norm_result("mlp", tensor))
 
 
 def _has_experts(model: Architecture) -> bool:
@@ -223,72 +227,72 @@ def _has_experts(model: Architecture) -> bool:
 
 
 # In the order of their names in a policy.
-MODULES: dict[str, Module] = {
-    "core_attn": Module(
+MODULES: dict[str, RecomputeModule] = {
+    "core_attn": RecomputeModule(
         "attention between its products: of a fused kernel it frees the sums of softmax alone",
         lambda block, tensor: tensor.name.endswith("lse"), lambda model: True,
     ),
-    "layernorm": Module(
-        "norms in front of experts and of latent attention", _norm_alone,
+    "layernorm": RecomputeModule(
+        "norms in front of experts and of latent attention", _is_standalone_norm_result,
         lambda model: _has_experts(model) or model.kv_lora_rank > 0,
     ),
-    "moe_act": Module(
+    "moe_act": RecomputeModule(
         "activations of experts", lambda block, tensor: tensor.name.endswith("experts_act"), _has_experts,
     ),
-    "mla_up_proj": Module(
-        "what latent attention makes of its latents", _up_projected, lambda model: model.kv_lora_rank > 0,
+    "mla_up_proj": RecomputeModule(
+        "what latent attention makes of its latents", _is_up_projection_result, lambda model: model.kv_lora_rank > 0,
     ),
-    "mlp": Module(
-        "MLPs of dense layers, with the norm in front of them", _of_dense_mlp,
+    "mlp": RecomputeModule(
+        "MLPs of dense layers, with the norm in front of them", _is_dense_mlp_result,
         lambda model: not model.num_experts or model.num_dense_layers > 0,
     ),
-    "moe": Module(
+    "moe": RecomputeModule(
         "routers, experts and shared experts, with the exchange of tokens",
-        lambda block, tensor: _is_routed(block) and tensor.part is Part.MLP, _has_experts,
+        lambda block, tensor: _is_routed(block) and tensor.part is ModelPart.MLP, _has_experts,
     ),
-    "shared_experts": Module(
+    "shared_experts": RecomputeModule(
         "shared experts", lambda block, tensor: tensor.name.rpartition(".")[2].startswith("shared_"),
         lambda model: model.shared_expert_width > 0,
     ),
 }  # fmt: skip
 # Joint policies that a search tries: from the modules that cost least time for what they free, each with those before it. `moe`
 # exchanges tokens once more, and `core_attn` frees nothing of fused attention: both are for those who ask.
-LADDER = (("layernorm", "moe_act"), ("mla_up_proj",), ("mlp", "shared_experts"))
+SEARCHED_MODULES = (("layernorm", "moe_act"), ("mla_up_proj",), ("mlp", "shared_experts"))
 
 
-def modules_in(policy: str) -> tuple[str, ...]:
+def parse_modules(policy: str) -> tuple[str, ...]:
     """The modules of a policy; none where it is not one of modules.
 
-    >>> modules_in("layernorm+moe_act"), modules_in("moe_act+layernorm"), modules_in("full")
+    >>> parse_modules("layernorm+moe_act"), parse_modules("moe_act+layernorm"), parse_modules("full")
     (('layernorm', 'moe_act'), (), ())
     """
     named = tuple(policy.split("+"))
     return named if named == tuple(name for name in MODULES if name in named) else ()
 
 
-def joined(modules: Iterable[str]) -> str:
+def join_modules(modules: Iterable[str]) -> str:
     """The policy of some modules, in the order of the table; "none" of none.
 
-    >>> joined({"moe_act", "layernorm"}), joined(())
+    >>> join_modules({"moe_act", "layernorm"}), join_modules(())
     ('layernorm+moe_act', 'none')
     """
     named = set(modules)
     return "+".join(name for name in MODULES if name in named) or "none"
 
 
-KEEP, BUDGET = "keep:", "budget:"
-FORMS = ("keep:TENSOR,...", "budget:BYTES")  # how they are written
-OF_KIND, KINDS = ":", "/"  # behind the name of a kind of layer, and between kinds
+KEEP_PREFIX, BUDGET_PREFIX = "keep:", "budget:"
+POLICY_FORMS = ("keep:TENSOR,...", "budget:BYTES")  # how they are written
+KIND_MARK, KIND_SEPARATOR = ":", "/"  # behind the name of a kind of layer, and between kinds
 
 
-def is_set(policy: str) -> bool:
+def is_tensor_set(policy: str) -> bool:
     """Whether a policy names the tensors that it keeps."""
-    return policy.startswith(KEEP)
+    return policy.startswith(KEEP_PREFIX)
 
 
-def is_budget(policy: str) -> bool:
+def is_byte_budget(policy: str) -> bool:
     """Whether a policy is a budget, for which a set is still to be chosen."""
-    return policy.startswith(BUDGET)
+    return policy.startswith(BUDGET_PREFIX)
 
 
 def budget_bytes(policy: str) -> float:
@@ -297,47 +301,50 @@ def budget_bytes(policy: str) -> float:
     >>> budget_bytes("budget:20GB")
     20000000000.0
     """
-    return parse_quantity(policy.removeprefix(BUDGET), what="layout: recompute: budget", unit="B")
+    return parse_quantity(policy.removeprefix(BUDGET_PREFIX), what="layout: recompute: budget", unit="B")
 
 
-def kept_tensors(policy: str) -> dict[str, tuple[str, ...]]:
+def parse_tensor_set(policy: str) -> dict[str, tuple[str, ...]]:
     """The tensors of a set by kind of layer; those of "" are of every kind that is not named. Raises `InputError`.
 
-    >>> kept_tensors("keep:q,k")
+    >>> parse_tensor_set("keep:q,k")
     {'': ('q', 'k')}
-    >>> kept_tensors("keep:block:q,gates/dense_block:q")
+    >>> parse_tensor_set("keep:block:q,gates/dense_block:q")
     {'block': ('q', 'gates'), 'dense_block': ('q',)}
     """
     found: dict[str, tuple[str, ...]] = {}
-    for part in policy.removeprefix(KEEP).split(KINDS):
-        kind, _, names = part.rpartition(OF_KIND)
+    for part in policy.removeprefix(KEEP_PREFIX).split(KIND_SEPARATOR):
+        kind, _, names = part.rpartition(KIND_MARK)
         tensors = tuple(name for name in names.split(",") if name)
         if kind in found or (not tensors and not kind):
             raise InputError(
-                f"layout: recompute is {policy!r}; names of tensors with commas between them are required, such as {KEEP}q,k,v, "
-                f"or for each kind of layer once, such as {KEEP}block{OF_KIND}q,k{KINDS}dense_block{OF_KIND}q"
+                f"layout: recompute is {policy!r}; names of tensors with commas between them are required, such as "
+                f"{KEEP_PREFIX}q,k,v, "
+                f"or for each kind of layer once, such as {KEEP_PREFIX}block{KIND_MARK}q,k{KIND_SEPARATOR}dense_block{KIND_MARK}q"
             )
         found[kind] = tensors
     return found
 
 
-def set_named(kept: Mapping[str, Sequence[str]]) -> str:
-    """The text of a set, by kind of layer as `kept_tensors` gives them.
+def format_tensor_set(kept: Mapping[str, Sequence[str]]) -> str:
+    """The text of a set, by kind of layer as `parse_tensor_set` gives them.
 
-    >>> set_named({"": ("q", "k")}), set_named({"block": ("q",), "dense_block": ()})
+    >>> format_tensor_set({"": ("q", "k")}), format_tensor_set({"block": ("q",), "dense_block": ()})
     ('keep:q,k', 'keep:block:q/dense_block:')
     """
-    return KEEP + KINDS.join((f"{kind}{OF_KIND}" if kind else "") + ",".join(names) for kind, names in kept.items())
+    return KEEP_PREFIX + KIND_SEPARATOR.join(
+        (f"{kind}{KIND_MARK}" if kind else "") + ",".join(names) for kind, names in kept.items()
+    )
 
 
-def of_kind(policy: str, kind: str) -> str:
+def policy_for_layer(policy: str, kind: str) -> str:
     """What of a policy is about a kind of layer: the same for all kinds that it treats alike.
 
-    >>> of_kind("keep:block:q/dense_block:", "block"), of_kind("keep:block:q/dense_block:", "dense_block")
+    >>> policy_for_layer("keep:block:q/dense_block:", "block"), policy_for_layer("keep:block:q/dense_block:", "dense_block")
     ('keep:q', 'full')
     """
-    if not is_set(policy):
+    if not is_tensor_set(policy):
         return policy
-    kept = kept_tensors(policy)
+    kept = parse_tensor_set(policy)
     tensors = kept.get(kind, kept.get("", ()))
-    return set_named({"": tensors}) if tensors else "full"
+    return format_tensor_set({"": tensors}) if tensors else "full"

@@ -8,10 +8,10 @@ durations of passes, and turned into ordered point-to-point messages.
 
 Entry points:
 
-- `registry.schedule_of`, `registry.build`: a schedule by name, and its action list;
-- `clock.check`: refuse a list that ranks cannot run;
-- `timeline.play`: when each pass begins and ends, the bubble, and peak activations;
-- `messages.exchanges`: sends and receives in an order that both ends of a channel can post;
+- `pipeline.registry.get_schedule`, `pipeline.registry.build_actions`: a schedule by name, and its action list;
+- `pipeline.clock.check_actions`: refuse a list that ranks cannot run;
+- `pipeline.timeline.play_actions`: when each pass begins and ends, the bubble, and peak activations;
+- `pipeline.messages.order_messages`: sends and receives in an order that both ends of a channel can post;
 - `torch_csv.to_csv`, `torch_csv.from_csv`: PyTorch's file format of action lists.
 
 Schedules know neither model nor layout. May import: `values`. `layout` reads the closed forms, so this room is below it.

@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-FORWARD, BACKWARD = "F", "B"  # B: the whole backward pass
-INPUT, WEIGHT = "I", "W"  # its parts: the gradients of activations, for which the stage before waits, and of weights
-KINDS = (FORWARD, BACKWARD, INPUT, WEIGHT)
+FORWARD, FULL_BACKWARD = "F", "B"  # B: the whole backward pass
+BACKWARD_INPUT, BACKWARD_WEIGHT = (
+    "I",
+    "W",
+)  # its parts: the gradients of activations, for which the stage before waits, and of weights
+KINDS = (FORWARD, FULL_BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
 
 class Action(NamedTuple):
@@ -37,34 +40,34 @@ Slot = tuple[Action, ...]  # one action, or a forward and a backward pass that r
 Order = tuple[tuple[Slot, ...], ...]  # the slots of each rank
 
 
-class Placement(NamedTuple):
+class StagePlacement(NamedTuple):
     """Where stages run: `ranks` has the rank of each virtual stage in the model's order.
 
-    With `both_ends` every rank holds a second copy of a stage, of the rank opposite: the second half of the micro-batches
+    With `bidirectional` every rank holds a second copy of a stage, of the rank opposite: the second half of the micro-batches
     comes in at the last rank and goes the other way.
     """
 
     name: str
     ranks: tuple[int, ...]
-    both_ends: bool = False
+    bidirectional: bool = False
 
     @property
     def num_ranks(self) -> int:
         return max(self.ranks) + 1
 
-    def held(self, rank: int) -> tuple[int, ...]:
+    def stages_of_rank(self, rank: int) -> tuple[int, ...]:
         """The virtual stages of which a rank holds the weights, in the model's order.
 
-        >>> v_shape(3).held(0), from_both_ends(4).held(1)
+        >>> v_placement(3).stages_of_rank(0), bidirectional_placement(4).stages_of_rank(1)
         ((0, 5), (1, 2))
         """
-        holders = {rank, self.num_ranks - 1 - rank} if self.both_ends else {rank}
+        holders = {rank, self.num_ranks - 1 - rank} if self.bidirectional else {rank}
         return tuple(stage for stage, own in enumerate(self.ranks) if own in holders)
 
-    def by_rank(self, numbers: Sequence[int]) -> tuple[int, ...]:
+    def sum_by_rank(self, numbers: Sequence[int]) -> tuple[int, ...]:
         """A quantity of the virtual stages, summed over those of each rank; second copies do not count.
 
-        >>> v_shape(2).by_rank((1, 2, 3, 4))
+        >>> v_placement(2).sum_by_rank((1, 2, 3, 4))
         (5, 5)
         """
         found = [0] * self.num_ranks
@@ -73,28 +76,28 @@ class Placement(NamedTuple):
         return tuple(found)
 
 
-def loop(num_ranks: int, num_virtual_stages: int) -> Placement:
+def loop_placement(num_ranks: int, num_virtual_stages: int) -> StagePlacement:
     """Stage s on rank s mod p: around the ranks once for each virtual stage of a rank.
 
-    >>> loop(2, 2).ranks
+    >>> loop_placement(2, 2).ranks
     (0, 1, 0, 1)
     """
-    return Placement("loop", tuple(range(num_ranks)) * num_virtual_stages)
+    return StagePlacement("loop", tuple(range(num_ranks)) * num_virtual_stages)
 
 
-def v_shape(num_ranks: int, num_virtual_stages: int = 2) -> Placement:
+def v_placement(num_ranks: int, num_virtual_stages: int = 2) -> StagePlacement:
     """Two virtual stages on each rank: down the ranks and up again, so that the first rank has both ends of the model.
 
-    >>> v_shape(2).ranks
+    >>> v_placement(2).ranks
     (0, 1, 1, 0)
     """
     down = tuple(range(num_ranks))
-    return Placement("v", down + down[::-1])
+    return StagePlacement("v", down + down[::-1])
 
 
-def from_both_ends(num_ranks: int, num_virtual_stages: int = 1) -> Placement:
+def bidirectional_placement(num_ranks: int, num_virtual_stages: int = 1) -> StagePlacement:
     """Stage s on rank s, and a copy of it on rank p - 1 - s."""
-    return Placement("both_ends", tuple(range(num_ranks)), both_ends=True)
+    return StagePlacement("both_ends", tuple(range(num_ranks)), bidirectional=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +110,7 @@ class ActionList:
 
     name: str
     order: Order
-    placement: Placement
+    placement: StagePlacement
     num_micro_batches: int
 
     @property
@@ -128,10 +131,10 @@ class ActionList:
     def rank_of(self, stage: int, micro_batch: int) -> int:
         """The rank on which a stage of a micro-batch runs."""
         rank = self.placement.ranks[stage]
-        turned = self.placement.both_ends and 2 * micro_batch >= self.num_micro_batches
+        turned = self.placement.bidirectional and 2 * micro_batch >= self.num_micro_batches
         return self.num_ranks - 1 - rank if turned else rank
 
-    def hops(self) -> tuple[bool, ...]:
+    def crosses_ranks(self) -> tuple[bool, ...]:
         """For each stage, whether its input comes from another rank; False for the first."""
         ranks = self.placement.ranks
         return (False, *(before != after for before, after in pairwise(ranks)))
@@ -144,7 +147,7 @@ class ActionList:
                     yield rank, number, action
 
 
-def one_then_one(
+def alternate_passes(
     p: int, m: int, v: int = 1, *, ahead: Sequence[int], late: Sequence[int] | None = None, round_size: int | None = None
 ) -> Order:  # fmt: skip
     """Rank i runs `ahead[i]` forward passes, then a backward and a forward pass in turn, then what is left.
@@ -162,17 +165,17 @@ def one_then_one(
     ]
     found = []
     for rank in range(p):
-        forward = _slots(FORWARD, turns, range(rank, p * v, p))
+        forward = _turn_slots(FORWARD, turns, range(rank, p * v, p))
         behind = range(rank + p * (v - 1), -1, -p)
         if late is None:
-            found.append(_merged(forward, _slots(BACKWARD, turns, behind), ahead[rank]))
+            found.append(_interleave_passes(forward, _turn_slots(FULL_BACKWARD, turns, behind), ahead[rank]))
         else:
-            split = (_slots(INPUT, turns, behind), _slots(WEIGHT, turns, behind))
-            found.append(_merged(forward, split[0], ahead[rank], split[1], late[rank]))
+            split = (_turn_slots(BACKWARD_INPUT, turns, behind), _turn_slots(BACKWARD_WEIGHT, turns, behind))
+            found.append(_interleave_passes(forward, split[0], ahead[rank], split[1], late[rank]))
     return tuple(found)
 
 
-def forward_passes(placement: Placement, m: int) -> ActionList:
+def forward_only_actions(placement: StagePlacement, m: int) -> ActionList:
     """The forward passes of m micro-batches alone, one after the other: an evaluation."""
     every = [Action(FORWARD, stage, micro_batch) for micro_batch in range(m) for stage in range(len(placement.ranks))]
     found = ActionList(name="forward", order=((),) * placement.num_ranks, placement=placement, num_micro_batches=m)
@@ -183,12 +186,12 @@ def forward_passes(placement: Placement, m: int) -> ActionList:
     return replace(found, order=tuple(map(tuple, own)))
 
 
-def _slots(kind: str, turns: Sequence[tuple[int, int]], stages: Sequence[int]) -> list[Slot]:
+def _turn_slots(kind: str, turns: Sequence[tuple[int, int]], stages: Sequence[int]) -> list[Slot]:
     """A slot for each turn of the stages."""
     return [(Action(kind, stages[turn], micro_batch),) for turn, micro_batch in turns]
 
 
-def _merged(
+def _interleave_passes(
     forward: list[Slot], backward: list[Slot], ahead: int, weights: Sequence[Slot] = (), late: int = 0
 ) -> tuple[Slot, ...]:
     """Forward passes to warm up, then one of each; weights' gradients `late` behind."""
@@ -201,7 +204,7 @@ def _merged(
     return (*found, *weights[max(len(backward) - late, 0) :])
 
 
-def numbered(
+def slots_from_words(
     words: Iterable[str], *, stages: Sequence[int], first: Sequence[int], apart: bool = False
 ) -> Iterator[Slot]:
     """The slots of words: way w is stage `stages[w]`, whose micro-batches come in turn from `first[w]` on.
@@ -211,13 +214,13 @@ def numbered(
     next_up: dict[tuple[str, int], int] = {}
     waiting: list[Action] = []
     for word in words:
-        if word == WEIGHT:
-            yield (waiting.pop(0)._replace(kind=WEIGHT),)
+        if word == BACKWARD_WEIGHT:
+            yield (waiting.pop(0)._replace(kind=BACKWARD_WEIGHT),)
             continue
         slot = []
         for kind, way in zip(word[::2], map(int, word[1::2]), strict=True):
-            key = (kind if kind in (FORWARD, WEIGHT) else INPUT, way)
+            key = (kind if kind in (FORWARD, BACKWARD_WEIGHT) else BACKWARD_INPUT, way)
             number = next_up[key] = next_up.get(key, first[way] - 1) + 1
             slot.append(Action(kind, stages[way], number))
-        waiting += [action for action in slot if action.kind == INPUT and not apart]
+        waiting += [action for action in slot if action.kind == BACKWARD_INPUT and not apart]
         yield tuple(slot)

@@ -8,52 +8,61 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwise.pipeline.actions import BACKWARD, FORWARD, INPUT, KINDS, WEIGHT, Action, ActionList, Slot
+from shardwise.pipeline.actions import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    FULL_BACKWARD,
+    KINDS,
+    Action,
+    ActionList,
+    Slot,
+)
 from shardwise.values.errors import InputError
 
-Place = tuple[int, int]  # rank, number of a slot
+SlotIndex = tuple[int, int]  # rank, number of a slot
 
 
-def check(actions: ActionList) -> None:
+def check_actions(actions: ActionList) -> None:
     """Refuse a broken list with its first offending action: its rank, its slot, and what it needs.
 
     Every micro-batch passes every stage once forward and once backward (B, or I and later W), on the rank on which the
     stage is; the ranks, each of them in its own order and blocked by what has not come, all get to the end. Messages
-    between two ranks are then received in the order in which they are sent (`messages.exchanges`): what a rank waits for
+    between two ranks are then received in the order in which they are sent (`messages.order_messages`): what a rank waits for
     has been sent, and with it all that the other rank sent before. Raises `InputError`.
 
-    >>> from shardwise.pipeline.registry import build
-    >>> check(build("dualpipe", 4, 8))
+    >>> from shardwise.pipeline.registry import build_actions
+    >>> check_actions(build_actions("dualpipe", 4, 8))
     """
     if len(actions.order) != actions.placement.num_ranks:
         raise InputError(
             f"action list: found {len(actions.order)} ranks for stages on {actions.placement.num_ranks}; one row of "
             "actions for each rank is required"
         )
-    places = _places(actions)
-    for problem in _missing(actions, places):
+    places = _locate_actions(actions)
+    for problem in _find_missing_passes(actions, places):
         raise InputError(
             f"action list: {problem}; every micro-batch passes every stage once each way: F and B, or F, I and W"
         )
-    clock = Clock(actions, [[0.0] * len(slots) for slots in actions.order])
+    clock = ScheduleClock(actions, [[0.0] * len(slots) for slots in actions.order])
     if not clock.run():
-        raise InputError(f"action list: {_stuck(actions, clock, places)}")
+        raise InputError(f"action list: {_describe_deadlock(actions, clock, places)}")
 
 
-def _places(actions: ActionList) -> dict[Action, Place]:
+def _locate_actions(actions: ActionList) -> dict[Action, SlotIndex]:
     """The place of each action. Raises `InputError` at the first one that cannot run where it is."""
-    found: dict[Action, Place] = {}
+    found: dict[Action, SlotIndex] = {}
     for rank, number, action in actions.actions():
-        problem = _misplaced(actions, rank, actions.order[rank][number], action)
+        problem = _action_problem(actions, rank, actions.order[rank][number], action)
         if action in found:
             problem = f"it is there already, in slot {found[action][1]} of rank {found[action][0]}"
         if problem:
-            raise InputError(f"action list: {_named(rank, number, action)}: {problem}")
+            raise InputError(f"action list: {_describe_slot(rank, number, action)}: {problem}")
         found[action] = (rank, number)
     return found
 
 
-def _misplaced(actions: ActionList, rank: int, slot: Slot, action: Action) -> str:
+def _action_problem(actions: ActionList, rank: int, slot: Slot, action: Action) -> str:
     """What is wrong with an action by itself; "" if nothing."""
     kind, stage, micro_batch = action
     if kind not in KINDS:
@@ -66,12 +75,12 @@ def _misplaced(actions: ActionList, rank: int, slot: Slot, action: Action) -> st
     if own != rank:
         return f"stage {stage} of micro-batch {micro_batch} is on rank {own}"
     kinds = [one.kind for one in slot]
-    if len(kinds) > 1 and (kinds.count(FORWARD) != 1 or len(kinds) != 2 or WEIGHT in kinds):
+    if len(kinds) > 1 and (kinds.count(FORWARD) != 1 or len(kinds) != 2 or BACKWARD_WEIGHT in kinds):
         return f"it runs together with {', '.join(map(str, slot))}; a forward and a backward pass may run together"
     return ""
 
 
-def _missing(actions: ActionList, places: dict[Action, Place]) -> Iterator[str]:
+def _find_missing_passes(actions: ActionList, places: dict[Action, SlotIndex]) -> Iterator[str]:
     """Passes that no rank runs, or runs in two ways."""
     for micro_batch in range(actions.num_micro_batches):
         for stage in range(actions.num_stages):
@@ -81,60 +90,58 @@ def _missing(actions: ActionList, places: dict[Action, Place]) -> Iterator[str]:
                 yield f"rank {rank} runs {passes} of micro-batch {micro_batch} on stage {stage}"
 
 
-def _stuck(actions: ActionList, clock: Clock, places: dict[Action, Place]) -> str:
+def _describe_deadlock(actions: ActionList, clock: ScheduleClock, places: dict[Action, SlotIndex]) -> str:
     """The first action that waits for ever, and what for: one that waits for its own rank before one that waits in a circle."""
     waiting = []
     for rank, slots in enumerate(actions.order):
         number = len(clock.ends[rank])
         if number < len(slots):
-            needed = _needed(actions, clock, slots[number], places)
+            needed = _awaited_action(actions, clock, slots[number], places)
             waiting.append((places[needed][0] != rank, number, rank, needed))
     _, number, rank, needed = min(waiting)
     other, later = places[needed]
     where = "the same rank" if other == rank else f"rank {other}"
     why = "comes later" if other == rank else "waits in turn: a deadlock"
-    return (
-        f"{_named(rank, number, *actions.order[rank][number])} needs {needed}, which in slot {later} of {where} {why}"
-    )
+    return f"{_describe_slot(rank, number, *actions.order[rank][number])} needs {needed}, which in slot {later} of {where} {why}"
 
 
-def _needed(actions: ActionList, clock: Clock, slot: Slot, places: dict[Action, Place]) -> Action:
+def _awaited_action(actions: ActionList, clock: ScheduleClock, slot: Slot, places: dict[Action, SlotIndex]) -> Action:
     """What a blocked slot waits for."""
     last = actions.num_stages - 1
     for kind, stage, micro_batch in slot:
-        if kind == WEIGHT:
-            needed = [Action(INPUT, stage, micro_batch)]
+        if kind == BACKWARD_WEIGHT:
+            needed = [Action(BACKWARD_INPUT, stage, micro_batch)]
         elif kind == FORWARD:
             needed = [Action(FORWARD, stage - 1, micro_batch)]
         elif stage == last:
             needed = [Action(FORWARD, stage, micro_batch)]
         else:
-            needed = [Action(kind, stage + 1, micro_batch) for kind in (BACKWARD, INPUT)]
+            needed = [Action(kind, stage + 1, micro_batch) for kind in (FULL_BACKWARD, BACKWARD_INPUT)]
         for one in needed:
             if one in places and places[one][1] >= len(clock.ends[places[one][0]]):
                 return one
     raise AssertionError(f"{slot} does not wait")
 
 
-def _named(rank: int, number: int, *slot: Action) -> str:
+def _describe_slot(rank: int, number: int, *slot: Action) -> str:
     return f"rank {rank}, slot {number} ({';'.join(map(str, slot))})"
 
 
 NEVER = -1.0
 
 
-def clock_of(actions: ActionList, seconds: Sequence[Sequence[float]], message: float) -> Clock:
+def run_clock(actions: ActionList, seconds: Sequence[Sequence[float]], message: float) -> ScheduleClock:
     """The clock of a list at its end. `seconds[rank][slot]`: of each slot, `message`: of a message between two ranks.
 
     Raises `InputError` for a list that does not end, with its first offending action.
     """
-    clock = Clock(actions, seconds, message)
+    clock = ScheduleClock(actions, seconds, message)
     if not clock.run():
-        check(actions)
+        check_actions(actions)
     return clock
 
 
-class Clock:
+class ScheduleClock:
     """One pass over a list in an order that its dependencies allow. A rank that cannot go on is taken up again by the end of
     what it waits for, so each action is looked at twice at most."""
 
@@ -145,7 +152,7 @@ class Clock:
         size = actions.num_stages * actions.num_micro_batches
         self.forward_end, self.backward_end = [NEVER] * size, [NEVER] * size  # by stage * micro-batches + micro-batch
         self.blocked: dict[tuple[bool, int], int] = {}  # (backward?, place): the rank that waits for it
-        self.delay = [message if hops else 0.0 for hops in (*actions.hops(), False)]
+        self.delay = [message if hops else 0.0 for hops in (*actions.crosses_ranks(), False)]
 
     def run(self) -> bool:
         """Play everything that can be played; whether that is everything."""
@@ -168,7 +175,7 @@ class Clock:
             starts.append(start)
             ends.append(now)
             for kind, stage, micro_batch in slot:
-                if kind != WEIGHT:
+                if kind != BACKWARD_WEIGHT:
                     backward, place = kind != FORWARD, stage * m + micro_batch
                     (self.backward_end if backward else self.forward_end)[place] = now
                     waiting = blocked.pop((backward, place), None) if blocked else None
@@ -183,7 +190,7 @@ class Clock:
                 if stage == 0:
                     continue
                 backward, place, delay = False, (stage - 1) * m + micro_batch, self.delay[stage]
-            elif kind == WEIGHT:
+            elif kind == BACKWARD_WEIGHT:
                 backward, place, delay = True, stage * m + micro_batch, 0.0
             elif stage == last:
                 backward, place, delay = False, stage * m + micro_batch, 0.0

@@ -7,25 +7,25 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from typing_extensions import TypedDict
 
-from shardwise.pipeline.messages import num_messages
+from shardwise.pipeline.messages import count_messages
 from shardwise.pipeline.registry import (
-    ACTION_LISTS,
-    TOLERANCE,
-    build,
-    fewest_virtual_stages,
-    held_share,
-    problems,
-    unlimited,
+    ALL_SCHEDULES,
+    MEMORY_TOLERANCE,
+    activation_share,
+    build_actions,
+    build_unlimited,
+    find_problems,
+    min_virtual_stages,
 )
-from shardwise.pipeline.timeline import Durations, Timeline, play
+from shardwise.pipeline.timeline import Durations, Timeline, play_actions
 from shardwise.values.errors import InputError
-from shardwise.values.payload_fields import Fields
+from shardwise.values.payload_fields import MergedFields
 
 SCHEMA = "shardwise.schedule/1"
 COMPARISON_SCHEMA = "shardwise.schedule-comparison/1"
 
 
-class Times(NamedTuple):
+class PassTimes(NamedTuple):
     """Seconds of a rank's part of the model, which its virtual stages share evenly, and of a message.
 
     `backward_s` is a whole backward pass; without it it is `input_s` and `weight_s` together. `together_s`: a forward and a whole
@@ -46,7 +46,7 @@ class Times(NamedTuple):
         )  # fmt: skip
 
 
-class Scheduled(NamedTuple):
+class ScheduleFigures(NamedTuple):
     """Figures of a schedule: `peak_activations` of the fullest rank in micro-batches of a stage, `messages` of a step."""
 
     schedule: str
@@ -58,51 +58,53 @@ class Scheduled(NamedTuple):
     messages: int
 
 
-def timeline(
-    schedule: str, stages: int, micro_batches: int, virtual_stages: int | None = None, times: Times | None = None,
+def play_schedule(
+    schedule: str, stages: int, micro_batches: int, virtual_stages: int | None = None, times: PassTimes | None = None,
     memory_limit: float | None = None, round_size: int | None = None,
 ) -> Timeline:  # fmt: skip
-    """A schedule by any of its names, played with even stages. Raises `InputError`; see `build`.
+    """A schedule by any of its names, played with even stages. Raises `InputError`; see `build_actions`.
 
-    >>> timeline("1f1b", 4, 8).bubble
+    >>> play_schedule("1f1b", 4, 8).bubble
     0.375
     """
-    v = fewest_virtual_stages(schedule, stages) if virtual_stages is None else virtual_stages
-    durations = (times or Times()).durations(max(stages * v, 1), max(v, 1))
-    return play(build(schedule, stages, micro_batches, v, durations, memory_limit, round_size=round_size), durations)
+    v = min_virtual_stages(schedule, stages) if virtual_stages is None else virtual_stages
+    durations = (times or PassTimes()).durations(max(stages * v, 1), max(v, 1))
+    return play_actions(
+        build_actions(schedule, stages, micro_batches, v, durations, memory_limit, round_size=round_size), durations
+    )
 
 
-def scheduled(line: Timeline) -> Scheduled:
+def summarize_timeline(line: Timeline) -> ScheduleFigures:
     """A row of a comparison."""
     actions = line.actions
     v = actions.num_virtual_stages
-    return Scheduled(
+    return ScheduleFigures(
         schedule=actions.name, stages=actions.num_ranks, micro_batches=actions.num_micro_batches,
         virtual_stages=int(v) if v == int(v) else v, bubble=line.bubble, peak_activations=max(line.peak_activations),
-        messages=sum(num_messages(actions).values()),
+        messages=sum(count_messages(actions).values()),
     )  # fmt: skip
 
 
-def compared(
-    stages: int, micro_batches: Sequence[int], virtual_stages: int | None = None, times: Times | None = None,
+def compare_schedules(
+    stages: int, micro_batches: Sequence[int], virtual_stages: int | None = None, times: PassTimes | None = None,
     memory_limit: float | None = None,
-) -> Iterator[Scheduled]:  # fmt: skip
+) -> Iterator[ScheduleFigures]:  # fmt: skip
     """Every schedule that runs on so many stages, for each number of micro-batches, and keeps to the memory limit.
 
     Those with several virtual stages have two of them unless another number is given. Raises `InputError` where none runs.
     """
     rows = 0
     for number in micro_batches:
-        for name in ACTION_LISTS:
-            v = fewest_virtual_stages(name, stages)
+        for name in ALL_SCHEDULES:
+            v = min_virtual_stages(name, stages)
             v = virtual_stages if v > 1 and virtual_stages is not None else v
-            if problems(name, stages, number, v):
+            if find_problems(name, stages, number, v):
                 continue
-            durations = (times or Times()).durations(stages * v, v)
-            actions = unlimited(name, stages, number, v, durations, memory_limit)
-            if memory_limit is None or max(held_share(actions)) <= memory_limit * (1 + TOLERANCE):
+            durations = (times or PassTimes()).durations(stages * v, v)
+            actions = build_unlimited(name, stages, number, v, durations, memory_limit)
+            if memory_limit is None or max(activation_share(actions)) <= memory_limit * (1 + MEMORY_TOLERANCE):
                 rows += 1
-                yield scheduled(play(actions, durations))
+                yield summarize_timeline(play_actions(actions, durations))
     if not rows:
         raise InputError(
             f"stages: found {stages} with {', '.join(map(str, micro_batches))} micro-batches; no schedule runs on them "
@@ -114,10 +116,10 @@ class SchedulesPayload(TypedDict):
     """Every schedule that runs on some stages, for each number of micro-batches."""
 
     schema: Literal["shardwise.schedule-comparison/1"]
-    schedules: list[Annotated[dict[str, Any], Fields(Scheduled)]]
+    schedules: list[Annotated[dict[str, Any], MergedFields(ScheduleFigures)]]
 
 
-def comparison_payload(rows: Sequence[Scheduled]) -> dict[str, Any]:
+def comparison_payload(rows: Sequence[ScheduleFigures]) -> dict[str, Any]:
     """What `shardwise schedule compare --json` prints."""
     return {"schema": COMPARISON_SCHEMA, "schedules": [row._asdict() for row in rows]}
 
@@ -130,7 +132,7 @@ class SlotPayload(TypedDict):
     end_s: float
 
 
-class RankPayload(TypedDict):
+class ScheduleRankPayload(TypedDict):
     """A rank: its waiting time, its peak in micro-batches, that for weight gradients alone, and its slots."""
 
     rank: int
@@ -149,7 +151,7 @@ class MessagesPayload(TypedDict):
     messages: int
 
 
-class PlayedDurations(TypedDict):
+class PassDurationsPayload(TypedDict):
     """Seconds of the passes of each virtual stage, and of a message."""
 
     forward: list[float]
@@ -160,20 +162,20 @@ class PlayedDurations(TypedDict):
     message: float
 
 
-class Played(TypedDict):
+class PlayedSchedulePayload(TypedDict):
     """A schedule that was played."""
 
     schema: Literal["shardwise.schedule/1"]
     placement: str
-    durations_s: PlayedDurations
+    durations_s: PassDurationsPayload
     makespan_s: float
     local_bubble: float
     idle_fraction: float
-    ranks: list[RankPayload]
+    ranks: list[ScheduleRankPayload]
     messages_between: list[MessagesPayload]
 
 
-TimelinePayload = Annotated[dict[str, Any], Fields(Scheduled, Played)]
+TimelinePayload = Annotated[dict[str, Any], MergedFields(ScheduleFigures, PlayedSchedulePayload)]
 
 
 def timeline_payload(line: Timeline) -> dict[str, Any]:
@@ -181,10 +183,11 @@ def timeline_payload(line: Timeline) -> dict[str, Any]:
     durations, idle, waits = line.durations, line.idle(), line.waits()
     return {
         "schema": SCHEMA,
-        **scheduled(line)._asdict(),
+        **summarize_timeline(line)._asdict(),
         "placement": line.actions.placement.name,
         "durations_s": {
-            "forward": durations.forward, "input": durations.input, "weight": durations.weight, "backward": durations.whole,
+            "forward": durations.forward, "input": durations.input, "weight": durations.weight,
+            "backward": durations.full_backward,
             "together": durations.together, "message": durations.message,
         },
         "makespan_s": line.makespan,
@@ -203,6 +206,6 @@ def timeline_payload(line: Timeline) -> dict[str, Any]:
         ],
         "messages_between": [
             {"source": source, "target": target, "messages": count}
-            for (source, target), count in sorted(num_messages(line.actions).items())
+            for (source, target), count in sorted(count_messages(line.actions).items())
         ],
     }  # fmt: skip

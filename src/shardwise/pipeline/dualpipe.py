@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shardwise.pipeline.actions import ActionList, from_both_ends, numbered, v_shape
-from shardwise.pipeline.schedule import Moments, Passes, Schedule, alone, two
+from shardwise.pipeline.actions import ActionList, bidirectional_placement, slots_from_words, v_placement
+from shardwise.pipeline.schedule import PassSeconds, PeakCandidates, Schedule, one_stage_each, two_stages_each
 from shardwise.values.elementwise import Value, maximum, minimum, where
 
 
@@ -31,16 +31,16 @@ def dualpipe_actions(
     for rank in range(p):
         near, ways = min(rank, p - 1 - rank), ((rank, 0), (p - 1 - rank, m // 2))
         stages, first = zip(*(ways if 2 * rank < p else ways[::-1]), strict=True)
-        found.append(tuple(numbered(dual_words(p // 2, near, m // 2), stages=stages, first=first)))
-    return ActionList(name="dualpipe", order=tuple(found), placement=from_both_ends(p), num_micro_batches=m)
+        found.append(tuple(slots_from_words(dualpipe_words(p // 2, near, m // 2), stages=stages, first=first)))
+    return ActionList(name="dualpipe", order=tuple(found), placement=bidirectional_placement(p), num_micro_batches=m)
 
 
-def dualpipe_bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
+def dualpipe_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
     """Seconds that the ranks in the middle wait: (p/2 - 1) (F&B + B - 3W), where F, W and the rest of B take alike."""
     return (p / 2.0 - 1.0) * maximum(passes.overlapped_s + passes.backward_s - 3.0 * passes.weight_s, 0.0)
 
 
-def while_waiting(p: Value, v: Value, m: Value, stage: Value) -> Moments:
+def dualpipe_other_peaks(p: Value, v: Value, m: Value, stage: Value) -> PeakCandidates:
     """Weights' gradients wait where forward passes come to an end: one beside p micro-batches (on the ranks in the middle none),
     all of a rank's beside p/2."""
     near = minimum(stage, p - 1 - stage)
@@ -48,11 +48,11 @@ def while_waiting(p: Value, v: Value, m: Value, stage: Value) -> Moments:
 
 
 DUALPIPE = Schedule(
-    goes_with=alone, actions=dualpipe_actions, bubble="(p/2 - 1) · (F&B + B - 3W)", bubble_s=dualpipe_bubble_s,
-    in_flight=lambda p, v, m, stage: minimum(m, p + 1), while_waiting=while_waiting,
-    num_waiting=lambda p, v, m, stage: minimum(stage, p - 1 - stage) + 1, num_overlapped=lambda p, v, m: m - p - 1,
-    fewest=lambda p, v: 2 * p, needs_fewest=True, multiple=lambda p, v: 2, splits_backward=True,
-    placement=from_both_ends,
+    supports=one_stage_each, actions=dualpipe_actions, bubble="(p/2 - 1) · (F&B + B - 3W)", bubble_s=dualpipe_bubble_s,
+    in_flight=lambda p, v, m, stage: minimum(m, p + 1), other_peaks=dualpipe_other_peaks,
+    num_awaiting_weight_grads=lambda p, v, m, stage: minimum(stage, p - 1 - stage) + 1, num_overlapped=lambda p, v, m: m - p - 1,
+    min_micro_batches=lambda p, v: 2 * p, requires_min=True, micro_batch_multiple=lambda p, v: 2, splits_backward=True,
+    placement=bidirectional_placement,
 )  # fmt: skip
 
 
@@ -61,12 +61,13 @@ def dualpipe_v_actions(
 ) -> ActionList:
     """Rank i runs stages i and 2p - 1 - i."""
     order = tuple(
-        tuple(numbered(dual_words(p, rank, m), stages=(rank, 2 * p - 1 - rank), first=(0, 0))) for rank in range(p)
+        tuple(slots_from_words(dualpipe_words(p, rank, m), stages=(rank, 2 * p - 1 - rank), first=(0, 0)))
+        for rank in range(p)
     )
-    return ActionList(name="dualpipe_v", order=order, placement=v_shape(p), num_micro_batches=m)
+    return ActionList(name="dualpipe_v", order=order, placement=v_placement(p), num_micro_batches=m)
 
 
-def dualpipe_v_bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
+def dualpipe_v_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
     """Seconds that the last rank waits, of passes of a virtual stage: (p - 1) (F&B + B - 3W), the source's, where F, W and the
     rest of B take alike, and the longest way through the list where they do not.
 
@@ -84,16 +85,16 @@ def dualpipe_v_bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
 
 
 DUALPIPE_V = Schedule(
-    goes_with=two, actions=dualpipe_v_actions, placement=v_shape, bubble_s=dualpipe_v_bubble_s,
+    supports=two_stages_each, actions=dualpipe_v_actions, placement=v_placement, bubble_s=dualpipe_v_bubble_s,
     bubble="(p - 1) · (F&B + F - 2W) / 2; (F&B + B - 3W) or (F&B + F - B) in place of it where longer",
-    in_flight=lambda p, v, m, stage: p + 0.5, num_waiting=lambda p, v, m, stage: (stage + 1) / 2,
-    while_waiting=lambda p, v, m, stage: ((where(stage < p - 1, p, p / 2), 0), (p / 2, stage / 2)),
+    in_flight=lambda p, v, m, stage: p + 0.5, num_awaiting_weight_grads=lambda p, v, m, stage: (stage + 1) / 2,
+    other_peaks=lambda p, v, m, stage: ((where(stage < p - 1, p, p / 2), 0), (p / 2, stage / 2)),
     num_overlapped=lambda p, v, m: m - p - 0.5,
-    fewest=lambda p, v: 2 * p, needs_fewest=True, splits_backward=True, aliases=("dualpipev",),
+    min_micro_batches=lambda p, v: 2 * p, requires_min=True, splits_backward=True, aliases=("dualpipev",),
 )  # fmt: skip
 
 
-def dual_words(half: int, near: int, num_rounds: int) -> Iterator[str]:
+def dualpipe_words(half: int, near: int, num_rounds: int) -> Iterator[str]:
     """What a rank runs that is `near` ranks from an end, of `half` ranks from an end to the middle, in words.
 
     Each way has `num_rounds` micro-batches; way 0 comes in nearer. Source: DeepSeek-AI 2025, DualPipe

@@ -21,15 +21,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from shardwise.pipeline.actions import ActionList, loop, one_then_one
+from shardwise.pipeline.actions import ActionList, alternate_passes, loop_placement
 from shardwise.pipeline.schedule import (
-    Passes,
+    PassSeconds,
     Schedule,
-    alone,
     in_flight_1f1b,
     in_flight_afab,
     in_flight_interleaved,
-    several,
+    many_stages_each,
+    one_stage_each,
 )
 from shardwise.values.elementwise import Value, minimum, where
 from shardwise.values.errors import InputError
@@ -39,16 +39,16 @@ def no_pipeline_actions(
     p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None
 ) -> ActionList:
     """The list of a single rank, through all of its virtual stages."""
-    order = one_then_one(p, m, v, ahead=(v,), round_size=1)
-    return ActionList(name="none", order=order, placement=loop(p, v), num_micro_batches=m)
+    order = alternate_passes(p, m, v, ahead=(v,), round_size=1)
+    return ActionList(name="none", order=order, placement=loop_placement(p, v), num_micro_batches=m)
 
 
-def in_flight(p: Value, v: Value, m: Value, stage: Value) -> Value:
+def in_flight_one_f_one_b(p: Value, v: Value, m: Value, stage: Value) -> Value:
     """Of 1F1B, interleaved where there are virtual stages; 1 without a pipeline."""
     return where(v > 1, in_flight_interleaved(p, m, v, stage), in_flight_1f1b(p, m, stage))
 
 
-def whole_passes_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
+def full_backward_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
     """Seconds that a stage waits where backward passes are whole: for p - 1 virtual stages, forward and backward.
 
     Assumes stages and micro-batches that take alike, and messages that take nothing; where they do not the played list is right.
@@ -57,29 +57,33 @@ def whole_passes_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
 
 
 NO_PIPELINE = Schedule(
-    goes_with=lambda p, v: p == 1, actions=no_pipeline_actions, natural=True,
-    bubble_s=whole_passes_s, bubble="(p - 1) · (F + B) / v", in_flight=in_flight,
+    supports=lambda p, v: p == 1, actions=no_pipeline_actions, natural=True,
+    bubble_s=full_backward_bubble_s, bubble="(p - 1) · (F + B) / v", in_flight=in_flight_one_f_one_b,
 )  # fmt: skip
 
 
 def naive_actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None) -> ActionList:
     """Every stage runs a micro-batch's forward pass, waits, and runs its backward pass; idle over ideal time is p - 1."""
-    return ActionList(name="naive", order=one_then_one(p, m, ahead=(1,) * p), placement=loop(p, v), num_micro_batches=m)
+    return ActionList(
+        name="naive", order=alternate_passes(p, m, ahead=(1,) * p), placement=loop_placement(p, v), num_micro_batches=m
+    )
 
 
 NAIVE = Schedule(
-    goes_with=alone, actions=naive_actions,
-    unpriced="it waits in every micro-batch, and closed forms have what is waited for at the ends of a step",
+    supports=one_stage_each, actions=naive_actions,
+    unpriced_reason="it waits in every micro-batch, and closed forms have what is waited for at the ends of a step",
 )  # fmt: skip
 
 
 def gpipe_actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None) -> ActionList:
     """Every stage runs all micro-batches forward before the first one backward."""
-    return ActionList(name="afab", order=one_then_one(p, m, ahead=(m,) * p), placement=loop(p, v), num_micro_batches=m)
+    return ActionList(
+        name="afab", order=alternate_passes(p, m, ahead=(m,) * p), placement=loop_placement(p, v), num_micro_batches=m
+    )
 
 
 GPIPE = Schedule(
-    goes_with=alone, actions=gpipe_actions, bubble_s=whole_passes_s, bubble="(p - 1) · (F + B) / v",
+    supports=one_stage_each, actions=gpipe_actions, bubble_s=full_backward_bubble_s, bubble="(p - 1) · (F + B) / v",
     in_flight=lambda p, v, m, stage: in_flight_afab(m), num_at_end=lambda p, v, m: m,
     aliases=("gpipe",),
 )  # fmt: skip
@@ -89,13 +93,14 @@ def one_f_one_b_actions(
     p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None
 ) -> ActionList:
     """Stage i runs p - i forward passes ahead."""
-    order = one_then_one(p, m, ahead=range(p, 0, -1))
-    return ActionList(name="1f1b", order=order, placement=loop(p, v), num_micro_batches=m)
+    order = alternate_passes(p, m, ahead=range(p, 0, -1))
+    return ActionList(name="1f1b", order=order, placement=loop_placement(p, v), num_micro_batches=m)
 
 
 ONE_F_ONE_B = Schedule(
-    goes_with=alone, actions=one_f_one_b_actions, natural=True, bubble_s=whole_passes_s, bubble="(p - 1) · (F + B) / v",
-    in_flight=in_flight, aliases=("pipedream_flush", "one_forward_one_backward"),
+    supports=one_stage_each, actions=one_f_one_b_actions, natural=True,
+    bubble_s=full_backward_bubble_s, bubble="(p - 1) · (F + B) / v",
+    in_flight=in_flight_one_f_one_b, aliases=("pipedream_flush", "one_forward_one_backward"),
 )  # fmt: skip
 
 
@@ -105,8 +110,8 @@ def interleaved_actions(
     """Rank i runs (v - 1) `round_size` + 2 (p - 1 - i) virtual stages ahead, then one forward and one backward pass in turn."""
     size = p if round_size is None else round_size
     check_round(p, m, size)
-    order = one_then_one(p, m, v, ahead=[(v - 1) * size + 2 * (p - 1 - i) + 1 for i in range(p)], round_size=size)
-    return ActionList(name="interleaved", order=order, placement=loop(p, v), num_micro_batches=m)
+    order = alternate_passes(p, m, v, ahead=[(v - 1) * size + 2 * (p - 1 - i) + 1 for i in range(p)], round_size=size)
+    return ActionList(name="interleaved", order=order, placement=loop_placement(p, v), num_micro_batches=m)
 
 
 def check_round(p: int, m: int, size: int) -> None:
@@ -123,8 +128,8 @@ def check_round(p: int, m: int, size: int) -> None:
 
 
 INTERLEAVED = Schedule(
-    goes_with=lambda p, v: v > 1, actions=interleaved_actions, takes_round_size=True, multiple=lambda p, v: p, natural=True,
-    bubble_s=whole_passes_s, bubble="((p - 1) / v + u) · (F + B)", in_flight=in_flight,
+    supports=lambda p, v: v > 1, actions=interleaved_actions, takes_round_size=True, micro_batch_multiple=lambda p, v: p,
+    natural=True, bubble_s=full_backward_bubble_s, bubble="((p - 1) / v + u) · (F + B)", in_flight=in_flight_one_f_one_b,
     aliases=("interleaved_1f1b", "depth_first"),
 )  # fmt: skip
 
@@ -138,7 +143,8 @@ def breadth_first_actions(
 
 
 BREADTH_FIRST = Schedule(
-    goes_with=several, actions=breadth_first_actions, takes_round_size=True, fewest=lambda p, v: p, bubble_s=whole_passes_s,
+    supports=many_stages_each, actions=breadth_first_actions, takes_round_size=True,
+    min_micro_batches=lambda p, v: p, bubble_s=full_backward_bubble_s,
     bubble="((p - 1) / v + u) · (F + B)",
     in_flight=lambda p, v, m, stage: minimum(m, ((v - 1) * m + 2 * (p - 1 - stage) + 1) / v), aliases=("breadth_first",),
 )  # fmt: skip
@@ -146,11 +152,11 @@ BREADTH_FIRST = Schedule(
 
 def looped_bfs_actions(p: int, m: int, v: int, durations: Any = None, memory_limit: float | None = None) -> ActionList:
     """Every rank runs all of its forward passes before the first backward pass."""
-    order = one_then_one(p, m, v, ahead=(m * v,) * p)
-    return ActionList(name="looped_bfs", order=order, placement=loop(p, v), num_micro_batches=m)
+    order = alternate_passes(p, m, v, ahead=(m * v,) * p)
+    return ActionList(name="looped_bfs", order=order, placement=loop_placement(p, v), num_micro_batches=m)
 
 
 LOOPED_BFS = Schedule(
-    goes_with=several, actions=looped_bfs_actions, fewest=lambda p, v: p, bubble_s=whole_passes_s,
+    supports=many_stages_each, actions=looped_bfs_actions, min_micro_batches=lambda p, v: p, bubble_s=full_backward_bubble_s,
     bubble="((p - 1) / v + u) · (F + B)", in_flight=lambda p, v, m, stage: m, num_at_end=lambda p, v, m: m,
 )  # fmt: skip

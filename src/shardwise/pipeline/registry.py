@@ -1,6 +1,6 @@
 """Schedules by name: the table of all of them, the natural one for a number of stages, and action lists by name.
 
-`ACTION_LISTS` has every schedule, `SCHEDULES` those with closed forms, which layouts, legality, prices, searches, explanations
+`ALL_SCHEDULES` has every schedule, `SCHEDULES` those with closed forms, which layouts, legality, prices, searches, explanations
 and help read. A name that is not there is an error, never another schedule. AFAB and 1F1B run whole backward passes,
 interleaved 1F1B those of several virtual stages. ZB-H1 and ZB-H2 split the backward pass: the weight gradients (W) wait, and
 fill what would be idle. DualPipe sends micro-batches from both ends, so each device holds two stages, and runs a forward and a
@@ -17,35 +17,35 @@ from typing import Any
 from shardwise.pipeline import dualpipe, gpipe_1f1b, zero_bubble, zero_bubble_search
 from shardwise.pipeline.actions import ActionList
 from shardwise.pipeline.schedule import Schedule
-from shardwise.pipeline.timeline import Durations, held_by_rank
+from shardwise.pipeline.timeline import Durations, peak_in_flight
 from shardwise.values.elementwise import Value, where
-from shardwise.values.errors import InputError, chosen, require, unknown
+from shardwise.values.errors import InputError, describe_unknown, lookup, raise_problems
 
 __all__ = [
-    "ACTION_LISTS",
-    "MOST_PASSES",
+    "ALL_SCHEDULES",
+    "MAX_PASSES",
+    "MEMORY_TOLERANCE",
     "NATURAL",
     "SCHEDULES",
-    "TOLERANCE",
-    "build",
-    "check_limit",
-    "fewest_virtual_stages",
-    "held_share",
+    "activation_share",
+    "build_actions",
+    "build_unlimited",
+    "check_memory_limit",
+    "default_searched_schedules",
+    "find_problems",
+    "get_schedule",
     "in_flight_split",
+    "min_virtual_stages",
     "natural_schedule",
-    "pipeline_names",
-    "pipelines_by_any_name",
-    "problems",
-    "schedule_name",
+    "pipeline_schedule_names",
+    "resolve_schedule_name",
     "schedule_names",
-    "schedule_of",
-    "searched_schedules",
-    "unlimited",
+    "schedule_names_by_alias",
 ]
 
 
 # In the order in which they are listed.
-ACTION_LISTS: dict[str, Schedule] = {
+ALL_SCHEDULES: dict[str, Schedule] = {
     "none": gpipe_1f1b.NO_PIPELINE,
     "afab": gpipe_1f1b.GPIPE,
     "1f1b": gpipe_1f1b.ONE_F_ONE_B,
@@ -61,34 +61,36 @@ ACTION_LISTS: dict[str, Schedule] = {
     "zb_auto": zero_bubble_search.ZB_AUTO,
     "dualpipe_v": dualpipe.DUALPIPE_V,
 }
-SCHEDULES: dict[str, Schedule] = {name: schedule for name, schedule in ACTION_LISTS.items() if schedule.priced}
+SCHEDULES: dict[str, Schedule] = {
+    name: schedule for name, schedule in ALL_SCHEDULES.items() if schedule.has_closed_forms
+}
 NATURAL = "natural"  # in a search: for each row the natural one that goes with its stages
 
 
-def schedule_of(name: str) -> Schedule:
+def get_schedule(name: str) -> Schedule:
     """A schedule by name; `NATURAL` is one too. Raises `InputError` that lists the names.
 
-    >>> schedule_of("zb_h1").fewest(4, 1)
+    >>> get_schedule("zb_h1").min_micro_batches(4, 1)
     4
     """
-    return _natural() if name == NATURAL else chosen(SCHEDULES, name, "schedule")
+    return _natural_schedule() if name == NATURAL else lookup(SCHEDULES, name, "schedule")
 
 
-def schedule_name(text: str) -> str:
+def resolve_schedule_name(text: str) -> str:
     """The name here of a schedule that has an action list, by that name or by one that papers and engines have for it.
 
     Case, dashes and underscores do not count. Raises `InputError` that lists the names.
 
-    >>> schedule_name("Interleaved1F1B"), schedule_name("GPipe"), schedule_name("ZB-H1")
+    >>> resolve_schedule_name("Interleaved1F1B"), resolve_schedule_name("GPipe"), resolve_schedule_name("ZB-H1")
     ('interleaved', 'afab', 'zb_h1')
     """
-    names = {_plain(alias): name for name, one in ACTION_LISTS.items() for alias in (name, *one.aliases)}
-    if _plain(text) not in names:
-        raise InputError(f"schedule: {unknown(text, ACTION_LISTS)}")
-    return names[_plain(text)]
+    names = {_normalize_name(alias): name for name, one in ALL_SCHEDULES.items() for alias in (name, *one.aliases)}
+    if _normalize_name(text) not in names:
+        raise InputError(f"schedule: {describe_unknown(text, ALL_SCHEDULES)}")
+    return names[_normalize_name(text)]
 
 
-def _plain(text: str) -> str:
+def _normalize_name(text: str) -> str:
     return "".join(character for character in text.casefold() if character.isalnum())
 
 
@@ -97,12 +99,12 @@ def schedule_names() -> tuple[str, ...]:
     return tuple(SCHEDULES)
 
 
-def pipeline_names() -> tuple[str, ...]:
+def pipeline_schedule_names() -> tuple[str, ...]:
     """Those of them that take a pipeline."""
-    return tuple(name for name, schedule in SCHEDULES.items() if not schedule.goes_with(1, 1))
+    return tuple(name for name, schedule in SCHEDULES.items() if not schedule.supports(1, 1))
 
 
-def searched_schedules() -> tuple[str, ...]:
+def default_searched_schedules() -> tuple[str, ...]:
     """The schedules that a search tries by default."""
     return (NATURAL, *(name for name, schedule in SCHEDULES.items() if schedule.searched))
 
@@ -113,12 +115,12 @@ def natural_schedule(pp: int, num_virtual_stages: int) -> str:
     >>> natural_schedule(1, 1), natural_schedule(4, 1), natural_schedule(4, 2)
     ('none', '1f1b', 'interleaved')
     """
-    return next(name for name, one in SCHEDULES.items() if one.natural and one.goes_with(pp, num_virtual_stages))
+    return next(name for name, one in SCHEDULES.items() if one.natural and one.supports(pp, num_virtual_stages))
 
 
-def pipelines_by_any_name() -> Mapping[str, str]:
+def schedule_names_by_alias() -> Mapping[str, str]:
     """The name here of every schedule that takes a pipeline, by that name and by those that others have for it."""
-    return {alias: name for name in pipeline_names() for alias in (name, *SCHEDULES[name].aliases)}
+    return {alias: name for name in pipeline_schedule_names() for alias in (name, *SCHEDULES[name].aliases)}
 
 
 def in_flight_split(schedule: str, pp: Value, num_micro_batches: Value) -> Value:
@@ -128,38 +130,38 @@ def in_flight_split(schedule: str, pp: Value, num_micro_batches: Value) -> Value
     split the backward pass, whose stages hold different numbers.
     """
     split = {name: one for name, one in SCHEDULES.items() if one.splits_backward}
-    return chosen(split, schedule, "schedule").in_flight(pp, 1, num_micro_batches, 0)
+    return lookup(split, schedule, "schedule").in_flight(pp, 1, num_micro_batches, 0)
 
 
 @cache
-def _natural() -> Schedule:
+def _natural_schedule() -> Schedule:
     """What the natural schedules are together: each where it goes with the stages. None of them splits the backward pass."""
     every = [schedule for schedule in SCHEDULES.values() if schedule.natural]
     names = [one.name for one in fields(Schedule) if callable(getattr(every[0], one.name)) and one.name != "actions"]
     return replace(
         every[0],
-        **{**{name: _of_each(every, name) for name in names}, "goes_with": lambda p, v: True},  # type: ignore[arg-type]
+        **{**{name: _select_by_stages(every, name) for name in names}, "supports": lambda p, v: True},  # type: ignore[arg-type]
     )
 
 
-def _of_each(schedules: Sequence[Schedule], name: str) -> Callable[..., Value]:
+def _select_by_stages(schedules: Sequence[Schedule], name: str) -> Callable[..., Value]:
     """A function of schedules, each for the stages that its own goes with."""
     functions = [getattr(schedule, name) for schedule in schedules]
 
     def chosen_by_stages(p: Value, v: Value, *rest: Any) -> Value:
         found = functions[-1](p, v, *rest)
         for schedule, function in zip(schedules[:-1], functions, strict=False):
-            found = where(schedule.goes_with(p, v), function(p, v, *rest), found)
+            found = where(schedule.supports(p, v), function(p, v, *rest), found)
         return found
 
     return functions[0] if len(set(functions)) == 1 else chosen_by_stages
 
 
-MOST_PASSES = 1_000_000  # of a kind: a list of them takes a gigabyte
-TOLERANCE = 1e-9  # of a memory limit, for what rounding leaves of p / p
+MAX_PASSES = 1_000_000  # of a kind: a list of them takes a gigabyte
+MEMORY_TOLERANCE = 1e-9  # of a memory limit, for what rounding leaves of p / p
 
 
-def build(
+def build_actions(
     name: str, p: int, m: int, v: int | None = None, durations: Durations | None = None,
     memory_limit: float | None = None, *, round_size: int | None = None,
 ) -> ActionList:  # fmt: skip
@@ -169,49 +171,49 @@ def build(
     1F1B's first stage does (1.0 is p micro-batches). `round_size`: micro-batches of a virtual stage in a row, for interleaved
     schedules. Raises `InputError` that says what the schedule requires.
 
-    >>> [str(slot[0]) for slot in build("gpipe", 2, 2).order[0]]
+    >>> [str(slot[0]) for slot in build_actions("gpipe", 2, 2).order[0]]
     ['0F0', '0F1', '0B0', '0B1']
     """
-    found = unlimited(name, p, m, v, durations, memory_limit, round_size=round_size)
-    check_limit(found, memory_limit)
+    found = build_unlimited(name, p, m, v, durations, memory_limit, round_size=round_size)
+    check_memory_limit(found, memory_limit)
     return found
 
 
-def check_limit(actions: ActionList, memory_limit: float | None) -> None:
+def check_memory_limit(actions: ActionList, memory_limit: float | None) -> None:
     """Refuse a list of which a rank holds more than the limit. Raises `InputError`."""
-    share = held_share(actions)
+    share = activation_share(actions)
     most = max(share)
-    if memory_limit is not None and most > memory_limit * (1 + TOLERANCE):
+    if memory_limit is not None and most > memory_limit * (1 + MEMORY_TOLERANCE):
         raise InputError(
             f"memory limit: rank {share.index(most)} of {actions.name} holds {most:.3g} times what 1F1B's first stage does; "
             f"the limit is {memory_limit:.3g}; zb_auto keeps to any limit from {1 / actions.num_ranks:.3g} on"
         )
 
 
-def unlimited(
+def build_unlimited(
     name: str, p: int, m: int, v: int | None = None, durations: Durations | None = None,
     memory_limit: float | None = None, *, round_size: int | None = None,
 ) -> ActionList:  # fmt: skip
     """The same, where only a schedule that plans with the memory limit keeps to it."""
-    name = schedule_name(name)
-    v = fewest_virtual_stages(name, p) if v is None else v
-    require(problems(name, p, m, v, round_size))
-    schedule = ACTION_LISTS[name]
+    name = resolve_schedule_name(name)
+    v = min_virtual_stages(name, p) if v is None else v
+    raise_problems(find_problems(name, p, m, v, round_size))
+    schedule = ALL_SCHEDULES[name]
     rounds = {} if round_size is None else {"round_size": round_size}
     return schedule.actions(p, m, v, durations, memory_limit, **rounds)
 
 
-def held_share(actions: ActionList) -> list[float]:
+def activation_share(actions: ActionList) -> list[float]:
     """The most that each rank holds, in what 1F1B's first stage does: p micro-batches."""
-    return [held.peak / actions.num_virtual_stages / actions.num_ranks for held in held_by_rank(actions)]
+    return [held.peak / actions.num_virtual_stages / actions.num_ranks for held in peak_in_flight(actions)]
 
 
-def fewest_virtual_stages(name: str, p: int) -> int:
+def min_virtual_stages(name: str, p: int) -> int:
     """The fewest virtual stages of a rank with which a schedule goes; 1 where it goes with none of these."""
-    return next((v for v in (1, 2) if ACTION_LISTS[schedule_name(name)].goes_with(p, v)), 1)
+    return next((v for v in (1, 2) if ALL_SCHEDULES[resolve_schedule_name(name)].supports(p, v)), 1)
 
 
-def problems(name: str, p: int, m: int, v: int, round_size: int | None = None) -> list[str]:
+def find_problems(name: str, p: int, m: int, v: int, round_size: int | None = None) -> list[str]:
     """What is wrong with stages and micro-batches for a schedule, in words; nothing where it runs."""
     counts = {
         "stages": p,
@@ -222,22 +224,25 @@ def problems(name: str, p: int, m: int, v: int, round_size: int | None = None) -
     found = [f"{what}: found {n}; at least 1 is required" for what, n in counts.items() if n < 1]
     if found:
         return found
-    if p * v * m > MOST_PASSES:
+    if p * v * m > MAX_PASSES:
         return [
-            f"stages: found {p * v:,} for {m:,} micro-batches; at most {MOST_PASSES:,} passes of each kind are listed"
+            f"stages: found {p * v:,} for {m:,} micro-batches; at most {MAX_PASSES:,} passes of each kind are listed"
         ]
-    schedule = ACTION_LISTS[name]
+    schedule = ALL_SCHEDULES[name]
     if round_size is not None and not schedule.takes_round_size:
-        takers = ", ".join(other for other, one in ACTION_LISTS.items() if one.takes_round_size)
+        takers = ", ".join(other for other, one in ALL_SCHEDULES.items() if one.takes_round_size)
         return [
             f"round size: found {round_size} for {name}, which has no rounds; leave it out, or take one of {takers}"
         ]
-    if not schedule.goes_with(p, v) or (schedule.both_ends and p % 2):
-        fitting = [str(n) for n in range(1, 5) if schedule.goes_with(p, n)]
+    if not schedule.supports(p, v) or (schedule.bidirectional and p % 2):
+        fitting = [str(n) for n in range(1, 5) if schedule.supports(p, n)]
         wants = f"{' or '.join(fitting)} virtual stages on each" if fitting else "another number of stages"
-        even = ", of an even number of stages," if schedule.both_ends else ""
+        even = ", of an even number of stages," if schedule.bidirectional else ""
         return [f"stages: {name}{even} does not run on {p} stages with {v} virtual stages on each; {wants} is required"]
-    fewest, multiple = (schedule.fewest(p, v) if schedule.needs_fewest else 1), schedule.multiple(p, v)
+    fewest, multiple = (
+        (schedule.min_micro_batches(p, v) if schedule.requires_min else 1),
+        schedule.micro_batch_multiple(p, v),
+    )
     if round_size is None and (m < fewest or m % multiple):
         of = f" in multiples of {multiple}" if multiple > 1 else ""
         return [f"micro-batches: found {m}; {name} requires at least {max(fewest, multiple)}{of} on {p} stages"]

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from shardwise.pipeline.actions import ActionList, Placement, from_both_ends, loop
+from shardwise.pipeline.actions import ActionList, StagePlacement, bidirectional_placement, loop_placement
 from shardwise.values.elementwise import Value, minimum
 from shardwise.values.errors import InputError
 
 # Micro-batches that are held, and those of them that wait for weights' gradients, beside the one at work.
-Moments = tuple[tuple[Value, Value], ...]
+PeakCandidates = tuple[tuple[Value, Value], ...]
 
 
-class Passes(NamedTuple):
+class PassSeconds(NamedTuple):
     """Seconds of one micro-batch on one rank, through all of its virtual stages, with the traffic that shows.
 
     `backward_s` is the whole backward pass with what it recomputes, `weight_s` the part of it for the weights' gradients
@@ -31,11 +31,11 @@ class Passes(NamedTuple):
     overlapped_s: Value = 0.0
 
 
-def _unpriced(*given: Any) -> Value:
+def _no_closed_form(*given: Any) -> Value:
     raise InputError("schedule: this one has no closed form; `shardwise schedule` plays it")
 
 
-def _none_together(p: Value, v: Value, m: Value) -> Value:
+def _no_overlap(p: Value, v: Value, m: Value) -> Value:
     return 0
 
 
@@ -47,73 +47,74 @@ class Schedule:
     schedule that plans with them. One that `takes_round_size` has the keyword `round_size`: micro-batches of a virtual stage in a
     row. `placement(p, v)`: on which rank each virtual stage is, which the list has too.
 
-    Legality: `goes_with(p, v)` says whether it runs on so many stages, `fewest(p, v)` is the least number of
-    micro-batches with which its closed forms hold, and they come in a `multiple(p, v)`; its action list asks for as many
-    only where it `needs_fewest`. `natural`: it is taken where none is named and it goes with the stages; `searched`: a
+    Legality: `supports(p, v)` says whether it runs on so many stages, `min_micro_batches(p, v)` is the least number of
+    micro-batches with which its closed forms hold, and they come in a `micro_batch_multiple(p, v)`; its action list asks for
+    as many only where it `requires_min`. `natural`: it is taken where none is named and it goes with the stages; `searched`: a
     search tries it besides, without being asked.
 
     Cost: `bubble_s(p, v, m, passes)` are seconds that a stage waits in a step, for the first and the last micro-batch and
     between, never less than nothing; `bubble` writes it for people. It assumes stages that take alike, and of ZB-H2 an optimizer
     step that does not wait for all stages (Qi et al., section 4). `num_overlapped(p, v, m)`: micro-batches whose forward pass
-    runs together with a backward pass; `pairs`: there are such. `splits_backward`: the weights' gradients wait; `both_ends`:
-    micro-batches come in from both ends. `priced`: closed forms are there, so that layouts may name it; `unpriced` says why not
-    where they are not.
+    runs together with a backward pass; `runs_pairs`: there are such. `splits_backward`: the weights' gradients wait;
+    `bidirectional`: micro-batches come in from both ends. `has_closed_forms`: they are there, so that layouts may name it;
+    `unpriced_reason` says why not where they are not.
 
-    Memory: `in_flight(p, v, m, stage)` are the micro-batches of which a stage holds something, of which `num_waiting(p, v, m,
-    stage)` may hold only what their weights' gradients are made of. `while_waiting(p, v, m, stage)`: moments beside the one at
-    which the most are held, for schedules under which none waits then; empty: as many wait then. `num_at_end(p, v, m)`: those
-    between their forward and backward pass through the last virtual stage, which has the head; one, unless all go forward first.
+    Memory: `in_flight(p, v, m, stage)` are the micro-batches of which a stage holds something, of which
+    `num_awaiting_weight_grads(p, v, m, stage)` may hold only what their weights' gradients are made of.
+    `other_peaks(p, v, m, stage)`: moments beside the one at which the most are held, for schedules under which none waits
+    then; empty: as many wait then. `num_at_end(p, v, m)`: those between their forward and backward pass through the last
+    virtual stage, which has the head; one, unless all go forward first.
 
     `aliases` are other names for it, as papers and engines write them.
     """
 
-    goes_with: Callable[[Value, Value], Value]
+    supports: Callable[[Value, Value], Value]
     actions: Callable[..., ActionList]
     takes_round_size: bool = False
-    placement: Callable[[int, int], Placement] = loop
-    bubble_s: Callable[[Value, Value, Value, Passes], Value] = _unpriced
+    placement: Callable[[int, int], StagePlacement] = loop_placement
+    bubble_s: Callable[[Value, Value, Value, PassSeconds], Value] = _no_closed_form
     bubble: str = ""
-    unpriced: str = "it has no closed form that a layout could be priced by"
-    in_flight: Callable[[Value, Value, Value, Value], Value] = _unpriced
-    num_waiting: Callable[[Value, Value, Value, Value], Value] = lambda p, v, m, stage: 0
-    while_waiting: Callable[[Value, Value, Value, Value], Moments] = lambda p, v, m, stage: ()
+    unpriced_reason: str = "it has no closed form that a layout could be priced by"
+    in_flight: Callable[[Value, Value, Value, Value], Value] = _no_closed_form
+    num_awaiting_weight_grads: Callable[[Value, Value, Value, Value], Value] = lambda p, v, m, stage: 0
+    other_peaks: Callable[[Value, Value, Value, Value], PeakCandidates] = lambda p, v, m, stage: ()
     num_at_end: Callable[[Value, Value, Value], Value] = lambda p, v, m: 1
-    num_overlapped: Callable[[Value, Value, Value], Value] = _none_together
-    fewest: Callable[[Value, Value], Value] = lambda p, v: 1
-    needs_fewest: bool = False
-    multiple: Callable[[Value, Value], Value] = lambda p, v: 1
+    num_overlapped: Callable[[Value, Value, Value], Value] = _no_overlap
+    min_micro_batches: Callable[[Value, Value], Value] = lambda p, v: 1
+    requires_min: bool = False
+    micro_batch_multiple: Callable[[Value, Value], Value] = lambda p, v: 1
     natural: bool = False
     searched: bool = False
     splits_backward: bool = False
     aliases: tuple[str, ...] = ()
 
     @property
-    def priced(self) -> bool:
+    def has_closed_forms(self) -> bool:
         """Whether it has closed forms."""
-        return self.bubble_s is not _unpriced
+        return self.bubble_s is not _no_closed_form
 
     @property
-    def pairs(self) -> bool:
+    def runs_pairs(self) -> bool:
         """Whether a forward and a backward pass of different micro-batches run together."""
-        return self.num_overlapped is not _none_together
+        return self.num_overlapped is not _no_overlap
 
     @property
-    def both_ends(self) -> bool:
+    def bidirectional(self) -> bool:
         """Whether micro-batches come in from both ends, so that each rank has a copy of the opposite rank's stage."""
-        return self.placement is from_both_ends
+        return self.placement is bidirectional_placement
 
 
-def alone(p: Value, v: Value) -> Value:
+def one_stage_each(p: Value, v: Value) -> Value:
     """Of a pipeline with one stage on each rank."""
     return (p > 1) & (v == 1)
 
 
-def several(p: Value, v: Value) -> Value:
+def many_stages_each(p: Value, v: Value) -> Value:
     """Of a pipeline with virtual stages."""
     return (p > 1) & (v > 1)
 
 
-def two(p: Value, v: Value) -> Value:
+def two_stages_each(p: Value, v: Value) -> Value:
     """Of a pipeline with two virtual stages on each rank."""
     return (p > 1) & (v == 2)
 

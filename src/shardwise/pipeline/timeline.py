@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardwise.pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT, ActionList, Order, Slot
-from shardwise.pipeline.clock import clock_of
+from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, ActionList, Order, Slot
+from shardwise.pipeline.clock import run_clock
 from shardwise.present.draw.notebook import Pictured, Shown
-from shardwise.values.errors import InputError, require
+from shardwise.values.errors import InputError, raise_problems
 
-Seconds = tuple[float, ...]  # of each virtual stage in the model's order
+StageSeconds = tuple[float, ...]  # of each virtual stage in the model's order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,11 @@ class Durations:
     on. Raises `InputError`.
     """
 
-    forward: Seconds
-    input: Seconds
-    weight: Seconds
-    backward: Seconds | None = None
-    together: Seconds | None = None
+    forward: StageSeconds
+    input: StageSeconds
+    weight: StageSeconds
+    backward: StageSeconds | None = None
+    together: StageSeconds | None = None
     message: float = 0.0
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class Durations:
         ]
         lengths = {len(values) for name, values in given.items() if values and name != "message"}
         problems += ["durations: each of the passes needs a value for every stage"] if len(lengths) > 1 else []
-        require(problems)
+        raise_problems(problems)
 
     @classmethod
     def even(
@@ -68,30 +68,35 @@ class Durations:
         )
 
     @property
-    def whole(self) -> Seconds:
+    def full_backward(self) -> StageSeconds:
         """The whole backward pass."""
         return self.backward or tuple(i + w for i, w in zip(self.input, self.weight, strict=True))
 
-    def by_kind(self) -> dict[str, Seconds]:
+    def by_kind(self) -> dict[str, StageSeconds]:
         """Seconds of each kind of action."""
-        return {FORWARD: self.forward, BACKWARD: self.whole, INPUT: self.input, WEIGHT: self.weight}
+        return {
+            FORWARD: self.forward,
+            FULL_BACKWARD: self.full_backward,
+            BACKWARD_INPUT: self.input,
+            BACKWARD_WEIGHT: self.weight,
+        }
 
-    def of_slots(self, order: Order) -> list[list[float]]:
+    def slot_seconds(self, order: Order) -> list[list[float]]:
         """Seconds of each slot of each rank."""
         by_kind = self.by_kind()
         return [
-            [by_kind[slot[0].kind][slot[0].stage] if len(slot) == 1 else self.of_pair(slot) for slot in slots]
+            [by_kind[slot[0].kind][slot[0].stage] if len(slot) == 1 else self.pair_seconds(slot) for slot in slots]
             for slots in order
         ]
 
-    def of_pair(self, slot: Slot) -> float:
+    def pair_seconds(self, slot: Slot) -> float:
         """Seconds of a forward and a backward pass that run together."""
         if self.together is not None:
             return sum(self.together[action.stage] for action in slot) / len(slot)
         by_kind = self.by_kind()
         return sum(by_kind[action.kind][action.stage] for action in slot)
 
-    def check(self, num_stages: int) -> None:
+    def check_num_stages(self, num_stages: int) -> None:
         """Refuse durations of another number of stages. Raises `InputError`."""
         if len(self.forward) != num_stages:
             raise InputError(f"durations: found those of {len(self.forward)} stages; {num_stages} are required")
@@ -99,65 +104,66 @@ class Durations:
 
 # What an action adds to what is saved for a backward pass, and to what waits for weights' gradients only. It is freed when its
 # action ends, taken when its forward pass starts.
-SAVED = {FORWARD: 1, BACKWARD: -1, INPUT: -1, WEIGHT: 0}
-WAITING = {FORWARD: 0, BACKWARD: 0, INPUT: 1, WEIGHT: -1}
+SAVED_CHANGE = {FORWARD: 1, FULL_BACKWARD: -1, BACKWARD_INPUT: -1, BACKWARD_WEIGHT: 0}
+AWAITING_CHANGE = {FORWARD: 0, FULL_BACKWARD: 0, BACKWARD_INPUT: 1, BACKWARD_WEIGHT: -1}
 
 
-class Held(NamedTuple):
+class InFlightPeak(NamedTuple):
     """The most that a rank holds, in virtual stages of a micro-batch: in all, and what waits for weights' gradients only."""
 
     peak: int
     peak_waiting: int
 
 
-def held_by_rank(actions: ActionList) -> tuple[Held, ...]:
+def peak_in_flight(actions: ActionList) -> tuple[InFlightPeak, ...]:
     """Peaks of each rank of a list.
 
-    >>> from shardwise.pipeline.registry import build
-    >>> held_by_rank(build("zb_h1", 2, 4))
-    (Held(peak=2, peak_waiting=1), Held(peak=2, peak_waiting=2))
+    >>> from shardwise.pipeline.registry import build_actions
+    >>> peak_in_flight(build_actions("zb_h1", 2, 4))
+    (InFlightPeak(peak=2, peak_waiting=1), InFlightPeak(peak=2, peak_waiting=2))
     """
-    return tuple(_held(slots) for slots in actions.order)
+    return tuple(_rank_peak(slots) for slots in actions.order)
 
 
-def _held(slots: Iterable[Slot]) -> Held:
+def _rank_peak(slots: Iterable[Slot]) -> InFlightPeak:
     saved = waiting = peak = peak_waiting = 0
     for slot in slots:
         for kind, _, _ in slot:
-            saved += SAVED[kind]
-            waiting += WAITING[kind]
+            saved += SAVED_CHANGE[kind]
+            waiting += AWAITING_CHANGE[kind]
             if saved + waiting > peak:
                 peak = saved + waiting
             if waiting > peak_waiting:
                 peak_waiting = waiting
-    return Held(peak, peak_waiting)
+    return InFlightPeak(peak, peak_waiting)
 
 
-def most_held(actions: ActionList, sizes: Sequence[int]) -> tuple[int, ...]:
+def peak_layers(actions: ActionList, sizes: Sequence[int]) -> tuple[int, ...]:
     """The most that each rank of a list holds where virtual stages have these sizes, in the model's order.
 
-    >>> from shardwise.pipeline.registry import build
-    >>> most_held(build("interleaved", 2, 4, 2), (1, 1, 1, 1)), most_held(build("interleaved", 2, 4, 2), (3, 2, 1, 1))
+    >>> from shardwise.pipeline.registry import build_actions
+    >>> actions = build_actions("interleaved", 2, 4, 2)
+    >>> peak_layers(actions, (1, 1, 1, 1)), peak_layers(actions, (3, 2, 1, 1))
     ((5, 3), (13, 6))
     """
-    return tuple(_most(slots, sizes) for slots in actions.order)
+    return tuple(_rank_peak_layers(slots, sizes) for slots in actions.order)
 
 
-def _most(slots: Iterable[Slot], sizes: Sequence[int]) -> int:
+def _rank_peak_layers(slots: Iterable[Slot], sizes: Sequence[int]) -> int:
     held = most = 0
     for slot in slots:
         for kind, stage, _ in slot:
-            held += sizes[stage] * (SAVED[kind] + WAITING[kind])
+            held += sizes[stage] * (SAVED_CHANGE[kind] + AWAITING_CHANGE[kind])
             most = max(most, held)
     return most
 
 
-def step_curve(slots: Iterable[tuple[Slot, float, float]], unit: float) -> list[tuple[float, float]]:
+def in_flight_curve(slots: Iterable[tuple[Slot, float, float]], unit: float) -> list[tuple[float, float]]:
     """Live memory over time, from slots with their starts and ends: (seconds, how much from then on), `unit` for each pass."""
     changes: dict[float, int] = {0.0: 0}
     for slot, start, end in slots:
         for kind, _, _ in slot:
-            change = SAVED[kind] + WAITING[kind]
+            change = SAVED_CHANGE[kind] + AWAITING_CHANGE[kind]
             if change:
                 when = start if change > 0 else end
                 changes[when] = changes.get(when, 0) + change
@@ -176,7 +182,7 @@ class Timeline(Pictured):
     durations: Durations
     starts: Sequence[Sequence[float]]
     ends: Sequence[Sequence[float]]
-    held: tuple[Held, ...] = field(repr=False)
+    in_flight_peaks: tuple[InFlightPeak, ...] = field(repr=False)
 
     def shown(self) -> Shown:
         from shardwise.present.pictures.pipeline_schedule_timeline import shown_timeline
@@ -236,12 +242,12 @@ class Timeline(Pictured):
     @property
     def peak_activations(self) -> tuple[float, ...]:
         """The most that each rank holds: 1 is a micro-batch on one of p even stages, so a virtual stage counts 1 / v."""
-        return tuple(held.peak / self.actions.num_virtual_stages for held in self.held)
+        return tuple(peak.peak / self.actions.num_virtual_stages for peak in self.in_flight_peaks)
 
     @property
     def peak_waiting(self) -> tuple[float, ...]:
         """The most of it that waits for its weights' gradients only, in the same unit."""
-        return tuple(held.peak_waiting / self.actions.num_virtual_stages for held in self.held)
+        return tuple(peak.peak_waiting / self.actions.num_virtual_stages for peak in self.in_flight_peaks)
 
     def slots(self) -> Iterator[tuple[int, Slot, float, float]]:
         """Rank, slot, start and end of every slot."""
@@ -252,22 +258,26 @@ class Timeline(Pictured):
     def memory(self, rank: int) -> list[tuple[float, float]]:
         """What a rank holds over time: (seconds, activations from then on), in the unit of `peak_activations`."""
         times = zip(self.actions.order[rank], self.starts[rank], self.ends[rank], strict=True)
-        return step_curve(times, 1.0 / self.actions.num_virtual_stages)
+        return in_flight_curve(times, 1.0 / self.actions.num_virtual_stages)
 
 
-def play(actions: ActionList, durations: Durations | None = None) -> Timeline:
+def play_actions(actions: ActionList, durations: Durations | None = None) -> Timeline:
     """The timeline of a list; without durations every stage's F, I and W take a second (of v virtual stages a v-th).
 
     Raises `InputError` for a list that does not end, with its first offending action, and for durations of other stages.
 
-    >>> from shardwise.pipeline.registry import build
-    >>> line = play(build("1f1b", 4, 8))
+    >>> from shardwise.pipeline.registry import build_actions
+    >>> line = play_actions(build_actions("1f1b", 4, 8))
     >>> line.makespan, line.bubble, line.peak_activations
     (33.0, 0.375, (4.0, 3.0, 2.0, 1.0))
     """
     durations = durations or Durations.even(actions.num_stages, actions.num_virtual_stages)
-    durations.check(actions.num_stages)
-    clock = clock_of(actions, durations.of_slots(actions.order), durations.message)
+    durations.check_num_stages(actions.num_stages)
+    clock = run_clock(actions, durations.slot_seconds(actions.order), durations.message)
     return Timeline(
-        actions=actions, durations=durations, starts=clock.starts, ends=clock.ends, held=held_by_rank(actions)
+        actions=actions,
+        durations=durations,
+        starts=clock.starts,
+        ends=clock.ends,
+        in_flight_peaks=peak_in_flight(actions),
     )

@@ -10,28 +10,38 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from shardwise.pipeline.actions import KINDS, Action, ActionList, Order, Placement, Slot, from_both_ends, loop, v_shape
-from shardwise.pipeline.clock import check
+from shardwise.pipeline.actions import (
+    KINDS,
+    Action,
+    ActionList,
+    Order,
+    Slot,
+    StagePlacement,
+    bidirectional_placement,
+    loop_placement,
+    v_placement,
+)
+from shardwise.pipeline.clock import check_actions
 from shardwise.values.errors import InputError
 
 CELL = re.compile(rf"(\d+)([{''.join(KINDS)}])(\d+)")
 PAIR = re.compile(r"\((.*)\)OVERLAP_F_B")
-FOLLOWS = re.compile(r"\d+(?:(?:UN|RE)SHARD|REDUCE_GRAD|(?:SEND|RECV)_[FB]\d+)")
-MOST_DIGITS = 7  # of a number in a cell: more is no stage or micro-batch
+IGNORED_CELL = re.compile(r"\d+(?:(?:UN|RE)SHARD|REDUCE_GRAD|(?:SEND|RECV)_[FB]\d+)")
+MAX_DIGITS = 7  # of a number in a cell: more is no stage or micro-batch
 
 
 def to_csv(actions: ActionList) -> str:
     """The text of a list.
 
-    >>> from shardwise.pipeline.registry import build
-    >>> print(to_csv(build("1f1b", 2, 2)), end="")
+    >>> from shardwise.pipeline.registry import build_actions
+    >>> print(to_csv(build_actions("1f1b", 2, 2)), end="")
     0F0,0F1,0B0,0B1
     1F0,1B0,1F1,1B1
     """
-    return "".join(",".join(map(_cell, slots)) + "\n" for slots in actions.order)
+    return "".join(",".join(map(_format_cell, slots)) + "\n" for slots in actions.order)
 
 
-def _cell(slot: Slot) -> str:
+def _format_cell(slot: Slot) -> str:
     text = ";".join(map(str, slot))
     return text if len(slot) == 1 else f"({text})OVERLAP_F_B"
 
@@ -45,7 +55,7 @@ def from_csv(text: str, name: str = "csv") -> ActionList:
     ((Action(kind='F', stage=0, micro_batch=0),), (Action(kind='B', stage=0, micro_batch=0),))
     """
     rows = [row for row in text.splitlines() if row.strip(" ,")]
-    order: Order = tuple(tuple(_slots(rank, row)) for rank, row in enumerate(rows))
+    order: Order = tuple(tuple(_parse_row(rank, row)) for rank, row in enumerate(rows))
     every = [action for slots in order for slot in slots for action in slot]
     if not every:
         raise InputError("action list: found no action; a row of cells such as 0F0,0B0 for each rank is required")
@@ -57,28 +67,28 @@ def from_csv(text: str, name: str = "csv") -> ActionList:
             "micro-batch passes every stage once each way: F and B, or F, I and W"
         )
     found = ActionList(
-        name=name, order=order, placement=_placement(order, num_stages), num_micro_batches=num_micro_batches
+        name=name, order=order, placement=_infer_placement(order, num_stages), num_micro_batches=num_micro_batches
     )
-    check(found)
+    check_actions(found)
     return found
 
 
-def _slots(rank: int, row: str) -> Iterator[Slot]:
+def _parse_row(rank: int, row: str) -> Iterator[Slot]:
     """The slots of a row."""
     for number, cell in enumerate(row.split(",")):
         cell = cell.strip().strip('"')
         pair = PAIR.fullmatch(cell)
         parts = [CELL.fullmatch(part.strip()) for part in (pair[1].split(";") if pair else [cell])]
-        if all(part and max(len(part[1]), len(part[3])) <= MOST_DIGITS for part in parts):
+        if all(part and max(len(part[1]), len(part[3])) <= MAX_DIGITS for part in parts):
             yield tuple(Action(part[2], int(part[1]), int(part[3])) for part in parts if part)
-        elif cell and not FOLLOWS.fullmatch(cell):
+        elif cell and not IGNORED_CELL.fullmatch(cell):
             raise InputError(
                 f"action list: row {rank + 1}, cell {number + 1}: found {cell[:40]!r}; stage, kind (F, B, I or W) and "
                 "micro-batch are required, such as 0F3, or a pair such as (0F5;1B3)OVERLAP_F_B"
             )
 
 
-def _placement(order: Order, num_stages: int) -> Placement:
+def _infer_placement(order: Order, num_stages: int) -> StagePlacement:
     """Where stages are, by the rows that have them. Raises `InputError` for one that no row has."""
     rows: list[list[int]] = [[] for _ in range(num_stages)]
     for rank, slots in enumerate(order):
@@ -89,8 +99,8 @@ def _placement(order: Order, num_stages: int) -> Placement:
         raise InputError(f"action list: no rank has stage {empty[0]} of {num_stages}; every stage is required")
     p = len(order)
     if num_stages == p and any(len(ranks) > 1 for ranks in rows):
-        return from_both_ends(p)
+        return bidirectional_placement(p)
     ranks = tuple(found[0] for found in rows)
-    known = [loop(p, num_stages // p)] if num_stages % p == 0 else []
-    known += [v_shape(p)] if num_stages == 2 * p else []
-    return next((one for one in known if one.ranks == ranks), Placement("given", ranks))
+    known = [loop_placement(p, num_stages // p)] if num_stages % p == 0 else []
+    known += [v_placement(p)] if num_stages == 2 * p else []
+    return next((one for one in known if one.ranks == ranks), StagePlacement("given", ranks))

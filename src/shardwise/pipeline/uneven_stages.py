@@ -16,97 +16,99 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from shardwise.pipeline.registry import ACTION_LISTS, build, problems, schedule_of
-from shardwise.pipeline.schedule import Passes
-from shardwise.pipeline.timeline import Durations, most_held, play
+from shardwise.pipeline.registry import ALL_SCHEDULES, build_actions, find_problems, get_schedule
+from shardwise.pipeline.schedule import PassSeconds
+from shardwise.pipeline.timeline import Durations, peak_layers, play_actions
 from shardwise.values.elementwise import Value, maximum
 
 # Ranks that are played: of more, so many from the first to the last (tests/unit/schedule/test_uneven.py: within 5%).
-MOST_RANKS = 16
-THIRDS = Passes(1 / 3, 2 / 3, 1 / 3, 1.0)  # a micro-batch of a second on the fullest rank, F, I and W alike
+MAX_RANKS_PLAYED = 16
+EQUAL_THIRDS = PassSeconds(1 / 3, 2 / 3, 1 / 3, 1.0)  # a micro-batch of a second on the fullest rank, F, I and W alike
 
 
-class Waiting(NamedTuple):
-    """Micro-batches by which a step is longer: `of_step`, and for each micro-batch `of_each`. Numbers or arrays."""
+class UnevenBubble(NamedTuple):
+    """Micro-batches by which a step is longer: `fixed`, and for each micro-batch `per_micro_batch`. Numbers or arrays."""
 
-    of_step: Value
-    of_each: Value
+    fixed: Value
+    per_micro_batch: Value
 
-    def in_step(self, num_micro_batches: Value) -> Value:
+    def for_micro_batches(self, num_micro_batches: Value) -> Value:
         """Of a step with so many."""
-        return maximum(self.of_step + self.of_each * num_micro_batches, 0.0)
+        return maximum(self.fixed + self.per_micro_batch * num_micro_batches, 0.0)
 
-    def of(self, rows: Any) -> Waiting:
+    def of(self, rows: Any) -> UnevenBubble:
         """Of some rows of columns."""
-        return Waiting(*(column.take(rows) for column in self))
+        return UnevenBubble(*(column.take(rows) for column in self))
 
 
-NONE = Waiting(0.0, 0.0)
+NO_UNEVEN_BUBBLE = UnevenBubble(0.0, 0.0)
 
 
-def waiting(schedule: str, layers: Sequence[int], num_ranks: int) -> Waiting:
+def uneven_bubble(schedule: str, layers: Sequence[int], num_ranks: int) -> UnevenBubble:
     """What virtual stages with these layers, in the model's order, add to the closed form of a schedule's bubble.
 
     The first and the last, which have the embedding and the head, count as if they held as many layers as any other does. A step
     grows with its micro-batches along a line, which two of them tell.
 
-    >>> waiting("interleaved", (1, 2, 2, 2, 2, 1), 2), waiting("interleaved", (2, 2, 2, 2), 2)
-    (Waiting(of_step=0.0, of_each=0.0), Waiting(of_step=0.0, of_each=0.0))
+    >>> uneven_bubble("interleaved", (1, 2, 2, 2, 2, 1), 2), uneven_bubble("interleaved", (2, 2, 2, 2), 2)
+    (UnevenBubble(fixed=0.0, per_micro_batch=0.0), UnevenBubble(fixed=0.0, per_micro_batch=0.0))
     """
     if num_ranks == 1 or len(layers) == num_ranks:
-        return NONE
+        return NO_UNEVEN_BUBBLE
     least = min(layers[1:-1])
     sizes = (max(layers[0], least), *layers[1:-1], max(layers[-1], least))
-    return NONE if len(set(sizes)) == 1 else _played(schedule, sizes, num_ranks)
+    return NO_UNEVEN_BUBBLE if len(set(sizes)) == 1 else _play_uneven_bubble(schedule, sizes, num_ranks)
 
 
-def holding(schedule: str, layers: Sequence[int], num_ranks: int) -> tuple[float, ...]:
+def uneven_in_flight(schedule: str, layers: Sequence[int], num_ranks: int) -> tuple[float, ...]:
     """How many times as many layers of micro-batches each rank holds as the closed form of a schedule says.
 
-    >>> [round(times, 3) for times in holding("interleaved", (1, 2, 2, 1, 1, 1, 1, 1, 1, 1), 2)]
+    >>> [round(times, 3) for times in uneven_in_flight("interleaved", (1, 2, 2, 1, 1, 1, 1, 1, 1, 1), 2)]
     [1.136, 1.204]
-    >>> holding("interleaved", (2, 2, 2, 2), 2), holding("dualpipe", (3, 2, 2, 2), 4)
+    >>> uneven_in_flight("interleaved", (2, 2, 2, 2), 2), uneven_in_flight("dualpipe", (3, 2, 2, 2), 4)
     ((1.0, 1.0), (1.12, 1.0, 1.0, 1.12))
     """
     alike = len(set(layers)) == 1
     if not alike and len(layers) == num_ranks:  # one of two copies is held for more micro-batches than the other
-        alike = not schedule_of(schedule).both_ends or tuple(layers) == tuple(layers)[::-1]
-    return (1.0,) * num_ranks if alike else _held(schedule, tuple(layers), num_ranks)
+        alike = not get_schedule(schedule).bidirectional or tuple(layers) == tuple(layers)[::-1]
+    return (1.0,) * num_ranks if alike else _play_uneven_in_flight(schedule, tuple(layers), num_ranks)
 
 
 @lru_cache(maxsize=4096)
-def _held(schedule: str, layers: tuple[int, ...], num_ranks: int) -> tuple[float, ...]:
-    v, p = len(layers) // num_ranks, min(num_ranks, MOST_RANKS)
-    if problems(schedule, p, 4 * p, v):
+def _play_uneven_in_flight(schedule: str, layers: tuple[int, ...], num_ranks: int) -> tuple[float, ...]:
+    v, p = len(layers) // num_ranks, min(num_ranks, MAX_RANKS_PLAYED)
+    if find_problems(schedule, p, 4 * p, v):
         return (1.0,) * num_ranks
-    form, sizes = ACTION_LISTS[schedule], _of_ranks(schedule, layers, num_ranks, p)
-    placement, copies = form.placement(p, v), 2 if form.both_ends else 1
-    in_all = [sum(sizes[stage] for stage in placement.held(rank)) / copies for rank in range(p)]
+    form, sizes = ALL_SCHEDULES[schedule], _sample_ranks(schedule, layers, num_ranks, p)
+    placement, copies = form.placement(p, v), 2 if form.bidirectional else 1
+    in_all = [sum(sizes[stage] for stage in placement.stages_of_rank(rank)) / copies for rank in range(p)]
     found = [
         most / float(form.in_flight(p, v, 4 * p, rank) * max(own, 1))
-        for rank, (most, own) in enumerate(zip(most_held(build(schedule, p, 4 * p, v), sizes), in_all, strict=True))
+        for rank, (most, own) in enumerate(
+            zip(peak_layers(build_actions(schedule, p, 4 * p, v), sizes), in_all, strict=True)
+        )
     ]
     return tuple(found[round(rank * (p - 1) / (num_ranks - 1))] for rank in range(num_ranks))
 
 
-def _of_ranks(schedule: str, sizes: Sequence[int], num_ranks: int, p: int) -> tuple[int, ...]:
+def _sample_ranks(schedule: str, sizes: Sequence[int], num_ranks: int, p: int) -> tuple[int, ...]:
     """The sizes of the virtual stages of p ranks, from the first to the last."""
     ranks = {round(rank * (num_ranks - 1) / (p - 1)) for rank in range(p)}
-    placed = zip(sizes, ACTION_LISTS[schedule].placement(num_ranks, len(sizes) // num_ranks).ranks, strict=True)
+    placed = zip(sizes, ALL_SCHEDULES[schedule].placement(num_ranks, len(sizes) // num_ranks).ranks, strict=True)
     return tuple(size for size, rank in placed if rank in ranks)
 
 
 @lru_cache(maxsize=4096)
-def _played(schedule: str, sizes: tuple[int, ...], num_ranks: int) -> Waiting:
-    v, p = len(sizes) // num_ranks, min(num_ranks, MOST_RANKS)
-    if problems(schedule, p, 2 * p, v):
-        return NONE
-    form = ACTION_LISTS[schedule]
-    sizes = _of_ranks(schedule, sizes, num_ranks, p)
-    most = max(form.placement(p, v).by_rank(sizes))
+def _play_uneven_bubble(schedule: str, sizes: tuple[int, ...], num_ranks: int) -> UnevenBubble:
+    v, p = len(sizes) // num_ranks, min(num_ranks, MAX_RANKS_PLAYED)
+    if find_problems(schedule, p, 2 * p, v):
+        return NO_UNEVEN_BUBBLE
+    form = ALL_SCHEDULES[schedule]
+    sizes = _sample_ranks(schedule, sizes, num_ranks, p)
+    most = max(form.placement(p, v).sum_by_rank(sizes))
     seconds = tuple(size / most / 3.0 for size in sizes)  # of the fullest rank's micro-batch, a third forward
     durations = Durations(forward=seconds, input=seconds, weight=seconds)
-    few, many = (play(build(schedule, p, m, v), durations).makespan for m in (2 * p, 4 * p))
+    few, many = (play_actions(build_actions(schedule, p, m, v), durations).makespan for m in (2 * p, 4 * p))
     each = (many - few) / (2 * p)
-    ends, closed = few - 2 * p * each, form.bubble_s(p, v, 2 * p, THIRDS)
-    return Waiting((ends - closed) * (num_ranks - 1) / (p - 1), each - 1.0)
+    ends, closed = few - 2 * p * each, form.bubble_s(p, v, 2 * p, EQUAL_THIRDS)
+    return UnevenBubble((ends - closed) * (num_ranks - 1) / (p - 1), each - 1.0)

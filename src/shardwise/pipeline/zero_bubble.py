@@ -21,63 +21,71 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shardwise.pipeline.actions import ActionList, Slot, loop, numbered, one_then_one, v_shape
+from shardwise.pipeline.actions import ActionList, Slot, alternate_passes, loop_placement, slots_from_words, v_placement
 from shardwise.pipeline.gpipe_1f1b import check_round
-from shardwise.pipeline.schedule import Moments, Passes, Schedule, alone, several, two
+from shardwise.pipeline.schedule import (
+    PassSeconds,
+    PeakCandidates,
+    Schedule,
+    many_stages_each,
+    one_stage_each,
+    two_stages_each,
+)
 from shardwise.values.elementwise import Value, maximum, minimum, where
 
 
 def zb_h1_actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None) -> ActionList:
     """Stage i runs p - i forward passes ahead; weights' gradients come i micro-batches behind."""
-    order = one_then_one(p, m, ahead=range(p, 0, -1), late=range(p))
-    return ActionList(name="zb_h1", order=order, placement=loop(p, v), num_micro_batches=m)
+    order = alternate_passes(p, m, ahead=range(p, 0, -1), late=range(p))
+    return ActionList(name="zb_h1", order=order, placement=loop_placement(p, v), num_micro_batches=m)
 
 
-def zb_h1_bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
+def zb_h1_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
     """Seconds that a stage waits: (p - 1) (F + B - 2W), where F, W and the rest of B take alike."""
     return (p - 1) * maximum(passes.forward_s + passes.backward_s - 2.0 * passes.weight_s, 0.0)
 
 
 ZB_H1 = Schedule(
-    goes_with=alone, actions=zb_h1_actions, bubble="(p - 1) · (F + B - 2W)", bubble_s=zb_h1_bubble_s,
-    in_flight=lambda p, v, m, stage: minimum(m, p), num_waiting=lambda p, v, m, stage: minimum(m, stage),
-    fewest=lambda p, v: p, splits_backward=True, aliases=("zb-h1", "zb1p"),
+    supports=one_stage_each, actions=zb_h1_actions, bubble="(p - 1) · (F + B - 2W)", bubble_s=zb_h1_bubble_s,
+    in_flight=lambda p, v, m, stage: minimum(m, p), num_awaiting_weight_grads=lambda p, v, m, stage: minimum(m, stage),
+    min_micro_batches=lambda p, v: p, splits_backward=True, aliases=("zb-h1", "zb1p"),
 )  # fmt: skip
 
 
 def zb_h2_actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None) -> ActionList:
     """Stage i runs 2 (p - i) - 1 forward passes ahead; weights' gradients come 2i micro-batches behind."""
-    order = one_then_one(p, m, ahead=range(2 * p - 1, 0, -2), late=range(0, 2 * p, 2))
-    return ActionList(name="zb_h2", order=order, placement=loop(p, v), num_micro_batches=m)
+    order = alternate_passes(p, m, ahead=range(2 * p - 1, 0, -2), late=range(0, 2 * p, 2))
+    return ActionList(name="zb_h2", order=order, placement=loop_placement(p, v), num_micro_batches=m)
 
 
-def zb_h2_bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
+def zb_h2_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
     """Seconds that a stage waits: (p - 1) (F + B - 3W), where F, W and the rest of B take alike."""
     return (p - 1) * maximum(passes.forward_s + passes.backward_s - 3.0 * passes.weight_s, 0.0)
 
 
 ZB_H2 = Schedule(
-    goes_with=alone, actions=zb_h2_actions, bubble="(p - 1) · (F + B - 3W)", bubble_s=zb_h2_bubble_s,
-    in_flight=lambda p, v, m, stage: minimum(m, 2 * p - 1), num_waiting=lambda p, v, m, stage: minimum(m, 2 * stage),
-    fewest=lambda p, v: 2 * p - 1, splits_backward=True, aliases=("zb-h2", "zb2p"),
+    supports=one_stage_each, actions=zb_h2_actions, bubble="(p - 1) · (F + B - 3W)", bubble_s=zb_h2_bubble_s,
+    in_flight=lambda p, v, m, stage: minimum(m, 2 * p - 1),
+    num_awaiting_weight_grads=lambda p, v, m, stage: minimum(m, 2 * stage),
+    min_micro_batches=lambda p, v: 2 * p - 1, splits_backward=True, aliases=("zb-h2", "zb2p"),
 )  # fmt: skip
 
 
 def zb_v_actions(p: int, m: int, v: int = 2, durations: Any = None, memory_limit: float | None = None) -> ActionList:
     """The order of 2p - 1 micro-batches at least; of fewer its first ones."""
     full = max(m, 2 * p - 1)
-    order = tuple(tuple(_rank(p, m, full, rank)) for rank in range(p))
-    return ActionList(name="zb_v", order=order, placement=v_shape(p), num_micro_batches=m)
+    order = tuple(tuple(_zb_v_slots(p, m, full, rank)) for rank in range(p))
+    return ActionList(name="zb_v", order=order, placement=v_placement(p), num_micro_batches=m)
 
 
-def _rank(p: int, m: int, full: int, rank: int) -> Iterator[Slot]:
-    words = _words(p, full, rank)
-    for slot in numbered(words, stages=(rank, 2 * p - 1 - rank), first=(0, 0), apart=True):
+def _zb_v_slots(p: int, m: int, full: int, rank: int) -> Iterator[Slot]:
+    words = _zb_v_words(p, full, rank)
+    for slot in slots_from_words(words, stages=(rank, 2 * p - 1 - rank), first=(0, 0), apart=True):
         if slot[0].micro_batch < m:
             yield slot
 
 
-def _words(p: int, m: int, rank: int) -> Iterator[str]:
+def _zb_v_words(p: int, m: int, rank: int) -> Iterator[str]:
     """What a rank runs, 0 being its stage on the way down, 1 that on the way up."""
     left = p - rank
     yield from ["F0"] * (2 * left - 1)
@@ -92,7 +100,7 @@ def _words(p: int, m: int, rank: int) -> Iterator[str]:
     yield from ["W0"] * rank
 
 
-def zb_v_bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
+def zb_v_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
     """Seconds that a rank waits while the step lasts: the longest of the ways through the list, of passes of a virtual stage.
 
     It is (p - 1) I where F, I and W take alike, about 2 (p - 1) (I - W) where W is short, about (p - 1) (2F - I) or (p - 1) W
@@ -105,10 +113,10 @@ def zb_v_bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
     given, others = passes.backward_s / v - weight, p - 1
     missing = maximum(2 * p - 1 - m, 0)
     few = maximum(missing * (forward + given), 2 * maximum(p - m, 0) * forward + 2 * others * given)
-    return where(m > p, _from_p_on(others, minimum(missing, others), forward, given, weight), few)
+    return where(m > p, _zb_v_longest_path_s(others, minimum(missing, others), forward, given, weight), few)
 
 
-def _from_p_on(others: Value, missing: Value, forward: Value, given: Value, weight: Value) -> Value:
+def _zb_v_longest_path_s(others: Value, missing: Value, forward: Value, given: Value, weight: Value) -> Value:
     """That of more micro-batches than ranks: seconds beyond the passes of a rank of each way."""
     left = others - missing
     return maximum(
@@ -124,7 +132,7 @@ def _from_p_on(others: Value, missing: Value, forward: Value, given: Value, weig
     )
 
 
-def while_waiting(p: Value, v: Value, m: Value, stage: Value) -> Moments:
+def zb_v_other_peaks(p: Value, v: Value, m: Value, stage: Value) -> PeakCandidates:
     """None while all are in flight; those of a rank's second virtual stage, when the first one's have ended. Of few micro-batches
     as many, while all are in flight."""
     full = minimum(minimum(m, p), (m + 1 + stage) / 2)
@@ -132,11 +140,11 @@ def while_waiting(p: Value, v: Value, m: Value, stage: Value) -> Moments:
 
 
 ZB_V = Schedule(
-    goes_with=two, actions=zb_v_actions, placement=v_shape, bubble_s=zb_v_bubble_s,
+    supports=two_stages_each, actions=zb_v_actions, placement=v_placement, bubble_s=zb_v_bubble_s,
     bubble="(p - 1) · I / 2 where F = I = W, with I = B - W; the longest way through the list where not",
     in_flight=lambda p, v, m, stage: minimum(minimum(m, p), (m + 1 + stage) / 2),
-    num_waiting=lambda p, v, m, stage: minimum(maximum(m - p, 0), stage), while_waiting=while_waiting, splits_backward=True,
-    aliases=("zbv", "zbv_zero_bubble", "zb-v"),
+    num_awaiting_weight_grads=lambda p, v, m, stage: minimum(maximum(m - p, 0), stage), other_peaks=zb_v_other_peaks,
+    splits_backward=True, aliases=("zbv", "zbv_zero_bubble", "zb-v"),
 )  # fmt: skip
 
 
@@ -147,11 +155,11 @@ def interleaved_zb_actions(
     size = p if round_size is None else round_size
     check_round(p, m, size)
     ahead = [(v - 1) * size + p - i for i in range(p)]
-    order = one_then_one(p, m, v, ahead=ahead, late=range(p), round_size=size)
-    return ActionList(name="interleaved_zb", order=order, placement=loop(p, v), num_micro_batches=m)
+    order = alternate_passes(p, m, v, ahead=ahead, late=range(p), round_size=size)
+    return ActionList(name="interleaved_zb", order=order, placement=loop_placement(p, v), num_micro_batches=m)
 
 
-def interleaved_zb_bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Value:
+def interleaved_zb_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
     """Seconds that a rank waits while the step lasts, of p - 1 passes of a virtual stage: F until the last rank begins, or I at
     the end, or both less the W that fills them. The step is the played one for any F, I and W.
     """
@@ -160,8 +168,8 @@ def interleaved_zb_bubble_s(p: Value, v: Value, m: Value, passes: Passes) -> Val
 
 
 INTERLEAVED_ZB = Schedule(
-    goes_with=several, actions=interleaved_zb_actions, takes_round_size=True, bubble_s=interleaved_zb_bubble_s,
+    supports=many_stages_each, actions=interleaved_zb_actions, takes_round_size=True, bubble_s=interleaved_zb_bubble_s,
     bubble="(p - 1) / v · max(F, I, F + I - W) + u · (F + B), with I = B - W", in_flight=lambda p, v, m, stage: minimum(m, p),
-    num_waiting=lambda p, v, m, stage: stage / v, multiple=lambda p, v: p, splits_backward=True,
+    num_awaiting_weight_grads=lambda p, v, m, stage: stage / v, micro_batch_multiple=lambda p, v: p, splits_backward=True,
     aliases=("interleaved_zero_bubble",),
 )  # fmt: skip

@@ -23,9 +23,18 @@ from heapq import nsmallest
 from typing import NamedTuple
 
 from shardwise.pipeline import zero_bubble
-from shardwise.pipeline.actions import FORWARD, INPUT, WEIGHT, Action, ActionList, Order, Slot, loop
-from shardwise.pipeline.schedule import Schedule, alone
-from shardwise.pipeline.timeline import Durations, held_by_rank
+from shardwise.pipeline.actions import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    Action,
+    ActionList,
+    Order,
+    Slot,
+    loop_placement,
+)
+from shardwise.pipeline.schedule import Schedule, one_stage_each
+from shardwise.pipeline.timeline import Durations, peak_in_flight
 from shardwise.values.errors import InputError
 
 
@@ -36,10 +45,10 @@ def zb_auto_actions(
 
     Raises `InputError` for a limit under one micro-batch.
     """
-    from shardwise.pipeline.timeline import play
+    from shardwise.pipeline.timeline import play_actions
 
     durations = durations or Durations.even(p)
-    durations.check(p)
+    durations.check_num_stages(p)
     most = m if memory_limit is None else min(m, int(memory_limit * p * (1 + 1e-9)))
     if most < 1:
         raise InputError(
@@ -47,57 +56,73 @@ def zb_auto_actions(
             "one micro-batch, is required"
         )
     lists = (
-        ActionList(name="zb_auto", order=order, placement=loop(p, v), num_micro_batches=m)
-        for order in _orders(p, m, durations, most)
+        ActionList(name="zb_auto", order=order, placement=loop_placement(p, v), num_micro_batches=m)
+        for order in _candidate_orders(p, m, durations, most)
     )
-    lines = (play(one, durations) for one in lists if max(held.peak for held in held_by_rank(one)) <= most)
-    return min(lines, key=lambda line: (line.makespan, line.longest_wait, sum(held.peak for held in line.held))).actions
+    lines = (play_actions(one, durations) for one in lists if max(held.peak for held in peak_in_flight(one)) <= most)
+    return min(
+        lines, key=lambda line: (line.makespan, line.longest_wait, sum(held.peak for held in line.in_flight_peaks))
+    ).actions
 
 
-def _orders(p: int, m: int, durations: Durations, most: int) -> Iterator[Order]:
+def _candidate_orders(p: int, m: int, durations: Durations, most: int) -> Iterator[Order]:
     yield zero_bubble.zb_h1_actions(p, m).order
     yield zero_bubble.zb_h2_actions(p, m).order
-    yield from filled_orders(p, m, durations, most)
+    yield from gap_filling_orders(p, m, durations, most)
     if beam_width(p, m) > 1:
-        yield beam_order(p, m, durations, most)
+        yield find_beam_order(p, m, durations, most)
 
 
 ZB_AUTO = Schedule(
-    goes_with=alone, actions=zb_auto_actions, splits_backward=True, aliases=("zero_bubble", "zb_heuristic"),
-    unpriced="its order is made for seconds and memory that are given, and a layout is neither",
+    supports=one_stage_each, actions=zb_auto_actions, splits_backward=True, aliases=("zero_bubble", "zb_heuristic"),
+    unpriced_reason="its order is made for seconds and memory that are given, and a layout is neither",
 )  # fmt: skip
 
-SLOPES = (2.0, 1.0, 1.5, 1.25, 1.75, 3.0)  # passes ahead for each stage behind: 1 as in 1F1B and ZB-H1, 2 as in ZB-H2
-MORE = (0, 1)  # passes ahead of all stages besides
-FILLED = (1.0, 0.5, 0.01)  # the least gap that takes a W, in W
+AHEAD_SLOPES = (
+    2.0,
+    1.0,
+    1.5,
+    1.25,
+    1.75,
+    3.0,
+)  # passes ahead for each stage behind: 1 as in 1F1B and ZB-H1, 2 as in ZB-H2
+EXTRA_AHEAD = (0, 1)  # passes ahead of all stages besides
+MIN_GAPS = (1.0, 0.5, 0.01)  # the least gap that takes a W, in W
 FILL_BUDGET = 150_000  # actions that are looked at in all, where three orders have no more: about a second
 
 
-def filled_orders(p: int, m: int, durations: Durations, most: int) -> Iterator[Order]:
+def gap_filling_orders(p: int, m: int, durations: Durations, most: int) -> Iterator[Order]:
     """An order for each number of passes ahead and each least gap; every rank holds at most `most` micro-batches.
 
     With a large pipeline only the first of the grid are tried.
     """
     left = max(3, FILL_BUDGET // (3 * p * m))
     seen = set()
-    for slope in SLOPES:
-        for more in MORE:
+    for slope in AHEAD_SLOPES:
+        for more in EXTRA_AHEAD:
             ahead = tuple(min(most, m, 1 + int(slope * (p - 1 - i)) + more) for i in range(p))
             if ahead in seen:
                 continue
             seen.add(ahead)
-            for least in FILLED:
+            for least in MIN_GAPS:
                 if left == 0:
                     return
                 left -= 1
-                yield _Filling(p, m, durations, ahead, most, least).order()
+                yield _GapFiller(p, m, durations, ahead, most, least).order()
 
 
-class _Filling:
+class _GapFiller:
     """One order in the making: each rank's next F or I follows from what it has run, W from the gap in front of it."""
 
     def __init__(self, p: int, m: int, durations: Durations, ahead: tuple[int, ...], most: int, least: float) -> None:
-        self.p, self.m, self.durations, self.ahead, self.most, self.least = p, m, durations, ahead, most, least
+        self.p, self.m, self.durations, self.ahead, self.max_in_flight, self.min_gap = (
+            p,
+            m,
+            durations,
+            ahead,
+            most,
+            least,
+        )
         self.slots: list[list[Slot]] = [[] for _ in range(p)]
         self.now = [0.0] * p
         self.forward_end: list[list[float]] = [[] for _ in range(p)]
@@ -131,8 +156,8 @@ class _Filling:
         weight_s = self.durations.weight[rank]
         while self.num_weights[rank] < inputs:
             gap = arrival - self.now[rank]
-            full = is_forward and forward - self.num_weights[rank] >= self.most
-            if not full and (gap <= 0.0 or gap < self.least * weight_s):
+            full = is_forward and forward - self.num_weights[rank] >= self.max_in_flight
+            if not full and (gap <= 0.0 or gap < self.min_gap * weight_s):
                 break
             self._weight(rank)
         self._run(rank, arrival, is_forward, forward if is_forward else inputs)
@@ -152,45 +177,45 @@ class _Filling:
         return before[number] + delay if number < len(before) else None
 
     def _run(self, rank: int, arrival: float, is_forward: bool, number: int) -> None:
-        kind, seconds = (FORWARD, self.durations.forward) if is_forward else (INPUT, self.durations.input)
+        kind, seconds = (FORWARD, self.durations.forward) if is_forward else (BACKWARD_INPUT, self.durations.input)
         self.now[rank] = max(self.now[rank], arrival) + seconds[rank]
         (self.forward_end if is_forward else self.input_end)[rank].append(self.now[rank])
         self.slots[rank].append((Action(kind, rank, number),))
 
     def _weight(self, rank: int) -> None:
-        self.slots[rank].append((Action(WEIGHT, rank, self.num_weights[rank]),))
+        self.slots[rank].append((Action(BACKWARD_WEIGHT, rank, self.num_weights[rank]),))
         self.num_weights[rank] += 1
         self.now[rank] += self.durations.weight[rank]
 
 
 BEAM_BUDGET = 20_000  # states that are kept in all, with eight ranks about half a second
-WIDEST = 300
+MAX_BEAM_WIDTH = 300
 
-Ends = tuple[tuple[float, ...], ...]
+EndTimes = tuple[tuple[float, ...], ...]
 
 
-class State(NamedTuple):
+class BeamState(NamedTuple):
     """What has run: the end of each rank's last pass, ends of its forward passes and of its inputs', how many weights'."""
 
     free: tuple[float, ...]
-    forward: Ends
-    input: Ends
+    forward: EndTimes
+    input: EndTimes
     num_weights: tuple[int, ...]
     idle: float
     last: tuple[int, str] | None = None  # the rank and the kind that ran last
-    before: State | None = None
+    before: BeamState | None = None
 
 
 def beam_width(p: int, m: int) -> int:
     """States that are kept, so that some two children of each make as many as the budget allows."""
-    return max(1, min(WIDEST, BEAM_BUDGET // (3 * p * m * 2)))
+    return max(1, min(MAX_BEAM_WIDTH, BEAM_BUDGET // (3 * p * m * 2)))
 
 
-def beam_order(p: int, m: int, durations: Durations, most: int) -> Order:
+def find_beam_order(p: int, m: int, durations: Durations, most: int) -> Order:
     """The order with the least makespan that the beam finds; every rank holds at most `most` micro-batches."""
-    search = Beam(p, m, durations, most)
+    search = BeamSearch(p, m, durations, most)
     width = beam_width(p, m)
-    states = [State((0.0,) * p, ((),) * p, ((),) * p, (0,) * p, 0.0)]
+    states = [BeamState((0.0,) * p, ((),) * p, ((),) * p, (0,) * p, 0.0)]
     for _ in range(3 * p * m):
         children = {
             (child.free, child.forward, child.input, child.num_weights): child
@@ -198,13 +223,13 @@ def beam_order(p: int, m: int, durations: Durations, most: int) -> Order:
             for child in search.children(state)
         }
         states = nsmallest(width, children.values(), key=lambda child: (search.bound(child), child.idle))
-    return _order(min(states, key=lambda state: max(state.free)), p)
+    return _trace_order(min(states, key=lambda state: max(state.free)), p)
 
 
-def _order(state: State, p: int) -> Order:
+def _trace_order(state: BeamState, p: int) -> Order:
     """The slots of a state's past."""
     past: list[tuple[int, str]] = []
-    at: State | None = state
+    at: BeamState | None = state
     while at is not None and at.last is not None:
         past.append(at.last)
         at = at.before
@@ -216,12 +241,12 @@ def _order(state: State, p: int) -> Order:
     return tuple(tuple(found) for found in slots)
 
 
-class Beam:
+class BeamSearch:
     """What may run next, and how short what is left can be at best; every rank holds at most `most` micro-batches."""
 
     def __init__(self, p: int, m: int, durations: Durations, most: int) -> None:
-        self.p, self.m, self.message, self.most = p, m, durations.message, most
-        self.seconds = {FORWARD: durations.forward, INPUT: durations.input, WEIGHT: durations.weight}
+        self.p, self.m, self.message, self.max_in_flight = p, m, durations.message, most
+        self.seconds = {FORWARD: durations.forward, BACKWARD_INPUT: durations.input, BACKWARD_WEIGHT: durations.weight}
         down, up = [0.0] * p, [0.0] * p  # behind a rank's last F until its gradient is back; behind its last I
         for rank in range(1, p):
             up[rank] = up[rank - 1] + durations.input[rank - 1] + self.message
@@ -232,7 +257,7 @@ class Beam:
         self.behind_input = up
         self.last_weight = durations.weight[0] if p else 0.0
 
-    def children(self, state: State) -> Iterator[State]:
+    def children(self, state: BeamState) -> Iterator[BeamState]:
         """What may run next, by Giffler and Thompson's rule."""
         options = [option for rank in range(self.p) for option in self._options(state, rank)]
         first_end, _, rank, _ = min(options)
@@ -240,45 +265,45 @@ class Beam:
             if own == rank and (start < first_end or start == first_end == state.free[rank]):
                 yield self._child(state, rank, kind, start)
 
-    def _options(self, state: State, rank: int) -> Iterator[tuple[float, float, int, str]]:
+    def _options(self, state: BeamState, rank: int) -> Iterator[tuple[float, float, int, str]]:
         """(end, start, rank, kind) of each pass that a rank can run next."""
         forward, inputs, weights = len(state.forward[rank]), len(state.input[rank]), state.num_weights[rank]
         arrivals: list[tuple[str, float]] = []
         if weights < inputs:
-            arrivals.append((WEIGHT, 0.0))
-        if forward < self.m and forward - weights < self.most:
+            arrivals.append((BACKWARD_WEIGHT, 0.0))
+        if forward < self.m and forward - weights < self.max_in_flight:
             if rank == 0:
                 arrivals.append((FORWARD, 0.0))
             elif forward < len(state.forward[rank - 1]):
                 arrivals.append((FORWARD, state.forward[rank - 1][forward] + self.message))
         if inputs < forward:
             if rank == self.p - 1:
-                arrivals.append((INPUT, state.forward[rank][inputs]))
+                arrivals.append((BACKWARD_INPUT, state.forward[rank][inputs]))
             elif inputs < len(state.input[rank + 1]):
-                arrivals.append((INPUT, state.input[rank + 1][inputs] + self.message))
+                arrivals.append((BACKWARD_INPUT, state.input[rank + 1][inputs] + self.message))
         for kind, arrival in arrivals:
             start = max(arrival, state.free[rank])
             yield start + self.seconds[kind][rank], start, rank, kind
 
-    def _child(self, state: State, rank: int, kind: str, start: float) -> State:
+    def _child(self, state: BeamState, rank: int, kind: str, start: float) -> BeamState:
         end = start + self.seconds[kind][rank]
         forward, inputs, weights = state.forward, state.input, state.num_weights
         if kind == FORWARD:
             forward = (*forward[:rank], (*forward[rank], end), *forward[rank + 1 :])
-        elif kind == INPUT:
+        elif kind == BACKWARD_INPUT:
             inputs = (*inputs[:rank], (*inputs[rank], end), *inputs[rank + 1 :])
         else:
             weights = (*weights[:rank], weights[rank] + 1, *weights[rank + 1 :])
         free = (*state.free[:rank], end, *state.free[rank + 1 :])
-        return State(free, forward, inputs, weights, state.idle + start - state.free[rank], (rank, kind), state)
+        return BeamState(free, forward, inputs, weights, state.idle + start - state.free[rank], (rank, kind), state)
 
-    def bound(self, state: State) -> float:
+    def bound(self, state: BeamState) -> float:
         """A makespan that nothing behind this state is under: of each rank what it still has to run, and what must follow."""
         found = 0.0
         for rank in range(self.p):
             forward = (self.m - len(state.forward[rank])) * self.seconds[FORWARD][rank]
-            inputs = (self.m - len(state.input[rank])) * self.seconds[INPUT][rank]
-            weights = (self.m - state.num_weights[rank]) * self.seconds[WEIGHT][rank]
+            inputs = (self.m - len(state.input[rank])) * self.seconds[BACKWARD_INPUT][rank]
+            weights = (self.m - state.num_weights[rank]) * self.seconds[BACKWARD_WEIGHT][rank]
             free = state.free[rank]
             found = max(found, free + forward + inputs + weights)
             if forward:

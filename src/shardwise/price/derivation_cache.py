@@ -1,7 +1,7 @@
 """What was read off derivations, cached on disk for the next process: `XDG_CACHE_HOME`/shardwise, or ~/.cache/shardwise.
 
 A file holds the units of one structure of model under one policy, lowered to sums of products: a coefficient and exponents
-each, equal ones once (`Shared` makes equal parts one object). It is valid for these sources of the package and this version of
+each, equal ones once (`Interner` makes equal parts one object). It is valid for these sources of the package and this version of
 Python, so nothing is ever out of date. It is not needed: where it cannot be read or written, everything is derived. Files are
 put in place whole, so that several processes may write at once; the last one wins. They are read only where no other user can
 write them: reading pickled data can run code.
@@ -21,19 +21,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardwise.values.symbolic import Local, Monomial
+from shardwise.values.symbolic import LocalDim, Monomial
 
 if TYPE_CHECKING:
-    from shardwise.model.architecture import Structure
+    from shardwise.model.architecture import ModelStructure
     from shardwise.values.issue_policy import IssuePolicy
 
 
-OLDEST_S = 30 * 86400.0  # seconds for which files of other sources stay
+MAX_AGE_S = 30 * 86400.0  # seconds for which files of other sources stay
 DerivedValue = TypeVar("DerivedValue")
 
 
 @dataclass
-class _File:
+class _CacheFile:
     """One structure's units under one policy: `known` by what they depend on; `new` if some are not yet on disk."""
 
     path: Path
@@ -42,21 +42,21 @@ class _File:
 
 
 @dataclass
-class Kept:
+class DerivationCache:
     """The files of one process; without a folder nothing is stored."""
 
     folder: Path | None = None
-    files: dict[tuple[Structure, IssuePolicy], _File] = field(default_factory=dict)
+    files: dict[tuple[ModelStructure, IssuePolicy], _CacheFile] = field(default_factory=dict)
 
     def get(
-        self, structure: Structure, policy: IssuePolicy, key: Hashable, derive: Callable[[], DerivedValue]
+        self, structure: ModelStructure, policy: IssuePolicy, key: Hashable, derive: Callable[[], DerivedValue]
     ) -> DerivedValue:
         """The value stored under a key, or else that of `derive`."""
         if self.folder is None:
             return derive()
         if (structure, policy) not in self.files:
             path = self.folder / f"{_digest(structure, policy)}.pickle"
-            self.files[structure, policy] = _File(path, _read(path))
+            self.files[structure, policy] = _CacheFile(path, _read(path))
         file = self.files[structure, policy]
         if key not in file.known:
             file.known[key], file.new = derive(), True
@@ -74,22 +74,22 @@ class Kept:
                 file.new = False
 
 
-KEPT = Kept()
+CACHE = DerivationCache()
 
 
 @contextmanager
-def derivations_kept() -> Iterator[None]:
+def use_derivation_cache() -> Iterator[None]:
     """Derivations of this process are read from disk, and written there at the end."""
-    KEPT.folder = _folder()
+    CACHE.folder = _cache_folder()
     try:
         yield
-        KEPT.write()
+        CACHE.write()
     finally:
-        KEPT.folder = None
-        KEPT.files.clear()
+        CACHE.folder = None
+        CACHE.files.clear()
 
 
-def _folder() -> Path | None:
+def _cache_folder() -> Path | None:
     """The folder of the files; None for a user without a home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwise"
@@ -97,7 +97,7 @@ def _folder() -> Path | None:
         return None
 
 
-def _digest(structure: Structure, policy: IssuePolicy) -> str:
+def _digest(structure: ModelStructure, policy: IssuePolicy) -> str:
     what = json.dumps([asdict(structure), asdict(policy)], default=sorted)
     return hashlib.sha256(f"{sys.version} {_sources()} {what}".encode()).hexdigest()[:32]
 
@@ -140,16 +140,16 @@ def _write(path: Path, data: bytes) -> None:
 def _remove_old(folder: Path) -> None:
     """Remove files that have not been written for long: other sources wrote them."""
     for path in folder.glob("*.pickle"):
-        if time.time() - path.stat().st_mtime > OLDEST_S:
+        if time.time() - path.stat().st_mtime > MAX_AGE_S:
             path.unlink(missing_ok=True)
 
 
 # What hashes and compares fast, and comes most often: equal ones are known before their parts are looked at.
-BY_VALUE = (Local, Monomial)
+BY_VALUE = (LocalDim, Monomial)
 T = TypeVar("T")
 
 
-class Shared:
+class Interner:
     """Makes values of parts of which equal ones are one object: it is evaluated, and a pickle writes it, once."""
 
     def __init__(self) -> None:
@@ -183,14 +183,14 @@ class Shared:
         key = (kind, *map(id, parts))
         found = self.known.get(key)
         if found is None:
-            found = self.known[key] = _made(kind, names, parts)
+            found = self.known[key] = _rebuild(kind, names, parts)
         if kind in BY_VALUE:
             self.known[kind, found] = found
         seen[id(value)] = found
         return found
 
 
-def _made(kind: type, names: tuple[str, ...] | None, parts: list[Any]) -> Any:
+def _rebuild(kind: type, names: tuple[str, ...] | None, parts: list[Any]) -> Any:
     if names is not None:
         return kind(**dict(zip(names, parts, strict=True)))
     if issubclass(kind, dict):

@@ -14,25 +14,25 @@ from dataclasses import dataclass, field, replace
 
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.network.topology import Links
+from shardwise.hardware.network.topology import GroupLinks
 from shardwise.layout.degrees import seqs_per_replica
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import require_legal
-from shardwise.layout.sharding_scheme import Family
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.parameters_and_flops import model_flops_per_token
 from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.estimate_terms import TIME
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.stage_contents import KEPT, Stage
-from shardwise.price.unit_cost import never
-from shardwise.price.unit_inputs import Parts, priced_family
+from shardwise.price.stage_contents import NO_RECOMPUTE, StageCosts
+from shardwise.price.unit_cost import is_zero
+from shardwise.price.unit_inputs import UnitCostInputs, priced_family
 from shardwise.values.elementwise import Value
 from shardwise.values.errors import InputError
-from shardwise.values.estimate_terms import COMMUNICATION
+from shardwise.values.estimate_terms import COMMUNICATION_TERMS
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 from shardwise.values.units import format_bytes, format_seconds
 
 # Source: the 916 published runs with a prediction (docs/accuracy.md), each weighted 1/duplicates: the median of their step
@@ -86,12 +86,12 @@ class Estimate(Pictured):
     @property
     def bound_share(self) -> float:
         """The share of the step's time that `bound` takes."""
-        return _parts(self.time)[self.bound] / sum(self.time.values())
+        return _bounding_parts(self.time)[self.bound] / sum(self.time.values())
 
     @property
     def exposed_share(self) -> float:
         """The share of the communication's seconds that compute does not hide; 0 where nothing moves."""
-        exposed, hidden = (sum(of.get(axis, 0.0) for axis in COMMUNICATION) for of in (self.time, self.hidden))
+        exposed, hidden = (sum(of.get(axis, 0.0) for axis in COMMUNICATION_TERMS) for of in (self.time, self.hidden))
         return exposed / (exposed + hidden) if exposed else 0.0
 
     @property
@@ -121,7 +121,7 @@ def estimate(
     is measured against the peak of `mfu_format`.
     """
     require_legal(architecture, job, cluster.num_devices, layout)
-    found = _priced(Pricing(architecture, cluster, job, layout, policy))
+    found = _build_estimate(Pricing(architecture, cluster, job, layout, policy))
     if not math.isfinite(found.step_time_s + found.memory_bytes):
         raise InputError(
             "estimate: the step's time or memory is not finite; smaller sizes, or rates that a chip can have, are required"
@@ -141,21 +141,21 @@ def mfu_format(job: Job) -> str:
     Differs: NVIDIA's DGX Cloud benchmarks divide by the fp8 peak for fp8 runs, which halves their MFU. Source: DeepSeek (arXiv
     2505.09343, table 4) gives the MFU of fp8 training against the bf16 peak, and so does torchtitan.
     """
-    return precision_named(job.precision).activations
+    return get_precision(job.precision).activations
 
 
-def _priced(pricing: Pricing) -> Estimate:
+def _build_estimate(pricing: Pricing) -> Estimate:
     job, cluster, stages = pricing.job, pricing.cluster, pricing.stages()
-    step, memory = pricing.slowest(stages), pricing.fullest(stages)[1]
-    hidden = Counter(step.traffic.hidden_s)
-    hidden.update(hidden_in_passes(pricing, step.stage))
+    step, memory = pricing.slowest_step(stages), pricing.fullest_device(stages)[1]
+    hidden = Counter(step.communication.hidden_s)
+    hidden.update(hidden_communication_s(pricing, step.stage))
     step_s, time = step.total_s, TIME.values(step)
     tokens, devices, peak = job.global_batch_tokens, cluster.num_devices, cluster.chip.peak(mfu_format(job))
     flops_s = model_flops_per_token(pricing.architecture, job.attended_tokens) * tokens / (devices * peak)
     total, capacity = sum(memory.values()), cluster.chip.memory_bytes
     return Estimate(
         step_time_s=step_s, tokens_per_s_per_device=tokens / step_s / devices, mfu=flops_s / step_s,
-        hfu=flops_s / step_s * pricing.hardware_ratio(), bound=_bound(time),
+        hfu=flops_s / step_s * pricing.hardware_ratio(), bound=_largest_part(time),
         memory_bytes=total, memory_capacity_bytes=capacity, margin=1 - total / capacity, fits=total <= capacity,
         time=time, hidden={axis: seconds for axis, seconds in hidden.items() if seconds > 0},
         memory=memory, train_days=job.tokens / tokens * step_s / 86400 if job.tokens else None,
@@ -173,7 +173,7 @@ def _notes(pricing: Pricing) -> tuple[str, ...]:
     """Notes that say whether the estimate is a bound or a prediction, and why."""
     chip, calibration = pricing.cluster.chip, pricing.cluster.calibration
     found = [BOUND if calibration is None else f"{PREDICTION} {calibration.stack}: {calibration.source}"]
-    caveat = calibration.caveat(moe=bool(pricing.architecture.num_experts)) if calibration else None
+    caveat = calibration.interval_note(moe=bool(pricing.architecture.num_experts)) if calibration else None
     found += [caveat] if caveat else []
     if chip.matmul_fraction == 1.0 and calibration is None:
         found.append(
@@ -188,7 +188,7 @@ def _notes(pricing: Pricing) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _waste(pricing: Pricing, stages: Sequence[Stage]) -> dict[str, float]:
+def _waste(pricing: Pricing, stages: Sequence[StageCosts]) -> dict[str, float]:
     """Idle shares of the devices' time: replicas without sequences, and stages with less to compute than the slowest."""
     layout = pricing.layout
     most = seqs_per_replica(pricing.job, pricing.degrees)
@@ -203,55 +203,55 @@ def _waste(pricing: Pricing, stages: Sequence[Stage]) -> dict[str, float]:
     return found
 
 
-def _bound(time: Mapping[str, float]) -> str:
+def _largest_part(time: Mapping[str, float]) -> str:
     """The name of the largest part of the step."""
-    parts = _parts(time)
+    parts = _bounding_parts(time)
     return max(parts, key=lambda name: parts[name])
 
 
-def _parts(time: Mapping[str, float]) -> dict[str, float]:
+def _bounding_parts(time: Mapping[str, float]) -> dict[str, float]:
     """The seconds of a step by what may bound it: compute, the bubble, the optimizer, the communication of one axis."""
     groups = {"compute": time["forward"] + time["backward"] + time["recompute"]}
-    groups |= {f"communication over {axis}": time[axis] for axis in COMMUNICATION}
+    groups |= {f"communication over {axis}": time[axis] for axis in COMMUNICATION_TERMS}
     groups |= {"pipeline bubble": time["bubble"], "optimizer": time["optimizer"], "the host's link": time["host"]}
     return groups
 
 
-def hidden_in_passes(pricing: Pricing, stage: Stage) -> dict[str, float]:
+def hidden_communication_s(pricing: Pricing, stage: StageCosts) -> dict[str, float]:
     """Seconds of a step of a stage by axis."""
     found: dict[str, float] = {}
     plain, links = replace(pricing.family, recompute="none"), pricing.links
-    for unit, times in stage.computing.items():
-        if never(times):
+    for unit, times in stage.unit_passes.items():
+        if is_zero(times):
             continue
-        family = plain if unit.startswith(KEPT) else pricing.family
-        for axis, seconds in _hidden_s(pricing, unit.removeprefix(KEPT), family, links).items():
+        family = plain if unit.startswith(NO_RECOMPUTE) else pricing.family
+        for axis, seconds in _unit_hidden_s(pricing, unit.removeprefix(NO_RECOMPUTE), family, links).items():
             found[axis] = found.get(axis, 0.0) + float(times * seconds * pricing.pipeline.rounds)
     return found
 
 
-def _hidden_s(pricing: Pricing, unit: str, family: Family, links: Links) -> Mapping[str, Value]:
+def _unit_hidden_s(pricing: Pricing, unit: str, family: ShardingScheme, links: GroupLinks) -> Mapping[str, Value]:
     """Of a unit and a micro-batch: what its collectives take, less what they expose."""
     pricer, values = pricing.pricer, pricing.values
-    own = priced_family(pricer.structure, pricer.of_structure(family), unit)
+    own = priced_family(pricer.structure, pricer.complete_family(family), unit)
     parts = pricer.parts(own, unit)
     cost = pricer.activation(unit, family, values, links)
     found: dict[str, Value] = {}
-    for axis, seconds in _whole_s(pricing, parts, links).items():
+    for axis, seconds in _total_collectives_s(pricing, parts, links).items():
         exposed = cost.forward_traffic_s.get(axis, 0.0) + cost.backward_traffic_s.get(axis, 0.0)
         found[axis] = max(float(seconds - exposed), 0.0)
     return found
 
 
-def _whole_s(pricing: Pricing, parts: Parts, links: Links) -> Mapping[str, Value]:
+def _total_collectives_s(pricing: Pricing, parts: UnitCostInputs, links: GroupLinks) -> Mapping[str, Value]:
     """Seconds of a unit's collectives on activations by axis, as if nothing ran beside them."""
     pricer, values = pricing.pricer, pricing.values
-    moved = [one for one in parts.collectives if not one.carries_weights and not one.is_control]
-    plain = (one for one in moved if not one.beside)
+    moved = [one for one in parts.collectives if not one.moves_weights and not one.is_control]
+    plain = (one for one in moved if not one.chunked_with)
     found: dict[str, Value] = {}
-    for (_, axis), seconds in pricer.traffic(parts, plain, values, links).items():
+    for (_, axis), seconds in pricer.collectives_s(parts, plain, values, links).items():
         found[axis] = found.get(axis, 0.0) + seconds
     for one in moved:
-        if one.beside:
-            found[one.group] = found.get(one.group, 0.0) + pricer.in_pieces_s(one, parts, values, links)
+        if one.chunked_with:
+            found[one.stream] = found.get(one.stream, 0.0) + pricer.chunked_s(one, parts, values, links)
     return found

@@ -12,30 +12,30 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from shardwise.hardware.network import topology
-from shardwise.model.job import Overlap
-from shardwise.pipeline.registry import schedule_of
-from shardwise.price.device_memory import Memory
+from shardwise.model.job import OverlapConvention
+from shardwise.pipeline.registry import get_schedule
+from shardwise.price.device_memory import DeviceMemory
 from shardwise.price.overlap import exposed_formula
 from shardwise.price.roofline import Rates
-from shardwise.price.step_time import Step
-from shardwise.price.term_inputs import Expression, Expressions, Input, Recorder
+from shardwise.price.step_time import StageStep
+from shardwise.price.term_inputs import Expressions, InputRecorder, TermInput, UnitExpression
 from shardwise.values.elementwise import Value
-from shardwise.values.loss_kernels import Loss
+from shardwise.values.loss_kernels import LossKernel
 from shardwise.values.precision import Precision
 
 
-class Setting(NamedTuple):
+class TermContext(NamedTuple):
     """Facts that the wording of a term depends on, apart from numbers."""
 
     rates: Rates
     precision: Precision
-    loss: Loss
+    loss: LossKernel
     schedule: str
-    overlap: Overlap
+    overlap: OverlapConvention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Derived:
+class DerivedExpression:
     """An expression from the derivation: elements (or FLOPs) of one unit on one device, counted once."""
 
     what: str
@@ -54,72 +54,73 @@ class Term:
     words: str
     formula: str
     source: str
-    inputs: tuple[Input, ...]
-    derived: tuple[Derived, ...]
-    symbols: tuple[Input, ...]
+    inputs: tuple[TermInput, ...]
+    derived: tuple[DerivedExpression, ...]
+    symbols: tuple[TermInput, ...]
 
 
 Record = TypeVar("Record")
-Text = str | Callable[[Setting], str]
-Read = Callable[[Expressions], Iterable[Expression]]
+ContextText = str | Callable[[TermContext], str]
+ReadExpressions = Callable[[Expressions], Iterable[UnitExpression]]
 
 
-class Rule(NamedTuple, Generic[Record]):
+class TermRule(NamedTuple, Generic[Record]):
     """What a term is in words and in symbols, where that comes from, and how it is worked out of a record.
 
-    `given`: cached properties of the record that the formula has, and whose own inputs are not the term's; `derived` reads what
-    the costs of units behind it rest on.
+    `input_properties`: cached properties of the record that the formula has, and whose own inputs are not the term's; `derived`
+    reads what the costs of units behind it rest on.
     """
 
     words: str
-    formula: Text
-    source: Text
+    formula: ContextText
+    source: ContextText
     value: Callable[[Record], Value]
-    derived: Read = lambda _: ()
-    given: tuple[str, ...] = ()
+    derived: ReadExpressions = lambda _: ()
+    input_properties: tuple[str, ...] = ()
 
 
-class Rules(Generic[Record]):
+class TermRules(Generic[Record]):
     """The rules of one tree of terms, `time` or `memory`, in the order in which terms are shown and added up."""
 
-    def __init__(self, tree: str, unit: str, by_name: Mapping[str, Rule[Record]]) -> None:
+    def __init__(self, tree: str, unit: str, by_name: Mapping[str, TermRule[Record]]) -> None:
         self.tree, self.unit, self.by_name = tree, unit, by_name
 
     def values(self, record: Record) -> dict[str, Value]:
         """Every term of a record."""
         return {name: rule.value(record) for name, rule in self.by_name.items()}
 
-    def formula(self, name: str, setting: Setting) -> str:
+    def formula(self, name: str, setting: TermContext) -> str:
         """The formula of a term in symbols."""
-        return _text(self.by_name[name].formula, setting)
+        return _resolve_text(self.by_name[name].formula, setting)
 
-    def explained(self, name: str, record: Record, setting: Setting, expressions: Expressions) -> Term:
+    def explain(self, name: str, record: Record, setting: TermContext, expressions: Expressions) -> Term:
         """One term of one layout."""
-        rule, recorder = self.by_name[name], Recorder()
-        value = float(rule.value(recorder.copy(record, given=rule.given)))
+        rule, recorder = self.by_name[name], InputRecorder()
+        value = float(rule.value(recorder.copy(record, given=rule.input_properties)))
         found = [read for read in rule.derived(expressions) if read.polynomial]
         return Term(
             name=f"{self.tree}.{name}", value=value, unit=self.unit, words=rule.words,
-            formula=_text(rule.formula, setting), source=_text(rule.source, setting), inputs=tuple(recorder.inputs.values()),
+            formula=_resolve_text(rule.formula, setting), source=_resolve_text(rule.source, setting),
+            inputs=tuple(recorder.inputs.values()),
             derived=tuple(
-                Derived(what=r.what, expression=str(r.polynomial), value=expressions.value(r.polynomial)) for r in found
+                DerivedExpression(what=r.what, expression=str(r.polynomial), value=expressions.value(r.polynomial)) for r in found
             ),
             symbols=expressions.symbols(read.polynomial for read in found),
         )  # fmt: skip
 
 
-def _text(text: Text, setting: Setting) -> str:
+def _resolve_text(text: ContextText, setting: TermContext) -> str:
     return text if isinstance(text, str) else text(setting)
 
 
 _COLLECTIVES = "collectives, each its bytes over the links of its axes; what compute does not hide"
-_BESIDE = ("spans", "host_s", "stream_s", "update_s")  # the concurrent spans
+_CONCURRENT_INPUTS = ("spans", "host_s", "stream_s", "update_s")  # the concurrent spans
 _EACH_PASS = "m · blocks · Σ bytes · s/byte"
 
 
-def _kernels(words: str, phase: str) -> Rule[Step]:
+def _phase_rule(words: str, phase: str) -> TermRule[StageStep]:
     """A phase over all micro-batches."""
-    return Rule(
+    return TermRule(
         words,
         lambda setting: f"m · blocks · {setting.rates.formula.kernels}",
         lambda setting: setting.rates.formula.source,
@@ -128,46 +129,46 @@ def _kernels(words: str, phase: str) -> Rule[Step]:
     )
 
 
-def _traffic(words: str, axis: str, own: str) -> Rule[Step]:
+def _axis_rule(words: str, axis: str, own: str) -> TermRule[StageStep]:
     """The exposed communication of an axis; `own`: in symbols, where the convention charges each axis its own."""
 
-    def formula(setting: Setting) -> str:
+    def formula(setting: TermContext) -> str:
         return exposed_formula(setting.overlap, axis, own, measured=setting.rates.exposed is not None)
 
-    return Rule(
-        words, formula, topology.SOURCE, lambda step: step.traffic.exposed_s[axis],
-        lambda read: read.collectives(axis), _BESIDE,
+    return TermRule(
+        words, formula, topology.LINK_SECONDS_SOURCE, lambda step: step.communication.exposed_s[axis],
+        lambda read: read.collectives(axis), _CONCURRENT_INPUTS,
     )  # fmt: skip
 
 
-TIME: Rules[Step] = Rules("time", "s", {
-    "forward": _kernels("forward compute of the slowest stage", "forward"),
-    "backward": _kernels("backward compute of the slowest stage", "backward"),
-    "recompute": _kernels("forward slices run again for the backward pass", "recompute"),
-    "tp": _traffic(f"tensor-parallel {_COLLECTIVES}", "tp", _EACH_PASS),
-    "cp": _traffic(f"context-parallel {_COLLECTIVES}", "cp", _EACH_PASS),
-    "ep": _traffic(f"tokens to their experts and back: {_COLLECTIVES}", "ep", _EACH_PASS),
-    "pp": _traffic("activations and their gradients to the next stage", "pp", "m · v · Σ bytes · s/byte"),
-    "fsdp": _traffic(f"weights and gradients of ZeRO: {_COLLECTIVES}", "fsdp", "Σ max(traffic - compute, 0)"),
-    "dp": _traffic(f"gradients of the replicas, once per step: {_COLLECTIVES}", "dp", "max(traffic - compute, 0)"),
-    "control": _traffic("the loss, summed once per step", "control", "latency and 4 bytes"),
-    "host": Rule(
+TIME: TermRules[StageStep] = TermRules("time", "s", {
+    "forward": _phase_rule("forward compute of the slowest stage", "forward"),
+    "backward": _phase_rule("backward compute of the slowest stage", "backward"),
+    "recompute": _phase_rule("forward slices run again for the backward pass", "recompute"),
+    "tp": _axis_rule(f"tensor-parallel {_COLLECTIVES}", "tp", _EACH_PASS),
+    "cp": _axis_rule(f"context-parallel {_COLLECTIVES}", "cp", _EACH_PASS),
+    "ep": _axis_rule(f"tokens to their experts and back: {_COLLECTIVES}", "ep", _EACH_PASS),
+    "pp": _axis_rule("activations and their gradients to the next stage", "pp", "m · v · Σ bytes · s/byte"),
+    "fsdp": _axis_rule(f"weights and gradients of ZeRO: {_COLLECTIVES}", "fsdp", "Σ max(traffic - compute, 0)"),
+    "dp": _axis_rule(f"gradients of the replicas, once per step: {_COLLECTIVES}", "dp", "max(traffic - compute, 0)"),
+    "control": _axis_rule("the loss, summed once per step", "control", "latency and 4 bytes"),
+    "host": TermRule(
         "activations to the host and back, beside each pass, and the optimizer's state through the device, beside the update",
         "m · Σ max(bytes / PCIe rate - pass, 0) + max(bytes of state / PCIe rate - update, 0)",
         "Transformer Engine, get_cpu_offload_context; Megatron-Core, cpu_offloading; MaxText, optimizer_memory_host_offload",
-        lambda step: step.traffic.exposed_s["host"],
+        lambda step: step.communication.exposed_s["host"],
         lambda read: read.offloaded(),
-        _BESIDE,
+        _CONCURRENT_INPUTS,
     ),
-    "bubble": Rule(
+    "bubble": TermRule(
         "stages that wait for the first and the last micro-batch",
-        lambda setting: schedule_of(setting.schedule).bubble,
+        lambda setting: get_schedule(setting.schedule).bubble,
         "Narayanan et al. 2021, section 2.2; Qi et al. 2023, Zero Bubble Pipeline Parallelism, section 2; DeepSeek-AI 2024, "
         "DeepSeek-V3 Technical Report, table 2",
         lambda step: step.bubble_s,
-        given=("steady",),
+        input_properties=("steady",),
     ),
-    "optimizer": Rule(
+    "optimizer": TermRule(
         "the update streams the optimizer's state",
         lambda setting: setting.rates.formula.update,
         lambda setting: setting.rates.formula.source,
@@ -175,34 +176,34 @@ TIME: Rules[Step] = Rules("time", "s", {
     ),
 })  # fmt: skip
 
-_ZERO = "Rajbhandari et al. 2020, ZeRO, section 5"
+_ZERO_SOURCE = "Rajbhandari et al. 2020, ZeRO, section 5"
 
 
-def _state(words: str, formula: str, column: str, *, goes_to_host: bool = False) -> Rule[Memory]:
+def _state_rule(words: str, formula: str, column: str, *, goes_to_host: bool = False) -> TermRule[DeviceMemory]:
     """Training state at rest, a column of `StateCost`."""
 
-    def source(setting: Setting) -> str:
-        return f"{_ZERO}; recipe {setting.precision.name}: {setting.precision.source}"
+    def source(setting: TermContext) -> str:
+        return f"{_ZERO_SOURCE}; recipe {setting.precision.name}: {setting.precision.source}"
 
-    return Rule(
+    return TermRule(
         words, formula, source,
-        lambda memory: memory.rests(column, offloaded=goes_to_host and memory.stage.host.optimizer),
+        lambda memory: memory.sum_state(column, offloaded=goes_to_host and memory.stage.host.optimizer),
         lambda read: read.state(column),
     )  # fmt: skip
 
 
-MEMORY: Rules[Memory] = Rules("memory", "B", {
-    "parameters": _state("weights as they rest", "Σ elements at rest · bytes of a weight", "parameters_bytes"),
-    "gradients": _state(
+MEMORY: TermRules[DeviceMemory] = TermRules("memory", "B", {
+    "parameters": _state_rule("weights as they rest", "Σ elements at rest · bytes of a weight", "parameters_bytes"),
+    "gradients": _state_rule(
         "gradients as they rest between micro-batches", "Σ elements · bytes of a gradient", "gradients_bytes"
     ),
-    "master": _state(
+    "master": _state_rule(
         "the optimizer's copy of the weights", "Σ elements · bytes of the master copy", "master_bytes", goes_to_host=True
     ),
-    "optimizer": _state(
+    "optimizer": _state_rule(
         "the optimizer's moments", "Σ elements · Σ bytes of a moment", "optimizer_bytes", goes_to_host=True
     ),
-    "activations": Rule(
+    "activations": TermRule(
         "tensors kept for the backward pass of every micro-batch in flight",
         "in flight · blocks · Σ saved elements · bytes; 2 · blocks where they wait on the host",
         "what the derived backward pass reads; in flight: Narayanan et al. 2021, section 2.2; Korthikanti et al. 2022, section "
@@ -210,7 +211,7 @@ MEMORY: Rules[Memory] = Rules("memory", "B", {
         lambda memory: memory.activations,
         lambda read: read.saved(),
     ),
-    "workspace": Rule(
+    "workspace": TermRule(
         "what one block needs while it runs backward, or the update of whole matrices where that is more",
         "what recompute rebuilds + half of a block's activations; for `train` the most that is alive beside what was saved, less "
         "what of that has gone",
@@ -220,27 +221,27 @@ MEMORY: Rules[Memory] = Rules("memory", "B", {
         ),
         lambda memory: memory.workspace,
     ),
-    "gathered": Rule(
+    "gathered": TermRule(
         "gathered weights and unscattered gradients of two neighbouring units (on a TPU of one)",
         "2 · elements in use · bytes",
         "PyTorch, FSDP2: a block at a time, the next one prefetched; of a TPU the peaks that XLA's compilers give",
         lambda memory: memory.gathered,
         lambda read: read.state("transient_bytes"),
     ),
-    "logits": Rule(
+    "logits": TermRule(
         "the loss over the logits, by its kernel",
         "bytes of the loss for each · elements of the logits",
         lambda setting: setting.loss.source,
-        lambda memory: memory.fullest.logits,
+        lambda memory: memory.peak.logits,
         lambda read: read.saved(logits=True),
     ),
-    "buffers": Rule(
+    "buffers": TermRule(
         "input and output of the largest collective on activations",
         "2 · largest payload; of `train` they are in the workspace",
         "torch.distributed: all_gather_into_tensor, reduce_scatter_tensor and all_to_all_single take an input and an output",
         lambda memory: memory.buffers,
     ),
-    "runtime": Rule(
+    "runtime": TermRule(
         "context, libraries and fragmentation",
         "a constant of the chip",
         lambda setting: setting.rates.chip.sources.get("runtime_bytes", f"chip {setting.rates.chip.name}"),

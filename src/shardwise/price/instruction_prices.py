@@ -5,29 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shardwise.layout.sharding_scheme import Family
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.overlap import BLOCKING
-from shardwise.price.stage_contents import KEPT
-from shardwise.price.unit_inputs import Parts
-from shardwise.sharding.collectives import Kind
-from shardwise.step.instructions import Free, Instruction, Kernel, Launch, Slice, Start, Traffic, Wait
-from shardwise.step.unit_instructions import Template, unit_template
-from shardwise.values.elementwise import Value, added
+from shardwise.price.stage_contents import NO_RECOMPUTE
+from shardwise.price.unit_inputs import UnitCostInputs
+from shardwise.sharding.collectives import CollectiveKind
+from shardwise.step.instructions import (
+    FreeTensors,
+    Instruction,
+    Kernel,
+    KernelLaunch,
+    LocalSlice,
+    StartCollective,
+    UnitCollective,
+    WaitCollective,
+)
+from shardwise.step.unit_instructions import UnitInstructions, lower_unit
+from shardwise.values.elementwise import Value, sum_values
 
 # Why a tensor moves, where the derivation says no more than its kind.
-REASONS: Mapping[Kind, str] = {
-    Kind.ALL_GATHER: "it lies in parts and is read whole",
-    Kind.REDUCE_SCATTER: "it is a partial sum and lies in parts",
-    Kind.ALL_REDUCE: "it is a partial sum and is read whole",
-    Kind.ALL_TO_ALL: "its parts are read along another dim",
-    Kind.PERMUTE: "its parts are read on other devices",
-    Kind.SEND_RECV: "the next stage reads it",
+MOVE_REASONS: Mapping[CollectiveKind, str] = {
+    CollectiveKind.ALL_GATHER: "it lies in parts and is read whole",
+    CollectiveKind.REDUCE_SCATTER: "it is a partial sum and lies in parts",
+    CollectiveKind.ALL_REDUCE: "it is a partial sum and is read whole",
+    CollectiveKind.ALL_TO_ALL: "its parts are read along another dim",
+    CollectiveKind.PERMUTE: "its parts are read on other devices",
+    CollectiveKind.SEND_RECV: "the next stage reads it",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Priced:
+class PricedInstruction:
     """An instruction with numbers. `kind`: launch, start, wait, slice or free; `operation` is the kind of a kernel or collective.
 
     `count` collectives of `num_bytes` together (their payload), or a kernel that reads and writes so many; `flops` of products
@@ -48,93 +57,95 @@ class Priced:
 
 
 class InstructionPricer:
-    """Price the instructions of a layout's units. A unit whose name begins with `stage_contents.KEPT` recomputes nothing."""
+    """Price the instructions of a layout's units. Units named `stage_contents.NO_RECOMPUTE` + unit recompute nothing."""
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing, self.structure = pricing, pricing.architecture.structure
         self.pricer, self.values, self.links = pricing.pricer, pricing.values, pricing.links
-        self.single = frozenset(axis for axis, degree in pricing.degrees.items() if degree == 1)
+        self.single_device_axes = frozenset(axis for axis, degree in pricing.degrees.items() if degree == 1)
 
-    def family(self, unit: str) -> Family:
+    def family(self, unit: str) -> ShardingScheme:
         """The family of a unit."""
-        family = self.pricer.of_structure(self.pricing.family)
-        return replace(family, recompute="none") if unit.startswith(KEPT) else family
+        family = self.pricer.complete_family(self.pricing.family)
+        return replace(family, recompute="none") if unit.startswith(NO_RECOMPUTE) else family
 
-    def template(self, unit: str) -> Template:
+    def unit_instructions(self, unit: str) -> UnitInstructions:
         """The unit's instructions."""
-        own = unit.removeprefix(KEPT)
-        return unit_template(self.structure, self.family(unit), own, self.pricer.rates.policy, self.single)
+        own = unit.removeprefix(NO_RECOMPUTE)
+        return lower_unit(self.structure, self.family(unit), own, self.pricer.rates.policy, self.single_device_axes)
 
-    def parts(self, unit: str) -> Parts:
+    def parts(self, unit: str) -> UnitCostInputs:
         """The parts of the unit that cost something."""
-        return self.pricer.parts(self.family(unit), unit.removeprefix(KEPT))
+        return self.pricer.parts(self.family(unit), unit.removeprefix(NO_RECOMPUTE))
 
-    def kernel_s(self, kernel: Kernel, parts: Parts) -> float:
+    def kernel_s(self, kernel: Kernel, parts: UnitCostInputs) -> float:
         """Seconds of a kernel on the device."""
         return float(self.pricer.kernel_s(kernel, parts, self.values))
 
-    def collective_s(self, traffic: Traffic, parts: Parts) -> float:
+    def collective_s(self, traffic: UnitCollective, parts: UnitCostInputs) -> float:
         """Seconds of a collective, or of one for each of its flat arrays, one after the other."""
         return float(self.pricer.collective_s(traffic, parts, self.values, self.links))
 
-    def casts_s(self, parts: Parts, phase: str) -> float:
+    def casts_s(self, parts: UnitCostInputs, phase: str) -> float:
         """Seconds of the casts of what a phase's products take."""
         return float(self.pricer.formats.cast_bytes(phase, parts.products, self.values) / self.pricer.rates.bytes_per_s)
 
-    def gap_s(self, parts: Parts, phase: str) -> float:
+    def gap_s(self, parts: UnitCostInputs, phase: str) -> float:
         """Seconds that the host's launches add to each kernel of a phase, minus those that collectives fill."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
         device_s = self.pricer.compute_s(parts, phase, self.values)
         device_s = device_s + self.pricer.kernels_s(parts, phase, self.values, making_gradients=True)
-        added_s = self.pricer.launched_s(parts, phase, device_s) - device_s - self.filled_s(parts, phase, device_s)
+        added_s = self.pricer.with_launches_s(parts, phase, device_s) - device_s - self.filled_s(parts, phase, device_s)
         return float(added_s) / num_kernels if num_kernels else 0.0
 
-    def filled_s(self, parts: Parts, phase: str, device_s: Value) -> float:
+    def filled_s(self, parts: UnitCostInputs, phase: str, device_s: Value) -> float:
         """Seconds of collectives that kernels wait for while the device waits for its host."""
-        idle_s = float(self.pricer.idle_s(parts, phase, device_s))
+        idle_s = float(self.pricer.host_bound_s(parts, phase, device_s))
         if not idle_s:
             return 0.0
-        moved = self.pricer.activation_traffic(parts, self.values, self.links)
-        return min(idle_s, float(added(moved.get((phase, axis), 0.0) for axis in BLOCKING)))
+        moved = self.pricer.exposed_activation_s(parts, self.values, self.links)
+        return min(idle_s, float(sum_values(moved.get((phase, axis), 0.0) for axis in BLOCKING)))
 
-    def priced(self, one: Instruction, parts: Parts) -> Priced:
+    def price_instruction(self, one: Instruction, parts: UnitCostInputs) -> PricedInstruction:
         """An instruction of a unit with these values."""
         match one:
-            case Launch():
-                return self._launched(one, one.kernel, parts)
-            case Start():
-                return self._started(one, one.traffic, parts)
-            case Wait():
-                return Priced(
-                    kind="wait", stream=one.stream, operation=str(one.traffic.kind), tensors=one.traffic.tensors,
-                    over=self.several(one.traffic), why="what follows reads it",
+            case KernelLaunch():
+                return self._price_launch(one, one.kernel, parts)
+            case StartCollective():
+                return self._price_start(one, one.collective, parts)
+            case WaitCollective():
+                return PricedInstruction(
+                    kind="wait", stream=one.stream, operation=str(one.collective.kind), tensors=one.collective.tensors,
+                    over=self.drop_single_device_axes(one.collective), why="what follows reads it",
                 )  # fmt: skip
-            case Slice():
-                return Priced(
+            case LocalSlice():
+                return PricedInstruction(
                     kind="slice", stream=one.stream, tensors=(one.step.tensor.name,), over=one.step.collective.axes,
                     why=one.step.reason or "each device keeps its part",
                 )  # fmt: skip
-            case Free():
-                return Priced(kind="free", stream=one.stream, tensors=one.tensors, why="nothing reads it any more")
+            case FreeTensors():
+                return PricedInstruction(
+                    kind="free", stream=one.stream, tensors=one.tensors, why="nothing reads it any more"
+                )
 
-    def _launched(self, one: Launch, kernel: Kernel, parts: Parts) -> Priced:
-        return Priced(
+    def _price_launch(self, one: KernelLaunch, kernel: Kernel, parts: UnitCostInputs) -> PricedInstruction:
+        return PricedInstruction(
             kind="launch", stream=one.stream, operation=kernel.kind, tensors=kernel.reads, results=kernel.outputs,
             num_bytes=float(self.pricer.kernel_bytes(kernel, parts, self.values)),
             flops=float(kernel.flops.evaluate(self.values)), seconds=self.kernel_s(kernel, parts),
-            why="a weight's gradient" if kernel.makes_gradients else kernel.phase,
+            why="a weight's gradient" if kernel.makes_weight_grads else kernel.phase,
         )  # fmt: skip
 
-    def _started(self, one: Start, traffic: Traffic, parts: Parts) -> Priced:
-        count, elements = traffic.extent(self.values, self.pricer.most_elements)
-        return Priced(
-            kind="start", stream=one.stream, operation=str(traffic.kind), tensors=traffic.tensors, over=self.several(traffic),
-            count=int(count),
-            num_bytes=float(elements * self.pricer.formats.moved_width(traffic, parts.products)),
+    def _price_start(self, one: StartCollective, traffic: UnitCollective, parts: UnitCostInputs) -> PricedInstruction:
+        count, elements = traffic.extent(self.values, self.pricer.max_bucket_elements)
+        return PricedInstruction(
+            kind="start", stream=one.stream, operation=str(traffic.kind), tensors=traffic.tensors,
+            over=self.drop_single_device_axes(traffic), count=int(count),
+            num_bytes=float(elements * self.pricer.formats.collective_width(traffic, parts.products)),
             seconds=self.collective_s(traffic, parts),
-            why=traffic.reason or REASONS[traffic.kind],
+            why=traffic.reason or MOVE_REASONS[traffic.kind],
         )  # fmt: skip
 
-    def several(self, traffic: Traffic) -> tuple[str, ...]:
+    def drop_single_device_axes(self, traffic: UnitCollective) -> tuple[str, ...]:
         """The axes of more than one device that a collective goes over."""
-        return tuple(axis for axis in traffic.axes if axis not in self.single)
+        return tuple(axis for axis in traffic.axes if axis not in self.single_device_axes)

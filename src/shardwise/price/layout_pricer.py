@@ -7,32 +7,40 @@ from copy import copy
 from dataclasses import replace
 
 from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.network.topology import Links, Topology
-from shardwise.layout.degrees import atomic_degrees, degrees_of, num_micro_batches
-from shardwise.layout.layers_per_stage import dense_layers, stages_on_ranks, virtual_stages
+from shardwise.hardware.network.topology import GroupLinks, Topology
+from shardwise.layout.degrees import atomic_degrees, layout_degrees, num_micro_batches
+from shardwise.layout.layers_per_stage import dense_layers_by_stage, layers_by_virtual_stage, stage_placement
 from shardwise.layout.layout import Layout
-from shardwise.layout.placement import cut_levels, default_placement
-from shardwise.layout.sharding_scheme import Family, family_of
+from shardwise.layout.placement import cuts_by_axis, default_placement
+from shardwise.layout.sharding_scheme import ShardingScheme, make_sharding_scheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYERS, unit_counts
+from shardwise.model.decoder import LAYER_UNITS, unit_counts
 from shardwise.model.job import Job
 from shardwise.model.parameters_and_flops import unit_training_flops
-from shardwise.pipeline.uneven_stages import holding, waiting
-from shardwise.price.device_memory import Memory, memory_of
-from shardwise.price.estimate_terms import MEMORY, TIME, Setting, Term
-from shardwise.price.roofline import Rates, loss_of, rates_of
-from shardwise.price.stage_contents import KEPT, Counts, Model, Pipeline, Stage, host_of, stage_counts
-from shardwise.price.step_time import Step
-from shardwise.price.term_inputs import Expressions, Input, numbers
+from shardwise.pipeline.uneven_stages import uneven_bubble, uneven_in_flight
+from shardwise.price.device_memory import DeviceMemory, price_device_memory
+from shardwise.price.estimate_terms import MEMORY, TIME, Term, TermContext
+from shardwise.price.roofline import Rates, chip_rates, loss_kind
+from shardwise.price.stage_contents import (
+    NO_RECOMPUTE,
+    ModelEnds,
+    Pipeline,
+    StageCosts,
+    StageCounts,
+    host_offload,
+    stage_counts,
+)
+from shardwise.price.step_time import StageStep
+from shardwise.price.term_inputs import Expressions, TermInput, read_numbers
 from shardwise.price.unit_cost import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.values.elementwise import Value, maximum
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.loss_kernels import loss_named
-from shardwise.values.precision import precision_named
-from shardwise.values.symbolic import RepricedValues
+from shardwise.values.loss_kernels import get_loss_kernel
+from shardwise.values.precision import get_precision
+from shardwise.values.symbolic import RepricedSymbolValues
 
-TERMS = tuple(f"{rules.tree}.{name}" for rules in (TIME, MEMORY) for name in rules.by_name)
-Costs = tuple[Mapping[str, ActivationCost], Mapping[str, StateCost]]  # of each unit
+TERM_NAMES = tuple(f"{rules.tree}.{name}" for rules in (TIME, MEMORY) for name in rules.by_name)
+UnitCosts = tuple[Mapping[str, ActivationCost], Mapping[str, StateCost]]  # of each unit
 
 
 class Pricing:
@@ -43,59 +51,59 @@ class Pricing:
     ) -> None:
         """`policy`: what is issued, where it is not what the cluster's stack issues."""
         self.architecture, self.cluster, self.job, self.layout = architecture, cluster, job, layout
-        self.topology = cluster.reached
-        degrees = degrees_of(layout)
+        self.topology = cluster.sustained_topology
+        degrees = layout_degrees(layout)
         self.degrees = atomic_degrees(architecture, degrees)
         self.num_micro_batches = num_micro_batches(job, degrees)
-        self.layers = virtual_stages(architecture, layout)
-        self.dense = dense_layers(architecture, self.layers)
-        self.placement = stages_on_ranks(layout)
-        uneven = waiting(layout.schedule, self.layers, layout.pp).in_step(self.num_micro_batches)
+        self.layers = layers_by_virtual_stage(architecture, layout)
+        self.dense = dense_layers_by_stage(architecture, self.layers)
+        self.placement = stage_placement(layout)
+        uneven = uneven_bubble(layout.schedule, self.layers, layout.pp).for_micro_batches(self.num_micro_batches)
         self.pipeline = Pipeline(layout.schedule, layout.pp, layout.num_virtual_stages, self.num_micro_batches, uneven)
-        self.holding = holding(layout.schedule, self.layers, layout.pp)
+        self.in_flight_scale = uneven_in_flight(layout.schedule, self.layers, layout.pp)
         self.units = tuple(unit_counts(architecture))
-        self.host = host_of(layout.offload, cluster.chip)
-        self.family = family_of(layout)
-        self.values = RepricedValues(
+        self.host = host_offload(layout.offload, cluster.chip)
+        self.family = make_sharding_scheme(layout)
+        self.values = RepricedSymbolValues(
             unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant, job.attended_tokens)
         )
-        rates = rates_of(cluster.chip, cluster.calibration)
+        rates = chip_rates(cluster.chip, cluster.calibration)
         self.pricer = UnitPricer(
             architecture,
             rates if policy is None else replace(rates, policy=policy),
-            precision_named(job.precision),
-            loss_of(cluster, job),
+            get_precision(job.precision),
+            loss_kind(cluster, job),
             job.optimizer,
         )
 
-    def stages(self, costs: Costs | None = None) -> list[Stage]:
+    def stages(self, costs: UnitCosts | None = None) -> list[StageCosts]:
         """Every stage; `costs` replace the costs of its units."""
         costs = costs or self.unit_costs()
         return [self.stage(self.counts(n), costs) for n in range(self.layout.pp)]
 
-    def stage(self, counts: Counts, costs: Costs) -> Stage:
+    def stage(self, counts: StageCounts, costs: UnitCosts) -> StageCosts:
         """A stage with given contents."""
-        return Stage(counts=counts, activation=costs[0], state=costs[1], pipeline=self.pipeline, host=self.host)
+        return StageCosts(counts=counts, activation=costs[0], state=costs[1], pipeline=self.pipeline, host=self.host)
 
-    def step(self, stage: Stage) -> Step:
+    def step(self, stage: StageCosts) -> StageStep:
         """The step of a stage."""
-        return Step(stage=stage, overlap=self.job.convention, share=self.pricer.rates.exposed)
+        return StageStep(stage=stage, overlap=self.job.overlap_convention, share=self.pricer.rates.exposed)
 
-    def memories(self, stages: Sequence[Stage]) -> list[Memory]:
+    def memories(self, stages: Sequence[StageCosts]) -> list[DeviceMemory]:
         """The memory of a device of each stage."""
         return [self.memory(stage, number) for number, stage in enumerate(stages)]
 
-    def memory(self, stage: Stage, number: int) -> Memory:
+    def memory(self, stage: StageCosts, number: int) -> DeviceMemory:
         """That of one stage, by its index."""
-        return memory_of(
-            stage, number, self.cluster.chip, holding=self.holding[number], stepwise=self.pricer.loss.stepwise
+        return price_device_memory(
+            stage, number, self.cluster.chip, holding=self.in_flight_scale[number], stepwise=self.pricer.loss.stepwise
         )
 
-    def slowest(self, stages: Sequence[Stage]) -> Step:
+    def slowest_step(self, stages: Sequence[StageCosts]) -> StageStep:
         """The slowest step."""
-        return max(map(self.step, _different(stages)), key=lambda step: step.total_s)
+        return max(map(self.step, _distinct_stages(stages)), key=lambda step: step.total_s)
 
-    def fullest(self, stages: Sequence[Stage]) -> tuple[Memory, dict[str, float]]:
+    def fullest_device(self, stages: Sequence[StageCosts]) -> tuple[DeviceMemory, dict[str, float]]:
         """The memory of the fullest device, and its terms."""
         every = [(memory, MEMORY.values(memory)) for memory in self.memories(stages)]
         return max(every, key=lambda one: sum(one[1].values()))
@@ -104,18 +112,18 @@ class Pricing:
         """A term of the slowest stage or the fullest device by its name, such as time.tp or memory.activations."""
         tree, _, own = name.partition(".")
         if tree == TIME.tree:
-            return TIME.explained(own, self.slowest(self.stages()), self.setting, self.expressions)
-        return MEMORY.explained(own, self.fullest(self.stages())[0], self.setting, self.expressions)
+            return TIME.explain(own, self.slowest_step(self.stages()), self.term_context, self.expressions)
+        return MEMORY.explain(own, self.fullest_device(self.stages())[0], self.term_context, self.expressions)
 
     @property
-    def setting(self) -> Setting:
+    def term_context(self) -> TermContext:
         """The facts that the wording of the terms depends on."""
-        return setting_of(self.cluster, self.job, self.layout)
+        return term_context(self.cluster, self.job, self.layout)
 
     @property
-    def counted(self) -> tuple[Input, ...]:
+    def pipeline_inputs(self) -> tuple[TermInput, ...]:
         """How often things derived for one micro-batch run: micro-batches, stages, virtual stages."""
-        return numbers(self.pipeline)
+        return read_numbers(self.pipeline)
 
     @property
     def expressions(self) -> Expressions:
@@ -129,7 +137,7 @@ class Pricing:
         other.pricer, other.topology = self.pricer.at(rates), topology
         return other
 
-    def recomputing(self, num_layers: int) -> Pricing:
+    def with_recompute_layers(self, num_layers: int) -> Pricing:
         """The same layout, which recomputes a part of its layers, with so many of each stage: units cost what they cost here."""
         other = copy(self)
         other.layout = replace(self.layout, recompute_layers=num_layers)
@@ -137,22 +145,22 @@ class Pricing:
 
     def slowest_s(self) -> Value:
         """Seconds of the step on the slowest stage."""
-        return maximum(*(self.step(stage).total_s for stage in _different(self.stages())), 0.0)
+        return maximum(*(self.step(stage).total_s for stage in _distinct_stages(self.stages())), 0.0)
 
     @property
-    def links(self) -> Links:
+    def links(self) -> GroupLinks:
         """The links of the axes."""
         placement = self.layout.placement or default_placement(self.topology)
-        return Links(self.topology, cut_levels(self.topology, placement, self.degrees))
+        return GroupLinks(self.topology, cuts_by_axis(self.topology, placement, self.degrees))
 
     def unit_costs(self) -> tuple[dict[str, ActivationCost], dict[str, StateCost]]:
         links = self.links
         activation = {u: self.pricer.activation(u, self.family, self.values, links) for u in (*self.units, "carry")}
         if self.layout.recompute_layers is not None:
             plain = replace(self.family, recompute="none")
-            kept = [unit for unit in self.units if unit in LAYERS]
-            activation |= {KEPT + u: self.pricer.activation(u, plain, self.values, links) for u in kept}
-        held = (*self.units, *Model.of(self.architecture).held_apart)
+            kept = [unit for unit in self.units if unit in LAYER_UNITS]
+            activation |= {NO_RECOMPUTE + u: self.pricer.activation(u, plain, self.values, links) for u in kept}
+        held = (*self.units, *ModelEnds.of(self.architecture).units_without_passes)
         return activation, {u: self.pricer.state(u, self.family, self.values, links) for u in held}
 
     def hardware_ratio(self) -> float:
@@ -161,14 +169,14 @@ class Pricing:
         values = unit_values(
             self.architecture, self.job.seq_len, self.degrees, attended_tokens=self.job.attended_tokens
         )  # all devices, not the last of a ring
-        for unit, times, family in self.families():
+        for unit, times, family in self.units_by_family():
             flops = self.pricer.flops(unit, family, values)
             done += times * sum(flops.values())
             forward, backward = unit_training_flops(self.architecture, unit, self.job.seq_len)
             needed += times * flops["forward"] * (1.0 + backward / (forward or 1.0))
         return done / needed
 
-    def families(self) -> Iterator[tuple[str, int, Family]]:
+    def units_by_family(self) -> Iterator[tuple[str, int, ShardingScheme]]:
         """Each unit as often as the model has it: layers with and without recomputation."""
         plain = replace(self.family, recompute="none")
         kept = [self.counts(stage).kept for stage in range(self.layout.pp)]
@@ -179,32 +187,32 @@ class Pricing:
             if without:
                 yield unit, without, plain
 
-    def counts(self, rank: int) -> Counts:
+    def counts(self, rank: int) -> StageCounts:
         """Contents of a device of a rank: its virtual stages, and its mirror image where micro-batches come from both ends."""
-        held = self.placement.held(rank)
+        held = self.placement.stages_of_rank(rank)
         return self.counts_with(rank, sum(self.layers[one] for one in held), sum(self.dense[one] for one in held))
 
-    def counts_with(self, rank: int, num_layers: int, num_dense: int) -> Counts:
+    def counts_with(self, rank: int, num_layers: int, num_dense: int) -> StageCounts:
         """Its contents with so many layers, of which some are leading dense ones."""
-        held = self.placement.held(rank)
+        held = self.placement.stages_of_rank(rank)
         return stage_counts(
-            {"dense_block": num_dense, "block": num_layers - num_dense}, Model.of(self.architecture),
+            {"dense_block": num_dense, "block": num_layers - num_dense}, ModelEnds.of(self.architecture),
             first=0 in held, last=len(self.layers) - 1 in held, carries=len(held) if self.layout.pp > 1 else 0,
             recompute_layers=self.layout.recompute_layers,
         )  # fmt: skip
 
 
-def _different(stages: Sequence[Stage]) -> list[Stage]:
+def _distinct_stages(stages: Sequence[StageCosts]) -> list[StageCosts]:
     """The first of the stages with equal contents, which take equally long."""
-    found: list[Stage] = []
+    found: list[StageCosts] = []
     for stage in stages:
         found += [] if any(stage.counts == other.counts for other in found) else [stage]
     return found
 
 
-def setting_of(cluster: Cluster, job: Job, layout: Layout) -> Setting:
+def term_context(cluster: Cluster, job: Job, layout: Layout) -> TermContext:
     """The facts that the wording of a layout's terms depends on."""
-    return Setting(
-        rates_of(cluster.chip, cluster.calibration), precision_named(job.precision), loss_named(loss_of(cluster, job)),
-        layout.schedule, job.convention,
+    return TermContext(
+        chip_rates(cluster.chip, cluster.calibration), get_precision(job.precision), get_loss_kernel(loss_kind(cluster, job)),
+        layout.schedule, job.overlap_convention,
     )  # fmt: skip

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple
 
-from shardwise.model.job import Overlap
-from shardwise.values.elementwise import Value, added, maximum
-from shardwise.values.errors import chosen
+from shardwise.model.job import OverlapConvention
+from shardwise.values.elementwise import Value, maximum, sum_values
+from shardwise.values.errors import lookup
 
 HIDEABLE = ("fsdp", "dp", "control")
 # Axes that also hide where a forward and a backward pass of different micro-batches run together (DualPipe).
@@ -32,48 +32,48 @@ HIDEABLE_TOGETHER = (*HIDEABLE, "ep", "pp")
 BLOCKING = ("tp", "cp")
 
 
-Traffic = Mapping[str, Value]
+SecondsByAxis = Mapping[str, Value]
 
 
-class Convention(NamedTuple):
-    """`exposed_s` of compute, traffic by axis and the axes that can hide; `charged` shares that out over the axes.
+class ExposureConvention(NamedTuple):
+    """`exposed_s` of compute, traffic by axis and the axes that can hide; `charge` shares that out over the axes.
 
     `formula`: the part of one axis in symbols; None: its own, which no other axis changes.
     `adds_up`: the times of axes that are hidden alike may be added before it is asked, as the search does.
     """
 
-    exposed_s: Callable[[Value, Traffic, Container[str]], Value]
-    charged: Callable[[float, Mapping[str, float], Container[str]], dict[str, float]]
+    exposed_s: Callable[[Value, SecondsByAxis, Container[str]], Value]
+    charge: Callable[[float, Mapping[str, float], Container[str]], dict[str, float]]
     formula: str | None = None
     adds_up: bool = True
 
 
-def _per_axis(compute_s: Value, traffic_s: Traffic, hideable: Container[str]) -> Value:
-    open_s = added(t for axis, t in traffic_s.items() if axis not in hideable)
-    hidden = added(t for axis, t in traffic_s.items() if axis in hideable)
+def _per_axis(compute_s: Value, traffic_s: SecondsByAxis, hideable: Container[str]) -> Value:
+    open_s = sum_values(t for axis, t in traffic_s.items() if axis not in hideable)
+    hidden = sum_values(t for axis, t in traffic_s.items() if axis in hideable)
     return open_s + maximum(hidden - compute_s, 0.0)
 
 
-def _open_then_hidden(whole: float, traffic_s: Mapping[str, float], hideable: Container[str]) -> dict[str, float]:
+def _charge_per_axis(whole: float, traffic_s: Mapping[str, float], hideable: Container[str]) -> dict[str, float]:
     own = {axis: t for axis, t in traffic_s.items() if axis not in hideable}
-    return own | _shared(whole - sum(own.values()), {a: t for a, t in traffic_s.items() if a in hideable})
+    return own | _prorate(whole - sum(own.values()), {a: t for a, t in traffic_s.items() if a in hideable})
 
 
-def _longest(whole: float, traffic_s: Mapping[str, float], hideable: Container[str]) -> dict[str, float]:
+def _charge_longest(whole: float, traffic_s: Mapping[str, float], hideable: Container[str]) -> dict[str, float]:
     longest = max(traffic_s, key=lambda axis: traffic_s[axis])
     return {axis: whole if axis == longest else 0.0 for axis in traffic_s}
 
 
-CONVENTIONS: Mapping[str, Convention] = {
-    "per_axis": Convention(_per_axis, _open_then_hidden),
-    "sum": Convention(
-        lambda compute_s, traffic_s, _: maximum(added(traffic_s.values()) - compute_s, 0.0),
-        lambda whole, traffic_s, _: _shared(whole, traffic_s),
+CONVENTIONS: Mapping[str, ExposureConvention] = {
+    "per_axis": ExposureConvention(_per_axis, _charge_per_axis),
+    "sum": ExposureConvention(
+        lambda compute_s, traffic_s, _: maximum(sum_values(traffic_s.values()) - compute_s, 0.0),
+        lambda whole, traffic_s, _: _prorate(whole, traffic_s),
         formula="its part of Σ max(traffic - compute, 0), the traffic of all axes",
     ),
-    "max": Convention(
+    "max": ExposureConvention(
         lambda compute_s, traffic_s, _: maximum(maximum(0.0, *traffic_s.values()) - compute_s, 0.0),
-        _longest,
+        _charge_longest,
         formula="Σ max(traffic - compute, 0) of the passes in which its traffic is the longest",
         adds_up=False,
     ),
@@ -81,13 +81,13 @@ CONVENTIONS: Mapping[str, Convention] = {
 MEASURED_FORMULA = "its part of max(traffic - compute, exposed · traffic), the traffic of all axes but tp and cp"
 
 
-def convention_of(overlap: str) -> Convention:
+def get_convention(overlap: str) -> ExposureConvention:
     """A convention by name. Raises `InputError` that lists the names."""
-    return chosen(CONVENTIONS, overlap, "overlap")
+    return lookup(CONVENTIONS, overlap, "overlap")
 
 
 def exposed_s(
-    overlap: Overlap, compute_s: Value, traffic_s: Mapping[str, Value], hideable: Container[str] = HIDEABLE,
+    overlap: OverlapConvention, compute_s: Value, traffic_s: Mapping[str, Value], hideable: Container[str] = HIDEABLE,
     share: Value | None = None,
 ) -> Value:  # fmt: skip
     """Seconds by which communication lengthens a phase with `compute_s` of compute; `traffic_s` by axis.
@@ -95,12 +95,14 @@ def exposed_s(
     `share`: the measured share that shows of what is not `BLOCKING`; None: what the convention says.
     """
     if share is not None:
-        return added(_blocking(traffic_s).values()) + _shown_s(compute_s, _others(traffic_s), hideable, share)
-    return convention_of(overlap).exposed_s(compute_s, traffic_s, hideable)
+        return sum_values(_blocking_seconds(traffic_s).values()) + _partly_exposed_s(
+            compute_s, _other_seconds(traffic_s), hideable, share
+        )
+    return get_convention(overlap).exposed_s(compute_s, traffic_s, hideable)
 
 
 def exposed_by_axis(
-    overlap: Overlap, compute_s: float, traffic_s: Mapping[str, float], hideable: Container[str] = HIDEABLE,
+    overlap: OverlapConvention, compute_s: float, traffic_s: Mapping[str, float], hideable: Container[str] = HIDEABLE,
     share: float | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """The same for one layout, charged to the axes: their parts add up to `exposed_s`.
@@ -109,35 +111,35 @@ def exposed_by_axis(
     of what is `BLOCKING`, each bears its own.
     """
     if share is not None:
-        others = _others(traffic_s)
-        return _blocking(traffic_s) | _shared(_shown_s(compute_s, others, hideable, share), others)
+        others = _other_seconds(traffic_s)
+        return _blocking_seconds(traffic_s) | _prorate(_partly_exposed_s(compute_s, others, hideable, share), others)
     whole = exposed_s(overlap, compute_s, traffic_s, hideable)
-    return convention_of(overlap).charged(whole, traffic_s, hideable)
+    return get_convention(overlap).charge(whole, traffic_s, hideable)
 
 
-def exposed_formula(overlap: Overlap, axis: str, own: str, *, measured: bool) -> str:
+def exposed_formula(overlap: OverlapConvention, axis: str, own: str, *, measured: bool) -> str:
     """The exposed seconds of an axis in symbols; `own`: where each axis is charged its own, `measured`: under a measured
     stack."""
     if measured:
         return own if axis in BLOCKING else MEASURED_FORMULA
-    return convention_of(overlap).formula or own
+    return get_convention(overlap).formula or own
 
 
-def _blocking(traffic_s: Traffic) -> dict[str, Any]:
+def _blocking_seconds(traffic_s: SecondsByAxis) -> dict[str, Any]:
     return {axis: seconds for axis, seconds in traffic_s.items() if axis in BLOCKING}
 
 
-def _others(traffic_s: Traffic) -> dict[str, Any]:
+def _other_seconds(traffic_s: SecondsByAxis) -> dict[str, Any]:
     return {axis: seconds for axis, seconds in traffic_s.items() if axis not in BLOCKING}
 
 
-def _shown_s(compute_s: Value, traffic_s: Traffic, hideable: Container[str], share: Value) -> Value:
+def _partly_exposed_s(compute_s: Value, traffic_s: SecondsByAxis, hideable: Container[str], share: Value) -> Value:
     """Exposed seconds of communication next to compute: a share of what the schedule does not hide, or what compute is too
     short for."""
-    by_stack = added(t for axis, t in traffic_s.items() if axis in HIDEABLE or axis not in hideable)
-    return maximum(added(traffic_s.values()) - compute_s, share * by_stack)
+    by_stack = sum_values(t for axis, t in traffic_s.items() if axis in HIDEABLE or axis not in hideable)
+    return maximum(sum_values(traffic_s.values()) - compute_s, share * by_stack)
 
 
-def _shared(whole: float, parts: Mapping[str, float]) -> dict[str, float]:
+def _prorate(whole: float, parts: Mapping[str, float]) -> dict[str, float]:
     total = sum(parts.values())
     return {axis: whole * part / total if total > 0 else 0.0 for axis, part in parts.items()}

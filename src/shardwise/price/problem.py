@@ -3,27 +3,27 @@
 from dataclasses import dataclass, replace
 
 from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.published_constants import predicted
-from shardwise.hardware.stacks import typical_stack
+from shardwise.hardware.published_constants import with_published_constants
+from shardwise.hardware.stacks import default_stack
 from shardwise.model.job import Job
-from shardwise.price.roofline import loss_of
+from shardwise.price.roofline import loss_kind
 from shardwise.price.training_run import Run
 from shardwise.values.units import SECONDS_PER_DAY
 
 
-def as_planned(cluster: Cluster, job: Job) -> tuple[Cluster, Job]:
+def with_problem_defaults(cluster: Cluster, job: Job) -> tuple[Cluster, Job]:
     """The cluster and the job of a plan, with defaults filled in.
 
     A cluster without measurements is predicted under the typical stack of its chip, unless the job names a convention of
     overlap: then the plan is made by the bound of that convention. A host, or a chip of an unknown vendor, is also planned by
     the bound. The loss is the one with the least memory that the stack has.
     """
-    stack = typical_stack(cluster.chip) if cluster.calibration is None and job.overlap is None else None
-    cluster = predicted(cluster, stack) if stack else cluster
-    return cluster, replace(job, loss=loss_of(cluster, job))
+    stack = default_stack(cluster.chip) if cluster.calibration is None and job.overlap is None else None
+    cluster = with_published_constants(cluster, stack) if stack else cluster
+    return cluster, replace(job, loss=loss_kind(cluster, job))
 
 
-PRICE = "price_usd_per_hour"
+PRICE_FIELD = "price_usd_per_hour"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,18 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardwise.derive.expression import ShardedExpression, derive_by_cases, expression_program, solve, strategy_program
-from shardwise.derive.sharded_program import Communicate, Compute, ShardedProgram, shard_program
+from shardwise.derive.expression import (
+    ShardedExpression,
+    derive_by_cases,
+    expression_program,
+    solve_expression,
+    strategy_program,
+)
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram, shard_program
 from shardwise.hardware.mesh_links import MeshOnChips
 from shardwise.hardware.network.topology import collective_s
-from shardwise.model.backward import backward
-from shardwise.sharding.collectives import Collective, Kind, received
-from shardwise.sharding.matmul_search.cheapest_paths import Cost, PriceCollective
+from shardwise.model.backward import transpose_program
+from shardwise.sharding.collectives import Collective, CollectiveKind, received_elements
+from shardwise.sharding.matmul_search.cheapest_paths import CostVector, PriceCollective
 from shardwise.sharding.matmul_search.cheapest_strategies import PriceProduct
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.errors import InputError, chosen
-from shardwise.values.symbolic import Values, constant
+from shardwise.values.errors import InputError, lookup
+from shardwise.values.symbolic import SymbolValues, constant
 
 Objective = Literal["time", "bytes"]
 
@@ -86,7 +92,7 @@ class TensorFacts:
 class ProductReport:
     """The cheapest program as steps to run and as costs, other programs with the reason each lost, and the book's way."""
 
-    made: ShardedExpression
+    expression: ShardedExpression
     tensors: tuple[TensorFacts, ...]
     objective: Objective
     steps: ShardedProgram
@@ -96,9 +102,9 @@ class ProductReport:
     backward: ProgramCost | None
 
 
-def _time_first(objective: str) -> bool:
+def _minimizes_time(objective: str) -> bool:
     """Whether seconds are minimised before bytes."""
-    return chosen({"time": True, "bytes": False}, objective, "objective")
+    return lookup({"time": True, "bytes": False}, objective, "objective")
 
 
 def price_product(
@@ -112,29 +118,31 @@ def price_product(
     objective.
     """
     objective = objective if on is not None else "bytes"
-    solution = solve(made, lambda product: _Pricer(product, _on(on, product)).prices(objective), free=free)
+    solution = solve_expression(
+        made, lambda product: _ProductPricer(product, _chips_for(on, product)).prices(objective), free=free
+    )
     found = solution.strategies
     starts = tuple(found[0].starts[name] for name in made.names)
-    made = replace(solution.made, operands=starts)
-    pricer = _Pricer(made, _on(on, made))
+    made = replace(solution.expression, operands=starts)
+    pricer = _ProductPricer(made, _chips_for(on, made))
     best = strategy_program(made, found[0])
     cost = pricer.program(best, found[0].result)
     others = [pricer.program(strategy_program(made, other), other.result) for other in found[1:]]
     cases = derive_by_cases(made)
     return ProductReport(
-        made=made, tensors=pricer.tensors(found[0].result), objective=objective, steps=best, best=cost,
-        alternatives=tuple((other, _why(other, cost)) for other in others),
+        expression=made, tensors=pricer.tensors(found[0].result), objective=objective, steps=best, best=cost,
+        alternatives=tuple((other, _compare_costs(other, cost)) for other in others),
         by_cases=pricer.program(cases, cases.specs[made.result_name]),
         backward=pricer.backward() if with_backward else None,
     )  # fmt: skip
 
 
-def _on(on: MeshOnChips | None, made: ShardedExpression) -> MeshOnChips | None:
+def _chips_for(on: MeshOnChips | None, made: ShardedExpression) -> MeshOnChips | None:
     """The chips with links for the axes of the product's mesh, which may be cut."""
     return on.cut(made.mesh) if on is not None else None
 
 
-def _why(other: ProgramCost, best: ProgramCost) -> str:
+def _compare_costs(other: ProgramCost, best: ProgramCost) -> str:
     """What the other program does more of."""
     parts = []
     if other.flops_per_device > best.flops_per_device * (1 + 1e-9):
@@ -155,62 +163,62 @@ def _why(other: ProgramCost, best: ProgramCost) -> str:
     return "; ".join(parts) or same
 
 
-class _Pricer:
+class _ProductPricer:
     def __init__(self, made: ShardedExpression, on: MeshOnChips | None) -> None:
-        self.made, self.on = made, on
+        self.expression, self.on = made, on
         self.width = bytes_per_element(made.dtype)
-        self.values = Values({**made.sizes, **dict(made.mesh.axes)})
-        self.known: dict[tuple[Kind, Axes, float], tuple[float, float]] = {}
+        self.values = SymbolValues({**made.sizes, **dict(made.mesh.axes)})
+        self.known: dict[tuple[CollectiveKind, Axes, float], tuple[float, float]] = {}
 
-    def collective(self, kind: Kind, axes: Axes, payload: float) -> tuple[float, float]:
+    def collective(self, kind: CollectiveKind, axes: Axes, payload: float) -> tuple[float, float]:
         """Bytes received by one device, and seconds (0 without a chip)."""
         key = (kind, axes, payload)
         if key not in self.known:
-            moved = received(kind, axes, constant(payload)).evaluate(self.values) * self.width
+            moved = received_elements(kind, axes, constant(payload)).evaluate(self.values) * self.width
             self.known[key] = moved, self.seconds(kind, axes, payload * self.width)
         return self.known[key]
 
-    def seconds(self, kind: Kind, axes: Axes, payload_bytes: float) -> float:
+    def seconds(self, kind: CollectiveKind, axes: Axes, payload_bytes: float) -> float:
         if self.on is None:
             return 0.0
         return float(collective_s(kind, axes, payload_bytes, self.on.links))
 
     def tensors(self, result: Spec) -> tuple[TensorFacts, ...]:
         """The placement of operands and result at the start and at the end."""
-        made = self.made
+        made = self.expression
         named = [*zip(made.names, made.operands, strict=True), (made.result_name, result)]
         return tuple(self.facts(name, spec) for name, spec in named)
 
     def facts(self, name: str, spec: Spec) -> TensorFacts:
-        shape = spec.local_shape(self.made.mesh, self.made.sizes)
+        shape = spec.local_shape(self.expression.mesh, self.expression.sizes)
         held = math.prod(shape) * self.width
         return TensorFacts(
             name=name, sharding=str(spec), local_shape=shape, bytes_per_device=held,
-            copies=spec.replication(self.made.mesh), total_bytes=held * self.made.mesh.num_devices,
+            copies=spec.replication(self.expression.mesh), total_bytes=held * self.expression.mesh.num_devices,
             load_s=held / self.on.chip.memory_bytes_per_s if self.on else None,
         )  # fmt: skip
 
     def math_s(self, flops: float) -> float:
-        return flops / self.on.chip.peak(self.made.dtype) if flops and self.on is not None else 0.0
+        return flops / self.on.chip.peak(self.expression.dtype) if flops and self.on is not None else 0.0
 
     def prices(self, objective: Objective) -> tuple[PriceCollective, PriceProduct]:
         """The quantity that the search adds up."""
         return self.objective_of(objective), self.product_of(objective)
 
     def objective_of(self, objective: Objective) -> PriceCollective:
-        time_first = _time_first(objective)
+        time_first = _minimizes_time(objective)
 
-        def price(kind: Kind, axes: Axes, payload: float) -> Cost:
+        def price(kind: CollectiveKind, axes: Axes, payload: float) -> CostVector:
             moved, seconds = self.collective(kind, axes, payload)
-            count = 0.0 if kind is Kind.SLICE else 1.0
+            count = 0.0 if kind is CollectiveKind.SLICE else 1.0
             return (seconds, moved, 0.0, count) if time_first else (moved, 0.0, seconds, count)
 
         return price
 
     def product_of(self, objective: Objective) -> PriceProduct:
-        time_first = _time_first(objective)
+        time_first = _minimizes_time(objective)
 
-        def price(flops: float) -> Cost:
+        def price(flops: float) -> CostVector:
             return (self.math_s(flops), 0.0, flops, 0.0) if time_first else (0.0, flops, 0.0, 0.0)
 
         return price
@@ -224,33 +232,33 @@ class _Pricer:
             flops_per_device=sum(s.flops for s in steps),
             math_s=sum(s.time_s or 0.0 for s in steps if s.is_local) if timed else None,
             comms_s=sum(s.time_s or 0.0 for s in steps if not s.is_local) if timed else None,
-            result=f"{self.made.result_name}{result}",
+            result=f"{self.expression.result_name}{result}",
         )  # fmt: skip
 
-    def step(self, step: Communicate | Compute) -> StepCost:
-        if isinstance(step, Communicate):
+    def step(self, step: CollectiveStep | ComputeStep) -> StepCost:
+        if isinstance(step, CollectiveStep):
             one = step.collective
             payload = float(one.payload_elements.evaluate(self.values))
             moved, seconds = self.collective(one.kind, one.axes, payload)
             return StepCost(
-                op=str(one.kind), operand=step.tensor.name, axes=one.axes, dim=_dim(one), before=str(one.before),
+                op=str(one.kind), operand=step.tensor.name, axes=one.axes, dim=_changed_dim(one), before=str(one.before),
                 after=str(one.after), bytes_per_device=moved, flops=0.0, time_s=seconds if self.on else None, reason=step.reason,
             )  # fmt: skip
         flops = float(step.operation.flops(step.placed).evaluate(self.values))
         return StepCost(
-            op=_local(step), operand=" * ".join(step.operation.operands), axes=(), dim=None,
+            op=_local_operation(step), operand=" * ".join(step.operation.operands), axes=(), dim=None,
             before=" * ".join(str(spec) for spec in step.placed.inputs), after=str(step.placed.outputs[0]),
             bytes_per_device=0.0, flops=flops, time_s=self.math_s(flops) if self.on else None,
         )  # fmt: skip
 
     def backward(self) -> ProgramCost:
         """The gradients of all operands, each brought to its operand's sharding, by the four cases."""
-        made = self.made
+        made = self.expression
         if len(made.names) < 2:
             raise InputError("--backward: one operand has no product to transpose; give a product")
         forward = derive_by_cases(made)
         program = expression_program(made)
-        transposed = backward(program, given=[made.result_name], wanted=made.names)
+        transposed = transpose_program(program, given=[made.result_name], wanted=made.names)
         rest = dict(zip(made.names, made.operands, strict=True))
         final = {transposed.gradients[name]: rest[name].with_partial(()) for name in made.names}
         saved = {n: forward.specs[n] for n in transposed.program.inputs if n in forward.specs} | rest
@@ -259,7 +267,7 @@ class _Pricer:
         return self.program(sharded, forward.specs[made.result_name])
 
 
-def _local(step: Compute) -> str:
+def _local_operation(step: ComputeStep) -> str:
     """The local computation of a device (see `StepCost`)."""
     if len(step.placed.inputs) > 1:
         return "local_product"
@@ -267,7 +275,7 @@ def _local(step: Compute) -> str:
     return "local_sum" if before > after else "local_broadcast" if before < after else "local_transpose"
 
 
-def _dim(collective: Collective) -> str | None:
+def _changed_dim(collective: Collective) -> str | None:
     """The dim whose sharding changes, if any."""
     pairs = zip(collective.before.dims, collective.before.axes, collective.after.axes, strict=True)
     return next((dim for dim, old, new in pairs if old != new), None)

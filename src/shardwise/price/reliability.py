@@ -13,12 +13,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwise.hardware.toml_tables import MOST
-from shardwise.values.errors import require
+from shardwise.hardware.toml_tables import MAX_QUANTITY
+from shardwise.values.errors import raise_problems
 
 LLAMA_3 = "Grattafiori et al., The Llama 3 Herd of Models, 2024, arXiv 2407.21783"
 # Where the default of each value of `Reliability` comes from.
-SOURCES: Mapping[str, str] = {
+RELIABILITY_SOURCES: Mapping[str, str] = {
     "failures_per_device_hour": (
         f"{LLAMA_3}, 3.3.4: 419 unexpected interruptions in 54 days on 16,384 H100 (47 planned ones left out). Others: 3.4e-5 on "
         "A100, 6.50 failures in 1,000 days of a node of 8 (Kokolis et al. 2024, arXiv 2410.21680); 7.4e-5, 105 restarts in two "
@@ -31,7 +31,7 @@ SOURCES: Mapping[str, str] = {
     "pue": "Uptime Institute, Global Data Center Survey 2024: the average of the industry; the largest operators report 1.1",
     "checkpoint_interval_s": "Young 1974: the interval that loses the least, sqrt(2·d·M)",
 }  # fmt: skip
-UNITS: Mapping[str, str] = {
+RELIABILITY_UNITS: Mapping[str, str] = {
     "failures_per_device_hour": "failures/h", "checkpoint_bytes_per_s_per_device": "B/s", "restart_s": "s", "pue": "",
     "checkpoint_interval_s": "s",
 }  # fmt: skip
@@ -39,7 +39,7 @@ UNITS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """How reliably a cluster runs, and what its data centre draws. `SOURCES` has the source of each default.
+    """How reliably a cluster runs, and what its data centre draws. `RELIABILITY_SOURCES` has the source of each default.
 
     `failures_per_device_hour`: failures in 1/h; `checkpoint_bytes_per_s_per_device`: write bandwidth in bytes/s; `restart_s`:
     seconds from an interruption until the checkpoint is read; `pue`: power of the data centre over that of its machines;
@@ -57,10 +57,10 @@ class Reliability:
 
     def __post_init__(self) -> None:
         ranges = {
-            "failures_per_device_hour": (0.0, 1.0), "checkpoint_bytes_per_s_per_device": (1.0, MOST),
+            "failures_per_device_hour": (0.0, 1.0), "checkpoint_bytes_per_s_per_device": (1.0, MAX_QUANTITY),
             "restart_s": (0.0, 1e7), "pue": (1.0, 10.0), "checkpoint_interval_s": (1e-3, 1e9),
         }  # fmt: skip
-        require(
+        raise_problems(
             [
                 f"run: {name} is {value:g}; a number of {low:g} to {high:g} is required"
                 for name, (low, high) in ranges.items()

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from shardwise.hardware.calibration_constants import Calibration
 from shardwise.hardware.chips import Chip
 from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.stacks import Stack, stack_named
+from shardwise.hardware.stacks import Stack, get_stack
 from shardwise.model.job import Job
 from shardwise.values.elementwise import Value, maximum, where
 from shardwise.values.errors import InputError
@@ -25,21 +25,21 @@ from shardwise.values.issue_policy import IssuePolicy
 
 # Rows of an output tile. Source: NVIDIA, Matrix Multiplication Background User's Guide (tiles of 256 x 128 and 128 x 128);
 # the side of a TPU's matrix unit (S0, section 2). The last tile of an expert's rows is half full on average.
-TILE = 128
+TILE_ROWS = 128
 # Products run best where every extent fills 128 bytes. Source: the same guide, table 1 (64 elements of 16 bits on A100 and
 # later). The loss: published runs of one model on 384 A100 whose widths differ, 12%.
-ALIGNED, MISALIGNED = 64, 1.12
+ALIGNED_ELEMENTS, MISALIGNED_FACTOR = 64, 1.12
 # Bytes moved for a score where attention writes them: forward, two products write and read them (4), softmax reads and writes
 # (4), dropout too, and writes a mask (5); backward the same kernels, and two products more that read (4).
 SCORE_BYTES = {False: 13.0, True: 17.0}
 # Tensor cores take heads whose width is a multiple of 8; other units reach a quarter of the rate. Source: NVIDIA A100
 # whitepaper: 312 TFLOP/s in fp16 on tensor cores, 78 without them.
-TENSOR_CORE_WIDTH, PLAIN_RATE = 8, 4.0
+TENSOR_CORE_WIDTH, NO_TENSOR_CORE_FACTOR = 8, 4.0
 # A layer with experts launches several times the kernels that we count (sorts, permutations, counts, padding), and a host that
 # waits for the router's counts pays for each in full.
 # Source: published runs of mixtures of experts without CUDA graphs, 9 to 17 ms for a layer of some 60 kernels forward and
 # backward, and half of that where capacity is fixed; dense models of the same stacks show 10 to 40 us for a kernel.
-ROUTED, SYNCHRONISED = 6.0, 12.0
+ROUTED_LAUNCHES, SYNCHRONISED_LAUNCHES = 6.0, 12.0
 
 
 class Formula(NamedTuple):
@@ -60,13 +60,13 @@ _PREDICTION = Formula(
 )
 
 
-class Work(NamedTuple):
-    """The work of one kernel: FLOPs, bytes, and what its rate depends on (`step.instructions.Shape`)."""
+class KernelWork(NamedTuple):
+    """The work of one kernel: FLOPs, bytes, and what its rate depends on (`step.instructions.KernelShape`)."""
 
     flops: Value
     num_bytes: Value
-    summed: Value
-    sides: tuple[Value, ...]
+    contraction: Value
+    extents: tuple[Value, ...]
     group_rows: Value
     scores: Value
     width: Value
@@ -114,50 +114,52 @@ class Rates:
         fraction = self.fp8_matmul_fraction if dtype == "fp8" else self.matmul_fraction
         return self.chip.peak(dtype) * self.clock * fraction
 
-    def kernel_s(self, kind: str, dtype: str, work: Work) -> Value:
+    def kernel_s(self, kind: str, dtype: str, work: KernelWork) -> Value:
         """Seconds of a kernel; of a product or of attention the longer of its FLOPs and its bytes."""
         streaming = work.num_bytes / self.bytes_per_s
         match kind:
             case "contract" | "of_matrix":
-                return maximum(work.flops / self.flops_per_s(dtype) * self._shape(work), streaming)
+                return maximum(work.flops / self.flops_per_s(dtype) * self._shape_factor(work), streaming)
             case "scan":
                 return self._fused_s(dtype, work) if self.fused_attention else self._unfused_s(dtype, work)
             case "map" | "lookup" | "scatter" | "route" | "carry":
-                return streaming * self._moved_again(work)
+                return streaming * self._elementwise_factor(work)
             case _:
                 raise InputError(f"kernel: found {kind!r}; a kind of operation is required")
 
-    def _moved_again(self, work: Work) -> Value:
+    def _elementwise_factor(self, work: KernelWork) -> Value:
         """Bytes that elementwise kernels move, over those of fused kernels."""
         own = self.update if work.is_update else self.loss if work.is_loss else None
         return self.elementwise if own is None else own
 
-    def _fused_s(self, dtype: str, work: Work) -> Value:
+    def _fused_s(self, dtype: str, work: KernelWork) -> Value:
         rate = self.chip.peak(dtype) * self.clock * self.attention_fraction
         return maximum(work.flops / rate * self.attention, work.num_bytes / self.bytes_per_s)
 
-    def _unfused_s(self, dtype: str, work: Work) -> Value:
+    def _unfused_s(self, dtype: str, work: KernelWork) -> Value:
         """Products over all scores, masked ones too, two forward and four backward, and kernels over every score."""
         flops = work.scores * work.width * (8.0 if work.is_backward else 4.0)
-        slower = where(work.width % TENSOR_CORE_WIDTH == 0, 1.0, PLAIN_RATE) * (1.0 + self.matmul_ramp / work.width)
+        slower = where(work.width % TENSOR_CORE_WIDTH == 0, 1.0, NO_TENSOR_CORE_FACTOR) * (
+            1.0 + self.matmul_ramp / work.width
+        )
         moved = work.scores * SCORE_BYTES[work.is_backward] + work.num_bytes
         return (flops / self.flops_per_s(dtype) * slower + moved / self.bytes_per_s) * self.attention
 
-    def _shape(self, work: Work) -> Value:
+    def _shape_factor(self, work: KernelWork) -> Value:
         """The factor by which a product takes longer for its shape."""
-        if self.is_bound or _is_nothing(work.summed):
+        if self.is_bound or _is_zero(work.contraction):
             return 1.0
         aligned: Value = True
-        for side in work.sides:
-            aligned = aligned & (side % ALIGNED == 0)
-        shape = (1.0 + self.matmul_ramp / work.summed) * where(aligned, 1.0, MISALIGNED)
-        if _is_nothing(work.group_rows):
+        for side in work.extents:
+            aligned = aligned & (side % ALIGNED_ELEMENTS == 0)
+        shape = (1.0 + self.matmul_ramp / work.contraction) * where(aligned, 1.0, MISALIGNED_FACTOR)
+        if _is_zero(work.group_rows):
             return shape
-        return shape / self.grouped_fraction * (1.0 + TILE / 2 / work.group_rows)
+        return shape / self.grouped_fraction * (1.0 + TILE_ROWS / 2 / work.group_rows)
 
-    def launched_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
+    def with_launches_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
         """Seconds of kernels as a host launches them. Each leaves the device idle for a moment, and a host that takes longer for
-        them than the device is what it waits for (`idle_s`).
+        them than the device is what it waits for (`host_bound_s`).
 
         `routed`: among them are a router and its experts: as long as the slower of the two, and more where both are as slow.
         """
@@ -165,22 +167,22 @@ class Rates:
             return device_s
         gaps_s = num_kernels * self.launch_s
         if not routed:
-            return device_s + gaps_s + self.idle_s(device_s, num_kernels, routed=routed)
-        host_s = gaps_s * (SYNCHRONISED if self.synchronises else ROUTED)
+            return device_s + gaps_s + self.host_bound_s(device_s, num_kernels, routed=routed)
+        host_s = gaps_s * (SYNCHRONISED_LAUNCHES if self.synchronises else ROUTED_LAUNCHES)
         return (device_s**2 + host_s**2) ** 0.5
 
-    def idle_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
+    def host_bound_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
         """Seconds of these that the device waits for its host, while collectives that were launched may run."""
         if self.is_bound or routed or not self.host_s:
             return 0.0
         return maximum(num_kernels * self.host_s - device_s - num_kernels * self.launch_s, 0.0)
 
 
-def _is_nothing(number: Value) -> bool:
+def _is_zero(number: Value) -> bool:
     return isinstance(number, float) and number == 0.0
 
 
-def rates_of(chip: Chip, calibration: Calibration | None) -> Rates:
+def chip_rates(chip: Chip, calibration: Calibration | None) -> Rates:
     """The rates of a chip: those of its calibration, or the best that micro-benchmarks reach."""
     if calibration is None:
         fp8 = chip.matmul_fraction if chip.fp8_matmul_fraction is None else chip.fp8_matmul_fraction
@@ -188,15 +190,15 @@ def rates_of(chip: Chip, calibration: Calibration | None) -> Rates:
             chip=chip, matmul_fraction=chip.matmul_fraction, fp8_matmul_fraction=fp8,
             attention_fraction=chip.matmul_fraction, memory_fraction=chip.memory_fraction, is_bound=True,
         )  # fmt: skip
-    return rates_at(
+    return rates_from_constants(
         chip, calibration.constants, clock=calibration.clock, fused_attention=calibration.fused_attention,
-        synchronises=calibration.synchronises, stack=stack_named(calibration.stack),
+        synchronises=calibration.synchronises, stack=get_stack(calibration.stack),
     )  # fmt: skip
 
 
-def policy_of(cluster: Cluster) -> IssuePolicy:
+def issue_policy(cluster: Cluster) -> IssuePolicy:
     """What a cluster's stack issues; without a calibration what recipes and defaults say."""
-    return stack_named(cluster.calibration.stack).policy if cluster.calibration else IssuePolicy()
+    return get_stack(cluster.calibration.stack).policy if cluster.calibration else IssuePolicy()
 
 
 def exposed_share(cluster: Cluster) -> float | None:
@@ -204,14 +206,14 @@ def exposed_share(cluster: Cluster) -> float | None:
     return None if cluster.calibration is None else cluster.calibration["exposed"]
 
 
-def loss_of(cluster: Cluster, job: Job) -> str:
+def loss_kind(cluster: Cluster, job: Job) -> str:
     """The kind of cross-entropy: the job's, else the one with the least memory that the cluster's stack has, else PyTorch's
     own."""
     stack_loss = cluster.calibration.loss if cluster.calibration else None
     return job.loss or stack_loss or "unfused"
 
 
-def rates_at(
+def rates_from_constants(
     chip: Chip,
     constants: Mapping[str, Value],
     *,

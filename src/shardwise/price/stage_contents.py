@@ -20,19 +20,19 @@ from functools import cached_property
 from typing import Annotated, NamedTuple
 
 from shardwise.hardware.chips import Chip
-from shardwise.layout.layers_per_stage import recomputed_layers
-from shardwise.layout.layout import offloaded_by
+from shardwise.layout.layers_per_stage import num_recomputed_layers
+from shardwise.layout.layout import get_offload_targets
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import has_untied, predict_counts
-from shardwise.pipeline.registry import schedule_of
-from shardwise.pipeline.schedule import Moments, Passes, Schedule
-from shardwise.price.unit_cost import ActivationCost, StateCost, add_up
+from shardwise.model.decoder import has_untied_embedding_weights, mtp_unit_counts
+from shardwise.pipeline.registry import get_schedule
+from shardwise.pipeline.schedule import PassSeconds, PeakCandidates, Schedule
+from shardwise.price.unit_cost import ActivationCost, StateCost, sum_over_units
 from shardwise.values.elementwise import Value, minimum
 
-STAYING = 2  # layers, or units of the model, on the device at a time: one in work, one on its way
+RESIDENT_UNITS = 2  # layers, or units of the model, on the device at a time: one in work, one on its way
 
 
-class Host(NamedTuple):
+class HostOffload(NamedTuple):
     """What a layout keeps on the host, and bytes/s between a device and its host in each direction."""
 
     optimizer: Annotated[bool, "whether the host has the optimizer's state", "optimizer_on_host"]
@@ -41,23 +41,23 @@ class Host(NamedTuple):
 
     def resident(self, times: Value) -> Value:
         """How many of `times` saved copies of a unit's activations are on the device."""
-        return minimum(times, STAYING) if self.activations else times
+        return minimum(times, RESIDENT_UNITS) if self.activations else times
 
 
-NOTHING = Host(optimizer=False, activations=False, bytes_per_s=float("inf"))
+NO_OFFLOAD = HostOffload(optimizer=False, activations=False, bytes_per_s=float("inf"))
 
 
-def host_of(offload: str, chip: Chip) -> Host:
+def host_offload(offload: str, chip: Chip) -> HostOffload:
     """The host's part of a layout's `offload`.
 
     Raises `MissingValueError` when the chip has no sourced `pcie_bytes_per_s`, `InputError` for an unknown offload.
     """
-    kept = offloaded_by(offload)
+    kept = get_offload_targets(offload)
     if not any(kept):
-        return NOTHING
-    rate = chip.known("pcie_bytes_per_s")
+        return NO_OFFLOAD
+    rate = chip.require_value("pcie_bytes_per_s")
     assert isinstance(rate, (int, float))
-    return Host(kept.optimizer, kept.activations, float(rate))
+    return HostOffload(kept.optimizer, kept.activations, float(rate))
 
 
 class Pipeline(NamedTuple):
@@ -77,12 +77,12 @@ class Pipeline(NamedTuple):
     @property
     def form(self) -> Schedule:
         """The schedule."""
-        return schedule_of(self.schedule)
+        return get_schedule(self.schedule)
 
     @property
     def ends(self) -> int:
         """From how many ends micro-batches come in."""
-        return 2 if self.form.both_ends else 1
+        return 2 if self.form.bidirectional else 1
 
     @property
     def passes_each(self) -> Value:
@@ -90,58 +90,62 @@ class Pipeline(NamedTuple):
         return self.num_virtual_stages * self.ends
 
     @property
-    def at_once(self) -> int:
+    def concurrent_passes(self) -> int:
         """Passes that run together on a device."""
-        return 2 if self.form.pairs else 1
+        return 2 if self.form.runs_pairs else 1
 
     @property
     def rounds(self) -> Value:
-        return self._each(self.num_micro_batches)
+        return self._in_rounds(self.num_micro_batches)
 
     @property
-    def overlapped(self) -> Value:
+    def overlapped_rounds(self) -> Value:
         """Rounds whose forward and backward passes run together with others'."""
-        return self._each(self.form.num_overlapped(self.pp, self.num_virtual_stages, self.num_micro_batches))
+        return self._in_rounds(self.form.num_overlapped(self.pp, self.num_virtual_stages, self.num_micro_batches))
 
-    def bubble_s(self, passes: Passes) -> Value:
+    def bubble_s(self, passes: PassSeconds) -> Value:
         """Seconds that the device waits; the passes of a round are as many as there are ends."""
-        even = self._each(self.form.bubble_s(self.pp, self.num_virtual_stages, self.num_micro_batches, passes))
+        even = self._in_rounds(self.form.bubble_s(self.pp, self.num_virtual_stages, self.num_micro_batches, passes))
         if isinstance(self.uneven, float) and self.uneven == 0.0:
             return even
         return even + self.uneven * (passes.forward_s + passes.backward_s)
 
     def in_flight(self, stage: Value, holding: Value = 1.0) -> Value:
         """Rounds whose activations a stage holds; `holding`: so many times what it would with virtual stages that are alike."""
-        return self._held(self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage), holding)
+        return self._scale_in_flight(
+            self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage), holding
+        )
 
-    def while_waiting(self, stage: Value, holding: Value = 1.0) -> Moments:
+    def other_peaks(self, stage: Value, holding: Value = 1.0) -> PeakCandidates:
         """Other moments at which a device may be the fullest: rounds in flight, and those that wait beside the one at work."""
-        moments = self.form.while_waiting(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
-        return tuple((self._held(held, holding), self._each(waiting)) for held, waiting in moments)
+        moments = self.form.other_peaks(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
+        return tuple((self._scale_in_flight(held, holding), self._in_rounds(waiting)) for held, waiting in moments)
 
-    def _held(self, alike: Value, holding: Value) -> Value:
+    def _scale_in_flight(self, alike: Value, holding: Value) -> Value:
         if isinstance(holding, float) and holding == 1.0:
-            return self._each(alike)
-        return self._each(minimum(self.num_micro_batches, alike * holding))
+            return self._in_rounds(alike)
+        return self._in_rounds(minimum(self.num_micro_batches, alike * holding))
 
     @property
-    def at_end(self) -> Value:
+    def in_flight_at_end(self) -> Value:
         """Micro-batches between their forward and backward pass through head and multi-token prediction."""
         return self.form.num_at_end(self.pp, self.num_virtual_stages, self.num_micro_batches)
 
-    def waiting(self, stage: Value) -> Value:
+    def awaiting_weight_grads(self, stage: Value) -> Value:
         """How many of these may wait for their weight gradients only."""
-        return self._each(self.form.num_waiting(self.pp, self.num_virtual_stages, self.num_micro_batches, stage))
+        return self._in_rounds(
+            self.form.num_awaiting_weight_grads(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
+        )
 
-    def _each(self, number: Value) -> Value:
+    def _in_rounds(self, number: Value) -> Value:
         """In rounds, what is counted in micro-batches."""
         return number / self.ends if self.ends > 1 else number
 
 
-KEPT = "kept_"  # prefix of the kind of layers without recomputation, in a stage where others recompute
+NO_RECOMPUTE = "kept_"  # prefix of the kind of layers without recomputation, in a stage where others recompute
 
 
-class Counts(NamedTuple):
+class StageCounts(NamedTuple):
     """Contents of a stage: layers by kind, and whether it has the embedding and the head (1 or 0); virtual stages that it
     sends from.
 
@@ -166,26 +170,32 @@ class Counts(NamedTuple):
     @property
     def units(self) -> dict[str, Value]:
         """How often each unit computes on the stage."""
-        return {**self.running, "embedding": self.embedding, "head": self.head, **self.predicting}
+        return {**self.layer_passes, "embedding": self.embedding, "head": self.head, **self.predict_modules}
 
     @property
-    def running(self) -> dict[str, Value]:
+    def layer_passes(self) -> dict[str, Value]:
         """The layers by kind; those that do not recompute are kinds of their own."""
         recomputed = {kind: count - self.kept.get(kind, 0) for kind, count in self.layers.items()}
-        return {**recomputed, **{KEPT + kind: count for kind, count in self.kept.items()}}
+        return {**recomputed, **{NO_RECOMPUTE + kind: count for kind, count in self.kept.items()}}
 
     @property
-    def held(self) -> dict[str, Value]:
+    def weight_copies(self) -> dict[str, Value]:
         """How often the stage holds each unit's weights."""
-        return {**self.layers, "embedding": self.copies, "untied": self.untied, "head": self.head, **self.predicting}
+        return {
+            **self.layers,
+            "embedding": self.copies,
+            "untied": self.untied,
+            "head": self.head,
+            **self.predict_modules,
+        }
 
     @property
-    def predicting(self) -> dict[str, int]:
+    def predict_modules(self) -> dict[str, int]:
         """The modules of multi-token prediction by kind."""
-        return predict_counts(self.predict)
+        return mtp_unit_counts(self.predict)
 
 
-class Model(NamedTuple):
+class ModelEnds(NamedTuple):
     """The properties of a model that its stages depend on."""
 
     tied: bool
@@ -193,29 +203,32 @@ class Model(NamedTuple):
     num_predict_layers: int
 
     @classmethod
-    def of(cls, architecture: Architecture) -> Model:
+    def of(cls, architecture: Architecture) -> ModelEnds:
         """The properties of an architecture."""
-        return cls(architecture.tied_embeddings, has_untied(architecture), architecture.num_predict_layers)
+        return cls(
+            architecture.tied_embeddings, has_untied_embedding_weights(architecture), architecture.num_predict_layers
+        )
 
     @property
-    def held_apart(self) -> tuple[str, ...]:
+    def units_without_passes(self) -> tuple[str, ...]:
         """Units that no micro-batch passes through, whose weights a stage may hold."""
         return ("untied",) if self.untied else ()
 
 
 def stage_counts(
-    layers: Mapping[str, Value], model: Model, *, first: bool, last: bool, carries: Value, recompute_layers: Value | None = None
-) -> Counts:  # fmt: skip
+    layers: Mapping[str, Value], model: ModelEnds, *, first: bool, last: bool, carries: Value,
+    recompute_layers: Value | None = None,
+) -> StageCounts:  # fmt: skip
     """The counts of a device that has the first stage of the model, the last, both or neither.
 
     Both are on one device without a pipeline, with a stage and its mirror image (`layers` of both) for micro-batches from both
     ends, and with virtual stages down the ranks and up again. A tied embedding is one tensor with two uses, and so is one that
     multi-token prediction borrows. `carries`: each virtual stage of the device hands over to another device or takes from one.
     """
-    recomputed = recomputed_layers(layers, recompute_layers)
+    recomputed = num_recomputed_layers(layers, recompute_layers)
     alone = first and last
     borrowed = last and model.num_predict_layers > 0
-    return Counts(
+    return StageCounts(
         layers,
         embedding=int(first),
         head=int(last),
@@ -230,34 +243,34 @@ def stage_counts(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class StageCosts:
     """Contents of one device of a stage, the cost of each unit, and the order of micro-batches through the stages."""
 
-    counts: Counts
+    counts: StageCounts
     activation: Mapping[str, ActivationCost]
     state: Mapping[str, StateCost]
     pipeline: Pipeline
-    host: Host = NOTHING
+    host: HostOffload = NO_OFFLOAD
 
     @cached_property
-    def running(self) -> Mapping[str, Value]:
+    def layer_passes(self) -> Mapping[str, Value]:
         """The layers by kind; those that do not recompute are kinds of their own."""
-        return self.counts.running
+        return self.counts.layer_passes
 
     @cached_property
-    def held(self) -> Mapping[str, Value]:
+    def weight_copies(self) -> Mapping[str, Value]:
         """How often the stage holds each unit's weights."""
-        return self.counts.held
+        return self.counts.weight_copies
 
     @cached_property
-    def computing(self) -> Mapping[str, Value]:
+    def unit_passes(self) -> Mapping[str, Value]:
         """How often a micro-batch passes through each unit."""
         return {**self.counts.units, "carry": self.counts.carries}
 
-    def computed(self, field: str, axis: str = "") -> Value:
+    def sum_activation(self, field: str, axis: str = "") -> Value:
         """A field of `ActivationCost` over all that the stage computes; `axis`: of a field by parallel axis that of one."""
-        return add_up(self.activation, self.computing, field, axis)
+        return sum_over_units(self.activation, self.unit_passes, field, axis)
 
-    def rests(self, field: str, axis: str = "") -> Value:
+    def sum_state(self, field: str, axis: str = "") -> Value:
         """A field of `StateCost` over all whose weights the stage holds."""
-        return add_up(self.state, self.held, field, axis)
+        return sum_over_units(self.state, self.weight_copies, field, axis)

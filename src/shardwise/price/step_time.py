@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, NamedTuple
 
-from shardwise.model.job import Overlap
-from shardwise.pipeline.schedule import Passes
+from shardwise.model.job import OverlapConvention
+from shardwise.pipeline.schedule import PassSeconds
 from shardwise.price.overlap import HIDEABLE, HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
-from shardwise.price.stage_contents import Stage
-from shardwise.price.unit_cost import ACTIVATION_AXES, SecondsByAxis, add_up, times_each
+from shardwise.price.stage_contents import StageCosts
+from shardwise.price.unit_cost import ACTIVATION_AXES, SecondsByAxis, scale_by_count, sum_over_units
 from shardwise.values.elementwise import Value, maximum
 
 
-class Span(NamedTuple):
+class StepSpan(NamedTuple):
     """A part of a step: how often it comes, its compute, and the traffic beside it, of which some axes' can hide."""
 
     times: Annotated[Value, "how often this part of the step comes"]
@@ -24,8 +24,8 @@ class Span(NamedTuple):
     hideable: tuple[str, ...] = HIDEABLE
 
 
-class Steady(NamedTuple):
-    """Seconds of a micro-batch that is neither the first nor the last, as `pipeline.schedule.Passes`."""
+class SteadyPassSeconds(NamedTuple):
+    """Seconds of a micro-batch that is neither the first nor the last, as `pipeline.schedule.PassSeconds`."""
 
     forward_s: Annotated[Value, "a micro-batch's forward pass, with its exposed traffic", "F"]
     backward_s: Annotated[Value, "its backward pass, with its exposed traffic", "B"]
@@ -33,7 +33,7 @@ class Steady(NamedTuple):
     overlapped_s: Annotated[Value, "a forward and a backward pass that run together", "F&B"]
 
 
-class Exposed(NamedTuple):
+class CommunicationTime(NamedTuple):
     """Seconds of a step by axis, and of transfers to and from the host as `host`: exposed, and hidden behind compute."""
 
     exposed_s: dict[str, float]
@@ -41,7 +41,7 @@ class Exposed(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class StageStep:
     """The step of a stage. `share`: the measured share of communication that is exposed where no kernel waits for it; None: as
     the convention `overlap` says.
 
@@ -50,130 +50,153 @@ class Step:
     both ends, two devices hold the same weights and exchange gradients.
     """
 
-    stage: Stage
-    overlap: Overlap
+    stage: StageCosts
+    overlap: OverlapConvention
     share: Annotated[Value | None, "measured exposed share of communication that no kernel waits for", "exposed"] = None
 
     @cached_property
     def forward_s(self) -> Value:
         """Seconds of a micro-batch's forward pass."""
-        return self.stage.computed("forward_s")
+        return self.stage.sum_activation("forward_s")
 
     @cached_property
     def backward_s(self) -> Value:
         """Seconds of its backward pass, without what is recomputed."""
-        return self.stage.computed("backward_s")
+        return self.stage.sum_activation("backward_s")
 
     @cached_property
     def recompute_s(self) -> Value:
         """Seconds of what is recomputed for its backward pass."""
-        return self.stage.computed("recompute_s")
+        return self.stage.sum_activation("recompute_s")
 
     @cached_property
     def weight_s(self) -> Value:
         """The part of the backward pass that can wait, where the schedule lets it."""
         splits = self.stage.pipeline.form.splits_backward
-        return add_up(self.stage.activation, self.stage.running, "weight_s") if splits else 0.0
+        return sum_over_units(self.stage.activation, self.stage.layer_passes, "weight_s") if splits else 0.0
 
     @cached_property
     def update_s(self) -> Annotated[Value, "the update's kernels"]:
         """Seconds of the update's kernels."""
-        return self.stage.rests("update_s")
+        return self.stage.sum_state("update_s")
 
     @cached_property
     def host_s(self) -> Annotated[Value, "a micro-batch's activations to the host, and as long back"]:
         """Seconds of a micro-batch's activations to the host, and as many back."""
-        host, leaving = self.stage.host, {**self.stage.running, **self.stage.counts.predicting}
-        return add_up(self.stage.activation, leaving, "saved_bytes") / host.bytes_per_s if host.activations else 0.0
+        host, leaving = self.stage.host, {**self.stage.layer_passes, **self.stage.counts.predict_modules}
+        return (
+            sum_over_units(self.stage.activation, leaving, "saved_bytes") / host.bytes_per_s
+            if host.activations
+            else 0.0
+        )
 
     @cached_property
     def stream_s(self) -> Annotated[Value, "the optimizer's state through the device"]:
         """Seconds of the optimizer's state through the device."""
-        host, rests = self.stage.host, self.stage.rests
+        host, rests = self.stage.host, self.stage.sum_state
         return (rests("master_bytes") + rests("optimizer_bytes")) / host.bytes_per_s if host.optimizer else 0.0
 
     @cached_property
-    def forward_traffic(self) -> SecondsByAxis:
+    def forward_communication_s(self) -> SecondsByAxis:
         """Of a micro-batch's forward pass."""
-        gathering = {**self.stage.held, "embedding": self.stage.counts.embedding, "untied": 0}  # with the embedding
-        gathered = add_up(self.stage.state, gathering, "gather_forward_s")
-        return {axis: self.stage.computed("forward_traffic_s", axis) for axis in ACTIVATION_AXES} | {"fsdp": gathered}
+        gathering = {
+            **self.stage.weight_copies,
+            "embedding": self.stage.counts.embedding,
+            "untied": 0,
+        }  # with the embedding
+        gathered = sum_over_units(self.stage.state, gathering, "gather_forward_s")
+        return {axis: self.stage.sum_activation("forward_traffic_s", axis) for axis in ACTIVATION_AXES} | {
+            "fsdp": gathered
+        }
 
     @cached_property
-    def backward_traffic(self) -> SecondsByAxis:
+    def backward_communication_s(self) -> SecondsByAxis:
         """Of a micro-batch's backward pass."""
-        gathered = self.stage.rests("gather_backward_s")
-        return {axis: self.stage.computed("backward_traffic_s", axis) for axis in ACTIVATION_AXES} | {"fsdp": gathered}
+        gathered = self.stage.sum_state("gather_backward_s")
+        return {axis: self.stage.sum_activation("backward_traffic_s", axis) for axis in ACTIVATION_AXES} | {
+            "fsdp": gathered
+        }
 
     @cached_property
-    def first_traffic(self) -> SecondsByAxis:
+    def first_communication_s(self) -> SecondsByAxis:
         """Of the first micro-batch's forward pass, with the step's weights."""
-        return {**self.forward_traffic, "fsdp": self.forward_traffic["fsdp"] + self.stage.rests("step_weights_s")}
+        return {
+            **self.forward_communication_s,
+            "fsdp": self.forward_communication_s["fsdp"] + self.stage.sum_state("step_weights_s"),
+        }
 
     @cached_property
-    def last_traffic(self) -> SecondsByAxis:
+    def last_communication_s(self) -> SecondsByAxis:
         """Of the last micro-batch's backward pass, with the step's gradients."""
-        stage, backward = self.stage, self.backward_traffic
-        step = {axis: stage.rests("step_traffic_s", axis) for axis in ("fsdp", "dp", "control")}
+        stage, backward = self.stage, self.backward_communication_s
+        step = {axis: stage.sum_state("step_traffic_s", axis) for axis in ("fsdp", "dp", "control")}
         last = {**backward, **step, "fsdp": backward["fsdp"] + step["fsdp"]}
         if stage.counts.exchanges:
             last["pp"] = last["pp"] + stage.state["embedding"].exchange_s
-        if stage.pipeline.form.both_ends:
-            last["pp"] = last["pp"] + stage.rests("exchange_s")
+        if stage.pipeline.form.bidirectional:
+            last["pp"] = last["pp"] + stage.sum_state("exchange_s")
         return last
 
     @cached_property
-    def spans(self) -> Mapping[str, Span]:
+    def spans(self) -> Mapping[str, StepSpan]:
         """The parts of the step: steady forward and backward passes, alone and together, the first and the last pass."""
         pipeline, work_b = self.stage.pipeline, self.backward_s + self.recompute_s
-        alone = pipeline.rounds - (1 + pipeline.overlapped if pipeline.form.pairs else 1)
+        alone = pipeline.rounds - (1 + pipeline.overlapped_rounds if pipeline.form.runs_pairs else 1)
         parts = {
-            "forward": Span(alone, self.forward_s, self.forward_traffic),
-            "backward": Span(alone, work_b, self.backward_traffic),
+            "forward": StepSpan(alone, self.forward_s, self.forward_communication_s),
+            "backward": StepSpan(alone, work_b, self.backward_communication_s),
         }
         if (
-            pipeline.form.pairs
+            pipeline.form.runs_pairs
         ):  # a forward and a backward pass of different micro-batches at once: each hides the other's traffic
-            traffic = {axis: seconds + self.backward_traffic[axis] for axis, seconds in self.forward_traffic.items()}
-            parts["together"] = Span(
-                pipeline.overlapped, self.forward_s + self.backward_s + self.recompute_s, traffic, HIDEABLE_TOGETHER
+            traffic = {
+                axis: seconds + self.backward_communication_s[axis]
+                for axis, seconds in self.forward_communication_s.items()
+            }
+            parts["together"] = StepSpan(
+                pipeline.overlapped_rounds,
+                self.forward_s + self.backward_s + self.recompute_s,
+                traffic,
+                HIDEABLE_TOGETHER,
             )
-        first = Span(1, self.forward_s, self.first_traffic)
-        return {**parts, "first": first, "last": Span(1, work_b, self.last_traffic)}
+        first = StepSpan(1, self.forward_s, self.first_communication_s)
+        return {**parts, "first": first, "last": StepSpan(1, work_b, self.last_communication_s)}
 
     @cached_property
     def seconds(self) -> Mapping[str, Value]:
         """Of each span, once."""
-        return {name: _beside(self._span_s(span), self.host_s) for name, span in self.spans.items()}
+        return {name: _with_host_copies(self._span_s(span), self.host_s) for name, span in self.spans.items()}
 
-    def _span_s(self, span: Span) -> Value:
+    def _span_s(self, span: StepSpan) -> Value:
         return span.compute_s + exposed_s(self.overlap, span.compute_s, span.traffic_s, span.hideable, self.share)
 
     @cached_property
-    def steady(self) -> Steady:
+    def steady(self) -> SteadyPassSeconds:
         """Of the micro-batches that the bubble is made of."""
         seconds = self.seconds
-        return Steady(seconds["forward"], seconds["backward"], self.weight_s, seconds.get("together", 0.0))
+        return SteadyPassSeconds(seconds["forward"], seconds["backward"], self.weight_s, seconds.get("together", 0.0))
 
     @cached_property
     def bubble_s(self) -> Value:
         """Seconds that the stage waits, without the step's own traffic."""
         once = self.steady
-        return self.stage.pipeline.bubble_s(Passes(once.forward_s, once.backward_s, once.weight_s, once.overlapped_s))
+        return self.stage.pipeline.bubble_s(
+            PassSeconds(once.forward_s, once.backward_s, once.weight_s, once.overlapped_s)
+        )
 
     @cached_property
     def total_s(self) -> Value:
         """All micro-batches, bubble and update."""
-        total = self.bubble_s + _beside(self.update_s, self.stream_s)
+        total = self.bubble_s + _with_host_copies(self.update_s, self.stream_s)
         for name, span in self.spans.items():
-            total = total + times_each(span.times, self.seconds[name])
+            total = total + scale_by_count(span.times, self.seconds[name])
         return total
 
     @cached_property
-    def traffic(self) -> Exposed:
+    def communication(self) -> CommunicationTime:
         """The traffic of one layout, and the transfers to and from the host, that lengthen the step or do not."""
         late_s = max(self.stream_s - self.update_s, 0.0)
-        total = Exposed({"host": late_s}, {"host": self.stream_s - late_s})
+        total = CommunicationTime({"host": late_s}, {"host": self.stream_s - late_s})
         for span in self.spans.values():
             compute_s, traffic_s, times = span.compute_s, span.traffic_s, span.times
             exposed = exposed_by_axis(self.overlap, compute_s, traffic_s, span.hideable, self.share)
@@ -184,7 +207,7 @@ class Step:
         return total
 
 
-def _beside(own_s: Value, host_s: Value) -> Value:
+def _with_host_copies(own_s: Value, host_s: Value) -> Value:
     """A span with transfers to or from the host beside all of it: the longer of the two. PCIe is full-duplex, so those of a
     forward and a backward pass that run together do not add up."""
     return own_s if isinstance(host_s, float) and host_s == 0.0 else maximum(own_s, host_s)

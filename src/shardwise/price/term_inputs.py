@@ -1,7 +1,8 @@
 """What a term of an estimate was computed from: the numbers that its rule read, and the derived expressions behind them.
 
-A `Recorder` copies a record (a dataclass or a named tuple) and notes each number that is read from the copy, with the meaning
-and the symbol that its `Annotated` type has. `Expressions` reads elements and FLOPs from the derivation of a layout's family.
+An `InputRecorder` copies a record (a dataclass or a named tuple) and notes each number that is read from the copy, with the
+meaning and the symbol that its `Annotated` type has. `Expressions` reads elements and FLOPs from the derivation of a
+layout's family.
 """
 
 from __future__ import annotations
@@ -10,21 +11,25 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-from shardwise.layout.sharding_scheme import Family
-from shardwise.model.decoder import LAYERS
+from shardwise.layout.sharding_scheme import ShardingScheme
+from shardwise.model.decoder import LAYER_UNITS
 from shardwise.model.program import Role
-from shardwise.price.stage_contents import Host
+from shardwise.price.stage_contents import HostOffload
 from shardwise.price.unit_cost import UnitPricer
-from shardwise.price.unit_inputs import charged_to
-from shardwise.step.collectives import COUNTS
-from shardwise.values.symbolic import ZERO, Local, Pairs, Polynomial, Symbol, Values
+from shardwise.price.unit_inputs import time_term
+from shardwise.step.collectives import LAYER_COUNT_SYMBOLS
+from shardwise.values.symbolic import ZERO, ElementPairs, LocalDim, Polynomial, Symbol, SymbolValues
 
 Record = TypeVar("Record")
-UNITS: Mapping[str, str] = {"bytes_per_s": "B/s", "_bytes": "B", "_s": "s"}  # by how the name of a number ends
+UNITS_BY_SUFFIX: Mapping[str, str] = {
+    "bytes_per_s": "B/s",
+    "_bytes": "B",
+    "_s": "s",
+}  # by how the name of a number ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Input:
+class TermInput:
     """A symbol, its meaning, its value and its unit ("": a count)."""
 
     symbol: str
@@ -33,25 +38,25 @@ class Input:
     unit: str = ""
 
 
-class _Field(NamedTuple):
+class _RecordedField(NamedTuple):
     """A field by its name and type; `key` is the record's index among several, and the key of a mapping's item."""
 
     name: str
     type: Any
     key: str
 
-    def item(self, key: str) -> _Field:
+    def item(self, key: str) -> _RecordedField:
         return self._replace(key=f"{self.key}, {key}" if self.key else key)
 
-    def input(self, value: float) -> Input:
+    def input(self, value: float) -> TermInput:
         meaning, symbol = (*getattr(self.type, "__metadata__", (self.name,)), self.name)[:2]
-        unit = next((unit for ending, unit in UNITS.items() if self.name.endswith(ending)), "")
-        return Input(
+        unit = next((unit for ending, unit in UNITS_BY_SUFFIX.items() if self.name.endswith(ending)), "")
+        return TermInput(
             symbol=f"{symbol}({self.key})" if self.key else symbol, meaning=meaning, value=float(value), unit=unit
         )
 
 
-class Recorder:
+class InputRecorder:
     """Makes copies of records (dataclasses and named tuples) and has in `inputs`, by symbol, each number that was taken from a
     field of one, of a record in one or of a mapping in one.
 
@@ -59,7 +64,7 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self.inputs: dict[str, Input] = {}
+        self.inputs: dict[str, TermInput] = {}
 
     def copy(self, record: Record, *, given: Collection[str] = (), key: str = "") -> Record:
         """A copy whose methods and properties read the copy too, but for the cached properties that are `given`: these count as
@@ -67,26 +72,26 @@ class Recorder:
         kind = type(record)
         types = get_type_hints(kind, include_extras=True)
         types |= {name: get_type_hints(getattr(kind, name).func, include_extras=True)["return"] for name in given}
-        known = {name: _Field(name, types[name], key) for name in (*_names(record), *given)}
-        values = {name: self.within(getattr(record, name), field) for name, field in known.items()}
+        known = {name: _RecordedField(name, types[name], key) for name in (*_names(record), *given)}
+        values = {name: self.wrap(getattr(record, name), field) for name, field in known.items()}
 
         def taken(copied: Any, name: str) -> Any:
-            return (
-                self.noted(values[name], known[name]) if name in known else super(made, copied).__getattribute__(name)
-            )
+            return self.note(values[name], known[name]) if name in known else super(made, copied).__getattribute__(name)
 
         made: Any = type(kind.__name__, (kind,), {"__getattribute__": taken})
         own = {name: values[name] for name in _names(record)}
         copied: Record = made(*own.values()) if isinstance(record, tuple) else made(**own)
         return copied
 
-    def within(self, value: Any, field: _Field) -> Any:
+    def wrap(self, value: Any, field: _RecordedField) -> Any:
         """A copy of a record or a mapping in a field; anything else unchanged."""
         if isinstance(value, Mapping):
-            return _Items(value, lambda item, key: self.noted(self.within(item, field.item(key)), field.item(key)))
+            return _RecordedMapping(
+                value, lambda item, key: self.note(self.wrap(item, field.item(key)), field.item(key))
+            )
         return self.copy(value, key=field.key) if is_dataclass(value) or hasattr(value, "_fields") else value
 
-    def noted(self, value: Any, field: _Field) -> Any:
+    def note(self, value: Any, field: _RecordedField) -> Any:
         """The same; a number is noted."""
         if isinstance(value, (int, float)):
             read = field.input(value)
@@ -94,7 +99,7 @@ class Recorder:
         return value
 
 
-class _Items(Mapping[Any, Any]):
+class _RecordedMapping(Mapping[Any, Any]):
     """A mapping whose items are given by a function of each item and its key."""
 
     def __init__(self, of: Mapping[Any, Any], item: Callable[[Any, str], Any]) -> None:
@@ -110,9 +115,9 @@ class _Items(Mapping[Any, Any]):
         return len(self.of)
 
 
-def numbers(record: tuple[Any, ...]) -> tuple[Input, ...]:
+def read_numbers(record: tuple[Any, ...]) -> tuple[TermInput, ...]:
     """Every number of a named tuple."""
-    recorder = Recorder()
+    recorder = InputRecorder()
     copied = recorder.copy(record)
     for name in _names(record):
         getattr(copied, name)
@@ -123,7 +128,7 @@ def _names(record: Any) -> tuple[str, ...]:
     return getattr(record, "_fields", None) or tuple(field.name for field in fields(record))
 
 
-MEANINGS: Mapping[str, str] = {
+SYMBOL_MEANINGS: Mapping[str, str] = {
     "B": "sequences of a micro-batch", "T": "tokens of a sequence", "D": "model width", "F": "hidden width",
     "K": "key-value heads", "G": "query heads of a key-value head", "H": "width of a head", "V": "vocabulary",
     "E": "experts", "k": "experts that a token takes", "M": "hidden width of an expert",
@@ -132,17 +137,17 @@ MEANINGS: Mapping[str, str] = {
     "ep": "part of expert parallelism that is borrowed from fsdp",
     "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "r": "rank of an adapter",
     **dict.fromkeys(("dp", "fsdp", "cp", "tp", "pp"), "degree of the axis"),
-    **{symbol: f"units of the kind {unit}" for unit, symbol in COUNTS.items()},
+    **{symbol: f"units of the kind {unit}" for unit, symbol in LAYER_COUNT_SYMBOLS.items()},
     "tp_kv": "part of tp that splits key-value heads", "tp_rep": "part of tp that shares a key-value head",
 }  # fmt: skip
-PAIRS = "square of a side of a matrix; 0 where the side is longer than the optimizer allows"
-FULLEST = "share of the fullest device"  # of a dim that axes split: its symbol has both
+PAIRS_MEANING = "square of a side of a matrix; 0 where the side is longer than the optimizer allows"
+FULLEST_MEANING = "share of the fullest device"  # of a dim that axes split: its symbol has both
 
 # What of a unit's `State` is not all that has gradients.
-FEWER = {"apart": "elements of no matrices", "factors": "numbers of rows and columns"}
+PARTIAL_STATE = {"apart": "elements of no matrices", "factors": "numbers of rows and columns"}
 
 
-class Expression(NamedTuple):
+class UnitExpression(NamedTuple):
     """Elements or FLOPs of one unit on one device, counted once."""
 
     what: str
@@ -154,44 +159,55 @@ class Expressions:
     symbols."""
 
     def __init__(
-        self, pricer: UnitPricer, family: Family, units: tuple[str, ...], values: Values, host: Host, *, mixed: bool
+        self,
+        pricer: UnitPricer,
+        family: ShardingScheme,
+        units: tuple[str, ...],
+        values: SymbolValues,
+        host: HostOffload,
+        *,
+        mixed: bool,
     ) -> None:
         """`mixed`: some layers do not recompute though the others do."""
-        self.pricer, self.family = pricer, pricer.of_structure(family)
+        self.pricer, self.family = pricer, pricer.complete_family(family)
         self.units, self.values, self.host, self.mixed = units, values, host, mixed
 
-    def flops(self, phase: str) -> Iterator[Expression]:
+    def flops(self, phase: str) -> Iterator[UnitExpression]:
         """FLOPs of each unit in a phase."""
         for unit in self.units:
             kernels = self.pricer.parts(self.family, unit).kernels
-            yield Expression(f"FLOPs of the {unit}", sum((k.flops for k in kernels if k.phase == phase), start=ZERO))
+            yield UnitExpression(
+                f"FLOPs of the {unit}", sum((k.flops for k in kernels if k.phase == phase), start=ZERO)
+            )
 
-    def collectives(self, axis: str) -> Iterator[Expression]:
+    def collectives(self, axis: str) -> Iterator[UnitExpression]:
         """Elements of each collective that an axis is charged with, where it has more than one device."""
         for unit in (*self.units, "carry"):
             for one in self.pricer.parts(self.family, unit).collectives:
                 over = [a for a in one.axes if self.values[a] > 1]
-                if over and charged_to(one) == axis:
-                    yield Expression(f"{unit}, {one.phase}: {one.kind} over {'·'.join(over)}, elements", one.elements)
+                if over and time_term(one) == axis:
+                    yield UnitExpression(
+                        f"{unit}, {one.phase}: {one.kind} over {'·'.join(over)}, elements", one.elements
+                    )
 
-    def saved(self, *, logits: bool = False) -> Iterator[Expression]:
+    def saved(self, *, logits: bool = False) -> Iterator[UnitExpression]:
         """Tensors that each unit saves for the backward pass, by role and format: the logits, or the rest."""
-        for name, family in self._kept():
+        for name, family in self._saving_units():
             found: dict[str, Polynomial] = {}
             for one in self.pricer.parts(family, name.split()[0]).products.saved:
                 if (one.role is Role.LOGITS) is logits:
                     what = f"{name}, elements kept as {one.role.name.lower()}{self.pricer.formats.saved_as(one).cast}"
                     found[what] = found.get(what, ZERO) + one.elements
-            yield from (Expression(what, elements) for what, elements in found.items())
+            yield from (UnitExpression(what, elements) for what, elements in found.items())
 
-    def _kept(self) -> Iterator[tuple[str, Family]]:
+    def _saving_units(self) -> Iterator[tuple[str, ShardingScheme]]:
         """Units with saved activations, each with the family that decides which."""
         for unit in self.units:
             yield unit, self.family
-            if unit in LAYERS and self.mixed:
+            if unit in LAYER_UNITS and self.mixed:
                 yield f"{unit} without recomputation", replace(self.family, recompute="none")
 
-    def state(self, column: str) -> Iterator[Expression]:
+    def state(self, column: str) -> Iterator[UnitExpression]:
         """Elements that a column of `StateCost` counts."""
         for unit in self.units:
             parts = self.pricer.parts(self.family, unit)
@@ -200,10 +216,10 @@ class Expressions:
             ]
             found = {elements: name for name in reversed(counted) if (elements := getattr(parts.state, name)).monomials}
             for place, (elements, name) in enumerate(reversed(found.items())):
-                what = FEWER.get(name, "elements with gradients" if place else "elements")
-                yield Expression(f"{what} of the {unit}", elements)
+                what = PARTIAL_STATE.get(name, "elements with gradients" if place else "elements")
+                yield UnitExpression(f"{what} of the {unit}", elements)
 
-    def offloaded(self) -> Iterator[Expression]:
+    def offloaded(self) -> Iterator[UnitExpression]:
         """Elements that are copied to the host and back."""
         yield from self.saved() if self.host.activations else ()
         yield from self.state("optimizer_bytes") if self.host.optimizer else ()
@@ -212,23 +228,25 @@ class Expressions:
         """The value of an expression."""
         return float(polynomial.evaluate(self.values))
 
-    def symbols(self, polynomials: Iterable[Polynomial]) -> tuple[Input, ...]:
+    def symbols(self, polynomials: Iterable[Polynomial]) -> tuple[TermInput, ...]:
         """Every symbol of some expressions; of a dim that axes split also the dim and the axes."""
         found: dict[str, float] = {}
         for symbol in (s for one in polynomials for monomial in one.monomials for s, _ in monomial.factors):
-            found |= {name: self.values[name] for name in _parts(symbol)} | {str(symbol): self.values[symbol]}
-        return tuple(Input(symbol=name, meaning=_meaning(name), value=float(value)) for name, value in found.items())
+            found |= {name: self.values[name] for name in _symbol_parts(symbol)} | {str(symbol): self.values[symbol]}
+        return tuple(
+            TermInput(symbol=name, meaning=_symbol_meaning(name), value=float(value)) for name, value in found.items()
+        )
 
 
-def _parts(symbol: Symbol) -> tuple[str, ...]:
-    if isinstance(symbol, Pairs):
+def _symbol_parts(symbol: Symbol) -> tuple[str, ...]:
+    if isinstance(symbol, ElementPairs):
         return (*symbol.dims, symbol)
     if isinstance(symbol, str):
         return (symbol,)
-    return (*_parts(symbol.dim), *symbol.axes) if isinstance(symbol, Local) else (*symbol.left, *symbol.right)
+    return (*_symbol_parts(symbol.dim), *symbol.axes) if isinstance(symbol, LocalDim) else (*symbol.left, *symbol.right)
 
 
-def _meaning(name: str) -> str:
-    if isinstance(name, Pairs):
-        return PAIRS
-    return FULLEST if name.startswith("(") else MEANINGS[name]
+def _symbol_meaning(name: str) -> str:
+    if isinstance(name, ElementPairs):
+        return PAIRS_MEANING
+    return FULLEST_MEANING if name.startswith("(") else SYMBOL_MEANINGS[name]

@@ -13,27 +13,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from shardwise.batch_size.batch_schedule import GivenSchedule, WrittenSchedule, steps_of
+from shardwise.batch_size.batch_schedule import BatchSchedule, PhasedBatches, steps_per_phase
 from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.toml_tables import MOST
+from shardwise.hardware.toml_tables import MAX_QUANTITY
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.optimizer_state import factor_bytes, state_bytes
-from shardwise.model.optimizers.registry import optimizer_named
-from shardwise.model.parameters_and_flops import num_factors, num_matrix_params, num_trained_params
+from shardwise.model.optimizers.registry import get_optimizer
+from shardwise.model.parameters_and_flops import num_factored_state_elements, num_matrix_params, num_trained_params
 from shardwise.price.estimate import Estimate, estimate
 from shardwise.price.reliability import (
+    RELIABILITY_SOURCES,
+    RELIABILITY_UNITS,
     SECONDS_PER_HOUR,
-    SOURCES,
-    UNITS,
     Reliability,
     goodput,
     time_between_failures,
     young_interval,
 )
-from shardwise.values.errors import InputError, collect
-from shardwise.values.precision import precision_named
+from shardwise.values.errors import InputError, run_all
+from shardwise.values.precision import get_precision
 from shardwise.values.units import SECONDS_PER_DAY
 
 FORMULAS: Mapping[str, str] = {
@@ -52,7 +52,7 @@ FORMULAS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class RunInput:
     """A value that the run was computed from, and where it comes from."""
 
     name: str
@@ -105,7 +105,7 @@ class Run:
     energy_mwh: float | None
     missing: tuple[str, ...]
     reliability: Reliability
-    inputs: tuple[Given, ...]
+    inputs: tuple[RunInput, ...]
     formulas: Mapping[str, str]
     phases: tuple[RunPhase, ...] = ()
 
@@ -128,12 +128,12 @@ def training_run(
     """
     if job.tokens is None:
         return None
-    return run_of_steps(
+    return price_run_steps(
         architecture, cluster, job, job.tokens / job.global_batch_tokens, estimate.step_time_s, reliability
     )
 
 
-def run_of_steps(
+def price_run_steps(
     architecture: Architecture, cluster: Cluster, job: Job, num_steps: float, step_time_s: float,
     reliability: Reliability | None = None,
 ) -> Run:  # fmt: skip
@@ -143,10 +143,10 @@ def run_of_steps(
     size = checkpoint_bytes(architecture, job)
     ideal_s = num_steps * step_time_s
     write_s = checkpoint_seconds(architecture, job, cluster.num_devices, given)
-    pace = _pace(write_s, cluster.num_devices, step_time_s, given)
+    pace = _run_pace(write_s, cluster.num_devices, step_time_s, given)
     wall_s = ideal_s / pace.goodput if pace.goodput > 0 else math.inf
     chip_hours = cluster.num_devices * wall_s / SECONDS_PER_HOUR
-    if not math.isfinite(chip_hours * MOST):
+    if not math.isfinite(chip_hours * MAX_QUANTITY):
         raise InputError(
             f"run: {job.tokens:g} tokens are never done; fewer tokens, or a lower run.failures_per_device_hour or run.restart_s, "
             "are required"
@@ -160,11 +160,12 @@ def run_of_steps(
         chip_hours=chip_hours, usd=None if price is None else chip_hours * price, price_date=cluster.chip.price_date,
         energy_mwh=None if power is None else chip_hours * power * given.pue / 1e6,
         missing=tuple(name for name in ("price_usd_per_hour", "power_w") if getattr(cluster.chip, name) is None),
-        reliability=given, inputs=tuple(_inputs(architecture, cluster, job, (num_steps, step_time_s), given)), formulas=FORMULAS,
+        reliability=given, inputs=tuple(_run_inputs(architecture, cluster, job, (num_steps, step_time_s), given)),
+        formulas=FORMULAS,
     )  # fmt: skip
 
 
-class _Pace(NamedTuple):
+class _RunPace(NamedTuple):
     """How fast a job progresses between its interruptions; without failures there are no checkpoints."""
 
     goodput: float
@@ -185,16 +186,16 @@ def checkpoint_seconds(architecture: Architecture, job: Job, num_devices: int, r
     return checkpoint_bytes(architecture, job) / (reliability.checkpoint_bytes_per_s_per_device * num_devices)
 
 
-def _pace(write_s: float, num_devices: int, step_s: float, given: Reliability) -> _Pace:
+def _run_pace(write_s: float, num_devices: int, step_s: float, given: Reliability) -> _RunPace:
     mtbf_s = time_between_failures(num_devices, given)
     if mtbf_s is None:
-        return _Pace(1.0, {"checkpoints": 0.0, "interruptions": 0.0}, write_s)
+        return _RunPace(1.0, {"checkpoints": 0.0, "interruptions": 0.0}, write_s)
     # A checkpoint falls between two steps, and a restart reads one back.
     interval_s = max(step_s, given.checkpoint_interval_s or young_interval(write_s, mtbf_s))
     share = goodput(interval_s, write_s, mtbf_s, given.restart_s + write_s)
     writing = share * write_s / interval_s
     lost = {"checkpoints": writing, "interruptions": max(0.0, 1 - share - writing)}
-    return _Pace(share, lost, write_s, mtbf_s, interval_s)
+    return _RunPace(share, lost, write_s, mtbf_s, interval_s)
 
 
 def checkpoint_bytes(architecture: Architecture, job: Job) -> float:
@@ -205,51 +206,51 @@ def checkpoint_bytes(architecture: Architecture, job: Job) -> float:
     """
     return (
         trained_bytes(architecture, job)
-        - num_trained_params(architecture) * precision_named(job.precision).gradient_bytes
+        - num_trained_params(architecture) * get_precision(job.precision).gradient_bytes
     )
 
 
 def trained_bytes(architecture: Architecture, job: Job) -> float:
     """Weights, gradients, master copies and moments of all trained parameters, once."""
-    recipe, one = precision_named(job.precision), optimizer_named(job.optimizer)
-    num_matrices = num_matrix_params(architecture, tables=one.tables)
-    others = (num_trained_params(architecture) - num_matrices) * state_bytes(recipe, one.of(matrix=False))
-    factors = num_factors(architecture, one) * factor_bytes(recipe, one)
+    recipe, one = get_precision(job.precision), get_optimizer(job.optimizer)
+    num_matrices = num_matrix_params(architecture, tables=one.covers_vocabulary)
+    others = (num_trained_params(architecture) - num_matrices) * state_bytes(recipe, one.for_weight(is_matrix=False))
+    factors = num_factored_state_elements(architecture, one) * factor_bytes(recipe, one)
     return others + num_matrices * state_bytes(recipe, one) + factors
 
 
-def _inputs(
+def _run_inputs(
     architecture: Architecture, cluster: Cluster, job: Job, steps: tuple[float, float], reliability: Reliability
-) -> Iterator[Given]:
+) -> Iterator[RunInput]:
     """Every value that the run is computed from; those of `Reliability` with the source of the default, or as set."""
-    chip, recipe, usual = cluster.chip, precision_named(job.precision), Reliability()
+    chip, recipe, usual = cluster.chip, get_precision(job.precision), Reliability()
     kept = checkpoint_bytes(architecture, job) / num_trained_params(architecture)
-    yield Given(name="tokens", value=job.tokens or 0.0, unit="tokens", source="the job")
+    yield RunInput(name="tokens", value=job.tokens or 0.0, unit="tokens", source="the job")
     batch, (num_steps, step_time_s) = job.global_batch_tokens, steps
     changes = not math.isclose(num_steps * batch, job.tokens or 0.0)
     of = "mean of the phases" if changes else None
-    yield Given(name="global_batch_tokens", value=(job.tokens or 0.0) / num_steps if changes else batch, unit="tokens",
+    yield RunInput(name="global_batch_tokens", value=(job.tokens or 0.0) / num_steps if changes else batch, unit="tokens",
                 source=of or "the job")  # fmt: skip
-    yield Given(name="step_time_s", value=step_time_s, unit="s", source=of or "the estimate")
-    yield Given(name="num_devices", value=cluster.num_devices, unit="devices", source="the cluster")
-    yield Given(name="checkpoint_bytes_per_parameter", value=kept, unit="B", source=recipe.source)
-    for name, unit in UNITS.items():
+    yield RunInput(name="step_time_s", value=step_time_s, unit="s", source=of or "the estimate")
+    yield RunInput(name="num_devices", value=cluster.num_devices, unit="devices", source="the cluster")
+    yield RunInput(name="checkpoint_bytes_per_parameter", value=kept, unit="B", source=recipe.source)
+    for name, unit in RELIABILITY_UNITS.items():
         value = getattr(reliability, name)
         if value is not None:
-            source = SOURCES[name] if value == getattr(usual, name) else "set by hand"
-            yield Given(name=name, value=value, unit=unit, source=source)
+            source = RELIABILITY_SOURCES[name] if value == getattr(usual, name) else "set by hand"
+            yield RunInput(name=name, value=value, unit=unit, source=source)
     for name, unit in (("price_usd_per_hour", "USD/h"), ("power_w", "W")):
         value = getattr(chip, name)
         if value is not None:
             date = f"{chip.price_date}: " if name == "price_usd_per_hour" and chip.price_date else ""
-            yield Given(name=name, value=value, unit=unit, source=f"{date}{chip.sources.get(name, 'no source')}")
+            yield RunInput(name=name, value=value, unit=unit, source=f"{date}{chip.sources.get(name, 'no source')}")
 
 
-WHAT = "--batch-schedule"
+BATCH_SCHEDULE_FLAG = "--batch-schedule"
 
 
-def scheduled_run(
-    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, schedule: WrittenSchedule,
+def price_scheduled_run(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, schedule: BatchSchedule,
     reliability: Reliability | None = None,
 ) -> Run:  # fmt: skip
     """Days, chip-hours and dollars of training on the job's tokens with batches by a schedule, in all and by phase.
@@ -259,33 +260,36 @@ def scheduled_run(
     the layout does not run.
 
     >>> import shardwise as sw
-    >>> from shardwise.batch_size.batch_schedule import parse_schedule
+    >>> from shardwise.batch_size.batch_schedule import parse_batch_schedule
     >>> model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:64")
     >>> job = sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e12)
-    >>> ramp = parse_schedule("0:512Ki,100G:1Mi")
-    >>> run = scheduled_run(model, cluster, job, sw.Layout.parse("fsdp=64"), ramp)
+    >>> ramp = parse_batch_schedule("0:512Ki,100G:1Mi")
+    >>> run = price_scheduled_run(model, cluster, job, sw.Layout.parse("fsdp=64"), ramp)
     >>> [(phase.batch_tokens, round(phase.num_steps)) for phase in run.phases]
     [(524288, 190735), (1048576, 858307)]
     >>> abs(sum(phase.days for phase in run.phases) - run.days) < 1e-9
     True
     """
-    settled = schedule.settled(job.global_batch_tokens, layout.num_replicas * layout.micro_batch_seqs * job.seq_len)
+    settled = schedule.resolve(job.global_batch_tokens, layout.num_replicas * layout.micro_batch_seqs * job.seq_len)
     if job.tokens is None:
-        raise InputError(f"{WHAT}: found no --tokens; the length of the run is required, such as --tokens 15T")
-    if not isinstance(settled, GivenSchedule):
         raise InputError(
-            f"{WHAT}: the noise scale of the run is not known before it; batches by tokens, such as 0:1Mi,100G:4Mi, are required"
+            f"{BATCH_SCHEDULE_FLAG}: found no --tokens; the length of the run is required, such as --tokens 15T"
         )
-    parts = steps_of(settled.phases, job.tokens, job.seq_len)
+    if not isinstance(settled, PhasedBatches):
+        raise InputError(
+            f"{BATCH_SCHEDULE_FLAG}: the noise scale of the run is not known before it; batches by tokens, such as "
+            "0:1Mi,100G:4Mi, are required"
+        )
+    parts = steps_per_phase(settled.phases, job.tokens, job.seq_len)
     jobs = [replace(job, global_batch_tokens=batch) for batch, _ in parts]
-    priced = collect(*(lambda one=one: estimate(architecture, cluster, one, layout) for one in jobs))
+    priced = run_all(*(lambda one=one: estimate(architecture, cluster, one, layout) for one in jobs))
     times, counts = [one.step_time_s for one in priced], [count for _, count in parts]
     ideal_s = sum(time * count for time, count in zip(times, counts, strict=True))
-    run = run_of_steps(architecture, cluster, job, sum(counts), ideal_s / sum(counts), reliability)
-    return replace(run, phases=tuple(_phases(run, [batch for batch, _ in parts], counts, times)))
+    run = price_run_steps(architecture, cluster, job, sum(counts), ideal_s / sum(counts), reliability)
+    return replace(run, phases=tuple(_run_phases(run, [batch for batch, _ in parts], counts, times)))
 
 
-def _phases(run: Run, batches: Sequence[int], counts: Sequence[float], times: Sequence[float]) -> list[RunPhase]:
+def _run_phases(run: Run, batches: Sequence[int], counts: Sequence[float], times: Sequence[float]) -> list[RunPhase]:
     ideal_s = sum(time * count for time, count in zip(times, counts, strict=True))
     shares = [time * count / ideal_s for time, count in zip(times, counts, strict=True)]
     return [

@@ -1,4 +1,4 @@
-"""The cost of one unit (`model.decoder.UNITS`) on one device: seconds by phase and axis, bytes by kind, and their sums.
+"""The cost of one unit (`model.decoder.UNIT_PROGRAMS`) on one device: seconds by phase and axis, bytes by kind, and their sums.
 
 `UnitPricer` evaluates derived expressions at the sizes and degrees of `unit_values`, which may be numbers (one layout) or
 arrays (a table of them). Its results are the columns `ActivationCost` and `StateCost`, from which the sums of a stage are
@@ -12,24 +12,24 @@ from copy import copy
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, TypeVar
 
-from shardwise.derive.ring_attention_and_matmul import RING
-from shardwise.hardware.network.topology import Links, collective_s, ring_s
-from shardwise.layout.context_parallel import variant_of
-from shardwise.layout.sharding_scheme import BATCH, EXPERT, Family
+from shardwise.derive.ring_attention_and_matmul import RING_AXES
+from shardwise.hardware.network.topology import GroupLinks, collective_s, ring_s
+from shardwise.layout.context_parallel import get_cp_variant
+from shardwise.layout.sharding_scheme import BATCH_AXES, EXPERT_AXES, ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.optimizers.registry import DEFAULT, optimizer_named
+from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER, get_optimizer
 from shardwise.model.program import Role
-from shardwise.price.number_formats import Formats
+from shardwise.price.number_formats import TensorFormats
 from shardwise.price.overlap import BLOCKING
-from shardwise.price.roofline import Rates, Work
-from shardwise.price.unit_inputs import Parts, State, charged_to, fullest_share, parts_of
+from shardwise.price.roofline import KernelWork, Rates
+from shardwise.price.unit_inputs import StateElements, UnitCostInputs, largest_update_share, time_term, unit_cost_inputs
 from shardwise.price.unit_memory import UnitMemory
 from shardwise.step.collectives import NUM_ROUTERS, layer_counts
-from shardwise.step.instructions import Kernel, Traffic
+from shardwise.step.instructions import Kernel, UnitCollective
 from shardwise.values.elementwise import Value, maximum, minimum
-from shardwise.values.loss_kernels import loss_named
+from shardwise.values.loss_kernels import get_loss_kernel
 from shardwise.values.precision import Precision
-from shardwise.values.symbolic import Local, Made, Result, Values
+from shardwise.values.symbolic import IdentityCache, LocalDim, Result, SymbolValues
 
 SecondsByAxis = Mapping[str, Value]  # seconds by parallel axis
 ACTIVATION_AXES = ("tp", "cp", "ep", "pp")  # whose collectives move activations
@@ -90,7 +90,7 @@ Cost = TypeVar("Cost", ActivationCost, StateCost)
 Merge = Callable[[Sequence[Value]], Value]
 
 
-def merged(costs: Sequence[Cost], merge: Merge, merge_traffic: Merge | None = None) -> Cost:
+def merge_costs(costs: Sequence[Cost], merge: Merge, merge_traffic: Merge | None = None) -> Cost:
     """One cost of several, column by column; `merge_traffic` merges those by axis, `merge` if there is none."""
     columns: dict[str, Any] = {}
     for name in (field.name for field in fields(costs[0])):
@@ -106,20 +106,22 @@ def merged(costs: Sequence[Cost], merge: Merge, merge_traffic: Merge | None = No
 def unit_values(
     architecture: Architecture, seq_len: int, degrees: Mapping[str, Value], cp_variant: str = "all_gather",
     attended_tokens: int | None = None,
-) -> Values:  # fmt: skip
+) -> SymbolValues:  # fmt: skip
     """The symbols' values: dims of the model, the job's lengths, atomic degrees, sequences on one device.
 
     In a plain ring the rank with the last piece of the sequence has the most scores, and the others wait for it.
     """
-    last = degrees["cp"] if variant_of(cp_variant).waits_for_last else 1
-    span = architecture.average_span(seq_len, last_of=last)
+    last = degrees["cp"] if get_cp_variant(cp_variant).waits_for_last else 1
+    span = architecture.mean_attended_share(seq_len, last_of=last)
     if attended_tokens is not None and attended_tokens < seq_len:  # a block of scores for each document
-        span = architecture.average_span(attended_tokens) * attended_tokens / seq_len
+        span = architecture.mean_attended_share(attended_tokens) * attended_tokens / seq_len
     counts = {NUM_ROUTERS: architecture.num_routers, **layer_counts(architecture)}
-    values = Values({**architecture.dims, "T": seq_len, "span": span, **counts, **degrees})
-    values["B"] = values[Local("B", BATCH)] = values[Local("B", BATCH + EXPERT)] = degrees["micro_batch_seqs"]
+    values = SymbolValues({**architecture.dims, "T": seq_len, "span": span, **counts, **degrees})
+    values["B"] = values[LocalDim("B", BATCH_AXES)] = values[LocalDim("B", BATCH_AXES + EXPERT_AXES)] = degrees[
+        "micro_batch_seqs"
+    ]
     if architecture.num_experts:  # what one device's experts take in: the sequences of its whole ep group
-        values[Local("B", BATCH)] = degrees["micro_batch_seqs"] * degrees["ep"]
+        values[LocalDim("B", BATCH_AXES)] = degrees["micro_batch_seqs"] * degrees["ep"]
     return values
 
 
@@ -127,18 +129,19 @@ class UnitPricer:
     """Prices units at the rates of a chip under a stack, with one precision recipe, one kind of loss and one optimizer."""
 
     def __init__(
-        self, architecture: Architecture, rates: Rates, precision: Precision, loss: str = "unfused", optimizer: str = DEFAULT
+        self, architecture: Architecture, rates: Rates, precision: Precision, loss: str = "unfused", optimizer: str =
+        DEFAULT_OPTIMIZER
     ) -> None:  # fmt: skip
         self.structure = architecture.structure
         self.precision, self.optimizer = precision, optimizer
-        cast = precision if rates.policy.casts == "everywhere" else precision.cast_in_products
-        self.formats = Formats(cast, optimizer_named(optimizer))
-        self.loss = loss_named(loss)
-        self._take(rates)
+        cast = precision if rates.policy.casts == "everywhere" else precision.with_casts_in_matmuls
+        self.formats = TensorFormats(cast, get_optimizer(optimizer))
+        self.loss = get_loss_kernel(loss)
+        self._set_rates(rates)
 
-    def _take(self, rates: Rates) -> None:
+    def _set_rates(self, rates: Rates) -> None:
         """Rates, seconds of kernels at them, and the bytes that depend on what their stack issues and fuses."""
-        self.rates, self.seconds = rates, Made()
+        self.rates, self.seconds = rates, IdentityCache()
         self.memory = UnitMemory(
             self.structure, self.formats, self.precision, self.loss, rates.policy, fused_attention=rates.fused_attention
         )
@@ -146,44 +149,44 @@ class UnitPricer:
     def at(self, rates: Rates) -> UnitPricer:
         """The same at other rates."""
         other = copy(self)
-        other._take(rates)
+        other._set_rates(rates)
         return other
 
-    def of_structure(self, family: Family) -> Family:
+    def complete_family(self, family: ShardingScheme) -> ShardingScheme:
         """The family with the facts of the model and the job that it depends on."""
         return replace(
             family, experts=self.structure.experts, optimizer=self.optimizer, shares_amax=self.precision.shares_amax
         )
 
     @property
-    def most_elements(self) -> float:
+    def max_bucket_elements(self) -> float:
         """Elements of gradients that a bucket holds at most."""
-        return self.memory.most_elements
+        return self.memory.max_bucket_elements
 
-    def parts(self, family: Family, name: str) -> Parts:
-        return parts_of(self.structure, family, name, self.rates.policy)
+    def parts(self, family: ShardingScheme, name: str) -> UnitCostInputs:
+        return unit_cost_inputs(self.structure, family, name, self.rates.policy)
 
-    def once(self, values: Values, what: Hashable, make: Callable[[], Result]) -> Result:
+    def memoize(self, values: SymbolValues, what: Hashable, make: Callable[[], Result]) -> Result:
         """What `make` gives at some values, which depends on nothing else but `what`, the model, the job and the stack: at any
         other rates it is the same."""
         of = self.structure, self.formats, self.loss
-        return values.once_for_all_rates(of, make, at=(what, self.rates.policy, self.rates.fused_attention))
+        return values.compute_once_at_any_rate(of, make, at=(what, self.rates.policy, self.rates.fused_attention))
 
-    def activation(self, name: str, family: Family, values: Values, links: Links) -> ActivationCost:
+    def activation(self, name: str, family: ShardingScheme, values: SymbolValues, links: GroupLinks) -> ActivationCost:
         """Compute, activation traffic and activation memory of one unit. Of arrays, traffic is over placements, all else over
         sizes (`Links.sizes`)."""
-        parts, of_memory = self.once(
+        parts, of_memory = self.memoize(
             values,
             ("activation", name, family),
-            lambda: self.memory.activation_bytes(name, self.of_structure(family), values),
+            lambda: self.memory.activation_bytes(name, self.complete_family(family), values),
         )
         compute = {p: self.compute_s(parts, p, values) for p in ("forward", "backward", "recompute")}
         weight_s = self.kernels_s(parts, "backward", values, making_gradients=True)
         compute["backward"] = compute["backward"] + weight_s
-        launched = {p: self.launched_s(parts, p, seconds) for p, seconds in compute.items()}
-        comm = self.activation_traffic(parts, values, links)
+        launched = {p: self.with_launches_s(parts, p, seconds) for p, seconds in compute.items()}
+        comm = self.exposed_activation_s(parts, values, links)
         if self.rates.host_s:
-            idle = {p: links.along(self.idle_s(parts, p, seconds)) for p, seconds in compute.items()}
+            idle = {p: links.per_placement(self.host_bound_s(parts, p, seconds)) for p, seconds in compute.items()}
             self.hide_behind_host(comm, idle)
 
         def seconds(group: str, *phases: str) -> Value:
@@ -199,57 +202,63 @@ class UnitPricer:
             **of_sizes,
         )
 
-    def state(self, name: str, family: Family, values: Values, links: Links) -> StateCost:
+    def state(self, name: str, family: ShardingScheme, values: SymbolValues, links: GroupLinks) -> StateCost:
         """Weight and gradient traffic, the update, and the state at rest of one unit."""
-        parts, elements, of_rest = self.once(
-            values, ("state", name, family), lambda: self.memory.state_at_rest(name, self.of_structure(family), values)
+        parts, elements, of_rest = self.memoize(
+            values,
+            ("state", name, family),
+            lambda: self.memory.state_at_rest(name, self.complete_family(family), values),
         )
-        comm = self.traffic(parts, parts.state_collectives, values, links)
+        comm = self.collectives_s(parts, parts.state_collectives, values, links)
         gathered = Role.WEIGHT, Role.DIRECTION, Role.MEAN
         gathers = (one for one in parts.collectives if one.role in gathered and one.phase == "update")
-        step_weights = sum(self.traffic(parts, gathers, values, links).values(), start=0.0)
+        step_weights = sum(self.collectives_s(parts, gathers, values, links).values(), start=0.0)
         step = {axis: comm.get(("update", axis), 0.0) for axis in ("fsdp", "dp", "control")}
         of_sizes = {"update_s": self.compute_s(parts, "update", values), **of_rest}
         return StateCost(
             gather_forward_s=comm.get(("forward", "fsdp"), 0.0), gather_backward_s=comm.get(("backward", "fsdp"), 0.0),
             step_weights_s=step_weights, step_traffic_s={**step, "fsdp": step["fsdp"] - step_weights},
             exchange_s=self.exchange_s(elements, links),
-            **{column: links.along(value) for column, value in of_sizes.items()},
+            **{column: links.per_placement(value) for column, value in of_sizes.items()},
         )  # fmt: skip
 
-    def compute_s(self, parts: Parts, phase: str, values: Values) -> Value:
+    def compute_s(self, parts: UnitCostInputs, phase: str, values: SymbolValues) -> Value:
         """Seconds of a phase's kernels except those of weight gradients, with the casts of the products' operands."""
         casts = self.formats.cast_bytes(phase, parts.products, values) / self.rates.bytes_per_s
         return self.kernels_s(parts, phase, values, making_gradients=False) + casts
 
-    def launched_s(self, parts: Parts, phase: str, device_s: Value) -> Value:
+    def with_launches_s(self, parts: UnitCostInputs, phase: str, device_s: Value) -> Value:
         """Seconds of a phase's kernels as the host launches them."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
-        return self.rates.launched_s(device_s, num_kernels, routed=parts.routed)
+        return self.rates.with_launches_s(device_s, num_kernels, routed=parts.routed)
 
-    def activation_traffic(self, parts: Parts, values: Values, links: Links) -> dict[tuple[str, str], Value]:
+    def exposed_activation_s(
+        self, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
+    ) -> dict[tuple[str, str], Value]:
         """Seconds of the collectives on activations by phase and axis; of those in pieces what the kernels beside do not hide."""
-        plain = (one for one in parts.collectives if not one.carries_weights and not one.beside)
-        comm = self.traffic(parts, plain, values, links)
-        for key, seconds_left in self.overlapped_s(parts, values, links):
+        plain = (one for one in parts.collectives if not one.moves_weights and not one.chunked_with)
+        comm = self.collectives_s(parts, plain, values, links)
+        for key, seconds_left in self.exposed_chunked_s(parts, values, links):
             comm[key] = comm.get(key, 0.0) + seconds_left
         key = "backward", "tp"
         if self.rates.overlaps_gradients and key in comm:
-            comm[key] = comm[key] - self.beside_gradients_s(parts, values, links)
+            comm[key] = comm[key] - self.hidden_by_weight_grads_s(parts, values, links)
         return comm
 
-    def beside_gradients_s(self, parts: Parts, values: Values, links: Links) -> Value:
+    def hidden_by_weight_grads_s(self, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks) -> Value:
         """Seconds of tensor parallelism's collectives that run beside the products of weight gradients: no others wait for the
         inputs that these take, nor for the gradients of inputs before the unit is done with them."""
-        moved = (c for c in parts.collectives if c.phase == "backward" and c.role is Role.ACTIVATION and not c.beside)
-        seconds = self.traffic(parts, moved, values, links).get(("backward", "tp"), 0.0)
-        products = links.along(self.kernels_s(parts, "backward", values, making_gradients=True))
+        moved = (
+            c for c in parts.collectives if c.phase == "backward" and c.role is Role.ACTIVATION and not c.chunked_with
+        )
+        seconds = self.collectives_s(parts, moved, values, links).get(("backward", "tp"), 0.0)
+        products = links.per_placement(self.kernels_s(parts, "backward", values, making_gradients=True))
         return minimum(seconds, products)
 
-    def idle_s(self, parts: Parts, phase: str, device_s: Value) -> Value:
+    def host_bound_s(self, parts: UnitCostInputs, phase: str, device_s: Value) -> Value:
         """Seconds of a phase in which the device waits for its host."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
-        return self.rates.idle_s(device_s, num_kernels, routed=parts.routed)
+        return self.rates.host_bound_s(device_s, num_kernels, routed=parts.routed)
 
     def hide_behind_host(self, comm: dict[tuple[str, str], Value], idle_s: Mapping[str, Value]) -> None:
         """Take from the traffic that kernels wait for what fits where the device waits for its host."""
@@ -257,126 +266,132 @@ class UnitPricer:
             for key in ((phase, axis) for axis in BLOCKING if (phase, axis) in comm):
                 comm[key], left = maximum(comm[key] - left, 0.0), maximum(left - comm[key], 0.0)
 
-    def kernels_s(self, parts: Parts, phase: str, values: Values, *, making_gradients: bool) -> Value:
+    def kernels_s(self, parts: UnitCostInputs, phase: str, values: SymbolValues, *, making_gradients: bool) -> Value:
         """Seconds of a phase's kernels that make weight gradients, or of the others."""
-        found = (k for k in parts.kernels if k.phase == phase and k.makes_gradients is making_gradients)
+        found = (k for k in parts.kernels if k.phase == phase and k.makes_weight_grads is making_gradients)
         return sum((self.kernel_s(kernel, parts, values) for kernel in found), start=0.0)
 
-    def kernel_s(self, kernel: Kernel, parts: Parts, values: Values) -> Value:
+    def kernel_s(self, kernel: Kernel, parts: UnitCostInputs, values: SymbolValues) -> Value:
         """Seconds of one kernel, computed once for all families of a unit that have it."""
-        at = parts.products.narrow, parts.arrays if kernel.shape.in_part else ()
+        at = parts.products.narrow, parts.arrays if kernel.shape.owned_matrices_only else ()
 
         def make() -> Value:
-            work = values.once_for_all_rates((kernel, self.formats), lambda: self.work(kernel, parts, values), at=at)
+            work = values.compute_once_at_any_rate(
+                (kernel, self.formats), lambda: self.work(kernel, parts, values), at=at
+            )
             return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
 
-        return self.seconds.once((kernel, values), make, at=at)
+        return self.seconds.compute_once((kernel, values), make, at=at)
 
-    def work(self, kernel: Kernel, parts: Parts, values: Values) -> Work:
+    def work(self, kernel: Kernel, parts: UnitCostInputs, values: SymbolValues) -> KernelWork:
         """The work of one kernel; of a function of whole matrices that of a device with most of them."""
         shape = kernel.shape
         flops, num_bytes = kernel.flops.evaluate(values), self.kernel_bytes(kernel, parts, values)
-        if shape.in_part:
-            share = fullest_share(parts.arrays, values)
+        if shape.owned_matrices_only:
+            share = largest_update_share(parts.arrays, values)
             flops, num_bytes = flops * share, num_bytes * share
-        return Work(
-            flops, num_bytes, shape.summed.evaluate(values),
-            tuple(side.evaluate(values) for side in shape.sides), shape.group_rows.evaluate(values),
+        return KernelWork(
+            flops, num_bytes, shape.contraction.evaluate(values),
+            tuple(side.evaluate(values) for side in shape.extents), shape.group_rows.evaluate(values),
             shape.scores.evaluate(values), shape.width.evaluate(values), kernel.phase == "backward",
             kernel.phase == "update", Role.LOGITS in kernel.elements,
         )  # fmt: skip
 
-    def overlapped_s(self, parts: Parts, values: Values, links: Links) -> Iterator[tuple[tuple[str, str], Value]]:
+    def exposed_chunked_s(
+        self, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
+    ) -> Iterator[tuple[tuple[str, str], Value]]:
         """Exposed seconds of the collectives that overlap with computations in pieces, by phase and axis.
 
         With n pieces the first of the computation waits for nothing, or the last of the communication hides behind
         nothing: (n-1)/n of the computation is there to hide behind. Collectives beside the same computations share it.
         """
-        together: dict[tuple[str, tuple[str, ...]], list[Traffic]] = {}
+        together: dict[tuple[str, tuple[str, ...]], list[UnitCollective]] = {}
         for one in parts.collectives:
-            if one.beside:
-                together.setdefault((one.phase, one.beside), []).append(one)
+            if one.chunked_with:
+                together.setdefault((one.phase, one.chunked_with), []).append(one)
         for (phase, beside), moved in together.items():
             kernels = [k for k in parts.kernels if k.phase == phase and not set(k.outputs).isdisjoint(beside)]
-            pieces = values.degree(moved[0].axes)
+            pieces = values.group_degree(moved[0].axes)
             compute = sum((self.kernel_s(kernel, parts, values) for kernel in kernels), start=0.0) * (
                 1.0 - 1.0 / pieces
             )
-            traffic = sum((self.in_pieces_s(one, parts, values, links) for one in moved), start=0.0)
-            yield (phase, moved[0].group), maximum(traffic - links.along(compute), 0.0)
+            traffic = sum((self.chunked_s(one, parts, values, links) for one in moved), start=0.0)
+            yield (phase, moved[0].stream), maximum(traffic - links.per_placement(compute), 0.0)
 
-    def in_pieces_s(self, one: Traffic, parts: Parts, values: Values, links: Links) -> Value:
+    def chunked_s(self, one: UnitCollective, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks) -> Value:
         """Seconds of a collective in pieces: a ring along `cp`; what tensor parallelism moves is as fast as in one piece."""
-        if one.axes != RING:
+        if one.axes != RING_AXES:
             return self.collective_s(one, parts, values, links)
-        moved, pieces = self.memory.moved_bytes(one, parts, values), values.degree(one.axes)
-        return ring_s(one.axes, links.along(moved), links.along(pieces), links)
+        moved, pieces = self.memory.payload_bytes(one, parts, values), values.group_degree(one.axes)
+        return ring_s(one.axes, links.per_placement(moved), links.per_placement(pieces), links)
 
-    def flops(self, name: str, family: Family, values: Values) -> dict[str, Value]:
+    def flops(self, name: str, family: ShardingScheme, values: SymbolValues) -> dict[str, Value]:
         """FLOPs of products and attention by phase; flash attention's rebuilt scores count in the backward phase."""
         found: dict[str, Value] = {}
         for kernel in self.parts(family, name).kernels:
             found[kernel.phase] = found.get(kernel.phase, 0.0) + kernel.flops.evaluate(values)
         return found
 
-    def kernel_bytes(self, kernel: Kernel, parts: Parts, values: Values) -> Value:
+    def kernel_bytes(self, kernel: Kernel, parts: UnitCostInputs, values: SymbolValues) -> Value:
         return self.formats.kernel_bytes(kernel, parts.products, values)
 
-    def traffic(
-        self, parts: Parts, collectives: Iterable[Traffic], values: Values, links: Links
+    def collectives_s(
+        self, parts: UnitCostInputs, collectives: Iterable[UnitCollective], values: SymbolValues, links: GroupLinks
     ) -> dict[tuple[str, str], Value]:
         """Seconds of some of a unit's collectives by phase and the axis that they are charged to."""
         total: dict[tuple[str, str], Value] = {}
         for one in collectives:
-            key = (one.phase, charged_to(one))
+            key = (one.phase, time_term(one))
             total[key] = total.get(key, 0.0) + self.collective_s(one, parts, values, links)
         return total
 
-    def collective_s(self, one: Traffic, parts: Parts, values: Values, links: Links) -> Value:
+    def collective_s(
+        self, one: UnitCollective, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
+    ) -> Value:
         """Seconds of a collective, or of one per flat array; computed once for all that move the same over the same axes."""
-        width, routed = self.formats.moved_width(one, parts.products), one.role is Role.ROUTED
-        of = one.kind, one.axes, width, routed, self.most_elements
+        width, routed = self.formats.collective_width(one, parts.products), one.role is Role.ROUTED
+        of = one.kind, one.axes, width, routed, self.max_bucket_elements
 
         def make() -> Value:
-            count, num_bytes = values.once_for_all_rates(
-                (one.payload,), lambda: self.payloads(one, width, values), at=(width, self.most_elements)
+            count, num_bytes = values.compute_once_at_any_rate(
+                (one.payload,), lambda: self.payloads(one, width, values), at=(width, self.max_bucket_elements)
             )
-            each = collective_s(one.kind, one.axes, links.along(num_bytes), links, values["k"] if routed else 1)
-            return times_each(links.along(count), each)
+            each = collective_s(one.kind, one.axes, links.per_placement(num_bytes), links, values["k"] if routed else 1)
+            return scale_by_count(links.per_placement(count), each)
 
-        return links.seconds.once((one.payload, values), make, at=of)
+        return links.seconds.compute_once((one.payload, values), make, at=of)
 
-    def payloads(self, one: Traffic, width: float, values: Values) -> tuple[Value, Value]:
+    def payloads(self, one: UnitCollective, width: float, values: SymbolValues) -> tuple[Value, Value]:
         """The number of collectives, and the bytes of each where elements have a width."""
-        count, elements = one.extent(values, self.most_elements)
+        count, elements = one.extent(values, self.max_bucket_elements)
         return count, elements * width / maximum(count, 1)
 
-    def exchange_s(self, elements: State, links: Links) -> Value:
+    def exchange_s(self, elements: StateElements, links: GroupLinks) -> Value:
         """An AllReduce of two: each sends its reduced gradients and receives the other's."""
         num_bytes = elements.shard * self.formats.roles[Role.WEIGHT_GRADIENT]
-        return links.hop(("pp",)).all_gather_s(links.along(num_bytes))
+        return links.neighbour_link(("pp",)).all_gather_s(links.per_placement(num_bytes))
 
 
-def add_up(
+def sum_over_units(
     costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str, axis: str = ""
 ) -> Value:
     """The sum of a field over all units, each as often as the stage has it; units that it never has are not evaluated. `axis`:
     for a field by parallel axis, that of one axis."""
     total: Value = None
     for unit, count in times.items():
-        if never(count):
+        if is_zero(count):
             continue
         value = getattr(costs[unit], field)
         value = value[axis] if axis else value
         if not (isinstance(value, float) and value == 0.0):
-            value = times_each(count, value)
+            value = scale_by_count(count, value)
             total = value if total is None else total + value
     return 0.0 if total is None else total
 
 
-def times_each(count: Value, value: Value) -> Value:
+def scale_by_count(count: Value, value: Value) -> Value:
     return value if isinstance(count, int) and count == 1 else value * count
 
 
-def never(count: Value) -> bool:
+def is_zero(count: Value) -> bool:
     return isinstance(count, int) and count == 0

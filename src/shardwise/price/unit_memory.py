@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shardwise.layout.sharding_scheme import Family
-from shardwise.model.architecture import Structure
+from shardwise.layout.sharding_scheme import ShardingScheme
+from shardwise.model.architecture import ModelStructure
 from shardwise.model.optimizer_state import factor_bytes, moment_bytes
 from shardwise.model.program import Role
-from shardwise.model.recompute_policies import policy_named
-from shardwise.price.number_formats import Formats, elements_of
-from shardwise.price.unit_inputs import SCORES, Held, Parts, State, elements_at, held_in, parts_of, priced_family
-from shardwise.step.instructions import Traffic
+from shardwise.model.recompute_policies import get_recompute_policy
+from shardwise.price.number_formats import TensorFormats, elements_with_role
+from shardwise.price.unit_inputs import (
+    SAVED_SCORE_BYTES,
+    LiveSetSizes,
+    StateElements,
+    UnitCostInputs,
+    priced_family,
+    state_elements,
+    unit_cost_inputs,
+    unit_live_sets,
+)
+from shardwise.step.instructions import UnitCollective
 from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.elementwise import Value, added, maximum
+from shardwise.values.elementwise import Value, maximum, sum_values
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.loss_kernels import Loss
+from shardwise.values.loss_kernels import LossKernel
 from shardwise.values.precision import Precision
-from shardwise.values.symbolic import Values
+from shardwise.values.symbolic import SymbolValues
 
 
 class UnitMemory:
@@ -28,77 +37,87 @@ class UnitMemory:
     """
 
     def __init__(
-        self, structure: Structure, formats: Formats, precision: Precision, loss: Loss, policy: IssuePolicy, *,
+        self, structure: ModelStructure, formats: TensorFormats, precision: Precision, loss: LossKernel, policy: IssuePolicy, *,
         fused_attention: bool,
     ) -> None:  # fmt: skip
         self.structure, self.formats, self.precision, self.loss = structure, formats, precision, loss
         self.policy, self.fused_attention = policy, fused_attention
-        self.bytes_per_logit = loss.bytes_at(bytes_per_element(precision.activations))
+        self.bytes_per_logit = loss.bytes_per_logit_at(bytes_per_element(precision.activations))
 
     @property
-    def most_elements(self) -> float:
+    def max_bucket_elements(self) -> float:
         """Elements of gradients that a bucket holds at most."""
-        return self.policy.most_bytes / bytes_per_element(self.precision.gradient_reduction)
+        return self.policy.max_bucket_bytes / bytes_per_element(self.precision.gradient_reduction)
 
-    def parts(self, family: Family, name: str) -> Parts:
-        return parts_of(self.structure, family, name, self.policy)
+    def parts(self, family: ShardingScheme, name: str) -> UnitCostInputs:
+        return unit_cost_inputs(self.structure, family, name, self.policy)
 
-    def activation_bytes(self, name: str, family: Family, values: Values) -> tuple[Parts, dict[str, Value]]:
+    def activation_bytes(
+        self, name: str, family: ShardingScheme, values: SymbolValues
+    ) -> tuple[UnitCostInputs, dict[str, Value]]:
         """A unit's parts, and its bytes by column of `ActivationCost`."""
         family = priced_family(self.structure, family, name)
         parts = self.parts(family, name)
         saved, logits = self.saved_bytes(parts, values)
-        if policy_named(family.recompute).keeps_scores:
-            saved = saved + SCORES * self.written_scores(parts, values)
+        if get_recompute_policy(family.recompute).keeps_scores:
+            saved = saved + SAVED_SCORE_BYTES * self.written_scores(parts, values)
         return parts, {
             "saved_bytes": saved, "logits_bytes": logits,
             "workspace_bytes": self.workspace_bytes(name, family, values) - saved,
             "making_bytes": self.workspace_bytes(name, family, values, making=True) - saved,
             "buffer_bytes": self.buffer_bytes(parts, values),
-            "waiting_bytes": self.formats.saved_bytes(parts.waiting, values),
+            "waiting_bytes": self.formats.saved_bytes(parts.weight_grad_inputs, values),
         }  # fmt: skip
 
-    def state_at_rest(self, name: str, family: Family, values: Values) -> tuple[Parts, State, dict[str, Value]]:
+    def state_at_rest(
+        self, name: str, family: ShardingScheme, values: SymbolValues
+    ) -> tuple[UnitCostInputs, StateElements, dict[str, Value]]:
         """A unit's parts, the elements of its state, and its bytes by column of `StateCost`."""
         parts = self.parts(family, name)
-        elements = elements_at(parts.arrays, values, self.most_elements)
+        elements = state_elements(parts.arrays, values, self.max_bucket_elements)
         of_rest = self.state_bytes(parts, family, elements)
         return parts, elements, {**of_rest, "update_bytes": self.update_bytes(parts, elements, values)}
 
-    def update_bytes(self, parts: Parts, elements: State, values: Values) -> Value:
+    def update_bytes(self, parts: UnitCostInputs, elements: StateElements, values: SymbolValues) -> Value:
         """Bytes that the update of matrices as a whole needs beside the state: the array of what is made of their gradients, in
         parts and together, and for the largest of them what its products take and give. None of elementwise updates."""
         kernels = [one for one in parts.kernels if one.kind == "of_matrix"]
         if not kernels:
             return 0.0
-        own = maximum(0.0, *(one.shape.passing.evaluate(values) for one in kernels))
+        own = maximum(0.0, *(one.shape.scratch_elements.evaluate(values) for one in kernels))
         direction, factor = (self.formats.roles[role] for role in (Role.DIRECTION, Role.FACTOR))
         return elements.together * direction + own * max(direction, factor)
 
-    def saved_bytes(self, parts: Parts, values: Values) -> tuple[Value, Value]:
+    def saved_bytes(self, parts: UnitCostInputs, values: SymbolValues) -> tuple[Value, Value]:
         """Bytes saved for the backward pass without the logits, and bytes of the loss over the logits."""
-        logits = elements_of(parts.products.saved, Role.LOGITS).evaluate(values) * self.bytes_per_logit
+        logits = elements_with_role(parts.products.saved, Role.LOGITS).evaluate(values) * self.bytes_per_logit
         return self.formats.saved_bytes(parts.products.saved, values), logits
 
-    def workspace_bytes(self, name: str, family: Family, values: Values, *, making: bool = False) -> Value:
+    def workspace_bytes(
+        self, name: str, family: ShardingScheme, values: SymbolValues, *, making: bool = False
+    ) -> Value:
         """Bytes of a unit when it is the fullest in its backward pass, with what it saved, without the logits; `making`: from
         when it makes the first gradient of a weight."""
         if self.loss.stepwise:
             scores = self.written_scores(self.parts(family, name), values)
-            held = [one for one in held_in(self.structure, family, name, self.policy) if one.makes or not making]
-            return fullest_bytes(held, self.formats, scores, values, zero_stage=family.zero_stage)
+            held = [
+                one
+                for one in unit_live_sets(self.structure, family, name, self.policy)
+                if one.has_made_weight_grads or not making
+            ]
+            return peak_workspace_bytes(held, self.formats, scores, values, zero_stage=family.zero_stage)
         plain = self.parts(replace(family, recompute="none"), name)
-        kept = self.saved_bytes(plain, values)[0] + SCORES * self.written_scores(plain, values)
+        kept = self.saved_bytes(plain, values)[0] + SAVED_SCORE_BYTES * self.written_scores(plain, values)
         return (1.0 + GRADIENT_SHARE * (name != "head")) * kept
 
-    def written_scores(self, parts: Parts, values: Values) -> Value:
+    def written_scores(self, parts: UnitCostInputs, values: SymbolValues) -> Value:
         """Scores of a unit that are written to memory, where attention is not fused; every recompute rebuilds them."""
         if self.fused_attention:
             return 0.0
         scans = (k for k in parts.kernels if k.phase == "forward" and k.kind == "scan")
         return sum((kernel.shape.scores.evaluate(values) for kernel in scans), start=0.0)
 
-    def buffer_bytes(self, parts: Parts, values: Values) -> Value:
+    def buffer_bytes(self, parts: UnitCostInputs, values: SymbolValues) -> Value:
         """Input and output of the largest activation collective; in pieces it holds one that is used and one that moves.
 
         A device alone has none. Of stepwise engines they are among what is there at each moment.
@@ -106,27 +125,29 @@ class UnitMemory:
         if self.loss.stepwise:
             return 0.0
         sizes = [
-            self.moved_bytes(one, parts, values)
-            * (values.degree(one.axes) > 1)
-            / (values.degree(one.axes) if one.beside else 1)
+            self.payload_bytes(one, parts, values)
+            * (values.group_degree(one.axes) > 1)
+            / (values.group_degree(one.axes) if one.chunked_with else 1)
             for one in parts.collectives
             if one.role in (Role.ACTIVATION, Role.RESIDUAL, Role.ROUTED)
         ]
         return 2.0 * maximum(0.0, *sizes)
 
-    def moved_bytes(self, one: Traffic, parts: Parts, values: Values) -> Value:
+    def payload_bytes(self, one: UnitCollective, parts: UnitCostInputs, values: SymbolValues) -> Value:
         """The payload of a collective in bytes."""
-        return one.extent(values, self.most_elements).elements * self.formats.moved_width(one, parts.products)
+        return one.extent(values, self.max_bucket_elements).elements * self.formats.collective_width(
+            one, parts.products
+        )
 
-    def state_bytes(self, parts: Parts, family: Family, elements: State) -> dict[str, Value]:
+    def state_bytes(self, parts: UnitCostInputs, family: ShardingScheme, elements: StateElements) -> dict[str, Value]:
         """Bytes of a unit's state, by column of `StateCost`."""
         return {
-            column: added(getattr(elements, name) * width for name, width in widths.items() if width)
+            column: sum_values(getattr(elements, name) * width for name, width in widths.items() if width)
             for column, widths in self.state_widths(parts, family).items()
         }
 
-    def state_widths(self, parts: Parts, family: Family) -> dict[str, dict[str, float]]:
-        """What the columns of `StateCost` count: bytes of each element of the parts of a unit's `State`.
+    def state_widths(self, parts: UnitCostInputs, family: ShardingScheme) -> dict[str, dict[str, float]]:
+        """What the columns of `StateCost` count: bytes of each element of the parts of a unit's `StateElements`.
 
         Where gradients rest in fp32 only, products give them in the format of the activations first. Source: Megatron-Core and
         Transformer Engine: fused accumulation allocates a bf16 gradient of each weight all the same (the latter keeps one of
@@ -150,7 +171,7 @@ class UnitMemory:
             "master_bytes": {"shard": precision.master_bytes},
             "optimizer_bytes": {
                 "shard": moments,
-                "apart": moment_bytes(precision, optimizer.of(matrix=False)) - moments,
+                "apart": moment_bytes(precision, optimizer.for_weight(is_matrix=False)) - moments,
                 "factors": factor_bytes(precision, optimizer),
             },
             "transient_bytes": {"used": gathered, "trained": unscattered},
@@ -166,12 +187,14 @@ class UnitMemory:
 GRADIENT_SHARE = 0.5
 
 
-def fullest_bytes(held: Iterable[Held], formats: Formats, scores: Value, values: Values, *, zero_stage: int) -> Value:
+def peak_workspace_bytes(
+    held: Iterable[LiveSetSizes], formats: TensorFormats, scores: Value, values: SymbolValues, *, zero_stage: int
+) -> Value:
     """Bytes of the fullest of some moments, without the logits and their gradient."""
-    width = formats.made_beside_bytes(zero_stage)
+    width = formats.extra_gradient_bytes(zero_stage)
     sizes = (
         formats.saved_bytes(one.tensors, values)
-        + sum((some.num_bytes(formats, values) for some in one.some), start=0.0)
+        + sum((some.num_bytes(formats, values) for some in one.conditional), start=0.0)
         + width * one.gradients.evaluate(values)
         + one.score_bytes * scores
         for one in held

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwise.values.atomic_files import write_json
+from shardwise.values.atomic_files import write_json_atomic
 from shardwise.values.errors import InputError
 
 SCHEMA = "shardwise.run/1"
@@ -31,7 +31,7 @@ Payload = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOf:
+class RunInputs:
     """What a run is of, as payloads: its plan, its recipe, the fingerprint of its data, and versions by name."""
 
     plan: Payload
@@ -87,32 +87,32 @@ class RunFolder:
         return self.path / "run.json"
 
     @property
-    def holds_a_run(self) -> bool:
+    def contains_run(self) -> bool:
         return self._run.exists()
 
     def require_run(self) -> None:
         """Raise `InputError` where there is no run to go on with."""
-        if not self.holds_a_run:
+        if not self.contains_run:
             raise InputError(
                 f"--resume: {self.path} holds no run; leave --resume out, or name the folder of one with --out"
             )
 
-    def require_traced(self) -> None:
+    def require_run_to_trace(self) -> None:
         """Raise `InputError` where there is no run that could have been recorded."""
-        if not self.holds_a_run:
+        if not self.contains_run:
             raise InputError(
                 f"trace: {self.path} holds no run; the folder that `shardwise train --profile A:B --out` named is required"
             )
 
-    def require_place(self, *, resume: bool, force: bool) -> None:
+    def require_output_folder(self, *, resume: bool, force: bool) -> None:
         """Raise `InputError` where no run can be kept here, or another one is; nothing is touched."""
         if resume:
             self.require_run()
-        if self.holds_a_run and not (resume or force):
+        if self.contains_run and not (resume or force):
             raise InputError(
                 f"{self.path} holds a run; --resume goes on with it, --force replaces it, or choose another --out"
             )
-        if not self.holds_a_run and self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir()):
+        if not self.contains_run and self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir()):
             raise InputError(f"{self.path} holds other files; an empty folder, or one that does not exist, is required")
         self._require_writable()
 
@@ -123,7 +123,7 @@ class RunFolder:
         if not os.access(there, os.W_OK | os.X_OK):
             raise InputError(f"cannot write {self.path}: permission denied; choose a writable path with --out")
 
-    def create(self, of: RunOf) -> None:
+    def create(self, of: RunInputs) -> None:
         """Make the folder of a new run, in place of one that is there. Raises `InputError` where that is not possible."""
         try:
             for old in (self.checkpoints, self.tensorboard, self.trace):
@@ -131,24 +131,24 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             for file in (self.log, self.summary, self.measured, self.noise):
                 file.unlink(missing_ok=True)
-            self.write(of)
+            self.write_inputs(of)
         except OSError as error:
             raise InputError(f"cannot write {self.path}: {error.strerror}; choose a writable path with --out") from None
 
-    def write(self, of: RunOf) -> None:
+    def write_inputs(self, of: RunInputs) -> None:
         """Say what the run is of; of a run that goes on, what it is of from now on."""
-        write_json(self.plan, of.plan)
-        write_json(self.recipe, of.recipe)
-        write_json(
+        write_json_atomic(self.plan, of.plan)
+        write_json_atomic(self.recipe, of.recipe)
+        write_json_atomic(
             self._run, {"schema": SCHEMA, "data_fingerprint": of.data_fingerprint, "versions": dict(of.versions)}
         )
 
-    def read(self) -> RunOf:
+    def read_inputs(self) -> RunInputs:
         """What the run is of. Raises `InputError` for a folder that holds none."""
         run = read_json(self._run)
         if run.get("schema") != SCHEMA:
             raise InputError(f"{self._run}: found schema {run.get('schema')!r}; {SCHEMA!r} is required")
-        return RunOf(
+        return RunInputs(
             plan=read_json(self.plan), recipe=read_json(self.recipe), data_fingerprint=str(run.get("data_fingerprint")),
             versions=run.get("versions", {}),
         )  # fmt: skip

@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 
 from typing_extensions import TypedDict
 
-from shardwise.records.step_log import CHECKPOINT, EVENT, SLOW, Log, Throughput
+from shardwise.records.step_log import CHECKPOINT_EVENT, EVENT, SLOW_EVENT, MfuFormula, StepLog
 from shardwise.values.errors import InputError
-from shardwise.values.units import counted, format_bytes, format_percent, format_seconds
+from shardwise.values.units import format_bytes, format_percent, format_seconds, pluralize
 
 SCHEMA = "shardwise.run_summary/1"
 
@@ -83,7 +83,7 @@ class SummaryPayload(TypedDict):
     log: str
 
 
-class Drawn(NamedTuple):
+class SourceUsage(NamedTuple):
     """What was taken of a source, as its payload says it."""
 
     share: float
@@ -91,9 +91,9 @@ class Drawn(NamedTuple):
     held_out_loss: float | None
 
 
-def summarised(
-    log: Log, throughput: Throughput, *, log_path: str, unigram_entropy_nats: float, held_out_loss: float | None,
-    planned: tuple[float, float], sources: Mapping[str, Drawn],
+def summarise_run(
+    log: StepLog, throughput: MfuFormula, *, log_path: str, unigram_entropy_nats: float, held_out_loss: float | None,
+    planned: tuple[float, float], sources: Mapping[str, SourceUsage],
 ) -> dict[str, Any]:  # fmt: skip
     """Losses in nats, and rates of the median step: the first steps of a run are slower than the rest.
 
@@ -102,34 +102,34 @@ def summarised(
     if not log.steps:
         raise InputError(f"{log_path}: found no step; a run of at least one is required")
     first, last = log.steps[0], log.steps[-1]
-    middle = sorted(log.timed, key=lambda record: record.step_time_s)[(len(log.timed) - 1) // 2]
+    middle = sorted(log.timed_steps, key=lambda record: record.step_time_s)[(len(log.timed_steps) - 1) // 2]
     return {
-        "schema": SCHEMA, "steps": last.step, "first_loss": _plain(first.loss), "last_loss": _plain(last.loss),
-        "held_out_loss": _plain(held_out_loss), "unigram_entropy_nats": unigram_entropy_nats,
-        "step_time_s": median(record.step_time_s for record in log.timed),
-        "data_s": median(record.seconds.get("data", 0.0) for record in log.timed),
+        "schema": SCHEMA, "steps": last.step, "first_loss": _json_loss(first.loss), "last_loss": _json_loss(last.loss),
+        "held_out_loss": _json_loss(held_out_loss), "unigram_entropy_nats": unigram_entropy_nats,
+        "step_time_s": median(record.step_time_s for record in log.timed_steps),
+        "data_s": median(record.seconds.get("data", 0.0) for record in log.timed_steps),
         "tokens_per_s": throughput.tokens_per_s(middle), "mfu": throughput.mfu(middle), "hfu": throughput.hfu(middle),
         "num_tokens": sum(record.num_tokens for record in log.steps),
-        "seconds": sum(record.step_time_s for record in log.steps), "checkpoints": _checkpoints(log, *planned),
+        "seconds": sum(record.step_time_s for record in log.steps), "checkpoints": _checkpoints_payload(log, *planned),
         "sources": {
-            name: {**one._asdict(), "held_out_loss": _plain(one.held_out_loss)} for name, one in sources.items()
+            name: {**one._asdict(), "held_out_loss": _json_loss(one.held_out_loss)} for name, one in sources.items()
         },
-        "starts": [_start(header) for header in log.headers], "slow": _slow(log), "log": log_path,
+        "starts": [_start_payload(header) for header in log.headers], "slow": _slow_ranks(log), "log": log_path,
     }  # fmt: skip
 
 
-def _start(header: Mapping[str, Any]) -> StartPayload:
+def _start_payload(header: Mapping[str, Any]) -> StartPayload:
     return {
         "first_step": header["first_step"], "layout_text": header["layout"], "num_devices": header["num_devices"],
         "after": header.get("after", ""),
     }  # fmt: skip
 
 
-def _slow(log: Log) -> list[SlowPayload]:
+def _slow_ranks(log: StepLog) -> list[SlowPayload]:
     """Each rank once; after another start a rank may be on another host."""
     found: dict[tuple[int, str], SlowPayload] = {}
     for event in log.events:
-        for one in event["ranks"] if event[EVENT] == SLOW else ():
+        for one in event["ranks"] if event[EVENT] == SLOW_EVENT else ():
             named: SlowPayload = {
                 "rank": one["rank"],
                 "host": one["host"],
@@ -140,8 +140,8 @@ def _slow(log: Log) -> list[SlowPayload]:
     return list(found.values())
 
 
-def _checkpoints(log: Log, planned_bytes: float, planned_write_s: float) -> dict[str, float] | None:
-    saved = [event for event in log.events if event[EVENT] == CHECKPOINT]
+def _checkpoints_payload(log: StepLog, planned_bytes: float, planned_write_s: float) -> dict[str, float] | None:
+    saved = [event for event in log.events if event[EVENT] == CHECKPOINT_EVENT]
     if not saved:
         return None
     stall_s = [event["stall_s"] for event in saved]
@@ -153,11 +153,11 @@ def _checkpoints(log: Log, planned_bytes: float, planned_write_s: float) -> dict
     }  # fmt: skip
 
 
-def _plain(loss: float | None) -> float | str | None:
+def _json_loss(loss: float | None) -> float | str | None:
     return str(loss) if loss is not None and not math.isfinite(loss) else loss
 
 
-def shown(summary: Mapping[str, Any], *, as_json: bool) -> str:
+def format_summary(summary: Mapping[str, Any], *, as_json: bool) -> str:
     """The summary as JSON, or for people."""
     return json.dumps(summary, indent=2) if as_json else summary_text(summary)
 
@@ -165,16 +165,16 @@ def shown(summary: Mapping[str, Any], *, as_json: bool) -> str:
 def summary_text(summary: Mapping[str, Any]) -> str:
     """The summary, for people."""
     lines = [
-        f"{counted(summary['steps'], 'step')}, {summary['num_tokens']:,} tokens in {format_seconds(summary['seconds'])}",
+        f"{pluralize(summary['steps'], 'step')}, {summary['num_tokens']:,} tokens in {format_seconds(summary['seconds'])}",
         f"  loss       {_nats(summary['first_loss'])} at first, {_nats(summary['last_loss'])} at last",
     ]
     if summary["held_out_loss"] is not None:
         gained = summary["unigram_entropy_nats"] - float(summary["held_out_loss"])
         lines.append(
-            f"  held out   {_nats(summary['held_out_loss'])}, {_beside(gained)} how often each token comes alone: "
+            f"  held out   {_nats(summary['held_out_loss'])}, {_difference_text(gained)} how often each token comes alone: "
             f"{_nats(summary['unigram_entropy_nats'])}"
         )
-    lines += _mixture(summary.get("sources", {}))
+    lines += _source_lines(summary.get("sources", {}))
     used = (
         f", MFU {format_percent(summary['mfu'])}, HFU {format_percent(summary['hfu'])}"
         if summary["mfu"] is not None
@@ -184,15 +184,15 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         f"  median     {format_seconds(summary['step_time_s'])} a step, {summary['tokens_per_s']:,.0f} tokens/s{used}"
     )
     if summary.get("checkpoints"):
-        lines.append(f"  saved      {_saved(summary['checkpoints'])}")
-    lines += _events(summary)
+        lines.append(f"  saved      {_checkpoints_text(summary['checkpoints'])}")
+    lines += _event_lines(summary)
     return "\n".join([*lines, f"  log        {summary['log']}"])
 
 
-def _events(summary: Mapping[str, Any]) -> list[str]:
+def _event_lines(summary: Mapping[str, Any]) -> list[str]:
     """A line for each start but the first, and for each rank that was slow."""
     starts = [
-        f"after step {one['first_step']:,}: {one['layout_text']} on {counted(one['num_devices'], 'device')}"
+        f"after step {one['first_step']:,}: {one['layout_text']} on {pluralize(one['num_devices'], 'device')}"
         f"{'; ' if one['after'] else ''}{one['after']}"
         for one in summary.get("starts", ())[1:]
     ]
@@ -204,7 +204,7 @@ def _events(summary: Mapping[str, Any]) -> list[str]:
     return [f"  restarted  {text}" for text in starts] + [f"  slow       {text}" for text in slow]
 
 
-def _mixture(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _source_lines(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """A line for each source where there are several."""
     lines = []
     for name, one in sources.items() if len(sources) > 1 else ():
@@ -216,16 +216,16 @@ def _mixture(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _saved(found: Mapping[str, Any]) -> str:
+def _checkpoints_text(found: Mapping[str, Any]) -> str:
     return (
-        f"{counted(found['number'], 'checkpoint')} of {format_bytes(found['num_bytes'])}, planned "
+        f"{pluralize(found['number'], 'checkpoint')} of {format_bytes(found['num_bytes'])}, planned "
         f"{format_bytes(found['planned_bytes'])}; {format_seconds(found['write_s'])} to write, planned "
         f"{format_seconds(found['planned_write_s'])}; training waited {format_seconds(found['stall_s'])} for each, "
         f"{format_percent(found['stalled'])} of its time"
     )
 
 
-def _beside(gained: float) -> str:
+def _difference_text(gained: float) -> str:
     return f"{-gained:.4f} above" if gained < 0 else f"{gained:.4f} below"
 
 

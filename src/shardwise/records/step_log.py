@@ -16,8 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shardwise.values.atomic_files import named, replace_text
-from shardwise.values.errors import InputError, require
+from shardwise.values.atomic_files import name_path_in_errors, write_text_atomic
+from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.estimate_terms import TIME_TERMS
 from shardwise.values.units import format_quantity
 
@@ -69,11 +69,11 @@ class StepRecord:
             problems.append(f"step {self.step}; at least 1")
         if not 0 < self.step_time_s < math.inf:
             problems.append(f"step_time_s {self.step_time_s}; a time above 0")
-        require([f"step record: found {problem} is required" for problem in problems])
+        raise_problems([f"step record: found {problem} is required" for problem in problems])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
+class MfuFormula:
     """What turns a step into rates.
 
     `flops_per_token` are the model's, forward and backward, with causal attention counted once and no recomputation;
@@ -122,14 +122,14 @@ SCHEMA = "shardwise.log/1"
 LOSS, VALIDATION_LOSS, SECONDS = "loss_metrics/global_avg_loss", "validation_metrics/loss", "time_metrics/end_to_end(s)"
 DATA_SECONDS, DATA_PART = "time_metrics/data_loading(s)", "time_metrics/data_loading(%)"
 INSPECTED, EVENT = "inspected", "event"
-CHECKPOINT = "checkpoint"  # an event: a checkpoint of the step is complete
-TARGET = "target"  # an event: the smoothed loss is the one that the run ends at
-BATCH = "batch"  # an event: another batch from the next step on, by noise scale
-SLOW = "slow"  # an event: other ranks than before work longer than their like
-TERM = "seconds/"  # ours, before the name of a term
-EPOCHS = "epochs/"  # ours, before the name of a source of a mixture: how often it has been passed through
-OWN = ("learning_rate", "num_tokens", "num_targets")
-OF_SOME = (
+CHECKPOINT_EVENT = "checkpoint"  # an event: a checkpoint of the step is complete
+TARGET_EVENT = "target"  # an event: the smoothed loss is the one that the run ends at
+BATCH_EVENT = "batch"  # an event: another batch from the next step on, by noise scale
+SLOW_EVENT = "slow"  # an event: other ranks than before work longer than their like
+TERM_PREFIX = "seconds/"  # ours, before the name of a term
+EPOCHS_PREFIX = "epochs/"  # ours, before the name of a source of a mixture: how often it has been passed through
+REQUIRED_FIELDS = ("learning_rate", "num_tokens", "num_targets")
+OPTIONAL_FIELDS = (
     "auxiliary_loss",
     "expert_imbalance",
     "dropped_share",
@@ -143,7 +143,7 @@ OF_SOME = (
 )  # likewise
 
 
-def step_line(record: StepRecord, throughput: Throughput, more: Mapping[str, Any]) -> dict[str, Any]:
+def format_step_line(record: StepRecord, throughput: MfuFormula, more: Mapping[str, Any]) -> dict[str, Any]:
     """The line of a step. `more` is what neither the record nor its rates say, such as the memory of the device."""
     tokens_per_s, data_s = throughput.tokens_per_s(record), record.seconds.get("data", 0.0)
     line = {
@@ -151,30 +151,30 @@ def step_line(record: StepRecord, throughput: Throughput, more: Mapping[str, Any
         "throughput(tps)": tokens_per_s / throughput.num_devices, "tflops": throughput.flops_per_s(record) / 1e12,
         "mfu(%)": _percent(throughput.mfu(record)), "hfu(%)": _percent(throughput.hfu(record)),
         SECONDS: record.step_time_s, DATA_SECONDS: data_s, DATA_PART: 100.0 * data_s / record.step_time_s,
-        **{name: getattr(record, name) for name in OWN}, "tokens_per_s": tokens_per_s,
-        **{TERM + name: seconds for name, seconds in record.seconds.items()},
+        **{name: getattr(record, name) for name in REQUIRED_FIELDS}, "tokens_per_s": tokens_per_s,
+        **{TERM_PREFIX + name: seconds for name, seconds in record.seconds.items()},
     }  # fmt: skip
-    some = {name: getattr(record, name) for name in OF_SOME}
+    some = {name: getattr(record, name) for name in OPTIONAL_FIELDS}
     line |= {name: value for name, value in some.items() if value is not None}
-    return {name: _plain(value) for name, value in (line | dict(more)).items() if value is not None}
+    return {name: _json_number(value) for name, value in (line | dict(more)).items() if value is not None}
 
 
 def _percent(part: float | None) -> float | None:
     return None if part is None else 100.0 * part
 
 
-def _plain(value: Any) -> Any:
+def _json_number(value: Any) -> Any:
     """A number as JSON has it: text for those that are none, which `float` reads back."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def parse_step(line: Mapping[str, Any]) -> StepRecord:
     """The record of a step's line."""
-    own: dict[str, Any] = {name: line[name] for name in OWN}
-    some: dict[str, Any] = {name: line.get(name) for name in OF_SOME}
+    own: dict[str, Any] = {name: line[name] for name in REQUIRED_FIELDS}
+    some: dict[str, Any] = {name: line.get(name) for name in OPTIONAL_FIELDS}
     return StepRecord(
         step=line["step"], loss=float(line[LOSS]), grad_norm=float(line["grad_norm"]), step_time_s=line[SECONDS],
-        seconds={name: line[TERM + name] for name in MEASURED_TERMS if TERM + name in line},
+        seconds={name: line[TERM_PREFIX + name] for name in MEASURED_TERMS if TERM_PREFIX + name in line},
         **own, **some,
     )  # fmt: skip
 
@@ -187,7 +187,7 @@ class LogWriter:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """Add a line, at once."""
-        with named(self._path):
+        with name_path_in_errors(self._path):
             self._file.write(json.dumps(line, allow_nan=False) + "\n")
             self._file.flush()
 
@@ -197,12 +197,12 @@ class LogWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with named(self._path):
+        with name_path_in_errors(self._path):
             self._file.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class StepLog:
     """What a log says: the header of each start, the steps, the validation losses (nats) by step, the numbers of the steps that
     were watched from below, and the events."""
 
@@ -213,15 +213,15 @@ class Log:
     events: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def timed(self) -> tuple[StepRecord, ...]:
+    def timed_steps(self) -> tuple[StepRecord, ...]:
         """The steps whose seconds count: those without a profiler, where there are any."""
         return tuple(record for record in self.steps if record.step not in self.inspected) or self.steps
 
 
-def read_log(path: Path) -> Log:
+def read_log(path: Path) -> StepLog:
     """A log, read. Raises `InputError` for one that is missing or damaged elsewhere than in its last line."""
     headers, steps, validation, inspected, events = [], [], {}, set(), []
-    for line in _lines(path):
+    for line in _read_lines(path):
         if "schema" in line:
             headers.append(line)
         elif EVENT in line:
@@ -231,16 +231,16 @@ def read_log(path: Path) -> Log:
         else:
             steps.append(parse_step(line))
             inspected |= {line["step"]} if line.get(INSPECTED) else set()
-    return Log(tuple(headers), tuple(steps), validation, frozenset(inspected), tuple(events))
+    return StepLog(tuple(headers), tuple(steps), validation, frozenset(inspected), tuple(events))
 
 
-def cut_log(path: Path, step: int) -> None:
+def truncate_log(path: Path, step: int) -> None:
     """Take the steps after `step` out of a log, which will be run again, and a last line that is torn."""
-    kept = [line for line in _lines(path) if line.get("step", 0) <= step]
-    replace_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+    kept = [line for line in _read_lines(path) if line.get("step", 0) <= step]
+    write_text_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:

@@ -13,16 +13,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from shardwise.records.run_folder import RunFolder, read_json
-from shardwise.sharding.collectives import Issued, Kind
+from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 from shardwise.sharding.spec import Axes
-from shardwise.values.atomic_files import write_json
+from shardwise.values.atomic_files import write_json_atomic
 from shardwise.values.errors import InputError
 
 INSPECTION_SCHEMA = "shardwise.measured/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MeasuredMemory:
     """Bytes of one step on one device.
 
     `at_peak` adds up to `peak_bytes`, by term: what was saved for the backward pass, and is there at the peak, is among its
@@ -45,23 +45,24 @@ class ProcessMemory(NamedTuple):
 
 
 class MemorySample(NamedTuple):
-    """A moment of a step in seconds from the first tensor that was seen, and the bytes of each term of `Memory.at_peak`."""
+    """A moment of a step in seconds from the first tensor that was seen, and the bytes of each term of
+    `MeasuredMemory.at_peak`."""
 
     seconds: float
-    held: tuple[int, ...]
+    bytes_by_term: tuple[int, ...]
 
 
-class Inspection(NamedTuple):
+class StepInspection(NamedTuple):
     """What was seen of a step on one process: bytes by term, at the peak and over time, and how often each collective was
     issued."""
 
-    memory: Memory
-    collectives: Counter[Issued]
+    memory: MeasuredMemory
+    collectives: Counter[IssuedCollective]
     curve: tuple[MemorySample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsed:
+class RehearsedRank:
     """What a rank did that ran a step of so many micro-batches by itself, on tensors without data.
 
     `coordinate` is its place along each axis of the mesh, `groups` the ranks that it has collectives with, by axes; `seconds`
@@ -73,11 +74,11 @@ class Rehearsed:
     groups: Mapping[Axes, tuple[int, ...]]
     num_micro_batches: int
     seconds: float
-    inspection: Inspection
+    inspection: StepInspection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class RunInspection:
     """What was seen of a run from its latest start on.
 
     `device` is "cpu" or "cuda", `machine` says which. `before` and `after` are seconds of the same short work, by name, on the
@@ -91,16 +92,16 @@ class Measured:
     after: Mapping[str, float] = field(default_factory=dict)
     step: int | None = None
     rank: int = 0
-    memory: Memory | None = None
+    memory: MeasuredMemory | None = None
     process: ProcessMemory | None = None
-    collectives: Counter[Issued] = field(default_factory=Counter)
+    collectives: Counter[IssuedCollective] = field(default_factory=Counter)
 
-    def changes(self) -> dict[str, float]:
+    def relative_changes(self) -> dict[str, float]:
         """By how much each piece of work takes longer after the run than before: 0.14 is 14% longer."""
         return {name: self.after[name] / self.before[name] - 1 for name in self.before if name in self.after}
 
 
-def measured_payload(measured: Measured) -> dict[str, Any]:
+def inspection_payload(measured: RunInspection) -> dict[str, Any]:
     """As measured.json has it."""
     memory, process = measured.memory, measured.process
     return {
@@ -114,28 +115,30 @@ def measured_payload(measured: Measured) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def parse_measured(payload: Mapping[str, Any], where: str) -> Measured:
+def parse_inspection(payload: Mapping[str, Any], where: str) -> RunInspection:
     """What measured.json says. Raises `InputError` for another schema, and for what is not as it was written."""
     if payload.get("schema") != INSPECTION_SCHEMA:
         raise InputError(f"{where}: found schema {payload.get('schema')!r}; {INSPECTION_SCHEMA!r} is required")
     try:
         memory, process = payload["memory"], payload["process"]
-        return Measured(
+        return RunInspection(
             device=payload["device"], machine=payload["machine"], before=payload["before"], after=payload["after"],
-            step=payload["step"], rank=payload["rank"], memory=Memory(**memory) if memory else None,
+            step=payload["step"], rank=payload["rank"], memory=MeasuredMemory(**memory) if memory else None,
             process=ProcessMemory(**process) if process else None,
-            collectives=Counter({_issued(one): one["count"] for one in payload["collectives"]}),
+            collectives=Counter({_parse_collective(one): one["count"] for one in payload["collectives"]}),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{where}: {error!r}; a file as `train` writes it is required") from None
 
 
-def _issued(one: Mapping[str, Any]) -> Issued:
-    return Issued(Kind(one["kind"]), tuple(one["axes"]), one["dtype"], one["num_bytes"], "")
+def _parse_collective(one: Mapping[str, Any]) -> IssuedCollective:
+    return IssuedCollective(CollectiveKind(one["kind"]), tuple(one["axes"]), one["dtype"], one["num_bytes"], "")
 
 
 MEMORY_TRACE_SCHEMA = "shardwise.memory_trace/1"
-STEPS = 4  # as many as S1 shows of its anatomy of a step: the first has no optimizer state yet, the others are alike
+NUM_RECORDED_STEPS = (
+    4  # as many as S1 shows of its anatomy of a step: the first has no optimizer state yet, the others are alike
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,24 +153,28 @@ class MemoryTrace:
     @property
     def peak_bytes(self) -> int:
         """The most that was held."""
-        return max((sum(sample.held) for sample in self.samples), default=0)
+        return max((sum(sample.bytes_by_term) for sample in self.samples), default=0)
 
 
-def memory_of(step: int, rank: int, seen: Inspection) -> MemoryTrace:
+def build_memory_trace(step: int, rank: int, seen: StepInspection) -> MemoryTrace:
     """What was seen of a step."""
     return MemoryTrace(step=step, rank=rank, terms=tuple(seen.memory.at_peak), samples=seen.curve)
 
 
-def write_memory(run: RunFolder, trace: MemoryTrace) -> None:
+def write_memory_trace(run: RunFolder, trace: MemoryTrace) -> None:
     """Write a rank's step in the folder of its run."""
     folder = run.trace / "memory"
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"step-{trace.step}-rank-{trace.rank}.json", {"schema": MEMORY_TRACE_SCHEMA, **asdict(trace)})
+    write_json_atomic(
+        folder / f"step-{trace.step}-rank-{trace.rank}.json", {"schema": MEMORY_TRACE_SCHEMA, **asdict(trace)}
+    )
 
 
-def read_memory(run: RunFolder) -> tuple[MemoryTrace, ...]:
+def read_memory_traces(run: RunFolder) -> tuple[MemoryTrace, ...]:
     """The steps of the fullest rank, in order. Raises `InputError` where none was recorded, and for a damaged file."""
-    found = [_parsed(read_json(path), str(path)) for path in (run.trace / "memory").glob("step-*-rank-*.json")]
+    found = [
+        _parse_memory_trace(read_json(path), str(path)) for path in (run.trace / "memory").glob("step-*-rank-*.json")
+    ]
     if not found:
         raise InputError(
             f"--memory: {run.path} holds no memory of its first steps; a run with `shardwise train --profile A:B` is required"
@@ -176,7 +183,7 @@ def read_memory(run: RunFolder) -> tuple[MemoryTrace, ...]:
     return tuple(sorted((one for one in found if one.rank == fullest), key=lambda one: one.step))
 
 
-def _parsed(payload: dict[str, object], where: str) -> MemoryTrace:
+def _parse_memory_trace(payload: dict[str, object], where: str) -> MemoryTrace:
     if payload.pop("schema", None) != MEMORY_TRACE_SCHEMA:
         raise InputError(
             f"{where}: found another schema; {MEMORY_TRACE_SCHEMA!r} is required: run again with --profile"

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from shardwise.records.run_folder import RunFolder
 from shardwise.sharding.spec import Axes
-from shardwise.values.atomic_files import replace_text
+from shardwise.values.atomic_files import write_text_atomic
 from shardwise.values.errors import InputError
 
 SCHEMA = "shardwise.events/1"
@@ -23,7 +23,7 @@ WAIT: Final = "wait"
 COLLECTIVE: Final = "collective"
 PASS: Final = "pass"
 PASSES = "passes"  # the row of passes, which is no stream
-Kind = Literal["kernel", "wait", "collective", "pass"]
+TraceEventKind = Literal["kernel", "wait", "collective", "pass"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class TraceEvent:
     `cpu_ns`: of a kernel on a CPU, how long the thread had a core.
     """
 
-    kind: Kind
+    kind: TraceEventKind
     name: str
     stream: str
     start_ns: int
@@ -76,7 +76,7 @@ class RankTrace:
     events: tuple[TraceEvent, ...] = field(repr=False)
 
 
-DEFAULTS = {one.name: one.default for one in fields(TraceEvent)}
+EVENT_DEFAULTS = {one.name: one.default for one in fields(TraceEvent)}
 
 
 def trace_path(run: RunFolder, step: int, rank: int) -> Path:
@@ -88,17 +88,17 @@ def write_trace(run: RunFolder, trace: RankTrace) -> None:
     """Write a rank's step in the folder of its run."""
     path = trace_path(run, trace.step, trace.rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in _lines(trace)))
+    write_text_atomic(path, "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in _format_lines(trace)))
 
 
-def _lines(trace: RankTrace) -> Iterator[dict[str, Any]]:
+def _format_lines(trace: RankTrace) -> Iterator[dict[str, Any]]:
     head = {one.name: getattr(trace, one.name) for one in fields(trace) if one.name != "events"}
     yield {"schema": SCHEMA, **head, "coordinate": dict(trace.coordinate)}
     for event in trace.events:
-        yield {name: value for name, value in asdict(event).items() if value != DEFAULTS[name]}
+        yield {name: value for name, value in asdict(event).items() if value != EVENT_DEFAULTS[name]}
 
 
-def traced_steps(run: RunFolder) -> dict[int, tuple[int, ...]]:
+def list_traced_steps(run: RunFolder) -> dict[int, tuple[int, ...]]:
     """The steps of a run that were traced, each with the ranks that wrote theirs."""
     found: dict[int, list[int]] = {}
     for path in run.trace.glob("step-*/rank-*.jsonl"):
@@ -115,7 +115,7 @@ def read_trace(path: Path) -> RankTrace:
         values = json.loads(head)
         if values.pop("schema", None) != SCHEMA:
             raise InputError(f"{path}: found another schema; {SCHEMA!r} is required: trace the run again")
-        return RankTrace(**values, events=tuple(_event(json.loads(line)) for line in lines))
+        return RankTrace(**values, events=tuple(_parse_event(json.loads(line)) for line in lines))
     except OSError as error:
         raise InputError(
             f"{path}: cannot read: {error.strerror}; a file as `train --profile` writes it is required"
@@ -124,5 +124,5 @@ def read_trace(path: Path) -> RankTrace:
         raise InputError(f"{path}: {error}; a file as `train --profile` writes it is required") from None
 
 
-def _event(line: dict[str, Any]) -> TraceEvent:
+def _parse_event(line: dict[str, Any]) -> TraceEvent:
     return TraceEvent(**line | {name: tuple(line[name]) for name in ("results", "axes") if name in line})

@@ -18,7 +18,7 @@ from shardwise.run.faults.rank_status import Peer
 from shardwise.values.errors import InputError
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems that have none: flock(2)
-SHOWN = 3  # ranks in a message
+MAX_SHOWN = 3  # ranks in a message
 
 
 class RunLock:
@@ -64,7 +64,7 @@ class RunLock:
                 return
             self.release()
             if isinstance(error, BlockingIOError):
-                raise InputError(_held(self.path)) from None
+                raise InputError(_describe_holders(self.path)) from None
             raise
 
     def __enter__(self) -> RunLock:
@@ -84,21 +84,23 @@ def require_free(folder: Path) -> None:
             lock.take()
 
 
-def _held(path: Path) -> str:
+def _describe_holders(path: Path) -> str:
     """Who holds a lock, by what the first of them wrote; of this host those that still live."""
     try:
         peers = [Peer(**payload) for payload in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):
         peers = []
-    alive = [peer for peer in peers if peer.host != socket.gethostname() or _lives(peer.pid)]
-    named = ", ".join(map(str, alive[:SHOWN])) + (f" and {len(alive) - SHOWN} more" if len(alive) > SHOWN else "")
+    alive = [peer for peer in peers if peer.host != socket.gethostname() or _is_alive(peer.pid)]
+    named = ", ".join(map(str, alive[:MAX_SHOWN])) + (
+        f" and {len(alive) - MAX_SHOWN} more" if len(alive) > MAX_SHOWN else ""
+    )
     return (
         f"{path.parent} is locked: a run goes on in it{': ' if named else ''}{named}; wait for its end or stop it, or choose "
         "another --out"
     )
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

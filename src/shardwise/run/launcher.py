@@ -1,6 +1,6 @@
 """The ranks of a run on this machine: started in the environment that torchrun would give them, and ended together.
 
-An `Outcome` says how they ended, which of them were lost, and whether the others can go on. An elastic run is then
+An `RunOutcome` says how they ended, which of them were lost, and whether the others can go on. An elastic run is then
 started again on the processes that are left, with a plan that is searched for them.
 """
 
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
-from shardwise.run.faults.rank_status import LAUNCHER, LOST_KEY, PREFIX, RESTARTED, LostRankError
+from shardwise.run.faults.rank_status import LAUNCHER, LOST_KEY, PREFIX, RESTART_REASON, LostRankError
 from shardwise.run.faults.stop_request import SIGNALS, exit_code
-from shardwise.run.trainer.preflight import planned_for
+from shardwise.run.trainer.preflight import replan_for
 from shardwise.search.plan import Plan
 from shardwise.values.errors import ShardwiseError
-from shardwise.values.units import counted
+from shardwise.values.units import pluralize
 
 if TYPE_CHECKING:
     from shardwise.run.faults.torch_stores import Store
@@ -36,7 +36,7 @@ LEAVE_S = 30.0
 TICK_S = 0.2  # between two looks at signals and deadlines, where no rank ends
 
 
-def launch(arguments: Sequence[str], processes: int, module: str = MODULE) -> int:
+def run_ranks(arguments: Sequence[str], processes: int, module: str = MODULE) -> int:
     """Run `python -m MODULE ARGUMENTS` as ranks 0 to `processes` - 1 of one world on this machine, until all have ended.
 
     Its exit code: 0, or that of a rank that has said why it ended; 128 and the signal where this process was asked to stop. What
@@ -44,24 +44,26 @@ def launch(arguments: Sequence[str], processes: int, module: str = MODULE) -> in
 
     Raises `RunEndedError` for ranks that ended without a word, `LostRankError` where ranks have lost each other.
     """
-    return outcome_of(arguments, processes, {}, module).code()
+    return launch_and_wait(arguments, processes, {}, module).code()
 
 
-def outcome_of(arguments: Sequence[str], processes: int, more: Mapping[str, str], module: str = MODULE) -> Outcome:
+def launch_and_wait(
+    arguments: Sequence[str], processes: int, more: Mapping[str, str], module: str = MODULE
+) -> RunOutcome:
     """The same, and how it ended, whatever that is. `more` is added to the environment of the ranks."""
-    ranks, server = _Ranks(), socket.create_server((HOST, 0))
+    ranks, server = _RankProcesses(), socket.create_server((HOST, 0))
     port = server.getsockname()[1]
     before = {one: signal.signal(one, ranks.stop) for one in SIGNALS}
     try:
         command = [sys.executable, "-m", module, *arguments]
         for rank in range(processes):
-            ranks.start(command, {**environment(rank, processes, port), **more})
+            ranks.start(command, {**rank_environment(rank, processes, port), **more})
         from shardwise.run.faults.torch_stores import TCPStore  # as the ranks load PyTorch
 
         store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
         codes = ranks.wait()
-        word = said(store, f"{PREFIX}/{LOST_KEY}") if LOST in codes.values() else ""
-        return Outcome(codes, ranks.killed, ranks.asked, word)
+        word = read_report(store, f"{PREFIX}/{LOST_KEY}") if LOST_CODE in codes.values() else ""
+        return RunOutcome(codes, ranks.killed, ranks.asked, word)
     finally:
         ranks.kill()
         server.close()
@@ -69,7 +71,7 @@ def outcome_of(arguments: Sequence[str], processes: int, more: Mapping[str, str]
             signal.signal(one, handler)
 
 
-def environment(rank: int, processes: int, port: int) -> dict[str, str]:
+def rank_environment(rank: int, processes: int, port: int) -> dict[str, str]:
     """What torchrun would tell a rank, and who started it."""
     ours = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes,
@@ -80,7 +82,7 @@ def environment(rank: int, processes: int, port: int) -> dict[str, str]:
     return {**os.environ, **{name: str(value) for name, value in ours.items()}}
 
 
-def said(store: Store, key: str) -> str:
+def read_report(store: Store, key: str) -> str:
     """What ranks have said in the run's store."""
     return (
         store.get(key).decode()
@@ -89,7 +91,7 @@ def said(store: Store, key: str) -> str:
     )
 
 
-class _Ranks:
+class _RankProcesses:
     """The processes, and how those that have ended did."""
 
     def __init__(self) -> None:
@@ -146,9 +148,9 @@ class _Ranks:
 
 # How long ranks that are asked to stop may take for the step that they are in and its checkpoint, before they are killed.
 STOP_S = 600.0
-INPUT = (2, 3)  # codes with which a rank has said what is wrong with the input
-LOST = LostRankError.exit_code
-STOPPED, ENDED = (
+INPUT_ERROR_CODES = (2, 3)  # codes with which a rank has said what is wrong with the input
+LOST_CODE = LostRankError.exit_code
+STOPPED_CODES, SIGNALLED_CODES = (
     tuple(exit_code(one) for one in SIGNALS),
     tuple(-one for one in SIGNALS),
 )  # by a handler, and without one
@@ -161,73 +163,77 @@ class RunEndedError(ShardwiseError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """The exit code of each rank, as `subprocess` has it; the ranks that hung and were `killed` by the launcher; the signal by
-    which the launcher was `asked` to stop, or 0; `word`: what ranks said that had lost another, which may be named already.
+    which the launcher was `asked` to stop, or 0; `report`: what ranks said that had lost another, which may be named already.
 
-    >>> outcome = Outcome({0: LOST, 1: -signal.SIGKILL})
-    >>> outcome.lost, outcome.can_go_on
+    >>> outcome = RunOutcome({0: LOST_CODE, 1: -signal.SIGKILL})
+    >>> outcome.lost, outcome.can_restart
     ((1,), True)
     """
 
     codes: Mapping[int, int]
     killed: Collection[int] = ()
     asked: int = 0
-    word: str = ""
+    report: str = ""
 
     @property
     def lost(self) -> tuple[int, ...]:
         """The ranks that a signal has ended that is no request to stop, and those that hung."""
-        signalled = (rank for rank, code in self.codes.items() if code < 0 and code not in ENDED)
+        signalled = (rank for rank, code in self.codes.items() if code < 0 and code not in SIGNALLED_CODES)
         return tuple(sorted({*signalled, *self.killed}))
 
     @property
-    def can_go_on(self) -> bool:
+    def can_restart(self) -> bool:
         """Whether the run has ended only because some of its ranks were lost, or the connections between them."""
-        said = any(code in INPUT for code in self._own.values())
+        said = any(code in INPUT_ERROR_CODES for code in self._failed_codes.values())
         if self.asked or said or len(self.lost) == len(self.codes):
             return False
-        return bool(self.lost) or (LOST in self._own.values() and not self._unsaid)
+        return bool(self.lost) or (LOST_CODE in self._failed_codes.values() and not self._unexplained)
 
     def code(self) -> int:
         """The code of a rank that has said what is wrong with the input, or of the signal by which the run was stopped; 0.
 
         Raises `RunEndedError` for ranks that ended without a word, `LostRankError` where ranks have lost each other.
         """
-        said = [code for code in self._own.values() if code in INPUT]
+        said = [code for code in self._failed_codes.values() if code in INPUT_ERROR_CODES]
         if said:
             return said[0]
-        if self._unsaid:
-            raise RunEndedError(*(_how(rank, code) for rank, code in self._unsaid.items()))
-        if LOST in self._own.values():
-            raise LostRankError(self.word)
-        if self.killed and not self._own:
+        if self._unexplained:
+            raise RunEndedError(*(_describe_exit(rank, code) for rank, code in self._unexplained.items()))
+        if LOST_CODE in self._failed_codes.values():
+            raise LostRankError(self.report)
+        if self.killed and not self._failed_codes:
             late = ", ".join(map(str, sorted(self.killed)))
             raise RunEndedError(f"ranks {late} had not ended {STOP_S:g} s after the others, and were killed")
-        stopped = [code if code > 0 else exit_code(-code) for code in self._own.values()]
+        stopped = [code if code > 0 else exit_code(-code) for code in self._failed_codes.values()]
         return exit_code(self.asked) if self.asked and stopped else next(iter(stopped), 0)
 
     @property
-    def _own(self) -> dict[int, int]:
+    def _failed_codes(self) -> dict[int, int]:
         """The codes, but 0, of the ranks that ended by themselves."""
         return {rank: code for rank, code in sorted(self.codes.items()) if code and rank not in self.killed}
 
     @property
-    def _unsaid(self) -> dict[int, int]:
+    def _unexplained(self) -> dict[int, int]:
         """Those of the ranks that ended without a word."""
-        return {rank: code for rank, code in self._own.items() if code not in (*INPUT, LOST, *STOPPED, *ENDED)}
+        return {
+            rank: code
+            for rank, code in self._failed_codes.items()
+            if code not in (*INPUT_ERROR_CODES, LOST_CODE, *STOPPED_CODES, *SIGNALLED_CODES)
+        }
 
 
-def _how(rank: int, code: int) -> str:
+def _describe_exit(rank: int, code: int) -> str:
     how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
     hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
     return f"rank {rank} ended with {how}{hint}"
 
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-def largest_plan(plan: Plan, num_devices: int) -> Plan:
+def replan_for_at_most(plan: Plan, num_devices: int) -> Plan:
     """The plan for the most devices, of at most so many, for which there is one.
 
     Raises what is wrong with `num_devices` where there is none for fewer either.
@@ -235,37 +241,37 @@ def largest_plan(plan: Plan, num_devices: int) -> Plan:
     problems: list[ShardwiseError] = []
     for count in range(num_devices, 0, -1):
         try:
-            return planned_for(plan, count)
+            return replan_for(plan, count)
         except ShardwiseError as error:
             problems.append(error)
     raise problems[0]
 
 
 def launch_elastic(arguments: Sequence[str], plan: Plan, max_restarts: int) -> int:
-    """Run the ranks of a plan on this machine as `launch` does, and again on the processes that are left where some were lost.
+    """Run the ranks of a plan on this machine as `run_ranks` does, and again on the processes that are left where some were lost.
 
     Each time they go on from the newest whole checkpoint, with a plan for at most as many devices as processes are left. A GPU
-    whose rank was lost is not used again. Raises as `launch` does for what is no loss of ranks, `RunEndedError` for one after
+    whose rank was lost is not used again. Raises as `run_ranks` does for what is no loss of ranks, `RunEndedError` for one after
     `max_restarts`, and what is wrong with the number of devices that are left where no plan for them is legal and fits.
     """
     devices, more = list(range(plan.layout.num_devices)), dict[str, str]()
     for number in range(1, max_restarts + 2):
-        outcome = outcome_of(arguments, len(devices), more)
-        if not outcome.can_go_on:
+        outcome = launch_and_wait(arguments, len(devices), more)
+        if not outcome.can_restart:
             return outcome.code()
-        reason = _reason(outcome)
+        reason = _failure_reason(outcome)
         if number <= max_restarts:
             left = [device for rank, device in enumerate(devices) if rank not in outcome.lost]
-            what = f"{reason}; {len(left)} of {counted(len(devices), 'rank')} can go on"
+            what = f"{reason}; {len(left)} of {pluralize(len(devices), 'rank')} can go on"
             print(f"restart {number} of at most {max_restarts}: {what}", file=sys.stderr, flush=True)
-            devices = left[: largest_plan(plan, len(left)).layout.num_devices]
-            more = {RESTARTED: reason, **_visible(devices)}
+            devices = left[: replan_for_at_most(plan, len(left)).layout.num_devices]
+            more = {RESTART_REASON: reason, **_gpu_environment(devices)}
     raise RunEndedError(
-        f"{reason}; recipe.max_restarts allows {counted(max_restarts, 'restart')}, and there were as many"
+        f"{reason}; recipe.max_restarts allows {pluralize(max_restarts, 'restart')}, and there were as many"
     )
 
 
-def _reason(outcome: Outcome) -> str:
+def _failure_reason(outcome: RunOutcome) -> str:
     """What the launcher would have reported."""
     try:
         outcome.code()
@@ -274,7 +280,7 @@ def _reason(outcome: Outcome) -> str:
     return ""
 
 
-def _visible(devices: Sequence[int]) -> dict[str, str]:
+def _gpu_environment(devices: Sequence[int]) -> dict[str, str]:
     """The environment in which ranks see the GPUs of those that are left alone, of those that this process may use."""
-    ids = os.environ.get(VISIBLE, ",".join(map(str, range(max(devices) + 1)))).split(",")
-    return {VISIBLE: ",".join(ids[device] for device in devices if device < len(ids))}
+    ids = os.environ.get(VISIBLE_DEVICES, ",".join(map(str, range(max(devices) + 1)))).split(",")
+    return {VISIBLE_DEVICES: ",".join(ids[device] for device in devices if device < len(ids))}

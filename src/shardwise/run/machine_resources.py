@@ -51,7 +51,7 @@ def keep_host_memory() -> bool:
     )
 
 
-def used(device: str) -> dict[str, float]:
+def memory_used(device: str) -> dict[str, float]:
     """The peak of a device's memory, by torchtitan's names; of a CPU the largest resident set of the process so far, by ours."""
     if device == "cpu":
         return {"memory/max_rss(GiB)": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / GIB}

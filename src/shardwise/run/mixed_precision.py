@@ -8,20 +8,20 @@ from typing import Any
 
 import torch
 
-from shardwise.run.kernels.matmul import Narrow, narrow_of
-from shardwise.run.recipe import Recipe
+from shardwise.run.kernels.matmul import ProductFormats, product_formats
+from shardwise.run.recipe import TrainingRecipe
 from shardwise.values.errors import InputError
 from shardwise.values.precision import Precision
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # FP8 at rest. E4M3 for gradients of weights and first moments: nanotron, src/nanotron/fp8/constants. Squares of gradients need
 # the range of E5M2: in E4M3 those of gradients below a five-hundredth of the largest would be 0, by whose root an update divides.
-AT_REST = {**DTYPES, "fp8": torch.float8_e4m3fn}
-SQUARES_AT_REST = {**DTYPES, "fp8": torch.float8_e5m2}
+STORED_DTYPES = {**DTYPES, "fp8": torch.float8_e4m3fn}
+STORED_SQUARE_DTYPES = {**DTYPES, "fp8": torch.float8_e5m2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Formats:
+class TrainingDtypes:
     """Formats of a run: `weights` as they rest, and as the model of `activations` uses them; `tiled`: what those that products
     take rest in instead, in tiles; their `gradients`, the copy that these are `accumulated` in (None: none), the one that they
     are `reduced` in, and the one that rests for the `update` (None: none); the `state` that the optimizer updates, its `moments`
@@ -36,7 +36,7 @@ class Formats:
     moments: torch.dtype
     squares: torch.dtype
     update: torch.dtype | None
-    tiled: Narrow | None = None
+    tiled: ProductFormats | None = None
 
     @property
     def has_master(self) -> bool:
@@ -60,21 +60,21 @@ class Formats:
         return self.accumulated or self.gradients
 
 
-def formats_of(precision: Precision) -> Formats:
+def training_dtypes(precision: Precision) -> TrainingDtypes:
     """The formats of a recipe that runs (`layout.rules.engine`)."""
     accumulated, update = precision.accumulated_gradients, precision.update_gradients
     is_tiled = precision.weights not in DTYPES
     weights = precision.activations if is_tiled else precision.weights
-    return Formats(
-        weights=DTYPES[weights], activations=DTYPES[precision.activations], gradients=AT_REST[precision.gradients],
-        accumulated=DTYPES[accumulated] if accumulated else None, reduced=AT_REST[precision.gradient_reduction],
-        state=DTYPES[precision.master or weights], moments=AT_REST[precision.moments],
-        squares=SQUARES_AT_REST[precision.second_moment or precision.moments], update=DTYPES[update] if update else None,
-        tiled=narrow_of(precision) if is_tiled else None,
+    return TrainingDtypes(
+        weights=DTYPES[weights], activations=DTYPES[precision.activations], gradients=STORED_DTYPES[precision.gradients],
+        accumulated=DTYPES[accumulated] if accumulated else None, reduced=STORED_DTYPES[precision.gradient_reduction],
+        state=DTYPES[precision.master or weights], moments=STORED_DTYPES[precision.moments],
+        squares=STORED_SQUARE_DTYPES[precision.second_moment or precision.moments], update=DTYPES[update] if update else None,
+        tiled=product_formats(precision) if is_tiled else None,
     )  # fmt: skip
 
 
-LEAST = 1.0  # below it gradients are smaller than those of the loss itself: no scale is what is missing
+MIN_LOSS_SCALE = 1.0  # below it gradients are smaller than those of the loss itself: no scale is what is missing
 
 
 class LossScaler:
@@ -84,19 +84,19 @@ class LossScaler:
     Source: Micikevicius et al. 2018 (arXiv 1710.03740), section 3.2; PyTorch, torch.amp.GradScaler, for the default values.
     Differs: where GradScaler looks at each gradient, this looks at their norm, which is not finite if any of them is not.
 
-    >>> scaler = LossScaler(Recipe(steps=8, loss_scale=4.0, loss_scale_interval=2))
-    >>> [scaler.seen(is_finite=one) or scaler.scale for one in (False, True, True, True)]
+    >>> scaler = LossScaler(TrainingRecipe(steps=8, loss_scale=4.0, loss_scale_interval=2))
+    >>> [scaler.update(is_finite=one) or scaler.scale for one in (False, True, True, True)]
     [2.0, 2.0, 4.0, 4.0]
     >>> scaler.num_skipped
     1
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: TrainingRecipe) -> None:
         self.recipe, self.scale = recipe, recipe.loss_scale
         self.num_clean = 0  # steps since the scale was another one
         self.num_skipped = 0
 
-    def seen(self, *, is_finite: bool) -> None:
+    def update(self, *, is_finite: bool) -> None:
         """A step's gradients have been reduced. Raises `InputError` where no scale makes them finite."""
         if is_finite:
             self.num_clean += 1
@@ -108,7 +108,7 @@ class LossScaler:
             0,
             self.num_skipped + 1,
         )
-        if self.scale < LEAST:
+        if self.scale < MIN_LOSS_SCALE:
             last = self.scale / self.recipe.loss_scale_backoff
             raise InputError(
                 f"loss scaling: found gradients that are not finite at a scale of {last:g}; "

@@ -1,6 +1,6 @@
 """The recipe of a run: what changes its values and neither its layout nor its price. Kept with the run.
 
-A `Recipe` has the learning rate and its schedule, the precision of scaled products, how experts are balanced, what is
+A `TrainingRecipe` has the learning rate and its schedule, the precision of scaled products, how experts are balanced, what is
 done about anomalous steps, and the folders of token shards with the weights by which their sequences are drawn.
 """
 
@@ -13,28 +13,28 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, assert_never
 
-from shardwise.model.optimizers.registry import optimizer_fields, optimizer_named
-from shardwise.values.errors import InputError, require
-from shardwise.values.issue_policy import BUCKET_BYTES, REDUCTIONS, Reduction
-from shardwise.values.precision import AmaxAlgorithm, Delayed
+from shardwise.model.optimizers.registry import get_optimizer, optimizer_fields
+from shardwise.values.errors import InputError, raise_problems
+from shardwise.values.issue_policy import BUCKET_BYTES, GRADIENT_REDUCTIONS, GradientReduction
+from shardwise.values.precision import AmaxAlgorithm, DelayedScaling
 from shardwise.values.units import parse_quantity
 
-Schedule = Literal["cosine", "wsd", "constant"]
-Balance = Literal["auxiliary", "bias", "none"]
-BatchRate = Literal["none", "sqrt", "linear"]
-SCHEDULES: tuple[Schedule, ...] = ("cosine", "wsd", "constant")
-BALANCES: tuple[Balance, ...] = ("auxiliary", "bias", "none")
+LearningRateSchedule = Literal["cosine", "wsd", "constant"]
+BalanceMethod = Literal["auxiliary", "bias", "none"]
+BatchLrRule = Literal["none", "sqrt", "linear"]
+LR_SCHEDULES: tuple[LearningRateSchedule, ...] = ("cosine", "wsd", "constant")
+BALANCE_METHODS: tuple[BalanceMethod, ...] = ("auxiliary", "bias", "none")
 # The learning rate is multiplied by this power of the batch over the plan's. Sources: Goyal et al. 2017 (linear, of SGD); Malladi
 # et al. 2022 (square root, of Adam).
-BATCH_RATES: Mapping[BatchRate, float] = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
+BATCH_LR_RULES: Mapping[BatchLrRule, float] = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
 # A spike lies so many standard deviations above the mean of so many steps. Source: OLMo-core, optim/skip_step_optimizer.py
 # (rolling_interval_length, sigma_factor; read 2026-11), which leaves out steps of such a loss or norm and looks at none before it
 # has half of the window, and at least 20 steps. Differs: there a loss as far below the mean counts too.
-WINDOW, DEVIATIONS, LEAST = 128, 6.0, 20
+SPIKE_WINDOW, SPIKE_DEVIATIONS, MIN_SPIKE_STEPS = 128, 6.0, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
+class TrainingRecipe:
     """The recipe of a run of `steps` optimizer steps.
 
     `data` are folders of token shards, each with the weight by which its sequences are drawn.
@@ -79,9 +79,9 @@ class Recipe:
     """
 
     steps: int
-    data: tuple[Source, ...] = ()
+    data: tuple[WeightedSource, ...] = ()
     learning_rate: float = 3e-4
-    schedule: Schedule = "cosine"
+    schedule: LearningRateSchedule = "cosine"
     warmup_steps: int = 0
     decay_steps: int = 0
     final_fraction: float = 0.1
@@ -95,14 +95,14 @@ class Recipe:
     amax_algorithm: AmaxAlgorithm = "max"
     amax_margin: int = 0
     seed: int = 0
-    reduction: Reduction = "bucketed"
+    reduction: GradientReduction = "bucketed"
     bucket_bytes: int = BUCKET_BYTES
     reduce_each_micro_batch: bool = False
     batch_ramp: tuple[tuple[int, int], ...] = ()
     batch_schedule: str | None = None
-    batch_lr: BatchRate = "none"
+    batch_lr: BatchLrRule = "none"
     to_loss: float | None = None
-    balance: Balance = "auxiliary"
+    balance: BalanceMethod = "auxiliary"
     balance_coefficient: float = 0.01
     balance_rate: float = 1e-3
     capacity_factor: float | None = None
@@ -118,16 +118,16 @@ class Recipe:
     slow_factor: float = 2.0  # ranks with the same work: on a host whose cores others use too they differ by less
     timeout_s: float = 600.0
     initial: str | None = None
-    non_finite: Action = "stop"
-    loss_spike: Action = "ignore"
-    norm_spike: Action = "ignore"
-    spike_window: int = WINDOW
-    spike_deviations: float = DEVIATIONS
+    non_finite: AnomalyAction = "stop"
+    loss_spike: AnomalyAction = "ignore"
+    norm_spike: AnomalyAction = "ignore"
+    spike_window: int = SPIKE_WINDOW
+    spike_deviations: float = SPIKE_DEVIATIONS
     max_rewinds: int = 20
     max_restarts: int = 3
 
     def __post_init__(self) -> None:
-        require([f"recipe: {problem} is required" for problem in (*self._problems(), *self.delayed.problems())])
+        raise_problems([f"recipe: {problem} is required" for problem in (*self._problems(), *self.delayed.problems())])
 
     def _problems(self) -> Iterator[str]:
         for name in ("steps", "bucket_bytes", "keep_checkpoints", "loss_scale_interval"):
@@ -145,8 +145,12 @@ class Recipe:
         ):
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; at least 0"
-        choices: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "reduction": REDUCTIONS, "balance": BALANCES}
-        choices |= {"batch_lr": tuple(BATCH_RATES)}
+        choices: dict[str, tuple[str, ...]] = {
+            "schedule": LR_SCHEDULES,
+            "reduction": GRADIENT_REDUCTIONS,
+            "balance": BALANCE_METHODS,
+        }
+        choices |= {"batch_lr": tuple(BATCH_LR_RULES)}
         choices |= dict.fromkeys(POLICIES, ACTIONS) | {NON_FINITE: ACTIONS[1:]}  # there is no going on with it
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -176,20 +180,20 @@ class Recipe:
             yield f"warmup_steps + decay_steps are {self.warmup_steps + self.decay_steps}; at most the {self.steps} steps"
 
     @property
-    def policies(self) -> dict[str, Action]:
+    def policies(self) -> dict[str, AnomalyAction]:
         """What each policy does, by its name."""
         return {NON_FINITE: self.non_finite, LOSS_SPIKE: self.loss_spike, NORM_SPIKE: self.norm_spike}
 
     @property
-    def delayed(self) -> Delayed:
+    def delayed(self) -> DelayedScaling:
         """How scales follow from earlier steps."""
-        return Delayed(history=self.amax_history, algorithm=self.amax_algorithm, margin=self.amax_margin)
+        return DelayedScaling(history=self.amax_history, algorithm=self.amax_algorithm, margin=self.amax_margin)
 
     def measures_noise_at(self, step: int) -> bool:
         """Whether the noise scale is measured in a step, counted from 0."""
         return self.noise_scale_every > 0 and (step + 1) % self.noise_scale_every == 0
 
-    def of_step(self, step: int) -> Recipe:
+    def for_step(self, step: int) -> TrainingRecipe:
         """The recipe as a step, counted from 0, issues it: one that measures no noise scale issues nothing for it."""
         return self if self.measures_noise_at(step) else replace(self, noise_scale_every=0)
 
@@ -199,12 +203,12 @@ class Recipe:
 
         Sources: Loshchilov and Hutter 2017 (cosine); Hu et al. 2024, MiniCPM (WSD: warm-up, stable, decay).
         """
-        highest = self.learning_rate * math.pow(batch, BATCH_RATES[self.batch_lr])
+        highest = self.learning_rate * math.pow(batch, BATCH_LR_RULES[self.batch_lr])
         if step < self.warmup_steps:
             return highest * (step + 1) / self.warmup_steps
-        return highest * self._part(step)
+        return highest * self._decay_factor(step)
 
-    def _part(self, step: int) -> float:
+    def _decay_factor(self, step: int) -> float:
         match self.schedule:
             case "cosine":
                 done = (step - self.warmup_steps) / max(self.steps - 1 - self.warmup_steps, 1)
@@ -222,28 +226,30 @@ class Recipe:
         return self.final_fraction + (1.0 - self.final_fraction) * left
 
 
-def recipe_payload(recipe: Recipe, optimizer: str) -> dict[str, Any]:
+def recipe_payload(recipe: TrainingRecipe, optimizer: str) -> dict[str, Any]:
     """What a run's folder keeps of its recipe: every value by name, those of the plan's optimizer among them."""
     payload = asdict(recipe)
-    values = optimizer_named(optimizer).given(payload.pop("optimizer"))
+    values = get_optimizer(optimizer).resolve_hyperparameters(payload.pop("optimizer"))
     return {**payload, **values}
 
 
-def parse_recipe(payload: Mapping[str, Any], what: str) -> Recipe:
+def parse_recipe(payload: Mapping[str, Any], what: str) -> TrainingRecipe:
     """A recipe from its payload. Raises `InputError` that names each field that is wrong."""
-    from shardwise.values.plain_data import parse
+    from shardwise.values.plain_data import parse_dataclass
 
-    own = {one.name for one in fields(Recipe)} - {"optimizer"}
+    own = {one.name for one in fields(TrainingRecipe)} - {"optimizer"}
     kept = {name: value for name, value in payload.items() if name in own}
-    return parse(
-        Recipe, {**kept, "optimizer": {name: payload[name] for name in optimizer_fields() if name in payload}}, what
+    return parse_dataclass(
+        TrainingRecipe,
+        {**kept, "optimizer": {name: payload[name] for name in optimizer_fields() if name in payload}},
+        what,
     )
 
 
-Source = tuple[str, float]  # the folder and its weight: in a recipe
+WeightedSource = tuple[str, float]  # the folder and its weight: in a recipe
 
 
-def parse_source(text: str) -> Source:
+def parse_source(text: str) -> WeightedSource:
     """What `--data` says: DIR, of weight 1, or DIR=WEIGHT. Raises `InputError` for a weight that is not positive.
 
     >>> parse_source("data"), parse_source("shards/code=0.3")
@@ -260,13 +266,13 @@ def parse_source(text: str) -> Source:
     return folder, found
 
 
-def source_words(sources: Sequence[Source]) -> list[str]:
+def source_flags(sources: Sequence[WeightedSource]) -> list[str]:
     """The flags that say the same."""
     words = [folder if weight == 1.0 else f"{folder}={weight!r}" for folder, weight in sources]
     return [word for source in words for word in ("--data", source)]
 
 
-def source_names(sources: Sequence[Source]) -> tuple[str, ...]:
+def source_names(sources: Sequence[WeightedSource]) -> tuple[str, ...]:
     """What each is called in logs and summaries: its folder's own name, or its whole path where two share one.
 
     >>> source_names([("a/web", 1.0), ("a/code", 1.0)]), source_names([("a/en", 1.0), ("b/en", 1.0)])
@@ -277,7 +283,7 @@ def source_names(sources: Sequence[Source]) -> tuple[str, ...]:
     return tuple(name if counts[name] == 1 else folder for name, (folder, _) in zip(short, sources, strict=True))
 
 
-def require_distinct(sources: Sequence[Source]) -> None:
+def require_distinct_sources(sources: Sequence[WeightedSource]) -> None:
     """Raise `InputError` where a folder is given twice."""
     counts = Counter(Path(folder) for folder, _ in sources)
     twice = [str(folder) for folder, count in counts.items() if count > 1]
@@ -287,8 +293,8 @@ def require_distinct(sources: Sequence[Source]) -> None:
         )
 
 
-Action = Literal["ignore", "stop", "skip", "rewind"]
-ACTIONS: tuple[Action, ...] = ("ignore", "stop", "skip", "rewind")
+AnomalyAction = Literal["ignore", "stop", "skip", "rewind"]
+ACTIONS: tuple[AnomalyAction, ...] = ("ignore", "stop", "skip", "rewind")
 NON_FINITE, LOSS_SPIKE, NORM_SPIKE = POLICIES = ("non_finite", "loss_spike", "norm_spike")
 
 Device = Literal["auto", "cpu", "cuda"]

@@ -22,11 +22,11 @@ from shardwise.values.errors import InputError
 
 TIMEOUT = timedelta(seconds=120)
 # Runs in each process: its rank, their number, its device, its arguments; what the first one yields is passed on.
-Work = Callable[[int, int, torch.device, Any], Iterator[Any]]
+ProcessWork = Callable[[int, int, torch.device, Any], Iterator[Any]]
 
 
-def together(
-    work: Work, given: Any, device: str, num_processes: int, wanted: int, verb: str = "bench"
+def run_in_processes(
+    work: ProcessWork, given: Any, device: str, num_processes: int, wanted: int, verb: str = "bench"
 ) -> Iterator[Any]:
     """Run `work` in so many processes at once, and give the `wanted` things that the first of them yields, as they come.
 
@@ -34,9 +34,9 @@ def together(
     """
     with tempfile.TemporaryDirectory() as folder:
         queue = get_context("spawn").SimpleQueue()
-        with _threads(num_processes), _ctrl_c_held():
+        with _shared_threads(num_processes), _block_sigint():
             joined: Any = spawn(  # type: ignore[no-untyped-call]
-                _process,
+                _run_process,
                 (work, given, num_processes, device, str(Path(folder) / "store"), queue),
                 num_processes,
                 join=False,
@@ -44,15 +44,15 @@ def together(
         try:
             for _ in range(wanted):
                 while queue.empty():
-                    _alive(joined, verb)
+                    _require_alive(joined, verb)
                     time.sleep(0.01)
                 yield queue.get()
             joined.join()
         finally:
-            _end(joined.processes)
+            _end_processes(joined.processes)
 
 
-def _alive(joined: Any, verb: str) -> None:
+def _require_alive(joined: Any, verb: str) -> None:
     try:
         if joined.join(timeout=0.01):
             raise InputError(f"{verb}: the processes ended before all was done")
@@ -62,7 +62,7 @@ def _alive(joined: Any, verb: str) -> None:
 
 
 @contextmanager
-def _threads(num_processes: int) -> Iterator[None]:
+def _shared_threads(num_processes: int) -> Iterator[None]:
     """As many threads for each process as `train` gives it."""
     before = os.environ.get("OMP_NUM_THREADS")
     set_threads(num_processes)
@@ -74,7 +74,7 @@ def _threads(num_processes: int) -> Iterator[None]:
 
 
 @contextmanager
-def _ctrl_c_held() -> Iterator[None]:
+def _block_sigint() -> Iterator[None]:
     """Ctrl-C waits: processes that start here never receive it, and leave it to this one to end them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -83,7 +83,7 @@ def _ctrl_c_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end(processes: Sequence[Any]) -> None:
+def _end_processes(processes: Sequence[Any]) -> None:
     """End those that still run: after Ctrl-C, or where one has failed."""
     for one in processes:
         if one.is_alive():
@@ -91,7 +91,7 @@ def _end(processes: Sequence[Any]) -> None:
         one.join()
 
 
-def _process(rank: int, work: Work, given: Any, size: int, device: str, store: str, queue: Any) -> None:
+def _run_process(rank: int, work: ProcessWork, given: Any, size: int, device: str, store: str, queue: Any) -> None:
     place = torch.device(f"cuda:{rank}" if device == "cuda" else "cpu")
     if device == "cuda":
         torch.cuda.set_device(place)

@@ -14,29 +14,29 @@ ClockReading = float | torch.cuda.Event
 
 
 @dataclass(slots=True)
-class _Span:
+class _ClockSpan:
     term: str
     start: ClockReading
     stop: ClockReading | None = None
-    inner: list[_Span] = field(default_factory=list)
+    inner: list[_ClockSpan] = field(default_factory=list)
 
 
-class Clock:
+class StepClock:
     """Times spans by term. A span inside another counts for its own term only. On a GPU marks are events on the stream that
     computes, so that a span is what the device was busy with or waited for, not what the host did."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
         self.recorder: Callable[[str], AbstractContextManager[None]] | None = None  # entered around spans as well
-        self._outer: list[_Span] = []
-        self._open: list[_Span] = []
-        self._begun: ClockReading = self._mark()
+        self._outer: list[_ClockSpan] = []
+        self._open: list[_ClockSpan] = []
+        self._step_start: ClockReading = self._mark()
 
     def begin(self) -> None:
         """Begin a step."""
         self._outer.clear()
         self._open.clear()
-        self._begun = self._mark()
+        self._step_start = self._mark()
 
     def end(self) -> dict[str, float]:
         """Seconds of the step so far by term; "other" is what no span had."""
@@ -45,14 +45,14 @@ class Clock:
             torch.cuda.synchronize()
         found: dict[str, float] = {}
         for span in self._outer:
-            _add(span, found, self.on_gpu)
-        whole = _seconds(self._begun, ended, self.on_gpu)
+            _add_span(span, found, self.on_gpu)
+        whole = _seconds(self._step_start, ended, self.on_gpu)
         return {**found, "other": max(whole - sum(found.values()), 0.0)}
 
     @contextmanager
     def __call__(self, term: str) -> Iterator[None]:
         """A span of a term."""
-        span = _Span(term, self._mark())
+        span = _ClockSpan(term, self._mark())
         (self._open[-1].inner if self._open else self._outer).append(span)
         self._open.append(span)
         try:
@@ -70,11 +70,11 @@ class Clock:
         return event
 
 
-def _add(span: _Span, found: dict[str, float], on_gpu: bool) -> float:
+def _add_span(span: _ClockSpan, found: dict[str, float], on_gpu: bool) -> float:
     """Count a span and what is inside; its whole seconds."""
     assert span.stop is not None
     whole = _seconds(span.start, span.stop, on_gpu)
-    inner = sum(_add(one, found, on_gpu) for one in span.inner)
+    inner = sum(_add_span(one, found, on_gpu) for one in span.inner)
     found[span.term] = found.get(span.term, 0.0) + max(whole - inner, 0.0)
     return whole
 
@@ -85,7 +85,7 @@ def _seconds(start: ClockReading, stop: ClockReading, on_gpu: bool) -> float:
     return stop - start  # type: ignore[operator]
 
 
-class Mark(NamedTuple):
+class Timestamp(NamedTuple):
     """A moment: nanoseconds of the host's monotonic clock and of this thread on a core, and on a GPU an event on the stream that
     computed then."""
 
@@ -94,7 +94,7 @@ class Mark(NamedTuple):
     event: torch.cuda.Event | None = None
 
 
-class Marks:
+class DeviceTimer:
     """Takes marks on a device, and says when they were. A GPU is never waited for in between."""
 
     def __init__(self, device: torch.device) -> None:
@@ -104,15 +104,15 @@ class Marks:
             torch.cuda.synchronize(device)
             self.origin = self.now()
 
-    def now(self) -> Mark:
+    def now(self) -> Timestamp:
         """This moment; of a GPU that of its current stream."""
         if not self.on_gpu:
-            return Mark(time.perf_counter_ns(), time.thread_time_ns())
+            return Timestamp(time.perf_counter_ns(), time.thread_time_ns())
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
-        return Mark(time.perf_counter_ns(), event=event)
+        return Timestamp(time.perf_counter_ns(), event=event)
 
-    def ns(self, mark: Mark) -> int:
+    def ns(self, mark: Timestamp) -> int:
         """Nanoseconds from the first mark on; of a GPU all of its work must be done."""
         if mark.event is None or self.origin.event is None:
             return mark.host_ns - self.origin.host_ns

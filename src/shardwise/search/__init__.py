@@ -4,8 +4,9 @@ Every legal layout is priced with NumPy arrays (`vectorised`). Of the fastest, t
 best is taken, and its pipeline stages are balanced. Around one plan the room builds comparisons of clusters, sweeps over a value,
 plans to a target loss, and explanations (`explain`).
 
-Entry points: `planner.plan` and `planner.plan_layout`, `vectorised.search_layouts.search`, `compare_clusters.plan_clusters`,
-`plan_sweep.planned`, `plan_to_target_loss.plan_to_loss`, `explain.explanation.explain`, `plan_file.dump_plan` and `load_plan`.
+Entry points: `planner.make_plan`, `layout_plan.plan_layout`, `vectorised.search_layouts.search_layouts`,
+`compare_clusters.plan_clusters`, `plan_sweep.plan_cases`, `plan_to_target_loss.plan_to_loss`, `explain.explanation.explain_plan`,
+`plan_file.dump_plan` and `load_plan`.
 
 May import `values`, `hardware`, `model`, `pipeline`, `records`, `batch_size`, `layout`, `price` and `book_formulas`; never `run`,
 `measure`, `present` or torch. Inside: `plan`, `vectorised` < `verdicts`, `balance_stages` < `planner` < `nearest_fitting_layout`,

@@ -15,21 +15,23 @@ from functools import cached_property
 from typing import NamedTuple
 
 from shardwise.hardware.cluster import Cluster
-from shardwise.layout.layers_per_stage import fewest_layers, layers_per_stage, stages_on_ranks
+from shardwise.layout.layers_per_stage import min_layers_per_stage, natural_layers_by_stage, stage_placement
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.price.estimate import estimate
 from shardwise.price.estimate_terms import MEMORY
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.stage_contents import Stage
-from shardwise.search.vectorised.search_layouts import Found, SearchResult
+from shardwise.price.stage_contents import StageCosts
+from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult
 
-NEAR = 1.35  # times the best step: even stages of those behind cost at most a third, as in DeepSeek-V3 on 16 of them
-NUM_TRIED = 8  # of these the fastest: some ten milliseconds each
+NEAR_BEST = (
+    1.35  # times the best step: even stages of those behind cost at most a third, as in DeepSeek-V3 on 16 of them
+)
+NUM_BALANCED = 8  # of these the fastest: some ten milliseconds each
 
 
-class Division(NamedTuple):
+class LayerSplit(NamedTuple):
     """Layers of some devices: the seconds of the slowest, the squares of the numbers (of equals, the most even), the numbers."""
 
     slowest_s: float
@@ -37,20 +39,20 @@ class Division(NamedTuple):
     layers: tuple[int, ...]
 
 
-def balanced(pricing: Pricing, capacity_bytes: float) -> Layout:
+def balance_stages(pricing: Pricing, capacity_bytes: float) -> Layout:
     """The layout with layers per stage that make its slowest stage as fast as possible within the given memory of each device;
     the layout itself where none is faster, and where virtual stages, which others would wait for, are as even as possible."""
     if pricing.layout.pp == 1 or pricing.layout.num_virtual_stages > 1:
         return pricing.layout
-    devices = _Devices(pricing, capacity_bytes)
-    found = devices.divided()
+    devices = _LayerSplitter(pricing, capacity_bytes)
+    found = devices.best_split()
     if found is None or found.slowest_s >= devices.bound_s:
         return pricing.layout
-    return _given(pricing.architecture, pricing.layout, devices.of_stages(found.layers))
+    return _with_layers(pricing.architecture, pricing.layout, devices.layers_of_stages(found.layers))
 
 
 @dataclass(frozen=True)
-class Balancing:
+class StageBalancer:
     """Layers of each stage for layouts of a job, within a given memory per device."""
 
     architecture: Architecture
@@ -58,15 +60,15 @@ class Balancing:
     job: Job
     capacity_bytes: float
 
-    def of_search(self, found: SearchResult) -> SearchResult:
+    def balance_result(self, found: SearchResult) -> SearchResult:
         """A search's result, with the best stages for the pipelines among the fastest layouts."""
         rows = (*found.best, *found.even, *found.by_factorisation)
-        within = found.best[0].step_time_s * NEAR
+        within = found.best[0].step_time_s * NEAR_BEST
         near = (row for row in rows if row.layout.pp > 1 and row.step_time_s <= within)
-        tried = list(dict.fromkeys(sorted(near, key=lambda row: row.step_time_s)))[:NUM_TRIED]
+        tried = list(dict.fromkeys(sorted(near, key=lambda row: row.step_time_s)))[:NUM_BALANCED]
         better = {row.layout: self.best(row) for row in tried}
 
-        def changed(rows: Sequence[Found]) -> tuple[Found, ...]:
+        def changed(rows: Sequence[PricedLayout]) -> tuple[PricedLayout, ...]:
             return tuple(better.get(row.layout, row) for row in rows)
 
         best = sorted({*better.values(), *changed(found.best)}, key=lambda row: (row.step_time_s, str(row.layout)))
@@ -74,28 +76,28 @@ class Balancing:
             found, best=tuple(best), even=changed(found.even), by_factorisation=changed(found.by_factorisation)
         )
 
-    def of_layout(self, layout: Layout) -> Layout:
+    def balance_layout(self, layout: Layout) -> Layout:
         """A layout with its best stages."""
-        return self.best(self._found(layout)).layout if layout.pp > 1 else layout
+        return self.best(self._price(layout)).layout if layout.pp > 1 else layout
 
-    def best(self, row: Found) -> Found:
+    def best(self, row: PricedLayout) -> PricedLayout:
         """The faster of a row and it with balanced stages."""
-        layout = balanced(Pricing(self.architecture, self.cluster, self.job, row.layout), self.capacity_bytes)
-        return row if layout == row.layout else min(row, self._found(layout), key=lambda one: one.step_time_s)
+        layout = balance_stages(Pricing(self.architecture, self.cluster, self.job, row.layout), self.capacity_bytes)
+        return row if layout == row.layout else min(row, self._price(layout), key=lambda one: one.step_time_s)
 
-    def _found(self, layout: Layout) -> Found:
+    def _price(self, layout: Layout) -> PricedLayout:
         priced = estimate(self.architecture, self.cluster, self.job, layout)
-        return Found(layout, priced.step_time_s, priced.memory_bytes)
+        return PricedLayout(layout, priced.step_time_s, priced.memory_bytes)
 
 
-def _given(architecture: Architecture, layout: Layout, layers: tuple[int, ...]) -> Layout:
+def _with_layers(architecture: Architecture, layout: Layout, layers: tuple[int, ...]) -> Layout:
     """The layout with layers per stage; None for them where these are the even ones."""
-    even = layers_per_stage(architecture, stages_on_ranks(layout))
+    even = natural_layers_by_stage(architecture, stage_placement(layout))
     return replace(layout, layers_per_stage=None if layers == even else layers)
 
 
 @dataclass
-class _Devices:
+class _LayerSplitter:
     """The devices of a pipeline, each with the layers of one stage, or of a stage and its mirror image."""
 
     pricing: Pricing
@@ -105,48 +107,50 @@ class _Devices:
         layout, pricing = self.pricing.layout, self.pricing
         self.both_ends = pricing.pipeline.ends > 1
         self.num_devices = layout.pp // 2 if self.both_ends else layout.pp
-        fewest, held = fewest_layers(pricing.placement), pricing.placement.held
+        fewest, held = min_layers_per_stage(pricing.placement), pricing.placement.stages_of_rank
         self.fewest = [sum(fewest[stage] for stage in held(d)) for d in range(self.num_devices)]
         self.costs = pricing.unit_costs()
         self.known: dict[tuple[bool, bool, int, int], float] = {}
         self.bound_s = max(float(pricing.step(stage).total_s) for stage in pricing.stages(self.costs))
 
-    def divided(self) -> Division | None:
+    def best_split(self) -> LayerSplit | None:
         """The best division of all layers; None where none is faster than the layout's own within the memory."""
         num_layers = self.pricing.architecture.num_layers
-        best = {(0, 0): Division(0.0, 0, ())}
+        best = {(0, 0): LayerSplit(0.0, 0, ())}
         for device in range(self.num_devices):
             left = sum(self.fewest[device + 1 :])
-            following: dict[tuple[int, int], Division] = {}
+            following: dict[tuple[int, int], LayerSplit] = {}
             for (held, dense), before in best.items():
-                for count, own_dense, seconds in self._choices(device, num_layers - held - left, dense):
+                for count, own_dense, seconds in self._layer_choices(device, num_layers - held - left, dense):
                     key = held + count, dense + own_dense
-                    found = Division(
+                    found = LayerSplit(
                         max(before.slowest_s, seconds), before.squares + count * count, (*before.layers, count)
                     )
                     if key not in following or found < following[key]:
                         following[key] = found
-            best = self._reaching(following, self.num_devices - device - 1)
+            best = self._drop_unreachable(following, self.num_devices - device - 1)
         return min(best.values(), default=None)
 
-    def _choices(self, device: int, most: int, dense: int) -> Iterator[tuple[int, int, float]]:
+    def _layer_choices(self, device: int, most: int, dense: int) -> Iterator[tuple[int, int, float]]:
         """The numbers of layers that a device can have, how many of them are leading dense ones, and its time: `most` at most,
         and none that makes it slower than the layout is, or that does not fit."""
         for count in range(self.fewest[device], most + 1):
-            own_dense = min(self.pricing.architecture.num_dense_layers - dense, self._of_first(count))
+            own_dense = min(self.pricing.architecture.num_dense_layers - dense, self._layers_of_first(count))
             seconds = self._seconds(device, count, own_dense)
             if seconds > self.bound_s or not self._fits(device, count, own_dense):
                 return
             yield count, own_dense, seconds
 
-    def _reaching(self, found: dict[tuple[int, int], Division], num_left: int) -> dict[tuple[int, int], Division]:
-        """The numbers from which so many devices can hold all remaining layers: none takes more than `_most`. Behind the last
-        device these are all layers."""
-        least = self.pricing.architecture.num_layers - num_left * self._most
+    def _drop_unreachable(
+        self, found: dict[tuple[int, int], LayerSplit], num_left: int
+    ) -> dict[tuple[int, int], LayerSplit]:
+        """The numbers from which so many devices can hold all remaining layers: none takes more than `_max_layers`. Behind the
+        last device these are all layers."""
+        least = self.pricing.architecture.num_layers - num_left * self._max_layers
         return {key: one for key, one in found.items() if key[0] >= least}
 
     @cached_property
-    def _most(self) -> int:
+    def _max_layers(self) -> int:
         """The most layers, all of the faster kind, with which a device without embedding and head is as fast as the layout."""
         architecture = self.pricing.architecture
         middle = min(1, self.num_devices - 1)
@@ -158,11 +162,11 @@ class _Devices:
             count += 1
         return count
 
-    def _of_first(self, count: int) -> int:
+    def _layers_of_first(self, count: int) -> int:
         """How many of a device's layers are on the stage nearer to the model's beginning."""
         return -(-count // 2) if self.both_ends else count
 
-    def _stage(self, device: int, count: int, dense: int) -> Stage:
+    def _stage(self, device: int, count: int, dense: int) -> StageCosts:
         return self.pricing.stage(self.pricing.counts_with(device, count, dense), self.costs)
 
     def _seconds(self, device: int, count: int, dense: int) -> float:
@@ -176,7 +180,7 @@ class _Devices:
         memory = self.pricing.memory(self._stage(device, count, dense), device)
         return sum(MEMORY.values(memory).values()) <= self.capacity_bytes
 
-    def of_stages(self, layers: tuple[int, ...]) -> tuple[int, ...]:
+    def layers_of_stages(self, layers: tuple[int, ...]) -> tuple[int, ...]:
         """Layers of each stage, from those of each device."""
         if not self.both_ends:
             return layers

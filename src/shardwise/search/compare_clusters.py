@@ -9,54 +9,54 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.cluster_sizes import sizes
+from shardwise.hardware.cluster_sizes import iterate_sizes
 from shardwise.layout.choices import Choices
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.present.draw.notebook import Pictured, Shown
-from shardwise.price.problem import PRICE, Limits
+from shardwise.price.problem import PRICE_FIELD, Limits
 from shardwise.price.reliability import Reliability
 from shardwise.price.training_run import Run
 from shardwise.search.loss_time import LossPoint
 from shardwise.search.plan import Plan
-from shardwise.search.planner import plan, with_elsewhere
+from shardwise.search.planner import add_other_stack_gain, make_plan
 from shardwise.search.verdicts import MODEL_ERROR
 from shardwise.values.errors import MissingValueError, NothingFitsError
-from shardwise.values.progress import Progress, silent, within
+from shardwise.values.progress import Progress, ignore_progress, prefix_progress
 from shardwise.values.units import SECONDS_PER_DAY, format_count, format_days, format_usd
 
 # Sizes that are planned in search of one that meets the limits, as multiples of what would do at the same throughput for each
 # device: more devices have less, and counts with large prime factors lay out badly. The next power of two comes last.
-GROWTH = (1.0, 1.25, 1.5)
+GROWTH_FACTORS = (1.0, 1.25, 1.5)
 NUM_TRIES = 4
 
 
 def plan_clusters(
     architecture: Architecture, clusters: Sequence[Cluster], job: Job, *, limits: Limits | None = None,
-    choices: Choices | None = None, reliability: Reliability | None = None, progress: Progress = silent,
+    choices: Choices | None = None, reliability: Reliability | None = None, progress: Progress = ignore_progress,
 ) -> Comparison:  # fmt: skip
-    """Plan a job on each cluster and choose one: see `compare`. A cluster on which nothing fits stays in the list, with the
-    reason."""
+    """Plan a job on each cluster and choose one: see `choose_contender`. A cluster on which nothing fits stays in the list,
+    with the reason."""
     asked = limits or Limits()
-    found = compare(
-        [_contender(architecture, one, job, asked, choices, reliability, progress) for one in clusters], asked
+    found = choose_contender(
+        [_plan_contender(architecture, one, job, asked, choices, reliability, progress) for one in clusters], asked
     )
-    return replace(found, contenders=chosen_with_elsewhere(found.contenders, found.chosen, choices, progress))
+    return replace(found, contenders=add_gain_to_chosen(found.contenders, found.chosen, choices, progress))
 
 
-def _contender(
+def _plan_contender(
     architecture: Architecture, cluster: Cluster, job: Job, limits: Limits, choices: Choices | None,
     reliability: Reliability | None, progress: Progress,
 ) -> Contender:  # fmt: skip
     found, problem = None, None
     try:
-        found = plan(
+        found = make_plan(
             architecture,
             cluster,
             job,
             choices=choices,
             reliability=reliability,
-            progress=within(progress, cluster.name),
+            progress=prefix_progress(progress, cluster.name),
             elsewhere=False,
         )
     except (NothingFitsError, MissingValueError) as error:
@@ -68,7 +68,7 @@ def _contender(
     )  # fmt: skip
 
 
-def misses(limits: Limits, run: Run) -> list[str]:
+def describe_missed_limits(limits: Limits, run: Run) -> list[str]:
     """Each limit that a run misses, or that cannot be judged, and by how much."""
     found = []
     if limits.deadline_s is not None and limits.in_time(run) is False:
@@ -78,7 +78,9 @@ def misses(limits: Limits, run: Run) -> list[str]:
             f"({run.days / deadline - 1:.0%} too long)"
         )
     if limits.budget_usd is not None and run.usd is None:
-        found.append(f"no sourced {PRICE}, so a budget cannot be checked: give one with --set chip.{PRICE}=VALUE")
+        found.append(
+            f"no sourced {PRICE_FIELD}, so a budget cannot be checked: give one with --set chip.{PRICE_FIELD}=VALUE"
+        )
     elif limits.budget_usd is not None and run.usd is not None and limits.within_budget(run) is False:
         found.append(
             f"{format_usd(run.usd)} is {format_usd(run.usd - limits.budget_usd)} more than the budget of "
@@ -87,15 +89,17 @@ def misses(limits: Limits, run: Run) -> list[str]:
     return found
 
 
-def remedies(missed: Plan, limits: Limits, *, choices: Choices | None = None, progress: Progress = silent) -> list[str]:
+def suggest_remedies(
+    missed: Plan, limits: Limits, *, choices: Choices | None = None, progress: Progress = ignore_progress
+) -> list[str]:
     """What would bring a plan within the limits it misses: other numbers of the chip, planned again, and other remedies."""
     run, found = missed.run, []
     assert run is not None
     late, dear = limits.in_time(run) is False, limits.within_budget(run) is False
     if late or dear:
-        found.append(_other_size(missed, run, limits, choices, progress, more=late))
+        found.append(_plan_other_sizes(missed, run, limits, choices, progress, more=late))
     if late and limits.deadline_s is not None:
-        found.append(_mfu_needed(missed, run.days * SECONDS_PER_DAY / limits.deadline_s))
+        found.append(_required_mfu_text(missed, run.days * SECONDS_PER_DAY / limits.deadline_s))
     if dear and limits.budget_usd is not None and run.usd is not None:
         share = limits.budget_usd / run.usd
         found.append(
@@ -105,7 +109,7 @@ def remedies(missed: Plan, limits: Limits, *, choices: Choices | None = None, pr
     return found
 
 
-def _mfu_needed(missed: Plan, times: float) -> str:
+def _required_mfu_text(missed: Plan, times: float) -> str:
     mfu = missed.estimate.mfu * times
     if mfu > 1:
         return f"no layout on these devices: {mfu:.0%} of their peak would be needed (the plan reaches {missed.estimate.mfu:.1%})"
@@ -114,28 +118,28 @@ def _mfu_needed(missed: Plan, times: float) -> str:
     )
 
 
-def _other_size(
+def _plan_other_sizes(
     missed: Plan, run: Run, limits: Limits, choices: Choices | None, progress: Progress, *, more: bool
 ) -> str:
     """The first of some clusters with more (or fewer) chips that meets all limits, planned again."""
     times = run.days * SECONDS_PER_DAY / limits.deadline_s if more and limits.deadline_s else 0.5
     tried: list[tuple[Cluster, Run]] = []
-    for cluster in _tries(missed.cluster, times):
+    for cluster in _sizes_to_try(missed.cluster, times):
         try:
-            again = plan(
+            again = make_plan(
                 missed.model, cluster, missed.job, choices=choices, reliability=run.reliability,
-                progress=within(progress, cluster.name), elsewhere=False,
+                progress=prefix_progress(progress, cluster.name), elsewhere=False,
             ).run  # fmt: skip
         except NothingFitsError:
             continue
         assert again is not None
         if limits.met(again):
-            return f"{cluster.name}, planned again: {_figures(again)}"
+            return f"{cluster.name}, planned again: {_run_summary(again)}"
         tried.append((cluster, again))
     if tried:
         nearest, figures = min(tried, key=lambda pair: pair[1].days if more else pair[1].usd or math.inf)
         names = ", ".join(cluster.name for cluster, _ in tried)
-        return f"none of {names}, planned again, does it; {nearest.name} takes {_figures(figures)}"
+        return f"none of {names}, planned again, does it; {nearest.name} takes {_run_summary(figures)}"
     if more:
         return (
             f"{math.ceil(missed.cluster.num_devices * times):,} devices, if each had the throughput that it has here "
@@ -144,15 +148,15 @@ def _other_size(
     return "the model fits on no smaller cluster of this chip that was tried"
 
 
-def _tries(cluster: Cluster, times: float) -> list[Cluster]:
+def _sizes_to_try(cluster: Cluster, times: float) -> list[Cluster]:
     if times < 1:
-        return list(itertools.islice(sizes(cluster, times), NUM_TRIES))
-    least = [times * growth for growth in GROWTH] + [2.0 ** math.ceil(math.log2(times))]
-    found = {one.name: one for one in (next(sizes(cluster, enough), None) for enough in least) if one}
+        return list(itertools.islice(iterate_sizes(cluster, times), NUM_TRIES))
+    least = [times * growth for growth in GROWTH_FACTORS] + [2.0 ** math.ceil(math.log2(times))]
+    found = {one.name: one for one in (next(iterate_sizes(cluster, enough), None) for enough in least) if one}
     return sorted(found.values(), key=lambda one: one.num_devices)
 
 
-def _figures(run: Run) -> str:
+def _run_summary(run: Run) -> str:
     dollars = "" if run.usd is None else f", {format_usd(run.usd)}"
     return f"{run.days:.1f} days, {format_count(run.chip_hours)} chip-hours{dollars}"
 
@@ -223,7 +227,7 @@ class Comparison(Pictured):
         return None if self.chosen is None else self.contenders[self.chosen].plan
 
 
-def compare(contenders: Sequence[Contender], limits: Limits) -> Comparison:
+def choose_contender(contenders: Sequence[Contender], limits: Limits) -> Comparison:
     """Choose: with a deadline the cheapest that meets all limits, otherwise the fastest that does.
 
     Where one of those has no sourced price, chip-hours decide in place of dollars. A job without a length in tokens is
@@ -231,8 +235,8 @@ def compare(contenders: Sequence[Contender], limits: Limits) -> Comparison:
     """
     able = [i for i, one in enumerate(contenders) if one.plan and (not limits or limits.met(one.run))]
     if not able:
-        return Comparison(contenders=tuple(contenders), limits=limits, chosen=None, reason=_none(limits))
-    measure, reason = _measure([contenders[i] for i in able], limits)
+        return Comparison(contenders=tuple(contenders), limits=limits, chosen=None, reason=_no_choice_text(limits))
+    measure, reason = _deciding_measure([contenders[i] for i in able], limits)
     ranked = sorted(able, key=lambda i: measure(contenders[i]))
     if len(ranked) > 1:
         lead = measure(contenders[ranked[1]]) / measure(contenders[ranked[0]]) - 1
@@ -241,49 +245,52 @@ def compare(contenders: Sequence[Contender], limits: Limits) -> Comparison:
     return Comparison(contenders=tuple(contenders), limits=limits, chosen=ranked[0], reason=reason)
 
 
-def _none(limits: Limits) -> str:
+def _no_choice_text(limits: Limits) -> str:
     asked = [
         name for name, limit in (("deadline", limits.deadline_s), ("budget", limits.budget_usd)) if limit is not None
     ]
     return f"no cluster meets the {' and the '.join(asked)}" if asked else "no layout fits on any of the clusters"
 
 
-def _measure(able: Sequence[Contender], limits: Limits) -> tuple[Callable[[Contender], float], str]:
+def _deciding_measure(able: Sequence[Contender], limits: Limits) -> tuple[Callable[[Contender], float], str]:
     """The quantity that decides (less is better), and its wording."""
     if limits.deadline_s is None:
-        return _seconds, "the fastest" if limits.budget_usd is None else "the fastest within the budget"
+        return _run_seconds, "the fastest" if limits.budget_usd is None else "the fastest within the budget"
     kept = "meets the deadline" + ("" if limits.budget_usd is None else " and the budget")
     dearer = sorted({one.chip for one in able if one.run and one.run.usd is None})
     if dearer:
-        return _chip_hours, f"the one of the fewest chip-hours that {kept}: no sourced {PRICE} for {', '.join(dearer)}"
-    return _dollars, f"the cheapest that {kept}"
+        return (
+            _run_chip_hours,
+            f"the one of the fewest chip-hours that {kept}: no sourced {PRICE_FIELD} for {', '.join(dearer)}",
+        )
+    return _run_usd, f"the cheapest that {kept}"
 
 
-def _seconds(one: Contender) -> float:
+def _run_seconds(one: Contender) -> float:
     """Days of the run; where its length is not known, of a step, which gives the same order without interruptions."""
     assert one.plan
     return one.run.days * SECONDS_PER_DAY if one.run else one.plan.estimate.step_time_s
 
 
-def _chip_hours(one: Contender) -> float:
+def _run_chip_hours(one: Contender) -> float:
     assert one.run
     return one.run.chip_hours
 
 
-def _dollars(one: Contender) -> float:
+def _run_usd(one: Contender) -> float:
     assert one.run
     assert one.run.usd is not None
     return one.run.usd
 
 
-Planned = TypeVar("Planned", Contender, LossPoint)  # what may have a plan, one of many
+PlanHolder = TypeVar("PlanHolder", Contender, LossPoint)  # what may have a plan, one of many
 
 
-def chosen_with_elsewhere(
-    many: Sequence[Planned], chosen: int | None, asked: Choices | None, progress: Progress
-) -> tuple[Planned, ...]:
+def add_gain_to_chosen(
+    many: Sequence[PlanHolder], chosen: int | None, asked: Choices | None, progress: Progress
+) -> tuple[PlanHolder, ...]:
     """The same, but that the chosen one's plan also says what another stack could run."""
     found = list(many)
     if chosen is not None and (own := found[chosen].plan) is not None:
-        found[chosen] = replace(found[chosen], plan=with_elsewhere(own, asked, progress))
+        found[chosen] = replace(found[chosen], plan=add_other_stack_gain(own, asked, progress))
     return tuple(found)

@@ -9,23 +9,23 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from shardwise.hardware.cluster import Cluster
-from shardwise.layout.degrees import degrees_of, num_micro_batches
+from shardwise.layout.degrees import layout_degrees, num_micro_batches
 from shardwise.layout.layout import Layout
 from shardwise.layout.payload import LayoutPayload, layout_payload
 from shardwise.model.architecture import Architecture
-from shardwise.model.job import USUAL_SEQ_LEN, Job
+from shardwise.model.job import DEFAULT_SEQ_LEN, Job
 from shardwise.model.payload import ModelPayload, model_payload
-from shardwise.pipeline.registry import schedule_of
+from shardwise.pipeline.registry import get_schedule
 from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.memory_by_stage import stage_memories
-from shardwise.price.problem import as_planned
-from shardwise.search.recompute_budget import LayerRecompute, layers_recomputed, within_budget
+from shardwise.price.problem import with_problem_defaults
+from shardwise.search.recompute_budget import LayerRecompute, fit_recompute_budget, list_layer_recompute
 from shardwise.values.elementwise import ceil_div
-from shardwise.values.errors import InputError, require
+from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.units import format_bytes
 
-SCHEMA = "shardwise.memory/2"
+MEMORY_SCHEMA = "shardwise.memory/2"
 
 
 class MemoryJob(TypedDict):
@@ -122,30 +122,30 @@ class LayoutMemory(Pictured):
 def layout_memory(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> LayoutMemory:
     """Memory of a device of each pipeline stage, in bytes by term. Raises `InputError` with every rule that the layout breaks."""
     architecture.require_positions(job.seq_len)
-    layout = within_budget(architecture, *as_planned(cluster, job), layout)
+    layout = fit_recompute_budget(architecture, *with_problem_defaults(cluster, job), layout)
     return LayoutMemory(
         layout=layout, job=job, stages=stage_memories(architecture, cluster, job, layout),
-        recompute=layers_recomputed(Pricing(architecture, *as_planned(cluster, job), layout)),
-        num_micro_batches=num_micro_batches(job, degrees_of(layout)), memory_capacity_bytes=cluster.chip.memory_bytes,
+        recompute=list_layer_recompute(Pricing(architecture, *with_problem_defaults(cluster, job), layout)),
+        num_micro_batches=num_micro_batches(job, layout_degrees(layout)), memory_capacity_bytes=cluster.chip.memory_bytes,
     )  # fmt: skip
 
 
-def filling_job(job: Job, layout: Layout) -> Job:
+def smallest_full_job(job: Job, layout: Layout) -> Job:
     """The job with the smallest batch that fills a layout: one micro-batch per replica, or in a pipeline one per stage.
 
     Interleaved stages hold up to half as many again, so they get two; other schedules what they require. A larger batch takes
     no more memory, except under all-forward-all-backward, which holds every micro-batch.
     """
-    schedule, stages = schedule_of(layout.schedule), (layout.pp, layout.num_virtual_stages)
-    multiple = schedule.multiple(*stages)
-    fewest = max(layout.pp * (2 if layout.num_virtual_stages > 1 else 1), schedule.fewest(*stages))
+    schedule, stages = get_schedule(layout.schedule), (layout.pp, layout.num_virtual_stages)
+    multiple = schedule.micro_batch_multiple(*stages)
+    fewest = max(layout.pp * (2 if layout.num_virtual_stages > 1 else 1), schedule.min_micro_batches(*stages))
     times = ceil_div(fewest, multiple) * multiple
     return replace(job, global_batch_tokens=times * layout.micro_batch_seqs * layout.num_replicas * job.seq_len)
 
 
-def usual_seq_len(architecture: Architecture) -> int:
-    """The default tokens of a sequence: `USUAL_SEQ_LEN`, or the rows of the model's table of positions."""
-    return min(USUAL_SEQ_LEN, architecture.max_positions or USUAL_SEQ_LEN)
+def default_seq_len(architecture: Architecture) -> int:
+    """The default tokens of a sequence: `DEFAULT_SEQ_LEN`, or the rows of the model's table of positions."""
+    return min(DEFAULT_SEQ_LEN, architecture.max_positions or DEFAULT_SEQ_LEN)
 
 
 def memory_payload(
@@ -172,11 +172,11 @@ def memory_payload(
                 "recompute": [asdict(one) for one in found.recompute],
             }
         )  # fmt: skip
-    require(problems)
+    raise_problems(problems)
     job = layouts[0][0]
     batch = None if "batch_tokens" in defaults else job.global_batch_tokens
     return {
-        "schema": SCHEMA, "model": model_payload(model), "cluster": cluster.name, "defaults": list(defaults),
+        "schema": MEMORY_SCHEMA, "model": model_payload(model), "cluster": cluster.name, "defaults": list(defaults),
         "job": {"global_batch_tokens": batch, "seq_len": job.seq_len, "precision": job.precision},
         "memory_capacity_bytes": cluster.chip.memory_bytes, "layouts": shown,
     }  # fmt: skip

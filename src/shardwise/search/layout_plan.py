@@ -4,25 +4,25 @@ from dataclasses import replace
 
 from shardwise.book_formulas.rules import book_rules
 from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.published_constants import rated
+from shardwise.hardware.published_constants import without_calibration
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.stack_abilities import as_run, lacking, stack_of
+from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of, unsupported_choices
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.price.estimate import estimate
-from shardwise.price.problem import as_planned
+from shardwise.price.problem import with_problem_defaults
 from shardwise.price.reliability import Reliability
-from shardwise.price.roofline import policy_of
+from shardwise.price.roofline import issue_policy
 from shardwise.price.training_run import training_run
-from shardwise.search.plan import Plan, versions
-from shardwise.search.recompute_budget import within_budget
+from shardwise.search.plan import Plan, software_versions
+from shardwise.search.recompute_budget import fit_recompute_budget
 
 
 def bound_seconds(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> float | None:
     """Seconds of a layout's step at the rates that micro-benchmarks reach; None where the estimate is that bound."""
     if cluster.calibration is None:
         return None
-    return estimate(architecture, rated(cluster), job, layout).step_time_s
+    return estimate(architecture, without_calibration(cluster), job, layout).step_time_s
 
 
 def plan_layout(
@@ -30,8 +30,8 @@ def plan_layout(
 ) -> Plan:
     """A plan for a given layout, without a search: its estimate, the books' rules, and what the whole run takes.
 
-    A cluster without measurements is predicted under the typical stack of its chip (`as_planned`), and choices that the stack
-    fixes are set as it runs them. A budget of activations becomes the set of tensors that is kept under it
+    A cluster without measurements is predicted under the typical stack of its chip (`with_problem_defaults`), and choices that
+    the stack fixes are set as it runs them. A budget of activations becomes the set of tensors that is kept under it
     (`search.recompute_budget`). What the stack does not support is noted in the estimate. `reliability` gives the failure rate,
     restarts and power of the run (defaults: `Reliability`).
 
@@ -44,15 +44,15 @@ def plan_layout(
     (3, True, True)
     """
     architecture.require_positions(job.seq_len)
-    (cluster, job), asked = as_planned(cluster, job), job
+    (cluster, job), asked = with_problem_defaults(cluster, job), job
     stack = stack_of(cluster)
-    layout = within_budget(architecture, cluster, job, as_run(stack, layout))
+    layout = fit_recompute_budget(architecture, cluster, job, layout_as_run(stack, layout))
     priced = estimate(architecture, cluster, job, layout)
-    lacks = lacking(stack, architecture, asked, layout) if stack and stack.known else []
+    lacks = unsupported_choices(stack, architecture, asked, layout) if stack and stack.known else []
     priced = replace(priced, notes=(*priced.notes, *lacks))
     return Plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=priced,
-        rules=book_rules(architecture, cluster, job), versions=versions(),
+        rules=book_rules(architecture, cluster, job), versions=software_versions(),
         run=training_run(architecture, cluster, job, priced, reliability),
-        bound_s=bound_seconds(architecture, cluster, job, layout), policy=policy_of(cluster),
+        bound_s=bound_seconds(architecture, cluster, job, layout), policy=issue_policy(cluster),
     )  # fmt: skip

@@ -9,20 +9,20 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardwise.batch_size.tradeoff import LossTarget, Side
-from shardwise.hardware.cluster_sizes import twice
+from shardwise.batch_size.tradeoff import CriticalBatchSide, LossTarget
+from shardwise.hardware.cluster_sizes import double_cluster
 from shardwise.layout.choices import Choices
 from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.problem import Limits
 from shardwise.price.reliability import Reliability
 from shardwise.price.training_run import Run, training_run
 from shardwise.search.plan import Plan
-from shardwise.search.planner import plan as search_plan
+from shardwise.search.planner import make_plan
 from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
-from shardwise.values.progress import Progress, silent, within
+from shardwise.values.progress import Progress, ignore_progress, prefix_progress
 from shardwise.values.units import SECONDS_PER_DAY, format_binary
 
-Doubled = Literal["batch and devices", "batch", "devices"]
+DoublingKind = Literal["batch and devices", "batch", "devices"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class LossTime:
     >>> import shardwise as sw
     >>> from shardwise.batch_size.noise_scale import NoiseScale
     >>> plan = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024)
-    >>> found = loss_time(plan, LossTarget(noise=NoiseScale(tokens=2.0**16)))
+    >>> found = time_to_loss(plan, LossTarget(noise=NoiseScale(tokens=2.0**16)))
     >>> found.steps_ratio, found.tokens_ratio, round(found.loss_s / found.token_s, 6)
     (2.0, 2.0, 2.0)
     """
@@ -47,7 +47,7 @@ class LossTime:
     num_devices: int
     step_time_s: float
     batch_over_noise: float
-    side: Side
+    side: CriticalBatchSide
     steps: float
     tokens: float
     steps_ratio: float
@@ -65,7 +65,7 @@ class Doubling:
     `problem` says why it was not planned; its numbers are None then. Dollars go with chip-hours: the price stays.
     """
 
-    doubled: Doubled
+    doubled: DoublingKind
     cluster: str
     batch_tokens: int
     token_ratio: float | None = None
@@ -74,7 +74,7 @@ class Doubling:
     problem: str = ""
 
 
-def loss_run(plan: Plan, target: LossTarget, reliability: Reliability | None = None) -> Run:
+def training_run_to_loss(plan: Plan, target: LossTarget, reliability: Reliability | None = None) -> Run:
     """The whole run of a plan to the loss, with interruptions; of a billion of the fewest tokens where the target has none."""
     job = replace(plan.job, tokens=target.tokens_to_loss(plan.job.global_batch_tokens))
     given = plan.run.reliability if plan.run else None
@@ -83,9 +83,9 @@ def loss_run(plan: Plan, target: LossTarget, reliability: Reliability | None = N
     return run
 
 
-def loss_time(plan: Plan, target: LossTarget, reliability: Reliability | None = None) -> LossTime:
+def time_to_loss(plan: Plan, target: LossTarget, reliability: Reliability | None = None) -> LossTime:
     """What a plan takes to a loss."""
-    batch, run = plan.job.global_batch_tokens, loss_run(plan, target, reliability)
+    batch, run = plan.job.global_batch_tokens, training_run_to_loss(plan, target, reliability)
     law, loss_s = target.tradeoff, run.days * SECONDS_PER_DAY
     return LossTime(
         batch_tokens=batch, num_devices=plan.cluster.num_devices, step_time_s=plan.estimate.step_time_s,
@@ -96,7 +96,7 @@ def loss_time(plan: Plan, target: LossTarget, reliability: Reliability | None = 
     )  # fmt: skip
 
 
-def doubling(doubled: Doubled, before: LossTime, after: LossTime, cluster: str) -> Doubling:
+def compare_doubling(doubled: DoublingKind, before: LossTime, after: LossTime, cluster: str) -> Doubling:
     """How the times and the dollars of a plan change."""
     return Doubling(
         doubled=doubled, cluster=cluster, batch_tokens=after.batch_tokens, token_ratio=after.token_s / before.token_s,
@@ -127,7 +127,7 @@ class LossPoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sensitivity:
+class NoiseSensitivity:
     """What would be chosen with another noise scale: its batch and cluster; None where nothing meets the limits."""
 
     noise_tokens: float
@@ -153,7 +153,7 @@ class LossSearch(Pictured):
     goal: Goal
     chosen: int | None
     reason: str
-    sensitivity: tuple[Sensitivity, ...] = ()
+    sensitivity: tuple[NoiseSensitivity, ...] = ()
 
     @property
     def plan(self) -> Plan | None:
@@ -199,11 +199,15 @@ class LossSearch(Pictured):
         return f"LossSearch: {len(self.points)} points, noise scale {noise}; {chosen}: {self.reason}"
 
 
-DOUBLED: dict[Doubled, tuple[int, int]] = {"batch and devices": (2, 2), "batch": (2, 1), "devices": (1, 2)}
+DOUBLING_FACTORS: dict[DoublingKind, tuple[int, int]] = {
+    "batch and devices": (2, 2),
+    "batch": (2, 1),
+    "devices": (1, 2),
+}
 
 
-def doublings(
-    plan: Plan, target: LossTarget, *, choices: Choices | None = None, progress: Progress = silent
+def plan_doublings(
+    plan: Plan, target: LossTarget, *, choices: Choices | None = None, progress: Progress = ignore_progress
 ) -> tuple[Doubling, ...]:
     """A plan with twice the batch and the devices, the batch alone, and the devices alone; each is planned again.
 
@@ -213,27 +217,32 @@ def doublings(
     >>> import shardwise as sw
     >>> from shardwise.batch_size.noise_scale import NoiseScale
     >>> plan = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024)
-    >>> both, batch, devices = doublings(plan, LossTarget(noise=NoiseScale(tokens=1e6)))
+    >>> both, batch, devices = plan_doublings(plan, LossTarget(noise=NoiseScale(tokens=1e6)))
     >>> both.cluster, both.loss_ratio > both.token_ratio, batch.usd_ratio == batch.loss_ratio
     ('h100:16', True, True)
     """
-    return tuple(_doubled(plan, target, name, choices, within(progress, f"twice the {name}")) for name in DOUBLED)
+    return tuple(
+        _plan_doubling(plan, target, name, choices, prefix_progress(progress, f"twice the {name}"))
+        for name in DOUBLING_FACTORS
+    )
 
 
-def _doubled(plan: Plan, target: LossTarget, name: Doubled, choices: Choices | None, progress: Progress) -> Doubling:
-    batches, devices = DOUBLED[name]
+def _plan_doubling(
+    plan: Plan, target: LossTarget, name: DoublingKind, choices: Choices | None, progress: Progress
+) -> Doubling:
+    batches, devices = DOUBLING_FACTORS[name]
     batch = batches * plan.job.global_batch_tokens
-    cluster = plan.cluster if devices == 1 else twice(plan.cluster)
+    cluster = plan.cluster if devices == 1 else double_cluster(plan.cluster)
     if cluster is None:
         said = f"{plan.cluster.name} has no cluster of twice its size in the catalogue"
         return Doubling(doubled=name, cluster=plan.cluster.name, batch_tokens=batch, problem=said)
     tokens = None if plan.job.tokens is None else target.tokens_to_loss(batch)
     job = replace(plan.job, global_batch_tokens=batch, tokens=tokens)
     try:
-        found = search_plan(
+        found = make_plan(
             plan.model, cluster, job, choices=choices, reliability=plan.run.reliability if plan.run else None,
             progress=progress, elsewhere=False,
         )  # fmt: skip
     except (InputError, MissingValueError, NothingFitsError) as error:
         return Doubling(doubled=name, cluster=cluster.name, batch_tokens=batch, problem=str(error))
-    return doubling(name, loss_time(plan, target), loss_time(found, target), cluster.name)
+    return compare_doubling(name, time_to_loss(plan, target), time_to_loss(found, target), cluster.name)

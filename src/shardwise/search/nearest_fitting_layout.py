@@ -9,65 +9,69 @@ from math import prod
 from typing import Any
 
 from shardwise.hardware.cluster import Cluster
-from shardwise.layout.choices import AXES, FACTORED, PINNABLE, QUARTERS, Choices
-from shardwise.layout.layout import OFFLOADS, Layout, layout_of
-from shardwise.layout.rules.stack_abilities import as_run, lacking, stack_of
+from shardwise.layout.choices import DEGREE_AXES, FACTORISED_AXES, LAYER_FRACTIONS, PINNABLE_CHOICES, Choices
+from shardwise.layout.layout import OFFLOADS, Layout, layout_from_fields
+from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of, unsupported_choices
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.pipeline.registry import NATURAL, natural_schedule
-from shardwise.search.planner import NUM_NEAR
-from shardwise.search.vectorised.search_layouts import Found, search
-from shardwise.search.verdicts import num_changes
+from shardwise.search.planner import KEEP_ALL_LAYOUTS
+from shardwise.search.vectorised.search_layouts import PricedLayout, search_layouts
+from shardwise.search.verdicts import count_changes
 from shardwise.values.errors import InputError, NothingFitsError
-from shardwise.values.progress import Progress, silent
+from shardwise.values.progress import Progress, ignore_progress
 
-APART = ("etp", "layers_per_stage", "placement")  # fields of a layout that no search pins
-OF_STAGES = ("num_virtual_stages", "schedule")  # what layers per stage decide together with
+UNPINNABLE_FIELDS = ("etp", "layers_per_stage", "placement")  # fields of a layout that no search pins
+STAGE_FIELDS = ("num_virtual_stages", "schedule")  # what layers per stage decide together with
 
 
-def filled(architecture: Architecture, cluster: Cluster, job: Job, said: Mapping[str, Any]) -> Layout:
+def complete_layout(architecture: Architecture, cluster: Cluster, job: Job, said: Mapping[str, Any]) -> Layout:
     """The fastest layout with some choices said: of those that fit, or else that with the least memory.
 
     Degrees that are left out are 1 where the others are all devices. Where no legal layout has the choices, the others are
-    natural ones (`layout_of`), and whoever prices it says what is wrong.
+    natural ones (`layout_from_fields`), and whoever prices it says what is wrong.
 
     >>> import shardwise as sw
     >>> cluster = sw.load_cluster("h100:16", stack="megatron")
     >>> job = sw.Job(global_batch_tokens=2**20, seq_len=4096)
-    >>> found = filled(sw.load_model("llama-3-8b"), cluster, job, {"tp": 4, "fsdp": 4})
+    >>> found = complete_layout(sw.load_model("llama-3-8b"), cluster, job, {"tp": 4, "fsdp": 4})
     >>> (found.tp, found.fsdp, found.pp), found.micro_batch_seqs > 1
     ((4, 4, 1), True)
     """
-    pins = {name: value for name, value in said.items() if name in PINNABLE and value is not None}
-    if prod(said.get(axis, 1) for axis in FACTORED) == cluster.num_devices:
-        pins = {**dict.fromkeys(FACTORED, 1), **pins}
+    pins = {name: value for name, value in said.items() if name in PINNABLE_CHOICES and value is not None}
+    if prod(said.get(axis, 1) for axis in FACTORISED_AXES) == cluster.num_devices:
+        pins = {**dict.fromkeys(FACTORISED_AXES, 1), **pins}
     if "layers_per_stage" in said:
-        pins = {**{name: getattr(layout_of(said), name) for name in OF_STAGES}, **pins}
-    found = _searched(architecture, cluster, job, pins)
-    layout = layout_of(said) if found is None else replace(found, placement=None)
-    apart = {name: said[name] for name in APART if name in said}
-    return as_run(stack_of(cluster), replace(layout, **apart))
+        pins = {**{name: getattr(layout_from_fields(said), name) for name in STAGE_FIELDS}, **pins}
+    found = _search_within_pins(architecture, cluster, job, pins)
+    layout = layout_from_fields(said) if found is None else replace(found, placement=None)
+    apart = {name: said[name] for name in UNPINNABLE_FIELDS if name in said}
+    return layout_as_run(stack_of(cluster), replace(layout, **apart))
 
 
-def _searched(architecture: Architecture, cluster: Cluster, job: Job, pins: Mapping[str, Any]) -> Layout | None:
+def _search_within_pins(
+    architecture: Architecture, cluster: Cluster, job: Job, pins: Mapping[str, Any]
+) -> Layout | None:
     """The best layout within the pins; None where there is none."""
     try:
-        choices = Choices().narrowed(pins, {})
+        choices = Choices().with_pins(pins, {})
         with suppress(InputError):  # of what the stack does not run the others are of any stack
-            choices = choices.of_stack(stack_of(cluster), architecture, replace(job, loss=None), cluster.scale_up_size)
-        found = search(architecture, cluster, job, choices=choices, top=1)
+            choices = choices.limit_to_stack(
+                stack_of(cluster), architecture, replace(job, loss=None), cluster.scale_up_size
+            )
+        found = search_layouts(architecture, cluster, job, choices=choices, top=1)
     except (InputError, NothingFitsError):
         return None
-    return found.best[0].layout if found.best else found.leanest.layout
+    return found.best[0].layout if found.best else found.least_memory.layout
 
 
-def chosen_for(layout: Layout, said: Mapping[str, Any]) -> str:
+def added_fields_text(layout: Layout, said: Mapping[str, Any]) -> str:
     """The choices of a filled layout that were not said, as its text has them."""
     return " ".join(word for word in str(layout).split() if word.partition("=")[0] not in said)
 
 
-def nearest_fitting(
-    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, progress: Progress = silent
+def find_nearest_fitting(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, progress: Progress = ignore_progress
 ) -> Layout | None:
     """The fitting layout that changes the fewest fields of one that does not fit, the fastest of these; None if none fits.
 
@@ -75,7 +79,7 @@ def nearest_fitting(
     are free: what then fits is the smallest change of all. Otherwise the nearest among: other degrees with the same choices,
     the fastest of every factorisation, and the Pareto front of time and memory. Last, the same degrees with offload.
     """
-    degrees = {axis: getattr(layout, axis) for axis in AXES}
+    degrees = {axis: getattr(layout, axis) for axis in DEGREE_AXES}
     chosen = ("zero_stage", "sequence_parallel", "micro_batch_seqs", "recompute")
     own = () if layout.schedule == natural_schedule(layout.pp, layout.num_virtual_stages) else (layout.schedule,)
     every = Choices(
@@ -84,26 +88,26 @@ def nearest_fitting(
         schedule=(NATURAL, *own),
     )
     stack = stack_of(cluster)
-    if stack and not lacking(stack, architecture, job, layout):
-        every = every.of_stack(stack, architecture, job, cluster.scale_up_size)
-    parts = replace(every, recompute_layers=(None, *QUARTERS))
-    same_degrees = parts.narrowed({**degrees, "num_virtual_stages": layout.num_virtual_stages}, {})
-    same_choices = every.narrowed({name: getattr(layout, name) for name in chosen}, {})
+    if stack and not unsupported_choices(stack, architecture, job, layout):
+        every = every.limit_to_stack(stack, architecture, job, cluster.scale_up_size)
+    parts = replace(every, recompute_layers=(None, *LAYER_FRACTIONS))
+    same_degrees = parts.with_pins({**degrees, "num_virtual_stages": layout.num_virtual_stages}, {})
+    same_choices = every.with_pins({name: getattr(layout, name) for name in chosen}, {})
     known = cluster.chip.pcie_bytes_per_s is not None
     offloaded = (replace(same_degrees, offload=OFFLOADS),) if known else ()
     for tries in ((same_degrees,), (same_choices, every), offloaded):
-        fitting = [row for choices in tries for row in _fitting(architecture, cluster, job, choices, progress)]
+        fitting = [row for choices in tries for row in _search_fitting(architecture, cluster, job, choices, progress)]
         if fitting:
-            return min(fitting, key=lambda row: (num_changes(layout, row.layout), row.step_time_s)).layout
+            return min(fitting, key=lambda row: (count_changes(layout, row.layout), row.step_time_s)).layout
     return None
 
 
-def _fitting(
+def _search_fitting(
     architecture: Architecture, cluster: Cluster, job: Job, choices: Choices, progress: Progress
-) -> Iterator[Found]:
+) -> Iterator[PricedLayout]:
     """Fitting layouts within the choices: the fastest, those of every factorisation, and the Pareto front."""
     try:
-        found = search(architecture, cluster, job, choices=choices, top=NUM_NEAR, progress=progress)
+        found = search_layouts(architecture, cluster, job, choices=choices, top=KEEP_ALL_LAYOUTS, progress=progress)
     except NothingFitsError:
         return
     yield from (*found.best, *found.by_factorisation, *found.pareto)

@@ -14,27 +14,27 @@ from typing import Annotated, Any, Literal
 from typing_extensions import TypedDict
 
 from shardwise.batch_size.tradeoff import LossTarget
-from shardwise.layout.degrees import degrees_of, num_micro_batches
+from shardwise.layout.degrees import layout_degrees, num_micro_batches
 from shardwise.layout.layout import Layout
 from shardwise.layout.payload import LayoutPayload
 from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.search.compare_clusters import Comparison, Contender
-from shardwise.search.explain.explanation import Explanation, Term
-from shardwise.search.explain.other_layouts import Against, Option
+from shardwise.search.explain.explanation import Explanation, LayoutTerm
+from shardwise.search.explain.other_layouts import LayoutComparison, RejectedLayout
 from shardwise.search.explain.playbook_steps import RunnerUp
-from shardwise.search.loss_time import Doubling, LossPoint, LossSearch, LossTime, Sensitivity
+from shardwise.search.loss_time import Doubling, LossPoint, LossSearch, LossTime, NoiseSensitivity
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import PlanPayload, layout_of_plan, plan_payload
-from shardwise.search.plan_sweep import Point, Swept, knee, parts
+from shardwise.search.plan_sweep import SweepPoint, Swept, find_knee, step_time_parts
 from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
-from shardwise.values.payload_fields import Fields
+from shardwise.values.payload_fields import MergedFields
 from shardwise.values.units import SECONDS_PER_DAY
 
 SWEEP_SCHEMA = "shardwise.sweep/2"
-OF_ESTIMATE = (
+ESTIMATE_FIELDS = (
     "step_time_s", "tokens_per_s_per_device", "mfu", "hfu", "bound", "memory_bytes", "memory_capacity_bytes",
 )  # fmt: skip
-OF_RUN = ("days", "chip_hours", "usd")
+RUN_FIELDS = ("days", "chip_hours", "usd")
 
 
 class SweptName(TypedDict):
@@ -44,7 +44,7 @@ class SweptName(TypedDict):
     values: list[Any]
 
 
-class PointPayload(TypedDict):
+class SweepPointPayload(TypedDict):
     """A point: its values, and its plan's figures. Where it has no plan, `problem` says why and they are null."""
 
     at: dict[str, Any]
@@ -89,7 +89,7 @@ class SweepPayload(TypedDict):
     schema: Literal["shardwise.sweep/2"]
     sweeps: list[SweptName]
     complete: bool
-    points: list[PointPayload]
+    points: list[SweepPointPayload]
     knees: list[KneePayload]
 
 
@@ -99,21 +99,21 @@ def sweep_payload(swept: Swept) -> dict[str, Any]:
         "schema": SWEEP_SCHEMA,
         "sweeps": [{"name": sweep.name, "values": list(sweep.values)} for sweep in swept.sweeps],
         "complete": len(swept.points) == swept.num_points,
-        "points": [point_payload(point) for point in swept.points],
+        "points": [sweep_point_payload(point) for point in swept.points],
         "knees": [
             {
                 "series": dict(at),
                 "at": dict(found.point.at) if found else None,
                 "reason": found.reason if found else None,
             }
-            for at, found in ((at, knee(points)) for at, points in swept.series())
+            for at, found in ((at, find_knee(points)) for at, points in swept.series())
         ]
-        if swept.along.ordered
+        if swept.along.is_ordered
         else [],
     }
 
 
-def point_payload(point: Point) -> dict[str, Any]:
+def sweep_point_payload(point: SweepPoint) -> dict[str, Any]:
     """A point: its values, and its plan's figures, each of them None where there is no plan."""
     case, found = point.case, point.plan
     return {
@@ -121,35 +121,35 @@ def point_payload(point: Point) -> dict[str, Any]:
         "num_devices": case.cluster.num_devices,
         "global_batch_tokens": case.job.global_batch_tokens, "seq_len": case.job.seq_len,
         "problem": str(point.error) if point.error else None, "layout": layout_of_plan(found) if found else None,
-        "num_micro_batches": micro_batches(found) if found else None,
-        **{name: getattr(found.estimate, name) if found else None for name in OF_ESTIMATE},
+        "num_micro_batches": accumulation_steps(found) if found else None,
+        **{name: getattr(found.estimate, name) if found else None for name in ESTIMATE_FIELDS},
         "interval90": list(found.estimate.interval90) if found and found.estimate.interval90 else None,
         "tokens_per_s": case.job.global_batch_tokens / found.estimate.step_time_s if found else None,
         "usd_per_step": point.usd_per_step, "usd_per_token": point.usd_per_token,
-        **{name: getattr(found.run, name) if found and found.run else None for name in OF_RUN},
-        "parts": parts(found.estimate) if found else None,
+        **{name: getattr(found.run, name) if found and found.run else None for name in RUN_FIELDS},
+        "parts": step_time_parts(found.estimate) if found else None,
         "time": dict(found.estimate.time) if found else None, "memory": dict(found.estimate.memory) if found else None,
     }  # fmt: skip
 
 
-def micro_batches(plan: Plan) -> int:
+def accumulation_steps(plan: Plan) -> int:
     """Micro-batches of the fullest replica in a step: the steps of gradient accumulation."""
-    return int(num_micro_batches(plan.job, degrees_of(plan.layout)))
+    return int(num_micro_batches(plan.job, layout_degrees(plan.layout)))
 
 
 def sweep_csv(swept: Swept) -> str:
     """A row for each point: the values of the sweeps, then the figures; seconds and bytes of each term last."""
     out = io.StringIO()
-    rows = [_flat(point) for point in swept.points]
+    rows = [_csv_row(point) for point in swept.points]
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
 
 
-def _flat(point: Point) -> dict[str, Any]:
+def _csv_row(point: SweepPoint) -> dict[str, Any]:
     """The payload of a point without lists and tables in it."""
-    found = point_payload(point)
+    found = sweep_point_payload(point)
     low, high = found.pop("interval90") or (None, None)
     time, memory, at = found.pop("time") or {}, found.pop("memory") or {}, found.pop("at")
     del found["parts"]
@@ -200,11 +200,11 @@ class ToLossPayload(TypedDict):
     points: list[LossPointPayload]
     diagonal: list[int]
     doublings: list[Doubling]
-    sensitivity: list[Sensitivity]
+    sensitivity: list[NoiseSensitivity]
     plan: PlanPayload | None
 
 
-def search_payload(found: LossSearch, doublings: Sequence[Doubling] = ()) -> dict[str, Any]:
+def to_loss_payload(found: LossSearch, doublings: Sequence[Doubling] = ()) -> dict[str, Any]:
     """The versioned payload."""
     law, deadline = found.target.tradeoff, found.limits.deadline_s
     return {
@@ -233,25 +233,25 @@ EXPLAIN_SCHEMA = "shardwise.explain/3"
 Payload = dict[str, Any]
 
 
-class WithLayout(TypedDict):
+class LayoutOfPart(TypedDict):
     """The layout, as in every payload."""
 
     layout: LayoutPayload
 
 
-class Explained(TypedDict):
+class ExplanationFields(TypedDict):
     """Why a plan is what it is, in the order of its decisions, with the comparisons that were requested."""
 
     schema: Literal["shardwise.explain/3"]
     model: ModelPayload
     layout: LayoutPayload
-    runners_up: list[Annotated[Payload, Fields(RunnerUp, WithLayout)]]
-    options: list[Annotated[Payload, Fields(Option, WithLayout)]]
-    against: Annotated[Payload, Fields(Against, WithLayout)] | None
-    terms: list[Annotated[Payload, Fields(Term, WithLayout)]]
+    runners_up: list[Annotated[Payload, MergedFields(RunnerUp, LayoutOfPart)]]
+    options: list[Annotated[Payload, MergedFields(RejectedLayout, LayoutOfPart)]]
+    against: Annotated[Payload, MergedFields(LayoutComparison, LayoutOfPart)] | None
+    terms: list[Annotated[Payload, MergedFields(LayoutTerm, LayoutOfPart)]]
 
 
-ExplainPayload = Annotated[Payload, Fields(Explanation, Explained)]
+ExplanationPayload = Annotated[Payload, MergedFields(Explanation, ExplanationFields)]
 
 
 def explanation_payload(found: Explanation, plan: Plan) -> Payload:

@@ -93,6 +93,6 @@ class Plan(Pictured):
         )
 
 
-def versions() -> dict[str, str]:
+def software_versions() -> dict[str, str]:
     """Versions of the software that made the plan."""
     return {"shardwise": __version__, "python": platform.python_version()}

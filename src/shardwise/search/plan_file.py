@@ -17,33 +17,33 @@ from typing_extensions import TypedDict
 
 from shardwise.batch_size.tradeoff import LossTarget
 from shardwise.book_formulas.rules import Rule
-from shardwise.hardware.calibration_constants import Calibration, unscaled
+from shardwise.hardware.calibration_constants import Calibration, unscale_rates
 from shardwise.hardware.chips import Chip
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched, Tier
 from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.network.torus import LEGAL, Torus, is_twistable
-from shardwise.hardware.toml_tables import MOST, MOST_DEVICES
+from shardwise.hardware.network.torus import TWISTABLE_SHAPES, Torus, is_twistable
+from shardwise.hardware.toml_tables import MAX_DEVICES, MAX_QUANTITY
 from shardwise.layout.layout import Layout
 from shardwise.layout.layout_from_payload import parse_layout
 from shardwise.layout.payload import LayoutPayload, layout_payload
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.model.optimizers.registry import optimizer_named
+from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.price.estimate import Estimate
-from shardwise.price.roofline import policy_of
+from shardwise.price.roofline import issue_policy
 from shardwise.price.training_run import Run
 from shardwise.search.plan import Alternative, Plan, SearchSummary
-from shardwise.values.errors import InputError, require
+from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.payload_fields import Fields
-from shardwise.values.plain_data import _only, parse
-from shardwise.values.precision import Precision, precision_named
+from shardwise.values.payload_fields import MergedFields
+from shardwise.values.plain_data import known_fields, parse_dataclass
+from shardwise.values.precision import Precision, get_precision
 
-FIRST_SCHEMA = "shardwise.plan/1"  # its topology is at the rates that are reached, not at the rated ones
-SECOND_SCHEMA = "shardwise.plan/2"  # the reliability of its run, as of the first, is called `operations`
+PLAN_SCHEMA_1 = "shardwise.plan/1"  # its topology is at the rates that are reached, not at the rated ones
+PLAN_SCHEMA_2 = "shardwise.plan/2"  # the reliability of its run, as of the first, is called `operations`
 
 
 def dump_plan(plan: Plan, path: str | Path) -> None:
@@ -89,7 +89,7 @@ def load_plan(path: str | Path) -> Plan:
     return parse_plan(payload, f"plan file {source}")
 
 
-def is_plan(path: str | Path) -> bool:
+def is_plan_file(path: str | Path) -> bool:
     """Whether a file has the schema of a plan; it may still be a broken one."""
     try:
         payload = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -102,7 +102,7 @@ def parse_plan(payload: Any, where: str = "plan") -> Plan:
     """A plan from its payload. Raises `InputError` that names each field that is wrong; `where` is what a payload of something
     else is called."""
     found = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__
-    if not isinstance(payload, dict) or found not in (PLAN_SCHEMA, SECOND_SCHEMA, FIRST_SCHEMA):
+    if not isinstance(payload, dict) or found not in (PLAN_SCHEMA, PLAN_SCHEMA_2, PLAN_SCHEMA_1):
         is_other = not str(found).startswith("shardwise.plan/")
         fix = "`shardwise plan MODEL CLUSTER --out FILE` writes one" if is_other else "plan again with this version"
         raise InputError(f"{where}: found schema {found!r}; {PLAN_SCHEMA!r} is required: {fix}")
@@ -111,23 +111,23 @@ def parse_plan(payload: Any, where: str = "plan") -> Plan:
     ]
     if missing:
         raise InputError(f"plan: {', '.join(missing)} missing; plan again with this version")
-    model = parse(Architecture, _only(Architecture, payload["model"]), "model")
-    job = parse(Job, _only(Job, payload["job"]), "job")
-    cluster = _parse_cluster(payload["cluster"], scaled=found == FIRST_SCHEMA)
+    model = parse_dataclass(Architecture, known_fields(Architecture, payload["model"]), "model")
+    job = parse_dataclass(Job, known_fields(Job, payload["job"]), "job")
+    cluster = _parse_cluster(payload["cluster"], scaled=found == PLAN_SCHEMA_1)
     return Plan(
         model=model,
         cluster=cluster,
         job=job,
         layout=parse_layout(payload["layout"], model, job),
-        estimate=parse(Estimate, payload["estimate"], "estimate"),
-        alternatives=tuple(_parse_alternative(other, model, job) for other in _list(payload, "alternatives")),
-        rules=tuple(parse(Rule, rule, "rule") for rule in _list(payload, "rules")),
-        search=parse(SearchSummary, payload["search"], "search") if payload.get("search") else None,
-        versions=parse(dict[str, str], payload.get("versions", {}), "versions"),
+        estimate=parse_dataclass(Estimate, payload["estimate"], "estimate"),
+        alternatives=tuple(_parse_alternative(other, model, job) for other in _parse_list(payload, "alternatives")),
+        rules=tuple(parse_dataclass(Rule, rule, "rule") for rule in _parse_list(payload, "rules")),
+        search=parse_dataclass(SearchSummary, payload["search"], "search") if payload.get("search") else None,
+        versions=parse_dataclass(dict[str, str], payload.get("versions", {}), "versions"),
         run=_parse_run(payload["run"], renamed=found != PLAN_SCHEMA) if payload.get("run") else None,
-        bound_s=parse(float, payload["bound_s"], "bound_s") if payload.get("bound_s") is not None else None,
+        bound_s=parse_dataclass(float, payload["bound_s"], "bound_s") if payload.get("bound_s") is not None else None,
         policy=_parse_policy(payload, cluster),
-        to_loss=parse(LossTarget, payload["to_loss"], "to_loss") if payload.get("to_loss") else None,
+        to_loss=parse_dataclass(LossTarget, payload["to_loss"], "to_loss") if payload.get("to_loss") else None,
     )  # fmt: skip
 
 
@@ -135,22 +135,22 @@ def _parse_run(payload: Any, *, renamed: bool) -> Run:
     """A run from its payload; `renamed`: the key of its reliability is the one that older plans have."""
     if renamed and isinstance(payload, Mapping):
         payload = {"reliability" if key == "operations" else key: value for key, value in payload.items()}
-    return parse(Run, payload, "run")
+    return parse_dataclass(Run, payload, "run")
 
 
 def _parse_cluster(payload: Mapping[str, Any], *, scaled: bool) -> Cluster:
     """A cluster from its payload; `scaled`: the topology has the rates that its calibration says are reached."""
-    described = parse(dict[str, Any], payload.get("topology"), "cluster.topology")
+    described = parse_dataclass(dict[str, Any], payload.get("topology"), "cluster.topology")
     kind = described.pop("kind", None)
     if kind not in TOPOLOGIES:
         raise InputError(f"cluster.topology: found kind {kind!r}; one of {', '.join(TOPOLOGIES)} is required")
-    chip = parse(Chip, payload.get("chip_specification"), "cluster.chip_specification")
-    topology = parse(TOPOLOGIES[kind], described, "cluster.topology")
-    require(_topology_problems(topology))
+    chip = parse_dataclass(Chip, payload.get("chip_specification"), "cluster.chip_specification")
+    topology = parse_dataclass(TOPOLOGIES[kind], described, "cluster.topology")
+    raise_problems(_topology_problems(topology))
     found = payload.get("calibration")
-    calibration = None if found is None else parse(Calibration, found, "cluster.calibration")
+    calibration = None if found is None else parse_dataclass(Calibration, found, "cluster.calibration")
     if scaled and calibration is not None:
-        topology = unscaled(topology, calibration["link_fraction"], calibration["network_fraction"])
+        topology = unscale_rates(topology, calibration["link_fraction"], calibration["network_fraction"])
     return Cluster(name=str(payload.get("name")), chip=chip, topology=topology, calibration=calibration)
 
 
@@ -162,9 +162,11 @@ def _topology_problems(topology: Topology) -> list[str]:
     levels = topology.levels
     problems = []
     if isinstance(torus, Torus) and torus.twisted and not is_twistable(torus.shape):
-        problems.append(f"cluster.topology: found a twisted torus of shape {torus.shape}; {LEGAL} is required")
-    if not levels or min(levels) < 1 or math.prod(levels) > MOST_DEVICES:
-        problems.append(f"cluster.topology: sizes are {levels}; sizes of 1 to {MOST_DEVICES:,} devices are required")
+        problems.append(
+            f"cluster.topology: found a twisted torus of shape {torus.shape}; {TWISTABLE_SHAPES} is required"
+        )
+    if not levels or min(levels) < 1 or math.prod(levels) > MAX_DEVICES:
+        problems.append(f"cluster.topology: sizes are {levels}; sizes of 1 to {MAX_DEVICES:,} devices are required")
     for link in links:
         if isinstance(link, Tier) and link.links and link.links < link.size - 1:
             problems.append(
@@ -173,7 +175,11 @@ def _topology_problems(topology: Topology) -> list[str]:
         fraction = link.fraction if isinstance(link, Tier) else 1.0
         latencies = [] if isinstance(link, Pods) else [link.hop_latency_s]
         latencies += [link.base_latency_s] if isinstance(link, Tier) else []
-        if not (1 <= link.bytes_per_s <= MOST and 1e-6 <= fraction <= 1 and all(0 <= late <= 1 for late in latencies)):
+        if not (
+            1 <= link.bytes_per_s <= MAX_QUANTITY
+            and 1e-6 <= fraction <= 1
+            and all(0 <= late <= 1 for late in latencies)
+        ):
             problems.append(
                 f"cluster.topology: bytes_per_s {link.bytes_per_s:g}, fraction {fraction:g}, latencies {latencies}; at least "
                 "1 byte/s, a fraction of at most 1 and latencies of 0 to 1 s are required"
@@ -184,19 +190,22 @@ def _topology_problems(topology: Topology) -> list[str]:
 def _parse_policy(payload: Payload, cluster: Cluster) -> IssuePolicy:
     """The issue policy of a plan; a file of an earlier version has none, and takes that of its stack."""
     return (
-        parse(IssuePolicy, payload["issue_policy"], "issue_policy") if "issue_policy" in payload else policy_of(cluster)
+        parse_dataclass(IssuePolicy, payload["issue_policy"], "issue_policy")
+        if "issue_policy" in payload
+        else issue_policy(cluster)
     )
 
 
-def _list(payload: Payload, key: str) -> list[Any]:
-    return parse(list[Any], payload.get(key, []), key)
+def _parse_list(payload: Payload, key: str) -> list[Any]:
+    return parse_dataclass(list[Any], payload.get(key, []), key)
 
 
 def _parse_alternative(payload: Any, model: Architecture, job: Job) -> Alternative:
     if not isinstance(payload, dict) or not {"layout", "estimate", "reason"} <= payload.keys():
         raise InputError("alternatives: each needs a layout, an estimate and a reason; plan again with this version")
     return Alternative(
-        layout=parse_layout(payload["layout"], model, job), estimate=parse(Estimate, payload["estimate"], "alternative"),
+        layout=parse_layout(payload["layout"], model, job),
+        estimate=parse_dataclass(Estimate, payload["estimate"], "alternative"),
         reason=str(payload["reason"]),
     )  # fmt: skip
 
@@ -231,14 +240,14 @@ class ClusterPayload(TypedDict):
     num_devices: int
     chip_specification: Chip
     topology: (
-        Annotated[Payload, Fields(Torus, TorusKind)]
-        | Annotated[Payload, Fields(Pods, PodsKind)]
-        | Annotated[Payload, Fields(Switched, SwitchedKind)]
+        Annotated[Payload, MergedFields(Torus, TorusKind)]
+        | Annotated[Payload, MergedFields(Pods, PodsKind)]
+        | Annotated[Payload, MergedFields(Switched, SwitchedKind)]
     )
     calibration: Calibration | None
 
 
-class Recipe(TypedDict):
+class JobRecipe(TypedDict):
     """The values of the job's precision recipe, and of its optimizer's fields unless a run's recipe sets others."""
 
     precision_recipe: Precision
@@ -259,7 +268,7 @@ class PlanPayload(TypedDict):
     schema: Literal["shardwise.plan/3"]
     model: ModelPayload
     cluster: ClusterPayload
-    job: Annotated[Payload, Fields(Job, Recipe)]
+    job: Annotated[Payload, MergedFields(Job, JobRecipe)]
     layout: LayoutPayload
     estimate: Estimate
     alternatives: list[AlternativePayload]
@@ -278,8 +287,8 @@ def plan_payload(plan: Plan) -> Payload:
     return {
         "schema": PLAN_SCHEMA,
         "model": model_payload(plan.model),
-        "cluster": _cluster(plan.cluster),
-        "job": _job(plan.job),
+        "cluster": _cluster_payload(plan.cluster),
+        "job": _job_payload(plan.job),
         "layout": layout_of_plan(plan),
         "estimate": asdict(plan.estimate),
         "alternatives": [
@@ -306,12 +315,12 @@ def layout_of_plan(plan: Plan, layout: Layout | None = None) -> Payload:
     return layout_payload(layout or plan.layout, plan.model, plan.job, plan.cluster.topology)
 
 
-def _job(job: Job) -> Payload:
-    recipe, fields_of_optimizer = precision_named(job.precision), optimizer_named(job.optimizer).given({})
+def _job_payload(job: Job) -> Payload:
+    recipe, fields_of_optimizer = get_precision(job.precision), get_optimizer(job.optimizer).resolve_hyperparameters({})
     return {**asdict(job), "precision_recipe": asdict(recipe), "optimizer_fields": fields_of_optimizer}
 
 
-def _cluster(cluster: Cluster) -> Payload:
+def _cluster_payload(cluster: Cluster) -> Payload:
     kind = next(name for name, kind in TOPOLOGIES.items() if isinstance(cluster.topology, kind))
     return {
         "name": cluster.name,

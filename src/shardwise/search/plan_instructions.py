@@ -13,21 +13,21 @@ from typing import Annotated, Any, Literal
 from typing_extensions import TypedDict
 
 from shardwise.layout.payload import LayoutPayload
-from shardwise.model.decoder import LAYERS, PREDICTS
+from shardwise.model.decoder import LAYER_UNITS, MTP_UNITS
 from shardwise.model.payload import ModelPayload, model_payload
-from shardwise.price.instruction_prices import InstructionPricer, Priced
+from shardwise.price.instruction_prices import InstructionPricer, PricedInstruction
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.stage_contents import KEPT
+from shardwise.price.stage_contents import NO_RECOMPUTE
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import layout_of_plan
-from shardwise.step.unit_instructions import PASSES
-from shardwise.values.errors import InputError, chosen
-from shardwise.values.payload_fields import Fields
+from shardwise.step.unit_instructions import PHASES_OF_PASS
+from shardwise.values.errors import InputError, lookup
+from shardwise.values.payload_fields import MergedFields
 
-SCHEMA = "shardwise.instructions/2"
+INSTRUCTIONS_SCHEMA = "shardwise.instructions/2"
 CARRY = "carry"
 # The order in which a stage runs its units forward; backward is the other way round.
-ORDER = (*LAYERS, *(KEPT + layer for layer in LAYERS))
+UNIT_ORDER = (*LAYER_UNITS, *(NO_RECOMPUTE + layer for layer in LAYER_UNITS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Segment:
     layers: int
     micro_batches: int
     recompute: str
-    instructions: tuple[Priced, ...]
+    instructions: tuple[PricedInstruction, ...]
 
     @property
     def seconds(self) -> Mapping[str, float]:
@@ -64,28 +64,28 @@ class InstructionsPayload(TypedDict):
     model: ModelPayload
     layout: LayoutPayload
     stage: int
-    segments: list[Annotated[dict[str, Any], Fields(Segment, SecondsByStream)]]
+    segments: list[Annotated[dict[str, Any], MergedFields(Segment, SecondsByStream)]]
 
 
-def instructions(
-    plan: Plan, *, stage: int = 0, passes: Sequence[str] = tuple(PASSES), unit: str | None = None
+def list_instructions(
+    plan: Plan, *, stage: int = 0, passes: Sequence[str] = tuple(PHASES_OF_PASS), unit: str | None = None
 ) -> tuple[Segment, ...]:
     """The instructions of a pipeline stage, from its first unit's forward pass to the update.
 
     Raises `InputError` for a stage, a pass or a unit that the plan does not have.
     """
-    return tuple(_Lister(plan, stage).segments(passes, unit))
+    return tuple(_InstructionLister(plan, stage).segments(passes, unit))
 
 
 def instructions_payload(plan: Plan, found: Sequence[Segment], stage: int) -> dict[str, Any]:
     """The versioned payload that `--json` prints."""
     return {
-        "schema": SCHEMA, "model": model_payload(plan.model), "layout": layout_of_plan(plan), "stage": stage,
+        "schema": INSTRUCTIONS_SCHEMA, "model": model_payload(plan.model), "layout": layout_of_plan(plan), "stage": stage,
         "segments": [{**asdict(one), "seconds_by_stream": dict(one.seconds)} for one in found],
     }  # fmt: skip
 
 
-class _Lister:
+class _InstructionLister:
     def __init__(self, plan: Plan, stage: int) -> None:
         layout = plan.layout
         if not 0 <= stage < layout.pp:
@@ -95,11 +95,11 @@ class _Lister:
 
     def segments(self, passes: Sequence[str], unit: str | None) -> Iterator[Segment]:
         for name in passes:
-            chosen(PASSES, name, "pass")
+            lookup(PHASES_OF_PASS, name, "pass")
         times = {name: count for name, count in {**self.counts.units, CARRY: self.counts.carries}.items() if count}
-        order = sorted(times, key=lambda name: ("embedding", *ORDER, *PREDICTS, CARRY, "head").index(name))
+        order = sorted(times, key=lambda name: ("embedding", *UNIT_ORDER, *MTP_UNITS, CARRY, "head").index(name))
         if unit is not None:
-            chosen(dict.fromkeys(order), unit, "unit")
+            lookup(dict.fromkeys(order), unit, "unit")
         for name in passes:
             for each in order if name == "forward" else reversed(order):
                 if unit in (None, each):
@@ -107,11 +107,11 @@ class _Lister:
 
     def segment(self, unit: str, name: str, layers: int) -> Iterator[Segment]:
         """A pass of a unit; empty where there is nothing to run."""
-        listed, parts = self.pricer.template(unit).passes[name], self.pricer.parts(unit)
+        listed, parts = self.pricer.unit_instructions(unit).passes[name], self.pricer.parts(unit)
         if listed:
-            recomputes = unit.removeprefix(KEPT) in LAYERS
+            recomputes = unit.removeprefix(NO_RECOMPUTE) in LAYER_UNITS
             yield Segment(
                 unit=unit, name=name, layers=layers, recompute=self.pricer.family(unit).recompute if recomputes else "none",
                 micro_batches=1 if name == "update" else self.pricing.num_micro_batches,
-                instructions=tuple(self.pricer.priced(one, parts) for one in listed),
+                instructions=tuple(self.pricer.price_instruction(one, parts) for one in listed),
             )  # fmt: skip

@@ -13,21 +13,21 @@ from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.estimate import Estimate
 from shardwise.price.reliability import SECONDS_PER_HOUR, Reliability
 from shardwise.search.plan import Plan
-from shardwise.search.planner import plan
-from shardwise.search.sweep_values import Sweep, Value, shown
+from shardwise.search.planner import make_plan
+from shardwise.search.sweep_values import Sweep, SweepValue, format_value
 from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
-from shardwise.values.estimate_terms import COMMUNICATION
-from shardwise.values.progress import Progress, silent, within
+from shardwise.values.estimate_terms import COMMUNICATION_TERMS
+from shardwise.values.progress import Progress, ignore_progress, prefix_progress
 from shardwise.values.units import format_seconds
 
-At = Mapping[str, Value]
+SweptValues = Mapping[str, SweepValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SweepCase:
     """The inputs of the plan at a point: the swept values, and all that follows from them."""
 
-    at: At
+    at: SweptValues
     model: Architecture
     cluster: Cluster
     job: Job
@@ -35,22 +35,22 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class SweepPoint:
     """A case with its plan, or with the reason why it has none (`error`): nothing fits, or no layout is legal."""
 
-    case: Case
+    case: SweepCase
     plan: Plan | None
     error: InputError | MissingValueError | NothingFitsError | None
 
     @property
-    def at(self) -> At:
+    def at(self) -> SweptValues:
         """The values of the sweeps."""
         return self.case.at
 
     @property
     def name(self) -> str:
         """The values of the sweeps as text."""
-        return ", ".join(f"{name}={shown(value)}" for name, value in self.at.items())
+        return ", ".join(f"{name}={format_value(value)}" for name, value in self.at.items())
 
     @property
     def usd_per_step(self) -> float | None:
@@ -70,7 +70,7 @@ class Point:
 class Knee:
     """The first point of a series at which scaling no longer pays, and the reason."""
 
-    point: Point
+    point: SweepPoint
     reason: str
 
 
@@ -85,7 +85,7 @@ class Swept(Pictured):
     """
 
     sweeps: tuple[Sweep, ...]
-    points: tuple[Point, ...]
+    points: tuple[SweepPoint, ...]
     num_points: int
 
     def shown(self) -> Shown:
@@ -111,30 +111,30 @@ class Swept(Pictured):
     def along(self) -> Sweep:
         """The sweep on the horizontal axis: the one over devices, else the last with ordered values, else the last."""
         ordered = sorted(
-            (sweep for sweep in reversed(self.sweeps) if sweep.ordered), key=lambda one: one.name != "gpus"
+            (sweep for sweep in reversed(self.sweeps) if sweep.is_ordered), key=lambda one: one.name != "gpus"
         )
         return ordered[0] if ordered else self.sweeps[-1]
 
-    def series(self, along: str | None = None) -> list[tuple[At, tuple[Point, ...]]]:
+    def series(self, along: str | None = None) -> list[tuple[SweptValues, tuple[SweepPoint, ...]]]:
         """Points along one sweep (default: `along`), a series for each value of the other sweep."""
         name = along or self.along.name
-        found: dict[tuple[tuple[str, Value], ...], list[Point]] = {}
+        found: dict[tuple[tuple[str, SweepValue], ...], list[SweepPoint]] = {}
         for point in self.points:
             found.setdefault(tuple((key, value) for key, value in point.at.items() if key != name), []).append(point)
         return [(dict(rest), tuple(points)) for rest, points in found.items()]
 
 
-def planned(
-    cases: Sequence[Case], *, reliability: Reliability | None = None, progress: Progress = silent
-) -> Iterator[Point]:
-    """Plan each case as `search.planner.plan` does, but for what another stack could run.
+def plan_cases(
+    cases: Sequence[SweepCase], *, reliability: Reliability | None = None, progress: Progress = ignore_progress
+) -> Iterator[SweepPoint]:
+    """Plan each case as `search.planner.make_plan` does, but for what another stack could run.
 
     A case without a plan is a point too, with its error.
     """
     for number, case in enumerate(cases, 1):
-        told = within(progress, f"{number} of {len(cases)}")
+        told = prefix_progress(progress, f"{number} of {len(cases)}")
         try:
-            found = plan(
+            found = make_plan(
                 case.model,
                 case.cluster,
                 case.job,
@@ -144,12 +144,12 @@ def planned(
                 elsewhere=False,
             )
         except (InputError, MissingValueError, NothingFitsError) as error:
-            yield Point(case=case, plan=None, error=error)
+            yield SweepPoint(case=case, plan=None, error=error)
         else:
-            yield Point(case=case, plan=found, error=None)
+            yield SweepPoint(case=case, plan=found, error=None)
 
 
-def parts(estimate: Estimate) -> dict[str, float]:
+def step_time_parts(estimate: Estimate) -> dict[str, float]:
     """Seconds of a step by what they go to; they add up to the step.
 
     Exposed communication is that of every axis and of the step's control traffic. The rest is the update of the optimizer and
@@ -158,18 +158,18 @@ def parts(estimate: Estimate) -> dict[str, float]:
     time = estimate.time
     found = {
         "compute": time["forward"] + time["backward"], "recompute": time["recompute"],
-        "exposed communication": sum(time[axis] for axis in (*COMMUNICATION, "control")), "bubble": time["bubble"],
+        "exposed communication": sum(time[axis] for axis in (*COMMUNICATION_TERMS, "control")), "bubble": time["bubble"],
     }  # fmt: skip
     return {**found, "optimizer and host": time["optimizer"] + time["host"]}
 
 
-def waiting(estimate: Estimate) -> float:
+def waiting_share(estimate: Estimate) -> float:
     """The part of a step in which devices wait: exposed communication and the bubble."""
-    by_part = parts(estimate)
+    by_part = step_time_parts(estimate)
     return (by_part["exposed communication"] + by_part["bubble"]) / estimate.step_time_s
 
 
-def knee(points: Sequence[Point]) -> Knee | None:
+def find_knee(points: Sequence[SweepPoint]) -> Knee | None:
     """The first point at which exposed communication and the bubble take longer than compute, or at which the step is bound by
     something else than at the point before; None where there is none. Points without a plan are passed over."""
     before: Estimate | None = None
@@ -177,7 +177,7 @@ def knee(points: Sequence[Point]) -> Knee | None:
         if point.plan is None:
             continue
         found = point.plan.estimate
-        by_part, lost = parts(found), waiting(found) * found.step_time_s
+        by_part, lost = step_time_parts(found), waiting_share(found) * found.step_time_s
         computing = by_part["compute"] + by_part["recompute"]
         if lost > computing:
             longer = f"{format_seconds(lost)}, longer than compute, {format_seconds(computing)}"

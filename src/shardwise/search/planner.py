@@ -1,7 +1,7 @@
 """Plan a job: search all layouts, choose the simplest that predictions cannot tell from the fastest, and keep the reasons.
 
-Entry points: `plan` searches, and `plan_layout` makes the plan of a given layout. The stages of the chosen pipeline are balanced
-(`search/balance_stages.py`), and each of the runners-up comes with the reason why it lost.
+Entry point: `make_plan`; `plan_layout` of `search/layout_plan.py` makes the plan of a given layout. The stages of the chosen
+pipeline are balanced (`search/balance_stages.py`), and each of the runners-up comes with the reason why it lost.
 """
 
 from __future__ import annotations
@@ -12,105 +12,107 @@ from dataclasses import replace
 from shardwise.book_formulas.rules import book_rules
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.network.switches import Switched
-from shardwise.layout.choices import AXES, BALANCED, Choices
-from shardwise.layout.degrees import degrees_of
+from shardwise.layout.choices import BALANCED, DEGREE_AXES, Choices
+from shardwise.layout.degrees import layout_degrees
 from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.layout.rules.legality import EVEN_BATCH
-from shardwise.layout.rules.stack_abilities import as_run, lacking, stack_of
+from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of, unsupported_choices
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.model.recompute_policies import POLICIES, is_budget
+from shardwise.model.recompute_policies import POLICIES, is_byte_budget
 from shardwise.pipeline.registry import NATURAL, SCHEDULES
 from shardwise.price.estimate import Estimate, estimate
-from shardwise.price.problem import as_planned
+from shardwise.price.problem import with_problem_defaults
 from shardwise.price.reliability import Reliability
-from shardwise.price.roofline import policy_of
+from shardwise.price.roofline import issue_policy
 from shardwise.price.training_run import training_run
-from shardwise.search.balance_stages import Balancing
+from shardwise.search.balance_stages import StageBalancer
 from shardwise.search.layout_plan import bound_seconds
-from shardwise.search.plan import Alternative, Plan, SearchSummary, versions
-from shardwise.search.recompute_budget import within_budget
-from shardwise.search.vectorised.search_layouts import Found, SearchResult, search
+from shardwise.search.plan import Alternative, Plan, SearchSummary, software_versions
+from shardwise.search.recompute_budget import fit_recompute_budget
+from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
 from shardwise.search.verdicts import (
     MEMORY_RESERVE,
     RESOLUTION,
-    leaner_losses,
-    loss_would,
-    offload_would,
-    smallest_miss,
-    why_slower,
+    describe_excess,
+    describe_leaner_loss,
+    describe_offload,
+    explain_slowdown,
+    price_leaner_losses,
 )
 from shardwise.values.errors import InputError, NothingFitsError
-from shardwise.values.progress import Progress, silent
+from shardwise.values.progress import Progress, ignore_progress
 from shardwise.values.units import format_bytes
 
 NUM_ALTERNATIVES = 6
 
 
-def plan(
+def make_plan(
     architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None,
-    reliability: Reliability | None = None, progress: Progress = silent, elsewhere: bool = True,
+    reliability: Reliability | None = None, progress: Progress = ignore_progress, elsewhere: bool = True,
 ) -> Plan:  # fmt: skip
     """The best layout, the runners-up with the reason each lost, and the books' rules.
 
     The best is the simplest of the fastest that fit (`search.planner`), by the prediction for a typical stack unless the
-    cluster or the job says otherwise (`price.problem.as_planned`). Layouts that leave a tenth of the memory free are
+    cluster or the job says otherwise (`price.problem.with_problem_defaults`). Layouts that leave a tenth of the memory free are
     preferred; without one, any that fits will do. Raises `NothingFitsError` with the smallest excess. `reliability` has the
     failure rate, restarts and power for the whole run. `elsewhere`: whether what another stack could run is searched too
-    (`with_elsewhere`), which takes about half of the time; of many plans only the chosen one needs it.
+    (`add_other_stack_gain`), which takes about half of the time; of many plans only the chosen one needs it.
     """
     architecture.require_positions(job.seq_len)
-    (cluster, job), own_job = as_planned(cluster, job), job
+    (cluster, job), own_job = with_problem_defaults(cluster, job), job
     asked, choices = (
         choices,
-        (choices or Choices()).of_stack(stack_of(cluster), architecture, own_job, cluster.scale_up_size),
+        (choices or Choices()).limit_to_stack(stack_of(cluster), architecture, own_job, cluster.scale_up_size),
     )
-    budget = next((policy for policy in choices.recompute if is_budget(policy)), None)
+    budget = next((policy for policy in choices.recompute if is_byte_budget(policy)), None)
     if budget:
         choices = replace(choices, recompute=tuple(POLICIES))
     reserve = MEMORY_RESERVE
-    found = search(architecture, cluster, job, choices=choices, reserve=reserve, progress=progress)
+    found = search_layouts(architecture, cluster, job, choices=choices, reserve=reserve, progress=progress)
     if not found.best:
         reserve = 0.0
-        found = search(architecture, cluster, job, choices=choices, progress=progress)
+        found = search_layouts(architecture, cluster, job, choices=choices, progress=progress)
     if not found.best:
-        leanest = found.leanest.layout
+        leanest = found.least_memory.layout
         priced = estimate(architecture, cluster, job, leanest)
-        remedies = loss_would(priced, leaner_losses(architecture, cluster, job, leanest))
-        remedies += offload_would(_offloaded(architecture, cluster, job, leanest))
-        raise NothingFitsError(smallest_miss(leanest, priced, narrowed=asked is not None, remedies=remedies))
-    stages = Balancing(architecture, cluster, job, cluster.chip.memory_bytes * (1 - reserve))
+        remedies = describe_leaner_loss(priced, price_leaner_losses(architecture, cluster, job, leanest))
+        remedies += describe_offload(_price_offloads(architecture, cluster, job, leanest))
+        raise NothingFitsError(describe_excess(leanest, priced, narrowed=asked is not None, remedies=remedies))
+    stages = StageBalancer(architecture, cluster, job, cluster.chip.memory_bytes * (1 - reserve))
     balances = BALANCED in choices.stages
     if balances:
         progress("layers of each stage")
-        found = stages.of_search(found)
+        found = stages.balance_result(found)
     progress("runners-up")
-    layout = simplest(architecture, cluster, job, found, choices, reserve)
-    layout = as_run(stack_of(cluster), stages.of_layout(layout) if balances else layout)
+    layout = choose_simplest(architecture, cluster, job, found, choices, reserve)
+    layout = layout_as_run(stack_of(cluster), stages.balance_layout(layout) if balances else layout)
     if budget:
         progress("tensors to keep")
-        layout = _under_budget(
+        layout = _fit_activation_budget(
             architecture, cluster, job, budget, [layout, *(one.layout for one in found.best)], reserve
         )
     chosen = estimate(architecture, cluster, job, layout)
     found_plan = Plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=chosen,
-        alternatives=tuple(_alternatives(architecture, cluster, job, found, layout, chosen)),
-        rules=book_rules(architecture, cluster, job), search=_summary(found), versions=versions(),
+        alternatives=tuple(_pick_alternatives(architecture, cluster, job, found, layout, chosen)),
+        rules=book_rules(architecture, cluster, job), search=_summarize_search(found), versions=software_versions(),
         run=training_run(architecture, cluster, job, chosen, reliability),
-        bound_s=bound_seconds(architecture, cluster, job, layout), policy=policy_of(cluster),
+        bound_s=bound_seconds(architecture, cluster, job, layout), policy=issue_policy(cluster),
     )  # fmt: skip
-    return with_elsewhere(found_plan, asked, progress) if elsewhere else found_plan
+    return add_other_stack_gain(found_plan, asked, progress) if elsewhere else found_plan
 
 
-def with_elsewhere(found: Plan, asked: Choices | None = None, progress: Progress = silent) -> Plan:
+def add_other_stack_gain(found: Plan, asked: Choices | None = None, progress: Progress = ignore_progress) -> Plan:
     """A plan whose search also says what another stack could run with the choices that were asked for."""
     if found.search is None:
         return found
-    return replace(found, search=replace(found.search, elsewhere=_elsewhere(found, asked or Choices(), progress)))
+    return replace(
+        found, search=replace(found.search, elsewhere=_other_stack_gain(found, asked or Choices(), progress))
+    )
 
 
-def _under_budget(
+def _fit_activation_budget(
     architecture: Architecture, cluster: Cluster, job: Job, budget: str, layouts: Iterable[Layout], reserve: float
 ) -> Layout:
     """Of some layouts, each with the set of tensors that it keeps under a budget, the fastest that fits. Layouts that differ in
@@ -119,7 +121,7 @@ def _under_budget(
     fitting: list[tuple[float, Layout]] = []
     for layout in dict.fromkeys(replace(one, recompute=budget, recompute_layers=None) for one in layouts):
         try:
-            own = within_budget(architecture, cluster, job, layout)
+            own = fit_recompute_budget(architecture, cluster, job, layout)
         except InputError as error:
             problems += error.problems
             continue
@@ -133,7 +135,7 @@ def _under_budget(
     return min(fitting, key=lambda one: one[0])[1]
 
 
-def _offloaded(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> dict[str, Estimate]:
+def _price_offloads(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> dict[str, Estimate]:
     """A layout with each kind of offload; none where it already has one, or where PCIe has no sourced rate."""
     if layout.offload != "none" or cluster.chip.pcie_bytes_per_s is None:
         return {}
@@ -144,7 +146,7 @@ def _offloaded(architecture: Architecture, cluster: Cluster, job: Job, layout: L
     }
 
 
-def _elsewhere(plan: Plan, asked: Choices, progress: Progress) -> str | None:
+def _other_stack_gain(plan: Plan, asked: Choices, progress: Progress) -> str | None:
     """The gain of the best layout that the stack does not support at the same rates; None where it is within `RESOLUTION`, and
     for a stack that is known only by its kind."""
     stack = stack_of(plan.cluster)
@@ -153,52 +155,52 @@ def _elsewhere(plan: Plan, asked: Choices, progress: Progress) -> str | None:
     progress("what another stack could run")
     if asked.schedule == Choices().schedule and "schedule" not in asked.asked:
         asked = replace(asked, schedule=(NATURAL, *(name for name, one in SCHEDULES.items() if one.splits_backward)))
-    found = search(
+    found = search_layouts(
         plan.model, plan.cluster, plan.job, choices=asked, top=1, reserve=MEMORY_RESERVE, progress=progress
     ).best
     own_s = plan.estimate.step_time_s
     if not found or own_s <= found[0].step_time_s * (1.0 + RESOLUTION):
         return None
-    lacks = "; ".join(lacking(stack, plan.model, replace(plan.job, loss=None), found[0].layout))
+    lacks = "; ".join(unsupported_choices(stack, plan.model, replace(plan.job, loss=None), found[0].layout))
     gain = own_s / found[0].step_time_s - 1
     return f"another stack could run {found[0].layout}: {gain:.0%} faster at the rates of {stack.name} ({lacks})"
 
 
-def _summary(found: SearchResult) -> SearchSummary:
+def _summarize_search(found: SearchResult) -> SearchSummary:
     return SearchSummary(
         space=found.space, num_layouts=found.num_layouts, num_fitting=found.num_fitting,
         num_illegal_by_rule=found.num_illegal_by_rule, cpu_seconds=found.cpu_seconds,
     )  # fmt: skip
 
 
-def _alternatives(
+def _pick_alternatives(
     architecture: Architecture, cluster: Cluster, job: Job, found: SearchResult, layout: Layout, best: Estimate
 ) -> Iterable[Alternative]:
     """The best of every other shape (tp, cp, pp), fastest first, then the layout that takes the least memory."""
-    seen = {_shape(layout)}
-    picked: list[Found] = []
+    seen = {_model_axes(layout)}
+    picked: list[PricedLayout] = []
     for other in sorted(found.by_factorisation, key=lambda row: row.step_time_s):
-        if _shape(other.layout) not in seen and len(picked) < NUM_ALTERNATIVES - 1:
-            seen.add(_shape(other.layout))
+        if _model_axes(other.layout) not in seen and len(picked) < NUM_ALTERNATIVES - 1:
+            seen.add(_model_axes(other.layout))
             picked.append(other)
     if found.pareto and found.pareto[0].layout not in (layout, *(row.layout for row in picked)):
         picked.append(found.pareto[0])
     for other in picked:
-        run = as_run(stack_of(cluster), other.layout)
+        run = layout_as_run(stack_of(cluster), other.layout)
         priced = estimate(architecture, cluster, job, run)
         leanest = "the least memory; " if other.layout == found.pareto[0].layout else ""
-        yield Alternative(layout=run, estimate=priced, reason=leanest + why_slower(priced, best))
+        yield Alternative(layout=run, estimate=priced, reason=leanest + explain_slowdown(priced, best))
 
 
-def _shape(layout: Layout) -> tuple[int, int, int]:
+def _model_axes(layout: Layout) -> tuple[int, int, int]:
     return layout.tp, layout.cp, layout.pp
 
 
-EQUAL = 1e-5  # relative; bounds that differ by less differ only in the rounding up of shards
-NUM_NEAR = 10_000  # more than the layouts of one factorisation, all its placements included
+EQUAL_BOUNDS = 1e-5  # relative; bounds that differ by less differ only in the rounding up of shards
+KEEP_ALL_LAYOUTS = 10_000  # more than the layouts of one factorisation, all its placements included
 
 
-def simplest(
+def choose_simplest(
     architecture: Architecture, cluster: Cluster, job: Job, found: SearchResult, choices: Choices | None, reserve: float
 ) -> Layout:
     """The simplest fitting layout whose predicted step is within `RESOLUTION` of the fastest; of bounds, which hold exactly under
@@ -209,45 +211,45 @@ def simplest(
     then smaller cp, tp and pp, then one data-parallel axis rather than two; of equals the faster. Then, of the layouts of these
     degrees, an even batch and the fewest virtual stages.
     """
-    within = found.best[0].step_time_s * (1.0 + (RESOLUTION if cluster.calibration else EQUAL))
+    within = found.best[0].step_time_s * (1.0 + (RESOLUTION if cluster.calibration else EQUAL_BOUNDS))
 
-    def near(rows: Iterable[Found]) -> Iterator[Found]:
+    def near(rows: Iterable[PricedLayout]) -> Iterator[PricedLayout]:
         return (row for row in rows if row.step_time_s <= within)
 
     rows = list(near((*found.best, *found.even, *found.by_factorisation)))
-    degrees = min(rows, key=lambda row: (*_degrees_key(cluster, job, row.layout), row.step_time_s)).layout
-    same = [row for row in rows if _degrees(row.layout) == _degrees(degrees)]
-    same += near(_of_degrees(architecture, cluster, job, degrees, choices, reserve))
+    degrees = min(rows, key=lambda row: (*_complexity(cluster, job, row.layout), row.step_time_s)).layout
+    same = [row for row in rows if _all_degrees(row.layout) == _all_degrees(degrees)]
+    same += near(_search_same_degrees(architecture, cluster, job, degrees, choices, reserve))
     return min(
-        same, key=lambda row: (not is_even(job, row.layout), row.layout.num_virtual_stages, row.step_time_s)
+        same, key=lambda row: (not splits_batch_evenly(job, row.layout), row.layout.num_virtual_stages, row.step_time_s)
     ).layout
 
 
-def _of_degrees(
+def _search_same_degrees(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, choices: Choices | None, reserve: float
-) -> Iterator[Found]:
+) -> Iterator[PricedLayout]:
     """The fitting layouts of the same degrees."""
-    pins = {axis: getattr(layout, axis) for axis in AXES}
+    pins = {axis: getattr(layout, axis) for axis in DEGREE_AXES}
     if layout.expert_tp != layout.tp:  # whole experts are a mode of the search, by the degree of ep without them
         pins.pop("ep")
-    narrowed = replace(choices or Choices(), pins={}).narrowed(pins, {})
-    yield from search(architecture, cluster, job, choices=narrowed, top=NUM_NEAR, reserve=reserve).best
+    narrowed = replace(choices or Choices(), pins={}).with_pins(pins, {})
+    yield from search_layouts(architecture, cluster, job, choices=narrowed, top=KEEP_ALL_LAYOUTS, reserve=reserve).best
 
 
-def is_even(job: Job, layout: Layout) -> bool:
+def splits_batch_evenly(job: Job, layout: Layout) -> bool:
     """Whether no replica is idle and every micro-batch is full."""
-    return bool(EVEN_BATCH.legal(None, job, 0, degrees_of(layout)))  # type: ignore[arg-type]
+    return bool(EVEN_BATCH.legal(None, job, 0, layout_degrees(layout)))  # type: ignore[arg-type]
 
 
-def _degrees_key(cluster: Cluster, job: Job, layout: Layout) -> tuple[int, ...]:
+def _complexity(cluster: Cluster, job: Job, layout: Layout) -> tuple[int, ...]:
     """What makes degrees simpler, the most important first; less is simpler."""
     replica = layout.tp * layout.cp * layout.pp
     splitting = sum(getattr(layout, axis) > 1 for axis in ("tp", "cp", "pp", "ep"))
     twice = layout.dp > 1 and layout.fsdp > 1
     given = layout.layers_per_stage is not None
     return (
-        not is_even(job, layout),
-        _leaves_node(cluster, layout),
+        not splits_batch_evenly(job, layout),
+        _tp_exceeds_node(cluster, layout),
         replica,
         splitting,
         given,
@@ -258,12 +260,12 @@ def _degrees_key(cluster: Cluster, job: Job, layout: Layout) -> tuple[int, ...]:
     )
 
 
-def _leaves_node(cluster: Cluster, layout: Layout) -> bool:
+def _tp_exceeds_node(cluster: Cluster, layout: Layout) -> bool:
     """Whether tensor parallelism goes beyond the innermost switch. No published run does that; Narayanan et al. 2021 (arXiv
     2104.04473), takeaway 1: tensor parallelism up to the devices of a node, then a pipeline."""
     topology = cluster.topology
     return isinstance(topology, Switched) and layout.tp > (topology.tiers[0].size or layout.tp)
 
 
-def _degrees(layout: Layout) -> tuple[int, ...]:
-    return (*(getattr(layout, axis) for axis in AXES), layout.expert_tp)
+def _all_degrees(layout: Layout) -> tuple[int, ...]:
+    return (*(getattr(layout, axis) for axis in DEGREE_AXES), layout.expert_tp)

@@ -10,19 +10,30 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from shardwise.layout.choices import NAMED, NUMERIC, PINNABLE, pinned_like
-from shardwise.values.errors import InputError, collect, require, unknown
-from shardwise.values.overrides import convert
-from shardwise.values.units import binary_reading, parse_count
+from shardwise.layout.choices import NAMED_CHOICES, NUMERIC_CHOICES, PINNABLE_CHOICES, example_value
+from shardwise.values.errors import InputError, describe_unknown, raise_problems, run_all
+from shardwise.values.overrides import parse_like
+from shardwise.values.units import parse_count, read_as_binary
 
-Value = int | bool | str
-JOB = ("gpus", "seq_len", "batch", "model")  # of the cluster, the job and the model; the others are what --pin takes
-FIELDS = {"seq_len": "seq_len", "batch": "global_batch_tokens"}  # of a job, by what is swept
-SWEEPABLE = (*JOB, *PINNABLE)
-COUNTS = ("gpus", "seq_len", "batch", *NUMERIC, "recompute_layers")  # what a range can be of, and what has an order
-MOST_POINTS = 1000  # a point takes about a second
-MOST_SWEEPS = 2  # a grid is drawn on paper
-FORMS = "FROM:TO:xFACTOR, FROM:TO:+STEP or a list such as 64,128,384"
+SweepValue = int | bool | str
+JOB_SWEEPS = (
+    "gpus",
+    "seq_len",
+    "batch",
+    "model",
+)  # of the cluster, the job and the model; the others are what --pin takes
+JOB_FIELDS = {"seq_len": "seq_len", "batch": "global_batch_tokens"}  # of a job, by what is swept
+SWEEPABLE = (*JOB_SWEEPS, *PINNABLE_CHOICES)
+COUNT_NAMES = (
+    "gpus",
+    "seq_len",
+    "batch",
+    *NUMERIC_CHOICES,
+    "recompute_layers",
+)  # what a range can be of, and what has an order
+MAX_POINTS = 1000  # a point takes about a second
+MAX_SWEEPS = 2  # a grid is drawn on paper
+SWEEP_FORMS = "FROM:TO:xFACTOR, FROM:TO:+STEP or a list such as 64,128,384"
 _SHAPE = re.compile(r"\d+(x\d+)+(_twisted)?(\*\d+)?")  # of a slice of a torus, as in tpu-v5p:4x4x8
 
 
@@ -31,12 +42,12 @@ class Sweep:
     """A name and the values that it takes, in the order given; no value twice."""
 
     name: str
-    values: tuple[Value, ...]
+    values: tuple[SweepValue, ...]
 
     @property
-    def ordered(self) -> bool:
+    def is_ordered(self) -> bool:
         """Whether the values are counts that rise or fall: a line between points means something."""
-        if self.name not in COUNTS:
+        if self.name not in COUNT_NAMES:
             return False
         counts = [value if isinstance(value, int) else _num_devices(value) for value in self.values]
         return counts in (sorted(counts), sorted(counts, reverse=True))
@@ -47,10 +58,10 @@ def _num_devices(shape: str) -> int:
     return math.prod(map(int, re.findall(r"\d+", shape)))
 
 
-def sized(cluster: str, size: Value) -> str:
+def resize_shorthand(cluster: str, size: SweepValue) -> str:
     """A cluster's shorthand with another size. Raises `InputError` for a user's own cluster, which has one.
 
-    >>> sized("h100:64", 128), sized("tpu-v5p:4x4x4", "4x4x8")
+    >>> resize_shorthand("h100:64", 128), resize_shorthand("tpu-v5p:4x4x4", "4x4x8")
     ('h100:128', 'tpu-v5p:4x4x8')
     """
     if cluster.strip().casefold().endswith(".toml"):
@@ -72,9 +83,9 @@ def parse_sweep(text: str, flag: str = "--sweep") -> Sweep:
     if not (name and equals and values):
         raise InputError(f"{flag}: found {text!r}; NAME=VALUES is required, such as gpus=64:4096:x2")
     if name not in SWEEPABLE:
-        raise InputError(f"{flag}: {unknown(name, SWEEPABLE)}")
+        raise InputError(f"{flag}: {describe_unknown(name, SWEEPABLE)}")
     what = f"{flag} {name}"
-    found = tuple(_range(values, name, what) if ":" in values else _listed(values, name, what))
+    found = tuple(_parse_range(values, name, what) if ":" in values else _parse_list(values, name, what))
     twice = sorted({str(value) for value in found if found.count(value) > 1})
     if twice:
         raise InputError(f"{what}: found {', '.join(twice)} more than once; each value once is required")
@@ -85,27 +96,27 @@ def parse_sweeps(texts: Sequence[str], flag: str = "--sweep") -> tuple[Sweep, ..
     """One sweep, or two that make a grid. Raises `InputError` with everything that is wrong with them."""
     if not texts:
         raise InputError(f"{flag}: found none; NAME=VALUES is required, such as gpus=64:4096:x2")
-    sweeps: tuple[Sweep, ...] = tuple(collect(*(partial(parse_sweep, text, flag) for text in texts)))
+    sweeps: tuple[Sweep, ...] = tuple(run_all(*(partial(parse_sweep, text, flag) for text in texts)))
     names = [sweep.name for sweep in sweeps]
     problems = [
         f"{flag}: found {name} twice; each name once is required" for name in set(names) if names.count(name) > 1
     ]
-    if len(sweeps) > MOST_SWEEPS:
+    if len(sweeps) > MAX_SWEEPS:
         problems.append(
             f"{flag}: found {len(sweeps)} of them ({', '.join(names)}); one, or two for a grid, is required"
         )
-    if math.prod(len(sweep.values) for sweep in sweeps) > MOST_POINTS:
+    if math.prod(len(sweep.values) for sweep in sweeps) > MAX_POINTS:
         problems.append(
-            f"{flag}: found more than {MOST_POINTS:,} points, about a second each; fewer values, or a larger step, are required"
+            f"{flag}: found more than {MAX_POINTS:,} points, about a second each; fewer values, or a larger step, are required"
         )
-    require(problems)
+    raise_problems(problems)
     return sweeps
 
 
-def grid(sweeps: Sequence[Sweep]) -> Iterator[Mapping[str, Value]]:
+def grid_points(sweeps: Sequence[Sweep]) -> Iterator[Mapping[str, SweepValue]]:
     """The points: every combination of values, the first sweep's outermost.
 
-    >>> [dict(at) for at in grid([Sweep(name="tp", values=(1, 2)), Sweep(name="recompute", values=("full",))])]
+    >>> [dict(at) for at in grid_points([Sweep(name="tp", values=(1, 2)), Sweep(name="recompute", values=("full",))])]
     [{'tp': 1, 'recompute': 'full'}, {'tp': 2, 'recompute': 'full'}]
     """
     names = [sweep.name for sweep in sweeps]
@@ -113,55 +124,55 @@ def grid(sweeps: Sequence[Sweep]) -> Iterator[Mapping[str, Value]]:
         yield dict(zip(names, values, strict=True))
 
 
-def shown(value: Value) -> str:
+def format_value(value: SweepValue) -> str:
     """A value as reports write it: 4,096, full, true."""
     return str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else value
 
 
-def _listed(text: str, name: str, what: str) -> Iterator[Value]:
+def _parse_list(text: str, name: str, what: str) -> Iterator[SweepValue]:
     words = [word.strip() for word in text.split(",")]
     if not all(words):
-        raise InputError(f"{what}: found {text!r}, in which a value is missing; {FORMS} is required")
-    yield from (_value(word, name, what) for word in words)
+        raise InputError(f"{what}: found {text!r}, in which a value is missing; {SWEEP_FORMS} is required")
+    yield from (_parse_value(word, name, what) for word in words)
 
 
-def _value(word: str, name: str, what: str) -> Value:
+def _parse_value(word: str, name: str, what: str) -> SweepValue:
     """A value of the kind that the name has; the shape of a torus stays as text."""
     if name == "model" or (name == "gpus" and _SHAPE.fullmatch(word)):
         return word
-    if name in JOB:
+    if name in JOB_SWEEPS:
         return parse_count(word, what=what)
-    found: Any = convert(word, pinned_like(name), what)
-    if name in NAMED and found not in NAMED[name]:
-        raise InputError(f"{what}: {unknown(found, NAMED[name])}")
+    found: Any = parse_like(word, example_value(name), what)
+    if name in NAMED_CHOICES and found not in NAMED_CHOICES[name]:
+        raise InputError(f"{what}: {describe_unknown(found, NAMED_CHOICES[name])}")
     return found  # type: ignore[no-any-return]
 
 
-def _range(text: str, name: str, what: str) -> Iterator[int]:
+def _parse_range(text: str, name: str, what: str) -> Iterator[int]:
     """The counts of FROM:TO:xFACTOR or FROM:TO:+STEP; TO is among them where it is met."""
-    if name not in COUNTS:
+    if name not in COUNT_NAMES:
         raise InputError(
-            f"{what}: found the range {text!r}; {name} is not a count: a list such as {_example(name)} is required"
+            f"{what}: found the range {text!r}; {name} is not a count: a list such as {_example_list(name)} is required"
         )
-    first, last, step = _ends(text, what)
+    first, last, step = _split_range(text, what)
     multiplied = step[0] == "x"
-    by = _step(step, what)
+    by = _parse_step(step, what)
     least = 0 if name == "zero_stage" and not multiplied else 1
     low, high = (parse_count(end, what=what, least=least) for end in (first, last))
     _require_one_kind(first, last, what)
     if low > high:
         raise InputError(f"{what}: found {text!r}, which goes down; {last}:{first}:{step} is required")
-    yield from itertools.takewhile(lambda value: value <= high, _steps(low, by, multiplied))
+    yield from itertools.takewhile(lambda value: value <= high, _range_counts(low, by, multiplied))
 
 
-def _ends(text: str, what: str) -> tuple[str, str, str]:
+def _split_range(text: str, what: str) -> tuple[str, str, str]:
     parts = [part.strip() for part in text.split(":")]
     if len(parts) != 3 or not all(parts) or parts[2][0] not in "x+":
-        raise InputError(f"{what}: found {text!r}; {FORMS} is required")
+        raise InputError(f"{what}: found {text!r}; {SWEEP_FORMS} is required")
     return parts[0], parts[1], parts[2]
 
 
-def _step(step: str, what: str) -> int:
+def _parse_step(step: str, what: str) -> int:
     """The factor (a whole number of at least 2) or the increment (at least 1) between values."""
     least, example = (2, "x2") if step[0] == "x" else (1, "+64")
     try:
@@ -173,9 +184,9 @@ def _step(step: str, what: str) -> int:
         ) from None
 
 
-def _steps(low: int, by: int, multiplied: bool) -> Iterator[int]:
+def _range_counts(low: int, by: int, multiplied: bool) -> Iterator[int]:
     value = low
-    for _ in range(MOST_POINTS + 1):
+    for _ in range(MAX_POINTS + 1):
         yield value
         value = value * by if multiplied else value + by
 
@@ -186,14 +197,14 @@ def _require_one_kind(first: str, last: str, what: str) -> None:
     binary = [end for end in with_unit if end.endswith("i")]
     decimal = [end for end in with_unit if not end.endswith("i")]
     if binary and decimal:
-        meant = binary_reading(parse_count(decimal[0], what=what))
+        meant = read_as_binary(parse_count(decimal[0], what=what))
         raise InputError(
             f"{what}: found {binary[0]} in binary and {decimal[0]} in decimal units; one kind is required"
             + (f", such as {meant[1]} for {decimal[0]}" if meant else "")
         )
 
 
-def _example(name: str) -> str:
+def _example_list(name: str) -> str:
     if name == "model":
         return "llama-3-8b,llama-3-70b"
-    return ",".join(list(NAMED[name])[:2]) if name in NAMED else "true,false"
+    return ",".join(list(NAMED_CHOICES[name])[:2]) if name in NAMED_CHOICES else "true,false"

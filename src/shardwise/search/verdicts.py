@@ -14,8 +14,8 @@ from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.price.estimate import Estimate, estimate
-from shardwise.price.roofline import loss_of
-from shardwise.values.loss_kernels import LOSSES, loss_named
+from shardwise.price.roofline import loss_kind
+from shardwise.values.loss_kernels import LOSS_KERNELS, get_loss_kernel
 from shardwise.values.units import format_bytes, format_seconds
 
 # A lead below this is not a lead: predictions without calibration are off by 16% on average for published runs that they
@@ -26,22 +26,22 @@ MODEL_ERROR = 0.10
 # Source: `benchmarks/published.py --leads`, 1,050 pairs of published runs: below 3% right in 56% of 199 pairs, from 3 to 10% in
 # 75% of 400, above in 94% of 451.
 RESOLUTION = 0.03
-WORTH_SAYING = 0.02  # of the difference between two steps: a term with less is no reason for it
+MIN_TERM_SHARE = 0.02  # of the difference between two steps: a term with less is no reason for it
 # Memory that a plan leaves free where it can: allocators fragment, and the model of memory has an error.
 # The share is a choice: against XLA's peaks of a training step the estimate is 20% and more above (docs/xla.md).
 MEMORY_RESERVE = 0.10
 
-ADVICE = (
+FIT_ADVICE = (
     "use more devices, chips with more memory, a smaller sequence or a leaner precision recipe"  # for what does not fit
 )
 
-FIELDS = (
+COMPARED_FIELDS = (
     "dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "sequence_parallel", "micro_batch_seqs",
     "recompute", "recompute_layers", "offload",
 )  # fmt: skip
 
 
-def why_slower(other: Estimate, best: Estimate) -> str:
+def explain_slowdown(other: Estimate, best: Estimate) -> str:
     """One sentence: by how much `other` is slower than `best`, and which terms make the difference."""
     ratio = other.step_time_s / best.step_time_s - 1
     memory = other.memory_bytes - best.memory_bytes
@@ -53,20 +53,20 @@ def why_slower(other: Estimate, best: Estimate) -> str:
     if ratio < 0:
         return f"{-ratio:.1%} faster, within the resolution of predictions, {RESOLUTION:.0%}, and less simple; {fuller}"
     changes = {term: other.time[term] - best.time[term] for term in best.time}
-    least = WORTH_SAYING * (other.step_time_s - best.step_time_s)
+    least = MIN_TERM_SHARE * (other.step_time_s - best.step_time_s)
     worst = sorted((term for term in changes if changes[term] > least), key=lambda t: -changes[t])[:2]
-    terms = " and ".join(f"{_label(term)} +{format_seconds(changes[term])}" for term in worst)
+    terms = " and ".join(f"{_term_label(term)} +{format_seconds(changes[term])}" for term in worst)
     tied = f", within the resolution of predictions, {RESOLUTION:.0%}" if ratio <= RESOLUTION else ""
     return f"{ratio:.1%} slower{tied}: {terms}; {fuller}"
 
 
-def _label(term: str) -> str:
+def _term_label(term: str) -> str:
     if term == "host":
         return "exposed transfers to the host"
     return f"exposed {term} communication" if term in ("tp", "cp", "ep", "pp", "fsdp", "dp", "control") else term
 
 
-def smallest_miss(layout: object, estimate: Estimate, *, narrowed: bool = False, remedies: str = "") -> str:
+def describe_excess(layout: object, estimate: Estimate, *, narrowed: bool = False, remedies: str = "") -> str:
     """What the layout with the least memory lacks, and what fills the memory; `narrowed` where the search was limited.
 
     `remedies` are the effects of another kind of loss and of offload to the host.
@@ -77,11 +77,11 @@ def smallest_miss(layout: object, estimate: Estimate, *, narrowed: bool = False,
     return (
         f"no legal layout fits: the leanest ({layout}) needs {format_bytes(estimate.memory_bytes)} of "
         f"{format_bytes(estimate.memory_capacity_bytes)} on each device, {format_bytes(over)} too much ({parts}); "
-        f"{remedies}{'loosen a pin or a maximum, or ' if narrowed else ''}{ADVICE}"
+        f"{remedies}{'loosen a pin or a maximum, or ' if narrowed else ''}{FIT_ADVICE}"
     )
 
 
-def verdict(other: Estimate, best: Estimate) -> str:
+def compare_steps(other: Estimate, best: Estimate) -> str:
     """Whether `other` is slower or faster than `best`, or too close to say; and that it does not fit, if so."""
     if not other.fits:
         over = other.memory_bytes - other.memory_capacity_bytes
@@ -98,18 +98,18 @@ def changed_fields(layout: Layout, other: Layout) -> dict[str, tuple[object, obj
     The schedule and the layers of each stage count where the number of stages does not decide them.
     """
     staged = (layout.pp, layout.num_virtual_stages) == (other.pp, other.num_virtual_stages)
-    names = (*FIELDS, "schedule", "layers_per_stage") if staged else FIELDS
+    names = (*COMPARED_FIELDS, "schedule", "layers_per_stage") if staged else COMPARED_FIELDS
     pairs = {name: (getattr(layout, name), getattr(other, name)) for name in names}
     return {name: (mine, its) for name, (mine, its) in pairs.items() if mine != its}
 
 
-def num_changes(layout: Layout, other: Layout) -> int:
+def count_changes(layout: Layout, other: Layout) -> int:
     """How many fields differ; what is recomputed, and of how many layers, is one choice."""
     changed = changed_fields(layout, other)
     return len(changed) - ({"recompute", "recompute_layers"} <= changed.keys())
 
 
-def offload_would(priced: Mapping[str, Estimate]) -> str:
+def describe_offload(priced: Mapping[str, Estimate]) -> str:
     """The effect of offload on a layout that does not fit: its price by what is offloaded, the least first."""
     fitting = next((offload for offload, estimate in priced.items() if estimate.fits), None)
     if not priced:
@@ -124,25 +124,27 @@ def offload_would(priced: Mapping[str, Estimate]) -> str:
     )
 
 
-def leaner_losses(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> dict[str, Estimate]:
+def price_leaner_losses(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> dict[str, Estimate]:
     """A layout priced with each kind of loss that saves less per logit than the job's, in descending order.
 
     Empty for a job with the engine's own kind (`plan --runnable`): the engine has no other.
     """
-    mine = loss_named(loss_of(cluster, job))
+    mine = get_loss_kernel(loss_kind(cluster, job))
     if mine.stepwise:
         return {}
-    leaner = [name for name, one in LOSSES.items() if one.bytes_per_logit < mine.bytes_per_logit and not one.stepwise]
-    leaner.sort(key=lambda name: -LOSSES[name].bytes_per_logit)
+    leaner = [
+        name for name, one in LOSS_KERNELS.items() if one.bytes_per_logit < mine.bytes_per_logit and not one.stepwise
+    ]
+    leaner.sort(key=lambda name: -LOSS_KERNELS[name].bytes_per_logit)
     return {name: estimate(architecture, cluster, replace(job, loss=name), layout) for name in leaner}
 
 
-def fitting_loss(priced: Mapping[str, Estimate]) -> str | None:
+def fitting_loss_flag(priced: Mapping[str, Estimate]) -> str | None:
     """The first kind with which the layout fits, as a flag of the command line."""
     return next((f"--set job.loss={name}" for name, one in priced.items() if one.fits), None)
 
 
-def loss_would(now: Estimate, priced: Mapping[str, Estimate]) -> str:
+def describe_leaner_loss(now: Estimate, priced: Mapping[str, Estimate]) -> str:
     """The effect of a loss with less memory on a layout that does not fit; nothing where no other kind is priced, or where
     logits do not fill the memory."""
     fitting = next((name for name, one in priced.items() if one.fits), None)

@@ -16,10 +16,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.values.symbolic import Monomial, Polynomial, product
+from shardwise.values.symbolic import Monomial, Polynomial, multiply_symbols
 
 
-class Kind(StrEnum):
+class CollectiveKind(StrEnum):
     ALL_GATHER = "all_gather"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
@@ -35,7 +35,7 @@ class Kind(StrEnum):
 class Collective:
     """One collective over `axes` that takes a tensor from `before` to `after`."""
 
-    kind: Kind
+    kind: CollectiveKind
     axes: Axes
     before: Spec
     after: Spec
@@ -45,47 +45,47 @@ class Collective:
         """Elements of the array that the collective's group shares, on one device: the gathered array of an AllGather,
         the summand of a ReduceScatter or AllReduce, the local shard of an AllToAll, what a permute brings.
         Padding is included."""
-        if self.kind is Kind.ALL_GATHER:
-            return self.before.local_elements() * product(self.axes)
-        if self.kind is Kind.REDUCE_SCATTER:
-            return self.after.local_elements() * product(self.axes)
-        if self.kind is Kind.PERMUTE:
+        if self.kind is CollectiveKind.ALL_GATHER:
+            return self.before.local_elements() * multiply_symbols(self.axes)
+        if self.kind is CollectiveKind.REDUCE_SCATTER:
+            return self.after.local_elements() * multiply_symbols(self.axes)
+        if self.kind is CollectiveKind.PERMUTE:
             return self.after.local_elements()
         return self.before.local_elements()
 
     @property
     def received_elements(self) -> Polynomial:
-        """Elements that one device receives over links (see `received`)."""
-        return received(self.kind, self.axes, self.payload_elements)
+        """Elements that one device receives over links (see `received_elements`)."""
+        return received_elements(self.kind, self.axes, self.payload_elements)
 
     def __str__(self) -> str:
         return f"{self.kind}_{{{','.join(self.axes)}}} {self.before} -> {self.after}"
 
 
-def received(kind: Kind, axes: Axes, payload: Polynomial) -> Polynomial:
+def received_elements(kind: CollectiveKind, axes: Axes, payload: Polynomial) -> Polynomial:
     """What one device receives: (n-1)/n of the payload, twice that for an AllReduce, all of it for a permute or a send,
     nothing for a slice.
 
     `n` is the product of the axes' degrees. Source: S1, "ring all-reduce"; S2, "collectives".
     """
-    if kind in (Kind.SLICE, Kind.SEND):
+    if kind in (CollectiveKind.SLICE, CollectiveKind.SEND):
         return Polynomial()
-    if kind in (Kind.SEND_RECV, Kind.RECEIVE, Kind.PERMUTE):
+    if kind in (CollectiveKind.SEND_RECV, CollectiveKind.RECEIVE, CollectiveKind.PERMUTE):
         return payload
     own_share = payload * Polynomial((Monomial(1.0, tuple((axis, -1) for axis in sorted(axes))),))
-    return (payload + own_share * -1.0) * (2.0 if kind is Kind.ALL_REDUCE else 1.0)
+    return (payload + own_share * -1.0) * (2.0 if kind is CollectiveKind.ALL_REDUCE else 1.0)
 
 
 ROWS = "rows"
-MESSAGE_ENDS = (Kind.SEND, Kind.RECEIVE)
+MESSAGE_ENDS = (CollectiveKind.SEND, CollectiveKind.RECEIVE)
 
 
-class Issued(NamedTuple):
+class IssuedCollective(NamedTuple):
     """A collective and its payload (`Collective.payload_elements`, in bytes, padding included). `what` it carries: weights,
     gradients, activations, rows of tokens to their experts and back (`ROWS`: as many as there are on average), loss, norm or
     routing."""
 
-    kind: Kind
+    kind: CollectiveKind
     axes: Axes
     dtype: str
     num_bytes: int
@@ -99,7 +99,7 @@ def transpose_contraction(
     return {"left": (result, right, left), "right": (left, result, right)}
 
 
-def cotangent(spec: Spec) -> Spec:
+def gradient_spec(spec: Spec) -> Spec:
     """How the gradient of a tensor lies: split as the tensor is; partial where the tensor is used replicated by partial work."""
     return spec.with_partial(())
 
@@ -107,15 +107,15 @@ def cotangent(spec: Spec) -> Spec:
 def transpose_collective(collective: Collective) -> Collective | None:
     """The collective on the gradient, or None where it is the identity (AllReduce: the gradient is replicated already)."""
     swap = {
-        Kind.ALL_GATHER: Kind.REDUCE_SCATTER,
-        Kind.REDUCE_SCATTER: Kind.ALL_GATHER,
-        Kind.ALL_TO_ALL: Kind.ALL_TO_ALL,
-        Kind.SLICE: Kind.ALL_GATHER,
-        Kind.SEND_RECV: Kind.SEND_RECV,
+        CollectiveKind.ALL_GATHER: CollectiveKind.REDUCE_SCATTER,
+        CollectiveKind.REDUCE_SCATTER: CollectiveKind.ALL_GATHER,
+        CollectiveKind.ALL_TO_ALL: CollectiveKind.ALL_TO_ALL,
+        CollectiveKind.SLICE: CollectiveKind.ALL_GATHER,
+        CollectiveKind.SEND_RECV: CollectiveKind.SEND_RECV,
     }
-    if collective.kind is Kind.ALL_REDUCE:
+    if collective.kind is CollectiveKind.ALL_REDUCE:
         return None
-    before = cotangent(collective.after)
-    if collective.kind is Kind.ALL_GATHER:
+    before = gradient_spec(collective.after)
+    if collective.kind is CollectiveKind.ALL_GATHER:
         before = before.with_partial(collective.axes)
-    return Collective(swap[collective.kind], collective.axes, before, cotangent(collective.before))
+    return Collective(swap[collective.kind], collective.axes, before, gradient_spec(collective.before))

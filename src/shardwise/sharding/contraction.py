@@ -8,7 +8,7 @@ For each mesh axis, with `contracted` the dims that the result does not have:
 4. it splits different dims of the two operands: the result would use it twice, so gather one operand first.
 
 A dim is one index of the whole expression, as in `numpy.einsum`: it is summed when no operand outside the product and not the
-result has it (`kept_dims`), so a dim of three operands is summed once, where the last of them is joined.
+result has it (`remaining_dims`), so a dim of three operands is summed once, where the last of them is joined.
 
 Which operand moves in case 4: never the one named `fixed` (a weight in its use sharding); else the one that leaves the
 result split as it is wanted (`goal`: a weight's gradient lies as the weight does); else the one whose dim is shared.
@@ -23,12 +23,12 @@ from shardwise.sharding.spec import Axes, Spec
 from shardwise.values.errors import ShardingError
 
 
-def kept_dims(inside: Sequence[Axes], outside: Sequence[Axes], result: Axes) -> Axes:
+def remaining_dims(inside: Sequence[Axes], outside: Sequence[Axes], result: Axes) -> Axes:
     """Dims of the product of some operands of an expression: those that an operand outside or the result still has.
 
     `inside` and `outside` are the operands' dims. The product of all operands has the result's dims, in the result's order.
 
-    >>> kept_dims([("B", "T", "H"), ("B", "S", "H")], [("B", "S", "D")], ("B", "T", "D"))
+    >>> remaining_dims([("B", "T", "H"), ("B", "S", "H")], [("B", "S", "D")], ("B", "T", "D"))
     ('B', 'T', 'S')
     """
     if not outside:
@@ -37,13 +37,13 @@ def kept_dims(inside: Sequence[Axes], outside: Sequence[Axes], result: Axes) -> 
     return tuple(dim for dim in dict.fromkeys(d for dims in inside for d in dims) if dim in needed)
 
 
-def natural(operands: Sequence[Spec], dims: Axes) -> Spec:
+def infer_product_spec(operands: Sequence[Spec], dims: Axes) -> Spec:
     """The sharding of a local product of `operands`, which lie alike on the dims that they share, summed to `dims`.
 
     A dim keeps its axes; axes of a dim that is summed become partial, and partial operands make a partial product.
     Raises `ShardingError` where an axis would be used twice.
 
-    >>> str(natural([Spec.of("IJ", {"J": "X"})], ("I",)))
+    >>> str(infer_product_spec([Spec.of("IJ", {"J": "X"})], ("I",)))
     '[I]{U_X}'
     """
     split = {dim: axes for spec in reversed(operands) for dim, axes in zip(spec.dims, spec.axes, strict=True) if axes}
@@ -79,14 +79,14 @@ def contract(
     unknown = [dim for dim in dims if dim not in (*left.dims, *right.dims)]
     if unknown:
         raise ShardingError(f"product: the result's dim {unknown[0]} is in neither operand")
-    case = _Cases(left, right, dims, fixed, goal)
+    case = _ContractionBuilder(left, right, dims, fixed, goal)
     for axis in sorted(case.axes()):
         case.resolve(axis)
-    case.align()
+    case.align_shared_dims()
     return Contraction(case.left, case.right, case.result(), tuple(case.moves))
 
 
-class _Cases:
+class _ContractionBuilder:
     """The operands' shardings while the axes are looked at one by one."""
 
     def __init__(self, left: Spec, right: Spec, dims: Axes, fixed: str | None, goal: Spec | None) -> None:
@@ -99,7 +99,7 @@ class _Cases:
 
     def gather(self, side: str, axis: str, why: str) -> None:
         self.moves.append((side, f"{why}: gather {side} over {axis}"))
-        setattr(self, side, getattr(self, side).gathered(axis))
+        setattr(self, side, getattr(self, side).gather_axis(axis))
 
     def reduce(self, side: str, axis: str, dim: str) -> None:
         """Sum a partial operand over `axis`, onto `dim` where it has it, because the other operand is split there."""
@@ -124,23 +124,23 @@ class _Cases:
             self.reduce("left", axis, on_right)
         elif on_left is not None and on_right is not None and on_left != on_right:
             self.gather(
-                self.mover(axis, on_left, on_right),
+                self.choose_operand_to_gather(axis, on_left, on_right),
                 axis,
                 f"case 4: {axis} splits {on_left} of left and {on_right} of right",
             )
         elif on_right is None and on_left in self.right.dims:
-            self.one_sided("left", "right", axis, str(on_left))
+            self.gather_if_contracted("left", "right", axis, str(on_left))
         elif on_left is None and on_right in self.left.dims:
-            self.one_sided("right", "left", axis, str(on_right))
+            self.gather_if_contracted("right", "left", axis, str(on_right))
 
-    def one_sided(self, side: str, other: str, axis: str, dim: str) -> None:
+    def gather_if_contracted(self, side: str, other: str, axis: str, dim: str) -> None:
         """`axis` splits a shared dim of `side` only: a dim of the result is cut on the other side for nothing."""
         if dim not in self.dims:
             if self.fixed == side:
                 raise ShardingError(f"product: {side} is fixed but its contracted dim {dim} is split over {axis}")
             self.gather(side, axis, f"case 2: {axis} splits the contracted dim {dim} of {side} only")
 
-    def mover(self, axis: str, on_left: str, on_right: str) -> str:
+    def choose_operand_to_gather(self, axis: str, on_left: str, on_right: str) -> str:
         if self.fixed is not None:
             return "left" if self.fixed == "right" else "right"
         wanted = self.goal.dim_of(axis) if self.goal else None
@@ -148,7 +148,7 @@ class _Cases:
             return "right" if wanted == on_left else "left"
         return "left" if on_left in self.right.dims else "right"
 
-    def align(self) -> None:
+    def align_shared_dims(self) -> None:
         """Give both operands the same axes, in the same order, on each dim that they share."""
         for dim in self.left.dims:
             if dim in self.right.dims and self.left.axes_of(dim) != self.right.axes_of(dim):
@@ -157,4 +157,4 @@ class _Cases:
                 self.right = self.right.with_axes(dim, finer)
 
     def result(self) -> Spec:
-        return natural((self.left, self.right), self.dims)
+        return infer_product_spec((self.left, self.right), self.dims)

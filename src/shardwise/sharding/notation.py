@@ -33,7 +33,7 @@ _LETTERS = "IJKLMNOPQRSTUVWXYZ"
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class ParsedTensor:
     """A named tensor with its sharding; `dtype` and `sizes` where the text gives them."""
 
     name: str
@@ -54,17 +54,17 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Expression:
+class EinsumExpression:
     """A product of tensors and the tensor that it should give (absent: the natural one)."""
 
-    operands: tuple[Tensor, ...]
-    result: Tensor | None
+    operands: tuple[ParsedTensor, ...]
+    result: ParsedTensor | None
 
     def __str__(self) -> str:
         return " * ".join(map(str, self.operands)) + (f" -> {self.result}" if self.result else "")
 
 
-class _Reader:
+class _Cursor:
     """A cursor over the text that knows how to point at a fault."""
 
     def __init__(self, text: str) -> None:
@@ -122,20 +122,20 @@ class _Reader:
         return axes
 
 
-def _tensor(reader: _Reader, number: int = 0) -> Tensor:
+def _parse_tensor(reader: _Cursor, number: int = 0) -> ParsedTensor:
     """One tensor; `number` is its place in an expression, which names it when the text does not."""
     reader.skip()
     start = reader.position
-    name, dtype = _heading(reader, number)
-    dims, axes, sizes = _dims(reader, name)
-    partial = _partial(reader)
+    name, dtype = _parse_heading(reader, number)
+    dims, axes, sizes = _parse_dims(reader, name)
+    partial = _parse_partial(reader)
     try:
-        return Tensor(name, Spec(tuple(dims), tuple(axes), partial), dtype, sizes)
+        return ParsedTensor(name, Spec(tuple(dims), tuple(axes), partial), dtype, sizes)
     except ShardingError as error:
         raise reader.fail(str(error), start) from None
 
 
-def _heading(reader: _Reader, number: int) -> tuple[str, str | None]:
+def _parse_heading(reader: _Cursor, number: int) -> tuple[str, str | None]:
     """`A`, `A: bf16` or `bf16`: the name and the number format."""
     start = reader.position
     first = reader.name("the name of a tensor")
@@ -157,7 +157,7 @@ def _heading(reader: _Reader, number: int) -> tuple[str, str | None]:
     return first, None
 
 
-def _dims(reader: _Reader, name: str) -> tuple[list[str], list[Axes], dict[str, int]]:
+def _parse_dims(reader: _Cursor, name: str) -> tuple[list[str], list[Axes], dict[str, int]]:
     reader.expect("[", f"after the tensor name {name!r}")
     dims: list[str] = []
     axes: list[Axes] = []
@@ -182,7 +182,7 @@ def _dims(reader: _Reader, name: str) -> tuple[list[str], list[Axes], dict[str, 
     return dims, axes, sizes
 
 
-def _partial(reader: _Reader) -> Axes:
+def _parse_partial(reader: _Cursor) -> Axes:
     if not reader.accept("{"):
         return ()
     reader.expect("U", "for a partial sum, as in {U_X}")
@@ -193,30 +193,30 @@ def _partial(reader: _Reader) -> Axes:
     return partial
 
 
-def parse_tensor(text: str) -> Tensor:
+def parse_tensor(text: str) -> ParsedTensor:
     """One tensor, such as `A[I_X, J]{U_Y}`. Raises `NotationError` with a caret under the fault."""
-    reader = _Reader(text)
-    tensor = _tensor(reader)
+    reader = _Cursor(text)
+    tensor = _parse_tensor(reader)
     reader.skip()
     if reader.position < len(text):
         raise reader.fail("expected nothing more after the tensor")
     return tensor
 
 
-def parse_expression(text: str) -> Expression:
+def parse_expression(text: str) -> EinsumExpression:
     """A product, such as `A[I_X, J] * B[J, K] -> C[I_X, K]`. Raises `NotationError` with a caret under the fault."""
-    reader = _Reader(text)
-    operands = [_tensor(reader)]
+    reader = _Cursor(text)
+    operands = [_parse_tensor(reader)]
     while reader.accept("*") or reader.accept("·"):
-        operands.append(_tensor(reader, len(operands)))
-    result = _tensor(reader, len(operands)) if reader.accept("->") else None
+        operands.append(_parse_tensor(reader, len(operands)))
+    result = _parse_tensor(reader, len(operands)) if reader.accept("->") else None
     reader.skip()
     if reader.position < len(text):
         raise reader.fail("expected '*', '->' or the end of the expression")
-    return Expression(tuple(operands), result)
+    return EinsumExpression(tuple(operands), result)
 
 
-def result_dims(expression: Expression) -> Axes:
+def result_dims(expression: EinsumExpression) -> Axes:
     """The result's dims as they are written or, without a result, the dims that occur once.
 
     Raises `InputError` for a dim of the result that no operand has.
@@ -235,7 +235,7 @@ def result_dims(expression: Expression) -> Axes:
     return wanted
 
 
-def letters_of(dims: Iterable[str]) -> dict[str, str]:
+def assign_letters(dims: Iterable[str]) -> dict[str, str]:
     """A letter for each dim, its own where that is free. Raises `InputError` where there are more dims than letters."""
     letters: dict[str, str] = {}
     for dim in dict.fromkeys(dims):
@@ -258,22 +258,22 @@ def einsum_subscripts(operands: Iterable[Sequence[str]], result: Sequence[str], 
     return f"{left}->{''.join(letters[dim] for dim in result)}"
 
 
-def einsum_of(expression: Expression) -> str:
+def einsum_equation(expression: EinsumExpression) -> str:
     """The subscripts with which `numpy.einsum` computes an expression from its unsharded operands.
 
     >>> from shardwise.sharding.notation import parse_expression
-    >>> einsum_of(parse_expression("Q[B_X, T, H] * K[B_X, S, H] * V[B_X, S, H] -> O[B_X, T, H]"))
+    >>> einsum_equation(parse_expression("Q[B_X, T, H] * K[B_X, S, H] * V[B_X, S, H] -> O[B_X, T, H]"))
     'bth,bsh,bsh->bth'
     """
     dims = [operand.spec.dims for operand in expression.operands]
-    return einsum_subscripts(dims, result_dims(expression), letters_of(dim for own in dims for dim in own))
+    return einsum_subscripts(dims, result_dims(expression), assign_letters(dim for own in dims for dim in own))
 
 
-def notes(expression: Expression) -> tuple[str, ...]:
+def explain_sums(expression: EinsumExpression) -> tuple[str, ...]:
     """What a reader of a product may not expect: sums over one operand alone, and dims that three operands or more have.
 
     >>> from shardwise.sharding.notation import parse_expression
-    >>> notes(parse_expression("A[I, J] * B[K, L] -> C[I, L]"))[0]
+    >>> explain_sums(parse_expression("A[I, J] * B[K, L] -> C[I, L]"))[0]
     'A is summed over J by itself, before any product: neither another operand nor C has J'
     """
     if len(expression.operands) < 2:
@@ -286,24 +286,26 @@ def notes(expression: Expression) -> tuple[str, ...]:
     groups: dict[tuple[tuple[str, ...], bool], list[str]] = {}
     for dim, names in holders.items():
         groups.setdefault((names, dim in kept), []).append(dim)
-    return tuple(note for (names, is_kept), dims in groups.items() for note in _notes(names, is_kept, dims, result))
+    return tuple(
+        note for (names, is_kept), dims in groups.items() for note in _explain_dims(names, is_kept, dims, result)
+    )
 
 
-def _notes(names: Sequence[str], is_kept: bool, dims: Sequence[str], result: str) -> Iterator[str]:
+def _explain_dims(names: Sequence[str], is_kept: bool, dims: Sequence[str], result: str) -> Iterator[str]:
     """About the dims that the same operands have, and that the result has or not."""
-    text = _listed(dims)
+    text = _join_words(dims)
     each = "one index" if len(dims) == 1 else "one index each"
     if len(names) == 1 and not is_kept:
         yield f"{names[0]} is summed over {text} by itself, before any product: neither another operand nor {result} has {text}"
     if len(names) > 2 and not is_kept:
-        yield f"{text}: {each} of {_listed(names)}, summed once, over the product of all of these (as in einsum)"
+        yield f"{text}: {each} of {_join_words(names)}, summed once, over the product of all of these (as in einsum)"
     if len(names) > 2 and is_kept:
         yield (
-            f"{text}: {each} of {_listed([*names, result])}, not summed (as in einsum); a dim that a chain sums and has again "
-            f"behind the sum needs two names, such as {dims[-1]} and {dims[-1]}'"
+            f"{text}: {each} of {_join_words([*names, result])}, not summed (as in einsum); a dim that a chain sums and has "
+            f"again behind the sum needs two names, such as {dims[-1]} and {dims[-1]}'"
         )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_words(names: Sequence[str]) -> str:
     """Names as a sentence has them: "A, B and C"."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

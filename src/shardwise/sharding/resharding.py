@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shardwise.sharding.collectives import Collective, Kind
+from shardwise.sharding.collectives import Collective, CollectiveKind
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.values.errors import ShardingError
 
@@ -22,7 +22,7 @@ def reshard(before: Spec, after: Spec) -> tuple[Collective, ...]:
         raise ShardingError(f"reshard: {before} and {after} have different dims")
     if not set(after.partial) <= set(before.partial):
         raise ShardingError(f"reshard: {after} is partial over axes that {before} is not")
-    steps = _Steps(before, after)
+    steps = _ReshardBuilder(before, after)
     steps.reduce_scatter()
     steps.slice()
     steps.all_to_all()
@@ -34,7 +34,7 @@ def reshard(before: Spec, after: Spec) -> tuple[Collective, ...]:
     return tuple(steps.done)
 
 
-class _Steps:
+class _ReshardBuilder:
     """The way so far: where the tensor is now, and what was done."""
 
     def __init__(self, before: Spec, goal: Spec) -> None:
@@ -42,16 +42,16 @@ class _Steps:
         self.goal = goal
         self.done: list[Collective] = []
 
-    def go(self, kind: Kind, axes: Iterable[str], after: Spec) -> None:
+    def append_collective(self, kind: CollectiveKind, axes: Iterable[str], after: Spec) -> None:
         self.done.append(Collective(kind, tuple(axes), self.now, after))
         self.now = after
 
-    def missing(self, dim: str) -> Axes:
+    def missing_axes(self, dim: str) -> Axes:
         """Axes that `dim` still has to be split over, when all that it has now is a prefix of them."""
         have, want = self.now.axes_of(dim), self.goal.axes_of(dim)
         return want[len(have) :] if want[: len(have)] == have else ()
 
-    def surplus(self, dim: str) -> Axes:
+    def surplus_axes(self, dim: str) -> Axes:
         """Axes that `dim` has to lose: all behind the part that the goal shares."""
         have, want = self.now.axes_of(dim), self.goal.axes_of(dim)
         shared = 0
@@ -61,49 +61,51 @@ class _Steps:
 
     def reduce_scatter(self) -> None:
         for dim in self.now.dims:
-            axes = _prefix(self.missing(dim), self.now.partial)
+            axes = _prefix(self.missing_axes(dim), self.now.partial)
             if axes:
                 kept = tuple(axis for axis in self.now.partial if axis not in axes)
                 after = self.now.with_partial(kept).with_axes(dim, self.now.axes_of(dim) + axes)
-                self.go(Kind.REDUCE_SCATTER, axes, after)
+                self.append_collective(CollectiveKind.REDUCE_SCATTER, axes, after)
 
     def slice(self) -> None:
         for dim in self.now.dims:
-            missing = self.missing(dim)
+            missing = self.missing_axes(dim)
             used = self.now.sharded_axes.union(self.now.partial) if missing else missing
             axes = _prefix(missing, [axis for axis in missing if axis not in used])
             if axes:
-                self.go(Kind.SLICE, axes, self.now.with_axes(dim, self.now.axes_of(dim) + axes))
+                self.append_collective(
+                    CollectiveKind.SLICE, axes, self.now.with_axes(dim, self.now.axes_of(dim) + axes)
+                )
 
     def all_to_all(self) -> None:
         """As long as some dim can hand its last axes to one that wants them next."""
-        while any(self.hand_over(source, target) for source in self.now.dims for target in self.now.dims):
+        while any(self.move_trailing_axes(source, target) for source in self.now.dims for target in self.now.dims):
             pass
 
-    def hand_over(self, source: str, target: str) -> bool:
+    def move_trailing_axes(self, source: str, target: str) -> bool:
         """Move the most axes that end what `source` has too many and begin what `target` lacks."""
-        missing = self.missing(target)
-        surplus = self.surplus(source) if missing else ()
+        missing = self.missing_axes(target)
+        surplus = self.surplus_axes(source) if missing else ()
         for length in range(min(len(missing), len(surplus)), 0, -1):
             axes = missing[:length]
             if surplus[-length:] == axes:
                 rest = self.now.axes_of(source)[:-length]
                 after = self.now.with_axes(source, rest).with_axes(target, self.now.axes_of(target) + axes)
-                self.go(Kind.ALL_TO_ALL, axes, after)
+                self.append_collective(CollectiveKind.ALL_TO_ALL, axes, after)
                 return True
         return False
 
     def all_reduce(self) -> None:
         axes = tuple(axis for axis in self.now.partial if axis not in self.goal.partial)
         if axes:
-            self.go(Kind.ALL_REDUCE, axes, self.now.with_partial(self.goal.partial))
+            self.append_collective(CollectiveKind.ALL_REDUCE, axes, self.now.with_partial(self.goal.partial))
 
     def all_gather(self) -> None:
         for dim in self.now.dims:
-            axes = self.surplus(dim)
+            axes = self.surplus_axes(dim)
             if axes:
                 kept = self.now.axes_of(dim)[: -len(axes)]
-                self.go(Kind.ALL_GATHER, axes, self.now.with_axes(dim, kept))
+                self.append_collective(CollectiveKind.ALL_GATHER, axes, self.now.with_axes(dim, kept))
 
 
 def _prefix(axes: Axes, allowed: Iterable[str]) -> Axes:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from shardwise.sharding.mesh import Mesh
 from shardwise.values.errors import ShardingError
-from shardwise.values.symbolic import Local, Polynomial, product
+from shardwise.values.symbolic import LocalDim, Polynomial, multiply_symbols
 
 Axes = tuple[str, ...]
 
@@ -70,13 +70,13 @@ class Spec:
         """The same spec with other partial axes."""
         return Spec(self.dims, self.axes, tuple(partial), reduction or self.reduction)
 
-    def without(self, axes: Iterable[str]) -> Spec:
+    def gather_axes(self, axes: Iterable[str]) -> Spec:
         """The same spec with these axes gathered on every dim."""
         gone = frozenset(axes)
         kept = tuple(tuple(axis for axis in group if axis not in gone) for group in self.axes)
         return Spec(self.dims, kept, self.partial, self.reduction)
 
-    def gathered(self, axis: str) -> Spec:
+    def gather_axis(self, axis: str) -> Spec:
         """The same spec with `axis` gathered, and with it the axes minor to it on its dim: shards stay contiguous."""
         dim = self.dim_of(axis)
         if dim is None:
@@ -84,7 +84,7 @@ class Spec:
         axes = self.axes_of(dim)
         return self.with_axes(dim, axes[: axes.index(axis)])
 
-    def renamed(self, names: Mapping[str, str]) -> Spec:
+    def rename_dims(self, names: Mapping[str, str]) -> Spec:
         """The same spec with dims renamed."""
         return Spec(tuple(names.get(dim, dim) for dim in self.dims), self.axes, self.partial, self.reduction)
 
@@ -116,7 +116,7 @@ class Spec:
 
 @lru_cache(maxsize=2**12)
 def _elements(dims: tuple[str, ...], axes: tuple[Axes, ...]) -> Polynomial:
-    return product(itertools.starmap(Local, zip(dims, axes, strict=True)))
+    return multiply_symbols(itertools.starmap(LocalDim, zip(dims, axes, strict=True)))
 
 
 def _subscript(axes: Axes) -> str:

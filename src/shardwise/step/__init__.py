@@ -11,10 +11,10 @@ through a backward pass.
 
 Entry points:
 
-- `unit_instructions.unit_template`: the instructions of a unit by pass;
-- `rank_program.Instance`: all that one rank holds and runs, in numbers;
-- `issued_collectives.issued_step`: every collective of a step, with its count;
-- `liveness.moments`: live tensors of a backward pass.
+- `step.unit_instructions.lower_unit`: the instructions of a unit by pass;
+- `step.rank_program.RankProgram`: all that one rank holds and runs, in numbers;
+- `step.issued_collectives.count_collectives`: every collective of a step, with its count;
+- `step.liveness.live_sets`: live tensors of a backward pass.
 
 May import: `derive`, `layout`, `pipeline`, `model`, `sharding`, `values`. Imports no framework: engines bind the instructions.
 """

@@ -15,84 +15,93 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 
-from shardwise.derive.low_precision_products import products, taken_by_products
-from shardwise.derive.ring_attention_and_matmul import overlapped
-from shardwise.derive.sharded_program import Communicate, Compute, Step
-from shardwise.derive.sharded_unit import Unit, derived_unit, moves_mean
-from shardwise.derive.tensor_specs import optimizer_rest, weight_use
-from shardwise.layout.sharding_scheme import BATCH, EXPERT, TP, Family
-from shardwise.model.architecture import Architecture, Structure
-from shardwise.model.decoder import LAYERS, PREDICTS, structure_units, unit_counts
+from shardwise.derive.low_precision_products import block_products, feeds_only_products
+from shardwise.derive.ring_attention_and_matmul import find_overlapped_collectives
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramStep
+from shardwise.derive.sharded_unit import ShardedUnit, derived_unit, is_mean_reduction
+from shardwise.derive.tensor_specs import optimizer_resting_spec, weight_use_spec
+from shardwise.layout.sharding_scheme import BATCH_AXES, EXPERT_AXES, TP_AXES, ShardingScheme
+from shardwise.model.architecture import Architecture, ModelStructure
+from shardwise.model.decoder import LAYER_UNITS, MTP_UNITS, unit_counts, units_of_structure
 from shardwise.model.operations import Route
-from shardwise.model.optimizer_program import weight_of
+from shardwise.model.optimizer_program import owning_weight
 from shardwise.model.program import Role, density
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.spec import Axes
-from shardwise.step.flat_arrays import Move, WeightGroup, kind_of, moves_flat, weight_groups
-from shardwise.step.instructions import PIPELINE, Traffic
+from shardwise.step.flat_arrays import WeightGroup, WeightMove, array_key, is_flat_move, weight_groups
+from shardwise.step.instructions import PIPELINE, UnitCollective
 from shardwise.step.parameters import unit_paths
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.symbolic import Local, Polynomial, constant, product, total
+from shardwise.values.symbolic import LocalDim, Polynomial, constant, multiply_symbols, sum_polynomials
 
 
-def unit_traffic(unit: Unit, policy: IssuePolicy, single: Set[str] = frozenset()) -> tuple[Traffic, ...]:
+def list_unit_collectives(
+    unit: ShardedUnit, policy: IssuePolicy, single: Set[str] = frozenset()
+) -> tuple[UnitCollective, ...]:
     """All collectives of one unit; slices are none. `single`: axes that are known to have one device (see `weight_groups`)."""
-    weights = (traffic for group in weight_groups(unit, single) for traffic in _of_group(unit, group, policy))
-    return (*_counted(_joined(_of_activations(unit))), *_of_means(unit), *weights)
+    weights = (traffic for group in weight_groups(unit, single) for traffic in _weight_collectives(unit, group, policy))
+    return (*_with_row_counts(_merge_all_to_alls(_activation_collectives(unit))), *_mean_collectives(unit), *weights)
 
 
-def _of_activations(unit: Unit) -> Iterator[Traffic]:
+def _activation_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
     """What moves activations, scalars, and matrices one by one."""
     phases, tensors = unit.phases(), unit.tensors
     for phase, steps in phases.items():
-        beside = {piece.step: _results(steps, piece.beside) for piece in overlapped(steps, unit.family)}
+        beside = {
+            piece.collective_index: _first_results(steps, piece.compute_indices)
+            for piece in find_overlapped_collectives(steps, unit.family)
+        }
         for position, step in enumerate(steps):
-            if not isinstance(step, Communicate) or step.collective.kind is Kind.SLICE or moves_flat(step, unit.family):
+            if (
+                not isinstance(step, CollectiveStep)
+                or step.collective.kind is CollectiveKind.SLICE
+                or is_flat_move(step, unit.family)
+            ):
                 continue
-            if moves_mean(step):
+            if is_mean_reduction(step):
                 continue
             collective, role = step.collective, step.tensor.role
-            yield Traffic(
+            yield UnitCollective(
                 unit.name, phase if step.tensor.dims else "update",  # the loss is a sum, so it is reduced once per step
                 collective.kind, collective.axes, role, collective.payload_elements * density(role), (step.tensor.name,),
-                beside.get(position, ()), taken_by_products(phases, tensors, phase, position), step.reason,
+                beside.get(position, ()), feeds_only_products(phases, tensors, phase, position), step.reason,
                 position if step.tensor.dims else -1, (step,),
             )  # fmt: skip
 
 
-def _of_means(unit: Unit) -> Iterator[Traffic]:
+def _mean_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
     """Partial sums of the means that an update takes: those that stand together and move over the same axes as one array."""
     steps = unit.update.steps
-    for is_moved, run in groupby(enumerate(steps), key=lambda pair: moves_mean(pair[1])):
+    for is_moved, run in groupby(enumerate(steps), key=lambda pair: is_mean_reduction(pair[1])):
         if not is_moved:
             continue
-        together: dict[tuple[str, Axes], list[Communicate]] = {}
+        together: dict[tuple[str, Axes], list[CollectiveStep]] = {}
         members = list(run)
         for _, step in members:
-            assert isinstance(step, Communicate)
-            together.setdefault((kind_of(weight_of(step.tensor.name)), step.collective.axes), []).append(step)
+            assert isinstance(step, CollectiveStep)
+            together.setdefault((array_key(owning_weight(step.tensor.name)), step.collective.axes), []).append(step)
         for (_, axes), moved in together.items():
-            payload = total(one.collective.payload_elements for one in moved)
-            weights = tuple(dict.fromkeys(weight_of(one.tensor.name) for one in moved))
-            yield Traffic(
-                unit.name, "update", Kind.ALL_REDUCE, axes, Role.MEAN, payload, weights,
-                reason="means over weights that are split", place=members[0][0], derived=tuple(moved),
+            payload = sum_polynomials(one.collective.payload_elements for one in moved)
+            weights = tuple(dict.fromkeys(owning_weight(one.tensor.name) for one in moved))
+            yield UnitCollective(
+                unit.name, "update", CollectiveKind.ALL_REDUCE, axes, Role.MEAN, payload, weights,
+                reason="means over weights that are split", position=members[0][0], derived=tuple(moved),
             )  # fmt: skip
 
 
-def _results(steps: tuple[Step, ...], positions: tuple[int, ...]) -> tuple[str, ...]:
+def _first_results(steps: tuple[ProgramStep, ...], positions: tuple[int, ...]) -> tuple[str, ...]:
     """The first result of each of some computations: their names among the kernels."""
-    return tuple(step.operation.outputs[0] for p in positions if isinstance(step := steps[p], Compute))
+    return tuple(step.operation.outputs[0] for p in positions if isinstance(step := steps[p], ComputeStep))
 
 
-def _joined(collectives: Iterable[Traffic]) -> Iterator[Traffic]:
+def _merge_all_to_alls(collectives: Iterable[UnitCollective]) -> Iterator[UnitCollective]:
     """AllToAlls of one tensor over one axis after the other as one over both: a dispatcher sends each row once, and gets it back
     in the same group."""
-    waiting: Traffic | None = None
+    waiting: UnitCollective | None = None
     for one in collectives:
-        if waiting and waiting.kind is one.kind is Kind.ALL_TO_ALL and waiting.tensors == one.tensors:
+        if waiting and waiting.kind is one.kind is CollectiveKind.ALL_TO_ALL and waiting.tensors == one.tensors:
             derived = (*waiting.derived, *one.derived)
-            parts = (one.axes, waiting.axes) if _goes_back(derived) else (waiting.axes, one.axes)
+            parts = (one.axes, waiting.axes) if _is_combine(derived) else (waiting.axes, one.axes)
             waiting = replace(one, axes=parts[0] + parts[1], derived=derived)
             continue
         if waiting:
@@ -102,60 +111,65 @@ def _joined(collectives: Iterable[Traffic]) -> Iterator[Traffic]:
         yield waiting
 
 
-def _goes_back(derived: Sequence[Communicate]) -> bool:
+def _is_combine(derived: Sequence[CollectiveStep]) -> bool:
     """Whether rows leave their experts: these are split over fewer axes behind it."""
     before, after = derived[0].collective.before, derived[-1].collective.after
     return len(after.axes_of("E")) < len(before.axes_of("E"))
 
 
-def _counted(collectives: Iterable[Traffic]) -> Iterator[Traffic]:
+def _with_row_counts(collectives: Iterable[UnitCollective]) -> Iterator[UnitCollective]:
     """Before rows go to their experts each rank tells how many it sends for each: numbers for each expert, of all who gather."""
     for one in collectives:
-        if one.role is Role.ROUTED and one.phase == "forward" and one.kind in (Kind.ALL_TO_ALL, Kind.ALL_GATHER):
-            experts = product([Local("E", one.derived[0].collective.before.axes_of("E"))])
-            if one.kind is Kind.ALL_GATHER:
-                experts = experts * product(one.axes)
-            if not _goes_back(one.derived):
+        if (
+            one.role is Role.ROUTED
+            and one.phase == "forward"
+            and one.kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.ALL_GATHER)
+        ):
+            experts = multiply_symbols([LocalDim("E", one.derived[0].collective.before.axes_of("E"))])
+            if one.kind is CollectiveKind.ALL_GATHER:
+                experts = experts * multiply_symbols(one.axes)
+            if not _is_combine(one.derived):
                 yield replace(
-                    one, role=Role.STATISTIC, payload=experts, beside=(), for_products=False, derived=(), tells=one,
-                    reason="each rank tells how many rows it sends for each expert",
+                    one, role=Role.STATISTIC, payload=experts, chunked_with=(), for_products=False, derived=(),
+                    counts_rows_of=one, reason="each rank tells how many rows it sends for each expert",
                 )  # fmt: skip
         yield one
 
 
-def _of_group(unit: Unit, group: WeightGroup, policy: IssuePolicy) -> Iterator[Traffic]:
+def _weight_collectives(unit: ShardedUnit, group: WeightGroup, policy: IssuePolicy) -> Iterator[UnitCollective]:
     """The collectives on a group's flat arrays. What was scattered is reduced, over the axes that replicate it, in parts."""
     within = group.sync.within(unit.family.replica_axes)
     if policy.noise_scale and group.trained and within:
-        yield Traffic(
-            unit.name, "backward", Kind.ALL_REDUCE, within, Role.WEIGHT_GRADIENT, group.arrays, group.weights,
+        yield UnitCollective(
+            unit.name, "backward", CollectiveKind.ALL_REDUCE, within, Role.WEIGHT_GRADIENT, group.arrays, group.weights,
             reason="the norm of a micro-batch's gradient is of the whole sum over its sequences",
         )  # fmt: skip
     for move in group.moves:
-        role = Role.WEIGHT if move.kind is Kind.ALL_GATHER else Role.WEIGHT_GRADIENT
+        role = Role.WEIGHT if move.kind is CollectiveKind.ALL_GATHER else Role.WEIGHT_GRADIENT
         role = Role.DIRECTION if move.of_direction else role
-        in_parts = move.kind is Kind.ALL_REDUCE and bool(group.sync.scatter or group.sync.step_scatter)
-        yield Traffic(
-            unit.name, _phase(move, group, policy), move.kind, move.axes, role, replace(group.arrays, in_parts=in_parts),
-            group.weights, reason=_reason(move), derived=group.derived_as(move),
+        in_parts = move.kind is CollectiveKind.ALL_REDUCE and bool(group.sync.scatter or group.sync.step_scatter)
+        yield UnitCollective(
+            unit.name, _collective_phase(move, group, policy), move.kind, move.axes, role,
+            replace(group.arrays, moves_shards=in_parts), group.weights, reason=_collective_reason(move),
+            derived=group.derived_as(move),
         )  # fmt: skip
 
 
-def _phase(move: Move, group: WeightGroup, policy: IssuePolicy) -> str:
+def _collective_phase(move: WeightMove, group: WeightGroup, policy: IssuePolicy) -> str:
     """The pass that a collective runs in: gradients that rest whole may be reduced in every micro-batch."""
-    early = policy.reduce_each_micro_batch and move.kind is not Kind.ALL_GATHER and not group.sync.scatter
+    early = policy.reduce_each_micro_batch and move.kind is not CollectiveKind.ALL_GATHER and not group.sync.scatter
     return "backward" if early else move.phase
 
 
-def _reason(move: Move) -> str:
+def _collective_reason(move: WeightMove) -> str:
     match move.kind:
-        case Kind.ALL_GATHER if move.of_direction:
+        case CollectiveKind.ALL_GATHER if move.of_direction:
             return "the update is a function of whole matrices"
-        case Kind.ALL_GATHER if move.phase == "update":
+        case CollectiveKind.ALL_GATHER if move.phase == "update":
             return "weights that the update changed in parts are used whole"
-        case Kind.ALL_GATHER:
+        case CollectiveKind.ALL_GATHER:
             return "weights rest in parts and are used whole"
-        case Kind.REDUCE_SCATTER:
+        case CollectiveKind.REDUCE_SCATTER:
             return "gradients are partial sums, and rest in parts"
         case _:
             return "gradients are partial sums, and are updated whole"
@@ -164,97 +178,103 @@ def _reason(move: Move) -> str:
 NORM, NOISE, AMAX, ROUTING, AUXILIARY = "norm", "noise scale", "amax", "routing", "auxiliary loss"
 NUM_ROUTERS = "num_routers"  # the symbol for how many blocks have a router
 CONTROL_UNIT = "head"  # with whose traffic it is priced: every model has one
-ORDER: Axes = ("pp", *BATCH, *EXPERT, "cp", *TP)
+AXIS_ORDER: Axes = ("pp", *BATCH_AXES, *EXPERT_AXES, "cp", *TP_AXES)
 
 
 @lru_cache(maxsize=1024)
-def control_traffic(structure: Structure, family: Family, policy: IssuePolicy) -> tuple[Traffic, ...]:
+def control_collectives(
+    structure: ModelStructure, family: ShardingScheme, policy: IssuePolicy
+) -> tuple[UnitCollective, ...]:
     """The norm's AllReduce, that of the noise scale where it is measured, that of the largest sizes from which scales follow,
     and, as often as the policy says, that of the routers' statistics of all layers at once; where these make a loss, its sum over
     the stages."""
     family = replace(family, experts=structure.experts)
     found = [
-        Traffic(
-            CONTROL_UNIT, "update", Kind.ALL_REDUCE, norm_axes(structure, family), Role.STATISTIC, constant(1.0),
+        UnitCollective(
+            CONTROL_UNIT, "update", CollectiveKind.ALL_REDUCE, norm_axes(structure, family), Role.STATISTIC, constant(1.0),
             (NORM,), reason="each rank has squared its own part of the gradients",
         )
     ]  # fmt: skip
     if policy.noise_scale:
         found.append(
-            Traffic(
-                CONTROL_UNIT, "update", Kind.ALL_REDUCE, noise_axes(structure, family), Role.STATISTIC, constant(1.0),
+            UnitCollective(
+                CONTROL_UNIT, "update", CollectiveKind.ALL_REDUCE, noise_axes(structure, family), Role.STATISTIC, constant(1.0),
                 (NOISE,), reason="each rank has squared its own part of each micro-batch's gradient",
             )
         )  # fmt: skip
     if family.shares_amax:
         found.append(
-            Traffic(
-                CONTROL_UNIT, "update", Kind.ALL_REDUCE, ORDER, Role.STATISTIC, num_operands(structure), (AMAX,),
+            UnitCollective(
+                CONTROL_UNIT, "update", CollectiveKind.ALL_REDUCE, AXIS_ORDER, Role.STATISTIC, count_operands(structure), (AMAX,),
                 reason="each rank has the largest size of its own part of what products take",
             )
         )  # fmt: skip
     if structure.experts and policy.statistics == "micro_batch":
         found.append(
-            Traffic(
-                CONTROL_UNIT, "update", Kind.ALL_REDUCE, PIPELINE, Role.STATISTIC, constant(1.0), (AUXILIARY,),
+            UnitCollective(
+                CONTROL_UNIT, "update", CollectiveKind.ALL_REDUCE, PIPELINE, Role.STATISTIC, constant(1.0), (AUXILIARY,),
                 reason="each stage has the loss of its own routers",
             )
         )  # fmt: skip
-    if structure.experts and policy.statistics_each:
-        each = product([NUM_ROUTERS, "E"], coefficient=policy.statistics_each)
+    if structure.experts and policy.numbers_per_expert:
+        each = multiply_symbols([NUM_ROUTERS, "E"], coefficient=policy.numbers_per_expert)
         phase = "backward" if policy.statistics == "micro_batch" else "update"
         found.append(
-            Traffic(
-                CONTROL_UNIT, phase, Kind.ALL_REDUCE, routing_axes(structure, family), Role.STATISTIC, each, (ROUTING,),
+            UnitCollective(
+                CONTROL_UNIT, phase, CollectiveKind.ALL_REDUCE, routing_axes(structure, family), Role.STATISTIC, each, (ROUTING,),
                 reason="each rank has counted the rows of its own tokens",
             )
         )  # fmt: skip
     return tuple(found)
 
 
-def routing_axes(structure: Structure, family: Family) -> Axes:
+def routing_axes(structure: ModelStructure, family: ShardingScheme) -> Axes:
     """The axes that split tokens where their experts are chosen."""
     forward = derived_unit(structure, family, "block").forward
     gates = next(one.outputs[0] for one in forward.program.operations if isinstance(one, Route))
-    return tuple(axis for axis in ORDER if axis in forward.specs[gates].sharded_axes)
+    return tuple(axis for axis in AXIS_ORDER if axis in forward.specs[gates].sharded_axes)
 
 
-def norm_axes(structure: Structure, family: Family) -> Axes:
+def norm_axes(structure: ModelStructure, family: ShardingScheme) -> Axes:
     """The axes that split any part of the optimizer's state, and the stages, which hold different layers.
 
     One AllReduce over all of them: what a rank shares with others of that group it counts in part.
     """
     split = {"pp", *(axis for spec_axes in _state_axes(structure, family) for axis in spec_axes)}
-    return tuple(axis for axis in ORDER if axis in split)
+    return tuple(axis for axis in AXIS_ORDER if axis in split)
 
 
-def noise_axes(structure: Structure, family: Family) -> Axes:
+def noise_axes(structure: ModelStructure, family: ShardingScheme) -> Axes:
     """The axes that split micro-batches among replicas, or a trained weight where it is used, and the stages: over them the
     squares of every micro-batch's gradient are added up."""
     split = {"pp", *family.replica_axes}
-    for name in structure_units(structure):
+    for name in units_of_structure(structure):
         unit = derived_unit(structure, family, name)
-        split.update(*(weight_use(unit.family, dims).sharded_axes for dims in unit.trained.values()))
-    return tuple(axis for axis in ORDER if axis in split)
+        split.update(*(weight_use_spec(unit.family, dims).sharded_axes for dims in unit.trained.values()))
+    return tuple(axis for axis in AXIS_ORDER if axis in split)
 
 
-def _state_axes(structure: Structure, family: Family) -> Iterator[frozenset[str]]:
-    for name in structure_units(structure):
+def _state_axes(structure: ModelStructure, family: ShardingScheme) -> Iterator[frozenset[str]]:
+    for name in units_of_structure(structure):
         unit = derived_unit(structure, family, name)
         for dims in unit.trained.values():
-            yield optimizer_rest(unit.family, dims).sharded_axes
+            yield optimizer_resting_spec(unit.family, dims).sharded_axes
 
 
-COUNTS = {unit: f"num_{unit}" for unit in LAYERS + PREDICTS}  # the symbols for how many layers of a kind there are
-ANY = Family(zero_stage=0, sequence_parallel=False, recompute="none")  # a program is the same in every family
+LAYER_COUNT_SYMBOLS = {
+    unit: f"num_{unit}" for unit in LAYER_UNITS + MTP_UNITS
+}  # the symbols for how many layers of a kind there are
+ANY_FAMILY = ShardingScheme(
+    zero_stage=0, sequence_parallel=False, recompute="none"
+)  # a program is the same in every family
 
 
 @lru_cache(maxsize=1024)
-def unit_operands(structure: Structure, name: str) -> tuple[str, ...]:
+def unit_operands(structure: ModelStructure, name: str) -> tuple[str, ...]:
     """The tensors of a unit that products with its weights take, in the order of the forward and then the backward pass."""
-    unit = derived_unit(structure, ANY, name)
+    unit = derived_unit(structure, ANY_FAMILY, name)
     steps = (*unit.forward.steps, *unit.backward_steps)
-    return tuple(dict.fromkeys(name for one in products(steps, unit.tensors) for name in one.operation.inputs))
+    return tuple(dict.fromkeys(name for one in block_products(steps, unit.tensors) for name in one.operation.inputs))
 
 
 def operands_by_path(architecture: Architecture) -> dict[str, tuple[str, ...]]:
@@ -263,13 +283,15 @@ def operands_by_path(architecture: Architecture) -> dict[str, tuple[str, ...]]:
     return {path: names for path, names in found.items() if names}
 
 
-def num_operands(structure: Structure) -> Polynomial:
+def count_operands(structure: ModelStructure) -> Polynomial:
     """How many there are in a model, by the numbers of its layers (`layer_counts`)."""
-    names = [name for name in structure_units(structure) if name in COUNTS]
-    return total(product([COUNTS[name]], coefficient=len(unit_operands(structure, name))) for name in names)
+    names = [name for name in units_of_structure(structure) if name in LAYER_COUNT_SYMBOLS]
+    return sum_polynomials(
+        multiply_symbols([LAYER_COUNT_SYMBOLS[name]], coefficient=len(unit_operands(structure, name))) for name in names
+    )
 
 
 def layer_counts(architecture: Architecture) -> Mapping[str, int]:
     """The symbols for how many layers of each kind a model has."""
     counts = unit_counts(architecture)
-    return {symbol: counts.get(name, 0) for name, symbol in COUNTS.items()}
+    return {symbol: counts.get(name, 0) for name, symbol in LAYER_COUNT_SYMBOLS.items()}

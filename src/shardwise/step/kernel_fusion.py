@@ -9,63 +9,66 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from shardwise.derive.low_precision_products import is_block_product
-from shardwise.derive.sharded_program import Compute, Step
-from shardwise.derive.sharded_unit import Unit
-from shardwise.model.operations import Contract, Lookup, OfMatrix, Scan, ScanGradient
+from shardwise.derive.sharded_program import ComputeStep, ProgramStep
+from shardwise.derive.sharded_unit import ShardedUnit
+from shardwise.model.operations import Contract, Lookup, MatrixFunction, Scan, ScanGradient
 from shardwise.model.program import Role, density
 from shardwise.sharding.spec import Spec
-from shardwise.step.instructions import Kernel, Shape
-from shardwise.values.symbolic import ZERO, Least, Local, Polynomial, product
+from shardwise.step.instructions import Kernel, KernelShape
+from shardwise.values.symbolic import ZERO, FewestElements, LocalDim, Polynomial, multiply_symbols
 
 BATCH_DIMS = ("B", "T")  # tokens: any number of rows, whose last tile is the only one that is not full
 
 
-def kernels(unit: Unit) -> tuple[Kernel, ...]:
+def list_kernels(unit: ShardedUnit) -> tuple[Kernel, ...]:
     """All kernels of one unit, in order."""
-    return tuple(kernel for placed in placed_kernels(unit).values() for _, kernel in placed)
+    return tuple(kernel for placed in fuse_kernels(unit).values() for _, kernel in placed)
 
 
-def placed_kernels(unit: Unit) -> dict[str, tuple[tuple[int, Kernel], ...]]:
+def fuse_kernels(unit: ShardedUnit) -> dict[str, tuple[tuple[int, Kernel], ...]]:
     """All kernels of one unit by phase, in order, each with the place of its last computation among the steps."""
-    readers, leaving = _readers(unit), _leaving(unit)
+    readers, leaving = _readers(unit), _live_out_names(unit)
     return {
         phase: tuple(
-            (run[-1][0], _kernel(unit, phase, [step for _, step in run], readers, leaving)) for run in _runs(steps)
+            (run[-1][0], _fuse_group(unit, phase, [step for _, step in run], readers, leaving))
+            for run in _fusion_groups(steps)
         )
         for phase, steps in unit.phases().items()
     }
 
 
-def single_kernels(unit: Unit, phase: str) -> tuple[Kernel, ...]:
+def unfused_kernels(unit: ShardedUnit, phase: str) -> tuple[Kernel, ...]:
     """Each computation of a phase as a kernel of its own, in order: what each takes where its neighbours are left out."""
-    readers, leaving = _readers(unit), _leaving(unit)
+    readers, leaving = _readers(unit), _live_out_names(unit)
     return tuple(
-        _kernel(unit, phase, [step], readers, leaving) for step in unit.phases()[phase] if isinstance(step, Compute)
+        _fuse_group(unit, phase, [step], readers, leaving)
+        for step in unit.phases()[phase]
+        if isinstance(step, ComputeStep)
     )
 
 
-def _leaving(unit: Unit) -> set[str]:
+def _live_out_names(unit: ShardedUnit) -> set[str]:
     """The tensors that are there when a pass of the unit has ended."""
     return {*unit.saved, *unit.forward.program.outputs, *unit.backward.program.outputs, *unit.update.program.outputs}
 
 
-def _readers(unit: Unit) -> dict[str, set[int]]:
+def _readers(unit: ShardedUnit) -> dict[str, set[int]]:
     """For each tensor, the operations of the unit that read it."""
     readers: dict[str, set[int]] = {}
     for steps in unit.phases().values():
         for step in steps:
-            if isinstance(step, Compute):
+            if isinstance(step, ComputeStep):
                 for name in step.operation.operands:
                     readers.setdefault(name, set()).add(id(step.operation))
     return readers
 
 
-def _runs(steps: Iterable[Step]) -> list[list[tuple[int, Compute]]]:
+def _fusion_groups(steps: Iterable[ProgramStep]) -> list[list[tuple[int, ComputeStep]]]:
     """Computations in order with their places, neighbouring elementwise ones together; a collective on activations ends a run."""
-    runs: list[list[tuple[int, Compute]]] = []
+    runs: list[list[tuple[int, ComputeStep]]] = []
     joined = False
     for place, step in enumerate(steps):
-        if not isinstance(step, Compute):
+        if not isinstance(step, ComputeStep):
             # weights are prefetched and gradients leave in the background: neither is in the way
             joined = joined and step.tensor.role in (Role.WEIGHT, Role.WEIGHT_GRADIENT)
             continue
@@ -78,7 +81,9 @@ def _runs(steps: Iterable[Step]) -> list[list[tuple[int, Compute]]]:
     return runs
 
 
-def _kernel(unit: Unit, phase: str, run: list[Compute], readers: Mapping[str, set[int]], leaving: set[str]) -> Kernel:
+def _fuse_group(
+    unit: ShardedUnit, phase: str, run: list[ComputeStep], readers: Mapping[str, set[int]], leaving: set[str]
+) -> Kernel:
     members = {id(step.operation) for step in run}
     inside = {name for step in run for name in step.operation.outputs}
     kept = {name for name in inside if name in leaving or readers.get(name, set()) - members}
@@ -97,58 +102,63 @@ def _kernel(unit: Unit, phase: str, run: list[Compute], readers: Mapping[str, se
     makes_gradients = first.kind == "contract" and unit.tensors[outputs[0]].role is Role.WEIGHT_GRADIENT
     return Kernel(
         phase, first.kind, first.inputs, reads, outputs, _matmul_flops(unit, run), _by_role(unit, touched),
-        _by_role(unit, taken), makes_gradients, _shape(unit, run[0]), tuple(run),
+        _by_role(unit, taken), makes_gradients, _kernel_shape(unit, run[0]), tuple(run),
     )  # fmt: skip
 
 
-def _shape(unit: Unit, step: Compute) -> Shape:
+def _kernel_shape(unit: ShardedUnit, step: ComputeStep) -> KernelShape:
     operation, placed = step.operation, step.placed
     if isinstance(operation, (Scan, ScanGradient)):
         q, k = placed.inputs[:2]
         scores = [*_locals(q, q.dims[:-1]), *_locals(k, [operation.sequence])]
-        return Shape(scores=product(scores), width=product(_locals(q, q.dims[-1:])))
-    if isinstance(operation, OfMatrix):
-        least, passing = product([Least(operation.rows, operation.columns)]), operation.passing_elements(placed)
-        return Shape(least, passing=passing, in_part=not operation.kept)
-    return _product_shape(unit, step) if operation.kind == "contract" else Shape()
+        return KernelShape(scores=multiply_symbols(scores), width=multiply_symbols(_locals(q, q.dims[-1:])))
+    if isinstance(operation, MatrixFunction):
+        least, passing = (
+            multiply_symbols([FewestElements(operation.rows, operation.columns)]),
+            operation.workspace_elements(placed),
+        )
+        return KernelShape(least, scratch_elements=passing, owned_matrices_only=not operation.is_state)
+    return _product_shape(unit, step) if operation.kind == "contract" else KernelShape()
 
 
-def _product_shape(unit: Unit, step: Compute) -> Shape:
+def _product_shape(unit: ShardedUnit, step: ComputeStep) -> KernelShape:
     """Of routed tokens a group has the rows that are there; they are summed over where a weight's gradient is made."""
     (left, right), out = step.placed.inputs, step.placed.outputs[0]
     sums = [d for d in left.dims if d in right.dims and d not in out.dims]
     own = ([d for d in spec.dims if d not in other.dims] for spec, other in ((left, right), (right, left)))
     groups = [(left, sums), *zip((left, right), own, strict=True)]
-    sides = tuple(product(_locals(spec, dims)) for spec, dims in groups if dims and not set(dims) & set(BATCH_DIMS))
-    summed = product(_locals(left, sums)) if sums else ZERO
+    sides = tuple(
+        multiply_symbols(_locals(spec, dims)) for spec, dims in groups if dims and not set(dims) & set(BATCH_DIMS)
+    )
+    summed = multiply_symbols(_locals(left, sums)) if sums else ZERO
     routed = [
         (name, spec)
         for name, spec in zip(step.operation.inputs, (left, right), strict=True)
         if unit.tensors[name].role is Role.ROUTED
     ]
     if not routed:
-        return Shape(summed, sides)
+        return KernelShape(summed, sides)
     spec = routed[0][1]
     rows = [d for d in spec.dims[:-1] if d != "E"]
-    there = product(_locals(spec, rows)) * density(Role.ROUTED)
-    return Shape(there if set(rows) & set(sums) else summed, sides, there)
+    there = multiply_symbols(_locals(spec, rows)) * density(Role.ROUTED)
+    return KernelShape(there if set(rows) & set(sums) else summed, sides, there)
 
 
-def _locals(spec: Spec, dims: Iterable[str]) -> list[Local]:
-    return [Local(d, spec.axes_of(d)) for d in dims]
+def _locals(spec: Spec, dims: Iterable[str]) -> list[LocalDim]:
+    return [LocalDim(d, spec.axes_of(d)) for d in dims]
 
 
-def _matmul_flops(unit: Unit, run: list[Compute]) -> Polynomial:
+def _matmul_flops(unit: ShardedUnit, run: list[ComputeStep]) -> Polynomial:
     """Of routed tokens only the rows that are there are multiplied."""
     total = ZERO
     for step in run:
-        if isinstance(step.operation, (Contract, OfMatrix, Scan, ScanGradient)):
+        if isinstance(step.operation, (Contract, MatrixFunction, Scan, ScanGradient)):
             routed = Role.ROUTED in {unit.tensors[name].role for name in step.operation.operands}
             total = total + step.operation.flops(step.placed) * density(Role.ROUTED if routed else Role.ACTIVATION)
     return total
 
 
-def _by_role(unit: Unit, touched: Mapping[str, Spec]) -> dict[Role, Polynomial]:
+def _by_role(unit: ShardedUnit, touched: Mapping[str, Spec]) -> dict[Role, Polynomial]:
     elements: dict[Role, Polynomial] = {}
     for name, spec in touched.items():
         role = unit.tensors[name].role

@@ -7,49 +7,57 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from shardwise.derive.sharded_unit import Unit, derived_unit
+from shardwise.derive.sharded_unit import ShardedUnit, derived_unit
 from shardwise.derive.tensor_specs import WEIGHT_USE
-from shardwise.layout.degrees import atomic_degrees, degrees_of
-from shardwise.layout.layers_per_stage import stages_on_ranks
+from shardwise.layout.degrees import atomic_degrees, layout_degrees
+from shardwise.layout.layers_per_stage import stage_placement
 from shardwise.layout.layout import Layout
-from shardwise.layout.placement import ATOMS, AXIS_ORDERS
-from shardwise.layout.sharding_scheme import Family, family_of
+from shardwise.layout.placement import ATOMIC_AXES, AXIS_ORDERS
+from shardwise.layout.sharding_scheme import ShardingScheme, make_sharding_scheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYERS, PREDICTS
-from shardwise.model.optimizers.registry import DEFAULT
+from shardwise.model.decoder import LAYER_UNITS, MTP_UNITS
+from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER
 from shardwise.model.program import Role
-from shardwise.pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT
-from shardwise.pipeline.messages import Step
-from shardwise.sharding.collectives import Issued
+from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD
+from shardwise.pipeline.messages import RankSlot
+from shardwise.sharding.collectives import IssuedCollective
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.step import pipeline_stages as pipeline
 from shardwise.step.collectives import (
+    AXIS_ORDER,
     NUM_ROUTERS,
-    ORDER,
     layer_counts,
+    list_unit_collectives,
     noise_axes,
     norm_axes,
     routing_axes,
     unit_operands,
-    unit_traffic,
 )
-from shardwise.step.flat_arrays import Sync, alignment_of, in_buckets, weight_groups
-from shardwise.step.instructions import OPPOSITE, PIPELINE, Instruction, Start, Traffic
-from shardwise.step.issued_collectives import in_order, issued_step
-from shardwise.step.parameters import Group, Parameter, PlacedUnit, groups_of, parameters, unit_paths, used_parameters
-from shardwise.step.pipeline_stages import SPLIT, of_kind, stage_units
-from shardwise.step.unit_instructions import Template, unit_template
+from shardwise.step.flat_arrays import WeightSync, is_bucketed, shard_alignment, weight_groups
+from shardwise.step.instructions import MIRROR_RANKS, PIPELINE, Instruction, StartCollective, UnitCollective
+from shardwise.step.issued_collectives import count_collectives, ordered_activation_collectives
+from shardwise.step.parameters import (
+    Parameter,
+    ParameterGroup,
+    PlacedUnit,
+    group_parameters,
+    list_parameters,
+    parameters_by_unit,
+    unit_paths,
+)
+from shardwise.step.pipeline_stages import SPLIT_UNITS, select_instructions, stage_units
+from shardwise.step.unit_instructions import UnitInstructions, lower_unit
 from shardwise.values.dtypes import bytes_per_element
 from shardwise.values.issue_policy import IssuePolicy
 from shardwise.values.precision import Precision
-from shardwise.values.symbolic import Local, Values
+from shardwise.values.symbolic import LocalDim, SymbolValues
 
-ROUTING_UNITS = ("block", *PREDICTS)
+ROUTING_UNITS = ("block", *MTP_UNITS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Instance:
+class RankProgram:
     """A layout of a model in numbers, as an engine with this policy runs it in this precision recipe with this optimizer.
 
     Of a pipeline it is the list of the ranks at one place along `pp`, `pp_rank`: their units, parameters and collectives.
@@ -60,10 +68,10 @@ class Instance:
     precision: Precision
     policy: IssuePolicy = field(default_factory=IssuePolicy)
     seq_len: int | None = None  # of which the bytes of activations' collectives depend
-    optimizer: str = DEFAULT
+    optimizer: str = DEFAULT_OPTIMIZER
     pp_rank: int = 0
 
-    def at(self, pp_rank: int) -> Instance:
+    def for_pp_rank(self, pp_rank: int) -> RankProgram:
         """That of the ranks at another place along `pp`."""
         return self if pp_rank == self.pp_rank else replace(self, pp_rank=pp_rank)
 
@@ -71,7 +79,7 @@ class Instance:
     def stages(self) -> dict[int, tuple[PlacedUnit, ...]]:
         """The virtual stages that the rank holds, in the model's order, and their units."""
         units = stage_units(self.architecture, self.layout)
-        return {stage: units[stage] for stage in stages_on_ranks(self.layout).held(self.pp_rank)}
+        return {stage: units[stage] for stage in stage_placement(self.layout).stages_of_rank(self.pp_rank)}
 
     @cached_property
     def units(self) -> tuple[PlacedUnit, ...]:
@@ -79,56 +87,60 @@ class Instance:
         return tuple(unit for units in self.stages.values() for unit in units)
 
     @cached_property
-    def family(self) -> Family:
-        return replace(family_of(self.layout), optimizer=self.optimizer, shares_amax=self.precision.shares_amax)
+    def family(self) -> ShardingScheme:
+        return replace(
+            make_sharding_scheme(self.layout), optimizer=self.optimizer, shares_amax=self.precision.shares_amax
+        )
 
     @cached_property
     def mesh(self) -> Mesh:
         """The atomic axes as the ranks are numbered: the innermost of the placement varies fastest."""
-        sizes = atomic_degrees(self.architecture, degrees_of(self.layout))
+        sizes = atomic_degrees(self.architecture, layout_degrees(self.layout))
         order = self.layout.placement.axes if self.layout.placement else AXIS_ORDERS[0]
-        atoms = [atom for axis in order for atom in ATOMS.get(axis, (axis,))]
+        atoms = [atom for axis in order for atom in ATOMIC_AXES.get(axis, (axis,))]
         return Mesh(tuple((atom, int(sizes[atom])) for atom in reversed(atoms)))
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        return parameters(self.architecture, self.family, self.units)
+        return list_parameters(self.architecture, self.family, self.units)
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[ParameterGroup, ...]:
         """Units where gradients are scattered as they come; buckets of gradients where they rest whole."""
-        alignment = alignment_of(self.optimizer)
-        return groups_of(self.parameters, self.architecture, self.mesh, self._most_in_array, self.shared, alignment)
+        alignment = shard_alignment(self.optimizer)
+        return group_parameters(
+            self.parameters, self.architecture, self.mesh, self._max_array_elements, self.mirrored_names, alignment
+        )
 
     @cached_property
-    def shared(self) -> frozenset[str]:
+    def mirrored_names(self) -> frozenset[str]:
         """The names of trained parameters of which the opposite rank of the pipeline has a copy: what both ends of a tied model
         use, what a module of multi-token prediction borrows, and all where micro-batches come in from both ends."""
-        opposite = self.at(self.layout.pp - 1 - self.pp_rank)
+        opposite = self.for_pp_rank(self.layout.pp - 1 - self.pp_rank)
         if opposite is self:
             return frozenset()
         return frozenset(one.name for one in self.parameters if one.trained) & {one.name for one in opposite.parameters}
 
     @property
-    def most_elements(self) -> float:
+    def max_bucket_elements(self) -> float:
         """Elements of gradients that a bucket holds at most."""
-        return self.policy.most_bytes / bytes_per_element(self.reduced)
+        return self.policy.max_bucket_bytes / bytes_per_element(self.gradient_dtype)
 
-    def _most_in_array(self, sync: Sync) -> float | None:
+    def _max_array_elements(self, sync: WeightSync) -> float | None:
         """Elements that an array of weights that move so holds at most; None: any number."""
-        return self.most_elements if in_buckets(self.family, sync) else None
+        return self.max_bucket_elements if is_bucketed(self.family, sync) else None
 
     @property
-    def reduced(self) -> str:
+    def gradient_dtype(self) -> str:
         """The format in which gradients are reduced."""
         return self.precision.gradient_reduction
 
     @cached_property
-    def values(self) -> Values:
+    def values(self) -> SymbolValues:
         """Sizes of the model's dims, and the degrees."""
-        degrees = atomic_degrees(self.architecture, degrees_of(self.layout))
+        degrees = atomic_degrees(self.architecture, layout_degrees(self.layout))
         counts = {NUM_ROUTERS: self.num_routers(self.units), **layer_counts(self.architecture)}
-        return Values({**self.architecture.dims, **counts, **degrees})
+        return SymbolValues({**self.architecture.dims, **counts, **degrees})
 
     def num_routers(self, units: Iterable[PlacedUnit]) -> int:
         """How many of some units have a router."""
@@ -137,33 +149,33 @@ class Instance:
     @cached_property
     def batch_axes(self) -> Axes:
         """The axes of more than one device that split a batch by sequences."""
-        return self.several(replace(self.family, experts=self.architecture.num_experts > 0).batch_axes)
+        return self.drop_single_device_axes(replace(self.family, experts=self.architecture.num_experts > 0).batch_axes)
 
     @cached_property
     def loss_axes(self) -> Axes:
         """Those that split its tokens, and the stages, of which the last has the loss: over them it is summed."""
         loss = (one.axes for one in self.traffic("head") if one.role is Role.STATISTIC and one.scope == "step")
-        return self.several(("pp", *next(loss)))
+        return self.drop_single_device_axes(("pp", *next(loss)))
 
     @property
-    def words_of_rank(self) -> int:
+    def local_vocab_size(self) -> int:
         """How many words of the vocabulary a rank has logits of, with what pads it."""
-        return int(self.values[Local("V", WEIGHT_USE["V"])])
+        return int(self.values[LocalDim("V", WEIGHT_USE["V"])])
 
     @cached_property
     def norm_axes(self) -> Axes:
         """Those that split gradients, over which the squares of the norm are summed."""
-        return self.several(norm_axes(self.architecture.structure, self.family))
+        return self.drop_single_device_axes(norm_axes(self.architecture.structure, self.family))
 
     @cached_property
     def noise_axes(self) -> Axes:
         """Those over which the squares of every micro-batch's gradient are summed."""
-        return self.several(noise_axes(self.architecture.structure, self.family))
+        return self.drop_single_device_axes(noise_axes(self.architecture.structure, self.family))
 
     @cached_property
     def amax_axes(self) -> Axes:
         """Those over which the largest sizes of what products take are compared; none where scales do not follow from them."""
-        return self.several(ORDER) if self.precision.shares_amax else ()
+        return self.drop_single_device_axes(AXIS_ORDER) if self.precision.shares_amax else ()
 
     def operands(self, unit: str) -> tuple[str, ...]:
         """What products with the weights of a kind of unit take."""
@@ -173,125 +185,140 @@ class Instance:
     def routing_axes(self) -> Axes:
         """Those that split tokens where their experts are chosen, over which the routers' statistics are summed."""
         experts = self.architecture.num_experts > 0
-        return self.several(routing_axes(self.architecture.structure, self.family)) if experts else ()
+        return self.drop_single_device_axes(routing_axes(self.architecture.structure, self.family)) if experts else ()
 
     @cached_property
     def axes(self) -> frozenset[Axes]:
         """Every group of axes that a step of any rank has a collective over."""
         every = tuple(unit_paths(self.architecture))
-        syncs = {one.sync for one in parameters(self.architecture, self.family, every)}
-        used = {self.loss_axes, self.norm_axes, self.amax_axes, self.routing_axes, self.several(PIPELINE)}
-        used |= {self.several(axes) for sync in syncs for axes in sync}
-        used |= {self.several(one.axes) for path, unit in every for one in self.moving(path, unit)}
+        syncs = {one.sync for one in list_parameters(self.architecture, self.family, every)}
+        used = {
+            self.loss_axes,
+            self.norm_axes,
+            self.amax_axes,
+            self.routing_axes,
+            self.drop_single_device_axes(PIPELINE),
+        }
+        used |= {self.drop_single_device_axes(axes) for sync in syncs for axes in sync}
+        used |= {
+            self.drop_single_device_axes(one.axes)
+            for path, unit in every
+            for one in self.activation_collectives(path, unit)
+        }
         traffic = (one for kind in {unit for _, unit in every} for one in self.traffic(kind))
-        used |= {self.several(one.axes) for one in traffic if one.role in (Role.DIRECTION, Role.MEAN)}
+        used |= {self.drop_single_device_axes(one.axes) for one in traffic if one.role in (Role.DIRECTION, Role.MEAN)}
         if self.policy.noise_scale:
-            used |= {self.noise_axes, *(self.several(sync.within(self.family.replica_axes)) for sync in syncs)}
-        used |= {OPPOSITE} if any(self.at(rank).shared for rank in range(self.layout.pp)) else set()
+            used |= {
+                self.noise_axes,
+                *(self.drop_single_device_axes(sync.within(self.family.replica_axes)) for sync in syncs),
+            }
+        used |= (
+            {MIRROR_RANKS} if any(self.for_pp_rank(rank).mirrored_names for rank in range(self.layout.pp)) else set()
+        )
         return frozenset(used - {()})
 
     @cached_property
-    def single(self) -> frozenset[str]:
+    def single_device_axes(self) -> frozenset[str]:
         """The axes of one device."""
         return frozenset(axis for axis, size in self.mesh.axes if size == 1)
 
-    def unit(self, name: str) -> Unit:
+    def unit(self, name: str) -> ShardedUnit:
         """A unit as derived for the layout."""
         return derived_unit(self.architecture.structure, self.family, name)
 
-    def traffic(self, name: str) -> tuple[Traffic, ...]:
+    def traffic(self, name: str) -> tuple[UnitCollective, ...]:
         """The collectives of a unit."""
-        return unit_traffic(self.unit(name), self.policy, self.single)
+        return list_unit_collectives(self.unit(name), self.policy, self.single_device_axes)
 
     @cached_property
-    def used(self) -> dict[str, dict[str, Parameter]]:
-        """By unit's path the parameters that it uses, by their names in its program (`used_parameters`)."""
-        return used_parameters(self.architecture, self.parameters, self.units)
+    def parameters_by_unit(self) -> dict[str, dict[str, Parameter]]:
+        """By unit's path the parameters that it uses, by their names in its program (`parameters_by_unit`)."""
+        return parameters_by_unit(self.architecture, self.parameters, self.units)
 
-    def gathered(self, path: str, unit: str, phase: str) -> tuple[Group, ...]:
+    def gathered(self, path: str, unit: str, phase: str) -> tuple[ParameterGroup, ...]:
         """The groups whose weights the unit at a path needs gathered in a pass ("forward", "backward"); what axes of one device
         split is whole already."""
         again = {"forward"} if self.gathers_again(unit) else set()
         passes = {phase} | again if phase == "backward" else {phase}
         moved = (group for group in weight_groups(self.unit(unit)) if not passes.isdisjoint(group.passes))
         weights = [name for group in moved for name in group.weights]
-        needed = {self.used[path][name].name for name in weights}
+        needed = {self.parameters_by_unit[path][name].name for name in weights}
         return tuple(group for group in self.groups if group.sync.gather and not needed.isdisjoint(group.names))
 
     def keeps_gathered(self, unit: str) -> bool:
         """Whether a unit's backward pass reads the weights that its forward pass gathered: where it follows at once."""
-        return bool(self.unit(unit).kept) and self.turns
+        return bool(self.unit(unit).gathered_weights) and self.backward_follows_forward
 
     def gathers_again(self, unit: str) -> bool:
         """Whether it would, but does not follow at once."""
-        return bool(self.unit(unit).kept) and not self.turns
+        return bool(self.unit(unit).gathered_weights) and not self.backward_follows_forward
 
     @property
-    def turns(self) -> bool:
+    def backward_follows_forward(self) -> bool:
         """Whether the backward pass of each micro-batch follows its forward pass at once on the last stage."""
-        return pipeline.turns(self.layout)
+        return pipeline.backward_follows_forward(self.layout)
 
     @property
-    def splits(self) -> bool:
+    def splits_backward(self) -> bool:
         """Whether weights' gradients wait (I and W), or a backward pass is whole (B)."""
-        return pipeline.splits(self.layout)
+        return pipeline.splits_backward(self.layout)
 
-    def issued(self, num_micro_batches: int) -> Counter[Issued]:
+    def issued(self, num_micro_batches: int) -> Counter[IssuedCollective]:
         """Every collective and message of a step with its count; over axes of one device there is none."""
-        return issued_step(self, num_micro_batches)
+        return count_collectives(self, num_micro_batches)
 
-    def of_step(self, num_micro_batches: int) -> Iterator[Issued]:
+    def ordered_activation_collectives(self, num_micro_batches: int) -> Iterator[IssuedCollective]:
         """What moves activations in a step, in the order in which it is issued; but those that run beside computations are issued
         block by block, in a ring."""
-        return in_order(self, num_micro_batches)
+        return ordered_activation_collectives(self, num_micro_batches)
 
-    def template(self, path: str, unit: str) -> Template:
+    def unit_instructions(self, path: str, unit: str) -> UnitInstructions:
         """The instructions of the unit at a path."""
         family = replace(self.family, recompute=self.recompute(path, unit))
-        return unit_template(self.architecture.structure, family, unit, self.policy, self.single)
+        return lower_unit(self.architecture.structure, family, unit, self.policy, self.single_device_axes)
 
-    def steps(self, num_micro_batches: int) -> tuple[Step, ...]:
+    def steps(self, num_micro_batches: int) -> tuple[RankSlot, ...]:
         """The passes that the rank runs in a step, in order, with the messages around them."""
-        return pipeline.rank_steps(self.layout, num_micro_batches, self.pp_rank)
+        return pipeline.rank_slots(self.layout, num_micro_batches, self.pp_rank)
 
-    def forward_steps(self, num_micro_batches: int) -> tuple[Step, ...]:
+    def forward_steps(self, num_micro_batches: int) -> tuple[RankSlot, ...]:
         """Likewise of forward passes alone."""
-        return pipeline.forward_steps(self.layout, num_micro_batches, self.pp_rank)
+        return pipeline.forward_rank_slots(self.layout, num_micro_batches, self.pp_rank)
 
-    def giving(self, kind: str, stage: int) -> tuple[str, ...]:
+    def units_with_weight_grads(self, kind: str, stage: int) -> tuple[str, ...]:
         """The paths of the units that give gradients of weights in a pass."""
-        giving = {BACKWARD: (True, False), INPUT: (False,), WEIGHT: (True,)}[kind]
-        return tuple(path for path, unit in self.stages[stage] if (unit in SPLIT) in giving)
+        giving = {FULL_BACKWARD: (True, False), BACKWARD_INPUT: (False,), BACKWARD_WEIGHT: (True,)}[kind]
+        return tuple(path for path, unit in self.stages[stage] if (unit in SPLIT_UNITS) in giving)
 
-    def in_order(self, kind: str, stage: int) -> tuple[PlacedUnit, ...]:
+    def ordered_units(self, kind: str, stage: int) -> tuple[PlacedUnit, ...]:
         """The units of a stage in the order in which a pass runs through them; weights' gradients are the layers' alone."""
         units = self.stages[stage]
         return units if kind == FORWARD else units[::-1]
 
     def instructions(self, path: str, unit: str, kind: str) -> tuple[Instruction, ...]:
         """Those of a unit in a pass of a kind."""
-        return of_kind(self.template(path, unit), unit, kind)
+        return select_instructions(self.unit_instructions(path, unit), unit, kind)
 
-    def moving(self, path: str, unit: str, *kinds: str) -> Iterator[Traffic]:
+    def activation_collectives(self, path: str, unit: str, *kinds: str) -> Iterator[UnitCollective]:
         """What moves activations over several devices in passes of a unit, in order."""
-        for kind in kinds or (FORWARD, BACKWARD):
+        for kind in kinds or (FORWARD, FULL_BACKWARD):
             for started in self.instructions(path, unit, kind):
-                if isinstance(started, Start) and self._moves_activations(started.traffic):
-                    yield started.traffic
+                if isinstance(started, StartCollective) and self._moves_activations(started.collective):
+                    yield started.collective
 
-    def _moves_activations(self, one: Traffic) -> bool:
-        return not one.carries_weights and not one.is_control and bool(self.several(one.axes))
+    def _moves_activations(self, one: UnitCollective) -> bool:
+        return not one.moves_weights and not one.is_control and bool(self.drop_single_device_axes(one.axes))
 
     @cached_property
-    def sizes(self) -> Values:
+    def micro_batch_values(self) -> SymbolValues:
         """`values` with the sizes of a micro-batch."""
         if self.seq_len is None:
             raise ValueError("an instance whose activations move needs a length of sequences")
         seqs = self.layout.micro_batch_seqs * self.mesh.size(self.batch_axes)
-        return Values({**self.values, "B": seqs, "T": self.seq_len})
+        return SymbolValues({**self.values, "B": seqs, "T": self.seq_len})
 
     @cached_property
-    def hidden(self) -> Spec:
+    def hidden_state_spec(self) -> Spec:
         """How the hidden state lies between two units, and so between two stages."""
         forward = self.unit("block").forward
         (name,) = (one for one in forward.program.outputs if forward.program.tensors[one].role is Role.RESIDUAL)
@@ -300,17 +327,17 @@ class Instance:
     def recompute(self, path: str, unit: str) -> str:
         """The recompute policy of the unit at a path: a layer's, for the first so many of the rank's."""
         most = self.layout.recompute_layers
-        recomputes = unit in LAYERS and (most is None or self._numbers[path] < most)
+        recomputes = unit in LAYER_UNITS and (most is None or self._numbers[path] < most)
         return self.layout.recompute if recomputes else "none"
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
         """The number of each layer among those of the rank that holds it."""
-        every = (self.at(rank).units for rank in range(self.layout.pp))
-        layers = ([path for path, unit in units if unit in LAYERS] for units in every)
+        every = (self.for_pp_rank(rank).units for rank in range(self.layout.pp))
+        layers = ([path for path, unit in units if unit in LAYER_UNITS] for units in every)
         return {path: number for of_rank in layers for number, path in enumerate(of_rank)}
 
-    def several(self, axes: Axes) -> Axes:
+    def drop_single_device_axes(self, axes: Axes) -> Axes:
         """Of some axes those with more than one device."""
         return tuple(axis for axis in axes if self.mesh.size(axis) > 1)
 

@@ -2,21 +2,21 @@
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import PREDICTS
+from shardwise.model.decoder import MTP_UNITS
 from shardwise.step.parameters import Parameter, unit_paths
-from shardwise.step.rank_program import Instance
-from shardwise.values.precision import precision_named
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.precision import get_precision
 
 
 def balance_biases(architecture: Architecture) -> dict[str, str]:
     """The name of the bias of each router's choice, by the path of its unit."""
-    routed = ("block", *PREDICTS) if architecture.num_experts else ()
+    routed = ("block", *MTP_UNITS) if architecture.num_experts else ()
     return {path: f"{path}.balance_bias" for path, kind in unit_paths(architecture) if kind in routed}
 
 
-def on_one_device(architecture: Architecture) -> Instance:
+def single_device_instance(architecture: Architecture) -> RankProgram:
     """A model whole on one device."""
-    return Instance(architecture=architecture, layout=Layout(), precision=precision_named("fp32"))
+    return RankProgram(architecture=architecture, layout=Layout(), precision=get_precision("fp32"))
 
 
 def parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
@@ -26,7 +26,7 @@ def parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     >>> parameter_shapes(tiny)["layers.0.wq"]
     (1, 2, 2, 4)
     """
-    instance = on_one_device(architecture)
+    instance = single_device_instance(architecture)
     return {one.name: shape_of(one, architecture) for one in instance.parameters}
 
 

@@ -1,7 +1,7 @@
 """`python -m shardwise.train`: train a plan with PyTorch on all devices of this machine, or, under torchrun, as one rank.
 
-`start` checks what needs no PyTorch and starts the ranks of this machine, which run this command again
-(`run.launcher`); `rank_main` is one of them. `own_parts` builds what a run of Shardwise's engine is made of, with the
+`start_run` checks what needs no PyTorch and starts the ranks of this machine, which run this command again
+(`run.launcher`); `rank_main` is one of them. `build_components` builds what a run of Shardwise's engine is made of, with the
 reader of stored weights.
 """
 
@@ -20,84 +20,86 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from shardwise.model.architecture import Architecture
 from shardwise.records.run_folder import read_json
 from shardwise.run.faults.rank_status import end_with_parent
-from shardwise.run.faults.stop_request import INTERRUPTED, StopRequest, first_of_host_reports
+from shardwise.run.faults.stop_request import INTERRUPTED, StopRequest, report_once_per_host
 from shardwise.run.folder_lock import require_free
-from shardwise.run.launcher import launch, launch_elastic
+from shardwise.run.launcher import launch_elastic, run_ranks
 from shardwise.run.machine_resources import set_threads
-from shardwise.run.recipe import Device, Recipe
+from shardwise.run.recipe import Device, TrainingRecipe
 from shardwise.run.trainer import flags
-from shardwise.run.trainer.flags import build_parser, settings_of, words_of
-from shardwise.run.trainer.preflight import admit
+from shardwise.run.trainer.flags import build_parser, parse_settings, to_command_line
+from shardwise.run.trainer.preflight import check_run
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import load_plan
-from shardwise.values.errors import ShardwiseError, told
+from shardwise.values.errors import ShardwiseError, format_problems
 
 if TYPE_CHECKING:
     from shardwise.run.faults.agreement import RankGroup
-    from shardwise.run.trainer.interfaces import Checkpoints, Parts
+    from shardwise.run.trainer.interfaces import CheckpointStore, RunComponents
 
 
-def start(arguments: argparse.Namespace) -> Mapping[str, Any]:
+def start_run(arguments: argparse.Namespace) -> Mapping[str, Any]:
     """Train, and give the run's summary. A plan of one device runs in this process.
 
     Raises `ShardwiseError` for what is wrong before it starts, and `SystemExit` where the run said itself why it ended: wrong
     input that only a rank could see, or a signal.
     """
-    settings = settings_of(arguments)
-    settings.out.require_place(resume=settings.resume, force=settings.force)
+    settings = parse_settings(arguments)
+    settings.out.require_output_folder(resume=settings.resume, force=settings.force)
     require_free(settings.out.path)
     plan = load_plan(settings.plan)
-    admit(plan, settings)
+    check_run(plan, settings)
     ranks = plan.layout.num_devices
     set_threads(ranks)
     if ranks > 1:
-        words = words_of(arguments)
-        code = launch_elastic(words, plan, settings.recipe.max_restarts) if settings.elastic else launch(words, ranks)
+        words = to_command_line(arguments)
+        code = (
+            launch_elastic(words, plan, settings.recipe.max_restarts) if settings.elastic else run_ranks(words, ranks)
+        )
     else:
-        from shardwise.run.trainer.worker import run
+        from shardwise.run.trainer.worker import run_rank
 
-        code = run(settings, own_parts()).code
+        code = run_rank(settings, build_components()).code
     if code:
         raise SystemExit(code)
     return read_json(settings.out.summary)
 
 
-def rank_main(argv: Sequence[str] | None = None, parts: Parts | None = None) -> int:
+def rank_main(argv: Sequence[str] | None = None, parts: RunComponents | None = None) -> int:
     """Run a rank, of the engine's own parts unless others are given. Exit codes as of `shardwise`, and 128 and the signal."""
     arguments = build_parser().parse_args(argv)
     if "RANK" not in os.environ:
-        return _run(arguments, parts, None)
+        return _run_rank(arguments, parts, None)
     end_with_parent()
     os.environ.setdefault(
         "TORCH_CPP_LOG_LEVEL", "ERROR"
     )  # sockets whose other end has gone are no news: see c10/util/Logging.cpp
     with StopRequest(ends_process=True) as stop:
-        return _run(arguments, parts, stop)
+        return _run_rank(arguments, parts, stop)
 
 
-def _run(arguments: argparse.Namespace, parts: Parts | None, stop: StopRequest | None) -> int:
+def _run_rank(arguments: argparse.Namespace, parts: RunComponents | None, stop: StopRequest | None) -> int:
     try:
         set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        from shardwise.run.trainer.worker import run
+        from shardwise.run.trainer.worker import run_rank
 
-        with first_of_host_reports(stop):
-            settings = settings_of(arguments)
-        return run(settings, parts or own_parts(), stop).code
+        with report_once_per_host(stop):
+            settings = parse_settings(arguments)
+        return run_rank(settings, parts or build_components(), stop).code
     except ShardwiseError as error:
-        print(told(error.problems, error.exit_code, as_json=arguments.json), file=sys.stderr, flush=True)
+        print(format_problems(error.problems, error.exit_code, as_json=arguments.json), file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """End the process at once, whatever threads wait in libraries for ranks that are lost."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def ended(run: Callable[[], int]) -> NoReturn:
+def run_and_exit(run: Callable[[], int]) -> NoReturn:
     """Run a rank, and end its process as it ends."""
     try:
         code = run()
@@ -106,24 +108,24 @@ def ended(run: Callable[[], int]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         code = 1
-    leave(code)
+    exit_now(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, and print the summary where it is at hand: here, or on the first rank."""
     from shardwise.records.run_folder import read_json
-    from shardwise.records.run_summary import shown
+    from shardwise.records.run_summary import format_summary
 
     arguments = flags.build_parser().parse_args(argv)
     if "RANK" in os.environ:
         code = rank_main(argv)
         if code == 0 and os.environ["RANK"] == "0":
-            print(shown(read_json(settings_of(arguments).out.summary), as_json=arguments.json))
+            print(format_summary(read_json(parse_settings(arguments).out.summary), as_json=arguments.json))
         return code
     try:
-        print(shown(start(arguments), as_json=arguments.json))
+        print(format_summary(start_run(arguments), as_json=arguments.json))
     except ShardwiseError as error:
-        print(told(error.problems, error.exit_code, as_json=arguments.json), file=sys.stderr)
+        print(format_problems(error.problems, error.exit_code, as_json=arguments.json), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -135,27 +137,27 @@ def open_weights(folder: str, architecture: Architecture) -> Callable[[Any], Non
 
     Raises `InputError` for a model that cannot be read, or is another one.
     """
-    from shardwise.interop.weights.weight_formats import open_stored
-    from shardwise.train.initial import begin_with
+    from shardwise.interop.weights.weight_formats import open_stored_model
+    from shardwise.train.initial import load_stored_weights
 
-    return partial(begin_with, stored=open_stored(folder, architecture))
+    return partial(load_stored_weights, stored=open_stored_model(folder, architecture))
 
 
-def own_parts() -> Parts:
+def build_components() -> RunComponents:
     """Return what a run on Shardwise's own engine is made of."""
     from shardwise.run.checkpoints import Checkpointer
     from shardwise.run.parallel import world
     from shardwise.run.trainer import trainer
-    from shardwise.run.trainer.interfaces import Parts
+    from shardwise.run.trainer.interfaces import RunComponents
     from shardwise.run.trainer.machine_probe import probe
-    from shardwise.run.trainer.plan_for_engine import instance_of
+    from shardwise.run.trainer.plan_for_engine import engine_instance
 
-    def join(plan: Plan, recipe: Recipe, device: Device) -> RankGroup:
+    def join(plan: Plan, recipe: TrainingRecipe, device: Device) -> RankGroup:
         timeout = timedelta(seconds=recipe.timeout_s)
-        place, meeting = world.start(device, timeout)
-        return world.World(instance_of(plan, recipe).mesh, place, meeting=meeting, timeout=timeout)
+        place, meeting = world.join_world(device, timeout)
+        return world.World(engine_instance(plan, recipe).mesh, place, meeting=meeting, timeout=timeout)
 
-    def checkpoints(folder: Path, recipe: Recipe) -> Checkpoints:
+    def checkpoints(folder: Path, recipe: TrainingRecipe) -> CheckpointStore:
         return Checkpointer(
             folder,
             keep=recipe.keep_checkpoints,
@@ -163,9 +165,9 @@ def own_parts() -> Parts:
             timeout=timedelta(seconds=recipe.timeout_s),
         )
 
-    return Parts(
+    return RunComponents(
         join=join,
-        leave=world.stop,
+        leave=world.leave_world,
         probe=probe,
         trainer=partial(trainer.Trainer, open_weights=open_weights),
         checkpoints=checkpoints,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from shardwise.run.faults.rank_status import launched_here
-from shardwise.train import ended, main, rank_main
+from shardwise.run.faults.rank_status import has_our_launcher
+from shardwise.train import main, rank_main, run_and_exit
 
 if __name__ == "__main__":
-    if launched_here():  # a rank of our launcher, which prints the summary itself
-        ended(rank_main)
+    if has_our_launcher():  # a rank of our launcher, which prints the summary itself
+        run_and_exit(rank_main)
     sys.exit(main())

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from shardwise.interop.weights.stored_model import StoredModel
-from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.trainer.training_engine import TrainingEngine
 
 
-def begin_with(engine: Engine, stored: StoredModel) -> None:
+def load_stored_weights(engine: TrainingEngine, stored: StoredModel) -> None:
     """Give an engine the weights of a model, and its routers the biases of their choices where the files have them.
 
     A process reads what it keeps, and nothing else.
     """
-    engine.fill(lambda part: stored.flat(part.name, part.boxes()))
+    engine.set_weights(lambda part: stored.read_flat(part.name, part.boxes()))
     for name, bias in engine.buffers():
         if name in stored.biases:
             bias.copy_(stored.bias(name))

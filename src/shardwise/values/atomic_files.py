@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 
-def write_json(path: Path, payload: Mapping[str, Any]) -> None:
+def write_json_atomic(path: Path, payload: Mapping[str, Any]) -> None:
     """Write a file whole: whoever reads it has the old one or the new one."""
-    replace_text(path, json.dumps(payload, indent=2) + "\n")
+    write_text_atomic(path, json.dumps(payload, indent=2) + "\n")
 
 
 @contextmanager
-def named(place: Path) -> Iterator[None]:
+def name_path_in_errors(place: Path) -> Iterator[None]:
     """Around what writes in a place: an `OSError` that says not where, such as that of a full disk, names it."""
     try:
         yield
@@ -24,11 +24,11 @@ def named(place: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, error.filename or str(place)) from None
 
 
-def replace_text(path: Path, text: str) -> None:
+def write_text_atomic(path: Path, text: str) -> None:
     """Put a file in place of one that is there, whole; where that fails the old one stays, and nothing else."""
     whole = path.with_name(f"{path.name}.new")
     try:
-        with named(path):
+        with name_path_in_errors(path):
             whole.write_text(text, encoding="utf-8")
             os.replace(whole, path)
     except OSError:

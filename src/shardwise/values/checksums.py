@@ -12,70 +12,70 @@ from typing import Any, BinaryIO
 
 from shardwise.values.errors import InputError
 
-BLOCK = 1 << 22  # bytes read at a time: large enough that zlib.crc32 lets other threads run (from 5 KiB on)
-SEAL = "crc32"
+READ_BYTES = 1 << 22  # bytes read at a time: large enough that zlib.crc32 lets other threads run (from 5 KiB on)
+CHECKSUM_KEY = "crc32"
 
 
-class DamagedError(InputError):
+class DamagedFileError(InputError):
     """Files that are not what was written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class FileChecksum:
     """A file's size in bytes and its CRC-32."""
 
     bytes: int
     crc32: int
 
-    def fault(self, path: Path) -> str:
+    def describe_damage(self, path: Path) -> str:
         """What is wrong with a file of which this is the sum, in words; "" where nothing is. Raises `OSError`."""
         if not path.is_file():
             return "is missing"
-        found = sum_of(path)
+        found = checksum_file(path)
         if found.bytes != self.bytes:
             return f"has {found.bytes:,} bytes of {self.bytes:,}"
         return "" if found == self else "is damaged (CRC-32 mismatch)"
 
 
-def sum_of(path: Path) -> Sum:
+def checksum_file(path: Path) -> FileChecksum:
     """Size and CRC-32 of a file."""
     size = crc = 0
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
+        while block := file.read(READ_BYTES):
             size, crc = size + len(block), zlib.crc32(block, crc)
-    return Sum(size, crc)
+    return FileChecksum(size, crc)
 
 
 def write_synced(path: Path, data: bytes) -> None:
     """Write a file, and have the system write it to the disk."""
     with path.open("wb") as file:
         file.write(data)
-        sync(file)
+        flush_to_disk(file)
 
 
-def sync(file: BinaryIO) -> None:
+def flush_to_disk(file: BinaryIO) -> None:
     """Have the system write what was written so far to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
-def sealed(payload: Mapping[str, Any]) -> dict[str, Any]:
+def add_checksum(payload: Mapping[str, Any]) -> dict[str, Any]:
     """A payload of JSON with its own CRC-32, which says nothing of spaces and of the order of keys.
 
-    >>> seal_fault(sealed({"step": 3}))
+    >>> describe_checksum_problem(add_checksum({"step": 3}))
     ''
-    >>> seal_fault({**sealed({"step": 3}), "step": 4})
+    >>> describe_checksum_problem({**add_checksum({"step": 3}), "step": 4})
     'is damaged (CRC-32 mismatch)'
     """
-    return {**payload, SEAL: _crc32(payload)}
+    return {**payload, CHECKSUM_KEY: _crc32(payload)}
 
 
-def seal_fault(payload: Mapping[str, Any]) -> str:
+def describe_checksum_problem(payload: Mapping[str, Any]) -> str:
     """What is wrong with a payload that was sealed, in words; "" where nothing is."""
-    if SEAL not in payload:
+    if CHECKSUM_KEY not in payload:
         return "has no CRC-32 of its own"
-    rest = {key: value for key, value in payload.items() if key != SEAL}
-    return "" if _crc32(rest) == payload[SEAL] else "is damaged (CRC-32 mismatch)"
+    rest = {key: value for key, value in payload.items() if key != CHECKSUM_KEY}
+    return "" if _crc32(rest) == payload[CHECKSUM_KEY] else "is damaged (CRC-32 mismatch)"
 
 
 def _crc32(payload: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from shardwise.values.errors import InputError, chosen, unknown
+from shardwise.values.errors import InputError, describe_unknown, lookup
 
 BYTES_PER_ELEMENT = {
     "fp64": 8.0,
@@ -26,7 +26,7 @@ BYTES_PER_ELEMENT = {
 }
 
 
-class Blocks(NamedTuple):
+class BlockScaledDtype(NamedTuple):
     """A format at rest whose elements share scales: bytes of an element, how many have one scale, and bytes of that."""
 
     element_bytes: float
@@ -42,7 +42,7 @@ class Blocks(NamedTuple):
 # Numbers of dynamic tree quantisation (`quantization`), a byte each, in blocks of 256 with a scale in fp32. Source: Dettmers
 # et al. 2022, 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861), section 2; blocks are as large as those of
 # torchao.optim and of bitsandbytes since 0.44 (the paper has 2,048).
-BLOCKS = {name: Blocks(1.0, 256, 4.0) for name in ("dynamic8", "unsigned_dynamic8")}
+BLOCK_SCALED_DTYPES = {name: BlockScaledDtype(1.0, 256, 4.0) for name in ("dynamic8", "unsigned_dynamic8")}
 
 
 def bytes_per_element(dtype: str) -> float:
@@ -51,12 +51,12 @@ def bytes_per_element(dtype: str) -> float:
     >>> bytes_per_element("bf16"), bytes_per_element("dynamic8")
     (2.0, 1.015625)
     """
-    if dtype in BLOCKS:
-        return BLOCKS[dtype].bytes_per_element
+    if dtype in BLOCK_SCALED_DTYPES:
+        return BLOCK_SCALED_DTYPES[dtype].bytes_per_element
     try:
         return BYTES_PER_ELEMENT[dtype]
     except KeyError:
-        raise InputError(f"dtype: {unknown(dtype, BYTES_PER_ELEMENT)}") from None
+        raise InputError(f"dtype: {describe_unknown(dtype, BYTES_PER_ELEMENT)}") from None
 
 
 # Which codes are no numbers: "ieee" those of the largest exponent (infinities and NaNs), "nan" the last code of each sign
@@ -71,7 +71,7 @@ class NumberFormat:
     A number is (-1)^sign · 2^(exponent - bias) · 1.mantissa; with `has_zero` the smallest exponent is that of subnormals,
     2^(1 - bias) · 0.mantissa, and of zero. `stored_bits` is what an element takes in memory where that is more than its bits.
 
-    >>> FORMATS["e4m3"].max, FORMATS["e4m3"].min_subnormal, FORMATS["e4m3"].num_finite
+    >>> NUMBER_FORMATS["e4m3"].max, NUMBER_FORMATS["e4m3"].min_subnormal, NUMBER_FORMATS["e4m3"].num_finite
     (448.0, 0.001953125, 254)
     """
 
@@ -152,7 +152,7 @@ _IEEE = "IEEE 754-2019, table 3.5"
 _OFP8 = "OCP 8-bit Floating Point Specification (OFP8) 1.0, table 1; Micikevicius et al. 2022 (arXiv 2209.05433)"
 _MX = "OCP Microscaling Formats (MX) Specification 1.0, sections 5.3.3 and 5.4.1"
 
-FORMATS = {
+NUMBER_FORMATS = {
     one.name: one
     for one in (
         NumberFormat(name="fp32", exponent_bits=8, mantissa_bits=23, bias=127, specials="ieee", source=_IEEE),
@@ -175,10 +175,10 @@ FORMATS = {
 }  # fmt: skip
 
 
-def format_named(name: str) -> NumberFormat:
+def get_number_format(name: str) -> NumberFormat:
     """A format by name. Raises `InputError` that lists the names.
 
-    >>> format_named("bf16").epsilon
+    >>> get_number_format("bf16").epsilon
     0.0078125
     """
-    return chosen(FORMATS, name, "format")
+    return lookup(NUMBER_FORMATS, name, "format")

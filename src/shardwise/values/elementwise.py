@@ -23,7 +23,7 @@ def maximum(first: Value, *others: Value) -> Value:
     return result
 
 
-def added(values: Iterable[Value]) -> Value:
+def sum_values(values: Iterable[Value]) -> Value:
     """Sum of numbers or arrays. Plain zeros are left out: each would cost an operation on an array."""
     result: Value = None
     for value in values:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 Choice = TypeVar("Choice")
 
 SCHEMA = "shardwise.error/1"
-STOPPED = 130  # what a shell gives for a program that SIGINT (2) ended: 128 + 2
+EXIT_INTERRUPTED = 130  # what a shell gives for a program that SIGINT (2) ended: 128 + 2
 
 
 class ShardwiseError(Exception):
@@ -109,12 +109,12 @@ class OutputError(ShardwiseError):
     exit_code = 1
 
 
-def told(problems: Sequence[str], exit_code: int, *, as_json: bool) -> str:
+def format_problems(problems: Sequence[str], exit_code: int, *, as_json: bool) -> str:
     """Problems as a command line prints them on the error stream: sentences, or with `--json` one line of JSON.
 
-    >>> print(told(["chip: found 'h900'"], 2, as_json=False))
+    >>> print(format_problems(["chip: found 'h900'"], 2, as_json=False))
     error: chip: found 'h900'
-    >>> print(told(["chip: found 'h900'"], 2, as_json=True))
+    >>> print(format_problems(["chip: found 'h900'"], 2, as_json=True))
     {"schema": "shardwise.error/1", "error": {"problems": ["chip: found 'h900'"], "exit_code": 2}}
     """
     if as_json:
@@ -122,26 +122,26 @@ def told(problems: Sequence[str], exit_code: int, *, as_json: bool) -> str:
     return "error: " + "\n".join(problems)
 
 
-def require(violations: Sequence[str]) -> None:
+def raise_problems(violations: Sequence[str]) -> None:
     """Raise one `InputError` that carries all violations, if there are any."""
     if violations:
         raise InputError(*violations)
 
 
-def chosen(table: Mapping[str, Choice], name: str, what: str) -> Choice:
+def lookup(table: Mapping[str, Choice], name: str, what: str) -> Choice:
     """The entry of a table of choices by name. No entry stands for a name that is not there.
 
     Raises `InputError` that says what was found and lists the names.
 
-    >>> chosen({"sum": 4.0, "max": 1.0}, "max", "overlap")
+    >>> lookup({"sum": 4.0, "max": 1.0}, "max", "overlap")
     1.0
     """
     if name not in table:
-        raise InputError(f"{what}: {unknown(name, table)}")
+        raise InputError(f"{what}: {describe_unknown(name, table)}")
     return table[name]
 
 
-def collect(*makers: Callable[[], Any]) -> list[Any]:
+def run_all(*makers: Callable[[], Any]) -> list[Any]:
     """Run all makers and raise all their problems at once, each once."""
     made: list[Any] = []
     problems: list[str] = []
@@ -156,16 +156,16 @@ def collect(*makers: Callable[[], Any]) -> list[Any]:
 
 
 # Of two texts that are as alike as difflib's ratio: "tpp" and "tp" have 0.8, "colour" and "source" 0.5. A choice.
-CLOSE = 0.65
-MOST_NAMED = 3  # of names that are equally near
-LEAST_PART = 5  # characters of a part of a name that means the name. A choice
-LONGEST = 100  # characters: what is longer is no misspelt name
+MIN_SIMILARITY = 0.65
+MAX_SUGGESTIONS = 3  # of names that are equally near
+MIN_SUBSTRING_LENGTH = 5  # characters of a part of a name that means the name. A choice
+MAX_NAME_LENGTH = 100  # characters: what is longer is no misspelt name
 
 
-def unknown(found: object, known: Iterable[object]) -> str:
+def describe_unknown(found: object, known: Iterable[object]) -> str:
     """The part of an error about an unknown name: what was found, the nearest known name, and all of them.
 
-    >>> unknown("hbn", ["host", "hbm", "vmem"])
+    >>> describe_unknown("hbn", ["host", "hbm", "vmem"])
     "found 'hbn' (did you mean 'hbm'?); one of host, hbm, vmem is required"
     """
     names = list(map(str, known))
@@ -182,42 +182,43 @@ def did_you_mean(found: object, known: Iterable[object]) -> str:
     >>> did_you_mean("falcon", ["h100", "b200"])
     ''
     """
-    names = [repr(name) for name in nearest(found, known)]
+    names = [repr(name) for name in find_nearest_names(found, known)]
     listed = " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
     return f" (did you mean {listed}?)" if names else ""
 
 
-def nearest(found: object, known: Iterable[object]) -> list[str]:
+def find_nearest_names(found: object, known: Iterable[object]) -> list[str]:
     """The known names most like what was found, the first few of equals; none where nothing is like it.
 
     Case, separators and what stands before a slash do not count: "meta-llama/Llama-3.1-8B" is "llama-3.1-8b".
 
-    >>> nearest("meta-llama/Llama-3.1-8B-Instruct", ["llama-3-8b", "llama-3.1-8b", "llama-3.1-70b"])
+    >>> find_nearest_names("meta-llama/Llama-3.1-8B-Instruct", ["llama-3-8b", "llama-3.1-8b", "llama-3.1-70b"])
     ['llama-3.1-8b']
 
     Where none is alike, those that contain it, if it is long enough to mean them.
 
-    >>> nearest("bubble", ["roofline", "pipeline-bubbles", "zero-stages"])
+    >>> find_nearest_names("bubble", ["roofline", "pipeline-bubbles", "zero-stages"])
     ['pipeline-bubbles']
     """
-    if not isinstance(found, str) or len(found) > LONGEST:
+    if not isinstance(found, str) or len(found) > MAX_NAME_LENGTH:
         return []
     names = list(map(str, known))
     if found in names:  # which is not what is wrong
         return []
-    scores = {name: _likeness(_plain(found), _plain(name)) for name in names}
+    scores = {name: _similarity(_normalize(found), _normalize(name)) for name in names}
     best = max(scores.values(), default=0.0)
-    alike = [name for name, score in scores.items() if score == best >= CLOSE]
-    return (alike or [name for name in names if len(found) >= LEAST_PART and _plain(found) in _plain(name)])[
-        :MOST_NAMED
-    ]
+    alike = [name for name, score in scores.items() if score == best >= MIN_SIMILARITY]
+    return (
+        alike
+        or [name for name in names if len(found) >= MIN_SUBSTRING_LENGTH and _normalize(found) in _normalize(name)]
+    )[:MAX_SUGGESTIONS]
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return re.sub(r"[-_\s]", "", text.rstrip("/").rpartition("/")[2].casefold())
 
 
-def _likeness(found: str, name: str) -> float:
+def _similarity(found: str, name: str) -> float:
     """From 0 to 1. A name that is a part of the text, or begins or ends with it, is the nearer the more of the longer it is."""
     from difflib import SequenceMatcher
 

@@ -7,7 +7,7 @@ TIME_TERMS = (
     "host",  # transfers to and from the memory of the host, where they show
     "bubble", "optimizer",
 )  # fmt: skip
-COMMUNICATION = ("tp", "cp", "ep", "pp", "fsdp", "dp")  # of these, traffic by axis
+COMMUNICATION_TERMS = ("tp", "cp", "ep", "pp", "fsdp", "dp")  # of these, traffic by axis
 MEMORY_TERMS = (
     "parameters", "gradients", "master", "optimizer", "activations", "workspace", "gathered", "logits", "buffers", "runtime",
 )  # fmt: skip

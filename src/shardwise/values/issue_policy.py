@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from shardwise.values.errors import chosen, require
+from shardwise.values.errors import lookup, raise_problems
 
 # When gradients that rest whole are reduced: S1, data parallelism.
-Reduction = Literal["after", "per_parameter", "bucketed"]
-REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+GradientReduction = Literal["after", "per_parameter", "bucketed"]
+GRADIENT_REDUCTIONS: tuple[GradientReduction, ...] = get_args(GradientReduction)
 # How often the routers' statistics are summed over the ranks that share a micro-batch: in each for a loss, which is then summed
 # over the stages of a pipeline.
-Statistics = Literal["micro_batch", "step", "never"]
-STATISTICS: Mapping[str, int] = {"micro_batch": 2, "step": 1, "never": 0}  # numbers for each expert
+RouterStatistics = Literal["micro_batch", "step", "never"]
+ROUTER_STATISTICS: Mapping[str, int] = {"micro_batch": 2, "step": 1, "never": 0}  # numbers for each expert
 # Source: S1, data parallelism, second optimization; PyTorch's DistributedDataParallel has MiB.
 BUCKET_BYTES = 25_000_000
 # Where what narrow products take is cast: `everywhere`, as a recipe has it (kept for the backward pass and moved as casts), or
@@ -37,29 +37,31 @@ class IssuePolicy:
     the operands of narrow products are cast, and so what is moved and kept of them.
     Raises `InputError` for a choice that does not exist and for buckets without room.
 
-    >>> IssuePolicy(reduction="per_parameter").most_bytes
+    >>> IssuePolicy(reduction="per_parameter").max_bucket_bytes
     0.0
     """
 
-    reduction: Reduction = "bucketed"
+    reduction: GradientReduction = "bucketed"
     bucket_bytes: float = BUCKET_BYTES
     reduce_each_micro_batch: bool = False
-    statistics: Statistics = "never"
+    statistics: RouterStatistics = "never"
     noise_scale: bool = False
     casts: Casts = "everywhere"
 
     def __post_init__(self) -> None:
-        chosen(dict.fromkeys(REDUCTIONS), self.reduction, "reduction")
-        chosen(STATISTICS, self.statistics, "statistics")
-        chosen(dict.fromkeys(CASTS), self.casts, "casts")
-        require([] if self.bucket_bytes > 0 else [f"bucket_bytes is {self.bucket_bytes}; more than 0 is required"])
+        lookup(dict.fromkeys(GRADIENT_REDUCTIONS), self.reduction, "reduction")
+        lookup(ROUTER_STATISTICS, self.statistics, "statistics")
+        lookup(dict.fromkeys(CASTS), self.casts, "casts")
+        raise_problems(
+            [] if self.bucket_bytes > 0 else [f"bucket_bytes is {self.bucket_bytes}; more than 0 is required"]
+        )
 
     @property
-    def most_bytes(self) -> float:
+    def max_bucket_bytes(self) -> float:
         """Bytes that a bucket holds at most, unless it is one parameter."""
         return 0.0 if self.reduction == "per_parameter" else self.bucket_bytes
 
     @property
-    def statistics_each(self) -> int:
+    def numbers_per_expert(self) -> int:
         """Numbers that are summed for each expert of a layer: rows and, for a loss in each micro-batch, probabilities."""
-        return chosen(STATISTICS, self.statistics, "statistics")
+        return lookup(ROUTER_STATISTICS, self.statistics, "statistics")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 
 
-class Loss(NamedTuple):
+class LossKernel(NamedTuple):
     """A kind of cross-entropy: bytes of each logit while its gradient is made, where the logits are in bf16.
 
     `in_one_format`: all of them are in the logits' own format, and so are twice as many in fp32. `stepwise`: the engine that has
@@ -20,40 +20,40 @@ class Loss(NamedTuple):
     in_one_format: bool = False
     stepwise: bool = False
 
-    def bytes_at(self, width: float) -> float:
+    def bytes_per_logit_at(self, width: float) -> float:
         """The same for logits of `width` bytes."""
         return self.bytes_per_logit * (width / 2.0 if self.in_one_format else 1.0)
 
 
-LOSSES: dict[str, Loss] = {
-    "unfused": Loss(
+LOSS_KERNELS: dict[str, LossKernel] = {
+    "unfused": LossKernel(
         14.0,
         "bf16 logits (2), their fp32 copy (4), log-probabilities (4), their gradient (4): torch.nn.functional.cross_entropy on "
         "float32 logits keeps log_softmax's output and makes one gradient of it",
     ),
-    "unfused_parallel": Loss(
+    "unfused_parallel": LossKernel(
         16.0,
         "over a split vocabulary with operations of their own: log-probabilities, the zeros that their gradient starts from, the "
         "softmax and the sum of these two, all in fp32: PyTorch, torch/distributed/tensor/parallel/loss.py (loss_parallel)",
     ),
-    "fused": Loss(
+    "fused": LossKernel(
         8.0,
         "bf16 logits (2), an fp32 copy that becomes the softmax and its gradient in place (4), the gradient in bf16 (2): "
         "Megatron-Core, fusions/fused_cross_entropy.py; Transformer Engine's parallel cross-entropy needs no more",
     ),
-    "streamed": Loss(
+    "streamed": LossKernel(
         4.0,
         "bf16 logits (2) and their bf16 gradient (2), with fp32 in registers only: flash-attn's losses/cross_entropy.py; so XLA "
         "fuses the loss, by the peaks that its compilers give (tests/crosscheck/golden)",
     ),
-    "in_place": Loss(
+    "in_place": LossKernel(
         2.0,
         "the gradient written over the logits as soon as there is a loss, with fp32 for a part of the tokens at a time: "
         "run/kernels/cross_entropy.py, which `train` runs; flash-attn's losses/cross_entropy.py, inplace_backward",
         in_one_format=True,
         stepwise=True,
     ),
-    "chunked": Loss(
+    "chunked": LossKernel(
         1.0,
         "the head and the loss for a part of the tokens at a time, with the gradients of the hidden state kept: Liger-Kernel, "
         "fused_linear_cross_entropy.py",
@@ -61,10 +61,10 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def loss_named(name: str) -> Loss:
+def get_loss_kernel(name: str) -> LossKernel:
     """A kind of cross-entropy by name. Raises `InputError` that lists the names.
 
-    >>> loss_named("fused").bytes_at(2.0)
+    >>> get_loss_kernel("fused").bytes_per_logit_at(2.0)
     8.0
     """
-    return chosen(LOSSES, name, "loss")
+    return lookup(LOSS_KERNELS, name, "loss")

@@ -7,10 +7,10 @@ from dataclasses import fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from shardwise.values.errors import InputError, did_you_mean
-from shardwise.values.units import EXAMPLES, lacks_unit, parse_count, parse_quantity, unit_of
+from shardwise.values.units import EXAMPLE_QUANTITIES, lacks_unit, parse_count, parse_quantity, unit_from_name
 
 
-def parse_changes(
+def parse_overrides(
     settings: Iterable[str], rooms: Sequence[str] = ("model", "job", "chip", "run")
 ) -> dict[str, dict[str, str]]:
     """The values that `--set` gives, as text, by what they are of. Raises `InputError` for what is no setting."""
@@ -28,7 +28,7 @@ def parse_changes(
     return changes
 
 
-def replaced(value: Any, changes: Mapping[str, str], what: str, further: Collection[str] = ()) -> Any:
+def apply_overrides(value: Any, changes: Mapping[str, str], what: str, further: Collection[str] = ()) -> Any:
     """The value with some of its fields replaced by what their texts say, all at once: they may need each other.
 
     Names in `further` are known and nothing is done about them. Raises `InputError` for others, and for texts of another kind.
@@ -39,11 +39,11 @@ def replaced(value: Any, changes: Mapping[str, str], what: str, further: Collect
         if name not in known:
             raise InputError(f"--set: {what} has no {name!r}{did_you_mean(name, known)}; it has {', '.join(known)}")
         if name not in further:
-            given[name] = convert(text, _like(value, name), f"--set {what}.{name}")
+            given[name] = parse_like(text, _example_value(value, name), f"--set {what}.{name}")
     return replace(value, **given) if given else value
 
 
-def _like(value: Any, name: str) -> Any:
+def _example_value(value: Any, name: str) -> Any:
     """A field's value, or where it has none a value of its kind: a text where its type has texts."""
     like = getattr(value, name)
     kinds = get_args(get_type_hints(type(value))[name])
@@ -51,7 +51,7 @@ def _like(value: Any, name: str) -> Any:
     return "" if like is None and is_text else like
 
 
-def convert(text: str, like: Any, what: str) -> Any:
+def parse_like(text: str, like: Any, what: str) -> Any:
     """The value that a text stands for where `like` shows the kind of value."""
     if isinstance(like, bool):
         if text.lower() not in ("true", "false"):
@@ -60,10 +60,10 @@ def convert(text: str, like: Any, what: str) -> Any:
     if isinstance(like, int):
         return parse_count(text, what=what) if text != "0" else 0
     if isinstance(like, float) or like is None:
-        value, unit = parse_quantity(text, what=what, unit=unit_of(what)), unit_of(what)
+        value, unit = parse_quantity(text, what=what, unit=unit_from_name(what)), unit_from_name(what)
         if lacks_unit(text, value, unit):
             raise InputError(
-                f"{what}: found {text!r}, which is {value:g} {unit}; a unit is required, such as {EXAMPLES[unit]}"
+                f"{what}: found {text!r}, which is {value:g} {unit}; a unit is required, such as {EXAMPLE_QUANTITIES[unit]}"
             )
         return value
     if isinstance(like, str):

@@ -6,7 +6,7 @@ from typing import Any, get_type_hints
 from typing_extensions import TypedDict
 
 
-class Fields:
+class MergedFields:
     """A shape with the fields of several dataclasses, named tuples and typed dicts; the later ones take the place of the earlier.
 
     For payloads that put more beside the fields of a value: `Annotated[dict[str, Any], Fields(StepTime, More)]`.

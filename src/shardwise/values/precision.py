@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.errors import InputError, unknown
+from shardwise.values.errors import InputError, describe_unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Precision:
     the original, is kept for the backward pass. What is gathered for such products alone moves in `matmul` with `casts_gathers`,
     and tokens on their way to experts with `casts_dispatch`. ZeRO gathers
     the weights of those products in `gathered`; None: as they rest. Beside `matmul` stands what an engine needs to know:
-    the floating-point formats (`dtypes.FORMATS`) of what those products take, `operand` of activations and weights and
+    the floating-point formats (`dtypes.NUMBER_FORMATS`) of what those products take, `operand` of activations and weights and
     `gradient_operand` of gradients, and the `scaling` of them; None where `matmul` is no such format.
     """
 
@@ -71,7 +71,7 @@ class Precision:
         return bytes_per_element(self.master) if self.master else 0.0
 
     @property
-    def all_moments(self) -> tuple[str, str]:
+    def moment_dtypes(self) -> tuple[str, str]:
         """The formats of moments, and of those of squares."""
         return self.moments, self.second_moment or self.moments
 
@@ -82,19 +82,19 @@ class Precision:
         return self.scaling == "delayed"
 
     @property
-    def product_format(self) -> str:
+    def matmul_format(self) -> str:
         """The format that products with a block's weights run in."""
         return self.matmul or self.activations
 
     @property
-    def cast_in_products(self) -> Precision:
+    def with_casts_in_matmuls(self) -> Precision:
         """The recipe of software that casts operands within products, and neither keeps nor moves casts of activations."""
         return replace(self, saves_casts=False, casts_gathers=False, casts_dispatch=False)
 
     def cast_bytes(self, *, weight: bool = False) -> float:
         """Bytes of one element of a product's operand, its share of a scale included."""
         block = self.weight_block if weight else self.block
-        return bytes_per_element(self.product_format) + (self.scale_bytes / block if self.matmul and block else 0.0)
+        return bytes_per_element(self.matmul_format) + (self.scale_bytes / block if self.matmul and block else 0.0)
 
 
 def _fp8(name: str, state: Precision, source: str, scaling: str, **choices: object) -> Precision:
@@ -193,20 +193,20 @@ PRECISIONS = {
 }  # fmt: skip
 
 
-def precision_named(name: str) -> Precision:
+def get_precision(name: str) -> Precision:
     """A recipe by name. Raises `InputError` that lists the names."""
     if name not in PRECISIONS:
-        raise InputError(f"precision: {unknown(name, PRECISIONS)}")
+        raise InputError(f"precision: {describe_unknown(name, PRECISIONS)}")
     return PRECISIONS[name]
 
 
 AmaxAlgorithm = Literal["max", "most_recent"]
 AMAX_ALGORITHMS: tuple[AmaxAlgorithm, ...] = get_args(AmaxAlgorithm)
-MOST_HISTORY, MOST_MARGIN = 65_536, 16
+MAX_AMAX_HISTORY, MAX_AMAX_MARGIN = 65_536, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delayed:
+class DelayedScaling:
     """How scales follow from earlier steps: from the largest size in the last `history` of them, or with `most_recent` in the
     last one; what has that size is brought to the format's largest number over 2^`margin`.
 
@@ -219,9 +219,9 @@ class Delayed:
 
     def problems(self) -> Iterator[str]:
         """What is wrong with a value, each with what is required, in the words of a run's recipe."""
-        if not 1 <= self.history <= MOST_HISTORY:
-            yield f"amax_history is {self.history}; a number of steps from 1 to {MOST_HISTORY:,}"
+        if not 1 <= self.history <= MAX_AMAX_HISTORY:
+            yield f"amax_history is {self.history}; a number of steps from 1 to {MAX_AMAX_HISTORY:,}"
         if self.algorithm not in AMAX_ALGORITHMS:
             yield f"amax_algorithm is {self.algorithm!r}; one of {', '.join(AMAX_ALGORITHMS)}"
-        if not 0 <= self.margin <= MOST_MARGIN:
-            yield f"amax_margin is {self.margin}; a power of two from 0 to {MOST_MARGIN}"
+        if not 0 <= self.margin <= MAX_AMAX_MARGIN:
+            yield f"amax_margin is {self.margin}; a power of two from 0 to {MAX_AMAX_MARGIN}"

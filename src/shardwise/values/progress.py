@@ -17,14 +17,14 @@ class Progress(Protocol):
     def __call__(self, what: str, done: int = 0, total: int = 0) -> None: ...
 
 
-def silent(what: str, done: int = 0, total: int = 0) -> None:
+def ignore_progress(what: str, done: int = 0, total: int = 0) -> None:
     """Ignore all reports."""
 
 
-def within(progress: Progress, name: str) -> Progress:
+def prefix_progress(progress: Progress, name: str) -> Progress:
     """The same for a part of what is being done, by the part's name.
 
-    >>> within(lambda what, done=0, total=0: print(what), "h100:512")("layouts priced", 1, 2)
+    >>> prefix_progress(lambda what, done=0, total=0: print(what), "h100:512")("layouts priced", 1, 2)
     h100:512: layouts priced
     """
     return lambda what, done=0, total=0: progress(f"{name}: {what}", done, total)

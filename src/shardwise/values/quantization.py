@@ -23,14 +23,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardwise.values.dtypes import BLOCKS, FORMATS, Blocks, NumberFormat
-from shardwise.values.errors import chosen, require
-from shardwise.values.precision import Delayed
+from shardwise.values.dtypes import BLOCK_SCALED_DTYPES, NUMBER_FORMATS, BlockScaledDtype, NumberFormat
+from shardwise.values.errors import lookup, raise_problems
+from shardwise.values.precision import DelayedScaling
 
 Float64Array = NDArray[np.float64]
 
 
-def rounded(values: ArrayLike, to: NumberFormat, *, saturating: bool = False) -> Float64Array:
+def round_to_format(values: ArrayLike, to: NumberFormat, *, saturating: bool = False) -> Float64Array:
     """The nearest numbers of a format to `values` (any shape), in float64, which holds every number of every format here.
 
     Halfway between two the one with the even mantissa is taken (IEEE 754-2019, 4.3.1, roundTiesToEven). What rounds to more
@@ -40,8 +40,8 @@ def rounded(values: ArrayLike, to: NumberFormat, *, saturating: bool = False) ->
 
     Differs: PyTorch 2.13 saturates casts to float8_e4m3fn, and not those to float8_e5m2; ml_dtypes saturates neither.
 
-    >>> from shardwise.values.dtypes import FORMATS
-    >>> rounded([1.0625, 1.1875, 3e-3, 500.0], FORMATS["e4m3"], saturating=True).tolist()
+    >>> from shardwise.values.dtypes import NUMBER_FORMATS
+    >>> round_to_format([1.0625, 1.1875, 3e-3, 500.0], NUMBER_FORMATS["e4m3"], saturating=True).tolist()
     [1.0, 1.25, 0.00390625, 448.0]
     """
     with np.errstate(invalid="ignore"):  # of a signalling NaN
@@ -58,14 +58,14 @@ def rounded(values: ArrayLike, to: NumberFormat, *, saturating: bool = False) ->
     return nearest if to.has_nan else np.where(np.isnan(nearest), to.max, nearest)
 
 
-def encoded(values: ArrayLike, to: NumberFormat, *, saturating: bool = False) -> NDArray[np.uint32]:
+def encode_bits(values: ArrayLike, to: NumberFormat, *, saturating: bool = False) -> NDArray[np.uint32]:
     """The codes of `values` rounded to a format: sign, exponent and mantissa from the highest bit down.
 
-    >>> from shardwise.values.dtypes import FORMATS
-    >>> [f"{code:08b}" for code in encoded([1.0, -448.0], FORMATS["e4m3"])]
+    >>> from shardwise.values.dtypes import NUMBER_FORMATS
+    >>> [f"{code:08b}" for code in encode_bits([1.0, -448.0], NUMBER_FORMATS["e4m3"])]
     ['00111000', '11111110']
     """
-    x = rounded(values, to, saturating=saturating)
+    x = round_to_format(values, to, saturating=saturating)
     size = np.where(np.isfinite(x), np.abs(x), to.max)
     _, exponents = np.frexp(size)
     exponents = np.maximum(exponents - 1, to.min_exponent)
@@ -83,13 +83,15 @@ def encoded(values: ArrayLike, to: NumberFormat, *, saturating: bool = False) ->
 def decode_bits(codes: ArrayLike, of: NumberFormat) -> Float64Array:
     """The numbers of `codes`. Raises `InputError` for codes that have more bits than the format.
 
-    >>> from shardwise.values.dtypes import FORMATS
-    >>> decode_bits(range(8), FORMATS["e2m1"]).tolist()
+    >>> from shardwise.values.dtypes import NUMBER_FORMATS
+    >>> decode_bits(range(8), NUMBER_FORMATS["e2m1"]).tolist()
     [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     """
     whole = np.asarray(codes, dtype=np.int64)
     outside = whole[(whole < 0) | (whole >= 2**of.bits)]
-    require([f"code: found {code}; 0 to {2**of.bits - 1} are those of {of.name}" for code in outside.ravel()[:1]])
+    raise_problems(
+        [f"code: found {code}; 0 to {2**of.bits - 1} are those of {of.name}" for code in outside.ravel()[:1]]
+    )
     signs, magnitudes = np.divmod(whole, 2 ** (of.bits - of.sign_bits))
     fields, mantissas = np.divmod(magnitudes, 2**of.mantissa_bits)
     is_normal = (fields > 0) | (not of.has_zero)
@@ -107,11 +109,11 @@ def _nan_code(to: NumberFormat) -> int:
     return to.largest_code + 1 + (2 ** (to.mantissa_bits - 1) if to.has_infinity else 0)
 
 
-Matrix = NDArray[np.float32]
-Block = tuple[int | None, int | None]  # rows and columns that share a scale; None: all of them
+Float32Matrix = NDArray[np.float32]
+ScaleBlock = tuple[int | None, int | None]  # rows and columns that share a scale; None: all of them
 ScaleKind = Literal["fp32", "power_of_two", "e8m0", "e4m3"]
-WHOLE: Block = (None, None)
-LEAST_AMAX = 1e-12  # so that scales stay finite; source: torchao, float8_utils.EPS
+WHOLE_MATRIX: ScaleBlock = (None, None)
+MIN_AMAX = 1e-12  # so that scales stay finite; source: torchao, float8_utils.EPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,14 +126,14 @@ class Scaling:
     """
 
     name: str
-    block: Block
-    weight_block: Block
+    block: ScaleBlock
+    weight_block: ScaleBlock
     kind: ScaleKind
     source: str
     is_delayed: bool = False
 
     @property
-    def is_local(self) -> bool:
+    def scales_inside_matmul(self) -> bool:
         """Whether scales are exact within products: a number of few bits each, which fp32 sums take beside the elements."""
         return self.kind in ("e8m0", "e4m3")
 
@@ -140,9 +142,9 @@ _TE = "NVIDIA, Transformer Engine user guide, FP8 recipes"
 SCALINGS = {
     one.name: one
     for one in (
-        Scaling(name="tensor", block=WHOLE, weight_block=WHOLE, kind="fp32", source=f"{_TE}: Float8CurrentScaling"),
+        Scaling(name="tensor", block=WHOLE_MATRIX, weight_block=WHOLE_MATRIX, kind="fp32", source=f"{_TE}: Float8CurrentScaling"),
         Scaling(
-            name="delayed", block=WHOLE, weight_block=WHOLE, kind="fp32", is_delayed=True,
+            name="delayed", block=WHOLE_MATRIX, weight_block=WHOLE_MATRIX, kind="fp32", is_delayed=True,
             source=f"{_TE}: DelayedScaling",
         ),
         Scaling(
@@ -169,48 +171,50 @@ SCALINGS = {
 }  # fmt: skip
 
 
-def scaling_named(name: str) -> Scaling:
+def get_scaling(name: str) -> Scaling:
     """A scaling by name. Raises `InputError` that lists the names."""
-    return chosen(SCALINGS, name, "scaling")
+    return lookup(SCALINGS, name, "scaling")
 
 
-class Quantised(NamedTuple):
+class QuantizedMatrix(NamedTuple):
     """A matrix as elements in a narrow format [rows, columns], the scale of each block [blocks of rows, blocks of columns], and
     one for the whole: an element times both is what it stands for."""
 
-    elements: Matrix
-    scales: Matrix
+    elements: Float32Matrix
+    scales: Float32Matrix
     whole: np.float32
 
-    def dequantised(self, block: Block) -> NDArray[np.float64]:
+    def dequantize(self, block: ScaleBlock) -> NDArray[np.float64]:
         """What it stands for [rows, columns], in float64 without a rounding."""
-        scales = spread(self.scales, self.elements.shape, block).astype(np.float64)
+        scales = expand_scales(self.scales, self.elements.shape, block).astype(np.float64)
         return self.elements * scales * np.float64(self.whole)
 
 
-def quantised(
-    matrix: Matrix, to: NumberFormat, block: Block, kind: ScaleKind, factor: float | None = None
-) -> Quantised:
+def quantize_blocks(
+    matrix: Float32Matrix, to: NumberFormat, block: ScaleBlock, kind: ScaleKind, factor: float | None = None
+) -> QuantizedMatrix:
     """A matrix [rows, columns] of float32 in blocks of a format, all arithmetic in float32 as a device has it.
 
-    `factor`: by what the whole matrix is multiplied, of scales in fp32 (`after_step`); None: what brings the largest
+    `factor`: by what the whole matrix is multiplied, of scales in fp32 (`update_amax_history`); None: what brings the largest
     size of each block to the format's largest number. What is larger saturates. The last blocks may be smaller than the others.
 
-    >>> found = quantised(np.array([[1.0, -3.0], [0.5, 0.0]], np.float32), FORMATS["e4m3"], (1, None), "e8m0")
+    >>> found = quantize_blocks(np.array([[1.0, -3.0], [0.5, 0.0]], np.float32), NUMBER_FORMATS["e4m3"], (1, None), "e8m0")
     >>> found.elements.tolist(), found.scales.tolist()
     ([[128.0, -384.0], [256.0, 0.0]], [[0.0078125], [0.001953125]])
     """
-    encode, scales, whole = _scales(block_amax(matrix, block), to, kind) if factor is None else _given(factor)
-    scaled = matrix * spread(encode, matrix.shape, block)
-    return Quantised(rounded(scaled, to, saturating=True).astype(np.float32), scales, whole)
+    encode, scales, whole = (
+        _scales(block_amax(matrix, block), to, kind) if factor is None else _scales_from_factor(factor)
+    )
+    scaled = matrix * expand_scales(encode, matrix.shape, block)
+    return QuantizedMatrix(round_to_format(scaled, to, saturating=True).astype(np.float32), scales, whole)
 
 
-def _given(factor: float) -> tuple[Matrix, Matrix, np.float32]:
+def _scales_from_factor(factor: float) -> tuple[Float32Matrix, Float32Matrix, np.float32]:
     encode = np.full((1, 1), factor, np.float32)
     return encode, np.float32(1) / encode, np.float32(1)
 
 
-def _scales(sizes: Matrix, to: NumberFormat, kind: ScaleKind) -> tuple[Matrix, Matrix, np.float32]:
+def _scales(sizes: Float32Matrix, to: NumberFormat, kind: ScaleKind) -> tuple[Float32Matrix, Float32Matrix, np.float32]:
     """By what elements are multiplied, what takes that back, and what takes it back of the whole matrix."""
     one = np.float32(1)
     if kind == "e8m0":
@@ -218,22 +222,22 @@ def _scales(sizes: Matrix, to: NumberFormat, kind: ScaleKind) -> tuple[Matrix, M
         return powers_of_two(-exponents), powers_of_two(exponents), one
     if kind == "e4m3":
         return _scales_in_e4m3(sizes, to)
-    encode = (np.float32(to.max) / np.maximum(sizes, np.float32(LEAST_AMAX))).astype(np.float32)
+    encode = (np.float32(to.max) / np.maximum(sizes, np.float32(MIN_AMAX))).astype(np.float32)
     if kind == "power_of_two":
         encode = powers_of_two(floor_log2(encode))
     return encode, one / encode, one
 
 
-def _scales_in_e4m3(sizes: Matrix, to: NumberFormat) -> tuple[Matrix, Matrix, np.float32]:
-    one, scale_format = np.float32(1), FORMATS["e4m3"]
-    encode = np.float32(scale_format.max * to.max) / np.maximum(sizes.max(), np.float32(LEAST_AMAX))
+def _scales_in_e4m3(sizes: Float32Matrix, to: NumberFormat) -> tuple[Float32Matrix, Float32Matrix, np.float32]:
+    one, scale_format = np.float32(1), NUMBER_FORMATS["e4m3"]
+    encode = np.float32(scale_format.max * to.max) / np.maximum(sizes.max(), np.float32(MIN_AMAX))
     decode = one / encode
-    scales = rounded(sizes / np.float32(to.max) * encode, scale_format, saturating=True).astype(np.float32)
+    scales = round_to_format(sizes / np.float32(to.max) * encode, scale_format, saturating=True).astype(np.float32)
     products = scales * decode
     return np.divide(one, products, out=np.zeros_like(products), where=scales > 0), scales, decode
 
 
-def block_amax(matrix: Matrix, block: Block) -> Matrix:
+def block_amax(matrix: Float32Matrix, block: ScaleBlock) -> Float32Matrix:
     """The largest size in each block [blocks of rows, blocks of columns]."""
     found = np.abs(matrix)
     for axis, width in enumerate(block):
@@ -242,19 +246,19 @@ def block_amax(matrix: Matrix, block: Block) -> Matrix:
     return found
 
 
-def spread(scales: Matrix, shape: tuple[int, ...], block: Block) -> Matrix:
+def expand_scales(scales: Float32Matrix, shape: tuple[int, ...], block: ScaleBlock) -> Float32Matrix:
     """The scale of each element, from one for each block."""
     for axis, width in enumerate(block):
         scales = np.repeat(scales, width or shape[axis], axis=axis).take(range(shape[axis]), axis=axis)
     return scales
 
 
-def powers_of_two(exponents: NDArray[np.int32]) -> Matrix:
+def powers_of_two(exponents: NDArray[np.int32]) -> Float32Matrix:
     """2 to each of them, -149 to 127."""
     return np.ldexp(np.float32(1), exponents).astype(np.float32)
 
 
-def floor_log2(values: Matrix) -> NDArray[np.int32]:
+def floor_log2(values: Float32Matrix) -> NDArray[np.int32]:
     """The exponent of the power of two at or below each value above 0; that of the smallest float32 for 0."""
     _, exponents = np.frexp(np.maximum(values, np.finfo(np.float32).smallest_subnormal))
     return exponents - 1
@@ -266,16 +270,16 @@ Codes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Numbers:
+class DynamicTreeFormat:
     """The numbers of a format by their codes, in rising order; `signed`: also below 0, though not -1."""
 
     name: str
     signed: bool
 
     @property
-    def blocks(self) -> Blocks:
+    def blocks(self) -> BlockScaledDtype:
         """How many elements share a scale."""
-        return BLOCKS[self.name]
+        return BLOCK_SCALED_DTYPES[self.name]
 
     @cached_property
     def values(self) -> Float32Array:
@@ -289,7 +293,7 @@ class Numbers:
         return np.sort(np.array(found)).astype(np.float32)
 
     @cached_property
-    def limits(self) -> Float32Array:
+    def rounding_boundaries(self) -> Float32Array:
         """[255]: the least float32 that is not below the middle between each number and the next, from which on the next one is
         nearest."""
         numbers = self.values.astype(np.float64)
@@ -298,50 +302,54 @@ class Numbers:
         return np.where(found < middles, np.nextafter(found, np.float32(np.inf)), found)
 
 
-NUMBERS = {name: Numbers(name, signed) for name, signed in (("dynamic8", True), ("unsigned_dynamic8", False))}
+DYNAMIC_TREE_FORMATS = {
+    name: DynamicTreeFormat(name, signed) for name, signed in (("dynamic8", True), ("unsigned_dynamic8", False))
+}
 
 
-def numbers_named(name: str) -> Numbers:
+def get_dynamic_tree_format(name: str) -> DynamicTreeFormat:
     """The numbers of a format by its name. Raises `InputError` that lists the names."""
-    return chosen(NUMBERS, name, "format")
+    return lookup(DYNAMIC_TREE_FORMATS, name, "format")
 
 
-class Coded(NamedTuple):
+class BlockCodes(NamedTuple):
     """Elements as codes [n], and the scale of each block [blocks]."""
 
     codes: Codes
     scales: Float32Array
 
 
-def coded(values: Float32Array, to: Numbers) -> Coded:
+def quantize_dynamic_tree(values: Float32Array, to: DynamicTreeFormat) -> BlockCodes:
     """Elements [n] in blocks of a format, counted from the first; the last block may be smaller. The nearest number is taken,
     halfway between two the larger, and all arithmetic is float32's.
 
     Differs: torchao.optim and bitsandbytes have scales of at least 1e-12, below which small squares would lose their bits.
 
-    >>> found = coded(np.array([0.5, -4.0, 0.0], np.float32), NUMBERS["dynamic8"])
-    >>> found.scales.tolist(), [f"{one:.3f}" for one in dequantize_dynamic_tree(found, NUMBERS["dynamic8"])]
+    >>> found = quantize_dynamic_tree(np.array([0.5, -4.0, 0.0], np.float32), DYNAMIC_TREE_FORMATS["dynamic8"])
+    >>> found.scales.tolist(), [f"{one:.3f}" for one in dequantize_dynamic_tree(found, DYNAMIC_TREE_FORMATS["dynamic8"])]
     ([4.0], ['0.484', '-3.972', '0.000'])
     """
     starts = np.arange(0, len(values), to.blocks.size)
     scales = np.maximum.reduceat(np.abs(values), starts) if len(values) else np.zeros(0, np.float32)
-    divisors = _spread(np.where(scales > 0, scales, np.float32(1)), len(values), to)
-    return Coded(np.searchsorted(to.limits, values / divisors, side="right").astype(np.uint8), scales)
+    divisors = _expand_block_scales(np.where(scales > 0, scales, np.float32(1)), len(values), to)
+    return BlockCodes(np.searchsorted(to.rounding_boundaries, values / divisors, side="right").astype(np.uint8), scales)
 
 
-def dequantize_dynamic_tree(found: Coded, of: Numbers) -> Float32Array:
+def dequantize_dynamic_tree(found: BlockCodes, of: DynamicTreeFormat) -> Float32Array:
     """What codes and scales stand for [n]."""
-    return of.values[found.codes] * _spread(found.scales, len(found.codes), of)
+    return of.values[found.codes] * _expand_block_scales(found.scales, len(found.codes), of)
 
 
-def _spread(scales: Float32Array, size: int, of: Numbers) -> Float32Array:
+def _expand_block_scales(scales: Float32Array, size: int, of: DynamicTreeFormat) -> Float32Array:
     return np.repeat(scales, of.blocks.size)[:size]
 
 
-Array = NDArray[np.float32]
+AmaxArray = NDArray[np.float32]
 
 
-def after_step(sizes: Array, history: Array, factors: Array, largest: Array, delayed: Delayed) -> tuple[Array, Array]:
+def update_amax_history(
+    sizes: AmaxArray, history: AmaxArray, factors: AmaxArray, largest: AmaxArray, delayed: DelayedScaling
+) -> tuple[AmaxArray, AmaxArray]:
     """The history [N, S] and the factors [N] of the next step, from those of a step and the `sizes` [N] that were seen in it;
     `largest` [N] are the largest numbers of the formats.
 
@@ -350,7 +358,7 @@ def after_step(sizes: Array, history: Array, factors: Array, largest: Array, del
     it has left the history.
 
     >>> given = (np.array(one, np.float32) for one in ([7.0], [[14.0, 28.0]], [1.0], [448.0]))
-    >>> history, factors = after_step(*given, Delayed(history=2))
+    >>> history, factors = update_amax_history(*given, DelayedScaling(history=2))
     >>> history.tolist(), factors.tolist()
     ([[7.0, 14.0]], [32.0])
     """

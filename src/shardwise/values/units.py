@@ -37,15 +37,15 @@ _UNITS = {
     "FLOP": "FLOP",
     "B": "B",
 }  # as written, and what they are
-EXAMPLES = {"": "4Mi or 15T", "B": "80 GB", "B/s": "3.35 TB/s", "FLOP": "2 PFLOP", "FLOP/s": "989 TFLOP/s"}
+EXAMPLE_QUANTITIES = {"": "4Mi or 15T", "B": "80 GB", "B/s": "3.35 TB/s", "FLOP": "2 PFLOP", "FLOP/s": "989 TFLOP/s"}
 
 
 # The least that a chip or a network has of each: a bare number below it was meant in GB, GB/s or TFLOP/s. The smallest values of
 # the catalogue are a thousand times as large.
-LEAST: Mapping[str, float] = {"B": 1e6, "B/s": 1e6, "FLOP/s": 1e9}
+SMALLEST_PLAUSIBLE: Mapping[str, float] = {"B": 1e6, "B/s": 1e6, "FLOP/s": 1e9}
 
 
-def unit_of(name: str) -> str:
+def unit_from_name(name: str) -> str:
     """The unit that the name of a value says ("memory_bytes" is "B"); "" for counts, parts and what has a unit in words."""
     for part, unit in (("flops_per_s", "FLOP/s"), ("bytes_per_s", "B/s"), ("bytes", "B")):
         if name.endswith((part, f"{part}_per_host", f"{part}_per_device")):
@@ -64,15 +64,15 @@ def parse_quantity(text: str | float, *, what: str = "quantity", unit: str | Non
         value = float(text)
     else:
         match = _QUANTITY.match(str(text))
-        found = _scale(match.group(2), apart=match.start(2) > match.end(1)) if match else None
+        found = _parse_suffix(match.group(2), apart=match.start(2) > match.end(1)) if match else None
         if match is None or found is None:
-            examples = "4Mi, 15T or 3.35 TB/s" if unit is None else EXAMPLES[unit]
+            examples = "4Mi, 15T or 3.35 TB/s" if unit is None else EXAMPLE_QUANTITIES[unit]
             raise InputError(f"{what}: found {text!r}; a number with a prefix is required, such as {examples}")
         scale, written = found
         if written and unit is not None and written != unit:
             required = f"a number in {unit} is" if unit else "a number without a unit is"
             raise InputError(
-                f"{what}: found {text!r}, which is in {written}; {required} required, such as {EXAMPLES[unit]}"
+                f"{what}: found {text!r}, which is in {written}; {required} required, such as {EXAMPLE_QUANTITIES[unit]}"
             )
         value = float(match.group(1)) * scale
     if not math.isfinite(value):
@@ -87,7 +87,7 @@ def lacks_unit(given: object, value: float, unit: str) -> bool:
     (True, False, False, False)
     """
     bare = not isinstance(given, str) or not given.strip()[-1:].isalpha()
-    return bare and 0 < value < LEAST.get(unit, 0.0)
+    return bare and 0 < value < SMALLEST_PLAUSIBLE.get(unit, 0.0)
 
 
 def parse_count(text: str | float, *, what: str, least: int = 1) -> int:
@@ -121,7 +121,7 @@ def parse_usd(text: str, *, what: str) -> float:
     return value
 
 
-def _scale(suffix: str, *, apart: bool) -> tuple[float, str] | None:
+def _parse_suffix(suffix: str, *, apart: bool) -> tuple[float, str] | None:
     """What a prefix multiplies by, and the unit after it ("" where there is none); None for neither."""
     if suffix in _PREFIXES and not (apart and suffix == "B"):
         return _PREFIXES[suffix], ""
@@ -149,10 +149,10 @@ def format_count(value: float) -> str:
     return f"{value:.3g}"
 
 
-def binary_reading(value: int) -> tuple[int, str] | None:
+def read_as_binary(value: int) -> tuple[int, str] | None:
     """The number with its decimal prefix read as the binary one, and how that is written; None where it is no short number.
 
-    >>> binary_reading(4_000_000), binary_reading(1_500_000), binary_reading(8000), binary_reading(5001)
+    >>> read_as_binary(4_000_000), read_as_binary(1_500_000), read_as_binary(8000), read_as_binary(5001)
     ((4194304, '4Mi'), (1572864, '1.5Mi'), (8192, '8Ki'), None)
     """
     prefix = next((name for name in ("T", "G", "M", "k") if value >= _PREFIXES[name]), None)
@@ -173,7 +173,7 @@ def format_binary(value: int) -> str:
     return f"{value // int(_PREFIXES[prefix])}{prefix}"
 
 
-def counted(number: int, thing: str) -> str:
+def pluralize(number: int, thing: str) -> str:
     """So many things: "1 step", "1,024 steps", "2 batches"."""
     return f"{number:,} {thing}" + ("" if number == 1 else "es" if thing.endswith("ch") else "s")
 

@@ -12,15 +12,15 @@ Groups = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class HloNode:
     """One instruction of the unfolded program; two are equal only when they are the same."""
 
     opcode: str
     shape: str
-    operands: list[Node]
+    operands: list[HloNode]
     literal: str
     attributes: str
-    users: list[Node] = field(default_factory=list)
+    users: list[HloNode] = field(default_factory=list)
 
     @property
     def elements(self) -> int:
@@ -36,12 +36,12 @@ class Node:
         return all("f" in dtype for dtype, _ in _shapes(self.shape))
 
 
-def unfolded(text: str) -> list[Node]:
+def inline_computations(text: str) -> list[HloNode]:
     """The instructions of a module from its entry on, in order, each with those that use it; the last is its result."""
     computations, entry = _computations(text)
-    nodes: list[Node] = []
-    root = _Unfolding(computations, nodes).run(entry, None)
-    nodes.append(Node("result", root.shape, [root], "", ""))
+    nodes: list[HloNode] = []
+    root = _Inliner(computations, nodes).run(entry, None)
+    nodes.append(HloNode("result", root.shape, [root], "", ""))
     for node in nodes:
         for operand in node.operands:
             if node not in operand.users:
@@ -63,7 +63,7 @@ _Computation = list[_Instruction]
 _HEAD = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
 _OPENING = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _CALLED = re.compile(r"(?:calls|to_apply|body)=%?([\w.\-]+)")
-_UNFOLDED = ("fusion", "call", "async-start", "while")
+_INLINED = ("fusion", "call", "async-start", "while")
 
 
 def _computations(text: str) -> tuple[dict[str, _Computation], str]:
@@ -106,14 +106,14 @@ def _shapes(shape: str) -> list[tuple[str, tuple[int, ...]]]:
     return [(dtype, tuple(int(size) for size in dims.split(",") if size)) for dtype, dims in found]
 
 
-class _Unfolding:
+class _Inliner:
     """Puts called computations in the place of their calls; the body of a loop stands once."""
 
-    def __init__(self, computations: Mapping[str, _Computation], nodes: list[Node]) -> None:
+    def __init__(self, computations: Mapping[str, _Computation], nodes: list[HloNode]) -> None:
         self.computations, self.nodes = computations, nodes
 
-    def run(self, name: str, arguments: Sequence[Node] | None) -> Node:
-        known: dict[str, Node] = {}
+    def run(self, name: str, arguments: Sequence[HloNode] | None) -> HloNode:
+        known: dict[str, HloNode] = {}
         root = None
         for instruction in self.computations[name]:
             known[instruction.name] = node = self.node(instruction, known, arguments)
@@ -121,20 +121,22 @@ class _Unfolding:
         assert root is not None, f"{name} has no root"
         return root
 
-    def node(self, instruction: _Instruction, known: Mapping[str, Node], arguments: Sequence[Node] | None) -> Node:
+    def node(
+        self, instruction: _Instruction, known: Mapping[str, HloNode], arguments: Sequence[HloNode] | None
+    ) -> HloNode:
         opcode = instruction.opcode
         if opcode == "parameter" and arguments is not None:
             return arguments[int(instruction.arguments)]
         names = re.findall(r"%([\w.\-]+)", instruction.arguments)
         operands = [known[name] for name in names if name in known]
         called = _CALLED.search(instruction.attributes)
-        if opcode in _UNFOLDED and called is not None:
+        if opcode in _INLINED and called is not None:
             return self.run(called.group(1), operands)
         if opcode in ("async-done", "async-update"):
             return operands[0]
         if opcode == "get-tuple-element" and operands[0].opcode == "tuple":
             return operands[0].operands[tuple_index(instruction.attributes)]
-        made = Node(opcode, instruction.shape, operands, instruction.arguments, instruction.attributes)
+        made = HloNode(opcode, instruction.shape, operands, instruction.arguments, instruction.attributes)
         self.nodes.append(made)
         return made
 
@@ -176,10 +178,10 @@ def _iota(text: str) -> list[int]:
     """`[2,4]T(1,0)`: the numbers 0..7 in two rows, transposed, in order."""
     shape, _, order = text.partition("T")
     sizes = [int(i) for i in shape.strip("[]").split(",")]
-    return _transposed(sizes, [int(i) for i in order.strip("()").split(",")] if order else list(range(len(sizes))))
+    return _transpose(sizes, [int(i) for i in order.strip("()").split(",")] if order else list(range(len(sizes))))
 
 
-def _transposed(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
+def _transpose(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
     """The numbers of a row-major grid, read with its dims in another order."""
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     indices = itertools.product(*(range(sizes[i]) for i in order))
@@ -207,7 +209,7 @@ def _mesh_groups(axes: str, devices: str | None, members: str) -> Groups:
     inner = [i for n, b, s in parts for i in _span(wanted, sizes, n, int(b or 1), int(s) if s else dict(names)[n])]
     order = [i for i in range(len(sizes)) if i not in inner] + inner
     numbers = _iota(devices) if devices else list(range(math.prod(sizes)))
-    return _chunks([numbers[i] for i in _transposed(sizes, order)], math.prod(sizes[i] for i in inner))
+    return _chunks([numbers[i] for i in _transpose(sizes, order)], math.prod(sizes[i] for i in inner))
 
 
 def _span(wanted: Mapping[tuple[str, int], int], sizes: Sequence[int], name: str, before: int, size: int) -> list[int]:

@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.values.errors import InputError
-from shardwise.verify.hlo_graph import Groups, Node, permute_pairs, replica_groups, tuple_index, unfolded
+from shardwise.verify.hlo_graph import Groups, HloNode, inline_computations, permute_pairs, replica_groups, tuple_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +24,17 @@ class HloCollective:
     """One collective: the device groups that take part, and the elements of its payload on one device
     (`Collective.payload_elements`). The groups of a permute are its (source, target) pairs."""
 
-    kind: Kind
+    kind: CollectiveKind
     groups: Groups
     payload: float
 
     @property
     def received_elements(self) -> float:
-        """Elements that one device receives, by the convention of `sharding.collectives.received`."""
-        if self.kind is Kind.PERMUTE:
+        """Elements that one device receives, by the convention of `sharding.collectives.received_elements`."""
+        if self.kind is CollectiveKind.PERMUTE:
             return self.payload if any(source != target for source, target in self.groups) else 0.0
         n = len(self.groups[0])
-        return self.payload * (n - 1) / n * (2.0 if self.kind is Kind.ALL_REDUCE else 1.0)
+        return self.payload * (n - 1) / n * (2.0 if self.kind is CollectiveKind.ALL_REDUCE else 1.0)
 
 
 class HloProgram:
@@ -43,12 +43,12 @@ class HloProgram:
     def __init__(self, text: str) -> None:
         partitions = re.search(r"num_partitions=(\d+)", text)
         self.num_devices = int(partitions.group(1)) if partitions else 1
-        self.nodes = unfolded(text)
+        self.nodes = inline_computations(text)
 
     def collectives(self) -> tuple[HloCollective, ...]:
         """Every collective that moves something, once (an asynchronous one may be written several times)."""
         found: list[HloCollective] = []
-        channels: set[tuple[Kind, str]] = set()
+        channels: set[tuple[CollectiveKind, str]] = set()
         folded: set[int] = set()
         for node in self.nodes:
             kind = _KINDS.get(node.opcode.removesuffix("-start"))
@@ -58,20 +58,20 @@ class HloProgram:
             if channel is not None and (kind, channel.group(1)) in channels:
                 continue
             channels |= {(kind, channel.group(1))} if channel is not None else set()
-            if kind is Kind.ALL_REDUCE:
+            if kind is CollectiveKind.ALL_REDUCE:
                 found += _AllReduce(self, node, folded).collectives()
             else:
-                found.append(self.simple(kind, node))
+                found.append(self.read_collective(kind, node))
         return tuple(c for c in found if c.received_elements)
 
-    def simple(self, kind: Kind, node: Node) -> HloCollective:
+    def read_collective(self, kind: CollectiveKind, node: HloNode) -> HloCollective:
         groups = (
             permute_pairs(node.attributes)
-            if kind is Kind.PERMUTE
+            if kind is CollectiveKind.PERMUTE
             else replica_groups(node.attributes, self.num_devices)
         )
         payload = sum(operand.elements for operand in node.operands)
-        return HloCollective(kind, groups, payload * (len(groups[0]) if kind is Kind.ALL_GATHER else 1))
+        return HloCollective(kind, groups, payload * (len(groups[0]) if kind is CollectiveKind.ALL_GATHER else 1))
 
     def multiplications(self) -> float:
         """Multiplications of numbers that are not integers, on one device."""
@@ -85,11 +85,11 @@ class HloProgram:
 
 
 _KINDS = {
-    "all-gather": Kind.ALL_GATHER,
-    "reduce-scatter": Kind.REDUCE_SCATTER,
-    "all-reduce": Kind.ALL_REDUCE,
-    "all-to-all": Kind.ALL_TO_ALL,
-    "collective-permute": Kind.PERMUTE,
+    "all-gather": CollectiveKind.ALL_GATHER,
+    "reduce-scatter": CollectiveKind.REDUCE_SCATTER,
+    "all-reduce": CollectiveKind.ALL_REDUCE,
+    "all-to-all": CollectiveKind.ALL_TO_ALL,
+    "collective-permute": CollectiveKind.PERMUTE,
 }
 
 
@@ -101,7 +101,7 @@ _SAME_VALUES = ("bitcast", "convert", "copy", "reshape", "transpose", "all-reduc
 class _AllReduce:
     """One AllReduce; what it is depends on what is done with its result."""
 
-    def __init__(self, program: HloProgram, node: Node, folded: set[int]) -> None:
+    def __init__(self, program: HloProgram, node: HloNode, folded: set[int]) -> None:
         self.program, self.node, self.folded = program, node, folded
         self.groups = replica_groups(node.attributes, program.num_devices)
 
@@ -112,7 +112,7 @@ class _AllReduce:
             found += self.reduced(float(operand.elements), self.groups, uses)
         return found
 
-    def uses(self, node: Node, index: int | None) -> Iterator[Node]:
+    def uses(self, node: HloNode, index: int | None) -> Iterator[HloNode]:
         """What reads the values, through conversions; `index` picks one of a tuple."""
         for user in node.users:
             if user.opcode == "get-tuple-element" and (index is None or tuple_index(user.attributes) == index):
@@ -122,30 +122,30 @@ class _AllReduce:
             elif user.opcode != "get-tuple-element":
                 yield user
 
-    def reduced(self, payload: float, groups: Groups, uses: Sequence[Node]) -> list[HloCollective]:
+    def reduced(self, payload: float, groups: Groups, uses: Sequence[HloNode]) -> list[HloCollective]:
         if len(uses) == 1 and uses[0].opcode.removesuffix("-start") == "all-reduce" and len(uses[0].operands) == 1:
             self.folded.add(id(uses[0]))
-            joined = _joined(groups, replica_groups(uses[0].attributes, self.program.num_devices))
+            joined = _join_groups(groups, replica_groups(uses[0].attributes, self.program.num_devices))
             return self.reduced(payload, joined, list(self.uses(uses[0], None)))
         if not uses or any(use.opcode != "dynamic-slice" for use in uses):
-            return [HloCollective(Kind.ALL_REDUCE, groups, payload)]
+            return [HloCollective(CollectiveKind.ALL_REDUCE, groups, payload)]
         offsets = [tuple(self.offsets(device, use) for use in uses) for device in range(self.program.num_devices)]
-        return list(_scattered(payload, groups, offsets))
+        return list(_split_all_reduce(payload, groups, offsets))
 
-    def offsets(self, device: int, use: Node) -> tuple[int | None, ...]:
+    def offsets(self, device: int, use: HloNode) -> tuple[int | None, ...]:
         index = _IndexArithmetic(device)
         found = [index.values(operand) for operand in use.operands[1:]]
         return tuple(values[0] if values else None for values in found)
 
 
-def _joined(first: Groups, second: Groups) -> Groups:
+def _join_groups(first: Groups, second: Groups) -> Groups:
     """Groups of an AllReduce over the first and then the second groups."""
     of = {device: set(group) for group in first for device in group}
     merged = {tuple(sorted(set().union(*(of.get(device, {device}) for device in group)))) for group in second}
     return tuple(sorted(merged))
 
 
-def _scattered(payload: float, groups: Groups, offsets: Sequence[tuple[object, ...]]) -> Iterator[HloCollective]:
+def _split_all_reduce(payload: float, groups: Groups, offsets: Sequence[tuple[object, ...]]) -> Iterator[HloCollective]:
     """A ReduceScatter among the devices of a group that keep different parts, an AllReduce among those that keep the same."""
     alike: list[list[tuple[int, ...]]] = []
     for group in groups:
@@ -155,10 +155,14 @@ def _scattered(payload: float, groups: Groups, offsets: Sequence[tuple[object, .
         alike.append([tuple(members) for members in by_offset.values()])
     parts, copies = len(alike[0]), len(alike[0][0])
     if any(len(found) != parts or any(len(members) != copies for members in found) for found in alike):
-        yield HloCollective(Kind.ALL_REDUCE, groups, payload)
+        yield HloCollective(CollectiveKind.ALL_REDUCE, groups, payload)
         return
-    yield HloCollective(Kind.REDUCE_SCATTER, tuple(t for found in alike for t in zip(*found, strict=True)), payload)
-    yield HloCollective(Kind.ALL_REDUCE, tuple(members for found in alike for members in found), payload / parts)
+    yield HloCollective(
+        CollectiveKind.REDUCE_SCATTER, tuple(t for found in alike for t in zip(*found, strict=True)), payload
+    )
+    yield HloCollective(
+        CollectiveKind.ALL_REDUCE, tuple(members for found in alike for members in found), payload / parts
+    )
 
 
 _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
@@ -175,7 +179,7 @@ class _IndexArithmetic:
     def __init__(self, device: int) -> None:
         self.device = device
 
-    def values(self, node: Node) -> list[int] | None:
+    def values(self, node: HloNode) -> list[int] | None:
         """The elements of a small integer array, or none when they depend on more than the device's number."""
         if node.opcode in ("partition-id", "replica-id"):
             return [self.device if node.opcode == "partition-id" else 0]
@@ -188,12 +192,12 @@ class _IndexArithmetic:
         if node.opcode in _SAME_VALUES or node.opcode == "broadcast":
             return operands[0] * (node.elements // len(operands[0]))
         if node.opcode == "clamp":
-            return [min(max(v, low), high) for low, v, high in _aligned(operands)]
+            return [min(max(v, low), high) for low, v, high in _align(operands)]
         if node.opcode == "dynamic-slice" and len(operands) == 2:
             start = min(max(operands[1][0], 0), len(operands[0]) - node.elements)
             return operands[0][start : start + node.elements]
         if node.opcode in _ARITHMETIC:
-            return [_ARITHMETIC[node.opcode](a, b) for a, b in _aligned(operands)]
+            return [_ARITHMETIC[node.opcode](a, b) for a, b in _align(operands)]
         return None
 
 
@@ -207,7 +211,7 @@ def _integers(literal: str) -> list[int] | None:
     return [int(i) for i in re.findall(r"-?\d+", literal)] or None
 
 
-def _aligned(operands: Sequence[list[int]]) -> Iterable[tuple[int, ...]]:
+def _align(operands: Sequence[list[int]]) -> Iterable[tuple[int, ...]]:
     length = max(map(len, operands))
     return zip(*(v * (length // len(v)) for v in operands), strict=True)
 
@@ -215,7 +219,7 @@ def _aligned(operands: Sequence[list[int]]) -> Iterable[tuple[int, ...]]:
 # FLOPs
 
 
-def _multiplications(node: Node) -> int:
+def _multiplications(node: HloNode) -> int:
     if node.opcode == "dot":
         return node.elements * _contracted(node, _numbers(node.attributes, "lhs_contracting_dims"))
     if node.opcode == "custom-call" and "dot_dimension_numbers" in node.attributes:
@@ -225,19 +229,19 @@ def _multiplications(node: Node) -> int:
     return node.elements if node.opcode == "multiply" and node.is_float else 0
 
 
-def _is_summed(node: Node) -> bool:
+def _is_summed(node: HloNode) -> bool:
     """Whether the products are added up: by the instruction itself or, of small ones, by those that follow."""
     return node.opcode != "multiply" or _is_followed_by_sum(node)
 
 
-def _is_followed_by_sum(node: Node) -> bool:
+def _is_followed_by_sum(node: HloNode) -> bool:
     return any(
         user.opcode in ("reduce", "reduce-window") or (user.opcode in _SAME_VALUES and _is_followed_by_sum(user))
         for user in node.users
     )
 
 
-def _is_plain_sum(node: Node) -> bool:
+def _is_plain_sum(node: HloNode) -> bool:
     """Whether an instruction adds up numbers that are no products: the sum of one operand."""
     if node.opcode != "reduce" or not node.is_float:
         return False
@@ -247,7 +251,7 @@ def _is_plain_sum(node: Node) -> bool:
     return source.opcode != "multiply"
 
 
-def _contracted(node: Node, dims: Sequence[int]) -> int:
+def _contracted(node: HloNode, dims: Sequence[int]) -> int:
     return math.prod(node.operands[0].dims[dim] for dim in dims)
 
 
@@ -263,7 +267,7 @@ def _gemm_dims(attributes: str) -> list[int]:
     return [int(i) for i in numbers.get("lhs_contracting_dimensions", [])]
 
 
-def _kernel_elements(node: Node) -> int:
+def _kernel_elements(node: HloNode) -> int:
     """Summands of each output of a convolution, as which some backends write a matrix product: all dims of the kernel
     but that of the outputs."""
     labels = re.search(r"dim_labels=\w+_(\w+)->", node.attributes)

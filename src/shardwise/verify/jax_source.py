@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.verify.product_listing import Listing, Moved, Multiplied, filled, tuple_text
+from shardwise.verify.product_listing import CollectiveLine, EinsumLine, ProductListing, fill_template, tuple_text
 
 _HEADER = '''\
 """{title}
@@ -90,43 +90,41 @@ if __name__ == "__main__":
 '''
 
 
-def source(listing: Listing) -> str:
+def write_jax_source(listing: ProductListing) -> str:
     """The whole file."""
     header = _HEADER.format(title=listing.title, mesh=listing.mesh_text, count=listing.mesh.num_devices)
-    helpers = [_OWN_PART] if Kind.SLICE in listing.kinds else []
-    helpers += [_PART_TO_SEND] if any(step.cuts for step in listing.moved) else []
-    return "\n\n".join([header, *helpers, filled(_PRODUCT, listing, "jax.Array", _call), _main(listing)])
+    helpers = [_OWN_PART] if CollectiveKind.SLICE in listing.kinds else []
+    helpers += [_PART_TO_SEND] if any(step.sends_part for step in listing.collectives) else []
+    return "\n\n".join([header, *helpers, fill_template(_PRODUCT, listing, "jax.Array", _call), _main(listing)])
 
 
-def _call(step: Moved | Multiplied) -> str:
-    if isinstance(step, Multiplied):
+def _call(step: CollectiveLine | EinsumLine) -> str:
+    if isinstance(step, EinsumLine):
         return f'jnp.einsum("{step.equation}", {", ".join(step.sources)})'
     x, axes = step.source, _axes(step.axes)
-    if step.kind is Kind.ALL_GATHER:
+    if step.kind is CollectiveKind.ALL_GATHER:
         return f"lax.all_gather({x}, {axes}, axis={step.gathered}, tiled=True)"
-    if step.kind is Kind.REDUCE_SCATTER:
+    if step.kind is CollectiveKind.REDUCE_SCATTER:
         return f"lax.psum_scatter({x}, {axes}, scatter_dimension={step.split}, tiled=True)"
-    if step.kind is Kind.ALL_REDUCE:
+    if step.kind is CollectiveKind.ALL_REDUCE:
         return f"lax.psum({x}, {axes})"
-    if step.kind is Kind.ALL_TO_ALL:
+    if step.kind is CollectiveKind.ALL_TO_ALL:
         return f"lax.all_to_all({x}, {axes}, split_axis={step.split}, concat_axis={step.gathered}, tiled=True)"
-    if step.kind is Kind.PERMUTE:
-        return (
-            f"lax.ppermute({step.target if step.cuts else x}, {axes}, perm=list(enumerate({list(step.destinations)})))"
-        )
+    if step.kind is CollectiveKind.PERMUTE:
+        return f"lax.ppermute({step.target if step.sends_part else x}, {axes}, perm=list(enumerate({list(step.destinations)})))"
     return f"own_part({x}, {tuple_text(step.axes)}, dim={step.split})"
 
 
-def _main(listing: Listing) -> str:
+def _main(listing: ProductListing) -> str:
     mesh = listing.mesh
     return _MAIN.format(
         shape=tuple(size for _, size in mesh.axes),
         names=tuple_text(mesh.names),
         rank=len(mesh.axes),
         count=mesh.num_devices,
-        inputs="\n".join(f"    {operand.drawn}" for operand in listing.operands),
+        inputs="\n".join(f"    {operand.random_line}" for operand in listing.operands),
         equation=listing.equation,
-        wholes="\n".join(f"        {operand.whole}," for operand in listing.operands),
+        wholes="\n".join(f"        {operand.unsharded_text}," for operand in listing.operands),
         function=_function(listing),
         specs="\n".join(f"            {_operand_spec(o.spec)},  # {o.text}" for o in listing.operands),
         out=_partition(listing.spec.axes),
@@ -135,7 +133,7 @@ def _main(listing: Listing) -> str:
     )
 
 
-def _function(listing: Listing) -> str:
+def _function(listing: ProductListing) -> str:
     """`product`, or a wrapper that takes its device's summand of operands that are partial sums."""
     if not any(operand.spec.partial for operand in listing.operands):
         return "product"

@@ -41,7 +41,7 @@ def _rank(name: str, rank: int, count: int) -> None:
         raise InputError(f"{name}: found rank {rank}; one of 0 to {count - 1} is required")
 
 
-def _combined(arrays: Sequence[Array], reduction: str) -> Array:
+def _reduce_arrays(arrays: Sequence[Array], reduction: str) -> Array:
     if reduction not in _REDUCTIONS:
         raise InputError(f"reduction: found {reduction!r}; one of {', '.join(_REDUCTIONS)} is required")
     if len({array.shape for array in arrays}) > 1:
@@ -61,14 +61,14 @@ def reduce(arrays: Sequence[ArrayLike], destination: int = 0, reduction: Reducti
     """The destination has the sum of all arrays, the others keep their own (what a library leaves there is its affair)."""
     held = _arrays(arrays)
     _rank("destination", destination, len(held))
-    total = _combined(held, reduction)
+    total = _reduce_arrays(held, reduction)
     return [total if rank == destination else array for rank, array in enumerate(held)]
 
 
 def all_reduce(arrays: Sequence[ArrayLike], reduction: Reduction = "sum") -> list[Array]:
     """Every rank has the sum of all arrays."""
     held = _arrays(arrays)
-    total = _combined(held, reduction)
+    total = _reduce_arrays(held, reduction)
     return [total.copy() for _ in held]
 
 
@@ -93,7 +93,7 @@ def scatter(parts: Sequence[ArrayLike]) -> list[Array]:
 def reduce_scatter(parts: Sequence[Sequence[ArrayLike]], reduction: Reduction = "sum") -> list[Array]:
     """Rank j has the sum of every rank's j-th array; `parts[r][j]` is the j-th of rank r."""
     held = _parts(parts)
-    return [_combined([own[j] for own in held], reduction) for j in range(len(held))]
+    return [_reduce_arrays([own[j] for own in held], reduction) for j in range(len(held))]
 
 
 def all_to_all(parts: Sequence[Sequence[ArrayLike]]) -> list[list[Array]]:
@@ -128,7 +128,7 @@ def ring_all_reduce(arrays: Sequence[ArrayLike]) -> RingResult:
     """
     held = _arrays(arrays)
     count, shape = len(held), held[0].shape
-    _combined(held, "sum")
+    _reduce_arrays(held, "sum")
     chunks = [[np.array(chunk) for chunk in np.array_split(array.ravel(), count)] for array in held]
     sent = [0] * count
     for step in range(2 * (count - 1)):
@@ -152,7 +152,7 @@ def _matrices(left: ArrayLike, right: ArrayLike) -> tuple[Array, Array]:
     return a, b
 
 
-def _split(array: Array, num_ranks: int, dim: int) -> list[Array]:
+def _split_array(array: Array, num_ranks: int, dim: int) -> list[Array]:
     size = array.shape[dim]
     if num_ranks < 1 or size % num_ranks:
         near = [n for n in range(1, size + 1) if size % n == 0]
@@ -163,7 +163,7 @@ def _split(array: Array, num_ranks: int, dim: int) -> list[Array]:
 def column_products(left: ArrayLike, right: ArrayLike, num_ranks: int) -> list[Array]:
     """Each rank multiplies all of `left` by its columns of `right`: its columns of the product."""
     a, b = _matrices(left, right)
-    return [a @ part for part in _split(b, num_ranks, 1)]
+    return [a @ part for part in _split_array(b, num_ranks, 1)]
 
 
 def row_products(left: ArrayLike, right: ArrayLike, num_ranks: int) -> list[Array]:
@@ -172,10 +172,10 @@ def row_products(left: ArrayLike, right: ArrayLike, num_ranks: int) -> list[Arra
     With as many ranks as rows these are outer products. Source: S2, the product of matrices in blocks.
     """
     a, b = _matrices(left, right)
-    pairs = zip(_split(a, num_ranks, 1), _split(b, num_ranks, 0), strict=True)
+    pairs = zip(_split_array(a, num_ranks, 1), _split_array(b, num_ranks, 0), strict=True)
     return [x @ y for x, y in pairs]
 
 
-def concatenated(parts: Sequence[ArrayLike], dim: int = -1) -> Array:
+def concatenate_parts(parts: Sequence[ArrayLike], dim: int = -1) -> Array:
     """What ranks that gathered parts of an array have: the parts side by side along `dim`."""
     return np.concatenate(_arrays(parts), axis=dim)

@@ -23,14 +23,14 @@ from typing import Any, Literal
 import numpy as np
 
 from shardwise.derive.expression import ShardedExpression
-from shardwise.derive.sharded_program import Compute, ShardedProgram
+from shardwise.derive.sharded_program import ComputeStep, ShardedProgram
 from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.values.errors import InputError, ShardwiseError
-from shardwise.verify.product_listing import listing
+from shardwise.verify.product_listing import build_listing
 from shardwise.verify.xla_compile import XlaReport
 
 Framework = Literal["numpy", "jax", "torch"]
-Case = tuple[ShardedExpression, ShardedProgram]
+ProductProgram = tuple[ShardedExpression, ShardedProgram]
 
 _INSTALL = {"jax": 'pip install "shardwise[jax]"', "torch": 'pip install "shardwise[train]"'}
 # XLA takes host devices beyond this for another process's; a process a device is more than a host should start.
@@ -54,7 +54,7 @@ class RunResult:
     framework: str
 
 
-def run(
+def run_product(
     made: ShardedExpression, program: ShardedProgram, framework: Framework, *, seed: int = 0, timeout_s: float = 120
 ) -> RunResult:
     """Run `program` on random inputs: float64 on NumPy's virtual devices, fp32 on JAX (host devices) and PyTorch (gloo).
@@ -62,33 +62,36 @@ def run(
     Raises `InputError` when the framework is not installed, and `ShardwiseError` when the run fails or takes too long.
     """
     if framework == "numpy":
-        error = _numpy(made, program, seed)
+        error = _run_numpy(made, program, seed)
     elif framework == "jax":
-        (error,) = _jax([(made, program)], seed, timeout_s)
+        (error,) = _run_jax([(made, program)], seed, timeout_s)
     elif framework == "torch":
-        error = _torch(made, program, seed, timeout_s)
+        error = _run_torch(made, program, seed, timeout_s)
     else:
         raise InputError(f"run: found framework {framework!r}; one of numpy, jax, torch is required")
     return RunResult(max_relative_error=error, num_devices=made.mesh.num_devices, framework=framework)
 
 
-def run_many(
-    cases: Sequence[Case], framework: Framework = "jax", *, seed: int = 0, timeout_s: float = 120
+def run_products(
+    cases: Sequence[ProductProgram], framework: Framework = "jax", *, seed: int = 0, timeout_s: float = 120
 ) -> list[float]:
     """The errors of many programs, in order; JAX starts once, with as many host devices as the largest mesh has.
 
     `timeout_s` is for all of them together on JAX, for each of them on PyTorch.
     """
     if framework == "jax":
-        return _jax(cases, seed, timeout_s) if cases else []
-    return [run(made, program, framework, seed=seed, timeout_s=timeout_s).max_relative_error for made, program in cases]
+        return _run_jax(cases, seed, timeout_s) if cases else []
+    return [
+        run_product(made, program, framework, seed=seed, timeout_s=timeout_s).max_relative_error
+        for made, program in cases
+    ]
 
 
-def _numpy(made: ShardedExpression, program: ShardedProgram, seed: int) -> float:
+def _run_numpy(made: ShardedExpression, program: ShardedProgram, seed: int) -> float:
     """On virtual devices, against the einsum of the text. An operand that is a partial sum has summands of its own on every
     device of its axes."""
-    known = listing(made, program)
-    _check_elements(made, program)
+    known = build_listing(made, program)
+    _require_few_elements(made, program)
     rng = np.random.default_rng(seed)
     devices = VirtualDevices(made.mesh, made.sizes)
     wholes = []
@@ -97,20 +100,21 @@ def _numpy(made: ShardedExpression, program: ShardedProgram, seed: int) -> float
         drawn = rng.standard_normal(operand.shape)
         summands = drawn if spec.partial else drawn[None]
         devices.held[name, spec] = [
-            devices.cut(summands[made.mesh.position(place, spec.partial)], spec, place) for place in devices.coordinates
+            devices.local_part(summands[made.mesh.position(place, spec.partial)], spec, place)
+            for place in devices.coordinates
         ]
         wholes.append(summands.sum(axis=0))
     devices.run(program.program, program.steps)
     expected = np.asarray(np.einsum(known.equation, *wholes, optimize=True))
     shards = zip(devices.coordinates, devices.held[made.result_name, known.spec], strict=True)
-    error = max(np.abs(shard - devices.cut(expected, known.spec, place)).max() for place, shard in shards)
+    error = max(np.abs(shard - devices.local_part(expected, known.spec, place)).max() for place, shard in shards)
     return float(error / np.abs(expected).max())
 
 
-def _check_elements(made: ShardedExpression, program: ShardedProgram) -> None:
+def _require_few_elements(made: ShardedExpression, program: ShardedProgram) -> None:
     """Refuse arrays that would not fit in the memory of a host: shards on all devices, those of products on the way too,
     and the whole arrays."""
-    products = [step.placed.outputs[0] for step in program.steps if isinstance(step, Compute)]
+    products = [step.placed.outputs[0] for step in program.steps if isinstance(step, ComputeStep)]
     wholes = sum(
         math.prod(made.sizes[dim] for dim in spec.dims) for spec in (*made.operands, program.specs[made.result_name])
     )
@@ -125,9 +129,9 @@ def _check_elements(made: ShardedExpression, program: ShardedProgram) -> None:
         )
 
 
-def _jax(cases: Sequence[Case], seed: int, timeout_s: float) -> list[float]:
+def _run_jax(cases: Sequence[ProductProgram], seed: int, timeout_s: float) -> list[float]:
     num_devices = max(made.mesh.num_devices for made, _ in cases)
-    _check("jax", num_devices)
+    _require_framework("jax", num_devices)
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={num_devices}"
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"product_{index}.py" for index in range(len(cases))]
@@ -139,16 +143,16 @@ def _jax(cases: Sequence[Case], seed: int, timeout_s: float) -> list[float]:
         return processes.errors()
 
 
-def _torch(made: ShardedExpression, program: ShardedProgram, seed: int, timeout_s: float) -> float:
+def _run_torch(made: ShardedExpression, program: ShardedProgram, seed: int, timeout_s: float) -> float:
     num_devices = made.mesh.num_devices
-    _check("torch", num_devices)
+    _require_framework("torch", num_devices)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "product.py"
         path.write_text(emit(made, program, "torch"), encoding="utf-8")
         for attempt in range(1, _TRIES + 1):
             processes = _Processes("torch", Path(folder))
             try:
-                processes.run([sys.executable, str(path), str(seed)], _ranks(num_devices), timeout_s)
+                processes.run([sys.executable, str(path), str(seed)], _rank_environments(num_devices), timeout_s)
                 break
             except ShardwiseError as error:
                 if attempt == _TRIES or "EADDRINUSE" not in str(error):
@@ -156,7 +160,7 @@ def _torch(made: ShardedExpression, program: ShardedProgram, seed: int, timeout_
         return processes.errors()[0]
 
 
-def _ranks(num_devices: int) -> list[dict[str, str]]:
+def _rank_environments(num_devices: int) -> list[dict[str, str]]:
     """What `torchrun` would put into the environment of each process, for gloo on this host alone."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -169,7 +173,7 @@ def _ranks(num_devices: int) -> list[dict[str, str]]:
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_devices)]
 
 
-def _check(framework: str, num_devices: int) -> None:
+def _require_framework(framework: str, num_devices: int) -> None:
     if importlib.util.find_spec(framework) is None:
         raise InputError(f"{framework} is not installed; {_INSTALL[framework]}")
     most = _MOST_DEVICES[framework]
@@ -203,12 +207,12 @@ class _Processes:
     def wait(self, deadline: float, timeout_s: float) -> None:
         while (codes := [process.poll() for process in self.started]) != [0] * len(self.started):
             if failed := [index for index, code in enumerate(codes) if code]:
-                raise ShardwiseError(f"{self.framework}: the emitted program failed\n{self.last_words(failed)}")
+                raise ShardwiseError(f"{self.framework}: the emitted program failed\n{self.error_tail(failed)}")
             if time.monotonic() > deadline:
                 raise ShardwiseError(f"{self.framework}: the emitted program did not finish in {timeout_s:g} s")
             time.sleep(0.02)
 
-    def last_words(self, failed: Sequence[int]) -> str:
+    def error_tail(self, failed: Sequence[int]) -> str:
         """The end of what the first process to fail wrote."""
         text = (self.folder / f"{failed[0]}.err").read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.strip().splitlines()[-12:])
@@ -224,7 +228,7 @@ def run_payload(result: RunResult) -> dict[str, Any]:
     return {"max_relative_error": result.max_relative_error, "num_devices": result.num_devices}
 
 
-def verify_payload(report: XlaReport) -> dict[str, Any]:
+def compile_payload(report: XlaReport) -> dict[str, Any]:
     """What XLA's partitioner made of the product, under `verify`."""
     return {"verify": asdict(report)}
 
@@ -236,7 +240,7 @@ def emit(made: ShardedExpression, program: ShardedProgram, framework: Literal["j
     """
     from shardwise.verify import jax_source, torch_source
 
-    backends = {"jax": jax_source.source, "torch": torch_source.source}
+    backends = {"jax": jax_source.write_jax_source, "torch": torch_source.write_torch_source}
     if framework not in backends:
         raise InputError(f"emit: found framework {framework!r}; one of {', '.join(backends)} is required")
-    return backends[framework](listing(made, program))
+    return backends[framework](build_listing(made, program))

@@ -64,7 +64,7 @@ class _Cells:
         self.load()
         self.work += int(np.count_nonzero(self.place >= 0))
         self.cycle += 1
-        return self.leaving()
+        return self.collect_sums()
 
     def shift(self) -> None:
         """Activations move right and sums down; array row i takes in the stream's place that entered row 0 i cycles ago."""
@@ -88,7 +88,7 @@ class _Cells:
                 self.loading[1 : sunk + 1, j] = self.loading[:sunk, j].copy()
                 self.loading[0, j] = self.weights[tile + 1][self.side - 1 - sunk, j]
 
-    def leaving(self) -> list[tuple[int, int, int, float]]:
+    def collect_sums(self) -> list[tuple[int, int, int, float]]:
         places = self.place[-1]
         found = [
             (*divmod(int(place), self.period), column, float(self.sum[-1, column]))

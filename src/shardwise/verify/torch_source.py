@@ -6,9 +6,9 @@ members in order, so that the steps of `product` read as those of the notation d
 
 from __future__ import annotations
 
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.spec import Spec
-from shardwise.verify.product_listing import Listing, Moved, Multiplied, filled, tuple_text
+from shardwise.verify.product_listing import CollectiveLine, EinsumLine, ProductListing, fill_template, tuple_text
 
 _HEADER = '''\
 """{title}
@@ -92,14 +92,14 @@ def part_to_send(x: torch.Tensor, axes: tuple[str, ...], counts: tuple[int, ...]
 '''
 
 _HELPERS = {
-    Kind.ALL_GATHER: '''\
+    CollectiveKind.ALL_GATHER: '''\
 def all_gather(x: torch.Tensor, axes: tuple[str, ...], dim: int) -> torch.Tensor:
     """The shards of the whole group, one behind the other along `dim`."""
     shards = x.new_empty((len(slots(axes)) * x.shape[0], *x.shape[1:]))
     dist.all_gather_single(shards, x.contiguous(), group=GROUPS[axes][0])
     return in_axes_order(shards, axes, dim)
 ''',
-    Kind.REDUCE_SCATTER: '''\
+    CollectiveKind.REDUCE_SCATTER: '''\
 def reduce_scatter(x: torch.Tensor, axes: tuple[str, ...], dim: int) -> torch.Tensor:
     """This rank's part along `dim` of the sum over the group."""
     parts = in_group_order(x, axes, dim)
@@ -107,14 +107,14 @@ def reduce_scatter(x: torch.Tensor, axes: tuple[str, ...], dim: int) -> torch.Te
     dist.reduce_scatter_single(own, parts, group=GROUPS[axes][0])
     return own
 ''',
-    Kind.ALL_REDUCE: '''\
+    CollectiveKind.ALL_REDUCE: '''\
 def all_reduce(x: torch.Tensor, axes: tuple[str, ...]) -> torch.Tensor:
     """The sum over the group."""
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=GROUPS[axes][0])
     return total
 ''',
-    Kind.ALL_TO_ALL: '''\
+    CollectiveKind.ALL_TO_ALL: '''\
 def all_to_all(x: torch.Tensor, axes: tuple[str, ...], split_dim: int, concat_dim: int) -> torch.Tensor:
     """Keep one part along `split_dim` only, and get that part of every member's shard, put together along `concat_dim`."""
     parts = in_group_order(x, axes, split_dim)
@@ -122,7 +122,7 @@ def all_to_all(x: torch.Tensor, axes: tuple[str, ...], split_dim: int, concat_di
     dist.all_to_all_single(received, parts, group=GROUPS[axes][0])
     return in_axes_order(received, axes, concat_dim)
 ''',
-    Kind.PERMUTE: '''\
+    CollectiveKind.PERMUTE: '''\
 def permute(x: torch.Tensor, axes: tuple[str, ...], destinations: list[int]) -> torch.Tensor:
     """Hand over `x`: the i-th rank along the axes sends to the `destinations[i]`-th."""
     _, ranks = GROUPS[axes]
@@ -175,19 +175,21 @@ if __name__ == "__main__":
 '''
 
 
-def source(listing: Listing) -> str:
+def write_torch_source(listing: ProductListing) -> str:
     """The whole file."""
     helpers = [_HELPERS[kind] for kind in _HELPERS if kind in listing.kinds]
-    if listing.kinds & {Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_TO_ALL}:
+    if listing.kinds & {CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL}:
         helpers.insert(0, _ORDER)
-    if any(step.cuts for step in listing.moved):
+    if any(step.sends_part for step in listing.collectives):
         helpers.append(_PART_TO_SEND)
-    return "\n\n".join([_header(listing), *helpers, filled(_PRODUCT, listing, "torch.Tensor", _call), _main(listing)])
+    return "\n\n".join(
+        [_header(listing), *helpers, fill_template(_PRODUCT, listing, "torch.Tensor", _call), _main(listing)]
+    )
 
 
-def _header(listing: Listing) -> str:
+def _header(listing: ProductListing) -> str:
     mesh = listing.mesh
-    axes_used = dict.fromkeys(step.axes for step in listing.moved if step.kind is not Kind.SLICE)
+    axes_used = dict.fromkeys(step.axes for step in listing.collectives if step.kind is not CollectiveKind.SLICE)
     groups = [tuple_text(axes) for axes in axes_used]
     return _HEADER.format(
         title=listing.title,
@@ -199,27 +201,27 @@ def _header(listing: Listing) -> str:
     )
 
 
-def _call(step: Moved | Multiplied) -> str:
-    if isinstance(step, Multiplied):
+def _call(step: CollectiveLine | EinsumLine) -> str:
+    if isinstance(step, EinsumLine):
         return f'torch.einsum("{step.equation}", {", ".join(step.sources)})'
-    x, axes = step.target if step.cuts else step.source, tuple_text(step.axes)
+    x, axes = step.target if step.sends_part else step.source, tuple_text(step.axes)
     arguments = {
-        Kind.ALL_GATHER: f", dim={step.gathered}",
-        Kind.REDUCE_SCATTER: f", dim={step.split}",
-        Kind.ALL_REDUCE: "",
-        Kind.ALL_TO_ALL: f", split_dim={step.split}, concat_dim={step.gathered}",
-        Kind.PERMUTE: f", destinations={list(step.destinations)}",
-        Kind.SLICE: f", dim={step.split}",
+        CollectiveKind.ALL_GATHER: f", dim={step.gathered}",
+        CollectiveKind.REDUCE_SCATTER: f", dim={step.split}",
+        CollectiveKind.ALL_REDUCE: "",
+        CollectiveKind.ALL_TO_ALL: f", split_dim={step.split}, concat_dim={step.gathered}",
+        CollectiveKind.PERMUTE: f", destinations={list(step.destinations)}",
+        CollectiveKind.SLICE: f", dim={step.split}",
     }
-    name = "own_part" if step.kind is Kind.SLICE else step.kind.value
+    name = "own_part" if step.kind is CollectiveKind.SLICE else step.kind.value
     return f"{name}({x}, {axes}{arguments[step.kind]})"
 
 
-def _main(listing: Listing) -> str:
+def _main(listing: ProductListing) -> str:
     return _MAIN.format(
-        inputs="\n".join(f"    {operand.drawn}" for operand in listing.operands),
+        inputs="\n".join(f"    {operand.random_line}" for operand in listing.operands),
         equation=listing.equation,
-        wholes="\n".join(f"        {operand.whole}," for operand in listing.operands),
+        wholes="\n".join(f"        {operand.unsharded_text}," for operand in listing.operands),
         shards="\n".join(
             f"        {_shard(operand.variable, operand.spec)},  # {operand.text}" for operand in listing.operands
         ),

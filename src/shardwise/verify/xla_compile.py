@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardwise.derive.expression import ShardedExpression
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.notation import einsum_of
+from shardwise.sharding.notation import einsum_equation
 from shardwise.sharding.spec import Axes
 from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.errors import InputError, chosen, require
+from shardwise.values.errors import InputError, lookup, raise_problems
 from shardwise.verify.hlo_graph import Groups
 from shardwise.verify.hlo_program import HloProgram
 from shardwise.verify.xla_worker import TPU_SHAPES
@@ -47,7 +47,7 @@ _STAND_INS = {
 class XlaCollective:
     """One collective that the compiler chose; `axes` is none when its groups are no set of whole mesh axes."""
 
-    op: Kind
+    op: CollectiveKind
     axes: Axes | None
     bytes: float
 
@@ -67,34 +67,34 @@ class XlaReport:
     multiplications_per_device: float
 
 
-def verify(made: ShardedExpression, *, backend: Backend = "cpu", timeout_s: float = 120) -> XlaReport:
+def compile_product(made: ShardedExpression, *, backend: Backend = "cpu", timeout_s: float = 120) -> XlaReport:
     """Compile one product. Raises `InputError` when jax or a compiler is missing, or the product is none for XLA."""
-    return verify_many([made], backend=backend, timeout_s=timeout_s)[0]
+    return compile_products([made], backend=backend, timeout_s=timeout_s)[0]
 
 
-def verify_many(
+def compile_products(
     cases: Sequence[ShardedExpression], *, backend: Backend = "cpu", timeout_s: float = 600
 ) -> list[XlaReport]:
     """Compile many products in one process, whose start takes longer than most compilations."""
-    require(missing(backend))
-    require([problem for made in cases for problem in _violations(made, backend)])
+    raise_problems(missing_packages(backend))
+    raise_problems([problem for made in cases for problem in _violations(made, backend)])
     answer = _compile([_request(made) for made in cases], backend, timeout_s)
     version = answer["version"]
     return [read_report(made, text, backend, version) for made, text in zip(cases, answer["hlo"], strict=True)]
 
 
-def missing(backend: Backend) -> list[str]:
+def missing_packages(backend: Backend) -> list[str]:
     """What has to be installed before `backend` can compile. Raises `InputError` for a backend that is not known."""
     if find_spec("jax") is None:
         return ['xla: jax is not installed; pip install "shardwise[jax]"']
     return [
         f"xla: the ahead-of-time compiler for {backend} is not installed; pip install {wheel}"
-        for module, wheel in chosen(_WHEELS, backend, "xla: backend").items()
-        if not _installed(module)
+        for module, wheel in lookup(_WHEELS, backend, "xla: backend").items()
+        if not _is_installed(module)
     ]
 
 
-def _installed(module: str) -> bool:
+def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -106,7 +106,9 @@ def read_report(made: ShardedExpression, hlo: str, backend: str, version: str) -
     program = HloProgram(hlo)
     width = bytes_per_element(made.dtype)
     collectives = tuple(
-        XlaCollective(c.kind, axes_of(c.groups, made.mesh, pairs=c.kind is Kind.PERMUTE), c.received_elements * width)
+        XlaCollective(
+            c.kind, group_axes(c.groups, made.mesh, pairs=c.kind is CollectiveKind.PERMUTE), c.received_elements * width
+        )
         for c in program.collectives()
     )
     return XlaReport(
@@ -115,7 +117,7 @@ def read_report(made: ShardedExpression, hlo: str, backend: str, version: str) -
     )  # fmt: skip
 
 
-def axes_of(groups: Groups, mesh: Mesh, *, pairs: bool = False) -> Axes | None:
+def group_axes(groups: Groups, mesh: Mesh, *, pairs: bool = False) -> Axes | None:
     """The mesh axes along which the devices of a group differ; none unless every group is a whole line, plane ... of them.
 
     Of a permute's pairs: all axes along which any source differs from its target.
@@ -149,7 +151,7 @@ def _violations(made: ShardedExpression, backend: Backend) -> list[str]:
 
 def _request(made: ShardedExpression) -> dict[str, Any]:
     return {
-        "product": einsum_of(made.expression),
+        "product": einsum_equation(made.expression),
         "dtype": _STAND_INS[made.dtype],
         "mesh": made.mesh.axes,
         "shapes": [[made.sizes[dim] for dim in spec.dims] for spec in made.operands],
@@ -163,7 +165,7 @@ def _compile(requests: Sequence[Mapping[str, Any]], backend: Backend, timeout_s:
     environment = {**os.environ, **_environment(backend, devices)}
     source = str(Path(__file__).parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-c", "from shardwise.verify.xla_worker import serve; serve()"]
+    command = [sys.executable, "-c", "from shardwise.verify.xla_worker import compile_requests; compile_requests()"]
     text = json.dumps({"backend": backend, "requests": requests})
     try:
         done = subprocess.run(

@@ -16,16 +16,16 @@ from typing import Any
 TPU_SHAPES = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}  # of v5e, by devices
 
 
-def serve() -> None:
+def compile_requests() -> None:
     """Compile what standard input asks for, and write the modules' texts to standard output."""
     import jax
 
     asked = json.load(sys.stdin)
-    texts = [_hlo(request, asked["backend"]) for request in asked["requests"]]
+    texts = [_compile_request(request, asked["backend"]) for request in asked["requests"]]
     json.dump({"version": f"jax {jax.__version__}", "hlo": texts}, sys.stdout)
 
 
-def _hlo(request: Mapping[str, Any], backend: str) -> str:
+def _compile_request(request: Mapping[str, Any], backend: str) -> str:
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
@@ -44,7 +44,7 @@ def _hlo(request: Mapping[str, Any], backend: str) -> str:
     )
     array: Any = jax.ShapeDtypeStruct
     operands = [array(tuple(shape), request["dtype"]) for shape in request["shapes"]]
-    options = _PLAIN if backend == "tpu" else None
+    options = _TPU_OPTIONS if backend == "tpu" else None
     return module_text(product.lower(*operands).compile(compiler_options=options))
 
 
@@ -60,12 +60,12 @@ def module_text(compiled: Any) -> str:
 
 
 # Without these the TPU compiler unrolls collectives into loops of permutes, which say less about the choice.
-_PLAIN: Any = {
+_TPU_OPTIONS: Any = {
     "xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000",
     "xla_tpu_enable_async_collective_fusion": "false",
 }
 
-H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+H100_DESCRIPTION = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
   shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: 3352320000000
   l2_cache_size: 52428800 clock_rate_ghz: 1.98 device_memory_size: 84942979072 shared_memory_per_block_optin: 232448
@@ -84,7 +84,9 @@ def _devices(sizes: Sequence[int], backend: str) -> Any:
     devices = jax.devices()
     if backend == "gpu":
         shape = f"1x{count // 8}x8" if count % 8 == 0 else f"1x1x{count}"
-        devices = list(topologies.get_topology_desc("h100", "cuda", topology=shape, target_config=H100).devices)
+        devices = list(
+            topologies.get_topology_desc("h100", "cuda", topology=shape, target_config=H100_DESCRIPTION).devices
+        )
     if backend == "tpu":
         devices = list(topologies.get_topology_desc(f"v5e:{TPU_SHAPES[count]}", platform="tpu").devices)
         return mesh_utils.create_device_mesh(tuple(sizes), devices, allow_split_physical_axes=True)

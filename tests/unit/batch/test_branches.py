@@ -11,12 +11,12 @@ import pytest
 from json_schemas import require_valid
 
 from shardwise.batch_size.branch_losses import (
-    FILE,
-    SCHEMA,
+    BRANCH_SCHEMA,
+    BRANCHES_FILE,
     Branch,
     BranchPoint,
     compare_branches,
-    holds_branches,
+    is_branch_folder,
     read_branch_point,
     read_branches,
     window_loss,
@@ -110,7 +110,7 @@ def test_a_window_of_few_steps_is_refused() -> None:
 
 LINE = {"batch_tokens": 64, "learning_rate": 1e-3, "steps": 32, "loss": 3.0, "held_out_loss": None, "failed": None}
 POINT = {
-    "schema": SCHEMA,
+    "schema": BRANCH_SCHEMA,
     "run": "runs/a",
     "step": 20,
     "batch_tokens": 64,
@@ -120,16 +120,16 @@ POINT = {
 
 
 def test_files_are_read_and_what_is_wrong_is_named(tmp_path: Path) -> None:
-    assert not holds_branches(tmp_path)
+    assert not is_branch_folder(tmp_path)
     with pytest.raises(InputError, match="the folder of branches that `shardwise batch branch` made is required"):
         read_branches(tmp_path)
     (tmp_path / "branch.json").write_text(json.dumps(POINT))
-    (tmp_path / FILE).write_text(json.dumps(LINE) + "\n")
-    assert holds_branches(tmp_path)
+    (tmp_path / BRANCHES_FILE).write_text(json.dumps(LINE) + "\n")
+    assert is_branch_folder(tmp_path)
     assert (read_branch_point(tmp_path).step, read_branch_point(tmp_path).window_tokens) == (20, 2048)
     assert [one.loss for one in read_branches(tmp_path)] == [3.0]
     wrong = [{**LINE, "loss": -1}, {**LINE, "loss": None}, {**LINE, "steps": "many"}, 7]
-    (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in wrong) + "not JSON\n")
+    (tmp_path / BRANCHES_FILE).write_text("".join(json.dumps(line) + "\n" for line in wrong) + "not JSON\n")
     with pytest.raises(InputError) as caught:
         read_branches(tmp_path)
     parts = (
@@ -141,9 +141,9 @@ def test_files_are_read_and_what_is_wrong_is_named(tmp_path: Path) -> None:
     )
     assert len(caught.value.problems) == len(parts)
     for number, (problem, part) in enumerate(zip(caught.value.problems, parts, strict=True), 1):
-        assert problem.startswith(f"{tmp_path / FILE}:{number}: ")
+        assert problem.startswith(f"{tmp_path / BRANCHES_FILE}:{number}: ")
         assert part in problem
-    (tmp_path / FILE).write_text("")
+    (tmp_path / BRANCHES_FILE).write_text("")
     with pytest.raises(InputError, match="found no branches"):
         read_branches(tmp_path)
     for text, part in (

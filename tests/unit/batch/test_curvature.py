@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from shardwise.batch_size.hessian_noise import curved_noise, quadratic_step
+from shardwise.batch_size.hessian_noise import estimate_hessian_noise, quadratic_step
 from shardwise.values.errors import InputError
 
 RANDOM = np.random.default_rng(3)
@@ -20,14 +20,16 @@ GRADIENTS = RANDOM.standard_normal(SIZE) + RANDOM.standard_normal((EXAMPLES, SIZ
 
 
 def test_of_all_examples_it_is_the_formula() -> None:
-    found = curved_noise(GRADIENTS, lambda v: HESSIAN @ v, is_population=True)
+    found = estimate_hessian_noise(GRADIENTS, lambda v: HESSIAN @ v, is_population=True)
     exact = quadratic_step(GRADIENTS.mean(axis=0), HESSIAN, np.cov(GRADIENTS.T, bias=True))
     assert found.noise_scale == pytest.approx(exact.noise_scale, rel=1e-10)
 
 
 def test_of_a_sample_both_parts_are_unbiased() -> None:
-    exact = curved_noise(GRADIENTS, lambda v: HESSIAN @ v, is_population=True)
-    found = [curved_noise(GRADIENTS[RANDOM.integers(EXAMPLES, size=8)], lambda v: HESSIAN @ v) for _ in range(4000)]
+    exact = estimate_hessian_noise(GRADIENTS, lambda v: HESSIAN @ v, is_population=True)
+    found = [
+        estimate_hessian_noise(GRADIENTS[RANDOM.integers(EXAMPLES, size=8)], lambda v: HESSIAN @ v) for _ in range(4000)
+    ]
     for values, truth in (
         ([one.trace for one in found], exact.trace),
         ([one.curvature for one in found], exact.curvature),
@@ -52,7 +54,7 @@ def test_of_a_network_it_is_the_formula() -> None:
         return torch.autograd.grad(gradient @ torch.from_numpy(v), flat)[0].numpy()
 
     gradients = torch.autograd.functional.jacobian(losses, point).numpy()
-    found = curved_noise(gradients, product, is_population=True)
+    found = estimate_hessian_noise(gradients, product, is_population=True)
     whole = torch.autograd.functional.hessian(lambda flat: losses(flat).mean(), point).numpy()
     centred = gradients - gradients.mean(axis=0)
     mean = gradients.mean(axis=0)
@@ -62,4 +64,4 @@ def test_of_a_network_it_is_the_formula() -> None:
 
 def test_one_example_is_refused() -> None:
     with pytest.raises(InputError, match="two examples"):
-        curved_noise(np.ones((1, 3)), lambda v: v)
+        estimate_hessian_noise(np.ones((1, 3)), lambda v: v)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardwise.batch_size.batch_sweep_fit import FILE, BatchRun, best_runs, fit_tradeoff, read_runs
+from shardwise.batch_size.batch_sweep_fit import RUNS_FILE, BatchRun, fit_tradeoff, read_batch_runs, select_best_runs
 from shardwise.batch_size.tradeoff import BatchTradeoff
 from shardwise.values.errors import InputError
 
@@ -54,7 +54,7 @@ def test_of_the_learning_rates_of_a_batch_the_best_counts() -> None:
     tuned = [BatchRun(batch_tokens=batch, steps=LAW.steps(batch), learning_rate=1e-3) for batch in BATCHES]
     slow = [BatchRun(batch_tokens=batch, steps=2 * LAW.steps(batch), learning_rate=1e-4) for batch in BATCHES]
     lost = [BatchRun(batch_tokens=batch, steps=None, learning_rate=1e-1, failed="diverged") for batch in BATCHES]
-    assert [run.learning_rate for run in best_runs((*slow, *lost, *tuned))] == [1e-3] * len(BATCHES)
+    assert [run.learning_rate for run in select_best_runs((*slow, *lost, *tuned))] == [1e-3] * len(BATCHES)
     assert fit_tradeoff([*slow, *lost, *tuned], num_bootstrap=5).tradeoff.min_steps == pytest.approx(500)
 
 
@@ -69,12 +69,12 @@ def test_a_folder_and_a_table_are_read_alike(tmp_path: Path) -> None:
               "failed": None},
              {"batch_tokens": 16, "learning_rate": 1e-3, "seed": 1, "steps": None, "tokens": None, "loss": 9.0,
               "target_loss": 4.2, "failed": "diverged at step 7"}]  # fmt: skip
-    (tmp_path / FILE).write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
-    first, second = read_runs(tmp_path)
+    (tmp_path / RUNS_FILE).write_text("\n".join(map(json.dumps, lines)) + "\n", encoding="utf-8")
+    first, second = read_batch_runs(tmp_path)
     assert (first.batch_tokens, first.steps, first.seed, first.target_loss, first.failed) == (8, 20, 1, 4.2, None)
     assert (second.steps, second.failed) == (None, "diverged at step 7")
     (tmp_path / "runs.csv").write_text("batch_tokens,steps,seed\n8,20,1\n16,,1\n", encoding="utf-8")
-    first, second = read_runs(tmp_path / "runs.csv")
+    first, second = read_batch_runs(tmp_path / "runs.csv")
     assert (first.batch_tokens, first.steps, first.seed) == (8, 20, 1)
     assert (second.steps, second.failed) == (None, "the loss was not reached")
 
@@ -86,14 +86,14 @@ def test_a_folder_and_a_table_are_read_alike(tmp_path: Path) -> None:
         ("runs.csv", "batch_tokens,steps\n", ["found no runs"]),
         ("runs.csv", "batch_tokens,steps,seed\n-8,20,1\n8,many,x\n",
          ["2: batch_tokens is '-8'", "steps is 'many'", "seed is 'x'"]),
-        (FILE, "[1]\nnothing\n", ["1: found '[1]'", "2: found 'nothing'; a JSON object is required"]),
-        (FILE, '{"batch_tokens": true, "steps": 3}', ["batch_tokens is True"]),
+        (RUNS_FILE, "[1]\nnothing\n", ["1: found '[1]'", "2: found 'nothing'; a JSON object is required"]),
+        (RUNS_FILE, '{"batch_tokens": true, "steps": 3}', ["batch_tokens is True"]),
     ],
 )  # fmt: skip
 def test_every_wrong_line_is_named(tmp_path: Path, name: str, text: str, problems: list[str]) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8")
     with pytest.raises(InputError) as raised:
-        read_runs(tmp_path / name)
+        read_batch_runs(tmp_path / name)
     for problem in problems:
         assert problem in str(raised.value)
 
@@ -114,4 +114,4 @@ def test_runs_that_have_no_fit(wrong: list[BatchRun], problem: str) -> None:
 
 def test_a_folder_that_is_not_there() -> None:
     with pytest.raises(InputError, match=r"the folder of a sweep with a runs\.jsonl"):
-        read_runs("nowhere")
+        read_batch_runs("nowhere")

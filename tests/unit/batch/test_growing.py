@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.batch_size.growing_batch import NoiseOfRun, dynamic_batch_tokens
+from shardwise.batch_size.growing_batch import NoiseProfile, dynamic_batch_tokens
 from shardwise.batch_size.learning_rate import linear_learning_rate, optimal_learning_rate, square_root_learning_rate
 from shardwise.batch_size.tradeoff import BatchTradeoff
 from shardwise.values.errors import InputError
@@ -17,14 +17,14 @@ SIZES = st.floats(1e2, 1e7)
 PARTS = st.lists(st.tuples(st.floats(1.0, 1e4), SIZES), min_size=2, max_size=6)
 
 
-def of(parts: list[tuple[float, float]]) -> NoiseOfRun:
-    return NoiseOfRun(min_steps=tuple(s for s, _ in parts), noise_tokens=tuple(n for _, n in parts))
+def of(parts: list[tuple[float, float]]) -> NoiseProfile:
+    return NoiseProfile(min_steps=tuple(s for s, _ in parts), noise_tokens=tuple(n for _, n in parts))
 
 
 def test_with_lambda_at_the_noise_scale_it_is_the_knee() -> None:
     """The note, E.3, last sentence before its estimation: B = sqrt(lambda·B_noise) = B_noise."""
     assert dynamic_batch_tokens(2e6, exchange_tokens=2e6) == 2e6
-    found = NoiseOfRun(min_steps=(50_000.0,), noise_tokens=(2e6,)).following(2e6)
+    found = NoiseProfile(min_steps=(50_000.0,), noise_tokens=(2e6,)).follow_noise(2e6)
     knee = BatchTradeoff(min_steps=50_000, noise_tokens=2e6)
     assert (found.steps, found.tokens) == pytest.approx((2 * knee.min_steps, 2 * knee.min_tokens))
 
@@ -36,8 +36,8 @@ def test_the_two_schedules_of_a_noise_scale_that_grows() -> None:
     Constant: B = 50G / 20,000 = 2.5M, S = 10,000·(1.4 + 2.6) = 40,000, E = 10,000·(3.5M + 6.5M) = 100G.
     Following: lambda = (30M / 20,000)² = 2.25M, B = 1.5M and 3M, S = 10,000·(5/3 + 7/3) = 40,000, E = 10,000·(2.5M + 7M) = 95G.
     """
-    run = NoiseOfRun(min_steps=(10_000.0, 10_000.0), noise_tokens=(1e6, 4e6))
-    constant, following = run.constant(40_000), run.within(40_000)
+    run = NoiseProfile(min_steps=(10_000.0, 10_000.0), noise_tokens=(1e6, 4e6))
+    constant, following = run.constant_for_steps(40_000), run.schedule_for_steps(40_000)
     assert constant.batch_tokens == pytest.approx((2.5e6, 2.5e6))
     assert (constant.steps, constant.tokens) == pytest.approx((40_000, 100e9))
     assert run.exchange_tokens(40_000) == pytest.approx(2.25e6)
@@ -53,7 +53,7 @@ def test_no_other_batches_reach_the_loss_in_as_many_steps_with_fewer_tokens(
     """Any other batches, scaled together until they take the budget, take at least as many tokens."""
     run = of(parts)
     budget = times * run.total_min_steps
-    best = run.within(budget)
+    best = run.schedule_for_steps(budget)
     others = [batch * change for batch, change in zip(best.batch_tokens, changes, strict=False)]
     scale = (run.schedule(others).steps - run.total_min_steps) / (budget - run.total_min_steps)
     other = run.schedule([batch * scale for batch in others])
@@ -66,7 +66,7 @@ def test_no_other_batches_reach_the_loss_in_as_many_steps_with_fewer_tokens(
 def test_what_is_saved_is_of_the_tokens_beyond_the_fewest(parts: list[tuple[float, float]], times: float) -> None:
     run = of(parts)
     budget = times * run.total_min_steps
-    constant, best = run.constant(budget), run.within(budget)
+    constant, best = run.constant_for_steps(budget), run.schedule_for_steps(budget)
     assert constant.steps == pytest.approx(budget)
     beyond = constant.tokens - run.total_min_tokens
     assert constant.tokens - best.tokens == pytest.approx(run.saved_fraction * beyond, rel=1e-6, abs=1e-6 * beyond)
@@ -76,7 +76,7 @@ def test_a_continuous_noise_scale_is_the_limit_of_its_parts() -> None:
     """B_noise(s) = 1M·(1 + 8s) over S_min = 1,000: the integral of its square root is 1,000·1,000·(27 - 1)/12."""
     count = 2000
     middles = [(i + 0.5) / count for i in range(count)]
-    run = NoiseOfRun(min_steps=(1000 / count,) * count, noise_tokens=tuple(1e6 * (1 + 8 * s) for s in middles))
+    run = NoiseProfile(min_steps=(1000 / count,) * count, noise_tokens=tuple(1e6 * (1 + 8 * s) for s in middles))
     assert run.total_min_tokens == pytest.approx(1000 * 5e6)
     assert math.sqrt(run.exchange_tokens(2000)) == pytest.approx(1000 * 1000 * (27 - 1) / 12 / 1000, rel=1e-6)
 
@@ -94,11 +94,11 @@ def test_the_optimal_learning_rate_is_linear_below_and_flat_above() -> None:
 
 
 def test_wrong_runs_are_refused() -> None:
-    run = NoiseOfRun(min_steps=(10.0,), noise_tokens=(1e6,))
-    for budget in (run.constant, run.within):
+    run = NoiseProfile(min_steps=(10.0,), noise_tokens=(1e6,))
+    for budget in (run.constant_for_steps, run.schedule_for_steps):
         with pytest.raises(InputError, match="more than the 10 steps"):
             budget(10.0)
     with pytest.raises(InputError, match="found 1 parts and 2 noise scales"):
-        NoiseOfRun(min_steps=(1.0,), noise_tokens=(1.0, 2.0))
+        NoiseProfile(min_steps=(1.0,), noise_tokens=(1.0, 2.0))
     with pytest.raises(InputError, match="found -1; numbers above 0"):
-        NoiseOfRun(min_steps=(1.0,), noise_tokens=(-1.0,))
+        NoiseProfile(min_steps=(1.0,), noise_tokens=(-1.0,))

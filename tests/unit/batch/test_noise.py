@@ -10,7 +10,13 @@ import pytest
 
 from shardwise.batch_size.hessian_noise import quadratic_step
 from shardwise.batch_size.noise_estimators import gradient_noise
-from shardwise.batch_size.noise_scale import FILE, NoiseScale, noise_payload, noise_scale, published_noise_scale
+from shardwise.batch_size.noise_scale import (
+    NOISE_FILE,
+    NoiseScale,
+    noise_payload,
+    parse_noise_scale,
+    published_noise_scale,
+)
 from shardwise.values.errors import InputError
 
 GRADIENT, HESSIAN, COVARIANCE = np.array([1.0, 2.0]), np.diag([1.0, 4.0]), np.diag([10.0, 5.0])
@@ -64,13 +70,13 @@ def test_estimates_from_norms_have_no_bias() -> None:
 
 
 def test_a_noise_scale_is_given_or_read_from_a_run(tmp_path: Path) -> None:
-    assert noise_scale("1.2Mi") == NoiseScale(tokens=1.2 * 2**20, source="given")
+    assert parse_noise_scale("1.2Mi") == NoiseScale(tokens=1.2 * 2**20, source="given")
     measured = NoiseScale(tokens=3e5, interval90=(2e5, 5e5), source="32 steps")
-    (tmp_path / FILE).write_text(json.dumps(noise_payload(measured)), encoding="utf-8")
-    for place in (str(tmp_path), tmp_path / FILE):
-        found = noise_scale(place)
+    (tmp_path / NOISE_FILE).write_text(json.dumps(noise_payload(measured)), encoding="utf-8")
+    for place in (str(tmp_path), tmp_path / NOISE_FILE):
+        found = parse_noise_scale(place)
         assert (found.tokens, found.interval90) == (3e5, (2e5, 5e5))
-        assert found.source == f"measured: {tmp_path / FILE}"
+        assert found.source == f"measured: {tmp_path / NOISE_FILE}"
 
 
 def test_the_published_law_says_where_it_is_from() -> None:
@@ -91,7 +97,7 @@ def test_the_published_law_says_where_it_is_from() -> None:
 )
 def test_what_is_not_a_noise_scale(given: str | Path, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
-        noise_scale(given)
+        parse_noise_scale(given)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +110,9 @@ def test_what_is_not_a_noise_scale(given: str | Path, problem: str) -> None:
     ],
 )
 def test_a_file_that_is_no_noise_scale(tmp_path: Path, text: str, problem: str) -> None:
-    (tmp_path / FILE).write_text(text, encoding="utf-8")
+    (tmp_path / NOISE_FILE).write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=problem):
-        noise_scale(tmp_path)
+        parse_noise_scale(tmp_path)
 
 
 def test_what_has_no_scale() -> None:

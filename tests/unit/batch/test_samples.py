@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from shardwise.batch_size.hessian_noise import quadratic_step
 from shardwise.batch_size.noise_estimators import (
     MeasuredNoise,
-    NoiseAverage,
     NoiseSample,
-    measured_noise,
-    sample_of_parts,
-    student_95,
+    RunningNoise,
+    estimate_noise,
+    noise_sample_of_parts,
+    student_quantile_95,
 )
 from shardwise.values.errors import InputError
 
@@ -38,7 +38,7 @@ def of_step(random: np.random.Generator, parts: list[int]) -> NoiseSample:
     own = [part.sum(axis=0) / sum(parts) for part in np.split(gradients, np.cumsum(parts)[:-1])]
     squares = sum(float(one @ one) for one in own)
     whole = np.sum(own, axis=0)
-    return sample_of_parts(squares, float(whole @ whole), parts)
+    return noise_sample_of_parts(squares, float(whole @ whole), parts)
 
 
 def of_run(seed: int, parts: list[int], steps: int = 200) -> list[NoiseSample]:
@@ -62,14 +62,14 @@ def test_both_parts_are_unbiased(parts: list[int]) -> None:
 
 
 def test_the_mean_of_many_seeds_is_the_closed_form() -> None:
-    found = [measured_noise(of_run(seed, [4] * 16)).tokens for seed in range(SEEDS)]
+    found = [estimate_noise(of_run(seed, [4] * 16)).tokens for seed in range(SEEDS)]
     assert np.mean(found) == pytest.approx(EXACT.simple_noise_scale, rel=0.02)
 
 
 def test_running_averages_come_to_the_closed_form() -> None:
     found = []
     for seed in range(SEEDS):
-        average = NoiseAverage(decay=0.98)
+        average = RunningNoise(decay=0.98)
         for sample in of_run(seed, [4] * 16, steps=300):
             average.add(sample)
         assert average.tokens is not None
@@ -78,7 +78,7 @@ def test_running_averages_come_to_the_closed_form() -> None:
 
 
 def test_intervals_hold_the_truth_nine_times_in_ten() -> None:
-    measured = [measured_noise(of_run(seed, [1] * 16)) for seed in range(SEEDS)]
+    measured = [estimate_noise(of_run(seed, [1] * 16)) for seed in range(SEEDS)]
     held = sum(one.low <= EXACT.simple_noise_scale <= one.high for one in measured)
     assert 0.84 <= held / SEEDS <= 0.96
 
@@ -89,37 +89,37 @@ def test_a_gradient_that_is_lost_in_noise_has_no_upper_end() -> None:
     for _ in range(40):
         own = random.standard_normal((8, SIZE)) / 8
         whole = own.sum(axis=0)
-        samples.append(sample_of_parts(float((own**2).sum()), float(whole @ whole), [1] * 8))
-    found = measured_noise(samples)
+        samples.append(noise_sample_of_parts(float((own**2).sum()), float(whole @ whole), [1] * 8))
+    found = estimate_noise(samples)
     assert found.high == math.inf
     assert found.low > 0
 
 
 def test_few_measurements_have_no_interval() -> None:
-    found = measured_noise(of_run(0, [4] * 16, steps=4))
+    found = estimate_noise(of_run(0, [4] * 16, steps=4))
     assert (found.low, found.high, found.num_samples) == (0.0, math.inf, 4)
 
 
 def test_blocks_are_at_most_twenty() -> None:
-    found: MeasuredNoise = measured_noise(of_run(0, [4] * 4, steps=107))
+    found: MeasuredNoise = estimate_noise(of_run(0, [4] * 4, steps=107))
     assert (found.num_samples, found.num_blocks) == (107, 17)
 
 
 def test_quantiles_of_student() -> None:
     """From tables, such as NIST/SEMATECH's e-Handbook of Statistical Methods, 1.3.6.7.2."""
     printed = {4: 2.132, 5: 2.015, 9: 1.833, 14: 1.761, 19: 1.729}
-    assert {freedom: student_95(freedom) for freedom in printed} == pytest.approx(printed, rel=2e-3)
+    assert {freedom: student_quantile_95(freedom) for freedom in printed} == pytest.approx(printed, rel=2e-3)
 
 
 @pytest.mark.parametrize("parts", [[8], [0, 8, 0]])
 def test_one_part_is_refused(parts: list[int]) -> None:
     with pytest.raises(InputError, match="one part"):
-        sample_of_parts(1.0, 1.0, parts)
+        noise_sample_of_parts(1.0, 1.0, parts)
 
 
 def test_nothing_measured_is_refused() -> None:
     with pytest.raises(InputError, match="found no measurement"):
-        measured_noise([])
-    assert NoiseAverage().tokens is None
+        estimate_noise([])
+    assert RunningNoise().tokens is None
     with pytest.raises(InputError, match="decay"):
-        NoiseAverage(decay=1.0)
+        RunningNoise(decay=1.0)

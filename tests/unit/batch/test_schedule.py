@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from shardwise.batch_size.batch_schedule import (
     BatchRamp,
-    GivenSchedule,
-    LinearSchedule,
-    NoiseSchedule,
-    parse_schedule,
-    ramp_of,
-    steps_of,
+    LinearBatches,
+    NoiseScaleBatches,
+    PhasedBatches,
+    parse_batch_schedule,
+    ramp_from_phases,
+    steps_per_phase,
 )
 from shardwise.values.errors import InputError
 
@@ -36,14 +36,14 @@ def batches(phases: list[tuple[int, int]], num_steps: int) -> list[int]:
 
 @given(phases=PHASES)
 def test_each_step_has_the_batch_of_the_tokens_before_it(phases: list[tuple[int, int]]) -> None:
-    ramp = ramp_of(phases, SEQ)
+    ramp = ramp_from_phases(phases, SEQ)
     assert [ramp.sequences(step) * SEQ for step in range(200)] == batches(phases, 200)
 
 
 @given(phases=PHASES, step=st.integers(0, 60))
 def test_a_run_that_goes_on_has_the_batches_of_one_that_did_not_stop(phases: list[tuple[int, int]], step: int) -> None:
-    whole = ramp_of(phases, SEQ)
-    again = ramp_of(phases, SEQ, whole.until(step), step)
+    whole = ramp_from_phases(phases, SEQ)
+    again = ramp_from_phases(phases, SEQ, whole.until(step), step)
     assert [again.sequences(one) for one in range(200)] == [whole.sequences(one) for one in range(200)]
 
 
@@ -51,8 +51,8 @@ def test_a_run_that_goes_on_has_the_batches_of_one_that_did_not_stop(phases: lis
 def test_another_schedule_takes_over_at_the_next_sample(
     phases: list[tuple[int, int]], other: list[tuple[int, int]], step: int
 ) -> None:
-    before = ramp_of(phases, SEQ)
-    after = ramp_of(other, SEQ, before.until(step), step)
+    before = ramp_from_phases(phases, SEQ)
+    after = ramp_from_phases(other, SEQ, before.until(step), step)
     assert after.first_sample(step) == before.first_sample(step)
     seen = before.first_sample(step) * SEQ
     assert after.sequences(step) * SEQ == next(batch for start, batch in reversed(other) if start <= seen)
@@ -60,7 +60,7 @@ def test_another_schedule_takes_over_at_the_next_sample(
 
 @given(phases=PHASES, tokens=st.integers(1, 3000))
 def test_the_steps_of_a_run_take_all_of_its_tokens(phases: list[tuple[int, int]], tokens: int) -> None:
-    found = steps_of(phases, tokens, SEQ)
+    found = steps_per_phase(phases, tokens, SEQ)
     assert sum(batch * count for batch, count in found) == pytest.approx(tokens)
     each = [batch for batch, count in found for _ in range(math.ceil(count))]
     assert each == batches(phases, len(each))
@@ -80,7 +80,7 @@ def megatron_batch(start: int, increment: int, samples: int, last: int, consumed
     ids=["DeepSeek-V3's 469B tokens at 4096", "GPT-3's 12B tokens at 2048, a 32nd", "small"],
 )
 def test_a_linear_ramp_has_megatrons_batches(start: int, increment: int, samples: int, last: int) -> None:
-    ramp = ramp_of(LinearSchedule(first=start, increment=increment, over=samples).settled(last, 1).phases, 1)
+    ramp = ramp_from_phases(LinearBatches(first=start, increment=increment, over=samples).resolve(last, 1).phases, 1)
     step, consumed = 0, 0
     while consumed <= samples + 2 * last:
         assert ramp.sequences(step) == megatron_batch(start, increment, samples, last, consumed)
@@ -91,20 +91,20 @@ def test_a_linear_ramp_has_megatrons_batches(start: int, increment: int, samples
 
 def test_deepseek_v3s_ramp_in_tokens() -> None:
     """3072 to 15360 sequences of 4096 over 469B tokens (DeepSeek-AI 2025, section 4.2): 12.6M to 62.9M tokens."""
-    schedule = parse_schedule("linear:from=12Mi,by=6Mi,over=469G").settled(15360 * 4096, 1)
-    assert isinstance(schedule, GivenSchedule)
+    schedule = parse_batch_schedule("linear:from=12Mi,by=6Mi,over=469G").resolve(15360 * 4096, 1)
+    assert isinstance(schedule, PhasedBatches)
     assert (schedule.phases[0], schedule.phases[-1]) == ((0, 12_582_912), (469_000_000_000, 62_914_560))
     count, batch = len(schedule.phases) - 1, 12_582_912
     # the mean batch of the ramp, each held for as many tokens: steps are those of the harmonic mean
     exact = sum(469e9 / count / (batch + k * 6 * 2**20) for k in range(count))
-    steps = ramp_of(schedule.phases, 4096).values[-1][0]
+    steps = ramp_from_phases(schedule.phases, 4096).values[-1][0]
     assert exact <= steps <= exact + count
 
 
 def test_a_batch_by_noise_scale_keeps_to_its_limits_and_steps() -> None:
-    schedule = parse_schedule("noise:lambda=1M,from=8Ki,to=60000,by=1Ki")
-    settled = schedule.settled(2**20, 2048)
-    assert isinstance(settled, NoiseSchedule)
+    schedule = parse_batch_schedule("noise:lambda=1M,from=8Ki,to=60000,by=1Ki")
+    settled = schedule.resolve(2**20, 2048)
+    assert isinstance(settled, NoiseScaleBatches)
     for noise in (0.0, 1.0, 900.0, 1e3, 1e4, 1e6, math.inf):
         batch = settled.batch(noise)
         assert 8192 <= batch <= 60_000
@@ -114,8 +114,8 @@ def test_a_batch_by_noise_scale_keeps_to_its_limits_and_steps() -> None:
 
 
 def test_what_a_schedule_by_noise_scale_leaves_open_is_the_plans() -> None:
-    found = parse_schedule("noise:lambda=1M").settled(65536, 2048)
-    assert found == NoiseSchedule(exchange_tokens=1e6, least=2048, most=65536, increment=2048, every=100)
+    found = parse_batch_schedule("noise:lambda=1M").resolve(65536, 2048)
+    assert found == NoiseScaleBatches(exchange_tokens=1e6, least=2048, most=65536, increment=2048, every=100)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_what_a_schedule_by_noise_scale_leaves_open_is_the_plans() -> None:
 )
 def test_what_is_no_schedule_is_refused(text: str, part: str) -> None:
     with pytest.raises(InputError) as caught:
-        parse_schedule(text)
+        parse_batch_schedule(text)
     assert part in str(caught.value)
     assert "--batch-schedule" in str(caught.value)
 
@@ -145,17 +145,17 @@ def test_increments_that_lead_past_the_last_batch_are_refused() -> None:
     with pytest.raises(
         InputError, match="found from=4,096 by=3,000 to a batch of 10,240 tokens; a larger batch at the end"
     ):
-        LinearSchedule(first=4096, increment=3000, over=10).settled(10240, 1)
+        LinearBatches(first=4096, increment=3000, over=10).resolve(10240, 1)
     with pytest.raises(InputError, match="a larger batch at the end"):
-        LinearSchedule(first=4096, increment=1024, over=10).settled(4096, 1)
+        LinearBatches(first=4096, increment=1024, over=10).resolve(4096, 1)
 
 
 def test_a_batch_of_parts_of_sequences_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match="a batch of 5,000 tokens is not a whole number of sequences of 1,024; the nearest are "
                        "4,096 and 5,120"):  # fmt: skip
-        ramp_of([(0, 5000)], 1024)
+        ramp_from_phases([(0, 5000)], 1024)
     with pytest.raises(InputError, match="the smallest is 1,024 tokens"):
-        ramp_of([(0, 1000)], 1024)
+        ramp_from_phases([(0, 1000)], 1024)
 
 
 def test_a_ramp_goes_back_and_on() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shardwise as sw
-from shardwise.book_formulas.rooflines import block_roofline, chip_and_links
+from shardwise.book_formulas.rooflines import block_roofline, load_chip_and_links
 from shardwise.book_formulas.rules import mixed_math_over_comms
 from shardwise.present.draw.line_chart import LineChart, Point
 from shardwise.present.draw.lines import draw_lines
@@ -30,7 +30,7 @@ def line(chart: LineChart, start: str) -> dict[float, float]:
 
 
 def test_the_knee_is_at_peak_over_bandwidth() -> None:
-    chip, links = chip_and_links("tpu-v5e")
+    chip, links = load_chip_and_links("tpu-v5e")
     chart = roofline_chart(chip, links, [Point(label="kernel", x=100.0, y=81e12)])
     for start, peak, rate in (
         ("bf16 from memory", 197e12, 810e9), ("int8 from memory", 394e12, 810e9), ("bf16 from torus", 197e12, 90e9),
@@ -45,16 +45,16 @@ def test_the_knee_is_at_peak_over_bandwidth() -> None:
 
 def test_one_line_for_each_peak() -> None:
     """Formats with nearly the same peak share a line."""
-    chip, links = chip_and_links("mi300x")
+    chip, links = load_chip_and_links("mi300x")
     assert [line.label for line in roofline_chart(chip, links, []).lines][1] == "fp8, int8 from memory, 5.3 TB/s"
-    chip, links = chip_and_links("h100")
+    chip, links = load_chip_and_links("h100")
     labels = [line.label for line in roofline_chart(chip, links, []).lines]
     assert labels[0] == "bf16, fp16 from memory, 3.35 TB/s"
     assert len(labels) == 5
 
 
 def test_kernels_in_the_same_place_are_one_point() -> None:
-    chip, links = chip_and_links("tpu-v5e")
+    chip, links = load_chip_and_links("tpu-v5e")
     kernels = [
         Point(label=label, x=x, y=y, share=share)
         for label, x, y, share in (
@@ -71,7 +71,7 @@ def test_kernels_in_the_same_place_are_one_point() -> None:
 
 def test_the_kernels_of_a_block_share_its_time() -> None:
     """With those that have no place on a roofline they are all of it: the subtitle says how much these take."""
-    chip, links = chip_and_links("h100")
+    chip, links = load_chip_and_links("h100")
     found = block_roofline(sw.load_model("llama-3-70b"), chip, 1, 8192)
     chart = block_chart(found, chip, links)
     elementwise = sum(one.seconds for one in found.operations if not one.flops)

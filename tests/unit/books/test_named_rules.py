@@ -12,8 +12,8 @@ import pytest
 
 import shardwise as sw
 from shardwise.book_formulas import rules
-from shardwise.book_formulas.named_rules import NamedRule, evaluated, named_rules, rule_named
-from shardwise.book_formulas.rule_parameters import Parameter
+from shardwise.book_formulas.named_rules import NamedRule, evaluate_rule, get_rule, rules_by_name
+from shardwise.book_formulas.rule_parameters import RuleParameter
 from shardwise.model.architecture import Architecture
 from shardwise.values.errors import InputError
 
@@ -31,10 +31,10 @@ YEAR = re.compile(r"\b(19|20)\d\d\b")
 
 def test_every_function_of_numbers_is_a_rule() -> None:
     functions = {name for name in rules.__all__ if inspect.isfunction(getattr(rules, name))}
-    assert set(named_rules()) == functions - NOT_BY_NAME
+    assert set(rules_by_name()) == functions - NOT_BY_NAME
 
 
-@pytest.mark.parametrize("rule", named_rules().values(), ids=named_rules())
+@pytest.mark.parametrize("rule", rules_by_name().values(), ids=rules_by_name())
 def test_every_rule_says_what_it_gives_how_and_after_whom(rule: NamedRule) -> None:
     assert rule.summary.endswith(".")
     assert rule.formula
@@ -43,7 +43,7 @@ def test_every_rule_says_what_it_gives_how_and_after_whom(rule: NamedRule) -> No
     assert rule.topic
 
 
-@pytest.mark.parametrize("rule", named_rules().values(), ids=named_rules())
+@pytest.mark.parametrize("rule", rules_by_name().values(), ids=rules_by_name())
 def test_every_capital_of_a_formula_is_explained_and_nothing_else(rule: NamedRule) -> None:
     """Those that the formula explains itself are not among them."""
     words = re.sub(r"1F1B|`[^`]*`|\b(?:[A-Z]+s|MFU|FSDP|DP|TP|FLOP)\b|\w*[a-z]{2}\w*", " ", rule.formula)
@@ -55,23 +55,23 @@ def test_every_capital_of_a_formula_is_explained_and_nothing_else(rule: NamedRul
 
 def test_letters_name_the_parameters_that_the_rule_takes() -> None:
     """Of model width, hidden width and axes those of this rule."""
-    assert named_rules()["tp_is_compute_bound"].letters == (
+    assert rules_by_name()["tp_is_compute_bound"].letters == (
         "F hidden width (d_ff); M axes of the torus (num_axes); alpha C / W (alpha)"
     )
 
 
-def small(one: Parameter) -> str:
+def small(one: RuleParameter) -> str:
     """A small value of a parameter's kind."""
     named: Mapping[object, str] = {Architecture: "llama-3.2-1b", str: "1f1b"}
     return one.choices[0] if one.choices else named.get(one.kind, "2 ms" if one.unit == "s" else "3e9")
 
 
-@pytest.mark.parametrize("rule", named_rules().values(), ids=named_rules())
+@pytest.mark.parametrize("rule", rules_by_name().values(), ids=rules_by_name())
 def test_every_rule_has_a_value_and_every_number_its_unit(rule: NamedRule) -> None:
     few = {"zero_stage": "1", "pp": "3", "small_batch": "2e9", "other_steps": "2e9", "other_tokens": "4e9"}
     given = {one.name: few.get(one.name) or small(one) for one in rule.parameters if one.required}
-    found = evaluated(rule, given)
-    assert set(found.given) == {one.name for one in rule.parameters}
+    found = evaluate_rule(rule, given)
+    assert set(found.arguments) == {one.name for one in rule.parameters}
     for part in found.parts:
         assert not math.isnan(part.value)
         assert part.text
@@ -122,7 +122,7 @@ def test_an_infinite_value_is_said() -> None:
 
 def test_the_list_has_signatures_and_formulas() -> None:
     found = {one.name: one for one in sw.rules()}
-    assert found == named_rules()
+    assert found == rules_by_name()
     assert repr(found["tp_max_degree"]) == "NamedRule: tp_max_degree alpha=... d_ff=... num_axes=1: M·F / alpha"
     with pytest.raises(InputError, match="both are required"):
         sw.rules(model="llama-3-8b")  # type: ignore[call-overload]
@@ -149,7 +149,7 @@ def test_the_list_has_signatures_and_formulas() -> None:
 )  # fmt: skip
 def test_what_is_wrong_is_said_at_once(name: str, given: dict[str, object], problems: list[str]) -> None:
     with pytest.raises(InputError) as raised:
-        evaluated(rule_named(name), given)
+        evaluate_rule(get_rule(name), given)
     assert len(raised.value.problems) == len(problems)
     for found, expected in zip(raised.value.problems, problems, strict=True):
         assert expected in found

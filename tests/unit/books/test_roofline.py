@@ -8,12 +8,12 @@ import pytest
 
 import shardwise as sw
 from shardwise.book_formulas.rooflines import (
-    FORMS,
+    KERNEL_FORMS,
     KernelRoofline,
-    bandwidths,
     block_roofline,
-    chip_and_links,
     kernel_roofline,
+    link_bandwidths,
+    load_chip_and_links,
 )
 from shardwise.book_formulas.rules import matmul_cost, matmul_critical_batch
 from shardwise.model.parameters_and_flops import model_flops_per_token
@@ -233,9 +233,9 @@ def test_values_without_a_source() -> None:
 
 
 def test_every_form_fills_in_what_may_be_left_out() -> None:
-    for form in FORMS.values():
+    for form in KERNEL_FORMS.values():
         required = {letter: 4.0 for letter in form.letters if letter not in form.defaults}
-        assert list(form.filled(required)) == list(form.letters)
+        assert list(form.fill_sizes(required)) == list(form.letters)
 
 
 @pytest.mark.parametrize(
@@ -248,9 +248,9 @@ def test_every_form_fills_in_what_may_be_left_out() -> None:
     ],
 )
 def test_links(name: str, links: dict[str, float]) -> None:
-    chip, found = chip_and_links(name)
+    chip, found = load_chip_and_links(name)
     assert found == pytest.approx(links)
-    assert set(bandwidths(chip, found)) == {"PCIe", *links} | ({"VMEM"} if chip.vmem_bytes_per_s else set())
+    assert set(link_bandwidths(chip, found)) == {"PCIe", *links} | ({"VMEM"} if chip.vmem_bytes_per_s else set())
 
 
 @pytest.mark.parametrize("model", ["llama-3-8b", "gemma-2-9b", "mixtral-8x7b", "gpt-3-175b"])

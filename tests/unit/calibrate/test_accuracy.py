@@ -9,14 +9,14 @@ import pytest
 
 from shardwise.measure.calibrate.prediction_errors import (
     STRATA,
-    guess,
-    judge,
-    skipped_kinds,
-    statistics,
-    summary,
-    worst,
+    count_skipped,
+    error_statistics,
+    error_tables,
+    guess_cause,
+    largest_errors,
+    predict_rows,
 )
-from shardwise.measure.calibrate.published_runs.run_table import INPUTS, Row, published_rows, read_rows
+from shardwise.measure.calibrate.published_runs.run_table import INPUT_COLUMNS, RunRow, published_rows, read_rows
 from shardwise.values.errors import InputError
 
 HEADER = (
@@ -26,14 +26,14 @@ HEADER = (
 RUN = "llama,8,1024,8,4096,51200,yes,H100,8,2048,1,8,1,1,bf16"
 
 
-def rows(tmp_path: Path, *lines: str) -> tuple[Row, ...]:
+def rows(tmp_path: Path, *lines: str) -> tuple[RunRow, ...]:
     file = tmp_path / "rows.csv"
     file.write_text("\n".join((HEADER, *lines)) + "\n", encoding="utf-8")
     return read_rows(str(file))
 
 
 def test_statistics_are_weighted() -> None:
-    found = statistics([(-0.1, 1.0), (0.3, 0.5), (0.3, 0.5), (-0.5, 2.0)])
+    found = error_statistics([(-0.1, 1.0), (0.3, 0.5), (0.3, 0.5), (-0.5, 2.0)])
     assert (found.num_rows, found.weight, found.worst) == (4, 4.0, 0.5)
     assert found.mean == pytest.approx((0.1 + 0.3 + 1.0) / 4)
     assert found.bias == pytest.approx((-0.1 + 0.3 - 1.0) / 4)
@@ -41,11 +41,11 @@ def test_statistics_are_weighted() -> None:
 
 
 def test_duplicates_share_one_weight_and_quality_decides_what_counts(tmp_path: Path) -> None:
-    found = judge(rows(tmp_path, *(f"r{i},a,{RUN},{seconds},,{quality},{group}" for i, (seconds, quality, group) in enumerate(
-        [(1, "A", "g"), (2, "A-", "g"), (3, "A", "h"), (4, "B", "i"), (5, "C", "j"), ("", "A", "k")]
-    ))))  # fmt: skip
+    runs = [(1, "A", "g"), (2, "A-", "g"), (3, "A", "h"), (4, "B", "i"), (5, "C", "j"), ("", "A", "k")]
+    lines = (f"r{i},a,{RUN},{seconds},,{quality},{group}" for i, (seconds, quality, group) in enumerate(runs))
+    found = predict_rows(rows(tmp_path, *lines))
     assert [one.weight for one in found[:3]] == [0.5, 0.5, 1.0]
-    tables = summary(found)
+    tables = error_tables(found)
     assert tables["overall"]["all"].num_rows == 3
     assert tables["overall"]["all"].weight == 2.0
     assert tables["quality"].keys() == {"A", "A-"}
@@ -73,12 +73,12 @@ def test_memory_is_compared_in_decimal_gigabytes() -> None:
 
 
 def test_the_published_rows_all_get_a_prediction_or_a_reason() -> None:
-    found = judge(published_rows())
+    found = predict_rows(published_rows())
     assert len(found) == 1059
     assert all((one.prediction is None) != (one.skipped is None) for one in found)
     assert len({one.row.id for one in found}) == 1059
     assert all(one.row.source for one in found)
-    kinds = skipped_kinds(found)
+    kinds = count_skipped(found)
     assert sum(count for count, _ in kinds.values()) == sum(one.prediction is None for one in found)
     families = {one.row.family for one in found if one.prediction}
     assert {
@@ -89,9 +89,9 @@ def test_the_published_rows_all_get_a_prediction_or_a_reason() -> None:
         "maxtext-tpu-v5e",
         "torchtitan",
     } <= families
-    ten = list(worst(found, 10))
+    ten = list(largest_errors(found, 10))
     assert len({one.row.dup_group for one in ten}) == 10
-    assert all(guess(one) for one in found if one.prediction and one.error is not None)
+    assert all(guess_cause(one) for one in found if one.prediction and one.error is not None)
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,10 @@ def test_rows_may_be_short_long_blank_or_in_another_order(tmp_path: Path) -> Non
     file.write_text(
         "chip,unknown,layers,model,id\nH100,,8\n,,,,\nH100,x,8,llama,last,more,cells\n", encoding="utf-8-sig"
     )
-    found = judge(read_rows(str(file)))
+    found = predict_rows(read_rows(str(file)))
     assert [one.row.id for one in found] == ["row 1", "row 2", "last"]
     assert all(one.skipped is not None for one in found)
-    assert summary(found)["overall"] == {}
+    assert error_tables(found)["overall"] == {}
 
 
 def test_no_cell_can_break_a_row() -> None:
@@ -150,9 +150,9 @@ def test_no_cell_can_break_a_row() -> None:
     changed = []
     for number in range(400):
         cells = dict(draw.choice(known).inputs)
-        for column in draw.sample(INPUTS, 3):
+        for column in draw.sample(INPUT_COLUMNS, 3):
             cells[column] = draw.choice(odd) if draw.random() < 0.6 else draw.choice(known).cell(column)
-        changed.append(Row(id=str(number), family="", source="", quality="", dup_group=str(number),
+        changed.append(RunRow(id=str(number), family="", source="", quality="", dup_group=str(number),
                            inputs=tuple(cells.items()), measured=known[0].measured))  # fmt: skip
-    for one in judge(changed):
+    for one in predict_rows(changed):
         assert (one.prediction is None) != (one.skipped is None)

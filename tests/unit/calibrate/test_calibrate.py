@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from shardwise.hardware.calibration_constants import CONSTANTS
-from shardwise.hardware.published_constants import calibrated, constants_of
-from shardwise.measure.calibrate.constant_fit import fit, start
-from shardwise.measure.calibrate.cross_validation import Member
-from shardwise.measure.calibrate.layout_ranking import ranking, timed
-from shardwise.measure.calibrate.observations import Observation, run_observation, step_seconds
-from shardwise.measure.calibrate.prediction_errors import judge
-from shardwise.measure.calibrate.published_fit import between
-from shardwise.measure.calibrate.published_runs.prediction_from_row import case_of
-from shardwise.measure.calibrate.published_runs.run_table import Facts, published_rows
+from shardwise.hardware.published_constants import constant_values, with_calibration
+from shardwise.measure.calibrate.constant_fit import fit_constants, initial_fit
+from shardwise.measure.calibrate.cross_validation import FoldMember
+from shardwise.measure.calibrate.layout_ranking import rank_layouts, time_per_token
+from shardwise.measure.calibrate.observations import Observation, run_observation, step_time_function
+from shardwise.measure.calibrate.prediction_errors import predict_rows
+from shardwise.measure.calibrate.published_fit import weighted_interval
+from shardwise.measure.calibrate.published_runs.prediction_from_row import read_case
+from shardwise.measure.calibrate.published_runs.run_table import RowCells, published_rows
 from shardwise.price.estimate import estimate
 
 ROWS = {row.id: row for row in published_rows()}
@@ -22,19 +22,19 @@ ROWS = {row.id: row for row in published_rows()}
 
 def observation(name: str, **constants: float) -> Observation:
     """A run that took as long as it would at other constants."""
-    case = case_of(Facts(dict(ROWS[name].inputs)))
+    case = read_case(RowCells(dict(ROWS[name].inputs)))
     plain = run_observation(case, 1.0)
-    at = {**constants_of(plain.chip, plain.stack), **constants}
-    return run_observation(case, float(step_seconds(case)(at)))
+    at = {**constant_values(plain.chip, plain.stack), **constants}
+    return run_observation(case, float(step_time_function(case)(at)))
 
 
 @pytest.mark.parametrize(
     "name", ["dgxc-h100-137", "bigscience-bloom-a100-020", "simumax-b200-001", "maxtext-tpu-v5p-015"]
 )
 def test_a_response_at_the_shipped_constants_is_the_estimate(name: str) -> None:
-    case = case_of(Facts(dict(ROWS[name].inputs)))
-    cluster = calibrated(case.cluster, case.software.calibration(case.cluster.chip))
-    found = step_seconds(case)(constants_of(case.cluster.chip.name, case.software.stack))
+    case = read_case(RowCells(dict(ROWS[name].inputs)))
+    cluster = with_calibration(case.cluster, case.software.calibration(case.cluster.chip))
+    found = step_time_function(case)(constant_values(case.cluster.chip.name, case.software.stack))
     assert found == pytest.approx(estimate(case.architecture, cluster, case.job, case.layout).step_time_s, rel=1e-12)
 
 
@@ -42,10 +42,10 @@ def test_a_fit_finds_the_constants_that_made_the_times() -> None:
     """Two constants were moved; runs of one stack with long and short sequences, on one node and many, tell them apart."""
     names = [row.id for row in ROWS.values() if row.family == "mosaicml-mpt" and "A100" in row.cell("chip")][:60:3]
     made = [observation(name, elementwise=5.0, attention_fraction=0.4) for name in names]
-    begin = start(made)
-    fitted_ = fit(made, begin, sigma=0.005)
-    errors = [one.seconds(fitted_.constants_at(one, fitted_.found)) / one.measured_s - 1 for one in made]
-    before = [one.seconds(fitted_.constants_at(one, fitted_.expected)) / one.measured_s - 1 for one in made]
+    begin = initial_fit(made)
+    fitted_ = fit_constants(made, begin, sigma=0.005)
+    errors = [one.seconds(fitted_.constants_at(one, fitted_.point)) / one.measured_s - 1 for one in made]
+    before = [one.seconds(fitted_.constants_at(one, fitted_.prior)) / one.measured_s - 1 for one in made]
     assert np.max(np.abs(errors)) < 0.01
     assert np.max(np.abs(before)) > 0.05
     stack = f"stack {made[0].stack.name}"
@@ -53,13 +53,13 @@ def test_a_fit_finds_the_constants_that_made_the_times() -> None:
     # the stack's attention kernels and the chip's rate are one product on one chip
     at = {name: fitted_.value((owner, name)) for owner, name in made[0].names}
     assert at["attention"] / at["attention_fraction"] == pytest.approx(
-        constants_of("a100-80gb", made[0].stack)["attention"] / 0.4, rel=0.1
+        constant_values("a100-80gb", made[0].stack)["attention"] / 0.4, rel=0.1
     )
 
 
 def test_what_no_observation_says_stays_where_it_was_expected() -> None:
     made = [observation("mosaicml-mpt-017")]
-    found = fit(made, start(made))
+    found = fit_constants(made, initial_fit(made))
     key = ("chip a100-80gb", "fp8_matmul_fraction")
     assert found.value(key) == pytest.approx(CONSTANTS["fp8_matmul_fraction"].prior)
     deviations = dict(zip(found.keys, found.deviations(np.ones(1)), strict=True))
@@ -70,17 +70,21 @@ def test_what_no_observation_says_stays_where_it_was_expected() -> None:
 def test_one_observation_that_is_far_off_does_not_pull_the_others() -> None:
     names = [f"dgxc-h100-{number}" for number in (137, 182, 187, 192, 203, 208)]
     made = [observation(name) for name in names]
-    wrong = [made[0], *made[1:], run_observation(case_of(Facts(dict(ROWS[names[0]].inputs))), 5 * made[0].measured_s)]
-    found = fit(wrong, start(wrong))
-    errors = [one.seconds(found.constants_at(one, found.found)) / one.measured_s - 1 for one in made]
+    wrong = [
+        made[0],
+        *made[1:],
+        run_observation(read_case(RowCells(dict(ROWS[names[0]].inputs))), 5 * made[0].measured_s),
+    ]
+    found = fit_constants(wrong, initial_fit(wrong))
+    errors = [one.seconds(found.constants_at(one, found.point)) / one.measured_s - 1 for one in made]
     assert np.median(np.abs(errors)) < 0.12
 
 
 def test_sources_hold_their_releases_together_and_labs_their_sources() -> None:
     one = observation("dgxc-h100-137")
 
-    def member(family: str) -> Member:
-        return Member(observation=one, family=family, model="m")
+    def member(family: str) -> FoldMember:
+        return FoldMember(observation=one, family=family, model="m")
 
     assert member("nvidia-mbridge-26.02").source == member("mbridge-skills").source
     assert member("dgxc-h100").source == member("dgxc-gb200").source != member("nemo-perf-2024").source
@@ -99,7 +103,7 @@ def test_sources_hold_their_releases_together_and_labs_their_sources() -> None:
 
 def test_between_holds_nine_of_ten_and_one() -> None:
     ratios = np.linspace(1.01, 2.0, 100)
-    low, high = between(ratios, np.ones(100))
+    low, high = weighted_interval(ratios, np.ones(100))
     assert low == 1.0
     assert np.mean(ratios <= high) == pytest.approx(0.95, abs=0.01)
 
@@ -114,18 +118,20 @@ def test_ranking_counts_pairs_that_differ_and_what_a_wrong_best_loses() -> None:
     ]
     alike = [row for row in alike if row.cell("global_batch") == one.cell("global_batch")][:3]
     assert len({row.dup_group for row in alike}) == 3
-    right = ranking([timed(row, s, s) for row, s in zip(alike, (1.0, 1.05, 2.0), strict=True)])
+    right = rank_layouts([time_per_token(row, s, s) for row, s in zip(alike, (1.0, 1.05, 2.0), strict=True)])
     assert right is not None
     assert (right.num_pairs, right.ordered, right.lost) == (2, 1.0, 0.0)
-    wrong = ranking([timed(row, m, p) for row, m, p in zip(alike, (1.0, 1.05, 2.0), (3.0, 2.0, 1.0), strict=True)])
+    wrong = rank_layouts(
+        [time_per_token(row, m, p) for row, m, p in zip(alike, (1.0, 1.05, 2.0), (3.0, 2.0, 1.0), strict=True)]
+    )
     assert wrong is not None
     assert (wrong.ordered, wrong.lost) == (0.0, 0.5)
-    assert ranking([timed(alike[0], 1.0, 1.0)]) is None
+    assert rank_layouts([time_per_token(alike[0], 1.0, 1.0)]) is None
 
 
 def test_predictions_without_the_constants_are_bounds() -> None:
     rows = [ROWS[name] for name in ("dgxc-h100-137", "mosaicml-mpt-017")]
-    for one, bound in zip(judge(rows), judge(rows, bound=True), strict=True):
+    for one, bound in zip(predict_rows(rows), predict_rows(rows, bound=True), strict=True):
         assert one.prediction is not None
         assert bound.prediction is not None
         assert bound.prediction.estimate.step_time_s < one.prediction.estimate.step_time_s

@@ -13,20 +13,37 @@ import numpy as np
 import pytest
 
 from shardwise.hardware.calibration_constants import CONSTANTS
-from shardwise.hardware.cluster_files import Own
-from shardwise.hardware.cluster_loading import load_cluster, load_own
-from shardwise.hardware.published_constants import calibration_of, constants_of, fitted
-from shardwise.hardware.stacks import stack_named
-from shardwise.measure.calibrate.constant_fit import SIGMA_FEW, evaluated, fit, left_out_residuals, start
-from shardwise.measure.calibrate.observations import BENCH_SIGMA, SHORTEST_S, Machine, Observation, read_benches
-from shardwise.measure.calibrate.published_runs.run_table import Row, published_rows, read_rows
-from shardwise.measure.calibrate.user_cluster_fit import NARROWEST, OwnFit, _spread, fit_own
-from shardwise.measure.calibrate.user_runs import own_runs
+from shardwise.hardware.cluster_files import MeasuredCluster
+from shardwise.hardware.cluster_loading import load_cluster, load_measured_cluster
+from shardwise.hardware.published_constants import constant_values, load_published_fit, published_calibration
+from shardwise.hardware.stacks import get_stack
+from shardwise.measure.calibrate.constant_fit import (
+    SIGMA_FEW,
+    fit_constants,
+    initial_fit,
+    left_out_residuals,
+    linearise,
+)
+from shardwise.measure.calibrate.observations import (
+    BENCH_SIGMA,
+    SHORTEST_S,
+    BenchmarkTarget,
+    Observation,
+    read_benchmark_lines,
+)
+from shardwise.measure.calibrate.published_runs.run_table import RunRow, published_rows, read_rows
+from shardwise.measure.calibrate.user_cluster_fit import (
+    NARROWEST_SPREAD,
+    UserClusterFit,
+    _spread_of_kind,
+    fit_user_cluster,
+)
+from shardwise.measure.calibrate.user_runs import select_runs
 from shardwise.values.errors import InputError
 
 GIVEN = Path(__file__).parents[3] / "examples" / "calibrate" / "runs.csv"
 HELD_BACK = Path(__file__).parent / "held_back.csv"  # the other rows of the same source
-TITAN = stack_named("torchtitan")
+TITAN = get_stack("torchtitan")
 PEAK, MEMORY, NVLINK, CARD = 989e12, 3.35e12, 450e9, 50e9  # of an H100, as in the catalogue
 Lines = Sequence[Mapping[str, Any]]
 
@@ -34,7 +51,7 @@ Lines = Sequence[Mapping[str, Any]]
 def moved(constants: Mapping[str, float], widths: Mapping[str, float]) -> dict[str, float]:
     """The constants, some of them so many widths of their priors away."""
     return {
-        name: float(one.from_unbounded(one.free(constants[name]) + widths.get(name, 0.0) * one.width))
+        name: float(one.from_unbounded(one.to_unbounded(constants[name]) + widths.get(name, 0.0) * one.width))
         for name, one in CONSTANTS.items()
     }
 
@@ -45,8 +62,8 @@ def bench_file(folder: Path, lines: Lines) -> str:
     return str(file)
 
 
-def machine_of(own: Own) -> Machine:
-    return Machine(cluster=own.nominal, stack=TITAN, clock=1.0)
+def machine_of(own: MeasuredCluster) -> BenchmarkTarget:
+    return BenchmarkTarget(cluster=own.nominal, stack=TITAN, clock=1.0)
 
 
 def bench_lines(at: Mapping[str, float]) -> Lines:
@@ -79,8 +96,8 @@ def bench_lines(at: Mapping[str, float]) -> Lines:
 
 
 def test_micro_benchmarks_are_priced_by_the_closed_forms(tmp_path: Path) -> None:
-    at = moved(constants_of("h100", TITAN), {"network_fraction": -2.0, "link_fraction": 0.5})
-    benches = read_benches(bench_file(tmp_path, bench_lines(at)), machine_of(load_own("h100:64")))
+    at = moved(constant_values("h100", TITAN), {"network_fraction": -2.0, "link_fraction": 0.5})
+    benches = read_benchmark_lines(bench_file(tmp_path, bench_lines(at)), machine_of(load_measured_cluster("h100:64")))
     assert len(benches) == 13
     for one in benches:
         assert float(one.observation.seconds(at)) == pytest.approx(one.observation.measured_s, rel=1e-9), one.id
@@ -88,8 +105,8 @@ def test_micro_benchmarks_are_priced_by_the_closed_forms(tmp_path: Path) -> None
 
 def test_an_all_to_all_takes_a_shard_of_each_device_and_a_send_the_whole(tmp_path: Path) -> None:
     lines = [{**GATHER, "kind": kind, "bytes": 8e9} for kind in ("all_to_all", "send_recv")]
-    at = constants_of("h100", TITAN)
-    to_all, send = read_benches(bench_file(tmp_path, lines), machine_of(load_own("h100:8")))
+    at = constant_values("h100", TITAN)
+    to_all, send = read_benchmark_lines(bench_file(tmp_path, lines), machine_of(load_measured_cluster("h100:8")))
     rate = NVLINK * at["link_fraction"]
     assert float(to_all.observation.seconds(at)) == pytest.approx(8e9 / 8 * 7 / 8 / rate, rel=0.01)
     assert float(send.observation.seconds(at)) == pytest.approx(8e9 / rate, rel=0.01)
@@ -100,8 +117,8 @@ def test_the_constants_that_made_the_micro_benchmarks_are_found(tmp_path: Path) 
         "matmul_fraction": 0.8, "matmul_ramp": -0.8, "memory_fraction": 1.0, "link_fraction": -1.0, "network_fraction": -1.2,
         "attention_fraction": 1.0,
     }  # fmt: skip
-    at = moved(constants_of("h100", TITAN), widths)
-    found = fit_own(load_own("h100:64"), (), bench_file(tmp_path, bench_lines(at)), TITAN)
+    at = moved(constant_values("h100", TITAN), widths)
+    found = fit_user_cluster(load_measured_cluster("h100:64"), (), bench_file(tmp_path, bench_lines(at)), TITAN)
     after = {one.name: one for one in found.constants}
     for name in ("matmul_fraction", "memory_fraction", "link_fraction", "network_fraction"):
         assert after[name].after == pytest.approx(at[name], rel=0.02), name
@@ -118,32 +135,32 @@ def test_the_constants_that_made_the_micro_benchmarks_are_found(tmp_path: Path) 
     assert now is not None
     assert now.mean < 0.02 < 0.15 < before.mean
     assert found.errors(True) is None
-    assert found.spread == calibration_of("h100", TITAN).spread
+    assert found.spread == published_calibration("h100", TITAN).spread
 
 
-def timed_at(rows: Sequence[Row], at: Mapping[str, float]) -> list[Row]:
+def timed_at(rows: Sequence[RunRow], at: Mapping[str, float]) -> list[RunRow]:
     """The rows with the times that they would have at given constants."""
     found = []
     for row in rows:
-        runs = own_runs([row], load_own("h100:8"), TITAN).runs
+        runs = select_runs([row], load_measured_cluster("h100:8"), TITAN).runs
         seconds = float(np.max(runs[0].observation.seconds(at))) if runs else math.nan
         found.append(replace(row, measured={**row.measured, "step_time_s": repr(seconds)}, quality=""))
     return [row for row in found if row.step_time_s]
 
 
-def titan_rows(most: int) -> list[Row]:
+def titan_rows(most: int) -> list[RunRow]:
     rows = [row for row in published_rows() if row.family == "torchtitan" and row.cell("chip").startswith("H100")]
     return [row for row in rows if row.quality in ("A", "A-")][:most]
 
 
 def test_the_constants_that_made_the_runs_are_found() -> None:
     at = moved(
-        constants_of("h100", TITAN),
+        constant_values("h100", TITAN),
         {"matmul_fraction": -1.2, "elementwise": 1.2, "exposed": -0.8, "network_fraction": -0.5},
     )
     rows = timed_at(titan_rows(20), at)
     assert len(rows) >= 16
-    found = fit_own(load_own("h100:256"), rows, None)
+    found = fit_user_cluster(load_measured_cluster("h100:256"), rows, None)
     assert found.stack == TITAN
     before, after = found.errors(False), found.errors(True)
     assert before is not None
@@ -155,21 +172,21 @@ def test_the_constants_that_made_the_runs_are_found() -> None:
     for one in identified:
         assert abs(one.after - at[one.name]) < 2.0 * one.after_deviation, one.name
     low, high = found.spread["dense"]
-    assert 0.9 < low <= 1 - NARROWEST
-    assert 1 + NARROWEST <= high < 1.1
-    assert found.spread["moe"] == calibration_of("h100", TITAN).spread["moe"]
+    assert 0.9 < low <= 1 - NARROWEST_SPREAD
+    assert 1 + NARROWEST_SPREAD <= high < 1.1
+    assert found.spread["moe"] == published_calibration("h100", TITAN).spread["moe"]
 
 
 def test_three_runs_of_a_lab_make_its_other_runs_right() -> None:
-    own = load_own("h100:32")
-    found = fit_own(own, read_rows(str(GIVEN)), None)
-    others = own_runs(read_rows(str(HELD_BACK)), own, None)
+    own = load_measured_cluster("h100:32")
+    found = fit_user_cluster(own, read_rows(str(GIVEN)), None)
+    others = select_runs(read_rows(str(HELD_BACK)), own, None)
     assert (len(found.runs), len(others.runs), others.stack) == (3, 9, found.stack)
     observations = [one.observation for one in others.runs]
     measured = np.array([one.measured_s for one in observations])
 
-    def median(at: OwnFit, *, after: bool) -> float:
-        seconds = np.exp(evaluated(observations, at.found if after else at.begin).rows)
+    def median(at: UserClusterFit, *, after: bool) -> float:
+        seconds = np.exp(linearise(observations, at.fitted if after else at.initial).log_times)
         return float(np.median(np.abs(seconds / measured - 1.0)))
 
     assert median(found, after=True) < 0.7 * median(found, after=False)
@@ -178,13 +195,13 @@ def test_three_runs_of_a_lab_make_its_other_runs_right() -> None:
 def test_what_cannot_be_used_is_counted() -> None:
     run, other, *_ = (dict(row.inputs) for row in read_rows(str(GIVEN)))
 
-    def row(name: str, changes: Mapping[str, str] | None = None, seconds: str = "2.6", quality: str = "") -> Row:
+    def row(name: str, changes: Mapping[str, str] | None = None, seconds: str = "2.6", quality: str = "") -> RunRow:
         inputs = {**run, **(changes or {})}
         measured = dict.fromkeys(
             ("step_time_s", "tokens_per_s_per_device", "implied_tokens_per_s_per_device", "peak_memory_gb"), ""
         )
         measured |= {"step_time_s": seconds, "memory_unit": "", "memory_kind": ""}
-        return Row(
+        return RunRow(
             id=name, family="", source="", quality=quality, dup_group=name, inputs=tuple(inputs.items()), measured=measured
         )  # fmt: skip
 
@@ -193,18 +210,18 @@ def test_what_cannot_be_used_is_counted() -> None:
         row("no chip", {"chip": ""}), row("unknown chip", {"chip": "V1000"}), row("another stack", {"software": "torchtitan"}),
         row("no layout", {"tp": "", "pp": ""}), row("poor", quality="C"),
     ]  # fmt: skip
-    found = own_runs(rows, load_own("h100:32"), None)
+    found = select_runs(rows, load_measured_cluster("h100:32"), None)
     assert [one.id for one in found.runs] == ["good", "better"]
-    assert found.aside == {
+    assert found.skipped == {
         "of another chip, a100-80gb": 1, "without a measured step time": 1, "chip not stated": 1,
         "chip not in the catalogue": 1, "of another stack, torchtitan": 1, "layout not stated": 1,
         "of quality C: it does not say all that its time depends on": 1,
     }  # fmt: skip
-    named = own_runs(rows, load_own("h100:32"), TITAN)
+    named = select_runs(rows, load_measured_cluster("h100:32"), TITAN)
     assert {one.observation.stack for one in named.runs} == {TITAN}
     assert {"good", "better", "another stack"} == {one.id for one in named.runs}
     with pytest.raises(InputError, match=r"nothing measured that can be used .*1 without a measured step time"):
-        fit_own(load_own("h100:32"), rows[2:6], None)
+        fit_user_cluster(load_measured_cluster("h100:32"), rows[2:6], None)
 
 
 def test_runs_are_priced_on_the_clusters_own_rates(tmp_path: Path) -> None:
@@ -216,17 +233,17 @@ def test_runs_are_priced_on_the_clusters_own_rates(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     rows = read_rows(str(GIVEN))
-    usual, slow = (own_runs(rows, load_own(name), None).runs for name in ("h100:32", str(file)))
-    at = constants_of("h100", stack_named("megatron-bridge-26"))
+    usual, slow = (select_runs(rows, load_measured_cluster(name), None).runs for name in ("h100:32", str(file)))
+    at = constant_values("h100", get_stack("megatron-bridge-26"))
     assert {one.observation.chip for one in slow} == {"slow"}
     for fast, own in zip(usual, slow, strict=True):
         ratio = float(np.max(own.observation.seconds(at))) / float(np.max(fast.observation.seconds(at)))
         assert ratio > (1.1 if fast.kind == "dense" else 1.01), fast.id  # the host sets the pace of experts
 
 
-def of_own_chip(folder: Path) -> Own:
+def of_own_chip(folder: Path) -> MeasuredCluster:
     """A cluster of an H100's values under another name, which starts from no chip of the catalogue."""
-    chip, tiers = load_own("h100:32").nominal.chip, load_own("h100:32").nominal.topology.tiers  # type: ignore[union-attr]
+    chip, tiers = load_measured_cluster("h100:32").nominal.chip, load_measured_cluster("h100:32").nominal.topology.tiers  # type: ignore[union-attr]
     peaks = ", ".join(f"{form} = {peak}" for form, peak in chip.peak_flops_per_s.items())
     text = f'[chip]\nname = "Mine"\nvendor = "NVIDIA"\npeak_flops_per_s = {{ {peaks} }}\nhost_shape = [8]\n'
     for name in ("memory_bytes", "memory_bytes_per_s", "runtime_bytes", "matmul_fraction", "memory_fraction"):
@@ -236,10 +253,10 @@ def of_own_chip(folder: Path) -> Own:
         for name in ("bytes_per_s", "fraction", "hop_latency_s", "base_latency_s"):
             text += f"{name} = {getattr(tier, name)!r}\n"
     (folder / "mine.toml").write_text(text, encoding="utf-8")
-    return load_own(str(folder / "mine.toml"))
+    return load_measured_cluster(str(folder / "mine.toml"))
 
 
-def named(row: Row, **cells: str) -> Row:
+def named(row: RunRow, **cells: str) -> RunRow:
     """The row with other cells."""
     return replace(row, inputs=tuple({**dict(row.inputs), **cells}.items()))
 
@@ -247,39 +264,39 @@ def named(row: Row, **cells: str) -> Row:
 def test_runs_on_a_chip_that_the_catalogue_does_not_have(tmp_path: Path) -> None:
     """Of the same values they are priced the same; the constants start where those of any chip are expected."""
     rows, own = read_rows(str(GIVEN)), of_own_chip(tmp_path)
-    mine = own_runs([named(row, chip="mine") for row in rows], own, None)
-    usual = own_runs(rows, load_own("h100:32"), None)
-    at = constants_of("h100", stack_named("megatron-bridge-26"))
-    assert (len(mine.runs), mine.aside) == (3, {})
+    mine = select_runs([named(row, chip="mine") for row in rows], own, None)
+    usual = select_runs(rows, load_measured_cluster("h100:32"), None)
+    at = constant_values("h100", get_stack("megatron-bridge-26"))
+    assert (len(mine.runs), mine.skipped) == (3, {})
     for one, other in zip(mine.runs, usual.runs, strict=True):
         assert one.observation.chip == "Mine"
         assert float(np.max(one.observation.seconds(at))) == pytest.approx(float(np.max(other.observation.seconds(at))))
-    found = fit_own(own, [named(row, chip="MINE") for row in rows], None)
+    found = fit_user_cluster(own, [named(row, chip="MINE") for row in rows], None)
     before, after = found.errors(after=False), found.errors(after=True)
     assert before is not None
     assert after is not None
     assert after.mean < before.mean
-    assert own_runs(rows, own, None).aside == {"of another chip, H100-80GB-SXM": 3}
+    assert select_runs(rows, own, None).skipped == {"of another chip, H100-80GB-SXM": 3}
     odd = [named(rows[0], chip="Mine", n_devices="36", dp="1", pp="9"), named(rows[0], chip="", n_devices="32")]
-    assert not own_runs(odd, own, None).runs
+    assert not select_runs(odd, own, None).runs
 
 
 def test_a_torus_of_ones_own_has_its_shape_alone(tmp_path: Path) -> None:
     text = '[chip]\nname = "t1"\npeak_flops_per_s = { bf16 = 4e14 }\nmemory_bytes = 96e9\nmemory_bytes_per_s = 3e12\n'
     text += '[torus]\nshape = [4, 4, 2]\nbytes_per_s = "90 GB/s"\nhop_latency_s = 1e-6\nwrap_rule = "never"\n'
     (tmp_path / "t1.toml").write_text(text, encoding="utf-8")
-    own, (row, *_) = load_own(str(tmp_path / "t1.toml")), read_rows(str(GIVEN))
-    found = own_runs([named(row, chip="t1", dtype="bf16"), named(row, chip="t1", n_devices="64", dp="4")], own, None)
-    assert (len(found.runs), found.aside) == (1, {"of another torus than the cluster's": 1})
+    own, (row, *_) = load_measured_cluster(str(tmp_path / "t1.toml")), read_rows(str(GIVEN))
+    found = select_runs([named(row, chip="t1", dtype="bf16"), named(row, chip="t1", n_devices="64", dp="4")], own, None)
+    assert (len(found.runs), found.skipped) == (1, {"of another torus than the cluster's": 1})
 
 
 def spread_of(count: int) -> Mapping[str, tuple[float, float]]:
-    return fit_own(load_own("h100:256"), titan_rows(count), None).spread
+    return fit_user_cluster(load_measured_cluster("h100:256"), titan_rows(count), None).spread
 
 
 def test_the_spread_narrows_with_the_number_of_runs() -> None:
-    shipped = calibration_of("h100", TITAN).spread["dense"]
-    some = tuple(fitted()["spread"]["calibrated"]["dense"])
+    shipped = published_calibration("h100", TITAN).spread["dense"]
+    some = tuple(load_published_fit()["spread"]["calibrated"]["dense"])
     assert spread_of(2)["dense"] == shipped
     assert spread_of(5)["dense"] == min(shipped, some, key=lambda pair: pair[1] / pair[0])
 
@@ -290,7 +307,7 @@ def test_the_spread_of_many_runs_covers_nine_of_ten(count: int) -> None:
     inside = []
     for _ in range(400):
         residuals = random.normal(scale=0.1, size=count)
-        low, high = _spread((0.5, 2.0), "dense", residuals, np.ones(count))
+        low, high = _spread_of_kind((0.5, 2.0), "dense", residuals, np.ones(count))
         new = np.exp(random.normal(scale=0.1, size=200))
         inside.append(np.mean((new >= low) & (new <= high)))
     assert np.mean(inside) == pytest.approx(0.9, abs=0.025)
@@ -311,27 +328,29 @@ def linear(powers: Mapping[str, float], measured_s: float, weight: float) -> Obs
 def test_a_residual_that_was_left_out_is_that_of_a_fit_without_it() -> None:
     random = np.random.default_rng(3)
     names = ("launch_s", "elementwise", "matmul_ramp")
-    at = constants_of("h100", TITAN)
+    at = constant_values("h100", TITAN)
     observations = []
     for _ in range(8):
         powers = dict(zip(names, random.normal(size=3), strict=True))
         exact = float(linear(powers, 1.0, 1.0).seconds(at))
         observations.append(linear(powers, exact * math.exp(random.normal() * 0.03), float(random.uniform(0.3, 1.0))))
-    begin = start(observations)
-    found = left_out_residuals(observations, fit(observations, begin, sigma=SIGMA_FEW, iterations=40), sigma=SIGMA_FEW)
+    begin = initial_fit(observations)
+    found = left_out_residuals(
+        observations, fit_constants(observations, begin, sigma=SIGMA_FEW, iterations=40), sigma=SIGMA_FEW
+    )
     for number, one in enumerate(observations):
         rest = observations[:number] + observations[number + 1 :]
-        without = fit(rest, begin, sigma=SIGMA_FEW, iterations=40)
-        direct = math.log(one.measured_s) - evaluated([one], without).rows[0]
+        without = fit_constants(rest, begin, sigma=SIGMA_FEW, iterations=40)
+        direct = math.log(one.measured_s) - linearise([one], without).log_times[0]
         assert found[number] == pytest.approx(direct, abs=2e-3)
 
 
 def test_micro_benchmarks_count_more_than_runs_and_short_ones_do_not(tmp_path: Path) -> None:
     line = {"bench": "memory", "bytes": 3.35e9, "seconds": 1 / 600}
     short = {"bench": "memory", "bytes": 3.35e6, "seconds": SHORTEST_S / 2}
-    found = fit_own(load_own("h100:8"), (), bench_file(tmp_path, [line, short]), TITAN)
+    found = fit_user_cluster(load_measured_cluster("h100:8"), (), bench_file(tmp_path, [line, short]), TITAN)
     assert [one.observation.weight for one in found.benches] == [pytest.approx((SIGMA_FEW / BENCH_SIGMA) ** 2)]
-    assert found.aside.total() == 1
+    assert found.skipped.total() == 1
     assert next(one for one in found.constants if one.name == "memory_fraction").after == pytest.approx(0.6, rel=0.02)
 
 
@@ -377,7 +396,7 @@ def test_what_is_wrong_with_a_line(tmp_path: Path, line: Any, problem: str) -> N
     text = line if isinstance(line, str) else json.dumps(line)
     file.write_text(f"{json.dumps(MATMUL)}\n\n{text}\n", encoding="utf-8")
     with pytest.raises(InputError) as caught:
-        read_benches(str(file), machine_of(load_own("h100:32")))
+        read_benchmark_lines(str(file), machine_of(load_measured_cluster("h100:32")))
     assert len(caught.value.problems) == 1
     assert caught.value.problems[0].startswith(f"--bench: {file}: line 3: ")
     assert problem in caught.value.problems[0]
@@ -394,7 +413,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, make: Callable[[Path], objec
     file = tmp_path / "machine.jsonl"
     make(file)
     with pytest.raises(InputError, match=f"--bench: .*{message}"):
-        read_benches(str(file), machine_of(load_own("h100:8")))
+        read_benchmark_lines(str(file), machine_of(load_measured_cluster("h100:8")))
 
 
 def test_no_row_that_was_given_is_among_those_held_back() -> None:
@@ -407,6 +426,6 @@ def test_a_product_faster_than_the_chips_peak_is_refused(tmp_path: Path) -> None
     file = tmp_path / "machine.jsonl"
     line = {"bench": "matmul", "dtype": "bf16", "m": 8192, "n": 8192, "k": 8192, "seconds": 1.5e-4}
     file.write_text(json.dumps(line) + "\n", encoding="utf-8")
-    machine = Machine(cluster=load_cluster("h100:8"), stack=stack_named("eager"), clock=1.0)
+    machine = BenchmarkTarget(cluster=load_cluster("h100:8"), stack=get_stack("eager"), clock=1.0)
     with pytest.raises(InputError, match=r"seconds: found 0.00015; 0.00111 or more, what h100 takes at its peak"):
-        read_benches(str(file), machine)
+        read_benchmark_lines(str(file), machine)

@@ -9,29 +9,29 @@ import pytest
 from json_schemas import require_valid
 
 from shardwise.measure.calibrate.layout_ranking import (
-    FEWEST,
-    FITTED,
-    KEPT,
-    KEY,
+    FEWEST_LAYOUTS,
+    FITTED_HALF,
+    HELD_OUT_HALF,
+    KEY_COLUMNS,
     LAYOUT_GROUP_COLUMNS,
-    PUBLISHED,
-    Layouts,
-    choice,
+    PUBLISHED_RUNS,
+    LayoutGroup,
+    choice_statistics,
     groups_report,
-    half,
-    key_of,
+    half_of_study,
     num_groups,
     published_groups,
+    row_key,
 )
 from shardwise.measure.calibrate.payloads import groups_payload
-from shardwise.measure.calibrate.published_fit import study
+from shardwise.measure.calibrate.published_fit import study_observations
 from shardwise.measure.calibrate.published_runs.run_table import layout_rows
 
 
-def layouts(measured: tuple[float, ...], predicted: tuple[float, ...]) -> Layouts:
+def layouts(measured: tuple[float, ...], predicted: tuple[float, ...]) -> LayoutGroup:
     names = [f"row {number}" for number in range(len(measured))]
-    return Layouts(
-        key=("a",) * len(KEY), measured_s=dict(zip(names, measured, strict=True)),
+    return LayoutGroup(
+        key=("a",) * len(KEY_COLUMNS), measured_s=dict(zip(names, measured, strict=True)),
         predicted_s=dict(zip(names, predicted, strict=True)),
     )  # fmt: skip
 
@@ -42,27 +42,27 @@ def test_a_group_by_hand() -> None:
     assert group.regret == pytest.approx(0.05)
     # 1.0 and 1.05 are alike; of the other five 1.0 and 2.0, 1.2 and 2.0 are the wrong way around
     assert group.pairs == (5, 3)
-    found = choice([group, layouts((1.0, 2.0, 3.0), (1.0, 2.0, 3.0))])
+    found = choice_statistics([group, layouts((1.0, 2.0, 3.0), (1.0, 2.0, 3.0))])
     assert found is not None
     assert (found.num_groups, found.num_pairs, found.picked) == (2, 8, 1)
     assert (found.ordered, found.mean_regret) == pytest.approx((6 / 8, 0.025))
-    assert choice([layouts((1.0, 1.01), (1.0, 2.0))]) is None
+    assert choice_statistics([layouts((1.0, 1.01), (1.0, 2.0))]) is None
 
 
 def test_the_halves_of_the_study_share_no_group() -> None:
     rows = layout_rows()
-    fitted, kept = half(rows, fitted=True), half(rows, fitted=False)
+    fitted, kept = half_of_study(rows, fitted=True), half_of_study(rows, fitted=False)
     assert len(fitted) + len(kept) == len(rows) == 793
-    assert not {key_of(row, LAYOUT_GROUP_COLUMNS) for row in fitted} & {
-        key_of(row, LAYOUT_GROUP_COLUMNS) for row in kept
+    assert not {row_key(row, LAYOUT_GROUP_COLUMNS) for row in fitted} & {
+        row_key(row, LAYOUT_GROUP_COLUMNS) for row in kept
     }
     assert num_groups(fitted) + num_groups(kept) == num_groups(rows)
 
 
 def test_constants_are_fitted_to_one_half_that_weighs_as_its_groups() -> None:
-    seen, kept = study(), {row.step_time_s for row in half(layout_rows(), fitted=False)}
-    own = {row.step_time_s for row in half(layout_rows(), fitted=True)}
-    assert sum(one.weight for one in seen) == pytest.approx(num_groups(half(layout_rows(), fitted=True)))
+    seen, kept = study_observations(), {row.step_time_s for row in half_of_study(layout_rows(), fitted=False)}
+    own = {row.step_time_s for row in half_of_study(layout_rows(), fitted=True)}
+    assert sum(one.weight for one in seen) == pytest.approx(num_groups(half_of_study(layout_rows(), fitted=True)))
     assert {one.measured_s for one in seen} <= own
     assert not {one.measured_s for one in seen} & (kept - own)
 
@@ -70,20 +70,20 @@ def test_constants_are_fitted_to_one_half_that_weighs_as_its_groups() -> None:
 def test_the_choice_between_layouts() -> None:
     """Pairs over a tenth apart are ordered rightly in nine of ten cases, in the half that no constant was fitted to too."""
     found = published_groups()
-    assert all(len(group.measured_s) >= FEWEST for groups in found.values() for group in groups)
-    by_name = {name: choice(groups) for name, groups in found.items()}
-    for name, picked in ((FITTED, 28), (KEPT, 25)):
+    assert all(len(group.measured_s) >= FEWEST_LAYOUTS for groups in found.values() for group in groups)
+    by_name = {name: choice_statistics(groups) for name, groups in found.items()}
+    for name, picked in ((FITTED_HALF, 28), (HELD_OUT_HALF, 25)):
         one = by_name[name]
         assert one is not None
         assert one.ordered >= 0.94
         assert one.picked >= picked
         assert one.mean_regret <= 0.03
-    runs = by_name[PUBLISHED]
+    runs = by_name[PUBLISHED_RUNS]
     assert runs is not None
     assert (runs.picked >= 16, runs.mean_regret <= 0.02) == (True, True)
     payload = json.loads(json.dumps(groups_payload(found)))
     require_valid(payload)
-    assert payload["summary"][KEPT]["num_groups"] == len(found[KEPT])
+    assert payload["summary"][HELD_OUT_HALF]["num_groups"] == len(found[HELD_OUT_HALF])
     assert {"fold", "key", "fewest_layouts"} <= payload.keys()
     text = groups_report(found)
     document = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")

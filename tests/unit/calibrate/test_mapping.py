@@ -11,15 +11,20 @@ from shardwise.hardware.chips import load_chip
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.torus import Torus
-from shardwise.measure.calibrate.prediction_errors import judge
-from shardwise.measure.calibrate.published_runs.cluster_from_row import chip_named, cluster_of, slice_shape
+from shardwise.measure.calibrate.prediction_errors import predict_rows
+from shardwise.measure.calibrate.published_runs.cluster_from_row import catalogue_name, read_cluster, slice_shape
 from shardwise.measure.calibrate.published_runs.layout_from_row import typical_virtual_stages
-from shardwise.measure.calibrate.published_runs.prediction_from_row import Case, case_of, predict, predict_cells
+from shardwise.measure.calibrate.published_runs.prediction_from_row import (
+    RunCase,
+    predict_cached,
+    predict_row,
+    read_case,
+)
 from shardwise.measure.calibrate.published_runs.run_table import (
-    INPUTS,
-    MEASURED,
-    Facts,
-    Row,
+    INPUT_COLUMNS,
+    MEASURED_COLUMNS,
+    RowCells,
+    RunRow,
     SkippedRow,
     published_rows,
 )
@@ -28,8 +33,8 @@ from shardwise.price.estimate import estimate
 ROWS = {row.id: row for row in published_rows()}
 
 
-def case(name: str) -> Case:
-    return case_of(Facts(dict(ROWS[name].inputs)))
+def case(name: str) -> RunCase:
+    return read_case(RowCells(dict(ROWS[name].inputs)))
 
 
 # Layout as printed, schedule, tokens of a batch and of a sequence, precision recipe; read off the sources by hand.
@@ -196,7 +201,7 @@ def test_a_gpt3_without_a_vocabulary_has_that_of_the_others() -> None:
     ],
 )  # fmt: skip
 def test_precision_recipes(cells: dict[str, str], recipe: str) -> None:
-    assert case_of(Facts({**BASE, **cells})).job.precision == recipe
+    assert read_case(RowCells({**BASE, **cells})).job.precision == recipe
 
 
 @pytest.mark.parametrize(
@@ -207,7 +212,7 @@ def test_precision_recipes(cells: dict[str, str], recipe: str) -> None:
     ],
 )  # fmt: skip
 def test_what_rests_on_the_host(text: str, offload: str) -> None:
-    found = case_of(Facts({**BASE, "offload": text}))
+    found = read_case(RowCells({**BASE, "offload": text}))
     assert found.layout.offload == offload
     assert any("host" in words for words in found.approximations) == (
         text in ("CPU AdamW optimizer offload", "qkv projections to host")
@@ -216,10 +221,10 @@ def test_what_rests_on_the_host(text: str, offload: str) -> None:
 
 def test_a_micro_batch_of_one_is_assumed_for_split_models_only() -> None:
     split = {**BASE, "micro_batch": "", "tp": "2", "global_batch": "16"}
-    assert case_of(Facts(split)).layout.micro_batch_seqs == 1
-    assert case_of(Facts({**split, "grad_accum": "2"})).layout.micro_batch_seqs == 2
+    assert read_case(RowCells(split)).layout.micro_batch_seqs == 1
+    assert read_case(RowCells({**split, "grad_accum": "2"})).layout.micro_batch_seqs == 2
     with pytest.raises(SkippedRow, match="micro-batch not stated"):
-        case_of(Facts({**split, "tp": "1"}))
+        read_case(RowCells({**split, "tp": "1"}))
 
 
 def test_latent_attention_and_experts() -> None:
@@ -242,8 +247,8 @@ def test_windows_on_all_but_every_nth_layer() -> None:
 
 @pytest.mark.parametrize(("layers", "windowed", "every"), [(36, 18, 2), (48, 40, 6), (62, 52, 6), (8, 8, 0), (7, 4, 2)])
 def test_which_layers_have_windows(layers: int, windowed: int, every: int) -> None:
-    found = case_of(
-        Facts({**BASE, "layers": str(layers), "window": "128", "window_layers": str(windowed)})
+    found = read_case(
+        RowCells({**BASE, "layers": str(layers), "window": "128", "window_layers": str(windowed)})
     ).architecture
     assert (found.num_windowed_layers, found.global_every) == (windowed, every)
 
@@ -251,8 +256,8 @@ def test_which_layers_have_windows(layers: int, windowed: int, every: int) -> No
 def test_multi_token_prediction_is_in_the_name() -> None:
     name = next(name for name, row in ROWS.items() if "w/ MTP" in row.cell("model"))
     assert "w/o" not in ROWS[name].cell("model")
-    with_it = Facts({**dict(ROWS["nvidia-mbridge-25-11-002"].inputs), "model": "DeepSeekV3 (w/ MTP)"})
-    assert case_of(with_it).architecture.num_predict_layers == 1
+    with_it = RowCells({**dict(ROWS["nvidia-mbridge-25-11-002"].inputs), "model": "DeepSeekV3 (w/ MTP)"})
+    assert read_case(with_it).architecture.num_predict_layers == 1
     assert case("nvidia-mbridge-25-11-002").architecture.num_predict_layers == 0
 
 
@@ -290,11 +295,11 @@ def test_a_power_limit_and_other_memory_are_changes_of_the_chip() -> None:
 @pytest.mark.parametrize("text", ["TPU-v5e", "TPU-v5p", "TPU-v6e", "TPU-v4", "A100-80GB-SXM", "H200-SXM"])
 def test_a_printed_memory_of_the_usual_chip_is_no_change(text: str) -> None:
     """Sources print "16 GB" for 16 GiB."""
-    chip = load_chip(chip_named(text))
+    chip = load_chip(catalogue_name(text))
     printed = {"tpu-v5e": 16, "tpu-v5p": 95, "tpu-v6e": 32, "tpu-v4": 32, "a100-80gb": 80, "h200": 141}[chip.name]
     row = {"chip": text, "chip_mem_gb": str(printed), "n_devices": "8"}
-    assert cluster_of(Facts(row)).chip.memory_bytes == chip.memory_bytes
-    assert cluster_of(Facts({**row, "chip_mem_gb": str(2 * printed)})).chip.memory_bytes == 2e9 * printed
+    assert read_cluster(RowCells(row)).chip.memory_bytes == chip.memory_bytes
+    assert read_cluster(RowCells({**row, "chip_mem_gb": str(2 * printed)})).chip.memory_bytes == 2e9 * printed
 
 
 @pytest.mark.parametrize(
@@ -306,13 +311,13 @@ def test_a_printed_memory_of_the_usual_chip_is_no_change(text: str) -> None:
     ],
 )  # fmt: skip
 def test_chips_by_the_names_that_sources_write(text: str, name: str) -> None:
-    assert chip_named(text) == name
+    assert catalogue_name(text) == name
 
 
 def test_a_tpu_name_counts_cores_where_a_chip_has_two() -> None:
-    assert cluster_of(Facts({"chip": "v5p-256"})).num_devices == 128
-    assert cluster_of(Facts({"chip": "v5e-256"})).num_devices == 256
-    assert cluster_of(Facts({"chip": "v5p-256", "n_devices": "64"})).num_devices == 64
+    assert read_cluster(RowCells({"chip": "v5p-256"})).num_devices == 128
+    assert read_cluster(RowCells({"chip": "v5e-256"})).num_devices == 256
+    assert read_cluster(RowCells({"chip": "v5p-256", "n_devices": "64"})).num_devices == 64
 
 
 @pytest.mark.parametrize(
@@ -365,18 +370,18 @@ BASE = {
     ],
 )  # fmt: skip
 def test_rows_that_say_too_little_or_too_much_are_skipped_with_the_reason(change: dict[str, str], kind: str) -> None:
-    predict(Facts(BASE))
-    found = predict_cells(tuple({**BASE, **change}.items()))
+    predict_row(RowCells(BASE))
+    found = predict_cached(tuple({**BASE, **change}.items()))
     assert isinstance(found, SkippedRow)
     assert found.kind == kind
 
 
 def test_blanks_are_read_as_the_stated_priors() -> None:
-    found = predict(Facts({**BASE, "n_devices": "16", "tp": "2"})).case
+    found = predict_row(RowCells({**BASE, "n_devices": "16", "tp": "2"})).case
     assert str(found.layout) == "fsdp=8 tp=2 zero_stage=1 sequence_parallel=true micro_batch_seqs=1 recompute=none"
     assert found.job.precision == "bf16"
-    assert predict(Facts({**BASE, "fsdp": "yes"})).case.layout.zero_stage == 3
-    assert predict(Facts({**BASE, "dist_optimizer": "no"})).case.layout.dp == 8
+    assert predict_row(RowCells({**BASE, "fsdp": "yes"})).case.layout.zero_stage == 3
+    assert predict_row(RowCells({**BASE, "dist_optimizer": "no"})).case.layout.dp == 8
 
 
 @pytest.mark.parametrize(
@@ -388,7 +393,7 @@ def test_blanks_are_read_as_the_stated_priors() -> None:
     ],
 )  # fmt: skip
 def test_what_zero_shards_over(cells: dict[str, str], layout: tuple[int, int]) -> None:
-    found = case_of(Facts({**BASE, "n_devices": "16", "global_batch": "16", "fsdp": "yes", **cells})).layout
+    found = read_case(RowCells({**BASE, "n_devices": "16", "global_batch": "16", "fsdp": "yes", **cells})).layout
     assert (found.dp, found.fsdp) == layout
 
 
@@ -398,7 +403,7 @@ HEAVY = {**BASE, "layers": "48", "d_model": "4096", "n_heads": "32", "d_ff": "16
 
 def test_an_unstated_recompute_is_the_least_that_fits() -> None:
     """One layer less would not fit, and neither would the policies before."""
-    found = predict(Facts(HEAVY))
+    found = predict_row(RowCells(HEAVY))
     case, layout = found.case, found.case.layout
     assert found.estimate.fits
     assert layout.recompute == "full"
@@ -411,23 +416,23 @@ def test_an_unstated_recompute_is_the_least_that_fits() -> None:
 
 def test_every_nth_block_is_full_recompute_of_few_layers() -> None:
     cells = {**HEAVY, "recompute": "selective", "recompute_detail": "FSDP; fractional (every n-th block) selective AC"}
-    assert predict(Facts(cells)).case.layout == predict(Facts(HEAVY)).case.layout
-    least = predict(Facts({**cells, "layers": "8"})).case
+    assert predict_row(RowCells(cells)).case.layout == predict_row(RowCells(HEAVY)).case.layout
+    least = predict_row(RowCells({**cells, "layers": "8"})).case
     assert (least.layout.recompute, least.layout.recompute_layers, least.approximations) == ("full", 1, ())
 
 
 def test_a_model_that_never_fits_is_priced_with_all_recomputed() -> None:
-    found = predict(Facts({**HEAVY, "n_devices": "1", "layers": "96", "global_batch": "2"}))
+    found = predict_row(RowCells({**HEAVY, "n_devices": "1", "layers": "96", "global_batch": "2"}))
     assert not found.estimate.fits
     assert (found.case.layout.recompute, found.case.layout.recompute_layers) == ("full", None)
 
 
 def test_a_stated_recompute_stays_unless_it_cannot_be() -> None:
-    assert predict(Facts({**HEAVY, "recompute": "none"})).case.layout.recompute == "none"
-    refuted = predict(Facts({**HEAVY, "recompute": "selective"})).case
+    assert predict_row(RowCells({**HEAVY, "recompute": "none"})).case.layout.recompute == "none"
+    refuted = predict_row(RowCells({**HEAVY, "recompute": "selective"})).case
     assert refuted.layout.recompute == "full"
     assert "selective recompute would not fit; priced as full" in refuted.approximations
-    assert predict(Facts({**BASE, "recompute": "selective"})).case.layout.recompute == "selective"
+    assert predict_row(RowCells({**BASE, "recompute": "selective"})).case.layout.recompute == "selective"
 
 
 @pytest.mark.parametrize(
@@ -447,7 +452,7 @@ def test_a_stated_recompute_is_refuted_by_a_tenth_too_much(
         return replace(found, memory_bytes=parts[layout.recompute] * capacity, fits=parts[layout.recompute] <= 1)
 
     monkeypatch.setattr("shardwise.measure.calibrate.published_runs.prediction_from_row.estimate", taking)
-    assert predict(Facts({**HEAVY, "recompute": stated})).case.layout.recompute == taken
+    assert predict_row(RowCells({**HEAVY, "recompute": stated})).case.layout.recompute == taken
 
 
 def test_modules_free_what_runs_saw_them_free() -> None:
@@ -468,7 +473,7 @@ def test_modules_free_what_runs_saw_them_free() -> None:
 def test_more_virtual_stages_than_blocks_are_cut_to_a_block_each() -> None:
     """But for the first and the last, which may have none: 126 blocks fill 128 virtual stages, and 125 no more than 120."""
     for layers, virtual in ((126, 16), (125, 15)):
-        found = case_of(Facts({**BASE, "layers": str(layers), "pp": "8", "vpp": "16", "global_batch": "64"}))
+        found = read_case(RowCells({**BASE, "layers": str(layers), "pp": "8", "vpp": "16", "global_batch": "64"}))
         assert found.layout.num_virtual_stages == virtual
 
 
@@ -483,7 +488,7 @@ def test_more_virtual_stages_than_blocks_are_cut_to_a_block_each() -> None:
 def test_schedules_by_the_names_that_sources_write(text: str, virtual: str, schedule: str) -> None:
     """1F1B stands for both where virtual stages are stated; a schedule of whole stages has none that nobody states."""
     cells = {**BASE, "pp": "2", "vpp": virtual, "pp_schedule": text, "global_batch": "64"}
-    assert case_of(Facts(cells)).layout.schedule == schedule
+    assert read_case(RowCells(cells)).layout.schedule == schedule
 
 
 def test_what_was_measured_is_never_read() -> None:
@@ -492,14 +497,20 @@ def test_what_was_measured_is_never_read() -> None:
     blank = [replace(row, measured=dict.fromkeys(row.measured, "")) for row in rows]
     absurd = [replace(row, measured=dict.fromkeys(row.measured, "1e9")) for row in rows]
 
-    def priced(found: list[Row]) -> list[tuple[float, float]]:
-        predict_cells.cache_clear()
+    def priced(found: list[RunRow]) -> list[tuple[float, float]]:
+        predict_cached.cache_clear()
         return [(one.prediction.estimate.step_time_s, one.prediction.estimate.memory_bytes)
-                for one in judge(found) if one.prediction]  # fmt: skip
+                for one in predict_rows(found) if one.prediction]  # fmt: skip
 
     assert priced(rows) == priced(blank) == priced(absurd)
     assert len(priced(rows)) == len(rows)
-    assert not set(INPUTS) & {*MEASURED, "peak_memory_gb", "mfu_reported", "hfu_reported", "tflops_per_device_reported"}
+    assert not set(INPUT_COLUMNS) & {
+        *MEASURED_COLUMNS,
+        "peak_memory_gb",
+        "mfu_reported",
+        "hfu_reported",
+        "tflops_per_device_reported",
+    }
 
 
 @pytest.mark.parametrize(
@@ -513,5 +524,5 @@ def test_what_was_measured_is_never_read() -> None:
     ],
 )  # fmt: skip
 def test_what_is_priced_as_something_close_is_said(cells: dict[str, str], words: str) -> None:
-    found = case_of(Facts({**BASE, **cells})).approximations
+    found = read_case(RowCells({**BASE, **cells})).approximations
     assert (len(found) == 1 and words in found[0]) if words else not found

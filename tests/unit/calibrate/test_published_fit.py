@@ -17,18 +17,18 @@ import pytest
 from json_schemas import require_valid
 
 from shardwise.hardware.calibration_constants import CONSTANTS
-from shardwise.hardware.published_constants import fitted
+from shardwise.hardware.published_constants import load_published_fit
 from shardwise.measure.calibrate.cross_validation import FOLDS, fold_groups
 from shardwise.measure.calibrate.payloads import fold_payload
-from shardwise.measure.calibrate.prediction_errors import judge, memory_summary
+from shardwise.measure.calibrate.prediction_errors import memory_error_tables, predict_rows
 from shardwise.measure.calibrate.published_fit import (
     STRATA,
-    Published,
-    constants_toml,
+    PublishedFit,
     fit_published,
     fold_ranking,
     fold_report,
     fold_statistics,
+    format_constants,
 )
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
 
@@ -49,7 +49,7 @@ REACHED = {
 }  # fmt: skip
 
 
-def errors_by_fold(published: Published, fold: str, stratum: str) -> None:
+def errors_by_fold(published: PublishedFit, fold: str, stratum: str) -> None:
     seconds = published.in_sample if fold == "fitted" else published.folds[fold]
     found = fold_statistics(published, seconds, STRATA[stratum])
     assert found is not None
@@ -57,14 +57,14 @@ def errors_by_fold(published: Published, fold: str, stratum: str) -> None:
         assert value <= most
 
 
-def a_fit_that_is_too_good_is_an_alarm(published: Published) -> None:
+def a_fit_that_is_too_good_is_an_alarm(published: PublishedFit) -> None:
     """Two runs of one configuration differ by 2 to 4%: a smaller error would be one of memory, not of physics."""
     found = fold_statistics(published, published.in_sample, STRATA["all"])
     assert found is not None
     assert found.mean > 0.035
 
 
-def korthikantis_eight_runs_are_nearer_than_calculon_was(published: Published) -> None:
+def korthikantis_eight_runs_are_nearer_than_calculon_was(published: PublishedFit) -> None:
     """Calculon (Isaev et al. 2023) was fitted to them: 3.65% on average, 8.87% at most."""
     errors = [
         abs(published.in_sample[0][i] / published.measured[i] - 1)
@@ -76,17 +76,17 @@ def korthikantis_eight_runs_are_nearer_than_calculon_was(published: Published) -
     assert np.max(errors) < 0.0887
 
 
-def intervals_cover_nine_of_ten(published: Published, fold: str) -> None:
+def intervals_cover_nine_of_ten(published: PublishedFit, fold: str) -> None:
     assert 0.87 <= published.coverage(fold) <= 0.93
 
 
-def intervals_of_known_stacks_are_narrow(published: Published) -> None:
+def intervals_of_known_stacks_are_narrow(published: PublishedFit) -> None:
     """The median run is dense."""
     low, high = published.spread("model")["dense"]
     assert (high - low) / 2 < 0.15
 
 
-def layouts_are_ordered_as_measured(published: Published) -> None:
+def layouts_are_ordered_as_measured(published: PublishedFit) -> None:
     folds = (published.in_sample, published.folds["model"], published.folds["source"])
     known, crossed, new = (fold_ranking(published, seconds) for seconds in folds)
     assert known is not None
@@ -99,10 +99,10 @@ def layouts_are_ordered_as_measured(published: Published) -> None:
     assert max(known.lost, crossed.lost) < 0.011
 
 
-def the_package_comes_with_what_is_fitted(published: Published) -> None:
+def the_package_comes_with_what_is_fitted(published: PublishedFit) -> None:
     """benchmarks/published.py --write has been run since the physics changed."""
-    now = tomllib.loads(constants_toml(published))
-    shipped = fitted()
+    now = tomllib.loads(format_constants(published))
+    shipped = load_published_fit()
     assert now["source"] == shipped["source"]
     for group in ("chips", "stacks"):
         assert now[group].keys() == shipped[group].keys()
@@ -112,7 +112,7 @@ def the_package_comes_with_what_is_fitted(published: Published) -> None:
             )
 
 
-def report_and_payload_say_the_same(published: Published) -> None:
+def report_and_payload_say_the_same(published: PublishedFit) -> None:
     text, payload = fold_report(published), fold_payload(published)
     require_valid(json.loads(json.dumps(payload)))
     mean = payload["summary"]["model"]["all"]["mean"]
@@ -125,7 +125,7 @@ def report_and_payload_say_the_same(published: Published) -> None:
     assert "coverage" in text
 
 
-def a_model_is_left_out_with_all_its_runs_by_a_stack(published: Published) -> None:
+def a_model_is_left_out_with_all_its_runs_by_a_stack(published: PublishedFit) -> None:
     for draw in range(2):
         folds = fold_groups(published.members, "model", draw)
         tenths = [{published.members[i].pair for i in fold} for fold in folds]
@@ -133,7 +133,7 @@ def a_model_is_left_out_with_all_its_runs_by_a_stack(published: Published) -> No
         assert sorted(i for fold in folds for i in fold) == list(range(len(published.members)))
 
 
-def the_readme_says_what_is_reached(published: Published) -> None:
+def the_readme_says_what_is_reached(published: PublishedFit) -> None:
     """Each number of its table is one of today's."""
     text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if re.match(r"\| .*%", line)]
@@ -148,11 +148,11 @@ def the_readme_says_what_is_reached(published: Published) -> None:
     for numbers, (fold, strata) in zip(said, expected, strict=False):
         found = [fold_statistics(published, folds[fold], STRATA[name]) for name in strata]
         assert numbers == {f"{share:.1%}" for one in found if one for share in (one.mean, one.median, one.p90)}
-    memory = memory_summary(judge(published_rows()))["overall"]["all"]
+    memory = memory_error_tables(predict_rows(published_rows()))["overall"]["all"]
     assert said[-1] == {f"{share:.1%}" for share in (memory.mean, memory.median, memory.p90)}
 
 
-def the_documents_print_what_is_reached(published: Published) -> None:
+def the_documents_print_what_is_reached(published: PublishedFit) -> None:
     """As `shardwise validate --folds` prints it; processors round sums differently, so a last digit may be another."""
     text = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
     session = re.search(r"```\n\$ shardwise validate --folds\n\n(.*?)\n```", text, re.DOTALL)

@@ -8,11 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from shardwise.hardware.calibration_constants import CONSTANTS, Calibration, scaled
+from shardwise.hardware.calibration_constants import CONSTANTS, Calibration, scale_rates
 from shardwise.hardware.chips import chip_names
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.published_constants import LIKE, calibrated, calibration_of, constants_of, fitted
-from shardwise.hardware.stacks import KINDS, stack_named, stack_names, stack_of_software
+from shardwise.hardware.published_constants import (
+    SIMILAR_CHIP,
+    constant_values,
+    load_published_fit,
+    published_calibration,
+    with_calibration,
+)
+from shardwise.hardware.stacks import STACK_KINDS, get_stack, match_stack, stack_names
 from shardwise.values.errors import InputError
 
 
@@ -23,10 +29,10 @@ def test_a_chip_has_at_most_ten_constants_and_a_stack_at_most_four() -> None:
 
 
 def test_what_was_fitted_are_these_constants_of_chips_and_stacks_and_nothing_else() -> None:
-    found = fitted()
+    found = load_published_fit()
     assert set(found) == {"source", "spread", "runs", "chips", "stacks"}
     assert set(found["chips"]) <= set(chip_names())
-    assert set(found["stacks"]) <= set(stack_names()) - set(KINDS)
+    assert set(found["stacks"]) <= set(stack_names()) - set(STACK_KINDS)
     for group, owner in (("chips", "chip"), ("stacks", "stack")):
         own = {name for name, constant in CONSTANTS.items() if constant.owner == owner}
         for values in found[group].values():
@@ -41,7 +47,7 @@ def test_what_was_fitted_are_these_constants_of_chips_and_stacks_and_nothing_els
 def test_a_constant_comes_back_from_its_line_without_bounds(name: str) -> None:
     constant = CONSTANTS[name]
     assert constant.low < constant.prior < constant.high
-    assert constant.from_unbounded(constant.free(constant.prior)) == pytest.approx(constant.prior)
+    assert constant.from_unbounded(constant.to_unbounded(constant.prior)) == pytest.approx(constant.prior)
     far = constant.from_unbounded(np.array([-50.0, 50.0]))
     assert far[0] == pytest.approx(constant.low, rel=1e-6, abs=1e-9)
     assert far[1] == pytest.approx(constant.high, rel=1e-6)
@@ -60,29 +66,29 @@ def test_a_constant_comes_back_from_its_line_without_bounds(name: str) -> None:
     ],
 )  # fmt: skip
 def test_the_stack_of_some_software(software: str, stack: str) -> None:
-    assert stack_of_software(software).name == stack
+    assert match_stack(software).name == stack
 
 
 def test_an_unknown_stack_is_expected_as_others_of_its_kind_and_less_surely() -> None:
-    kind, known = stack_named("fused"), stack_named("nemo-25")
-    assert constants_of("h100", kind)["elementwise"] == KINDS["fused"]["elementwise"]
-    assert constants_of("h100", kind)["matmul_fraction"] == constants_of("h100", known)["matmul_fraction"]
-    widths = [high / low for low, high in (calibration_of("h100", s).spread["dense"] for s in (known, kind))]
+    kind, known = get_stack("fused"), get_stack("nemo-25")
+    assert constant_values("h100", kind)["elementwise"] == STACK_KINDS["fused"]["elementwise"]
+    assert constant_values("h100", kind)["matmul_fraction"] == constant_values("h100", known)["matmul_fraction"]
+    widths = [high / low for low, high in (published_calibration("h100", s).spread["dense"] for s in (known, kind))]
     assert widths[0] < widths[1]
     with pytest.raises(InputError, match=r"the stacks are .*nemo-25.*eager"):
-        stack_named("nemo-2025")
+        get_stack("nemo-2025")
 
 
-@pytest.mark.parametrize("chip", LIKE)
+@pytest.mark.parametrize("chip", SIMILAR_CHIP)
 def test_a_chip_without_runs_starts_from_one_that_it_is_like(chip: str) -> None:
-    stack = stack_named("megatron")
+    stack = get_stack("megatron")
     assert chip in chip_names()
-    if chip not in fitted()["chips"]:
-        assert constants_of(chip, stack) == constants_of(LIKE[chip], stack)
+    if chip not in load_published_fit()["chips"]:
+        assert constant_values(chip, stack) == constant_values(SIMILAR_CHIP[chip], stack)
 
 
 def test_a_chip_that_is_like_no_other_has_the_priors() -> None:
-    found = constants_of("mi300x", stack_named("fused"))
+    found = constant_values("mi300x", get_stack("fused"))
     assert found["attention_fraction"] == CONSTANTS["attention_fraction"].prior
     measured = load_cluster("mi300x:8").chip.matmul_fraction
     assert found["matmul_fraction"] == measured < CONSTANTS["matmul_fraction"].prior  # no faster than a micro-benchmark
@@ -90,16 +96,16 @@ def test_a_chip_that_is_like_no_other_has_the_priors() -> None:
 
 def test_links_run_at_the_rates_that_collectives_reach() -> None:
     cluster = load_cluster("h100:64")
-    inner, outer = scaled(cluster.topology, 0.5, 0.25).tiers  # type: ignore[union-attr]
+    inner, outer = scale_rates(cluster.topology, 0.5, 0.25).tiers  # type: ignore[union-attr]
     assert (inner.fraction, outer.fraction) == (0.5, 0.25)
     pods = load_cluster("tpu-v5e:16x16*4").topology
-    slower = scaled(pods, 0.5, 0.25)
+    slower = scale_rates(pods, 0.5, 0.25)
     assert slower.torus.bytes_per_s == pods.torus.bytes_per_s * 0.5  # type: ignore[union-attr]
     assert slower.bytes_per_s == pods.bytes_per_s * 0.25  # type: ignore[union-attr]
 
 
 def test_impossible_calibrations_are_refused() -> None:
-    good = calibration_of("h100", stack_named("nemo-25"))
+    good = published_calibration("h100", get_stack("nemo-25"))
     with pytest.raises(InputError, match=r"matmul_fraction is 1.5; .* of 0.3 to 1, is required"):
         replace(good, constants={**good.constants, "matmul_fraction": 1.5})
     with pytest.raises(InputError, match="constants are launch_s; matmul_fraction"):
@@ -108,7 +114,7 @@ def test_impossible_calibrations_are_refused() -> None:
         replace(good, clock=3.0)
     with pytest.raises(InputError, match=r"spread of dense is 1.1 to 1.2"):
         replace(good, spread={"dense": (1.1, 1.2)})
-    assert isinstance(calibrated(load_cluster("h100:8"), good).calibration, Calibration)
+    assert isinstance(with_calibration(load_cluster("h100:8"), good).calibration, Calibration)
 
 
 def test_sizes_are_varied_by_factors_and_shares_within_limits() -> None:
@@ -116,7 +122,7 @@ def test_sizes_are_varied_by_factors_and_shares_within_limits() -> None:
     sizes = {name for name, one in CONSTANTS.items() if one.is_size}
     assert sizes == {"matmul_ramp", "elementwise", "launch_s", "attention"}
     for name, one in CONSTANTS.items():
-        free = one.free(one.prior)
+        free = one.to_unbounded(one.prior)
         up, down = one.from_unbounded(free + one.width), one.from_unbounded(free - one.width)
         if name in sizes:
             assert up / one.prior == pytest.approx(one.prior / down) == pytest.approx(math.exp(one.width)), name

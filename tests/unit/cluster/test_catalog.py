@@ -8,7 +8,7 @@ import re
 import pytest
 
 import shardwise as sw
-from shardwise.hardware.chips import Chip, catalogue_entry, chip_names, load_chip
+from shardwise.hardware.chips import Chip, chip_names, get_catalog_entry, load_chip
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.switches import Switched
 from shardwise.model.architecture import Architecture
@@ -42,7 +42,7 @@ def test_the_chips() -> None:
 
 @pytest.mark.parametrize("name", CHIPS)
 def test_every_value_has_a_source(name: str) -> None:
-    entry = catalogue_entry(name)
+    entry = get_catalog_entry(name)
     sources = entry["sources"]
     assert all(len(source) > 20 for source in sources.values())
     for key in set(entry) - {"vendor", "sources", "torus", "tiers"}:
@@ -66,7 +66,7 @@ def test_every_value_has_a_source(name: str) -> None:
 @pytest.mark.parametrize("name", CHIPS)
 def test_a_cluster_has_the_links_of_the_catalogue(name: str) -> None:
     """A neighbour on a torus is reached over both directions of a ring, one on a switch over all of a GPU's links."""
-    entry, topology = catalogue_entry(name), load_cluster(examples(name)[0]).topology
+    entry, topology = get_catalog_entry(name), load_cluster(examples(name)[0]).topology
     if "torus" in entry:
         assert topology.neighbour_bytes_per_s() == 2 * parse_quantity(entry["torus"]["bytes_per_s"])
     else:
@@ -109,7 +109,7 @@ def test_links_reproduce_the_collectives_they_were_read_from(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHIPS)
 def test_hosts_fit_the_network(name: str) -> None:
-    entry, chip = catalogue_entry(name), load_chip(name)
+    entry, chip = get_catalog_entry(name), load_chip(name)
     if "torus" in entry:
         assert chip.host_shape is not None
         assert len(chip.host_shape) == entry["torus"]["num_axes"]
@@ -120,7 +120,7 @@ def test_hosts_fit_the_network(name: str) -> None:
 
 def examples(name: str) -> tuple[str, ...]:
     """Clusters of 8 devices, or as many as one node has, and some of the next size."""
-    entry = catalogue_entry(name)
+    entry = get_catalog_entry(name)
     if "torus" in entry:
         return (f"{name}:2x4", f"{name}:8x8") if entry["torus"]["num_axes"] == 2 else (f"{name}:2x2x2", f"{name}:4x4x4")
     node = min(8, entry["tiers"][0].get("size", 8))
@@ -176,9 +176,9 @@ def test_a_faster_chip_takes_less_time() -> None:
 
 
 def test_what_has_no_source_is_an_error_that_names_it() -> None:
-    assert load_chip("h100").known("power_w") == 700
+    assert load_chip("h100").require_value("power_w") == 700
     with pytest.raises(MissingValueError, match=r"^chip tpu-v5e: no sourced power_w$"):
-        load_chip("tpu-v5e").known("power_w")
+        load_chip("tpu-v5e").require_value("power_w")
     with pytest.raises(
         MissingValueError, match=r"^chip v100: no sourced bf16 peak; it has fp16, fp32; choose --precision fp32"
     ):

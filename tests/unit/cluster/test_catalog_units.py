@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.hardware.chips import Chip, catalogue_entry, chip_names, load_chip
+from shardwise.hardware.chips import Chip, chip_names, get_catalog_entry, load_chip
 from shardwise.values.units import parse_quantity
 
 PREFIXES = {"M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "Mi": 2.0**20, "Gi": 2.0**30, "": 1.0}
@@ -57,7 +57,7 @@ class Figure:
 
 def chips_of(name: str, of: str) -> float:
     """Chips (or, for links, the part of a chip's egress) that a figure "of" something covers."""
-    entry, chip = catalogue_entry(name), load_chip(name)
+    entry, chip = get_catalog_entry(name), load_chip(name)
     if of in ("chip", "links"):
         return 1.0
     if of == "link":
@@ -85,7 +85,7 @@ FIGURES = tuple(figures())
 
 def quantities(name: str) -> dict[str, float]:
     """Every value with a unit that the catalogue has of a chip."""
-    chip, entry = load_chip(name), catalogue_entry(name)
+    chip, entry = load_chip(name), get_catalog_entry(name)
     found = {f"peak.{dtype}": peak for dtype, peak in chip.peak_flops_per_s.items()}
     found |= {field: getattr(chip, field) for field in MEANING if field in entry and field != "torus"}
     found |= {f"tier.{tier['name']}": parse_quantity(tier["bytes_per_s"]) for tier in entry.get("tiers", ())}
@@ -138,7 +138,7 @@ def test_a_figure_read_with_another_unit_is_another_value(figure: Figure) -> Non
 @pytest.mark.parametrize("name", chip_names())
 def test_plain_numbers_are_in_their_ranges(name: str) -> None:
     """Latencies in seconds, prices of one chip, capacities that hold some ms of what their memory streams."""
-    chip, entry = load_chip(name), catalogue_entry(name)
+    chip, entry = load_chip(name), get_catalog_entry(name)
     links = [*entry.get("tiers", ()), *([entry["torus"]] if "torus" in entry else [])]
     for latency in (link[key] for link in links for key in ("hop_latency_s", "base_latency_s") if key in link):
         assert 5e-7 < latency < 2e-5

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.hardware import chips
-from shardwise.hardware.catalog_networks import with_chip
+from shardwise.hardware.catalog_networks import replace_chip
 from shardwise.hardware.chips import chip_names, load_chip
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.pods import Pods
@@ -217,11 +217,11 @@ def test_a_chip_sends_to_other_pods_what_google_states_for_each_chip(name: str, 
 
 def test_another_chip_sets_the_rate_between_pods() -> None:
     cluster = load_cluster("tpu-v5e:16x16*4")
-    faster = with_chip(cluster, dataclasses.replace(cluster.chip, dcn_bytes_per_s_per_host=100e9))
+    faster = replace_chip(cluster, dataclasses.replace(cluster.chip, dcn_bytes_per_s_per_host=100e9))
     assert isinstance(faster.topology, Pods)
     assert (faster.topology.bytes_per_s, faster.topology.levels) == (12.5e9, (16, 16, 4))
     one = load_cluster("tpu-v5e:16x16")
-    assert with_chip(one, one.chip) == one
+    assert replace_chip(one, one.chip) == one
 
 
 def test_a_chip_and_torus_of_ones_own_without_a_base(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_chip_and_torus_of_ones_own_without_a_base(tmp_path: Path) -> None:
     """)  # fmt: skip
     cluster = load_cluster(path)
     assert (cluster.name, cluster.num_devices, cluster.chip.host_shape) == ("two by two", 4, (2, 2))
-    assert cluster.chip.known("price_usd_per_hour") == 1.5
+    assert cluster.chip.require_value("price_usd_per_hour") == 1.5
     assert set(cluster.chip.sources.values()) == {"my-cluster.toml"}
     assert sw.plan(sw.load_model("llama-3-8b"), cluster, JOB).estimate.fits
 
@@ -248,10 +248,10 @@ def catalogue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """A copy of the catalogue that a file can be added to."""
     folder = tmp_path / "catalog"
     shutil.copytree(ROOT / "src" / "shardwise" / "hardware" / "catalog" / "chips", folder)
-    monkeypatch.setattr(chips, "CATALOGUE", folder)
-    chips._chips.cache_clear()
+    monkeypatch.setattr(chips, "CHIP_CATALOG", folder)
+    chips._load_chip_tables.cache_clear()
     yield folder
-    chips._chips.cache_clear()
+    chips._load_chip_tables.cache_clear()
 
 
 def test_adding_a_chip_is_one_data_file(catalogue: Path) -> None:

@@ -9,25 +9,25 @@ from pathlib import Path
 import pytest
 
 from shardwise.hardware.calibration_constants import CONSTANTS, Calibration
-from shardwise.hardware.catalog_networks import with_chip
-from shardwise.hardware.cluster_files import cluster_toml, toml
-from shardwise.hardware.cluster_loading import load_cluster, load_own
+from shardwise.hardware.catalog_networks import replace_chip
+from shardwise.hardware.cluster_files import format_cluster_toml, format_toml_value
+from shardwise.hardware.cluster_loading import load_cluster, load_measured_cluster
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched
-from shardwise.hardware.published_constants import calibrated, calibration_of, constants_of
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.published_constants import constant_values, published_calibration, with_calibration
+from shardwise.hardware.stacks import get_stack
 from shardwise.values.errors import InputError
 
 ROOT = Path(__file__).parents[3]
 OWN, SLICE, *_ = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "extending.md").read_text("utf-8"), re.DOTALL)
-TITAN = stack_named("torchtitan")
+TITAN = get_stack("torchtitan")
 
 
 def some_calibration(chip: str) -> Calibration:
     """One that differs from what is shipped in every value, with digits that do not come out even."""
-    shipped = calibration_of(chip, TITAN)
+    shipped = published_calibration(chip, TITAN)
     constants = {
-        name: float(one.from_unbounded(one.free(shipped[name]) + (number + 1) / 37))
+        name: float(one.from_unbounded(one.to_unbounded(shipped[name]) + (number + 1) / 37))
         for number, (name, one) in enumerate(CONSTANTS.items())
     }
     return replace(
@@ -45,20 +45,20 @@ def test_what_is_written_is_read_as_it_was(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     Path("own.toml").write_text(OWN, encoding="utf-8")
     Path("slice.toml").write_text(SLICE, encoding="utf-8")
-    own = load_own(text)
+    own = load_measured_cluster(text)
     calibration = some_calibration(own.nominal.chip.base or "")
-    Path("again.toml").write_text(cluster_toml(own.nominal, calibration, {"exposed": "± 0.1"}), encoding="utf-8")
-    again = load_own("again.toml")
+    Path("again.toml").write_text(format_cluster_toml(own.nominal, calibration, {"exposed": "± 0.1"}), encoding="utf-8")
+    again = load_measured_cluster("again.toml")
     assert (again.nominal, again.calibration) == (own.nominal, calibration)
-    assert load_cluster("again.toml") == calibrated(own.nominal, calibration)
+    assert load_cluster("again.toml") == with_calibration(own.nominal, calibration)
     assert "# ± 0.1" in Path("again.toml").read_text(encoding="utf-8")
 
 
 def test_only_what_differs_from_the_catalogue_is_written(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text(OWN, encoding="utf-8")
-    own = load_own(str(file))
-    text = cluster_toml(own.nominal, some_calibration("h100"))
+    own = load_measured_cluster(str(file))
+    text = format_cluster_toml(own.nominal, some_calibration("h100"))
     assert 'base = "h100"' in text
     assert "power_w = 500.0" in text
     assert "memory_bytes" not in text
@@ -69,13 +69,13 @@ def test_what_a_table_leaves_out_is_as_shipped(tmp_path: Path) -> None:
     file.write_text(f'{OWN}\n[calibration]\nstack = "torchtitan"\nconstants = {{ exposed = 0.25 }}\n', encoding="utf-8")
     found = load_cluster(str(file))
     assert found.calibration is not None
-    assert found.calibration.constants == {**constants_of("h100", TITAN), "exposed": 0.25}
-    assert found.calibration.spread == calibration_of("h100", TITAN).spread
+    assert found.calibration.constants == {**constant_values("h100", TITAN), "exposed": 0.25}
+    assert found.calibration.spread == published_calibration("h100", TITAN).spread
     assert found.calibration.source == "own.toml"
     assert found.calibration.clock == pytest.approx((500 / 700) ** (1 / 3))  # the file's chip is limited to 500 W
-    assert isinstance(found.reached, Switched)
-    assert found.reached.tiers[0].fraction == found.calibration["link_fraction"]
-    assert load_own(str(file)).nominal.topology.levels == (8, 4)
+    assert isinstance(found.sustained_topology, Switched)
+    assert found.sustained_topology.tiers[0].fraction == found.calibration["link_fraction"]
+    assert load_measured_cluster(str(file)).nominal.topology.levels == (8, 4)
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_what_is_wrong_with_a_calibration(tmp_path: Path, table: str, problems: 
 
 
 def test_another_chip_leaves_what_collectives_reach_between_pods() -> None:
-    own = load_own("tpu-v5e:16x16*4")
-    cluster = calibrated(own.nominal, some_calibration("tpu-v5e"))
-    again = with_chip(cluster, replace(cluster.chip, dcn_bytes_per_s_per_host=2e10, host_shape=(8,)))
-    assert isinstance(again.reached, Pods)
+    own = load_measured_cluster("tpu-v5e:16x16*4")
+    cluster = with_calibration(own.nominal, some_calibration("tpu-v5e"))
+    again = replace_chip(cluster, replace(cluster.chip, dcn_bytes_per_s_per_host=2e10, host_shape=(8,)))
+    assert isinstance(again.sustained_topology, Pods)
     assert cluster.calibration is not None
-    assert again.reached.bytes_per_s == pytest.approx(2e10 / 8 * cluster.calibration["network_fraction"])
+    assert again.sustained_topology.bytes_per_s == pytest.approx(2e10 / 8 * cluster.calibration["network_fraction"])
 
 
 def test_texts_are_escaped() -> None:
-    assert toml('a "b"\\\x7f\n') == '"a \\"b\\"\\\\\\u007f\\n"'
-    assert toml({"a b": [1, True, 2.5e-07]}) == '{ "a b" = [1, true, 2.5e-07] }'
+    assert format_toml_value('a "b"\\\x7f\n') == '"a \\"b\\"\\\\\\u007f\\n"'
+    assert format_toml_value({"a b": [1, True, 2.5e-07]}) == '{ "a b" = [1, true, 2.5e-07] }'

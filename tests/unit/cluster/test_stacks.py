@@ -9,21 +9,21 @@ import pytest
 
 import shardwise as sw
 from shardwise.hardware.calibration_constants import CONSTANTS
-from shardwise.hardware.catalog_networks import with_chip
-from shardwise.hardware.cluster_sizes import sizes
+from shardwise.hardware.catalog_networks import replace_chip
+from shardwise.hardware.cluster_sizes import iterate_sizes
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.torus import Torus
 from shardwise.hardware.published_constants import (
-    LIKE,
-    calibrated,
-    calibration_of,
-    constants_of,
-    fitted,
+    SIMILAR_CHIP,
+    constant_values,
+    load_published_fit,
     num_runs,
-    rated,
+    published_calibration,
+    with_calibration,
+    without_calibration,
 )
-from shardwise.hardware.stacks import stack_named, stack_names  # fmt: skip
+from shardwise.hardware.stacks import get_stack, stack_names  # fmt: skip
 from shardwise.values.errors import InputError
 
 CLUSTERS = ("h100:512", "gb200:256", "tpu-v5p:4x4x4", "tpu-v5e:4x4*2", "tpu-v4:4x4x8_twisted", "local:4")
@@ -33,10 +33,10 @@ CLUSTERS = ("h100:512", "gb200:256", "tpu-v5p:4x4x4", "tpu-v5e:4x4*2", "tpu-v4:4
 def test_a_cluster_under_a_stack_has_its_constants_and_links_at_their_rate(name: str) -> None:
     plain, cluster = sw.load_cluster(name), sw.load_cluster(name, stack="compiled")
     assert plain.calibration is None
-    assert cluster.calibration == calibration_of(plain.chip.name, stack_named("compiled"))
+    assert cluster.calibration == published_calibration(plain.chip.name, get_stack("compiled"))
     assert replace(cluster, calibration=None) == plain
     inner, outer = cluster.calibration["link_fraction"], cluster.calibration["network_fraction"]
-    mine, its = cluster.reached, plain.reached
+    mine, its = cluster.sustained_topology, plain.sustained_topology
     if isinstance(mine, Switched):
         assert [tier.fraction for tier in mine.tiers] == [inner] + [outer] * (len(mine.tiers) - 1)
         return
@@ -51,20 +51,22 @@ def test_a_cluster_under_a_stack_has_its_constants_and_links_at_their_rate(name:
 
 @pytest.mark.parametrize("name", stack_names())
 def test_every_stack_can_be_named(name: str) -> None:
-    chip = "h100:8" if "GPU" in stack_named(name).platforms else "tpu-v5e:4x4"
+    chip = "h100:8" if "GPU" in get_stack(name).platforms else "tpu-v5e:4x4"
     calibration = sw.load_cluster(chip, stack=name).calibration
     assert calibration is not None
     assert calibration.stack == name
     assert calibration.constants.keys() == CONSTANTS.keys()
-    assert ("the defaults of its kind" in (calibration.caveat(moe=False) or "")) == (name not in fitted()["stacks"])
+    assert ("the defaults of its kind" in (calibration.interval_note(moe=False) or "")) == (
+        name not in load_published_fit()["stacks"]
+    )
 
 
 def test_a_stack_is_known_on_the_chips_and_for_the_models_that_it_was_run_with() -> None:
     """torchtitan on H100: 24 dense runs and no mixture of experts; on B200 none at all."""
-    wide, narrow = fitted()["spread"]["unknown"], fitted()["spread"]["known"]
-    stack = stack_named("torchtitan")
+    wide, narrow = load_published_fit()["spread"]["unknown"], load_published_fit()["spread"]["known"]
+    stack = get_stack("torchtitan")
     assert num_runs("h100", stack, "dense") == 24
-    here, there = calibration_of("h100", stack), calibration_of("b200", stack)
+    here, there = published_calibration("h100", stack), published_calibration("b200", stack)
     assert list(here.spread["dense"]) == narrow["dense"]
     assert list(here.spread["moe"]) == wide["moe"]
     assert list(there.spread["dense"]) == wide["dense"]
@@ -96,15 +98,15 @@ def test_an_unknown_stack_lists_the_names() -> None:
 
 
 def test_what_stands_for_a_chip_without_runs_is_said_and_is_less_sure() -> None:
-    stack = stack_named("nemo-25")
-    like, none = calibration_of("h800", stack), calibration_of("mi300x", stack)
-    assert (LIKE["h800"], like.constants) == ("h100", constants_of("h100", stack))
-    assert like.caveat(moe=False) == "no published run is of h800, which is taken to be as h100"
-    assert none.caveat(moe=True) == "no published run is of mi300x, which has what is expected of any chip"
+    stack = get_stack("nemo-25")
+    like, none = published_calibration("h800", stack), published_calibration("mi300x", stack)
+    assert (SIMILAR_CHIP["h800"], like.constants) == ("h100", constant_values("h100", stack))
+    assert like.interval_note(moe=False) == "no published run is of h800, which is taken to be as h100"
+    assert none.interval_note(moe=True) == "no published run is of mi300x, which has what is expected of any chip"
     assert none["attention_fraction"] == CONSTANTS["attention_fraction"].prior
-    assert none["exposed"] == fitted()["stacks"]["nemo-25"]["exposed"]
-    wide = calibration_of("h100", stack_named("fused")).spread
-    assert none.spread == like.spread == wide != calibration_of("h100", stack).spread
+    assert none["exposed"] == load_published_fit()["stacks"]["nemo-25"]["exposed"]
+    wide = published_calibration("h100", get_stack("fused")).spread
+    assert none.spread == like.spread == wide != published_calibration("h100", stack).spread
 
 
 OWN = """
@@ -129,9 +131,9 @@ def test_a_file_is_under_a_stack_as_the_chip_that_it_starts_from(tmp_path: Path)
         path.write_text(OWN.format(power=power), encoding="utf-8")
         cluster = sw.load_cluster(str(path), stack="nemo-25")
         assert cluster.calibration is not None
-        assert cluster.calibration.constants == constants_of("h100", stack_named("nemo-25"))
+        assert cluster.calibration.constants == constant_values("h100", get_stack("nemo-25"))
         assert cluster.calibration.clock == pytest.approx((power / 700) ** (1 / 3))
-        assert cluster.calibration.caveat(moe=False) is None
+        assert cluster.calibration.interval_note(moe=False) is None
         seconds.append(sw.estimate(model, cluster, job, sw.Layout(fsdp=8, zero_stage=3)).step_time_s)
     assert 1.1 < seconds[1] / seconds[0] < 2 ** (1 / 3)
 
@@ -151,26 +153,28 @@ def test_another_calibration_takes_the_place_of_the_first(name: str) -> None:
     """And without any the links have their rated speed, from which the books' rules start."""
     first, second = sw.load_cluster(name, stack="compiled"), sw.load_cluster(name, stack="shardwise")
     assert second.calibration is not None
-    again = calibrated(first, second.calibration)
+    again = with_calibration(first, second.calibration)
     assert again.calibration == second.calibration
     job = sw.Job(global_batch_tokens=2**20, seq_len=4096, precision="fp32" if name == "local:4" else "bf16")
     model = sw.load_model("llama-3.2-1b")
     here, there = (sw.book_rules(model, cluster, job) for cluster in (first, sw.load_cluster(name)))
     assert [(rule.name, pytest.approx(rule.value)) for rule in here] == [(rule.name, rule.value) for rule in there]
-    assert rated(first).calibration is None
-    assert again.reached.axis_bytes_per_s() == pytest.approx(second.reached.axis_bytes_per_s())
+    assert without_calibration(first).calibration is None
+    assert again.sustained_topology.axis_bytes_per_s() == pytest.approx(second.sustained_topology.axis_bytes_per_s())
 
 
 def test_another_chip_keeps_the_rate_between_pods() -> None:
     plain, cluster = (sw.load_cluster("tpu-v5e:4x4*2", stack=stack) for stack in (None, "maxtext"))
-    assert with_chip(cluster, replace(cluster.chip, memory_bytes=32e9)).reached == cluster.reached
-    assert with_chip(plain, plain.chip) == plain
+    assert (
+        replace_chip(cluster, replace(cluster.chip, memory_bytes=32e9)).sustained_topology == cluster.sustained_topology
+    )
+    assert replace_chip(plain, plain.chip) == plain
 
 
 @pytest.mark.parametrize("name", ["h100:32", "tpu-v5e:4x4*2"])
 def test_other_sizes_have_the_same_constants(name: str) -> None:
     """What would meet a deadline is predicted as what missed it was."""
     cluster = sw.load_cluster(name, stack="compiled")
-    larger = next(sizes(cluster, 2.0))
+    larger = next(iterate_sizes(cluster, 2.0))
     assert larger == sw.load_cluster(larger.name, stack="compiled")
     assert larger.num_devices >= 2 * cluster.num_devices

@@ -7,26 +7,28 @@ from dataclasses import replace
 import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.published_constants import calibrated, calibration_of
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.published_constants import published_calibration, with_calibration
+from shardwise.hardware.stacks import get_stack
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.price.instruction_prices import InstructionPricer
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.roofline import Rates, rates_of
+from shardwise.price.roofline import Rates, chip_rates
 from shardwise.price.unit_cost import ActivationCost
-from shardwise.price.unit_inputs import Parts
+from shardwise.price.unit_inputs import UnitCostInputs
 
 MODEL, CLUSTER = load_model("llama-3-8b"), load_cluster("h100:8")
-CALIBRATION = calibration_of("h100", stack_named("megatron-2022"))
-RATES = replace(rates_of(CLUSTER.chip, CALIBRATION), host_s=0.0, overlaps_gradients=False)
+CALIBRATION = published_calibration("h100", get_stack("megatron-2022"))
+RATES = replace(chip_rates(CLUSTER.chip, CALIBRATION), host_s=0.0, overlaps_gradients=False)
 LAYOUT = Layout(dp=2, tp=4, sequence_parallel=True)
 
 
 def pricing_at(rates: Rates, layout: Layout = LAYOUT) -> Pricing:
     """Sequences of 2,048, whose kernels are short."""
-    pricing = Pricing(MODEL, calibrated(CLUSTER, CALIBRATION), Job(global_batch_tokens=2**14, seq_len=2048), layout)
+    pricing = Pricing(
+        MODEL, with_calibration(CLUSTER, CALIBRATION), Job(global_batch_tokens=2**14, seq_len=2048), layout
+    )
     return pricing.at(rates, pricing.topology)
 
 
@@ -35,11 +37,11 @@ def block_at(rates: Rates, layout: Layout = LAYOUT) -> ActivationCost:
     return pricing.pricer.activation("block", pricing.family, pricing.values, pricing.links)
 
 
-def block_parts(pricing: Pricing) -> Parts:
-    return pricing.pricer.parts(pricing.pricer.of_structure(pricing.family), "block")
+def block_parts(pricing: Pricing) -> UnitCostInputs:
+    return pricing.pricer.parts(pricing.pricer.complete_family(pricing.family), "block")
 
 
-def num_kernels(parts: Parts, phase: str) -> int:
+def num_kernels(parts: UnitCostInputs, phase: str) -> int:
     return sum(kernel.phase == phase for kernel in parts.kernels)
 
 
@@ -47,7 +49,7 @@ PLAIN = block_at(RATES)
 
 
 def test_only_stacks_of_megatrons_kind_move_beside_weight_gradients() -> None:
-    kinds = {name: stack_named(name).overlaps_gradients for name in ("megatron-2022", "torchtitan", "maxtext")}
+    kinds = {name: get_stack(name).overlaps_gradients for name in ("megatron-2022", "torchtitan", "maxtext")}
     assert kinds == {"megatron-2022": True, "torchtitan": False, "maxtext": False}
 
 

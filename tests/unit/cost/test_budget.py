@@ -9,12 +9,18 @@ import pytest
 
 import shardwise as sw
 from shardwise.layout.layout import Layout
-from shardwise.model.backward import worth_saving
-from shardwise.model.recompute_policies import set_named
+from shardwise.model.backward import saveable_results
+from shardwise.model.recompute_policies import format_tensor_set
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.problem import as_planned
+from shardwise.price.problem import with_problem_defaults
 from shardwise.search.layout_plan import plan_layout
-from shardwise.search.recompute_budget import Layer, kept_bytes, layers_of, layers_recomputed, within_budget
+from shardwise.search.recompute_budget import (
+    RecomputeLayer,
+    activation_bytes_by_stage,
+    fit_recompute_budget,
+    list_layer_recompute,
+    recompute_layers,
+)
 from shardwise.values.errors import InputError
 
 LAYOUTS = {
@@ -30,26 +36,26 @@ SHARES = (0.1, 0.4, 0.7)
 def pricing(name: str, policy: str) -> Pricing:
     model, cluster, text = LAYOUTS[name]
     job = sw.Job(global_batch_tokens=2**20, seq_len=4096)
-    where, job = as_planned(sw.load_cluster(cluster), job)
+    where, job = with_problem_defaults(sw.load_cluster(cluster), job)
     return Pricing(sw.load_model(model), where, job, replace(Layout.parse(text), recompute=policy))
 
 
 def chosen(name: str, most: float) -> Layout:
     one = pricing(name, "full")
     layout = replace(one.layout, recompute=f"budget:{most / 1e9:.6f}GB")
-    return within_budget(one.architecture, one.cluster, one.job, layout)
+    return fit_recompute_budget(one.architecture, one.cluster, one.job, layout)
 
 
 def ends(name: str) -> tuple[float, float]:
     """Activations of the fullest device where layers keep their input alone, and all that is read."""
-    least, most = (max(kept_bytes(pricing(name, policy))) for policy in ("full", "none"))
+    least, most = (max(activation_bytes_by_stage(pricing(name, policy))) for policy in ("full", "none"))
     return least, most
 
 
-def some_sets(layer: Layer, number: int) -> list[str]:
+def some_sets(layer: RecomputeLayer, number: int) -> list[str]:
     unit, chance = layer.plain, Random(0)
-    may = worth_saving(unit.forward.program, unit.backward.program.inputs)
-    return [set_named({"": chance.sample(may, chance.randint(1, len(may)))}) for _ in range(number)]
+    may = saveable_results(unit.forward.program, unit.backward.program.inputs)
+    return [format_tensor_set({"": chance.sample(may, chance.randint(1, len(may)))}) for _ in range(number)]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -59,7 +65,7 @@ def test_activations_are_within_the_budget_and_more_is_no_slower(name: str) -> N
     for share in SHARES if name != "two kinds of layer" else SHARES[:1]:
         found = pricing(name, chosen(name, least + share * (most - least)).recompute)
         steps.append(float(found.slowest_s()))
-        assert max(kept_bytes(found)) <= least + share * (most - least)
+        assert max(activation_bytes_by_stage(found)) <= least + share * (most - least)
     full, none = (float(pricing(name, policy).slowest_s()) for policy in ("full", "none"))
     assert full > steps[0]
     assert steps == sorted(steps, reverse=True)
@@ -71,9 +77,9 @@ def test_no_other_set_that_fits_is_faster(name: str) -> None:
     """Than the budget's, which was chosen by sums of kernels of their own: of sets drawn by chance and of the named policies,
     each priced as derived."""
     least, most = ends(name)
-    (layer,) = layers_of(pricing(name, "full")).values()
+    (layer,) = recompute_layers(pricing(name, "full")).values()
     others = [pricing(name, policy) for policy in (*some_sets(layer, 25), "selective", "full", "alternate")]
-    known = [(max(kept_bytes(one)), float(one.slowest_s())) for one in others]
+    known = [(max(activation_bytes_by_stage(one)), float(one.slowest_s())) for one in others]
     for share in (0.2, 0.5, 0.8):
         budget = least + share * (most - least)
         best = float(pricing(name, chosen(name, budget).recompute).slowest_s())
@@ -95,11 +101,11 @@ def test_what_is_listed_adds_up_to_the_terms(name: str) -> None:
     least, most = ends(name)
     found = pricing(name, chosen(name, (least + most) / 2).recompute)
     plain = pricing(name, "none")
-    for one in layers_recomputed(found):
+    for one in list_layer_recompute(found):
         cost = found.pricer.activation(one.layer, found.family, found.values, found.links)
         assert one.kept_bytes == pytest.approx(cost.saved_bytes)
         assert one.seconds > 0
-        (other,) = (each for each in layers_recomputed(plain) if each.layer == one.layer)
+        (other,) = (each for each in list_layer_recompute(plain) if each.layer == one.layer)
         assert not other.recomputed
         assert other.kept_bytes >= one.kept_bytes
 

@@ -10,7 +10,7 @@ import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.model.job import OVERLAPS, Job, Overlap
+from shardwise.model.job import OVERLAP_CONVENTIONS, Job, OverlapConvention
 from shardwise.model.load import load_model
 from shardwise.model.optimizer_state import bytes_per_parameter
 from shardwise.model.parameters_and_flops import model_flops_per_token, num_params
@@ -18,7 +18,7 @@ from shardwise.price.estimate import Estimate, estimate
 from shardwise.price.overlap import exposed_by_axis, exposed_s
 from shardwise.values.errors import InputError
 from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 
 MODEL = load_model("llama-3-8b")
 JOB = Job(global_batch_tokens=64 * 8192, seq_len=8192, tokens=15e12)
@@ -34,14 +34,14 @@ LAYOUTS = {
 }
 
 
-def priced(layout: Layout, overlap: Overlap = "per_axis", cluster: str = "h100:64", **job: Any) -> Estimate:
+def priced(layout: Layout, overlap: OverlapConvention = "per_axis", cluster: str = "h100:64", **job: Any) -> Estimate:
     return estimate(MODEL, load_cluster(cluster), dataclasses.replace(JOB, overlap=overlap, **job), layout)
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
+@pytest.mark.parametrize("overlap", OVERLAP_CONVENTIONS)
 @pytest.mark.parametrize("cluster", ["h100:64", "tpu-v5p:4x4x4"])
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_terms_add_up(name: str, cluster: str, overlap: Overlap) -> None:
+def test_terms_add_up(name: str, cluster: str, overlap: OverlapConvention) -> None:
     found = priced(LAYOUTS[name], overlap, cluster)
     assert set(found.time) == set(TIME_TERMS)
     assert set(found.memory) == set(MEMORY_TERMS)
@@ -79,7 +79,7 @@ def test_terms_go_with_axes() -> None:
 
 def test_zero_s_stages_hold_less_and_less() -> None:
     """State over 64: all of it, then without the optimizer's, the gradients', the weights' 63/64."""
-    bf16 = precision_named("bf16")
+    bf16 = get_precision("bf16")
     params = num_params(MODEL)
     found = [priced(Layout(dp=64)), *(priced(Layout(fsdp=64, zero_stage=stage)) for stage in (1, 2, 3))]
     state = [sum(e.memory[term] for term in ("parameters", "gradients", "master", "optimizer")) for e in found]
@@ -263,7 +263,7 @@ TRAFFIC = {"tp": 3.0, "cp": 1.0, "pp": 0.5, "fsdp": 6.0, "dp": 2.0}
         ("max", 100.0, 0.0),
     ],
 )
-def test_overlap_conventions(overlap: Overlap, compute: float, exposed: float) -> None:
+def test_overlap_conventions(overlap: OverlapConvention, compute: float, exposed: float) -> None:
     """S0 adds all traffic, S3 takes the longest, real engines hide the data-parallel part."""
     assert exposed_s(overlap, compute, TRAFFIC) == exposed
     by_axis = exposed_by_axis(overlap, compute, TRAFFIC)

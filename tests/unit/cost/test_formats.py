@@ -7,40 +7,40 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.derive.sharded_unit import Unit, derived_unit
+from shardwise.derive.sharded_unit import ShardedUnit, derived_unit
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.layout.sharding_scheme import Family
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.model.optimizer_state import bytes_per_parameter, moment_bytes
-from shardwise.model.optimizers.registry import optimizer_named
+from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.model.program import Role
 from shardwise.price.estimate import Estimate, estimate, mfu_format
 from shardwise.price.instruction_prices import InstructionPricer
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.number_formats import Formats, Products, products_of
-from shardwise.sharding.collectives import Kind
-from shardwise.step.collectives import unit_traffic
-from shardwise.step.kernel_fusion import kernels
+from shardwise.price.number_formats import ProductOperands, TensorFormats, read_products
+from shardwise.sharding.collectives import CollectiveKind
+from shardwise.step.collectives import list_unit_collectives
+from shardwise.step.kernel_fusion import list_kernels
 from shardwise.values.errors import MissingValueError
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.precision import PRECISIONS, Precision, precision_named
+from shardwise.values.precision import PRECISIONS, Precision, get_precision
 
 DENSE = load_model("llama-3-8b")
 JOB = Job(global_batch_tokens=64 * 8192, seq_len=8192)
 FP8 = [name for name, recipe in PRECISIONS.items() if recipe.matmul == "fp8"]
 
 
-def unit_of(model: str, name: str = "block", *, sp: bool = False, recompute: str = "none") -> Unit:
+def unit_of(model: str, name: str = "block", *, sp: bool = False, recompute: str = "none") -> ShardedUnit:
     architecture = load_model(model)
-    family = Family(3, sp, recompute, experts=bool(architecture.num_experts))
+    family = ShardingScheme(3, sp, recompute, experts=bool(architecture.num_experts))
     return derived_unit(architecture.structure, family, name)
 
 
-def copies(recipe: Precision, products: Products, phase: str) -> Mapping[str, float]:
+def copies(recipe: Precision, products: ProductOperands, phase: str) -> Mapping[str, float]:
     """Bytes written for an element of each operand that is cast in a phase, its reads taken off."""
-    formats = Formats(recipe)
+    formats = TensorFormats(recipe)
     found = {}
     for one, each in formats.casts(phase, products):
         width = formats.weight_in_use(products) if one.is_weight else formats.roles[one.role]
@@ -57,43 +57,43 @@ TABLE = {
 
 @pytest.mark.parametrize("name", TABLE)
 def test_bytes_per_parameter_are_those_of_the_table(name: str) -> None:
-    recipe, parts = precision_named(name), TABLE[name]
+    recipe, parts = get_precision(name), TABLE[name]
     assert bytes_per_parameter(recipe) == sum(parts)
     assert recipe.master_bytes == parts[0]
-    assert moment_bytes(recipe, optimizer_named("adamw")) == parts[4] + parts[5]
-    assert moment_bytes(recipe, optimizer_named("lion")) == parts[4]
+    assert moment_bytes(recipe, get_optimizer("adamw")) == parts[4] + parts[5]
+    assert moment_bytes(recipe, get_optimizer("lion")) == parts[4]
     assert recipe.gradient_bytes == parts[1] + parts[3]
 
 
 def test_scales_of_tiles_are_those_of_deepseek() -> None:
     """An activation [4096, 7168] has 229,376 scales and a weight [7168, 2048] 896; MXFP8 has a byte for 32 elements."""
-    recipe = precision_named("fp8_deepseek_v3")
+    recipe = get_precision("fp8_deepseek_v3")
     assert (recipe.cast_bytes() - 1) * 4096 * 7168 / recipe.scale_bytes == 229_376
     assert (recipe.cast_bytes(weight=True) - 1) * 7168 * 2048 / recipe.scale_bytes == 896
-    assert precision_named("mxfp8").cast_bytes() == 1 + 1 / 32
-    assert precision_named("fp8_delayed").cast_bytes() == 1
-    assert precision_named("bf16").cast_bytes(weight=True) == 2
+    assert get_precision("mxfp8").cast_bytes() == 1 + 1 / 32
+    assert get_precision("fp8_delayed").cast_bytes() == 1
+    assert get_precision("bf16").cast_bytes(weight=True) == 2
 
 
 def test_products_with_a_blocks_weights_and_no_others() -> None:
     """Seven of a gated block forward and twice as many backward; no router, no attention, and the head not at all."""
-    block = [k for k in kernels(unit_of("llama-3-8b")) if k.taken]
+    block = [k for k in list_kernels(unit_of("llama-3-8b")) if k.operand_elements]
     assert len([k for k in block if k.phase == "forward"]) == 7
     assert len([k for k in block if k.phase == "backward"]) == 14
     assert {k.kind for k in block} == {"contract"}
-    assert not [k for k in kernels(unit_of("llama-3-8b", "head")) if k.taken]
-    experts = [k for k in kernels(unit_of("qwen3-30b-a3b")) if k.taken and k.phase == "forward"]
+    assert not [k for k in list_kernels(unit_of("llama-3-8b", "head")) if k.operand_elements]
+    experts = [k for k in list_kernels(unit_of("qwen3-30b-a3b")) if k.operand_elements and k.phase == "forward"]
     assert "experts_up_out" in {name for k in experts for name in k.outputs}
     assert "router_logits" not in {name for k in experts for name in k.outputs}
-    router = [k for k in kernels(unit_of("qwen3-30b-a3b")) if "router" in k.inputs and k.kind == "contract"]
+    router = [k for k in list_kernels(unit_of("qwen3-30b-a3b")) if "router" in k.inputs and k.kind == "contract"]
     assert router
-    assert not any(k.taken for k in router)
+    assert not any(k.operand_elements for k in router)
 
 
 def test_an_operand_is_cast_once_for_each_order_that_is_needed() -> None:
     """Inputs in two orders in the forward pass (the second for the weight's gradient), weights in one in each pass."""
-    products = products_of(unit_of("llama-3-8b"))
-    recipe = precision_named("fp8_delayed")
+    products = read_products(unit_of("llama-3-8b"))
+    recipe = get_precision("fp8_delayed")
     forward, backward = copies(recipe, products, "forward"), copies(recipe, products, "backward")
     assert forward["attention_norm.out"] == forward["act"] == forward["attended"] == 2
     assert forward["w_up"] == backward["w_up"] == 1
@@ -106,8 +106,8 @@ def test_an_operand_is_cast_once_for_each_order_that_is_needed() -> None:
 
 
 def test_without_kept_casts_inputs_are_cast_again() -> None:
-    products = products_of(unit_of("llama-3-8b"))
-    recipe = precision_named("fp8_torchao")
+    products = read_products(unit_of("llama-3-8b"))
+    recipe = get_precision("fp8_torchao")
     assert copies(recipe, products, "forward")["act"] == 1
     assert copies(recipe, products, "backward")["act"] == 1
     assert "w_up" not in copies(recipe, products, "forward")  # gathered in fp8
@@ -116,10 +116,10 @@ def test_without_kept_casts_inputs_are_cast_again() -> None:
 
 def test_what_is_kept_is_what_is_read() -> None:
     """Inputs of products in fp8; what elementwise operations and attention read in bf16, the attention's result both ways."""
-    products = products_of(unit_of("llama-3-8b"))
+    products = read_products(unit_of("llama-3-8b"))
     saved = {(one.num_orders, one.also_read) for one in products.saved if one.role is Role.ACTIVATION}
     assert saved == {(1, False), (0, True), (1, True)}
-    widths = {(one.num_orders, one.also_read): Formats(precision_named("fp8_delayed")).saved_as(one).width
+    widths = {(one.num_orders, one.also_read): TensorFormats(get_precision("fp8_delayed")).saved_as(one).width
               for one in products.saved if one.role is Role.ACTIVATION}  # fmt: skip
     assert widths == {(1, False): 1, (0, True): 2, (1, True): 3}
 
@@ -127,27 +127,31 @@ def test_what_is_kept_is_what_is_read() -> None:
 def test_gathers_for_products_alone_move_fp8() -> None:
     """With sequence parallelism the norm's result is gathered for products alone; the scatters stay in bf16."""
     unit = unit_of("llama-3-8b", sp=True)
-    moved = {(one.kind, one.for_products) for one in unit_traffic(unit, IssuePolicy()) if one.group == "tp"}
-    assert (Kind.ALL_GATHER, True) in moved
-    assert (Kind.REDUCE_SCATTER, True) not in moved
+    moved = {(one.kind, one.for_products) for one in list_unit_collectives(unit, IssuePolicy()) if one.stream == "tp"}
+    assert (CollectiveKind.ALL_GATHER, True) in moved
+    assert (CollectiveKind.REDUCE_SCATTER, True) not in moved
     fp8, bf16 = (run("llama-3-8b", "h100:8", name, Layout(tp=8, sequence_parallel=True)).time["tp"]
                  for name in ("fp8_delayed", "bf16"))  # fmt: skip
     assert 0.5 < fp8 / bf16 < 0.95
 
 
 def test_deepseek_dispatches_in_fp8_and_combines_in_bf16() -> None:
-    exchanged = [one for one in unit_traffic(unit_of("qwen3-30b-a3b"), IssuePolicy()) if one.kind is Kind.ALL_TO_ALL]
+    exchanged = [
+        one
+        for one in list_unit_collectives(unit_of("qwen3-30b-a3b"), IssuePolicy())
+        if one.kind is CollectiveKind.ALL_TO_ALL
+    ]
     assert sorted((one.for_products, one.role is Role.STATISTIC) for one in exchanged) == [
         (False, False), (False, False), (False, True), (True, False), (True, False),
     ]  # fmt: skip
-    products = products_of(unit_of("qwen3-30b-a3b"))
-    cast, plain = Formats(precision_named("fp8_deepseek_v3")), Formats(precision_named("mxfp8"))
+    products = read_products(unit_of("qwen3-30b-a3b"))
+    cast, plain = TensorFormats(get_precision("fp8_deepseek_v3")), TensorFormats(get_precision("mxfp8"))
     for one in exchanged:
         if one.role is Role.STATISTIC:
             continue  # numbers of rows are whole numbers
         narrow = cast.precision.cast_bytes() if one.for_products else 2
-        assert cast.moved_width(one, products) == narrow
-        assert plain.moved_width(one, products) == 2
+        assert cast.collective_width(one, products) == narrow
+        assert plain.collective_width(one, products) == 2
 
 
 def run(model: str, cluster: str, precision: str, layout: Layout) -> Estimate:
@@ -185,9 +189,13 @@ def test_casts_in_products_alone_are_neither_kept_nor_moved() -> None:
     assert cast.time["tp"] > 1.1 * kept.time["tp"]
     assert cast.time["forward"] < plain.time["forward"]
     assert cast.time["backward"] > kept.time["backward"]  # operands are cast again
-    dispatched = [one for one in unit_traffic(unit_of("qwen3-30b-a3b"), own) if one.kind is Kind.ALL_TO_ALL]
-    products, recipe = products_of(unit_of("qwen3-30b-a3b")), precision_named("fp8_deepseek_v3").cast_in_products
-    assert {Formats(recipe).moved_width(one, products) for one in dispatched if one.role is not Role.STATISTIC} == {2}
+    dispatched = [
+        one for one in list_unit_collectives(unit_of("qwen3-30b-a3b"), own) if one.kind is CollectiveKind.ALL_TO_ALL
+    ]
+    products, recipe = read_products(unit_of("qwen3-30b-a3b")), get_precision("fp8_deepseek_v3").with_casts_in_matmuls
+    assert {
+        TensorFormats(recipe).collective_width(one, products) for one in dispatched if one.role is not Role.STATISTIC
+    } == {2}
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])
@@ -196,7 +204,7 @@ def test_casts_take_the_time_of_their_bytes(phase: str) -> None:
     job = replace(JOB, precision="fp8_blockwise")
     priced = InstructionPricer(Pricing(load_model("llama-3-8b"), load_cluster("h100:8"), job, Layout(tp=8)))
     parts, rates = priced.parts("block"), priced.pricer.rates
-    num_bytes = Formats(precision_named("fp8_blockwise")).cast_bytes(phase, parts.products, priced.values)
+    num_bytes = TensorFormats(get_precision("fp8_blockwise")).cast_bytes(phase, parts.products, priced.values)
     assert num_bytes > 1e8
     assert priced.casts_s(parts, phase) == pytest.approx(num_bytes / rates.bytes_per_s)
 

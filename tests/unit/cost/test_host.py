@@ -9,15 +9,15 @@ import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.choices import Choices
-from shardwise.layout.layers_per_stage import recomputed_layers
+from shardwise.layout.layers_per_stage import num_recomputed_layers
 from shardwise.layout.layout import Layout, Offload
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.model.parameters_and_flops import num_params
 from shardwise.price.estimate import Estimate, estimate
-from shardwise.search.nearest_fitting_layout import nearest_fitting
+from shardwise.search.nearest_fitting_layout import find_nearest_fitting
 from shardwise.search.plan_file import parse_plan, plan_payload
-from shardwise.search.planner import plan
+from shardwise.search.planner import make_plan
 from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
 from shardwise.values.estimate_terms import TIME_TERMS
 
@@ -86,9 +86,9 @@ def test_a_chip_without_a_pcie_rate_is_refused_by_name(offload: Offload) -> None
 
 
 def test_the_first_layers_recompute() -> None:
-    assert recomputed_layers({"dense_block": 3, "block": 8}, 5) == {"dense_block": 3, "block": 2}
-    assert recomputed_layers({"dense_block": 0, "block": 8}, 12) == {"dense_block": 0, "block": 8}
-    assert recomputed_layers({"dense_block": 3, "block": 8}, None) == {"dense_block": 3, "block": 8}
+    assert num_recomputed_layers({"dense_block": 3, "block": 8}, 5) == {"dense_block": 3, "block": 2}
+    assert num_recomputed_layers({"dense_block": 0, "block": 8}, 12) == {"dense_block": 0, "block": 8}
+    assert num_recomputed_layers({"dense_block": 3, "block": 8}, None) == {"dense_block": 3, "block": 8}
 
 
 @pytest.mark.parametrize("policy", ["selective", "full"])
@@ -123,14 +123,14 @@ def test_layers_that_recompute_need_a_policy() -> None:
     with pytest.raises(InputError, match="offload is 'disk'; one of none, optimizer, activations, both"):
         replace(BASE, offload="disk")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="recompute_layers needs another recompute, such as full"):
-        Choices().narrowed({"recompute": "none", "recompute_layers": 4}, {})
+        Choices().with_pins({"recompute": "none", "recompute_layers": 4}, {})
 
 
 def test_the_smallest_change_can_be_a_part_of_the_layers() -> None:
     """Where memory is a little short of what policy `selective` takes, not all layers have to run again."""
     selective = run(replace(BASE, recompute="selective")).memory_bytes
     little_less = replace(CLUSTER, chip=replace(CLUSTER.chip, memory_bytes=0.98 * selective))
-    nearest = nearest_fitting(MODEL, little_less, JOB, BASE)
+    nearest = find_nearest_fitting(MODEL, little_less, JOB, BASE)
     assert nearest == replace(
         BASE, recompute="full", recompute_layers=16, placement=nearest.placement if nearest else None
     )
@@ -141,7 +141,7 @@ def test_the_smallest_change_can_be_a_part_of_the_layers() -> None:
 def test_a_plan_with_all_of_it_comes_back_from_its_file() -> None:
     pins = {"offload": "both", "recompute": "full", "recompute_layers": 8}
     job = replace(JOB, precision="fp8_deepseek_v3")
-    found = plan(MODEL, CLUSTER, job, choices=Choices().narrowed(pins, {}))
+    found = make_plan(MODEL, CLUSTER, job, choices=Choices().with_pins(pins, {}))
     again = parse_plan(json.loads(json.dumps(plan_payload(found))))
     assert again.layout == found.layout
     assert str(again.layout).endswith("recompute=full recompute_layers=8 offload=both")
@@ -154,12 +154,12 @@ def test_where_nothing_fits_offload_is_named() -> None:
     """Eight GPUs hold no 70B parameters with their state; without the optimizer's they do."""
     large, job = load_model("llama-3-70b"), Job(global_batch_tokens=8 * 8192, seq_len=8192)
     with pytest.raises(NothingFitsError, match=r"it fits with --pin offload=optimizer \(.* GB, a step of .* s\)"):
-        plan(large, CLUSTER, job)
-    pinned = plan(large, CLUSTER, job, choices=Choices().narrowed({"offload": "optimizer"}, {}))
+        make_plan(large, CLUSTER, job)
+    pinned = make_plan(large, CLUSTER, job, choices=Choices().with_pins({"offload": "optimizer"}, {}))
     assert pinned.estimate.fits
     assert pinned.layout.offload == "optimizer"
-    nearest = nearest_fitting(large, CLUSTER, job, replace(BASE, recompute="full"))
+    nearest = find_nearest_fitting(large, CLUSTER, job, replace(BASE, recompute="full"))
     assert nearest is not None
     assert nearest.offload != "none"
     with pytest.raises(NothingFitsError, match=r"offload to the host would leave .* still too much"):
-        plan(load_model("llama-3-405b"), CLUSTER, job)
+        make_plan(load_model("llama-3-405b"), CLUSTER, job)

@@ -9,15 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.layout.sharding_scheme import Family
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.load import load_model
 from shardwise.price import derivation_cache, unit_inputs
-from shardwise.price.derivation_cache import derivations_kept
-from shardwise.price.unit_inputs import Parts, derived_held, derived_parts, held_in, parts_of
+from shardwise.price.derivation_cache import use_derivation_cache
+from shardwise.price.unit_inputs import (
+    UnitCostInputs,
+    derive_cost_inputs,
+    derive_live_sets,
+    unit_cost_inputs,
+    unit_live_sets,
+)
 from shardwise.values.issue_policy import IssuePolicy
 
 STRUCTURE = load_model("deepseek-v2-lite").structure
-POLICY, FAMILY = IssuePolicy(), Family(3, True, "full", experts=True, whole_experts=True)
+POLICY, FAMILY = IssuePolicy(), ShardingScheme(3, True, "full", experts=True, whole_experts=True)
 UNITS = ("block", "dense_block", "head")
 
 
@@ -31,27 +37,27 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _forget() -> None:
-    unit_inputs._parts.cache_clear()
+    unit_inputs._cached_cost_inputs.cache_clear()
     unit_inputs._cached_live_sets.cache_clear()
 
 
-def read_off() -> dict[str, Parts]:
+def read_off() -> dict[str, UnitCostInputs]:
     """Parts of some units, as a process of its own would get them."""
     _forget()
-    with derivations_kept():
-        held_in(STRUCTURE, FAMILY, "block", POLICY)
-        return {unit: parts_of(STRUCTURE, FAMILY, unit, POLICY) for unit in UNITS}
+    with use_derivation_cache():
+        unit_live_sets(STRUCTURE, FAMILY, "block", POLICY)
+        return {unit: unit_cost_inputs(STRUCTURE, FAMILY, unit, POLICY) for unit in UNITS}
 
 
 def count_derived(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The units that are derived from here on, in order."""
     derived: list[str] = []
 
-    def counting(structure: object, family: Family, name: str, policy: IssuePolicy) -> Parts:
+    def counting(structure: object, family: ShardingScheme, name: str, policy: IssuePolicy) -> UnitCostInputs:
         derived.append(name)
-        return derived_parts(STRUCTURE, family, name, policy)
+        return derive_cost_inputs(STRUCTURE, family, name, policy)
 
-    monkeypatch.setattr(unit_inputs, "derived_parts", counting)
+    monkeypatch.setattr(unit_inputs, "derive_cost_inputs", counting)
     return derived
 
 
@@ -66,22 +72,24 @@ def test_the_next_process_reads_what_was_derived(folder: Path, monkeypatch: pyte
     assert first == second
     for unit in UNITS:
         own = unit_inputs.priced_family(STRUCTURE, FAMILY, unit)
-        assert second[unit] == derived_parts(STRUCTURE, own, unit, POLICY)
-    with derivations_kept():
-        assert held_in(STRUCTURE, FAMILY, "block", POLICY) == derived_held(STRUCTURE, FAMILY, "block", POLICY)
+        assert second[unit] == derive_cost_inputs(STRUCTURE, own, unit, POLICY)
+    with use_derivation_cache():
+        assert unit_live_sets(STRUCTURE, FAMILY, "block", POLICY) == derive_live_sets(
+            STRUCTURE, FAMILY, "block", POLICY
+        )
 
 
 def test_what_is_new_is_added(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_off()
     derived = count_derived(monkeypatch)
     _forget()
-    with derivations_kept():
-        parts_of(STRUCTURE, dataclasses.replace(FAMILY, zero_stage=1), "block", POLICY)
+    with use_derivation_cache():
+        unit_cost_inputs(STRUCTURE, dataclasses.replace(FAMILY, zero_stage=1), "block", POLICY)
     assert derived == ["block"]
     _forget()
-    with derivations_kept():
-        parts_of(STRUCTURE, dataclasses.replace(FAMILY, zero_stage=1), "block", POLICY)
-        parts_of(STRUCTURE, FAMILY, "block", POLICY)
+    with use_derivation_cache():
+        unit_cost_inputs(STRUCTURE, dataclasses.replace(FAMILY, zero_stage=1), "block", POLICY)
+        unit_cost_inputs(STRUCTURE, FAMILY, "block", POLICY)
     assert derived == ["block"]
 
 
@@ -119,12 +127,12 @@ def test_old_files_of_other_sources_are_removed(folder: Path, monkeypatch: pytes
     read_off()
     (old,) = folder.iterdir()
     monkeypatch.setattr(derivation_cache, "_sources", lambda: [("another", 1, 1)])
-    monkeypatch.setattr(derivation_cache, "OLDEST_S", -1e9)
+    monkeypatch.setattr(derivation_cache, "MAX_AGE_S", -1e9)
     monkeypatch.setattr(time, "time", lambda: old.stat().st_mtime)
     read_off()
     assert not old.exists()
 
 
 def test_without_being_asked_nothing_is_written(folder: Path) -> None:
-    parts_of(STRUCTURE, FAMILY, "block", POLICY)
+    unit_cost_inputs(STRUCTURE, FAMILY, "block", POLICY)
     assert not folder.exists()

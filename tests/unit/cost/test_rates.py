@@ -11,37 +11,45 @@ from shardwise.hardware.chips import load_chip
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.switches import all_to_all_seconds_per_byte
-from shardwise.hardware.published_constants import calibrated, calibration_of
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.published_constants import published_calibration, with_calibration
+from shardwise.hardware.stacks import get_stack
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.price.estimate import estimate
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
-from shardwise.price.roofline import ALIGNED, MISALIGNED, ROUTED, SCORE_BYTES, SYNCHRONISED, Work, rates_of
+from shardwise.price.roofline import (
+    ALIGNED_ELEMENTS,
+    MISALIGNED_FACTOR,
+    ROUTED_LAUNCHES,
+    SCORE_BYTES,
+    SYNCHRONISED_LAUNCHES,
+    KernelWork,
+    chip_rates,
+)
 from shardwise.price.unit_cost import UnitPricer
 from shardwise.price.unit_memory import UnitMemory
-from shardwise.values.symbolic import FrozenValues, Values, product
+from shardwise.values.symbolic import CachedSymbolValues, SymbolValues, multiply_symbols
 
 CHIP = load_chip("h100")
-CALIBRATION = calibration_of("h100", stack_named("nemo-25"))
-RATES = rates_of(CHIP, CALIBRATION)
-BOUND = rates_of(CHIP, None)
-SQUARE = Work(2.0 * 8192**3, 3 * 2.0 * 8192**2, 8192.0, (8192.0, 8192.0), 0.0, 0.0, 0.0, False)
+CALIBRATION = published_calibration("h100", get_stack("nemo-25"))
+RATES = chip_rates(CHIP, CALIBRATION)
+BOUND = chip_rates(CHIP, None)
+SQUARE = KernelWork(2.0 * 8192**3, 3 * 2.0 * 8192**2, 8192.0, (8192.0, 8192.0), 0.0, 0.0, 0.0, False)
 
 
 def test_without_a_calibration_a_product_runs_at_the_chips_measured_rate() -> None:
     assert BOUND.kernel_s("contract", "bf16", SQUARE) == pytest.approx(SQUARE.flops / (989e12 * 0.803))
     assert BOUND.kernel_s("scan", "bf16", SQUARE) == BOUND.kernel_s("contract", "bf16", SQUARE)
     assert BOUND.kernel_s("map", "bf16", SQUARE) == pytest.approx(SQUARE.num_bytes / 3.35e12)
-    assert BOUND.launched_s(1.0, 100, routed=True) == 1.0
+    assert BOUND.with_launches_s(1.0, 100, routed=True) == 1.0
 
 
 def test_a_short_sum_takes_longer_by_the_ramp() -> None:
     """Half of the sum, twice as often: the same FLOPs, k0 once more."""
     ramp = CALIBRATION["matmul_ramp"]
-    halved = SQUARE._replace(summed=4096.0)
+    halved = SQUARE._replace(contraction=4096.0)
     ratio = RATES.kernel_s("contract", "bf16", halved) / RATES.kernel_s("contract", "bf16", SQUARE)
     assert ratio == pytest.approx((1 + ramp / 4096) / (1 + ramp / 8192))
     assert RATES.kernel_s("contract", "bf16", SQUARE) == pytest.approx(
@@ -49,11 +57,11 @@ def test_a_short_sum_takes_longer_by_the_ramp() -> None:
     )
 
 
-@pytest.mark.parametrize("change", [{"sides": (8188.0, 8192.0)}, {"sides": (8192.0, 8190.0)}])
+@pytest.mark.parametrize("change", [{"extents": (8188.0, 8192.0)}, {"extents": (8192.0, 8190.0)}])
 def test_extents_that_do_not_fill_transactions_cost_an_eighth(change: dict[str, object]) -> None:
-    assert 8192 % ALIGNED == 0
+    assert 8192 % ALIGNED_ELEMENTS == 0
     ratio = RATES.kernel_s("contract", "bf16", SQUARE._replace(**change)) / RATES.kernel_s("contract", "bf16", SQUARE)
-    assert ratio == pytest.approx(MISALIGNED, rel=1e-4)
+    assert ratio == pytest.approx(MISALIGNED_FACTOR, rel=1e-4)
     assert BOUND.kernel_s("contract", "bf16", SQUARE._replace(**change)) == BOUND.kernel_s("contract", "bf16", SQUARE)
 
 
@@ -67,7 +75,7 @@ def test_few_rows_for_each_expert_fill_tiles_badly() -> None:
 
 def test_attention_that_writes_its_scores_moves_them_and_computes_the_masked_ones() -> None:
     scores, width = 64.0 * 2048 * 2048, 128.0
-    fused = Work(2.0 * scores * width, 0.0, 0.0, (), 0.0, scores, width, False)  # the causal half of two products
+    fused = KernelWork(2.0 * scores * width, 0.0, 0.0, (), 0.0, scores, width, False)  # the causal half of two products
     plain = replace(RATES, fused_attention=False)
     moved = scores * SCORE_BYTES[False] / RATES.bytes_per_s
     assert plain.kernel_s("scan", "bf16", fused) > moved * CALIBRATION["attention"]
@@ -78,21 +86,21 @@ def test_attention_that_writes_its_scores_moves_them_and_computes_the_masked_one
 
 def test_gaps_add_up_but_a_slow_host_hides_the_device() -> None:
     gaps = 100 * CALIBRATION["launch_s"]
-    assert RATES.launched_s(1.0, 100, routed=False) == pytest.approx(1.0 + gaps)
-    assert RATES.launched_s(0.0, 100, routed=True) == pytest.approx(gaps * SYNCHRONISED)
+    assert RATES.with_launches_s(1.0, 100, routed=False) == pytest.approx(1.0 + gaps)
+    assert RATES.with_launches_s(0.0, 100, routed=True) == pytest.approx(gaps * SYNCHRONISED_LAUNCHES)
     dropping = replace(RATES, synchronises=False)
-    assert dropping.launched_s(0.0, 100, routed=True) == pytest.approx(gaps * ROUTED)
+    assert dropping.with_launches_s(0.0, 100, routed=True) == pytest.approx(gaps * ROUTED_LAUNCHES)
 
 
 def test_devices_wait_for_a_host_that_takes_longer() -> None:
     slow, fast = replace(RATES, host_s=1e-4), replace(RATES, host_s=0.0)
-    assert slow.launched_s(1e-3, 100, routed=False) == pytest.approx(1e-2)
-    assert slow.launched_s(1.0, 100, routed=False) == fast.launched_s(1.0, 100, routed=False)
-    both = slow.launched_s(np.array([1e-3, 1.0]), 100, routed=False)
-    assert both.tolist() == [slow.launched_s(one, 100, routed=False) for one in (1e-3, 1.0)]
-    assert slow.idle_s(1e-3, 100, routed=False) == pytest.approx(1e-2 - 1e-3 - 100 * CALIBRATION["launch_s"])
-    assert slow.idle_s(1.0, 100, routed=False) == slow.idle_s(1e-3, 100, routed=True) == 0.0
-    assert BOUND.idle_s(1e-3, 100, routed=False) == fast.idle_s(1e-3, 100, routed=False) == 0.0
+    assert slow.with_launches_s(1e-3, 100, routed=False) == pytest.approx(1e-2)
+    assert slow.with_launches_s(1.0, 100, routed=False) == fast.with_launches_s(1.0, 100, routed=False)
+    both = slow.with_launches_s(np.array([1e-3, 1.0]), 100, routed=False)
+    assert both.tolist() == [slow.with_launches_s(one, 100, routed=False) for one in (1e-3, 1.0)]
+    assert slow.host_bound_s(1e-3, 100, routed=False) == pytest.approx(1e-2 - 1e-3 - 100 * CALIBRATION["launch_s"])
+    assert slow.host_bound_s(1.0, 100, routed=False) == slow.host_bound_s(1e-3, 100, routed=True) == 0.0
+    assert BOUND.host_bound_s(1e-3, 100, routed=False) == fast.host_bound_s(1e-3, 100, routed=False) == 0.0
 
 
 def test_a_measured_stack_shows_all_that_kernels_wait_for_and_a_share_of_the_rest() -> None:
@@ -124,7 +132,7 @@ def test_a_rows_copies_leave_a_node_once() -> None:
 
 def test_a_layout_at_arrays_of_rates_is_as_at_each() -> None:
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
-    cluster = calibrated(load_cluster("h100:16"), CALIBRATION)
+    cluster = with_calibration(load_cluster("h100:16"), CALIBRATION)
     pricing = Pricing(model, cluster, job, Layout(fsdp=8, tp=2, recompute="selective"))
     launches = np.array([1e-6, 1e-5, 1e-4])
     together = pricing.at(replace(RATES, launch_s=launches), cluster.topology).slowest_s()
@@ -147,9 +155,9 @@ def test_other_numbers_of_layers_that_recompute_are_priced_from_the_same_units(l
     one = pricing(16)
     costs, memory = one.unit_costs(), list[float]()
     for num_layers in (1, 7, 15):
-        some, own = one.recomputing(num_layers), pricing(num_layers)
-        assert some.fullest(some.stages(costs))[1] == own.fullest(own.stages())[1]
-        memory.append(sum(own.fullest(own.stages())[1].values()))
+        some, own = one.with_recompute_layers(num_layers), pricing(num_layers)
+        assert some.fullest_device(some.stages(costs))[1] == own.fullest_device(own.stages())[1]
+        memory.append(sum(own.fullest_device(own.stages())[1].values()))
     assert memory == sorted(memory, reverse=True)
     assert len(set(memory)) == 3
 
@@ -162,7 +170,7 @@ def test_what_does_not_depend_on_rates_is_worked_out_once(
     owner: type, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
-    cluster = calibrated(load_cluster("h100:16"), CALIBRATION)
+    cluster = with_calibration(load_cluster("h100:16"), CALIBRATION)
     pricing = Pricing(model, cluster, job, Layout(fsdp=8, tp=2, recompute="selective"))
     called, usual = [], getattr(owner, part)
     monkeypatch.setattr(owner, part, lambda *given: called.append(part) or usual(*given))
@@ -175,7 +183,7 @@ def test_what_does_not_depend_on_rates_is_worked_out_once(
 def test_an_estimate_with_a_calibration_has_an_interval() -> None:
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192, loss="unfused")
     bound = estimate(model, load_cluster("h100:16"), job, Layout(fsdp=16, zero_stage=3))
-    found = estimate(model, calibrated(load_cluster("h100:16"), CALIBRATION), job, Layout(fsdp=16, zero_stage=3))
+    found = estimate(model, with_calibration(load_cluster("h100:16"), CALIBRATION), job, Layout(fsdp=16, zero_stage=3))
     assert bound.interval90 is None
     assert found.interval90 is not None
     assert found.interval90[0] < found.step_time_s < found.interval90[1]
@@ -185,9 +193,9 @@ def test_an_estimate_with_a_calibration_has_an_interval() -> None:
 
 
 def test_frozen_values_evaluate_once() -> None:
-    values = Values({"a": 3})
-    frozen = FrozenValues(values)
-    square = product(["a", "a"])
+    values = SymbolValues({"a": 3})
+    frozen = CachedSymbolValues(values)
+    square = multiply_symbols(["a", "a"])
     assert square.evaluate(frozen) == square.evaluate(values) == 9.0
     frozen["a"] = 5  # whoever freezes values changes them no more
     assert square.evaluate(frozen) == 9.0
@@ -196,7 +204,7 @@ def test_frozen_values_evaluate_once() -> None:
 def test_scores_that_attention_writes_are_kept_unless_they_are_rebuilt() -> None:
     """5 bytes for each score of 32 heads and 2 sequences in each of 32 layers."""
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**17, seq_len=2048)
-    cluster = calibrated(load_cluster("h100:8"), CALIBRATION)
+    cluster = with_calibration(load_cluster("h100:8"), CALIBRATION)
     plain = replace(cluster, calibration=replace(CALIBRATION, fused_attention=False))
     layout = Layout(fsdp=8, zero_stage=3, micro_batch_seqs=2)
     fused, unfused = (estimate(model, one, job, layout).memory["activations"] for one in (cluster, plain))

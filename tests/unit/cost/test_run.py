@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
-from shardwise.price.reliability import SOURCES, goodput, time_between_failures, young_interval
+from shardwise.price.reliability import RELIABILITY_SOURCES, goodput, time_between_failures, young_interval
 from shardwise.price.training_run import FORMULAS, Run, checkpoint_bytes
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import parse_plan, plan_payload
@@ -120,7 +120,7 @@ def test_every_input_has_a_source() -> None:
     run = priced(with_chip(price_usd_per_hour=2.5, price_date="2026-01-01"), reliability)
     sources = {given.name: given.source for given in run.inputs}
     assert sources["restart_s"] == "set by hand"
-    assert sources["pue"] == SOURCES["pue"]
+    assert sources["pue"] == RELIABILITY_SOURCES["pue"]
     assert sources["price_usd_per_hour"].startswith("2026-01-01: ")
     assert all(sources.values())
     assert {"tokens", "step_time_s", "num_devices", "failures_per_device_hour", "power_w"} <= sources.keys()

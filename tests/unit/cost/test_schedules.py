@@ -7,22 +7,22 @@ import dataclasses
 import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.network.topology import Links
+from shardwise.hardware.network.topology import GroupLinks
 from shardwise.layout.degrees import atomic_degrees
 from shardwise.layout.layout import Layout
-from shardwise.layout.placement import cut_levels, default_placement
-from shardwise.layout.sharding_scheme import Family
-from shardwise.model.job import OVERLAPS, Job, Overlap
+from shardwise.layout.placement import cuts_by_axis, default_placement
+from shardwise.layout.sharding_scheme import ShardingScheme
+from shardwise.model.job import OVERLAP_CONVENTIONS, Job, OverlapConvention
 from shardwise.model.load import load_model
-from shardwise.pipeline.registry import fewest_virtual_stages, pipeline_names
-from shardwise.price.device_memory import Memory
+from shardwise.pipeline.registry import min_virtual_stages, pipeline_schedule_names
+from shardwise.price.device_memory import DeviceMemory
 from shardwise.price.estimate import Estimate, estimate
 from shardwise.price.estimate_terms import MEMORY
-from shardwise.price.layout_pricer import Costs, Pricing
+from shardwise.price.layout_pricer import Pricing, UnitCosts
 from shardwise.price.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
-from shardwise.price.roofline import rates_of
+from shardwise.price.roofline import chip_rates
 from shardwise.price.unit_cost import UnitPricer, unit_values
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 
 MODEL = load_model("llama-3-8b")
 JOB = Job(global_batch_tokens=32 * 16 * 8192, seq_len=8192)  # 16 micro-batches of one sequence over 32 replicas
@@ -32,12 +32,12 @@ FEW = Job(global_batch_tokens=32 * 1024, seq_len=1024)
 
 def layout(schedule: str, **changes: object) -> Layout:
     """Of the fewest virtual stages that the schedule goes with."""
-    virtual = fewest_virtual_stages(schedule, 8)
+    virtual = min_virtual_stages(schedule, 8)
     usual = Layout(dp=32, tp=2, pp=8, sequence_parallel=True, schedule=schedule, num_virtual_stages=virtual)
     return dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
 
 
-def priced(schedule: str, overlap: Overlap = "per_axis", **changes: object) -> Estimate:
+def priced(schedule: str, overlap: OverlapConvention = "per_axis", **changes: object) -> Estimate:
     return estimate(MODEL, CLUSTER, dataclasses.replace(JOB, overlap=overlap), layout(schedule, **changes))
 
 
@@ -46,15 +46,15 @@ def priced(schedule: str, overlap: Overlap = "per_axis", **changes: object) -> E
 def test_the_weights_part_of_the_backward_pass_is_a_product_for_each_weight(name: str, recompute: str) -> None:
     """As many FLOPs as the forward products, which are what is left of the forward pass without attention."""
     model = load_model(name)
-    pricer = UnitPricer(model, rates_of(CLUSTER.chip, None), precision_named("bf16"))
+    pricer = UnitPricer(model, chip_rates(CLUSTER.chip, None), get_precision("bf16"))
     values = unit_values(model, 4096, atomic_degrees(model, {**dict.fromkeys(("dp", "fsdp", "tp", "cp", "pp", "ep"), 1),
                                                             "micro_batch_seqs": 2}))  # fmt: skip
-    parts = pricer.parts(pricer.of_structure(Family(0, False, recompute)), "block")
+    parts = pricer.parts(pricer.complete_family(ShardingScheme(0, False, recompute)), "block")
     kernels = [kernel for kernel in parts.kernels if kernel.phase in ("forward", "backward")]
-    done = sum(kernel.flops.evaluate(values) for kernel in kernels if kernel.makes_gradients)
+    done = sum(kernel.flops.evaluate(values) for kernel in kernels if kernel.makes_weight_grads)
     products = sum(k.flops.evaluate(values) for k in kernels if k.phase == "forward" and k.kind == "contract")
     assert done == pytest.approx(products, rel=1e-12)
-    assert {kernel.kind for kernel in kernels if kernel.makes_gradients} == {"contract"}
+    assert {kernel.kind for kernel in kernels if kernel.makes_weight_grads} == {"contract"}
 
 
 def test_what_waits_for_the_weights_part_is_what_the_paper_counts() -> None:
@@ -73,9 +73,9 @@ def test_the_weights_part_takes_no_more_than_the_backward_pass() -> None:
     assert 0.3 < activation["block"].weight_s / activation["block"].backward_s < 0.5  # attention has none
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
-@pytest.mark.parametrize("schedule", pipeline_names())
-def test_terms_add_up(schedule: str, overlap: Overlap) -> None:
+@pytest.mark.parametrize("overlap", OVERLAP_CONVENTIONS)
+@pytest.mark.parametrize("schedule", pipeline_schedule_names())
+def test_terms_add_up(schedule: str, overlap: OverlapConvention) -> None:
     found = priced(schedule, overlap)
     assert sum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
     assert sum(found.memory.values()) == pytest.approx(found.memory_bytes, rel=1e-12)
@@ -86,9 +86,11 @@ def passes(schedule: str, stage: int) -> tuple[float, float, float, float]:
     """F, B and W of a stage with exposed traffic, and F and B together, by hand."""
     pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule))
     cost = pricing.step(pricing.stages()[stage])
-    open_f = cost.forward_traffic["tp"] + cost.forward_traffic["pp"]
-    open_b = cost.backward_traffic["tp"] + cost.backward_traffic["pp"]
-    together = cost.forward_s + cost.backward_s + cost.forward_traffic["tp"] + cost.backward_traffic["tp"]
+    open_f = cost.forward_communication_s["tp"] + cost.forward_communication_s["pp"]
+    open_b = cost.backward_communication_s["tp"] + cost.backward_communication_s["pp"]
+    together = (
+        cost.forward_s + cost.backward_s + cost.forward_communication_s["tp"] + cost.backward_communication_s["tp"]
+    )
     return cost.forward_s + open_f, cost.backward_s + open_b, cost.weight_s, together
 
 
@@ -113,7 +115,7 @@ def test_dualpipe_by_hand() -> None:
     for device in range(4):
         forward, backward, weight, together = (value / 2 for value in passes("dualpipe", device))
         bubble = 3 * (together + backward - 3 * weight)
-        held = pricing.counts(device).held
+        held = pricing.counts(device).weight_copies
         exchange = sum(count * state[unit].exchange_s for unit, count in held.items() if count)
         update = sum(count * state[unit].update_s for unit, count in held.items() if count)
         expected.append((7 * together + 9 * (forward + backward) + bubble + exchange + update, bubble))
@@ -152,10 +154,10 @@ def test_gradients_that_are_exchanged_over_pp(
     final_norm = 4096 if blocks and vocabulary else 0
     num_bytes = 2 * (blocks * block + vocabulary * 128256 * 4096 / 2 + final_norm) / 4
     topology = pricing.topology
-    links = Links(topology, cut_levels(topology, default_placement(topology), pricing.degrees))
-    found = cost.last_traffic["pp"] - cost.backward_traffic["pp"]
+    links = GroupLinks(topology, cuts_by_axis(topology, default_placement(topology), pricing.degrees))
+    found = cost.last_communication_s["pp"] - cost.backward_communication_s["pp"]
     num_messages = blocks + vocabulary  # priced unit by unit
-    link = links.hop(("pp",))
+    link = links.neighbour_link(("pp",))
     assert link.additive
     assert found == pytest.approx(
         num_bytes * link.seconds_per_byte + num_messages * link.latency_s, rel=1e-9, abs=1e-15
@@ -202,7 +204,7 @@ def test_the_first_rank_of_a_v_holds_both_ends_of_the_model() -> None:
     tied = Pricing(dataclasses.replace(MODEL, tied_embeddings=True), CLUSTER, JOB, layout("dualpipe_v"))
     assert [(one.counts.copies, one.counts.exchanges) for one in tied.stages()] == [(0, 0)] * 8
     step = tied.step(tied.stages()[0])
-    assert step.last_traffic["pp"] == step.backward_traffic["pp"]
+    assert step.last_communication_s["pp"] == step.backward_communication_s["pp"]
 
 
 def test_interleaved_zb_by_hand() -> None:
@@ -233,7 +235,7 @@ def test_dualpipe_v_by_hand() -> None:
     assert found.step_time_s - sum(found.time[one] for one in rest) == pytest.approx(seconds, rel=1e-9)
 
 
-def memories(pricing: Pricing, costs: Costs | None = None) -> list[dict[str, float]]:
+def memories(pricing: Pricing, costs: UnitCosts | None = None) -> list[dict[str, float]]:
     """Bytes of a device of each stage, by term; `costs` of other units."""
     return [MEMORY.values(memory) for memory in pricing.memories(pricing.stages(costs))]
 
@@ -246,7 +248,7 @@ def by_stage(schedule: str, **changes: object) -> list[float]:
     found = []
     for stage, memory in enumerate(memories(pricing)):
         counts = pricing.counts(stage)
-        kept = memory["activations"] - pricing.pipeline.at_end * counts.head * head
+        kept = memory["activations"] - pricing.pipeline.in_flight_at_end * counts.head * head
         found.append(kept / block / counts.layers["block"])
     return found
 
@@ -278,9 +280,9 @@ def test_what_waits_counts_where_it_is_more_than_what_is_saved() -> None:
             assert memory.activations == pytest.approx(held + ended(memory, taken - saved), rel=1e-12)
 
 
-def ended(memory: Memory, taken: float) -> float:
+def ended(memory: DeviceMemory, taken: float) -> float:
     """By how much what W takes of a pass is more than the workspace in which the pass worked."""
-    return float(max(taken - memory.fullest.workspace - memory.fullest.logits, 0.0))
+    return float(max(taken - memory.peak.workspace - memory.peak.logits, 0.0))
 
 
 def test_the_layers_of_each_stage_may_be_given() -> None:
@@ -321,7 +323,7 @@ def test_what_waits_is_kept_as_the_products_take_it() -> None:
         pricing = Pricing(MODEL, CLUSTER, dataclasses.replace(JOB, precision=precision), layout("zb_h1"))
         return float(pricing.unit_costs()[0]["block"].waiting_bytes)
 
-    recipe = precision_named("fp8_deepseek_v3")
+    recipe = get_precision("fp8_deepseek_v3")
     assert waiting("fp8_deepseek_v3") == pytest.approx(waiting("bf16") * recipe.cast_bytes() / 2, rel=1e-12)
     assert waiting("fp8_torchao") == waiting("bf16")
 

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.layout.layers_per_stage import held_layers
-from shardwise.model.job import Job, Overlap
+from shardwise.layout.layers_per_stage import layers_by_stage
+from shardwise.model.job import Job, OverlapConvention
 from shardwise.model.load import load_model
-from shardwise.pipeline.registry import schedule_of
+from shardwise.pipeline.registry import get_schedule
 from shardwise.present.cli.arguments import parse_layout_text
 from shardwise.price.estimate import estimate
 from shardwise.price.estimate_terms import MEMORY, TIME, Term
-from shardwise.price.layout_pricer import TERMS, Pricing, setting_of
+from shardwise.price.layout_pricer import TERM_NAMES, Pricing, term_context
 from shardwise.price.overlap import MEASURED_FORMULA
-from shardwise.price.term_inputs import Input, Recorder
+from shardwise.price.term_inputs import InputRecorder, TermInput
 from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
-from shardwise.values.loss_kernels import loss_named
+from shardwise.values.loss_kernels import get_loss_kernel
 
 CASES: Mapping[str, tuple[str, str, str | None, dict[str, Any], str]] = {
     "bound": ("llama-3-8b", "h100:16", None, {}, "fsdp=2 tp=2 pp=2 cp=2 recompute=full num_virtual_stages=2"),
@@ -61,14 +61,14 @@ def numbers(case: str, name: str) -> dict[str, float]:
     return {given.symbol: given.value for given in term(case, name).inputs}
 
 
-class Replay(Recorder):
+class Replay(InputRecorder):
     """Copies of records that have nothing but the numbers that a term was worked out of, those of a unit `scale` times."""
 
-    def __init__(self, given: tuple[Input, ...], scale: float) -> None:
+    def __init__(self, given: tuple[TermInput, ...], scale: float) -> None:
         super().__init__()
         self.given, self.scale = {one.symbol: one for one in given}, scale
 
-    def noted(self, value: Any, field: Any) -> Any:
+    def note(self, value: Any, field: Any) -> Any:
         if not isinstance(value, (int, float)):
             return value
         found = self.given.get(field.input(value).symbol)
@@ -84,9 +84,9 @@ def again(case: str, name: str, scale: float = 1.0) -> float:
     replay = Replay(term(case, name).inputs, scale)
     if tree == "time":
         rule = TIME.by_name[own]
-        return float(rule.value(replay.copy(pricing.slowest(stages), given=rule.given)))
+        return float(rule.value(replay.copy(pricing.slowest_step(stages), given=rule.input_properties)))
     memory = MEMORY.by_name[own]
-    return float(memory.value(replay.copy(pricing.fullest(stages)[0], given=memory.given)))
+    return float(memory.value(replay.copy(pricing.fullest_device(stages)[0], given=memory.input_properties)))
 
 
 def test_every_name_has_a_rule_in_its_place() -> None:
@@ -100,7 +100,7 @@ def test_a_term_is_its_value_in_the_estimate_and_says_what_it_is(case: str) -> N
     priced = estimate(pricing.architecture, pricing.cluster, pricing.job, pricing.layout)
     values = {f"time.{name}": value for name, value in priced.time.items()}
     values |= {f"memory.{name}": value for name, value in priced.memory.items()}
-    assert tuple(values) == TERMS
+    assert tuple(values) == TERM_NAMES
     for name, value in values.items():
         found = term(case, name)
         assert (found.name, found.value) == (name, value)
@@ -109,7 +109,7 @@ def test_a_term_is_its_value_in_the_estimate_and_says_what_it_is(case: str) -> N
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", TERMS)
+@pytest.mark.parametrize("name", TERM_NAMES)
 def test_a_terms_inputs_make_its_value_again(case: str, name: str) -> None:
     """All other numbers of the stage are none: a sum or a maximum with one of them would be none too."""
     found = term(case, name)
@@ -117,7 +117,7 @@ def test_a_terms_inputs_make_its_value_again(case: str, name: str) -> None:
     assert again(case, name) == found.value
 
 
-@pytest.mark.parametrize("name", TERMS)
+@pytest.mark.parametrize("name", TERM_NAMES)
 def test_seconds_are_made_of_seconds_and_bytes_of_bytes(name: str) -> None:
     """Twice the seconds and bytes of its units make twice a term: no other input has a unit."""
     for case in CASES:
@@ -125,7 +125,7 @@ def test_seconds_are_made_of_seconds_and_bytes_of_bytes(name: str) -> None:
 
 
 def test_every_input_says_what_it_is_and_in_what_unit() -> None:
-    inputs = {given for case in CASES for name in TERMS for given in term(case, name).inputs}
+    inputs = {given for case in CASES for name in TERM_NAMES for given in term(case, name).inputs}
     assert all(given.meaning != given.symbol.partition("(")[0] for given in inputs)
     units = {given.symbol.partition("(")[0]: given.unit for given in inputs}
     assert {units["forward_s"], units["traffic_s"], units["F"], units["host_s"]} == {"s"}
@@ -136,7 +136,7 @@ def test_every_input_says_what_it_is_and_in_what_unit() -> None:
 def test_terms_by_hand() -> None:
     """Micro-batches, layers and what one of them takes; stages and passes; weights of layers and of the ends."""
     forward, pricing = numbers("bound", "time.forward"), pricing_of("bound")
-    layers = held_layers(pricing.architecture, pricing.layout)
+    layers = layers_by_stage(pricing.architecture, pricing.layout)
     assert forward["m"] == 2**19 / 4096 / 2
     assert forward["layers(block)"] in layers
     once = sum(forward.get(unit, 0.0) * forward.get(f"forward_s({unit})", 0.0) for unit in ("embedding", "head"))
@@ -162,8 +162,8 @@ def test_the_formula_is_that_of_what_was_chosen() -> None:
     assert len(set(formulas.values())) == 4
     assert term("prediction", "time.tp").formula == term("bound", "time.tp").formula  # products wait for it
     assert formulas["prediction"] == MEASURED_FORMULA
-    assert term("both ends", "time.bubble").formula == schedule_of("dualpipe").bubble
-    assert term("stepwise", "memory.logits").source == loss_named("in_place").source
+    assert term("both ends", "time.bubble").formula == get_schedule("dualpipe").bubble
+    assert term("stepwise", "memory.logits").source == get_loss_kernel("in_place").source
     assert "fp8_delayed" in term("split", "memory.parameters").source
     chip = pricing_of("bound").cluster.chip
     assert term("bound", "memory.runtime").source == chip.sources["runtime_bytes"]
@@ -172,9 +172,9 @@ def test_the_formula_is_that_of_what_was_chosen() -> None:
 
 
 @pytest.mark.parametrize("overlap", ["per_axis", "sum", "max"])
-def test_the_setting_of_a_plan_is_that_of_its_prices(overlap: Overlap) -> None:
+def test_the_setting_of_a_plan_is_that_of_its_prices(overlap: OverlapConvention) -> None:
     pricing = pricing_of("bound")
     job = Job(global_batch_tokens=2**19, seq_len=4096, overlap=overlap)
-    setting = setting_of(pricing.cluster, job, pricing.layout)
+    setting = term_context(pricing.cluster, job, pricing.layout)
     assert (setting.overlap, setting.schedule) == (overlap, pricing.layout.schedule)
     assert setting.rates == pricing.pricer.rates

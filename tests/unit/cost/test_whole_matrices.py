@@ -10,13 +10,13 @@ import pytest
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.price.roofline import rates_of
+from shardwise.price.roofline import chip_rates
 from shardwise.price.unit_cost import UnitPricer
-from shardwise.price.unit_inputs import fullest_share, parts_of
-from shardwise.step.parameters import Group
-from shardwise.step.rank_program import Instance
+from shardwise.price.unit_inputs import largest_update_share, unit_cost_inputs
+from shardwise.step.parameters import ParameterGroup
+from shardwise.step.rank_program import RankProgram
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 
 DENSE = Architecture(
     name="dense", num_layers=2, d_model=24, d_ff=40, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96
@@ -25,13 +25,13 @@ MODELS = {"dense": DENSE, "experts": replace(DENSE, num_experts=4, experts_per_t
 POLICY = IssuePolicy(bucket_bytes=4096)  # of which the largest matrix alone fills more than one
 
 
-def instance(model: str, layout: Layout, optimizer: str = "muon") -> Instance:
-    return Instance(
-        architecture=MODELS[model], layout=layout, precision=precision_named("bf16"), policy=POLICY, optimizer=optimizer
+def instance(model: str, layout: Layout, optimizer: str = "muon") -> RankProgram:
+    return RankProgram(
+        architecture=MODELS[model], layout=layout, precision=get_precision("bf16"), policy=POLICY, optimizer=optimizer
     )
 
 
-def flops(group: Group, device: int) -> float:
+def flops(group: ParameterGroup, device: int) -> float:
     """Of the Newton-Schulz steps of all matrices that a device has a part of."""
     begin, found = device * group.shard_size, 0.0
     for member in group.members:
@@ -39,7 +39,7 @@ def flops(group: Group, device: int) -> float:
             matrix = member.parameter.matrix
             assert matrix is not None
             num_stacked, border = len(matrix.stack), len(matrix.stack) + len(matrix.rows)
-            rows, columns = prod(member.whole[num_stacked:border]), prod(member.whole[border:])
+            rows, columns = prod(member.global_shape[num_stacked:border]), prod(member.global_shape[border:])
             least = min(rows, columns)
             found += prod(member.shape[:num_stacked]) * 5 * (4 * least * rows * columns + 2 * least**3)
     return found
@@ -51,34 +51,39 @@ def flops(group: Group, device: int) -> float:
 def test_the_fullest_device_is_priced(model: str, layout: Layout) -> None:
     """Against a count over all devices; the arrays of a unit's matrices are not cut into buckets, whatever the stage."""
     one = instance(model, layout)
-    arrays = parts_of(one.architecture.structure, one.family, "block", POLICY).arrays
+    arrays = unit_cost_inputs(one.architecture.structure, one.family, "block", POLICY).arrays
     groups = [group for group in one.groups if group.path == "layers.0" and group.members[0].parameter.matrix]
     fullest = sum(max(flops(group, device) for device in range(group.num_shards)) for group in groups)
     every = sum(flops(replace(group, num_shards=1), 0) for group in groups)
-    assert fullest_share(arrays, one.values) == pytest.approx(fullest / every)
+    assert largest_update_share(arrays, one.values) == pytest.approx(fullest / every)
     assert fullest < every
 
 
 def test_its_share_is_the_work_that_is_priced() -> None:
     one = instance("dense", Layout(fsdp=7, zero_stage=1))
-    rates = rates_of(load_cluster("h100:8").chip, None)
+    rates = chip_rates(load_cluster("h100:8").chip, None)
     pricer = UnitPricer(one.architecture, replace(rates, policy=POLICY), one.precision, optimizer="muon")
-    parts = pricer.parts(pricer.of_structure(one.family), "block")
+    parts = pricer.parts(pricer.complete_family(one.family), "block")
     made = [kernel for kernel in parts.kernels if kernel.kind == "of_matrix"]
     priced = sum(pricer.work(kernel, parts, one.values).flops for kernel in made)
-    share = fullest_share(parts.arrays, one.values)
+    share = largest_update_share(parts.arrays, one.values)
     assert 0 < share < 1
     assert priced == pytest.approx(share * sum(kernel.flops.evaluate(one.values) for kernel in made))
 
 
 def test_without_parts_every_device_makes_all() -> None:
     one = instance("dense", Layout(dp=4, zero_stage=0))
-    assert fullest_share(parts_of(one.architecture.structure, one.family, "block", POLICY).arrays, one.values) == 1.0
+    assert (
+        largest_update_share(
+            unit_cost_inputs(one.architecture.structure, one.family, "block", POLICY).arrays, one.values
+        )
+        == 1.0
+    )
 
 
 def test_state_of_sides_is_made_by_every_device() -> None:
     """Shampoo's squares and roots are kept wherever the matrix is used: only the step itself is made in parts."""
     one = instance("dense", Layout(fsdp=4, zero_stage=1), "shampoo")
-    kernels = parts_of(one.architecture.structure, one.family, "block", POLICY).kernels
-    in_part = {kernel.outputs[0].rpartition(".")[2] for kernel in kernels if kernel.shape.in_part}
+    kernels = unit_cost_inputs(one.architecture.structure, one.family, "block", POLICY).kernels
+    in_part = {kernel.outputs[0].rpartition(".")[2] for kernel in kernels if kernel.shape.owned_matrices_only}
     assert in_part == {"preconditioned'"}

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.derive.ring_attention_and_matmul import Pieces, in_pieces, together
-from shardwise.derive.sharded_program import Communicate, Compute
-from shardwise.derive.sharded_unit import Unit, derived_unit
+from shardwise.derive.ring_attention_and_matmul import Ring, find_rings, group_rings
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep
+from shardwise.derive.sharded_unit import ShardedUnit, derived_unit
 from shardwise.layout.layout import Layout
-from shardwise.layout.sharding_scheme import TP, Family
+from shardwise.layout.sharding_scheme import TP_AXES, ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import structure_units
-from shardwise.sharding.collectives import Kind
-from shardwise.step.rank_program import Instance
-from shardwise.values.precision import precision_named
+from shardwise.model.decoder import units_of_structure
+from shardwise.sharding.collectives import CollectiveKind
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.precision import get_precision
 
 SMALL = Architecture(
     name="small", num_layers=2, d_model=24, d_ff=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96
@@ -28,15 +28,15 @@ MODELS = {
     "experts": replace(SMALL, num_experts=4, experts_per_token=2, shared_expert_width=8),
     "parallel": replace(SMALL, norm="layer", norm_bias=True, bias=("qkv", "mlp"), mlp="gelu", parallel=True),
 }
-PLAIN = Family(1, sequence_parallel=True, recompute="none")
+PLAIN = ShardingScheme(1, sequence_parallel=True, recompute="none")
 ASYNC = replace(PLAIN, async_tp=True)
 
 
-def unit_of(family: Family, model: str = "dense") -> Unit:
+def unit_of(family: ShardingScheme, model: str = "dense") -> ShardedUnit:
     return derived_unit(MODELS[model].structure, family, "block")
 
 
-def beside(rings: list[Pieces]) -> list[tuple[str, ...]]:
+def beside(rings: list[Ring]) -> list[tuple[str, ...]]:
     return [tuple(product.operation.outputs[0] for product in ring.products) for ring in rings]
 
 
@@ -44,7 +44,7 @@ def beside(rings: list[Pieces]) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("model", MODELS)
 def test_every_step_stays_once(model: str, recompute: str) -> None:
     structure = MODELS[model].structure
-    for name in structure_units(structure):
+    for name in units_of_structure(structure):
         plain, pieces = (
             derived_unit(structure, replace(family, recompute=recompute), name) for family in (PLAIN, ASYNC)
         )
@@ -54,15 +54,15 @@ def test_every_step_stays_once(model: str, recompute: str) -> None:
 
 def test_products_forward() -> None:
     unit = unit_of(ASYNC)
-    found = list(in_pieces(unit.forward.steps, ASYNC))
+    found = list(find_rings(unit.forward.steps, ASYNC))
     assert beside(found) == [("q_flat", "k_flat", "v"), ("attention_out",), ("up", "gate"), ("mlp_out",)]
-    assert not list(in_pieces(unit_of(PLAIN).forward.steps, PLAIN))
+    assert not list(find_rings(unit_of(PLAIN).forward.steps, PLAIN))
 
 
 def test_products_backward() -> None:
     """Sums stand before the gradients of weights that take the same, with which an engine lets go of the weights."""
     unit = unit_of(ASYNC)
-    found = list(in_pieces(unit.backward_steps, ASYNC))
+    found = list(find_rings(unit.backward_steps, ASYNC))
     assert beside(found) == [
         ("d.act#0", "d.w_down#0"), ("d.mlp_norm.out#0", "d.mlp_norm.out#1"), ("d.w_gate#0", "d.w_up#0"),
         ("d.attended#0", "d.wo#0"), ("d.attention_norm.out#0", "d.attention_norm.out#1", "d.attention_norm.out#2"),
@@ -75,10 +75,10 @@ def test_products_backward() -> None:
 def test_weights_are_used_for_the_last_time_before_their_gradients_are_made(model: str) -> None:
     for recompute in ("none", "full"):
         unit = unit_of(replace(ASYNC, recompute=recompute), model)
-        products = [step for step in unit.backward_steps if isinstance(step, Compute)]
+        products = [step for step in unit.backward_steps if isinstance(step, ComputeStep)]
         used = {name: place for place, step in enumerate(products) for name in step.operation.operands}
         made = {name: place for place, step in enumerate(products) for name in step.operation.outputs}
-        rings = list(in_pieces(unit.backward_steps, unit.family))
+        rings = list(find_rings(unit.backward_steps, unit.family))
         within = [{one.operation.outputs[0] for one in ring.products} for ring in rings]
         for weight, gradient in unit.gradients.items():
             own = any(
@@ -89,25 +89,29 @@ def test_weights_are_used_for_the_last_time_before_their_gradients_are_made(mode
 
 def test_what_has_no_product_stays_as_it_is() -> None:
     embedding = derived_unit(SMALL.structure, ASYNC, "embedding")
-    moved = [one for one in embedding.forward.steps if isinstance(one, Communicate) and one.collective.axes == TP]
-    assert [one.collective.kind for one in moved] == [Kind.REDUCE_SCATTER]
-    assert not list(in_pieces(embedding.forward.steps, ASYNC))
+    moved = [
+        one for one in embedding.forward.steps if isinstance(one, CollectiveStep) and one.collective.axes == TP_AXES
+    ]
+    assert [one.collective.kind for one in moved] == [CollectiveKind.REDUCE_SCATTER]
+    assert not list(find_rings(embedding.forward.steps, ASYNC))
 
 
 def test_a_ring_is_not_put_between_what_reads_and_what_makes() -> None:
     """A product whose result is read before another's operand is made stays out of its ring."""
     steps = list(unit_of(PLAIN).forward.steps)
-    gather = next(p for p, one in enumerate(steps) if isinstance(one, Communicate))
-    product = next(p for p, one in enumerate(steps) if isinstance(one, Compute) and one.operation.outputs == ("up",))
+    gather = next(p for p, one in enumerate(steps) if isinstance(one, CollectiveStep))
+    product = next(
+        p for p, one in enumerate(steps) if isinstance(one, ComputeStep) and one.operation.outputs == ("up",)
+    )
     late = steps.pop(product)
     taken = steps[gather]
-    assert isinstance(late, Compute)
-    assert isinstance(taken, Communicate)
+    assert isinstance(late, ComputeStep)
+    assert isinstance(taken, CollectiveStep)
     operation = replace(late.operation, inputs=("attention_norm.out", "attended"))
-    scan = next(one for one in steps if isinstance(one, Compute) and "attended" in one.operation.outputs)
-    late = Compute(operation, replace(late.placed, inputs=(taken.collective.after, scan.placed.outputs[0])))
+    scan = next(one for one in steps if isinstance(one, ComputeStep) and "attended" in one.operation.outputs)
+    late = ComputeStep(operation, replace(late.placed, inputs=(taken.collective.after, scan.placed.outputs[0])))
     steps.insert(steps.index(scan) + 1, late)
-    found = [one for one in in_pieces(together(steps, ASYNC), ASYNC) if one.moved is taken]
+    found = [one for one in find_rings(group_rings(steps, ASYNC), ASYNC) if one.collective_step is taken]
     assert beside(found) == [("q_flat", "k_flat", "v")]
 
 
@@ -115,16 +119,19 @@ def test_the_list_has_blocks_in_place_of_collectives() -> None:
     """Of an AllGather, or a ReduceScatter, each block but the rank's own."""
     for tp in (2, 4):
         of = {
-            pieces: Instance(
+            pieces: RankProgram(
                 architecture=SMALL, layout=Layout(tp=tp, sequence_parallel=True, async_tp=pieces),
-                precision=precision_named("fp32"), seq_len=16,
+                precision=get_precision("fp32"), seq_len=16,
             )
             for pieces in (False, True)
         }  # fmt: skip
-        listed = {pieces: list(one.of_step(1)) for pieces, one in of.items()}
-        whole = [one for one in listed[False] if one.kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)]
-        blocks = [one for one in listed[True] if one.kind is Kind.PERMUTE]
-        left = [one for one in listed[True] if one.kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER)]
-        assert [one.kind for one in left] == [Kind.REDUCE_SCATTER, Kind.ALL_GATHER]  # of the embedding, there and back
+        listed = {pieces: list(one.ordered_activation_collectives(1)) for pieces, one in of.items()}
+        whole = [one for one in listed[False] if one.kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)]
+        blocks = [one for one in listed[True] if one.kind is CollectiveKind.PERMUTE]
+        left = [one for one in listed[True] if one.kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)]
+        assert [one.kind for one in left] == [
+            CollectiveKind.REDUCE_SCATTER,
+            CollectiveKind.ALL_GATHER,
+        ]  # of the embedding, there and back
         assert len(blocks) == (tp - 1) * (len(whole) - len(left))
         assert {one.num_bytes for one in blocks} == {16 // tp * 24 * 4}

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.derive.expression import MOST_FACTORS, ShardedExpression, cut_axes, part_names, shard_expression, solve
-from shardwise.sharding.collectives import Kind, received
-from shardwise.sharding.matmul_search.cheapest_paths import Cost, PriceCollective
+from shardwise.derive.expression import (
+    MAX_PRIME_FACTORS,
+    ShardedExpression,
+    prime_axis_names,
+    shard_expression,
+    solve_expression,
+    split_axes_into_primes,
+)
+from shardwise.sharding.collectives import CollectiveKind, received_elements
+from shardwise.sharding.matmul_search.cheapest_paths import CostVector, PriceCollective
 from shardwise.sharding.matmul_search.cheapest_strategies import PriceProduct
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
 from shardwise.sharding.spec import Axes
-from shardwise.values.symbolic import Values, constant
+from shardwise.values.symbolic import SymbolValues, constant
 
 
 def made(text: str, mesh: dict[str, int], sizes: dict[str, int]) -> ShardedExpression:
@@ -19,28 +26,28 @@ def made(text: str, mesh: dict[str, int], sizes: dict[str, int]) -> ShardedExpre
 
 
 def by_bytes(product: ShardedExpression) -> tuple[PriceCollective, PriceProduct]:
-    values = Values(dict(product.mesh.axes))
+    values = SymbolValues(dict(product.mesh.axes))
 
-    def collective(kind: Kind, axes: Axes, payload: float) -> Cost:
-        return float(received(kind, axes, constant(payload)).evaluate(values)), 0.0
+    def collective(kind: CollectiveKind, axes: Axes, payload: float) -> CostVector:
+        return float(received_elements(kind, axes, constant(payload)).evaluate(values)), 0.0
 
     return collective, lambda flops: (0.0, flops)
 
 
 def test_an_axis_is_cut_into_prime_factors() -> None:
-    cut = cut_axes(
+    cut = split_axes_into_primes(
         made("A[I_X, J_Y]{U_Z} * B[J_Y, K] -> C[I_X, K]", {"X": 4, "Y": 2, "Z": 1}, {"I": 8, "J": 8, "K": 8})
     )
     assert cut is not None
     assert cut.mesh.axes == (("X1", 2), ("X2", 2), ("Y", 2), ("Z", 1))
     assert str(cut.operands[0]) == "[I_{X1,X2}, J_Y]{U_Z}"
-    assert part_names("X", 1) == ("X",)
+    assert prime_axis_names("X", 1) == ("X",)
 
 
-@pytest.mark.parametrize("mesh", [{"X": 2, "Y": 3}, {"X": 2 ** (MOST_FACTORS + 1)}])
+@pytest.mark.parametrize("mesh", [{"X": 2, "Y": 3}, {"X": 2 ** (MAX_PRIME_FACTORS + 1)}])
 def test_what_is_not_cut(mesh: dict[str, int]) -> None:
     sizes = dict.fromkeys("IJK", 192)
-    assert cut_axes(made("A[I_X, J] * B[J, K] -> C[I_X, K]", mesh, sizes)) is None
+    assert split_axes_into_primes(made("A[I_X, J] * B[J, K] -> C[I_X, K]", mesh, sizes)) is None
 
 
 def test_a_part_of_an_axis_saves_bytes() -> None:
@@ -48,18 +55,18 @@ def test_a_part_of_an_axis_saves_bytes() -> None:
     product = made(
         "A[I, J, K] * B[I_Y, J_X] -> C[I_X, J_Y, K]", {"X": 4, "Y": 2}, {"I": 32, "J": 16, "K": 24}
     )  # fmt: skip
-    found = solve(product, by_bytes)
-    assert found.made.mesh.axes == (("X1", 2), ("X2", 2), ("Y", 2))
+    found = solve_expression(product, by_bytes)
+    assert found.expression.mesh.axes == (("X1", 2), ("X2", 2), ("Y", 2))
     assert found.strategies[0].cost[0] <= 96
 
 
 @pytest.mark.parametrize("text", ["A[I_X, J] * B[J, K] -> C[I_X, K]", "A[I_X, J] -> A[I, J]"])
 def test_the_mesh_stays_whole_where_parts_save_nothing(text: str) -> None:
     product = made(text, {"X": 4}, {"I": 8, "J": 8, "K": 8})
-    assert solve(product, by_bytes).made is product
+    assert solve_expression(product, by_bytes).expression is product
 
 
 def test_two_levels_beat_one_reduction() -> None:
     """Half of X splits the sum and half the rows: 88 elements instead of the 96 of an AllReduce over X."""
     product = made("A[I, J_X] * B[J_X, K] -> C[I, K]", {"X": 4}, {"I": 8, "J": 8, "K": 8})
-    assert solve(product, by_bytes).strategies[0].cost[0] == 88
+    assert solve_expression(product, by_bytes).strategies[0].cost[0] == 88

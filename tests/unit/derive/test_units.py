@@ -7,18 +7,18 @@ from dataclasses import replace
 import pytest
 
 from shardwise.derive.sharded_unit import derived_unit
-from shardwise.layout.sharding_scheme import Family
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYERS, structure_units
+from shardwise.model.decoder import LAYER_UNITS, units_of_structure
 
 EXPERTS = Architecture(
     name="small", num_layers=3, d_model=24, d_ff=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96,
     num_experts=4, experts_per_token=2, num_dense_layers=1, dense_d_ff=32,
 )  # fmt: skip
 STRUCTURE = EXPERTS.structure
-PLAIN = Family(1, sequence_parallel=True, recompute="none")
+PLAIN = ShardingScheme(1, sequence_parallel=True, recompute="none")
 ABOUT_LAYERS = [replace(PLAIN, recompute="full"), replace(PLAIN, cp_variant="ring")]
-UNITS = structure_units(STRUCTURE)
+UNITS = units_of_structure(STRUCTURE)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -28,9 +28,9 @@ def test_shared_scales_are_no_part_of_a_derivation(unit: str) -> None:
 
 @pytest.mark.parametrize("family", ABOUT_LAYERS)
 @pytest.mark.parametrize("unit", UNITS)
-def test_recomputation_and_variants_of_attention_are_about_layers(unit: str, family: Family) -> None:
+def test_recomputation_and_variants_of_attention_are_about_layers(unit: str, family: ShardingScheme) -> None:
     same = derived_unit(STRUCTURE, family, unit) is derived_unit(STRUCTURE, PLAIN, unit)
-    assert same is (unit not in LAYERS)
+    assert same is (unit not in LAYER_UNITS)
 
 
 @pytest.mark.parametrize("unit", UNITS)

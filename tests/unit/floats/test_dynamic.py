@@ -8,10 +8,16 @@ import torch
 from numpy.typing import NDArray
 from plain import adamw_8bit
 
-from shardwise.run.kernels.optimizers import Blocked
-from shardwise.values.dtypes import BLOCKS, bytes_per_element
+from shardwise.run.kernels.optimizers import BlockwiseMoment
+from shardwise.values.dtypes import BLOCK_SCALED_DTYPES, bytes_per_element
 from shardwise.values.errors import InputError
-from shardwise.values.quantization import NUMBERS, Coded, coded, dequantize_dynamic_tree, numbers_named
+from shardwise.values.quantization import (
+    DYNAMIC_TREE_FORMATS,
+    BlockCodes,
+    dequantize_dynamic_tree,
+    get_dynamic_tree_format,
+    quantize_dynamic_tree,
+)
 
 SIZES = (1, 255, 256, 257, 1000, 4096)
 
@@ -28,16 +34,16 @@ def values(size: int, *, signed: bool) -> NDArray[np.float32]:
 
 def middles(name: str) -> NDArray[np.float32]:
     """A block whose scale is 1, of what lies halfway between two numbers, of what is next to that, and of numbers themselves."""
-    numbers = NUMBERS[name].values.astype(np.float64)
+    numbers = DYNAMIC_TREE_FORMATS[name].values.astype(np.float64)
     halfway = ((numbers[:-1] + numbers[1:]) / 2).astype(np.float32)
     beside = [np.nextafter(halfway, np.float32(way)) for way in (-2, 2)]
     blocks = [np.append(part, np.float32(1)) for part in (halfway, *beside)]
-    return np.concatenate([*blocks, NUMBERS[name].values])
+    return np.concatenate([*blocks, DYNAMIC_TREE_FORMATS[name].values])
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", DYNAMIC_TREE_FORMATS)
 def test_the_numbers_are_those_of_the_paper(name: str) -> None:
-    numbers, signed = NUMBERS[name], NUMBERS[name].signed
+    numbers, signed = DYNAMIC_TREE_FORMATS[name], DYNAMIC_TREE_FORMATS[name].signed
     assert np.array_equal(numbers.values, adamw_8bit.table(signed))
     assert len(numbers.values) == 256 == len(np.unique(numbers.values))
     assert {0.0, 1.0} <= set(numbers.values.tolist())
@@ -46,32 +52,35 @@ def test_the_numbers_are_those_of_the_paper(name: str) -> None:
     assert ends == pytest.approx((5.5e-7, 0.99296875, -0.99296875) if signed else (3.25e-7, 0.996484375, 0.0), rel=1e-6)
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", DYNAMIC_TREE_FORMATS)
 @pytest.mark.parametrize("size", [*SIZES, None])
 def test_codes_and_scales_are_those_of_the_nearest_numbers(name: str, size: int | None) -> None:
-    signed = NUMBERS[name].signed
+    signed = DYNAMIC_TREE_FORMATS[name].signed
     given = middles(name) if size is None else values(size, signed=signed)
     codes, scales = adamw_8bit.coded(given, signed=signed)
-    found, made = coded(given, NUMBERS[name]), Blocked.zeros(len(given), name, torch.device("cpu"))
+    found, made = (
+        quantize_dynamic_tree(given, DYNAMIC_TREE_FORMATS[name]),
+        BlockwiseMoment.zeros(len(given), name, torch.device("cpu")),
+    )
     assert made.to(torch.float32).eq(0.0).all()
     made.copy_(torch.from_numpy(given))
-    for own in (found, Coded(made.codes.numpy(), made.scales.numpy())):
+    for own in (found, BlockCodes(made.codes.numpy(), made.scales.numpy())):
         assert own.codes.dtype == np.uint8
         np.testing.assert_array_equal(own.codes, codes)
         np.testing.assert_array_equal(own.scales, scales)
     wanted = adamw_8bit.decoded(codes, scales, signed=signed)
-    np.testing.assert_array_equal(dequantize_dynamic_tree(found, NUMBERS[name]), wanted)
+    np.testing.assert_array_equal(dequantize_dynamic_tree(found, DYNAMIC_TREE_FORMATS[name]), wanted)
     np.testing.assert_array_equal(made.to(torch.float32).numpy(), wanted)
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", DYNAMIC_TREE_FORMATS)
 def test_an_element_is_off_by_half_of_the_distance_between_numbers_at_most(name: str) -> None:
     """Of the block's largest size 0.7% or, without a sign, 0.35%; of an element within six decades of that a third of itself."""
-    signed = NUMBERS[name].signed
+    signed = DYNAMIC_TREE_FORMATS[name].signed
     given = values(2**14, signed=signed)
-    found = coded(given, NUMBERS[name])
+    found = quantize_dynamic_tree(given, DYNAMIC_TREE_FORMATS[name])
     scales = np.repeat(found.scales, 256)
-    off = np.abs(dequantize_dynamic_tree(found, NUMBERS[name]).astype(np.float64) - given)
+    off = np.abs(dequantize_dynamic_tree(found, DYNAMIC_TREE_FORMATS[name]).astype(np.float64) - given)
     assert (off <= (0.9 / (128 if signed else 256) + 1e-6) * scales).all()
     large = np.abs(given) > 1e-5 * scales
     decade = 0.45 if signed else 0.225  # half of the distance in the lowest decades, over the least number there
@@ -79,7 +88,7 @@ def test_an_element_is_off_by_half_of_the_distance_between_numbers_at_most(name:
 
 
 def test_parts_begin_between_blocks() -> None:
-    whole = Blocked.zeros(1000, "dynamic8", torch.device("cpu"))
+    whole = BlockwiseMoment.zeros(1000, "dynamic8", torch.device("cpu"))
     whole.copy_(torch.linspace(-3.0, 5.0, 1000))
     found = torch.cat([whole[start : start + 512].to(torch.float64) for start in (0, 512)])
     assert torch.equal(found, whole.to(torch.float64))
@@ -90,10 +99,10 @@ def test_parts_begin_between_blocks() -> None:
         whole[100:]
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", BLOCK_SCALED_DTYPES)
 def test_a_format_takes_the_bytes_that_it_counts(name: str) -> None:
-    made = Blocked.zeros(1024, name, torch.device("cpu"))
+    made = BlockwiseMoment.zeros(1024, name, torch.device("cpu"))
     assert made.codes.nbytes + made.scales.nbytes == 1024 * bytes_per_element(name) == 1040
-    assert list(NUMBERS) == list(BLOCKS)
+    assert list(DYNAMIC_TREE_FORMATS) == list(BLOCK_SCALED_DTYPES)
     with pytest.raises(InputError, match=r"format.*one of dynamic8, unsigned_dynamic8"):
-        numbers_named("dynamic4")
+        get_dynamic_tree_format("dynamic4")

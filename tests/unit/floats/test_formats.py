@@ -10,10 +10,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from shardwise.values.dtypes import FORMATS, format_named
+from shardwise.values.dtypes import NUMBER_FORMATS, get_number_format
 from shardwise.values.errors import InputError
 from shardwise.values.precision import PRECISIONS
-from shardwise.values.quantization import decode_bits, encoded, rounded, scaling_named
+from shardwise.values.quantization import decode_bits, encode_bits, get_scaling, round_to_format
 
 TORCH = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
@@ -30,7 +30,7 @@ CODES = {1: torch.uint8, 2: torch.uint16}
 def values(name: str) -> NDArray[np.float32]:
     """A million values: of all sizes, around the format's range, halfway between its numbers and beside that, and special."""
     random = np.random.default_rng(0)
-    one = FORMATS[name]
+    one = NUMBER_FORMATS[name]
     bits = random.integers(0, 2**32, 400_000, dtype=np.uint32).view(np.float32)
     spread = random.standard_normal(400_000) * np.exp2(random.uniform(-30, 20, 400_000))
     numbers = decode_bits(random.integers(0, one.largest_code, 100_000), one)
@@ -50,14 +50,14 @@ def alike(found: NDArray[np.float64], expected: NDArray[np.float64]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in TORCH if name != "fp32"])
 def test_every_code_is_the_number_that_pytorch_has_for_it(name: str) -> None:
-    one = FORMATS[name]
+    one = NUMBER_FORMATS[name]
     codes = torch.arange(2**one.bits, dtype=torch.int32)
     alike(decode_bits(codes.numpy(), one), codes.to(CODES[one.bits // 8]).view(TORCH[name]).double().numpy())
 
 
 @pytest.mark.parametrize("name", NUMPY)
 def test_a_format_is_as_ml_dtypes_says(name: str) -> None:
-    one, found = FORMATS[name], ml_dtypes.finfo(NUMPY[name])
+    one, found = NUMBER_FORMATS[name], ml_dtypes.finfo(NUMPY[name])
     assert (one.max, one.epsilon) == (float(found.max), float(found.eps))
     assert (one.min_normal, one.min_subnormal) == (float(found.smallest_normal), float(found.smallest_subnormal))
     assert one.mantissa_bits == found.nmant
@@ -73,19 +73,19 @@ def test_a_format_is_as_ml_dtypes_says(name: str) -> None:
 def test_rounding_is_that_of_pytorchs_casts(name: str) -> None:
     x = values(name)
     expected = torch.from_numpy(x).to(TORCH[name]).double().numpy()
-    alike(rounded(x, FORMATS[name], saturating=name == "e4m3"), expected)
+    alike(round_to_format(x, NUMBER_FORMATS[name], saturating=name == "e4m3"), expected)
 
 
 @pytest.mark.parametrize("name", [*NARROW, "e2m1"])
 def test_rounding_and_codes_are_those_of_ml_dtypes(name: str) -> None:
     x = values(name)
-    x = x if FORMATS[name].has_nan else x[~np.isnan(x)]
+    x = x if NUMBER_FORMATS[name].has_nan else x[~np.isnan(x)]
     with np.errstate(over="ignore", invalid="ignore"):
         expected = x.astype(NUMPY[name])
-        alike(rounded(x, FORMATS[name]), expected.astype(np.float64))
+        alike(round_to_format(x, NUMBER_FORMATS[name]), expected.astype(np.float64))
     there = ~np.isnan(expected.astype(np.float64))
-    codes = expected.view(np.uint8 if FORMATS[name].bits <= 8 else np.uint16)
-    np.testing.assert_array_equal(encoded(x, FORMATS[name])[there], codes[there])
+    codes = expected.view(np.uint8 if NUMBER_FORMATS[name].bits <= 8 else np.uint16)
+    np.testing.assert_array_equal(encode_bits(x, NUMBER_FORMATS[name])[there], codes[there])
 
 
 def test_powers_of_two_round_as_pytorchs() -> None:
@@ -94,49 +94,49 @@ def test_powers_of_two_round_as_pytorchs() -> None:
     x = np.concatenate([x, np.exp2(np.arange(-127, 128), dtype=np.float64).astype(np.float32)])
     x = x[x >= 2.0**-126]  # of smaller ones others round fp32's field of exponents, which subnormals share
     with np.errstate(over="ignore", invalid="ignore"):
-        alike(rounded(x, FORMATS["e8m0"]), x.astype(NUMPY["e8m0"]).astype(np.float64))
-    alike(rounded(x, FORMATS["e8m0"]), torch.from_numpy(x).to(torch.float8_e8m0fnu).double().numpy())
+        alike(round_to_format(x, NUMBER_FORMATS["e8m0"]), x.astype(NUMPY["e8m0"]).astype(np.float64))
+    alike(round_to_format(x, NUMBER_FORMATS["e8m0"]), torch.from_numpy(x).to(torch.float8_e8m0fnu).double().numpy())
 
 
 def test_tf32_keeps_ten_bits_of_the_mantissa_and_the_range_of_fp32() -> None:
-    x, one = values("fp32")[:100_000], FORMATS["tf32"]
+    x, one = values("fp32")[:100_000], NUMBER_FORMATS["tf32"]
     x = x[np.isfinite(x)]
-    found = rounded(x, one)
-    assert (one.max, one.min_normal) == ((2 - 2**-10) * 2.0**127, FORMATS["fp32"].min_normal)
+    found = round_to_format(x, one)
+    assert (one.max, one.min_normal) == ((2 - 2**-10) * 2.0**127, NUMBER_FORMATS["fp32"].min_normal)
     assert not np.any(found.astype(np.float32).view(np.uint32) & 0x1FFF)  # the 13 lowest bits
     is_normal = (np.abs(x) >= one.min_normal) & np.isfinite(found)
     assert np.all(np.abs(found - x)[is_normal] <= np.abs(x)[is_normal] * 2.0**-11)
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].bits <= 16])
+@pytest.mark.parametrize("name", [name for name in NUMBER_FORMATS if NUMBER_FORMATS[name].bits <= 16])
 def test_codes_come_back(name: str) -> None:
-    one = FORMATS[name]
+    one = NUMBER_FORMATS[name]
     codes = np.arange(2**one.bits)
     numbers = decode_bits(codes, one)
     there = ~np.isnan(numbers)
-    np.testing.assert_array_equal(encoded(numbers[there], one), codes[there])
-    assert np.all(np.isnan(decode_bits(encoded([np.nan], one), one))) == one.has_nan
+    np.testing.assert_array_equal(encode_bits(numbers[there], one), codes[there])
+    assert np.all(np.isnan(decode_bits(encode_bits([np.nan], one), one))) == one.has_nan
 
 
 def test_what_is_too_large_saturates_where_it_is_asked_to() -> None:
     x = [500.0, -np.inf, 464.0]
-    np.testing.assert_array_equal(rounded(x, FORMATS["e4m3"]), [np.nan, np.nan, 448.0])
-    np.testing.assert_array_equal(rounded(x, FORMATS["e4m3"], saturating=True), [448.0, -448.0, 448.0])
-    np.testing.assert_array_equal(rounded([np.inf, np.nan, -9.0], FORMATS["e2m1"]), [6.0, 6.0, -6.0])
+    np.testing.assert_array_equal(round_to_format(x, NUMBER_FORMATS["e4m3"]), [np.nan, np.nan, 448.0])
+    np.testing.assert_array_equal(round_to_format(x, NUMBER_FORMATS["e4m3"], saturating=True), [448.0, -448.0, 448.0])
+    np.testing.assert_array_equal(round_to_format([np.inf, np.nan, -9.0], NUMBER_FORMATS["e2m1"]), [6.0, 6.0, -6.0])
 
 
 def test_wrong_names_and_codes_are_told() -> None:
     with pytest.raises(InputError, match=r"format: .*e4m3"):
-        format_named("e4m4")
+        get_number_format("e4m4")
     with pytest.raises(InputError, match="found 256; 0 to 255 are those of e4m3"):
-        decode_bits([256], FORMATS["e4m3"])
+        decode_bits([256], NUMBER_FORMATS["e4m3"])
 
 
 @pytest.mark.parametrize("name", [name for name, one in PRECISIONS.items() if one.scaling])
 def test_a_recipe_counts_the_scales_of_its_scaling(name: str) -> None:
     """So many elements share one; of NVFP4 each row of a weight's block has a copy, and one of a whole row is not counted."""
     recipe = PRECISIONS[name]
-    scaling = scaling_named(str(recipe.scaling))
+    scaling = get_scaling(str(recipe.scaling))
     weight_block = (1, 16) if name == "nvfp4" else scaling.weight_block
     for counted, block in ((recipe.block, scaling.block), (recipe.weight_block, weight_block)):
         assert counted == (None if None in block else math.prod(size for size in block if size))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardwise.layout.context_parallel import VARIANTS
-from shardwise.layout.degrees import degrees_of, num_micro_batches, seqs_per_replica
+from shardwise.layout.context_parallel import CP_VARIANTS
+from shardwise.layout.degrees import layout_degrees, num_micro_batches, seqs_per_replica
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.legality import RULES
 from shardwise.layout.rules.table import require_legal, violations
@@ -194,7 +194,7 @@ def test_rules_agree_on_numbers_and_arrays() -> None:
     columns = dict(zip(axes, np.array(rows, dtype=np.int64).T, strict=True))
     for rule in RULES:
         seen = set()
-        for number, schedule in itertools.product(range(len(VARIANTS)), (NATURAL, *schedule_names())):
+        for number, schedule in itertools.product(range(len(CP_VARIANTS)), (NATURAL, *schedule_names())):
             if rule.name not in ("schedule", "schedule_batch") and schedule != NATURAL:
                 continue
             chosen = {"cp_variant": number, "schedule": schedule}
@@ -248,7 +248,7 @@ def test_an_expert_is_split_as_a_layer_is_or_not_at_all() -> None:
 
 def test_uneven_batches_are_those_of_the_fullest_replica() -> None:
     """Sequences need not divide: 16 over 5 replicas are 4 at most, in micro-batches of 3 these are 2."""
-    degrees = degrees_of(Layout(dp=5, micro_batch_seqs=3))
+    degrees = layout_degrees(Layout(dp=5, micro_batch_seqs=3))
     assert seqs_per_replica(JOB, degrees) == 4
     assert num_micro_batches(JOB, degrees) == 2
 

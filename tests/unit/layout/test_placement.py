@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.links import Cut
-from shardwise.hardware.network.topology import Links
-from shardwise.layout.placement import Placement, cut_levels, default_placement, placements
+from shardwise.hardware.network.topology import GroupLinks
+from shardwise.layout.placement import Placement, cuts_by_axis, default_placement, searched_placements
 from shardwise.values.errors import InputError
 
 ATOMIC = ("tp_kv", "tp_rep", "cp", "ep", "fsdp", "dp", "pp")
@@ -36,8 +36,8 @@ def degrees(draw: st.DrawFn, num_devices: int) -> dict[str, int]:
 def test_cuts_multiply_to_degrees_and_to_levels(data: st.DataObject, cluster: str) -> None:
     topology = load_cluster(cluster).topology
     wanted = data.draw(degrees(math.prod(topology.levels)))
-    for placement in placements(topology):
-        cuts = cut_levels(topology, placement, wanted)
+    for placement in searched_placements(topology):
+        cuts = cuts_by_axis(topology, placement, wanted)
         assert set(cuts) == set(ATOMIC)
         for axis, found in cuts.items():
             assert math.prod(cut.size for cut in found) == wanted[axis]
@@ -50,8 +50,8 @@ def test_a_stride_is_what_lies_further_in(data: st.DataObject, cluster: str) -> 
     """Along a level, the axes in order number its devices: each position once."""
     topology = load_cluster(cluster).topology
     wanted = data.draw(degrees(math.prod(topology.levels)))
-    placement = data.draw(st.sampled_from(placements(topology)))
-    cuts = cut_levels(topology, placement, wanted)
+    placement = data.draw(st.sampled_from(searched_placements(topology)))
+    cuts = cuts_by_axis(topology, placement, wanted)
     for level, size in enumerate(topology.levels):
         positions = np.zeros(1, dtype=int)
         for found in cuts.values():
@@ -63,7 +63,7 @@ def test_a_stride_is_what_lies_further_in(data: st.DataObject, cluster: str) -> 
 def test_inner_axes_take_the_near_links() -> None:
     topology = load_cluster("h100:64").topology
     wanted = {"tp_kv": 4, "tp_rep": 1, "cp": 1, "ep": 1, "fsdp": 4, "dp": 2, "pp": 2}
-    cuts = cut_levels(topology, default_placement(topology), wanted)
+    cuts = cuts_by_axis(topology, default_placement(topology), wanted)
     assert cuts["tp_kv"] == (Cut(4, 1), Cut(1, 1))
     assert cuts["fsdp"] == (Cut(2, 4), Cut(2, 1))
     assert cuts["dp"] == (Cut(1, 8), Cut(2, 2))
@@ -83,10 +83,10 @@ def test_expert_parallelism_borrows_the_inner_part_of_fsdp(
     """Of 16 = ep·fsdp the ranks of one ep group are next to one another."""
     topology = load_cluster("h100:16").topology
     wanted = {**dict.fromkeys(ATOMIC, 1), "ep": ep, "fsdp": 16 // ep}
-    cuts = cut_levels(topology, default_placement(topology), wanted)
+    cuts = cuts_by_axis(topology, default_placement(topology), wanted)
     assert (cuts["ep"], cuts["fsdp"]) == (of_ep, of_fsdp)
-    links = Links(topology, cuts)
-    assert links.group(("ep",)).seconds_per_byte < links.group(("fsdp",)).seconds_per_byte
+    links = GroupLinks(topology, cuts)
+    assert links.gather_link(("ep",)).seconds_per_byte < links.gather_link(("fsdp",)).seconds_per_byte
 
 
 def test_the_default_fills_the_smallest_axis_of_a_torus_first() -> None:
@@ -98,7 +98,7 @@ def test_the_default_fills_the_smallest_axis_of_a_torus_first() -> None:
 def test_every_placement_is_different_and_the_default_is_among_them() -> None:
     for cluster in CLUSTERS:
         topology = load_cluster(cluster).topology
-        options = placements(topology)
+        options = searched_placements(topology)
         assert (
             len(set(options)) == len(options) == 6 * math.factorial(cluster.count("x") + 1 if "tpu" in cluster else 1)
         )
@@ -109,13 +109,13 @@ def test_links_of_a_group_join_the_cuts_of_its_axes() -> None:
     """tp = tp_kv x tp_rep, side by side on a wrapped axis of 16, is a whole ring."""
     topology = load_cluster("tpu-v5e:16x16").topology
     wanted = {"tp_kv": 4, "tp_rep": 4, "cp": 1, "ep": 1, "fsdp": 16, "dp": 1, "pp": 1}
-    links = Links(topology, cut_levels(topology, default_placement(topology), wanted))
-    assert links.group(("tp_kv", "tp_rep")).seconds_per_byte == pytest.approx(1 / 9e10)
-    assert links.group(("tp_kv",)).seconds_per_byte == pytest.approx(3 / 4 / 4.5e10)
+    links = GroupLinks(topology, cuts_by_axis(topology, default_placement(topology), wanted))
+    assert links.gather_link(("tp_kv", "tp_rep")).seconds_per_byte == pytest.approx(1 / 9e10)
+    assert links.gather_link(("tp_kv",)).seconds_per_byte == pytest.approx(3 / 4 / 4.5e10)
     # four devices, each 4 apart, all around the ring: 2 steps of a quarter, on links that 4 groups share
-    assert links.group(("tp_rep",)).seconds_per_byte == pytest.approx(4 * 2 / 4 / 4.5e10)
-    assert links.group(("dp",)).seconds_per_byte == 0
-    assert links.group(("tp_kv",)) is links.group(("tp_kv",))
+    assert links.gather_link(("tp_rep",)).seconds_per_byte == pytest.approx(4 * 2 / 4 / 4.5e10)
+    assert links.gather_link(("dp",)).seconds_per_byte == 0
+    assert links.gather_link(("tp_kv",)) is links.gather_link(("tp_kv",))
 
 
 def test_a_placement_names_every_axis_and_level_once() -> None:

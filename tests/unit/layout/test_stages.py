@@ -7,17 +7,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardwise.layout.layers_per_stage import (
-    dense_layers,
-    evenly_placed,
-    fewest_layers,
-    held_layers,
-    layers_per_stage,
-    stages_on_ranks,
-    virtual_stages,
+    dense_layers_by_stage,
+    even_layers_on_placement,
+    layers_by_stage,
+    layers_by_virtual_stage,
+    min_layers_per_stage,
+    natural_layers_by_stage,
+    stage_placement,
 )
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.pipeline.actions import Placement, loop, v_shape
+from shardwise.pipeline.actions import StagePlacement, loop_placement, v_placement
 
 
 def model(num_layers: int, **fields: int) -> Architecture:
@@ -30,7 +30,7 @@ def model(num_layers: int, **fields: int) -> Architecture:
 
 def test_llama_3_405b_on_16_stages() -> None:
     """S0: 126 blocks with the embedding and the head counted as one each: 7, 14 times 8, 7."""
-    assert layers_per_stage(model(126), loop(16, 1)) == (7, *[8] * 14, 7)
+    assert natural_layers_by_stage(model(126), loop_placement(16, 1)) == (7, *[8] * 14, 7)
 
 
 @pytest.mark.parametrize(
@@ -45,13 +45,13 @@ def test_llama_3_405b_on_16_stages() -> None:
     ],
 )
 def test_known_stages(num_layers: int, pp: int, virtual: int, expected: tuple[int, ...]) -> None:
-    assert layers_per_stage(model(num_layers), loop(pp, virtual)) == expected
+    assert natural_layers_by_stage(model(num_layers), loop_placement(pp, virtual)) == expected
 
 
 @given(st.integers(1, 200), st.integers(1, 32), st.integers(1, 8))
 def test_every_block_is_held_once(num_layers: int, pp: int, virtual: int) -> None:
     assume(pp * virtual <= num_layers)
-    held = layers_per_stage(model(num_layers), loop(pp, virtual))
+    held = natural_layers_by_stage(model(num_layers), loop_placement(pp, virtual))
     assert len(held) == pp
     assert sum(held) == num_layers
     assert min(held) >= 1
@@ -60,7 +60,7 @@ def test_every_block_is_held_once(num_layers: int, pp: int, virtual: int) -> Non
 @given(st.integers(2, 200), st.integers(2, 32))
 def test_stages_differ_by_at_most_one_with_the_ends_counted(num_layers: int, pp: int) -> None:
     assume(num_layers + 2 >= 2 * pp)
-    first, *inner, last = layers_per_stage(model(num_layers), loop(pp, 1))
+    first, *inner, last = natural_layers_by_stage(model(num_layers), loop_placement(pp, 1))
     loads = [first + 1, *inner, last + 1]
     assert max(loads) - min(loads) <= 1
 
@@ -69,13 +69,13 @@ def test_stages_differ_by_at_most_one_with_the_ends_counted(num_layers: int, pp:
 def test_no_interior_stage_holds_more_than_the_second(num_layers: int, pp: int, virtual: int) -> None:
     """The search prices the first, the second and the last stage only."""
     assume(pp * virtual <= num_layers)
-    held = layers_per_stage(model(num_layers), loop(pp, virtual))
+    held = natural_layers_by_stage(model(num_layers), loop_placement(pp, virtual))
     assert max(held[1:-1]) == held[1]
 
 
-def dense_on(shape: Architecture, placement: Placement) -> tuple[int, ...]:
+def dense_on(shape: Architecture, placement: StagePlacement) -> tuple[int, ...]:
     """How many of the leading dense layers are on each rank."""
-    return placement.by_rank(dense_layers(shape, evenly_placed(shape, placement)))
+    return placement.sum_by_rank(dense_layers_by_stage(shape, even_layers_on_placement(shape, placement)))
 
 
 EXPERTS = {"num_experts": 2, "experts_per_token": 1, "dense_d_ff": 8}
@@ -84,15 +84,15 @@ EXPERTS = {"num_experts": 2, "experts_per_token": 1, "dense_d_ff": 8}
 def test_deepseek_v3_on_16_stages() -> None:
     """61 layers; the last stage also has the head and the module of multi-token prediction, which count as three."""
     shape = model(61, num_dense_layers=3, num_predict_layers=1, **EXPERTS)
-    assert layers_per_stage(shape, loop(16, 1)) == (3, 5, *[4] * 13, 1)
-    assert dense_on(shape, loop(16, 1)) == (3, *[0] * 15)
+    assert natural_layers_by_stage(shape, loop_placement(16, 1)) == (3, 5, *[4] * 13, 1)
+    assert dense_on(shape, loop_placement(16, 1)) == (3, *[0] * 15)
 
 
 def test_dense_layers_are_the_first_of_the_model() -> None:
     """Four virtual stages of two layers: the first three layers lie on virtual stages 0 and 1."""
     shape = model(6, num_dense_layers=3, **EXPERTS)
-    assert layers_per_stage(shape, loop(2, 2)) == (3, 3)
-    assert dense_on(shape, loop(2, 2)) == (1, 2)
+    assert natural_layers_by_stage(shape, loop_placement(2, 2)) == (3, 3)
+    assert dense_on(shape, loop_placement(2, 2)) == (1, 2)
 
 
 @given(st.integers(1, 100), st.integers(1, 32), st.integers(1, 8), st.integers(1, 8))
@@ -100,7 +100,10 @@ def test_the_stage_after_the_dense_layers_has_none(num_layers: int, pp: int, vir
     """The search prices the stages up to that one, and the last; interior ones after it hold no more layers."""
     assume(pp * virtual <= num_layers and dense + 1 < pp and dense < num_layers)
     shape = model(num_layers, num_dense_layers=dense, **EXPERTS)
-    held, first = layers_per_stage(shape, loop(pp, virtual)), dense_on(shape, loop(pp, virtual))
+    held, first = (
+        natural_layers_by_stage(shape, loop_placement(pp, virtual)),
+        dense_on(shape, loop_placement(pp, virtual)),
+    )
     assert sum(first) == dense
     assert not any(first[dense:])
     assert max(held[dense:-1]) == held[dense]
@@ -111,11 +114,11 @@ V = Layout(pp=4, num_virtual_stages=2, schedule="zb_v")
 
 def test_a_v_has_both_ends_of_the_model_on_its_first_rank() -> None:
     """Virtual stages s and 2p - 1 - s on rank s; what the embedding and the head count for, the first rank has less of."""
-    assert stages_on_ranks(V) == v_shape(4)
-    assert virtual_stages(model(14), V) == (1, 2, 2, 2, 2, 2, 2, 1)
-    assert held_layers(model(14), V) == (2, 4, 4, 4)
+    assert stage_placement(V) == v_placement(4)
+    assert layers_by_virtual_stage(model(14), V) == (1, 2, 2, 2, 2, 2, 2, 1)
+    assert layers_by_stage(model(14), V) == (2, 4, 4, 4)
     shape = model(14, num_dense_layers=3, **EXPERTS)
-    assert dense_on(shape, v_shape(4)) == (1, 2, 0, 0)
+    assert dense_on(shape, v_placement(4)) == (1, 2, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +133,6 @@ def test_layers_that_are_given_are_dealt_over_both_virtual_stages(
     given_: tuple[int, ...], dealt: tuple[int, ...]
 ) -> None:
     shape = Layout(pp=4, num_virtual_stages=2, schedule="zb_v", layers_per_stage=given_)
-    assert virtual_stages(model(14), shape) == dealt
-    assert v_shape(4).by_rank(dealt) == given_ == held_layers(model(14), shape)
-    assert all(held >= least for held, least in zip(given_, fewest_layers(v_shape(4)), strict=True))
+    assert layers_by_virtual_stage(model(14), shape) == dealt
+    assert v_placement(4).sum_by_rank(dealt) == given_ == layers_by_stage(model(14), shape)
+    assert all(held >= least for held, least in zip(given_, min_layers_per_stage(v_placement(4)), strict=True))

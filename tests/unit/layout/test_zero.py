@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.derive.sharded_program import Communicate
-from shardwise.derive.sharded_unit import Unit, derive
-from shardwise.layout.sharding_scheme import Family
+from shardwise.derive.sharded_program import CollectiveStep
+from shardwise.derive.sharded_unit import ShardedUnit, derive_units
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
 from shardwise.model.parameters_and_flops import weight_elements
-from shardwise.run.numpy.step import derived_moves
+from shardwise.run.numpy.step import derived_traffic
 from shardwise.sharding import Mesh
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.step.flat_arrays import WEIGHT_ROLES
-from shardwise.values.symbolic import Values
+from shardwise.values.symbolic import SymbolValues
 
 MODEL = load_model("llama-3-8b")
 HUGE = 2**40  # (n-1)/n is 1 to twelve digits
 SIZES = {**MODEL.dims, "D": 4 * HUGE, "B": HUGE, "T": 128}
 
 
-def per_step(unit: Unit, mesh: dict[str, int], num_micro_batches: int) -> float:
+def per_step(unit: ShardedUnit, mesh: dict[str, int], num_micro_batches: int) -> float:
     """Elements of weights and gradients that one device receives in a step, in units of the parameters."""
-    values = Values({**SIZES, **dict.fromkeys(("dp", "fsdp", "cp", "tp_kv", "tp_rep"), 1), **mesh})
+    values = SymbolValues({**SIZES, **dict.fromkeys(("dp", "fsdp", "cp", "tp_kv", "tp_rep"), 1), **mesh})
     received = 0.0
     for phase, steps in unit.phases().items():
         for step in steps:
-            if isinstance(step, Communicate) and step.tensor.role in WEIGHT_ROLES:
+            if isinstance(step, CollectiveStep) and step.tensor.role in WEIGHT_ROLES:
                 times = 1 if phase == "update" else num_micro_batches
                 received += times * step.collective.received_elements.evaluate(values)
     return received / weight_elements(unit.forward.program).evaluate(values)
@@ -41,31 +41,31 @@ def test_what_zero_moves(zero_stage: int, unit: str, num_micro_batches: int) -> 
     a = num_micro_batches
     expected = (2, 2, a + 1, (2 if unit == "head" else 3) * a)[zero_stage]
     mesh = {"fsdp": HUGE} if zero_stage else {"dp": HUGE}
-    derived = derive(MODEL, Family(zero_stage, False, "none"))[unit]
+    derived = derive_units(MODEL, ShardingScheme(zero_stage, False, "none"))[unit]
     assert per_step(derived, mesh, a) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputing_gathers_no_weight_again(recompute: str) -> None:
     """The recomputed slice and the backward pass need the same weights, gathered once for both."""
-    derived = derive(MODEL, Family(3, False, recompute))["block"]
+    derived = derive_units(MODEL, ShardingScheme(3, False, recompute))["block"]
     assert per_step(derived, {"fsdp": HUGE}, 4) == pytest.approx(12, rel=1e-9)
 
 
 def test_zero_shards_over_context_parallelism_too() -> None:
-    derived = derive(MODEL, Family(3, False, "none"))["block"]
+    derived = derive_units(MODEL, ShardingScheme(3, False, "none"))["block"]
     assert per_step(derived, {"fsdp": HUGE // 2, "cp": 2}, 1) == pytest.approx(3, rel=1e-9)
 
 
 def test_hybrid_sharding_reduces_the_shard_only() -> None:
     """Over dp each device reduces its 1/fsdp of the gradients, once per step."""
-    derived = derive(MODEL, Family(3, False, "none"))["block"]
+    derived = derive_units(MODEL, ShardingScheme(3, False, "none"))["block"]
     assert per_step(derived, {"fsdp": 4, "dp": HUGE}, 3) == pytest.approx(3 * 3 * 3 / 4 + 2 / 4, rel=1e-9)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_the_factor_is_n_minus_1_over_n(zero_stage: int) -> None:
-    derived = derive(MODEL, Family(zero_stage, False, "none"))["block"]
+    derived = derive_units(MODEL, ShardingScheme(zero_stage, False, "none"))["block"]
     mesh = {"fsdp": 4} if zero_stage else {"dp": 4}
     assert per_step(derived, mesh, 1) == pytest.approx((2, 2, 2, 3)[zero_stage] * 3 / 4, rel=1e-9)
 
@@ -80,10 +80,14 @@ def test_s1_tensor_parallelism() -> None:
     sizes = {**model.dims, "B": 2, "T": 32}
     hidden = 2 * 32 * 64
     tp = ("tp_kv", "tp_rep")
-    plain = derived_moves(derive(model, Family(0, False, "none"))["block"], mesh, sizes, 1)["micro_batch"]
-    split = derived_moves(derive(model, Family(0, True, "none"))["block"], mesh, sizes, 1)["micro_batch"]
+    plain = derived_traffic(derive_units(model, ShardingScheme(0, False, "none"))["block"], mesh, sizes, 1)[
+        "micro_batch"
+    ]
+    split = derived_traffic(derive_units(model, ShardingScheme(0, True, "none"))["block"], mesh, sizes, 1)[
+        "micro_batch"
+    ]
     # all eight devices receive 2 (n-1)/n of the hidden state in each of 4 AllReduces
-    assert plain[Kind.ALL_REDUCE, tp] == 4 * 2 * 7 * hidden
-    assert (Kind.ALL_GATHER, tp) not in plain
-    assert split[Kind.REDUCE_SCATTER, tp] == 4 * 7 * hidden
-    assert split[Kind.ALL_GATHER, tp] >= 4 * 7 * hidden
+    assert plain[CollectiveKind.ALL_REDUCE, tp] == 4 * 2 * 7 * hidden
+    assert (CollectiveKind.ALL_GATHER, tp) not in plain
+    assert split[CollectiveKind.REDUCE_SCATTER, tp] == 4 * 7 * hidden
+    assert split[CollectiveKind.ALL_GATHER, tp] >= 4 * 7 * hidden

@@ -12,11 +12,11 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.price.instruction_prices import InstructionPricer
 from shardwise.price.layout_pricer import Pricing
-from shardwise.sharding.collectives import Issued, Kind
-from shardwise.step.collectives import layer_counts, num_operands, operands_by_path
-from shardwise.step.rank_program import Instance
+from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
+from shardwise.step.collectives import count_operands, layer_counts, operands_by_path
+from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import PRECISIONS
-from shardwise.values.symbolic import Values
+from shardwise.values.symbolic import SymbolValues
 
 DENSE = Architecture(
     name="d", num_layers=3, d_model=64, d_ff=128, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=96
@@ -34,7 +34,7 @@ BY_HAND = {DENSE: 3 * OF_BLOCK, ROUTED: 3 * OF_BLOCK, LEADING: 3 * OF_BLOCK + 2 
 def test_every_operand_of_a_block_has_a_scale(architecture: Architecture) -> None:
     paths = operands_by_path(architecture)
     assert sum(map(len, paths.values())) == BY_HAND[architecture]
-    counted = num_operands(architecture.structure).evaluate(Values(layer_counts(architecture)))
+    counted = count_operands(architecture.structure).evaluate(SymbolValues(layer_counts(architecture)))
     assert counted == BY_HAND[architecture]
 
 
@@ -48,9 +48,9 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_largest_sizes_are_exchanged_once_per_step_on_all_ranks(name: str) -> None:
     layout, axes = LAYOUTS[name]
-    instance = Instance(architecture=DENSE, layout=layout, precision=PRECISIONS["fp8_delayed"], seq_len=32)
+    instance = RankProgram(architecture=DENSE, layout=layout, precision=PRECISIONS["fp8_delayed"], seq_len=32)
     found = {one: count for one, count in instance.issued(4).items() if one.what == "amax"}
-    assert found == {Issued(Kind.ALL_REDUCE, axes, "fp32", 4 * BY_HAND[DENSE], "amax"): 1}
+    assert found == {IssuedCollective(CollectiveKind.ALL_REDUCE, axes, "fp32", 4 * BY_HAND[DENSE], "amax"): 1}
     assert axes in instance.axes
     other = replace(instance, precision=PRECISIONS["fp8_current"])
     assert not [one for one in other.issued(4) if one.what == "amax"]

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.derive.sharded_program import Communicate
+from shardwise.derive.sharded_program import CollectiveStep
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED, LAYERS
+from shardwise.model.decoder import BORROWED_WEIGHTS, LAYER_UNITS
 from shardwise.model.program import Role
-from shardwise.sharding.collectives import Issued, Kind
-from shardwise.step.flat_arrays import ALIGNED, WEIGHT_ROLES, weight_groups
-from shardwise.step.instructions import axis_group
+from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
+from shardwise.step.flat_arrays import ALIGNMENT, WEIGHT_ROLES, weight_groups
+from shardwise.step.instructions import charged_axis
 from shardwise.step.parameters import unit_paths
-from shardwise.step.rank_program import Instance
+from shardwise.step.rank_program import RankProgram
 from shardwise.values.issue_policy import IssuePolicy
 from shardwise.values.precision import PRECISIONS
 
@@ -38,22 +38,22 @@ MODELS = {
 Key = tuple[str, tuple[str, ...], str]
 
 
-def derived_bytes(one: Instance, num_micro_batches: int) -> Counter[Key]:
+def derived_bytes(one: RankProgram, num_micro_batches: int) -> Counter[Key]:
     """Bytes of weights and gradients by kind, axes and what they carry, unit by unit as derived; a pass gathers a unit whole, but
     for what it borrows."""
     found: Counter[Key] = Counter()
     tied = one.architecture.tied_embeddings
     for _, name in unit_paths(one.architecture):
         forward: dict[tuple[tuple[str, ...], str], int] = {}
-        lent = BORROWED.get(name, ())
+        lent = BORROWED_WEIGHTS.get(name, ())
         head = {"head", "head'", one.unit(name).gradients.get("head")} if tied else set()
         for phase, steps in one.unit(name).phases().items():
             again: Counter[tuple[tuple[str, ...], str]] = Counter()
             for step in steps:
-                if not isinstance(step, Communicate) or step.tensor.role not in WEIGHT_ROLES:
+                if not isinstance(step, CollectiveStep) or step.tensor.role not in WEIGHT_ROLES:
                     continue
-                collective, axes = step.collective, one.several(step.collective.axes)
-                if not axes or collective.kind is Kind.SLICE:
+                collective, axes = step.collective, one.drop_single_device_axes(step.collective.axes)
+                if not axes or collective.kind is CollectiveKind.SLICE:
                     continue
                 elements = int(collective.payload_elements.evaluate(one.values))
                 gathers = step.tensor.role is Role.WEIGHT and phase != "update"
@@ -67,7 +67,9 @@ def derived_bytes(one: Instance, num_micro_batches: int) -> Counter[Key]:
                 found[collective.kind, tuple(sorted(axes)), what] += times * elements * 4
             for (over, borrowed), elements in again.items():
                 elements = forward.setdefault((over, borrowed), elements)
-                found[Kind.ALL_GATHER, tuple(sorted(one.several(over))), "weights"] += num_micro_batches * elements * 4
+                found[CollectiveKind.ALL_GATHER, tuple(sorted(one.drop_single_device_axes(over))), "weights"] += (
+                    num_micro_batches * elements * 4
+                )
     return found
 
 
@@ -79,7 +81,7 @@ def derived_bytes(one: Instance, num_micro_batches: int) -> Counter[Key]:
 def test_bytes_are_conserved(
     model: str, dp: int, fsdp: int, stage: int, bucket: float, reduction: str, num_micro_batches: int
 ) -> None:
-    one = Instance(
+    one = RankProgram(
         architecture=MODELS[model], layout=Layout(dp=dp, fsdp=fsdp, zero_stage=stage), precision=PRECISIONS["fp32"],
         policy=IssuePolicy(reduction=reduction, bucket_bytes=bucket),  # type: ignore[arg-type]
     )  # fmt: skip
@@ -94,7 +96,7 @@ def test_bytes_are_conserved(
     for key, num_bytes in issued.items():
         # an array is padded to a multiple of its shards, each parameter to its alignment
         members = sum(len(group.members) for group in one.groups) * 2 * num_micro_batches
-        padding = (counts[key] * fsdp + members) * 4 * ALIGNED
+        padding = (counts[key] * fsdp + members) * 4 * ALIGNMENT
         assert derived[key] <= num_bytes <= derived[key] + padding, key
 
 
@@ -108,7 +110,7 @@ LAYOUTS = st.builds(
 @given(model=st.sampled_from(sorted(MODELS)), layout=LAYOUTS, bucket=st.sampled_from([100.0, 5_000.0, 25e6]))
 def test_priced_and_issued_are_one(model: str, layout: Layout, bucket: float) -> None:
     """Of every unit the price has as many collectives of as many bytes as the engine's arrays are, whatever the layout."""
-    one = Instance(
+    one = RankProgram(
         architecture=MODELS[model], layout=layout, precision=PRECISIONS["fp32"], policy=IssuePolicy(bucket_bytes=bucket)
     )
     arrays: Counter[str] = Counter()
@@ -119,19 +121,19 @@ def test_priced_and_issued_are_one(model: str, layout: Layout, bucket: float) ->
     tied = MODELS[model].tied_embeddings
     for path, name in unit_paths(one.architecture):
         extents = [
-            each.arrays.evaluate(one.values, one.most_elements)
+            each.arrays.evaluate(one.values, one.max_bucket_elements)
             for each in weight_groups(one.unit(name))
-            if not (tied and each.weights == ("head",)) and not set(each.weights) & set(BORROWED.get(name, ()))
+            if not (tied and each.weights == ("head",)) and not set(each.weights) & set(BORROWED_WEIGHTS.get(name, ()))
         ]
         assert sum(extent.count for extent in extents) == arrays[path], path
         assert sum(extent.elements for extent in extents) == elements[path], path
         for each in weight_groups(one.unit(name)):
-            found = each.arrays.arrays(one.values, one.most_elements)
-            assert each.arrays.evaluate(one.values, one.most_elements) == (len(found), sum(found))
+            found = each.arrays.array_sizes(one.values, one.max_bucket_elements)
+            assert each.arrays.evaluate(one.values, one.max_bucket_elements) == (len(found), sum(found))
 
 
 def test_buckets_hold_what_they_may_and_come_in_the_order_of_the_backward_pass() -> None:
-    one = Instance(
+    one = RankProgram(
         architecture=SMALL, layout=Layout(dp=2), precision=PRECISIONS["fp32"], policy=IssuePolicy(bucket_bytes=8_000)
     )
     names = [member.parameter.name for group in one.groups for member in group.members]
@@ -144,14 +146,16 @@ def test_buckets_hold_what_they_may_and_come_in_the_order_of_the_backward_pass()
 
 def test_a_lent_matrix_is_ready_in_the_first_module_that_uses_it() -> None:
     """The backward pass comes to the head first, then to the last module and at last to the first one."""
-    one = Instance(architecture=MODELS["predicting"], layout=Layout(fsdp=2, zero_stage=3), precision=PRECISIONS["fp32"])
+    one = RankProgram(
+        architecture=MODELS["predicting"], layout=Layout(fsdp=2, zero_stage=3), precision=PRECISIONS["fp32"]
+    )
     found = [group.path if len(group.members) > 1 else group.members[0].parameter.name for group in one.groups]
     assert found[:4] == ["head.final_norm_weight", "predict.1", "head.head", "predict.0"]
     assert found[4:] == ["layers.2", "layers.1", "layers.0", "embedding.embedding"]
 
 
 def test_frozen_weights_do_not_cut_buckets() -> None:
-    one = Instance(architecture=MODELS["adapters"], layout=Layout(dp=2), precision=PRECISIONS["fp32"])
+    one = RankProgram(architecture=MODELS["adapters"], layout=Layout(dp=2), precision=PRECISIONS["fp32"])
     trained = [group for group in one.groups if group.trained]
     assert [group.path for group in trained] == ["layers.2", "layers.1", "layers.0"]
 
@@ -161,7 +165,7 @@ def test_what_is_decayed_is_a_matrix_of_the_model() -> None:
     model = replace(
         MODELS["experts"], bias=("qkv", "router", "experts"), sinks=True, qk_norm=True, qk_norm_over="projection"
     )
-    one = Instance(architecture=model, layout=Layout(), precision=PRECISIONS["fp32"])
+    one = RankProgram(architecture=model, layout=Layout(), precision=PRECISIONS["fp32"])
     matrices = {each.weight for each in one.parameters if each.is_matrix}
     others = {each.weight for each in one.parameters if not each.is_matrix}
     assert matrices == {
@@ -173,7 +177,7 @@ def test_what_is_decayed_is_a_matrix_of_the_model() -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_every_parameter_is_in_one_group(model: str) -> None:
     for stage in range(4):
-        one = Instance(
+        one = RankProgram(
             architecture=MODELS[model], layout=Layout(fsdp=2, zero_stage=stage), precision=PRECISIONS["fp32"]
         )
         members = [member.parameter.name for group in one.groups for member in group.members]
@@ -184,7 +188,7 @@ def test_members_begin_where_tensor_cores_may_read_and_shards_end_there() -> Non
     """By hand: D = 12 and two shards. Of a layer in the order of the backward pass 4·12, 4·12, 4·12, 12, 8·12, 8·12, 8·12, 8·12
     and 12 elements (down, up, gate, norm, wo, wv, wk, wq, norm), each from the next multiple of 8."""
     odd = replace(SMALL, num_layers=1, d_model=12, d_ff=4, num_heads=2, num_kv_heads=2, head_dim=4)
-    one = Instance(architecture=odd, layout=Layout(fsdp=2, zero_stage=3), precision=PRECISIONS["fp32"])
+    one = RankProgram(architecture=odd, layout=Layout(fsdp=2, zero_stage=3), precision=PRECISIONS["fp32"])
     (layer,) = (group for group in one.groups if group.path == "layers.0")
     sizes = {member.parameter.weight: (member.start, member.size) for member in layer.members}
     assert sizes["mlp_norm.weight"] == (144, 12)
@@ -201,17 +205,17 @@ def test_a_tied_models_step_by_hand() -> None:
     head, which keeps it, and scattered once. The final norm's D = 24 is gathered for the head. A layer has
     24·(2·32 + 2·16 + 3·32 + 2) = 4,656, gathered for both passes. Each of 4 shards
     ends at a multiple of 8: 2,304, 32 and 4,672."""
-    one = Instance(architecture=MODELS["tied"], layout=Layout(fsdp=4, zero_stage=3), precision=PRECISIONS["fp32"])
-    gather, scatter, reduce = Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE
+    one = RankProgram(architecture=MODELS["tied"], layout=Layout(fsdp=4, zero_stage=3), precision=PRECISIONS["fp32"])
+    gather, scatter, reduce = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE
     assert one.issued(2) == Counter({
-        Issued(gather, ("fsdp",), "fp32", 4 * 2304, "weights"): 2 * 2,
-        Issued(gather, ("fsdp",), "fp32", 4 * 32, "weights"): 2,
-        Issued(gather, ("fsdp",), "fp32", 4 * 4672, "weights"): 2 * 2 * 3,
-        Issued(scatter, ("fsdp",), "fp32", 4 * 2304, "gradients"): 2,
-        Issued(scatter, ("fsdp",), "fp32", 4 * 32, "gradients"): 2,
-        Issued(scatter, ("fsdp",), "fp32", 4 * 4672, "gradients"): 2 * 3,
-        Issued(reduce, ("fsdp",), "fp32", 4, "loss"): 1,
-        Issued(reduce, ("fsdp",), "fp32", 4, "norm"): 1,
+        IssuedCollective(gather, ("fsdp",), "fp32", 4 * 2304, "weights"): 2 * 2,
+        IssuedCollective(gather, ("fsdp",), "fp32", 4 * 32, "weights"): 2,
+        IssuedCollective(gather, ("fsdp",), "fp32", 4 * 4672, "weights"): 2 * 2 * 3,
+        IssuedCollective(scatter, ("fsdp",), "fp32", 4 * 2304, "gradients"): 2,
+        IssuedCollective(scatter, ("fsdp",), "fp32", 4 * 32, "gradients"): 2,
+        IssuedCollective(scatter, ("fsdp",), "fp32", 4 * 4672, "gradients"): 2 * 3,
+        IssuedCollective(reduce, ("fsdp",), "fp32", 4, "loss"): 1,
+        IssuedCollective(reduce, ("fsdp",), "fp32", 4, "norm"): 1,
     })  # fmt: skip
 
 
@@ -225,16 +229,20 @@ def test_a_tied_models_step_by_hand() -> None:
 )  # fmt: skip
 def test_traffic_is_charged_to_its_outermost_axis(axes: tuple[str, ...], group: str) -> None:
     """The slowest links are those of the outer axes. The parts of tp are tp; experts' rows go over ep, whatever goes with it."""
-    assert axis_group(axes) == group
+    assert charged_axis(axes) == group
 
 
 @pytest.mark.parametrize(("most", "layers"), [(1, {0, 2}), (2, {0, 1, 2}), (None, {0, 1, 2})])
 def test_so_many_first_layers_of_a_rank_recompute(most: int | None, layers: set[int]) -> None:
     """Two stages, of two layers and of one."""
     layout = Layout(pp=2, schedule="1f1b", layers_per_stage=(2, 1), recompute="full", recompute_layers=most)
-    one = Instance(architecture=SMALL, layout=layout, precision=PRECISIONS["bf16"])
+    one = RankProgram(architecture=SMALL, layout=layout, precision=PRECISIONS["bf16"])
     found = {path for path, unit in unit_paths(SMALL) if one.recompute(path, unit) == "full"}
     assert found == {f"layers.{number}" for number in layers}
-    held = {path: len(one.template(path, unit).unit.saved) for path, unit in unit_paths(SMALL) if unit in LAYERS}
+    held = {
+        path: len(one.unit_instructions(path, unit).unit.saved)
+        for path, unit in unit_paths(SMALL)
+        if unit in LAYER_UNITS
+    }
     assert {path for path in held if held[path] == min(held.values())} == found
     assert len(set(held.values())) == (1 if most is None or most > 1 else 2)

@@ -8,8 +8,8 @@ import pytest
 
 from shardwise.book_formulas.rules import (
     KernelCost,
-    Stage,
     Staging,
+    TransferStage,
     attended_pairs,
     batched_matmul_cost,
     critical_size,
@@ -27,10 +27,10 @@ def test_an_offloaded_matrix_times_a_vector() -> None:
     """
     staging = Staging(
         stages=(
-            Stage(name="pcie", amount=8e9, rate=15e9, num_links=8),
-            Stage(name="ici", amount=15e9, rate=45e9, num_links=2),
-            Stage(name="memory", amount=16e9, rate=810e9),
-            Stage(name="compute", amount=2 * 8 * 2**34, rate=197e12),
+            TransferStage(name="pcie", amount=8e9, rate=15e9, num_links=8),
+            TransferStage(name="ici", amount=15e9, rate=45e9, num_links=2),
+            TransferStage(name="memory", amount=16e9, rate=810e9),
+            TransferStage(name="compute", amount=2 * 8 * 2**34, rate=197e12),
         )
     )
     assert [stage.seconds for stage in staging.stages] == pytest.approx(
@@ -44,7 +44,7 @@ def test_an_offloaded_matrix_times_a_vector() -> None:
 
 def test_parameters_of_a_large_model_from_memory() -> None:
     """S0, part 2, question 1: 200B parameters in bf16 on 32 v4 take about 10 ms to read."""
-    assert Stage(name="memory", amount=2 * 200e9, rate=1.23e12, num_links=32).seconds == pytest.approx(
+    assert TransferStage(name="memory", amount=2 * 200e9, rate=1.23e12, num_links=32).seconds == pytest.approx(
         10.2e-3, rel=5e-3
     )
 

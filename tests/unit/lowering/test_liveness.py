@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.layout.sharding_scheme import Family
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.load import load_model
-from shardwise.step.liveness import Moment, moments
-from shardwise.step.unit_instructions import unit_template
+from shardwise.step.liveness import LiveSet, live_sets
+from shardwise.step.unit_instructions import lower_unit
 from shardwise.values.issue_policy import IssuePolicy
 
 STRUCTURE = load_model("llama-3-8b").structure
@@ -15,8 +15,8 @@ STRUCTURE = load_model("llama-3-8b").structure
 AT_ACTIVATION = {"d.x_out", "d.act#0", "d.gate#0", "d.up#0", "gate", "up"}
 
 
-def of_block(policy: str) -> list[Moment]:
-    return list(moments(unit_template(STRUCTURE, Family(0, False, policy), "block", IssuePolicy())))  # type: ignore[arg-type]
+def of_block(policy: str) -> list[LiveSet]:
+    return list(live_sets(lower_unit(STRUCTURE, ShardingScheme(0, False, policy), "block", IssuePolicy())))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])

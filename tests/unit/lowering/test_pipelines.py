@@ -9,16 +9,23 @@ from typing import Any
 import pytest
 
 from shardwise.layout.layout import Layout
-from shardwise.layout.sharding_scheme import Family
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import Role
-from shardwise.pipeline.messages import exchanges
-from shardwise.pipeline.registry import build
-from shardwise.sharding.collectives import Kind
-from shardwise.step.instructions import Free, Held, Launch, Slice, Start, Wait
-from shardwise.step.parameters import parameters
-from shardwise.step.rank_program import Instance
-from shardwise.step.unit_instructions import Template, unit_template
+from shardwise.pipeline.messages import order_messages
+from shardwise.pipeline.registry import build_actions
+from shardwise.sharding.collectives import CollectiveKind
+from shardwise.step.instructions import (
+    FreeTensors,
+    KernelLaunch,
+    LocalSlice,
+    ShardedTensor,
+    StartCollective,
+    WaitCollective,
+)
+from shardwise.step.parameters import list_parameters
+from shardwise.step.rank_program import RankProgram
+from shardwise.step.unit_instructions import UnitInstructions, lower_unit
 from shardwise.values.issue_policy import IssuePolicy
 from shardwise.values.precision import PRECISIONS
 
@@ -38,15 +45,15 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "interleaved_zb": {"num_virtual_stages": 2},
 }  # fmt: skip
 FAMILIES = [
-    Family(0, False, "none"), Family(0, True, "selective"), Family(3, False, "full"),
+    ShardingScheme(0, False, "none"), ShardingScheme(0, True, "selective"), ShardingScheme(3, False, "full"),
 ]  # fmt: skip
 
 
-def staged(model: str, schedule: str, pp: int = 4, **layout: Any) -> list[Instance]:
+def staged(model: str, schedule: str, pp: int = 4, **layout: Any) -> list[RankProgram]:
     """That of each rank along `pp`."""
     shape = Layout(pp=pp, schedule=schedule, **SCHEDULES[schedule], **layout)
-    one = Instance(architecture=MODELS[model], layout=shape, precision=PRECISIONS["fp32"], seq_len=16)
-    return [one.at(rank) for rank in range(pp)]
+    one = RankProgram(architecture=MODELS[model], layout=shape, precision=PRECISIONS["fp32"], seq_len=16)
+    return [one.for_pp_rank(rank) for rank in range(pp)]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -54,7 +61,7 @@ def staged(model: str, schedule: str, pp: int = 4, **layout: Any) -> list[Instan
 def test_the_stages_together_hold_the_model(model: str, schedule: str) -> None:
     """Each parameter once; but with micro-batches from both ends, and where the first stage lends it to the last, twice."""
     ranks = staged(model, schedule)
-    whole = {one.name for one in parameters(MODELS[model], ranks[0].family)}
+    whole = {one.name for one in list_parameters(MODELS[model], ranks[0].family)}
     held = Counter(one.name for rank in ranks for one in rank.parameters)
     assert held.keys() == whole
     lent = {"tied": {"embedding.embedding"}, "predicting": {"embedding.embedding"}}.get(model, set())
@@ -63,8 +70,8 @@ def test_the_stages_together_hold_the_model(model: str, schedule: str) -> None:
     assert max(held.values()) <= 2
     trained = {one.name for rank in ranks for one in rank.parameters if one.trained}
     for rank, opposite in zip(ranks, ranks[::-1], strict=True):
-        assert rank.shared == opposite.shared
-        assert rank.shared <= twice & trained
+        assert rank.mirrored_names == opposite.mirrored_names
+        assert rank.mirrored_names <= twice & trained
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -73,20 +80,20 @@ def test_what_is_sent_is_received(schedule: str) -> None:
     issued = [rank.issued(8) for rank in staged("dense", schedule)]
     sent, received = (
         Counter({one.num_bytes: count for each in issued for one, count in each.items() if one.kind is kind})
-        for kind in (Kind.SEND, Kind.RECEIVE)
+        for kind in (CollectiveKind.SEND, CollectiveKind.RECEIVE)
     )
     assert sent.keys() == received.keys() == {1 * 16 * 16 * 4}
     totals = [
         sum(count for each in issued for one, count in each.items() if one.kind is kind)
-        for kind in (Kind.SEND, Kind.RECEIVE)
+        for kind in (CollectiveKind.SEND, CollectiveKind.RECEIVE)
     ]
-    actions = build(schedule, 4, 8, SCHEDULES[schedule].get("num_virtual_stages", 1))
+    actions = build_actions(schedule, 4, 8, SCHEDULES[schedule].get("num_virtual_stages", 1))
     assert totals == [2 * 8 * (actions.num_stages - 1)] * 2
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_where_the_backward_pass_follows_at_once(schedule: str) -> None:
-    turns = {rank.turns for rank in staged("dense", schedule)}
+    turns = {rank.backward_follows_forward for rank in staged("dense", schedule)}
     assert turns == {schedule not in ("afab", "looped_bfs", "dualpipe")}
 
 
@@ -98,7 +105,7 @@ def test_weights_of_the_head_are_gathered_again_where_its_backward_pass_does_not
         weights = [
             count
             for one, count in last.issued(8).items()
-            if one.kind is Kind.ALL_GATHER and one.num_bytes == elements * 4
+            if one.kind is CollectiveKind.ALL_GATHER and one.num_bytes == elements * 4
         ]
         found[schedule] = sum(weights)
         gathered = [last.gathered("head", "head", phase) for phase in ("forward", "backward")]
@@ -107,23 +114,23 @@ def test_weights_of_the_head_are_gathered_again_where_its_backward_pass_does_not
     assert (found["1f1b"], found["afab"]) == (8, 16)
 
 
-def templates(model: str, family: Family) -> list[Template]:
+def templates(model: str, family: ShardingScheme) -> list[UnitInstructions]:
     architecture = MODELS[model]
     family = replace(family, experts=architecture.num_experts > 0)
     return [
-        unit_template(architecture.structure, family, "block", IssuePolicy(), single)
+        lower_unit(architecture.structure, family, "block", IssuePolicy(), single)
         for single in (frozenset[str](), frozenset({"tp_kv", "tp_rep", "cp", "ep"}))
     ]
 
 
 @pytest.mark.parametrize("model", ["dense", "experts", "adapters"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_backward_pass_in_two_is_the_whole_one(model: str, family: Family) -> None:
+def test_a_backward_pass_in_two_is_the_whole_one(model: str, family: ShardingScheme) -> None:
     """Every instruction is in one part, in the same order; the first needs nothing of the second, which reads no weight and makes
     the products that give weights' gradients."""
     for template in templates(model, family):
-        whole = [one for one in template.passes["backward"] if not isinstance(one, Free)]
-        first, second = template.of_inputs, template.of_weights
+        whole = [one for one in template.passes["backward"] if not isinstance(one, FreeTensors)]
+        first, second = template.backward_input, template.backward_weight
         assert sorted(map(whole.index, (*first, *second))) == sorted(whole.index(one) for one in whole)
         assert [whole.index(one) for one in first] == sorted(whole.index(one) for one in first)
         assert [whole.index(one) for one in second] == sorted(whole.index(one) for one in second)
@@ -137,27 +144,27 @@ def test_a_backward_pass_in_two_is_the_whole_one(model: str, family: Family) -> 
             assert {template.unit.tensors[name].gradient_of for name in gradients} >= matrices - {"router"}
 
 
-def read(one: Any) -> list[Held]:
+def read(one: Any) -> list[ShardedTensor]:
     return _held(one, "operands", "inputs", "before")
 
 
-def written(one: Any) -> list[Held]:
+def written(one: Any) -> list[ShardedTensor]:
     return _held(one, "outputs", "outputs", "after")
 
 
-def _held(one: Any, tensors: str, specs: str, side: str) -> list[Held]:
+def _held(one: Any, tensors: str, specs: str, side: str) -> list[ShardedTensor]:
     """The tensors on one side of an instruction, as they lie."""
     match one:
-        case Launch():
+        case KernelLaunch():
             return [
-                Held(*each)
+                ShardedTensor(*each)
                 for step in one.kernel.steps
                 for each in zip(getattr(step.operation, tensors), getattr(step.placed, specs), strict=False)
             ]
-        case Start() | Wait():
-            return [Held(each.tensor.name, getattr(each.collective, side)) for each in one.traffic.derived]
-        case Slice():
-            return [Held(one.step.tensor.name, getattr(one.step.collective, side))]
+        case StartCollective() | WaitCollective():
+            return [ShardedTensor(each.tensor.name, getattr(each.collective, side)) for each in one.collective.derived]
+        case LocalSlice():
+            return [ShardedTensor(one.step.tensor.name, getattr(one.step.collective, side))]
     return []
 
 
@@ -166,14 +173,14 @@ def _held(one: Any, tensors: str, specs: str, side: str) -> list[Held]:
     ("afab", 3, 5, 1),
 ])  # fmt: skip
 def test_what_has_arrived_was_sent_before_and_taken_by_then(schedule: str, p: int, m: int, v: int) -> None:
-    steps = exchanges(build(schedule, p, m, v))
+    steps = order_messages(build_actions(schedule, p, m, v))
     taken = {one: place for of_rank in steps for place, step in enumerate(of_rank) for one in step.receives}
     for of_rank in steps:
         on_way: set[Any] = set()
         most = 0
         for step in of_rank:
-            assert set(step.arrived) <= on_way
-            on_way = on_way - set(step.arrived) | set(step.sends)
+            assert set(step.acknowledged) <= on_way
+            on_way = on_way - set(step.acknowledged) | set(step.sends)
             most = max(most, len(on_way))
             assert all(one in taken for one in step.sends)
         if schedule == "1f1b":

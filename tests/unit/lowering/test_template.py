@@ -8,15 +8,23 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.layout.sharding_scheme import Family
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import structure_units
+from shardwise.model.decoder import units_of_structure
 from shardwise.model.program import Role
-from shardwise.sharding.collectives import Kind
-from shardwise.step.collectives import CONTROL_UNIT, control_traffic, unit_traffic
-from shardwise.step.instructions import Free, Held, Instruction, Launch, Slice, Start, Wait
-from shardwise.step.kernel_fusion import kernels
-from shardwise.step.unit_instructions import Template, _stays, carried, touched, unit_template
+from shardwise.sharding.collectives import CollectiveKind
+from shardwise.step.collectives import CONTROL_UNIT, control_collectives, list_unit_collectives
+from shardwise.step.instructions import (
+    FreeTensors,
+    Instruction,
+    KernelLaunch,
+    LocalSlice,
+    ShardedTensor,
+    StartCollective,
+    WaitCollective,
+)
+from shardwise.step.kernel_fusion import list_kernels
+from shardwise.step.unit_instructions import UnitInstructions, _live_out, lower_unit, payload_tensors, touched_tensors
 from shardwise.values.issue_policy import IssuePolicy
 
 SMALL = Architecture(
@@ -30,7 +38,7 @@ MODELS = {
     "predicting": replace(SMALL, num_predict_layers=1),
 }
 FAMILIES = [
-    Family(zero, sp, recompute, cp_variant=variant, async_tp=zero == 1)
+    ShardingScheme(zero, sp, recompute, cp_variant=variant, async_tp=zero == 1)
     for zero, sp, recompute, variant in itertools.product(
         (0, 1, 2, 3), (False, True), ("none", "full"), ("all_gather", "ring", "ulysses")
     )
@@ -44,14 +52,14 @@ POLICIES = [
 CASES = list(itertools.product(MODELS, FAMILIES))
 
 
-def templates(model: str, family: Family, policy: IssuePolicy) -> list[Template]:
+def templates(model: str, family: ShardingScheme, policy: IssuePolicy) -> list[UnitInstructions]:
     structure = MODELS[model].structure
-    return [unit_template(structure, family, name, policy) for name in structure_units(structure)]
+    return [lower_unit(structure, family, name, policy) for name in units_of_structure(structure)]
 
 
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize(("model", "family"), CASES, ids=str)
-def test_an_order_that_a_device_may_follow(model: str, family: Family) -> None:
+def test_an_order_that_a_device_may_follow(model: str, family: ShardingScheme) -> None:
     """Whoever reads a tensor, or moves it on, has waited for what brings it; a gradient leaves when it is made; and what is freed
     is there, is read no more, and is all that no later pass reads."""
     for policy in POLICIES:
@@ -62,44 +70,46 @@ def test_an_order_that_a_device_may_follow(model: str, family: Family) -> None:
 
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize(("model", "family"), CASES, ids=str)
-def test_everything_is_there_and_nothing_else(model: str, family: Family) -> None:
+def test_everything_is_there_and_nothing_else(model: str, family: ShardingScheme) -> None:
     for policy in POLICIES:
         for template in templates(model, family, policy):
             unit = template.unit
-            issued = unit_traffic(unit, policy)
+            issued = list_unit_collectives(unit, policy)
             if unit.name == CONTROL_UNIT:
-                issued += control_traffic(MODELS[model].structure, family, policy)
-            assert Counter(template.traffic) == Counter(issued)
-            assert template.kernels == kernels(unit)
+                issued += control_collectives(MODELS[model].structure, family, policy)
+            assert Counter(template.collectives) == Counter(issued)
+            assert template.kernels == list_kernels(unit)
 
 
-def follow(template: Template, name: str, instructions: tuple[Instruction, ...]) -> None:
+def follow(template: UnitInstructions, name: str, instructions: tuple[Instruction, ...]) -> None:
     unit = template.unit
-    made_here = {out for one in instructions if isinstance(one, Launch) for out in one.kernel.outputs}
+    made_here = {out for one in instructions if isinstance(one, KernelLaunch) for out in one.kernel.outputs}
     made: set[str] = set()
-    freed: set[Held] = set()
-    held: set[Held] = set()
-    moving: list[Start] = []
+    freed: set[ShardedTensor] = set()
+    held: set[ShardedTensor] = set()
+    moving: list[StartCollective] = []
     for one in instructions:
-        names = set(touched(one))
+        names = set(touched_tensors(one))
         assert freed.isdisjoint(names)
         held |= names
         match one:
-            case Launch():
-                on_the_way = {each for start in moving for each in carried(unit, start.traffic)}
+            case KernelLaunch():
+                on_the_way = {each for start in moving for each in payload_tensors(unit, start.collective)}
                 assert on_the_way.isdisjoint(one.kernel.reads), (unit.name, name, one)
                 assert {each for each in one.kernel.reads if each in made_here} <= made
                 made |= set(one.kernel.outputs)
-            case Start():
-                wanted = set(carried(unit, one.traffic))
-                assert all(wanted.isdisjoint(carried(unit, start.traffic)) for start in moving)
+            case StartCollective():
+                wanted = set(payload_tensors(unit, one.collective))
+                assert all(wanted.isdisjoint(payload_tensors(unit, start.collective)) for start in moving)
                 assert wanted & made_here <= made
                 moving.append(one)
-            case Wait():
-                moving.remove(Start(one.traffic))
-            case Slice():
-                assert one.step.tensor.name not in {each for start in moving for each in carried(unit, start.traffic)}
-            case Free():
+            case WaitCollective():
+                moving.remove(StartCollective(one.collective))
+            case LocalSlice():
+                assert one.step.tensor.name not in {
+                    each for start in moving for each in payload_tensors(unit, start.collective)
+                }
+            case FreeTensors():
                 assert set(one.held) <= held
                 freed |= set(one.held)
     assert not moving
@@ -107,18 +117,18 @@ def follow(template: Template, name: str, instructions: tuple[Instruction, ...])
         assert not freed
         return
     left = {each for each in held - freed if unit.tensors[each.name].role is not Role.CONSTANT}
-    assert left <= _stays(unit, name), (unit.name, name)
+    assert left <= _live_out(unit, name), (unit.name, name)
     assert all(unit.tensors[each.name].role is not Role.CONSTANT for each in freed), "constants are the batch's"
 
 
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize(("model", "family"), CASES, ids=str)
-def test_of_partial_sums_the_loss_alone_outlasts_the_forward_pass(model: str, family: Family) -> None:
+def test_of_partial_sums_the_loss_alone_outlasts_the_forward_pass(model: str, family: ShardingScheme) -> None:
     """It is summed in the update; what products and embeddings leave is freed as soon as it has been summed."""
     for template in templates(model, family, IssuePolicy()):
         forward = template.passes["forward"]
-        partial = {each for one in forward for each in touched(one) if each.spec.partial}
-        freed = {each for one in forward if isinstance(one, Free) for each in one.held}
+        partial = {each for one in forward for each in touched_tensors(one) if each.spec.partial}
+        freed = {each for one in forward if isinstance(one, FreeTensors) for each in one.held}
         assert {each.name for each in partial - freed} == {"loss"} & set(template.unit.forward.program.tensors)
         assert template.unit.name == "embedding" or partial & freed, template.unit.name
 
@@ -127,23 +137,29 @@ def test_weights_are_gathered_at_the_head_and_scattered_where_the_last_is_made()
     """ZeRO-3: the block's gather leads each pass, waited for before the first kernel that reads a weight; the head's weights stay
     for its backward pass."""
     block, head = (
-        unit_template(SMALL.structure, Family(3, False, "none"), name, IssuePolicy()) for name in ("block", "head")
+        lower_unit(SMALL.structure, ShardingScheme(3, False, "none"), name, IssuePolicy()) for name in ("block", "head")
     )
     for name in ("forward", "backward"):
         first = block.passes[name][0]
-        assert isinstance(first, Start)
-        assert first.traffic.kind is Kind.ALL_GATHER
+        assert isinstance(first, StartCollective)
+        assert first.collective.kind is CollectiveKind.ALL_GATHER
     backward = block.passes["backward"]
     scatters = [
         place
         for place, one in enumerate(backward)
-        if isinstance(one, Start) and one.traffic.kind is Kind.REDUCE_SCATTER
+        if isinstance(one, StartCollective) and one.collective.kind is CollectiveKind.REDUCE_SCATTER
     ]
-    made = [place for place, one in enumerate(backward) if isinstance(one, Launch) and one.kernel.makes_gradients]
+    made = [
+        place for place, one in enumerate(backward) if isinstance(one, KernelLaunch) and one.kernel.makes_weight_grads
+    ]
     assert min(scatters) > min(made)
-    assert not any(isinstance(one, Launch) and one.kernel.makes_gradients for one in backward[max(scatters) :])
+    assert not any(isinstance(one, KernelLaunch) and one.kernel.makes_weight_grads for one in backward[max(scatters) :])
     assert not [
-        one for one in head.passes["backward"] if isinstance(one, Start) and one.traffic.kind is Kind.ALL_GATHER
+        one
+        for one in head.passes["backward"]
+        if isinstance(one, StartCollective) and one.collective.kind is CollectiveKind.ALL_GATHER
     ]
-    assert "head" not in {name for one in head.passes["forward"] if isinstance(one, Free) for name in one.tensors}
-    assert "head" in {name for one in head.passes["backward"] if isinstance(one, Free) for name in one.tensors}
+    assert "head" not in {
+        name for one in head.passes["forward"] if isinstance(one, FreeTensors) for name in one.tensors
+    }
+    assert "head" in {name for one in head.passes["backward"] if isinstance(one, FreeTensors) for name in one.tensors}

@@ -9,12 +9,7 @@ import pytest
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model, model_names
-from shardwise.model.parameters_and_flops import (
-    model_flops_per_token,
-    num_active_params,
-    num_params,
-    num_predict_params,
-)
+from shardwise.model.parameters_and_flops import model_flops_per_token, num_active_params, num_mtp_params, num_params
 from shardwise.values.errors import InputError
 
 PARAMS = {
@@ -104,7 +99,7 @@ def test_deepseek_v3_by_hand() -> None:
     ends = 2 * 129280 * d + d
     assert num_params(DEEPSEEK_V3) == 58 * moe + 3 * dense + ends
     assert num_active_params(DEEPSEEK_V3) == num_params(DEEPSEEK_V3) - 58 * 248 * expert
-    assert num_predict_params(DEEPSEEK_V3) == moe + 2 * d * d + 3 * d
+    assert num_mtp_params(DEEPSEEK_V3) == moe + 2 * d * d + 3 * d
     assert round(num_params(DEEPSEEK_V3) / 1e9) == 671
     assert int(num_active_params(DEEPSEEK_V3) / 1e9) == 37
 

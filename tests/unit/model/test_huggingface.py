@@ -313,6 +313,6 @@ def test_a_number_of_experts_that_is_none_is_refused(found: object) -> None:
 
 def test_a_window_costs_less_attention() -> None:
     model = load_model("gemma-2-9b")
-    assert model.average_span(4096) == 0.5
+    assert model.mean_attended_share(4096) == 0.5
     share = 4096 / 16384
-    assert model.average_span(16384) == pytest.approx((0.5 + share - share**2 / 2) / 2)
+    assert model.mean_attended_share(16384) == pytest.approx((0.5 + share - share**2 / 2) / 2)

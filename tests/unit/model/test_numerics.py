@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.model.huggingface.config import parse_config, with_numerics
+from shardwise.model.huggingface.config import add_numerics, parse_config
 from shardwise.model.huggingface.families import FAMILIES
 from shardwise.model.huggingface.numerics_reader import (
-    DEEPSEEK_V3,
-    EPSILONS,
-    LIMITED,
+    DEEPSEEK_V2_ROUTER,
+    DEEPSEEK_V3_ROUTER,
+    EPSILON_KEYS,
     NumericsRule,
     RouterRule,
     read_numerics,
 )
-from shardwise.model.load import _catalogue, load_model, model_names
-from shardwise.model.numerics import DEFAULT, Gating, Numerics, Rotary
+from shardwise.model.load import _read_catalogue, load_model, model_names
+from shardwise.model.numerics import DEFAULT_NUMERICS, Gating, Numerics, Rotary
 
 LLAMA_3_1: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -46,9 +46,9 @@ def default_config(kind: str) -> dict[str, Any]:
 def test_keys_that_are_left_out_stand_for_the_librarys_defaults(kind: str) -> None:
     config = default_config(kind)
     said = parse_config(config).numerics
-    spelt = {config[key] for key in EPSILONS if config.get(key) is not None}
+    spelt = {config[key] for key in EPSILON_KEYS if config.get(key) is not None}
     assert {said.norm_epsilon} == (spelt or {1e-5})  # OPT leaves it to torch.nn.LayerNorm
-    silent = {key: value for key, value in config.items() if key not in (*EPSILONS, "rope_parameters")}
+    silent = {key: value for key, value in config.items() if key not in (*EPSILON_KEYS, "rope_parameters")}
     found = parse_config(silent).numerics
     assert (found.norm_epsilon, found.rotary.base) == (said.norm_epsilon, said.rotary.base)
     assert (found.local_rotary is None) == (said.local_rotary is None)
@@ -74,7 +74,7 @@ def test_a_plan_file_that_says_nothing_of_them_has_the_defaults(tmp_path: Path) 
     payload = json.loads((tmp_path / "plan.json").read_text())
     del payload["model"]["numerics"]
     (tmp_path / "plan.json").write_text(json.dumps(payload))
-    assert sw.load_plan(tmp_path / "plan.json").model.numerics == DEFAULT
+    assert sw.load_plan(tmp_path / "plan.json").model.numerics == DEFAULT_NUMERICS
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_granites_multipliers_are_read() -> None:
 @pytest.mark.parametrize("name", model_names())
 def test_the_catalogue_says_the_values_of_released_models(name: str) -> None:
     """Each in the words of its config.json; papers without one, and models made up here, have the defaults."""
-    table = _catalogue()[name]
+    table = _read_catalogue()[name]
     assert ("config" in table) == ("config" in table["source"] or name.startswith(("llama-3-", "mpt-", "tiny-llama")))
     if "config" in table:
-        assert load_model(name).numerics == with_numerics(sw.load_model(name), table["config"]).numerics
+        assert load_model(name).numerics == add_numerics(sw.load_model(name), table["config"]).numerics
 
 
 def test_values_of_some_released_models() -> None:
@@ -144,7 +144,7 @@ def test_routers_with_groups_of_experts() -> None:
     assert sw.load_model("glm-4.5").numerics.gating == Gating(scores="sigmoid", scale=2.5)
 
 
-@pytest.mark.parametrize(("rule", "usual"), [(LIMITED, False), (DEEPSEEK_V3, True)])
+@pytest.mark.parametrize(("rule", "usual"), [(DEEPSEEK_V2_ROUTER, False), (DEEPSEEK_V3_ROUTER, True)])
 def test_whether_gates_are_normalised_is_the_configs_word_or_else_the_librarys(rule: RouterRule, usual: bool) -> None:
     def normalised(config: dict[str, Any]) -> bool:
         return read_numerics(config, NumericsRule(router=rule), d_model=8, head_dim=4, mlp="swiglu").normalised_gates

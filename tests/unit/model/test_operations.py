@@ -6,7 +6,7 @@ import pytest
 
 from shardwise.model.operations import Contract
 from shardwise.sharding.notation import parse_tensor
-from shardwise.values.symbolic import Values
+from shardwise.values.symbolic import SymbolValues
 
 
 @pytest.mark.parametrize(
@@ -32,5 +32,5 @@ def test_flops_of_a_product(operands: tuple[str, ...], result: str, flops: int) 
     *inputs, output = (tensor.name for tensor in tensors)
     dims = {tensor.name: tensor.spec.dims for tensor in tensors}
     operation = Contract(tuple(inputs), (output,))
-    placed = operation.place([tensor.spec for tensor in tensors[:-1]], dims, lambda name: False)
-    assert operation.flops(placed).evaluate(Values({"I": 4, "J": 6, "K": 10, "X": 2, "Y": 3})) == flops
+    placed = operation.propagate_sharding([tensor.spec for tensor in tensors[:-1]], dims, lambda name: False)
+    assert operation.flops(placed).evaluate(SymbolValues({"I": 4, "J": 6, "K": 10, "X": 2, "Y": 3})) == flops

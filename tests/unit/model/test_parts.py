@@ -8,12 +8,12 @@ import pytest
 
 from shardwise.book_formulas.rules import block_training_flops, params_by_part
 from shardwise.model import parameters_and_flops
-from shardwise.model.backward import backward
-from shardwise.model.decoder import UNITS, unit_counts
+from shardwise.model.backward import transpose_program
+from shardwise.model.decoder import UNIT_PROGRAMS, unit_counts
 from shardwise.model.load import load_model, model_names
 from shardwise.model.operations import Contract
-from shardwise.model.program import Part, Program
-from shardwise.values.symbolic import Values
+from shardwise.model.program import ModelPart, Program
+from shardwise.values.symbolic import SymbolValues
 
 UNLIKE = (
     "mixtral-8x7b",
@@ -35,11 +35,11 @@ def seq_len_of(name: str) -> int:
 def test_every_weight_belongs_to_a_part(name: str) -> None:
     model = load_model(name)
     for unit in unit_counts(model):
-        program = UNITS[unit](model)
+        program = UNIT_PROGRAMS[unit](model)
         parts = {weight: program.tensors[weight].part for weight in program.weights}
         assert None not in parts.values(), parts
         norms = {weight for weight in parts if "norm" in weight}
-        assert {weight for weight, part in parts.items() if part is Part.NORM} == norms
+        assert {weight for weight, part in parts.items() if part is ModelPart.NORM} == norms
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -99,7 +99,7 @@ def test_a_model_trains_with_the_flops_of_its_layers_and_heads(name: str) -> Non
     assert whole == pytest.approx(parameters_and_flops.model_flops_per_token(model, seq_len) * seq_len, rel=1e-12)
 
 
-def contracted(program: Program, values: Values) -> float:
+def contracted(program: Program, values: SymbolValues) -> float:
     products = replace(program, operations=tuple(o for o in program.operations if isinstance(o, Contract)))
     return float(parameters_and_flops.program_flops(products).evaluate(values))
 
@@ -108,12 +108,12 @@ def contracted(program: Program, values: Values) -> float:
 def test_products_are_those_of_the_derived_passes(name: str) -> None:
     """The program and its transpose, product by product: nothing says there that a backward pass is twice a forward pass."""
     model, seq_len = load_model(name), seq_len_of(name)
-    values = Values({**model.dims, "B": 1, "T": seq_len, "span": 1.0})
+    values = SymbolValues({**model.dims, "B": 1, "T": seq_len, "span": 1.0})
     layers = {unit: count for unit, count in unit_counts(model).items() if unit in ("block", "dense_block")}
     derived = 0.0
     for unit, count in layers.items():
-        program = UNITS[unit](model)
-        transposed = backward(program, given=program.outputs, wanted=program.wanted).program
+        program = UNIT_PROGRAMS[unit](model)
+        transposed = transpose_program(program, given=program.outputs, wanted=program.trainable_inputs).program
         derived += count * (contracted(program, values) + contracted(transposed, values))
     found = block_training_flops(model, 1, seq_len)
     assert model.num_layers * (found.mlp + found.projections) == pytest.approx(derived, rel=1e-12)

@@ -10,23 +10,29 @@ from __future__ import annotations
 import pytest
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.backward import backward, split_saved
-from shardwise.model.decoder import UNITS
+from shardwise.model.backward import split_saved, transpose_program
+from shardwise.model.decoder import UNIT_PROGRAMS
 from shardwise.model.load import load_model
 from shardwise.model.program import Role, density
-from shardwise.model.recompute_policies import MODULES, joined, modules_in, policy_named, searched_policies
-from shardwise.values.symbolic import Values, product
+from shardwise.model.recompute_policies import (
+    MODULES,
+    get_recompute_policy,
+    join_modules,
+    parse_modules,
+    policies_to_search,
+)
+from shardwise.values.symbolic import SymbolValues, multiply_symbols
 
 
 def saved_bytes(model: Architecture, policy: str, unit: str = "block") -> float:
     """Bytes per token of a layer in bf16, statistics in fp32."""
-    block = UNITS[unit](model.structure.sizeless())
-    given = backward(block, given=block.outputs, wanted=block.wanted)
-    values = Values({**model.dims, "T": 1, "B": 1})
+    block = UNIT_PROGRAMS[unit](model.structure.placeholder_architecture())
+    given = transpose_program(block, given=block.outputs, wanted=block.trainable_inputs)
+    values = SymbolValues({**model.dims, "T": 1, "B": 1})
     tensors = [block.tensors[name] for name in split_saved(block, given.program.inputs, policy).saved]
     own = [one for one in tensors if one.role is not Role.CONSTANT]
     each = (
-        (product(one.dims) * density(one.role)).evaluate(values) * (4 if one.role is Role.STATISTIC else 2)
+        (multiply_symbols(one.dims) * density(one.role)).evaluate(values) * (4 if one.role is Role.STATISTIC else 2)
         for one in own
     )
     return float(sum(each))
@@ -43,7 +49,7 @@ def test_a_dense_layer_of_llama_3_70b() -> None:
     assert saved_bytes(model, "core_attn") == whole - 64 * 4
     for nothing in ("layernorm", "moe_act", "mla_up_proj", "moe", "shared_experts"):
         assert saved_bytes(model, nothing) == whole
-        assert not MODULES[nothing].of(model)
+        assert not MODULES[nothing].applies_to(model)
 
 
 def test_a_layer_of_mixtral() -> None:
@@ -71,16 +77,16 @@ def test_a_layer_of_deepseek_v3() -> None:
 
 
 def test_a_policy_names_its_modules_in_order() -> None:
-    assert modules_in("layernorm+moe_act") == ("layernorm", "moe_act")
+    assert parse_modules("layernorm+moe_act") == ("layernorm", "moe_act")
     for none in ("moe_act+layernorm", "mlp+mlp", "mlp+", "full", "none", ""):
-        assert modules_in(none) == ()
-    assert modules_in(joined(["shared_experts", "core_attn"])) == ("core_attn", "shared_experts")
-    assert policy_named("core_attn").keeps_scores is False
-    assert policy_named("mlp").keeps_scores is True
+        assert parse_modules(none) == ()
+    assert parse_modules(join_modules(["shared_experts", "core_attn"])) == ("core_attn", "shared_experts")
+    assert get_recompute_policy("core_attn").keeps_scores is False
+    assert get_recompute_policy("mlp").keeps_scores is True
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "mixtral-8x7b", "deepseek-v3", "qwen3-30b-a3b"])
 def test_what_is_searched_saves_ever_less(name: str) -> None:
     model = load_model(name)
-    found = [saved_bytes(model, policy) for policy in searched_policies(("none", *MODULES, "full"), model)]
+    found = [saved_bytes(model, policy) for policy in policies_to_search(("none", *MODULES, "full"), model)]
     assert found == sorted(found, reverse=True)

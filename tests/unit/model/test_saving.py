@@ -9,11 +9,18 @@ import pytest
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.model.backward import Saving, backward, combined, savings, split_saved, worth_saving
+from shardwise.model.backward import (
+    SaveChoice,
+    combine_choices,
+    pareto_save_choices,
+    saveable_results,
+    split_saved,
+    transpose_program,
+)
 from shardwise.model.decoder import block_program
 from shardwise.model.operations import Map
 from shardwise.model.program import Program, ProgramBuilder, Role
-from shardwise.model.recompute_policies import kept_tensors, of_kind, set_named
+from shardwise.model.recompute_policies import format_tensor_set, parse_tensor_set, policy_for_layer
 from shardwise.values.errors import InputError
 
 SMALL = Architecture(
@@ -39,7 +46,7 @@ def by_trying(
     found = []
     for number in range(len(may) + 1):
         for kept in combinations(may, number):
-            split = split_saved(program, reads, set_named({"": kept}) if kept else "full")
+            split = split_saved(program, reads, format_tensor_set({"": kept}) if kept else "full")
             saved = sum(sizes[name] for name in split.saved if name in sizes)
             found.append((saved, sum(seconds[operation.outputs[0]] for operation in split.operations)))
     best = {}
@@ -48,7 +55,7 @@ def by_trying(
     return {(a, b) for a, b in best.items() if not any(c < a and d <= b for c, d in best.items())}
 
 
-def numbers(found: tuple[Saving, ...]) -> set[tuple[float, float]]:
+def numbers(found: tuple[SaveChoice, ...]) -> set[tuple[float, float]]:
     return {(one.num_bytes, one.seconds) for one in found}
 
 
@@ -59,17 +66,19 @@ def test_of_a_random_program_no_subset_is_better(seed: int) -> None:
     sizes = {name: float(chance.randint(1, 6)) for name in made}
     seconds = {name: float(chance.randint(1, 6)) for name in made}
     reads = chance.sample(made, 5)
-    assert numbers(savings(program, reads, sizes, seconds, made)) == by_trying(program, reads, sizes, seconds, made)
+    assert numbers(pareto_save_choices(program, reads, sizes, seconds, made)) == by_trying(
+        program, reads, sizes, seconds, made
+    )
 
 
 def test_of_a_block_no_subset_is_better() -> None:
-    program = block_program(SMALL.structure.sizeless())
-    reads = [*backward(program, given=program.outputs, wanted=program.wanted).program.inputs]
-    may, chance = worth_saving(program, reads), Random(0)
+    program = block_program(SMALL.structure.placeholder_architecture())
+    reads = [*transpose_program(program, given=program.outputs, wanted=program.trainable_inputs).program.inputs]
+    may, chance = saveable_results(program, reads), Random(0)
     made = {out for operation in program.operations for out in operation.outputs}
     sizes = {name: float(chance.randint(1, 9)) for name in made}
     seconds = {operation.outputs[0]: float(chance.randint(1, 9)) for operation in program.operations}
-    found = savings(program, reads, sizes, seconds, may)
+    found = pareto_save_choices(program, reads, sizes, seconds, may)
     assert len(found) > 5
     firsts = [operation.outputs[0] for operation in program.operations if operation.outputs[0] in may]
     assert numbers(found) == by_trying(program, reads, sizes, seconds, firsts)
@@ -77,19 +86,21 @@ def test_of_a_block_no_subset_is_better() -> None:
 
 def test_what_is_found_is_what_is_derived() -> None:
     """The kept tensors of a choice are those that its policy saves, and no more."""
-    program = block_program(SMALL.structure.sizeless())
-    reads = [*backward(program, given=program.outputs, wanted=program.wanted).program.inputs]
+    program = block_program(SMALL.structure.placeholder_architecture())
+    reads = [*transpose_program(program, given=program.outputs, wanted=program.trainable_inputs).program.inputs]
     seconds = {operation.outputs[0]: 1.0 for operation in program.operations}
-    for one in savings(program, reads, dict.fromkeys(seconds, 2.0), seconds, worth_saving(program, reads)):
-        split = split_saved(program, reads, set_named({"": one.kept}) if one.kept else "full")
-        assert {*split.saved} - {"x"} == {*one.kept}
+    for one in pareto_save_choices(
+        program, reads, dict.fromkeys(seconds, 2.0), seconds, saveable_results(program, reads)
+    ):
+        split = split_saved(program, reads, format_tensor_set({"": one.saved}) if one.saved else "full")
+        assert {*split.saved} - {"x"} == {*one.saved}
         assert len(split.operations) == one.seconds
 
 
 def test_pairs_of_two_programs_are_not_beaten() -> None:
     chance = Random(1)
-    first, second = ([Saving((), float(9 - n), n * chance.random()) for n in range(9)] for _ in range(2))
-    found = combined(first, second, (3.0, 2.0))
+    first, second = ([SaveChoice((), float(9 - n), n * chance.random()) for n in range(9)] for _ in range(2))
+    found = combine_choices(first, second, (3.0, 2.0))
     every = [(3 * a.num_bytes + 2 * b.num_bytes, 3 * a.seconds + 2 * b.seconds) for a in first for b in second]
     for a, b in found:
         size, again = 3 * a.num_bytes + 2 * b.num_bytes, 3 * a.seconds + 2 * b.seconds
@@ -98,10 +109,10 @@ def test_pairs_of_two_programs_are_not_beaten() -> None:
 
 def test_texts_of_sets_are_read_back() -> None:
     for kept in ({"": ("q", "k")}, {"block": ("q",), "dense_block": ()}):
-        assert kept_tensors(set_named(kept)) == kept
+        assert parse_tensor_set(format_tensor_set(kept)) == kept
     assert Layout.parse(str(Layout.parse("recompute=keep:q,k"))).recompute == "keep:q,k"
-    assert [of_kind("keep:q/block:k", kind) for kind in ("block", "dense_block")] == ["keep:k", "keep:q"]
-    assert of_kind("selective", "block") == "selective"
+    assert [policy_for_layer("keep:q/block:k", kind) for kind in ("block", "dense_block")] == ["keep:k", "keep:q"]
+    assert policy_for_layer("selective", "block") == "selective"
 
 
 @pytest.mark.parametrize(

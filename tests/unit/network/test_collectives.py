@@ -17,15 +17,15 @@ from shardwise.hardware.network.book_collectives import (
 )
 from shardwise.hardware.network.collective_times import CollectiveReport, collective_report
 from shardwise.hardware.network.links import Cut
-from shardwise.hardware.network.nccl_bandwidths import OPERATIONS, Operation, algbw, busbw, busbw_factor
+from shardwise.hardware.network.nccl_bandwidths import COLLECTIVE_NAMES, CollectiveName, algbw, busbw, busbw_factor
 from shardwise.hardware.network.switches import Switched, Tier
-from shardwise.hardware.network.topology import Links, collective_s
+from shardwise.hardware.network.topology import GroupLinks, collective_s
 from shardwise.hardware.network.torus import Torus
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.values.errors import InputError
 
 MIB = 2**20
-OPERATION = {Kind(name): name for name in OPERATIONS if name in set(Kind)}
+OPERATION = {CollectiveKind(name): name for name in COLLECTIVE_NAMES if name in set(CollectiveKind)}
 ARRAY = 2.0 * 2048 * 8192
 MATRIX = 2.0 * 1024 * 4096
 
@@ -51,7 +51,13 @@ def v5e(shape: str) -> Torus:
     ],
 )
 def test_the_books_numbers(
-    operation: Operation, num_bytes: float, axes: tuple[int, ...], wraps: bool, hops: int, time_us: float, bound: str
+    operation: CollectiveName,
+    num_bytes: float,
+    axes: tuple[int, ...],
+    wraps: bool,
+    hops: int,
+    time_us: float,
+    bound: str,
 ) -> None:
     report = axes_report(operation, num_bytes, axes, 9e10, wraps=wraps)
     assert (report.hops, report.bound) == (hops, bound)
@@ -75,7 +81,7 @@ def test_one_way_has_the_exact_factor_and_the_books_limit() -> None:
     ("operation", "milliseconds"),
     [("all_gather", 5.556), ("reduce_scatter", 5.556), ("all_reduce", 11.11), ("all_to_all", 1.389)],
 )
-def test_table_2_of_the_roofline_notes(operation: Operation, milliseconds: float) -> None:
+def test_table_2_of_the_roofline_notes(operation: CollectiveName, milliseconds: float) -> None:
     """S3, table 2, and that a large even ring takes just that."""
     assert idealised_s(operation, 1e9, 1.8e11) * 1e3 == pytest.approx(milliseconds, rel=1e-3)
     assert axes_report(operation, 1e9, (64,), 1.8e11).time_s * 1e3 == pytest.approx(milliseconds, rel=1e-3)
@@ -144,21 +150,25 @@ def test_a_ring_and_a_line_at_once() -> None:
     assert times["ring"] < report.time_s < times["line"]
 
 
-@pytest.mark.parametrize("operation", [Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE])
+@pytest.mark.parametrize(
+    "operation", [CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE]
+)
 @pytest.mark.parametrize(
     ("cluster", "cuts"), [("tpu-v5e:16x16", [Cut(16, 1), Cut(4, 2)]), ("h100:512", [Cut(8, 1), Cut(64, 1)])]
 )
-def test_the_report_agrees_with_the_price_of_a_plan(operation: Kind, cluster: str, cuts: list[Cut]) -> None:
+def test_the_report_agrees_with_the_price_of_a_plan(operation: CollectiveKind, cluster: str, cuts: list[Cut]) -> None:
     """A plan is priced by `collective_s`: hierarchical rings behind switches."""
     topology = load_cluster(cluster).topology
     report = collective_report(OPERATION[operation], 1e9, topology, cuts)
     assert report.algorithm in ("hierarchical", "line", "ring and line")
-    assert report.time_s == pytest.approx(collective_s(operation, ("X",), 1e9, Links(topology, {"X": tuple(cuts)})))
+    assert report.time_s == pytest.approx(
+        collective_s(operation, ("X",), 1e9, GroupLinks(topology, {"X": tuple(cuts)}))
+    )
 
 
 @pytest.mark.parametrize("cluster", ["tpu-v5e:16x16", "h100:64"])
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_the_crossover_is_where_latency_equals_streaming(cluster: str, operation: Operation) -> None:
+@pytest.mark.parametrize("operation", COLLECTIVE_NAMES)
+def test_the_crossover_is_where_latency_equals_streaming(cluster: str, operation: CollectiveName) -> None:
     topology, cuts = load_cluster(cluster).topology, [Cut(8, 1), Cut(1, 1)]
     report = collective_report(operation, 1e9, topology, cuts)
     at = collective_report(operation, report.crossover_bytes, topology, cuts)
@@ -229,7 +239,7 @@ def test_h100_reaches_the_measured_bus_bandwidth() -> None:
         ("all_reduce", 2 * 7 / 8), ("all_gather", 7 / 8), ("reduce_scatter", 7 / 8), ("all_to_all", 7 / 8), ("broadcast", 1.0),
     ],
 )  # fmt: skip
-def test_nccls_factors(operation: Operation, factor: float) -> None:
+def test_nccls_factors(operation: CollectiveName, factor: float) -> None:
     assert busbw_factor(operation, 8) == factor
     size = 1e9 / 8 if operation == "all_to_all" else 1e9
     assert algbw(operation, 1e9, 8, 0.5) == size / 0.5

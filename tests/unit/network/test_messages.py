@@ -8,27 +8,34 @@ import itertools
 import pytest
 
 from shardwise.hardware.network.book_collectives import all_to_all_chunks, axes_report, link_bytes
-from shardwise.hardware.network.message_simulation import KINDS, Grid, Message, Piece, Simulation, simulate
-from shardwise.hardware.network.nccl_bandwidths import OPERATIONS, received_bytes
+from shardwise.hardware.network.message_simulation import (
+    SIMULATED_KINDS,
+    CollectiveSimulation,
+    HopMessage,
+    RingGrid,
+    ShardPiece,
+    simulate_collective,
+)
+from shardwise.hardware.network.nccl_bandwidths import COLLECTIVE_NAMES, received_bytes
 from shardwise.present.draw.strip import draw_strip
 from shardwise.present.pictures.collective_frames import device_names, frames, strip_of
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.values.errors import InputError
 
-AG, RS, AR, A2A = KINDS
-OPERATION = {Kind(name): name for name in OPERATIONS if name in set(KINDS)}
+AG, RS, AR, A2A = SIMULATED_KINDS
+OPERATION = {CollectiveKind(name): name for name in COLLECTIVE_NAMES if name in set(SIMULATED_KINDS)}
 SIZES = (2, 3, 4, 5, 8, 9)
 GRIDS = ((4, 4), (2, 3), (3, 3), (4, 2), (2, 2, 2), (4, 2, 2))
 WRAPS = (True, False)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SIMULATED_KINDS)
 @pytest.mark.parametrize("one_way", [False, True])
 @pytest.mark.parametrize("split", [False, True])
-def test_every_collective_completes_on_every_grid(kind: Kind, one_way: bool, split: bool) -> None:
+def test_every_collective_completes_on_every_grid(kind: CollectiveKind, one_way: bool, split: bool) -> None:
     """Completion and that no summand is added twice are checked by the simulator itself."""
     for shape, wraps in itertools.product((*((n,) for n in SIZES), *GRIDS), WRAPS):
-        done = simulate(kind, 1.0, shape, wraps, one_way=one_way, split=split)
+        done = simulate_collective(kind, 1.0, shape, wraps, one_way=one_way, split=split)
         count = done.grid.num_devices
         assert min(done.received_bytes) > 0
         if kind is not A2A:  # no byte is passed on that the device does not need
@@ -40,9 +47,9 @@ def test_every_collective_completes_on_every_grid(kind: Kind, one_way: bool, spl
 @pytest.mark.parametrize("kind", [AG, RS, AR])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("wraps", "one_way"), [(True, False), (True, True), (False, False)])
-def test_one_axis_takes_what_the_closed_form_says(kind: Kind, size: int, wraps: bool, one_way: bool) -> None:
+def test_one_axis_takes_what_the_closed_form_says(kind: CollectiveKind, size: int, wraps: bool, one_way: bool) -> None:
     """Steps, and the time where latency, bandwidth, or neither plainly dominates."""
-    done = simulate(kind, 6.4e6, (size,), wraps, one_way=one_way)
+    done = simulate_collective(kind, 6.4e6, (size,), wraps, one_way=one_way)
     report = axes_report(OPERATION[kind], 6.4e6, (size,), 9e10, wraps=wraps, one_way=one_way, hop_latency_s=1e-6)
     assert done.num_steps == report.hops
     assert done.time_s(4.5e10, 1e-6) == pytest.approx(report.time_s)
@@ -54,8 +61,8 @@ def test_one_axis_takes_what_the_closed_form_says(kind: Kind, size: int, wraps: 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("wraps", "one_way"), [(True, False), (True, True), (False, False)])
 def test_busiest_link_of_an_axis(size: int, wraps: bool, one_way: bool) -> None:
-    gather = simulate(AG, 1.0, (size,), wraps, one_way=one_way)
-    transpose = simulate(A2A, 1.0, (size,), wraps, one_way=one_way)
+    gather = simulate_collective(AG, 1.0, (size,), wraps, one_way=one_way)
+    transpose = simulate_collective(A2A, 1.0, (size,), wraps, one_way=one_way)
     assert gather.busiest_link_bytes == pytest.approx(link_bytes("all_gather", 1.0, size, wraps=wraps, one_way=one_way))
     assert transpose.busiest_link_bytes == pytest.approx(
         link_bytes("all_to_all", 1.0, size, wraps=wraps, one_way=one_way)
@@ -66,14 +73,14 @@ def test_busiest_link_of_an_axis(size: int, wraps: bool, one_way: bool) -> None:
 def test_a_ring_that_splits_its_last_hop_needs_the_exact_factor(size: int) -> None:
     """The books' V/W is floor(N/2) whole shards; half each way in the last hop gives (N-1)/N V/W."""
     links = 2 if size > 2 else 1
-    done = simulate(AG, 1.0, (size,), split=True)
+    done = simulate_collective(AG, 1.0, (size,), split=True)
     assert done.busiest_link_bytes == pytest.approx((size - 1) / size / links)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_ring_transposes_in_the_time_of_its_busiest_link(size: int) -> None:
     """All links are as busy in every step, so steps cost nothing; the first step has the most."""
-    done = simulate(A2A, 1.0, (size,))
+    done = simulate_collective(A2A, 1.0, (size,))
     assert done.time_s(1.0, 0.0) == pytest.approx(done.busiest_link_bytes)
     assert done.num_steps == size // 2
 
@@ -81,14 +88,14 @@ def test_a_ring_transposes_in_the_time_of_its_busiest_link(size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_line_transposes_at_its_middle_links_pace(size: int) -> None:
     """One chunk on a link in each step, the farthest first: floor(N^2/4) steps, no more than the middle link needs."""
-    done = simulate(A2A, float(size * size), (size,), False, capacity=1, split=False)
+    done = simulate_collective(A2A, float(size * size), (size,), False, capacity=1, split=False)
     assert done.num_steps == done.busiest_link_bytes == size * size // 4
 
 
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_chunks_of_an_all_to_all_right_and_left(size: int) -> None:
     """S3, C.4: N/2 + ... + 1 to the right, (N/2 - 1) + ... + 1 to the left; 10 and 6 for 8."""
-    done = simulate(A2A, float(size * size), (size,), split=False)
+    done = simulate_collective(A2A, float(size * size), (size,), split=False)
     chunks = all_to_all_chunks(size)
     assert done.link_bytes[0, 1] == chunks.right
     assert done.link_bytes[1, 0] == chunks.left
@@ -98,7 +105,7 @@ def test_chunks_of_an_all_to_all_right_and_left(size: int) -> None:
 @pytest.mark.parametrize("wraps", WRAPS)
 def test_all_to_all_on_several_axes(shape: tuple[int, ...], wraps: bool) -> None:
     """S2: the longest axis sets the pace; hops are those of all axes."""
-    done = simulate(A2A, 1.0, shape, wraps)
+    done = simulate_collective(A2A, 1.0, shape, wraps)
     report = axes_report("all_to_all", 1.0, shape, 2.0, wraps=wraps, hop_latency_s=1e-9)
     assert done.busiest_link_bytes == pytest.approx(report.bandwidth_s)
     assert done.num_steps == report.hops
@@ -107,9 +114,9 @@ def test_all_to_all_on_several_axes(shape: tuple[int, ...], wraps: bool) -> None
 @pytest.mark.parametrize("shape", GRIDS)
 @pytest.mark.parametrize("wraps", WRAPS)
 @pytest.mark.parametrize("kind", [AG, RS])
-def test_gathering_on_several_axes(shape: tuple[int, ...], wraps: bool, kind: Kind) -> None:
+def test_gathering_on_several_axes(shape: tuple[int, ...], wraps: bool, kind: CollectiveKind) -> None:
     """No schedule beats the closed form by more than the last hop of a ring; on equal lines it is met."""
-    done = simulate(kind, 1.0, shape, wraps, split=True)
+    done = simulate_collective(kind, 1.0, shape, wraps, split=True)
     report = axes_report(OPERATION[kind], 1.0, shape, 2.0, wraps=wraps, hop_latency_s=1e-9)
     count = done.grid.num_devices
     assert done.num_steps == report.hops
@@ -122,10 +129,10 @@ def test_gathering_on_several_axes(shape: tuple[int, ...], wraps: bool, kind: Ki
 
 def test_the_simulator_finds_faults() -> None:
     """A schedule with a message too few, to a stranger, or of something that is not there."""
-    good = simulate(AG, 1.0, (4,))
+    good = simulate_collective(AG, 1.0, (4,))
     first, *rest = good.steps
-    stranger = Message(0, 2, Piece(0, 0, 0), True)
-    absent = Message(0, 1, Piece(3, 3, 0), True)
+    stranger = HopMessage(0, 2, ShardPiece(0, 0, 0), True)
+    absent = HopMessage(0, 1, ShardPiece(3, 3, 0), True)
     for steps, fault in (
         ((*good.steps, (stranger,)), "no such link"),
         (((absent, *first), *rest), "not there"),
@@ -138,7 +145,7 @@ def test_the_simulator_finds_faults() -> None:
 
 def test_states_of_a_reduction_count_the_summands() -> None:
     """S1, ring all-reduce: after N-1 steps one way each device has one whole shard, after N-1 more all."""
-    done = simulate(AR, 1.0, (5,), one_way=True)
+    done = simulate_collective(AR, 1.0, (5,), one_way=True)
     states = list(done.states())
     assert done.num_steps == 8
     assert all(len(state) == 5 for state in states)
@@ -150,54 +157,56 @@ def test_states_of_a_reduction_count_the_summands() -> None:
 @pytest.mark.parametrize(
     ("kind", "shape", "wraps", "parts"),
     [
-        (Kind.PERMUTE, (4,), True, ["permute", "all_gather"]),
+        (CollectiveKind.PERMUTE, (4,), True, ["permute", "all_gather"]),
         (AG, (2, 2, 2, 2), True, ["1 to 3 axes"]),
         (AG, (0,), True, ["at least 1 device"]),
         (AG, (4, 4), (True,), ["1 wraps for 2 axes"]),
     ],
 )
-def test_wrong_input(kind: Kind, shape: tuple[int, ...], wraps: tuple[bool, ...] | bool, parts: list[str]) -> None:
+def test_wrong_input(
+    kind: CollectiveKind, shape: tuple[int, ...], wraps: tuple[bool, ...] | bool, parts: list[str]
+) -> None:
     with pytest.raises(InputError) as caught:
-        simulate(kind, 1.0, shape, wraps)
+        simulate_collective(kind, 1.0, shape, wraps)
     assert all(part in str(caught.value) for part in parts)
 
 
 def test_wrong_bytes_and_capacity() -> None:
     with pytest.raises(InputError, match="more than 0"):
-        simulate(AG, 0.0, (4,))
+        simulate_collective(AG, 0.0, (4,))
     with pytest.raises(InputError, match="capacity of 0"):
-        simulate(A2A, 1.0, (4,), capacity=0)
+        simulate_collective(A2A, 1.0, (4,), capacity=0)
 
 
 def test_frames_show_what_came() -> None:
     """AllGather on a ring of 4: own shard, both neighbours', then the opposite one."""
-    shown = frames(simulate(AG, 1.0, (4,)))
+    shown = frames(simulate_collective(AG, 1.0, (4,)))
     assert [frame.title for frame in shown] == ["start", "after step 1", "after step 2"]
     assert [[cell.row for cell in frame.columns[0]] for frame in shown] == [[0], [0, 1, 3], [0, 1, 2, 3]]
     assert [[cell.row for cell in frame.columns[0] if cell.new] for frame in shown] == [[], [1, 3], [2]]
 
 
 def test_frames_of_a_reduction_and_a_transposition() -> None:
-    reduced = frames(simulate(RS, 1.0, (4,), False))
+    reduced = frames(simulate_collective(RS, 1.0, (4,), False))
     assert [cell.label for cell in reduced[0].columns[0]] == ["1"] * 4
     assert [(cell.row, cell.label) for cell in reduced[-1].columns[2]] == [(2, "4")]
-    transposed = frames(simulate(A2A, 1.0, (2, 2), split=False))
-    names = device_names(Grid((2, 2), (True, True)))
+    transposed = frames(simulate_collective(A2A, 1.0, (2, 2), split=False))
+    names = device_names(RingGrid((2, 2), (True, True)))
     assert [cell.label for cell in transposed[0].columns[1]] == [f"0,1→{name}" for name in names]
     arrived = [(number, f"{name}→0,1") for number, name in enumerate(names)]
     assert [(cell.colour, cell.label) for cell in transposed[-1].columns[1]] == arrived
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_drawing_is_the_same_every_time(kind: Kind) -> None:
-    def drawn(done: Simulation) -> str:
+@pytest.mark.parametrize("kind", SIMULATED_KINDS)
+def test_a_drawing_is_the_same_every_time(kind: CollectiveKind) -> None:
+    def drawn(done: CollectiveSimulation) -> str:
         return draw_strip(strip_of(done)).svg()
 
-    first = drawn(simulate(kind, 34e6, (4, 2), (True, False)))
-    assert first == drawn(simulate(kind, 34e6, (4, 2), (True, False)))
+    first = drawn(simulate_collective(kind, 34e6, (4, 2), (True, False)))
+    assert first == drawn(simulate_collective(kind, 34e6, (4, 2), (True, False)))
     assert "34 MB over a ring of 4 and a line of 2" in first
 
 
 def test_too_many_devices_to_draw() -> None:
     with pytest.raises(InputError, match="at most 16"):
-        strip_of(simulate(AG, 1.0, (17,)))
+        strip_of(simulate_collective(AG, 1.0, (17,)))

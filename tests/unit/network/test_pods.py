@@ -15,13 +15,13 @@ from shardwise.hardware.mesh_links import place_mesh
 from shardwise.hardware.network.collective_times import collective_report
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.network.topology import Links, collective_s
-from shardwise.layout.placement import between_pods, cut_levels, default_placement, placements
+from shardwise.hardware.network.topology import GroupLinks, collective_s
+from shardwise.layout.placement import cuts_by_axis, default_placement, degrees_across_pods, searched_placements
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.search.explain.constant_sensitivity import constants
+from shardwise.search.explain.constant_sensitivity import rank_constants
 from shardwise.search.plan_file import dump_plan, load_plan, parse_plan, plan_payload
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.mesh import Mesh
 from shardwise.values.errors import InputError
 
@@ -45,45 +45,49 @@ def test_a_chip_has_its_part_of_its_hosts_egress(name: str, rate: float) -> None
 def test_a_group_gathers_between_pods_and_then_inside(inside: tuple[int, int]) -> None:
     topology = pods(V5E)
     cuts = [Cut(inside[0], 1), Cut(inside[1], 1)]
-    torus, link = topology.torus.link(cuts), topology.link([*cuts, Cut(4, 1)])
+    torus, link = topology.torus.gather_link(cuts), topology.gather_link([*cuts, Cut(4, 1)])
     received = 3 / 4 / math.prod(inside)  # of the array, by each chip, from other pods
     assert link.seconds_per_byte == pytest.approx(torus.seconds_per_byte + received / 3.125e9)
     assert link.latency_s == torus.latency_s
-    assert topology.link([*cuts, Cut(1, 1)]) == torus
+    assert topology.gather_link([*cuts, Cut(1, 1)]) == torus
 
 
 def test_one_way_is_asked_of_the_torus_inside() -> None:
     """A line of half a torus gathers half as fast over one direction; between pods nothing changes."""
     topology, cuts = pods(V5E), [Cut(16, 1), Cut(1, 1), Cut(4, 1)]
-    both, one = (topology.link(cuts, one_way=one_way).seconds_per_byte for one_way in (False, True))
-    inside, alone = (topology.torus.link(cuts[:-1], one_way=one_way).seconds_per_byte for one_way in (False, True))
+    both, one = (topology.gather_link(cuts, one_way=one_way).seconds_per_byte for one_way in (False, True))
+    inside, alone = (
+        topology.torus.gather_link(cuts[:-1], one_way=one_way).seconds_per_byte for one_way in (False, True)
+    )
     assert alone > inside
     assert one - both == pytest.approx(alone - inside)
 
 
 def test_sends_and_permutes_take_the_slower_network() -> None:
     topology = pods(V5E)
-    for send in (topology.hop, topology.permute):
+    for send in (topology.neighbour_link, topology.permute_link):
         assert send([Cut(1, 1), Cut(1, 1), Cut(2, 1)]).seconds_per_byte == pytest.approx(1 / 3.125e9)
         assert send([Cut(4, 1), Cut(1, 1), Cut(2, 1)]).seconds_per_byte == pytest.approx(1 / 3.125e9)
     inside = [Cut(4, 1), Cut(1, 1)]
-    assert topology.hop([*inside, Cut(1, 1)]) == topology.torus.hop(inside)
-    assert topology.permute([*inside, Cut(1, 1)]) == topology.torus.permute(inside)
+    assert topology.neighbour_link([*inside, Cut(1, 1)]) == topology.torus.neighbour_link(inside)
+    assert topology.permute_link([*inside, Cut(1, 1)]) == topology.torus.permute_link(inside)
 
 
 def test_an_all_to_all_sends_each_chunk_once() -> None:
     """Of each device's V/N, 3/4 leave the pod; inside, the pod's own V/16 goes around."""
     topology, shard = pods(V5E), 1e6
-    links = Links(topology, {"X": (Cut(16, 1), Cut(16, 1), Cut(4, 1)), "Y": (Cut(16, 1), Cut(16, 1), Cut(1, 1))})
-    assert collective_s(Kind.ALL_TO_ALL, ("X",), shard, links) == pytest.approx(shard * 3 / 4 / 3.125e9)
-    inner = Links(topology.torus, {"Y": (Cut(16, 1), Cut(16, 1))})
-    assert collective_s(Kind.ALL_TO_ALL, ("Y",), shard, links) == collective_s(Kind.ALL_TO_ALL, ("Y",), shard, inner)
+    links = GroupLinks(topology, {"X": (Cut(16, 1), Cut(16, 1), Cut(4, 1)), "Y": (Cut(16, 1), Cut(16, 1), Cut(1, 1))})
+    assert collective_s(CollectiveKind.ALL_TO_ALL, ("X",), shard, links) == pytest.approx(shard * 3 / 4 / 3.125e9)
+    inner = GroupLinks(topology.torus, {"Y": (Cut(16, 1), Cut(16, 1))})
+    assert collective_s(CollectiveKind.ALL_TO_ALL, ("Y",), shard, links) == collective_s(
+        CollectiveKind.ALL_TO_ALL, ("Y",), shard, inner
+    )
 
 
 def test_arrays_of_cuts_give_the_links_of_each() -> None:
     topology = pods(V5E)
     sizes, across = np.array([1, 4, 16, 16, 1]), np.array([1, 2, 4, 1, 4])
-    for of in (topology.link, topology.hop, topology.permute):
+    for of in (topology.gather_link, topology.neighbour_link, topology.permute_link):
         together = of([Cut(sizes, sizes**0), Cut(4, 1), Cut(across, across**0)])
         for index in range(len(sizes)):
             alone = of([Cut(int(sizes[index]), 1), Cut(4, 1), Cut(int(across[index]), 1)])
@@ -92,14 +96,14 @@ def test_arrays_of_cuts_give_the_links_of_each() -> None:
 
 def test_the_pods_are_filled_last() -> None:
     topology = pods("tpu-v5p:16x4x8*2")
-    options = placements(topology)
+    options = searched_placements(topology)
     assert {option.levels[-1] for option in options} == {3}
     assert len(set(options)) == len(options) == 36
     assert default_placement(topology).levels == (1, 2, 0, 3)
     wanted = {"tp_kv": 4, "tp_rep": 2, "cp": 1, "ep": 1, "fsdp": 32, "dp": 4, "pp": 1}
-    assert between_pods(topology, default_placement(topology), wanted) == {"dp": 2}
-    assert between_pods(topology.torus, default_placement(topology.torus), wanted | {"dp": 2}) == {}
-    cuts = cut_levels(topology, default_placement(topology), wanted)
+    assert degrees_across_pods(topology, default_placement(topology), wanted) == {"dp": 2}
+    assert degrees_across_pods(topology.torus, default_placement(topology.torus), wanted | {"dp": 2}) == {}
+    cuts = cuts_by_axis(topology, default_placement(topology), wanted)
     assert cuts["dp"][-1] == Cut(2, 1)
 
 
@@ -172,7 +176,7 @@ def test_a_plan_puts_replicas_or_stages_across_pods_and_keeps_its_file(tmp_path:
     path = tmp_path / "plan.json"
     dump_plan(plan, path)
     assert load_plan(path) == plan
-    assert {c.name for c in constants(plan)} >= {"torus.bytes_per_s", "pods.bytes_per_s"}
+    assert {c.name for c in rank_constants(plan)} >= {"torus.bytes_per_s", "pods.bytes_per_s"}
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.collective_times import collective_report
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.switches import Switched, Tier, all_to_all_seconds_per_byte
-from shardwise.hardware.network.topology import Links, collective_s
+from shardwise.hardware.network.topology import GroupLinks, collective_s
 from shardwise.hardware.network.torus import Torus
-from shardwise.sharding.collectives import MESSAGE_ENDS, Kind
+from shardwise.sharding.collectives import MESSAGE_ENDS, CollectiveKind
 
 MIB = 2**20
 
@@ -30,13 +30,13 @@ def switched(name: str) -> Switched:
 
 def test_a_full_ring_gathers_both_ways() -> None:
     """S2: V / W with W = 9e10, both directions of an axis: 64 MiB take 745.65 microseconds."""
-    link = torus("tpu-v5e:16x16").link([Cut(16, 1), Cut(1, 16)])
+    link = torus("tpu-v5e:16x16").gather_link([Cut(16, 1), Cut(1, 16)])
     assert link.all_gather_s(64 * MIB) == pytest.approx(745.65e-6, rel=1e-5)
 
 
 def test_an_axis_that_does_not_wrap_gathers_one_way() -> None:
     """S2: bf16[2048, 8192] over 4 of v5e: 3 hops of a quarter over 4.5e10, 559.2 microseconds."""
-    link = torus("tpu-v5e:4x4").link([Cut(4, 1), Cut(1, 1)])
+    link = torus("tpu-v5e:4x4").gather_link([Cut(4, 1), Cut(1, 1)])
     assert link.all_gather_s(2 * 2048 * 8192) == pytest.approx(559.2e-6, rel=1e-4)
 
 
@@ -58,8 +58,8 @@ def test_which_axes_wrap(cluster: str, wraps: tuple[bool, ...]) -> None:
 
 def test_a_part_of_a_wrapped_axis_is_a_line() -> None:
     topology = torus("tpu-v5e:16x16")
-    part = topology.link([Cut(8, 1), Cut(1, 1)])
-    whole = topology.link([Cut(16, 1), Cut(1, 1)])
+    part = topology.gather_link([Cut(8, 1), Cut(1, 1)])
+    whole = topology.gather_link([Cut(16, 1), Cut(1, 1)])
     assert part.seconds_per_byte == pytest.approx(7 / 8 / 4.5e10)
     assert whole.seconds_per_byte == pytest.approx(1 / 9e10)
 
@@ -67,8 +67,8 @@ def test_a_part_of_a_wrapped_axis_is_a_line() -> None:
 def test_devices_apart_share_their_links() -> None:
     """Two groups of 4, interleaved on one line, each take twice as long per hop."""
     topology = torus("tpu-v5e:8x8")
-    near = topology.link([Cut(4, 1), Cut(1, 1)])
-    apart = topology.link([Cut(4, 2), Cut(1, 1)])
+    near = topology.gather_link([Cut(4, 1), Cut(1, 1)])
+    apart = topology.gather_link([Cut(4, 2), Cut(1, 1)])
     assert apart.seconds_per_byte == pytest.approx(2 * near.seconds_per_byte)
     assert apart.latency_s == pytest.approx(2 * near.latency_s)
     assert near.latency_s == pytest.approx(3e-6)
@@ -77,13 +77,13 @@ def test_devices_apart_share_their_links() -> None:
 def test_axes_of_a_torus_gather_at_once() -> None:
     """S2: M axes give M times the bandwidth."""
     topology = torus("tpu-v5e:16x16")
-    assert topology.link([Cut(16, 1), Cut(16, 1)]).seconds_per_byte == pytest.approx(0.5 / 9e10)
+    assert topology.gather_link([Cut(16, 1), Cut(16, 1)]).seconds_per_byte == pytest.approx(0.5 / 9e10)
     assert topology.axis_bytes_per_s() == 9e10
 
 
 def test_small_messages_take_the_hops_latency() -> None:
     """S2: 1 microsecond a hop, 8 hops half around a ring of 16; a longer transfer hides it."""
-    link = torus("tpu-v5e:16x16").link([Cut(16, 1), Cut(1, 1)])
+    link = torus("tpu-v5e:16x16").gather_link([Cut(16, 1), Cut(1, 1)])
     assert link.all_gather_s(1000) == pytest.approx(8e-6)
     assert not link.additive
 
@@ -117,16 +117,16 @@ TWO_TIERS = Switched(
     ],
 )
 def test_switched_tiers(inside: int, outside: int, seconds_per_byte: float, latency_s: float) -> None:
-    link = TWO_TIERS.link([Cut(inside, 1), Cut(outside, 1)])
+    link = TWO_TIERS.gather_link([Cut(inside, 1), Cut(outside, 1)])
     assert link.seconds_per_byte == pytest.approx(seconds_per_byte)
     assert link.latency_s == pytest.approx(latency_s)
     assert link.all_gather_s(1e6) == pytest.approx(1e6 * seconds_per_byte + latency_s)
 
 
 def test_a_send_crosses_the_outermost_tier_of_its_group() -> None:
-    assert TWO_TIERS.hop([Cut(2, 1), Cut(1, 1)]).seconds_per_byte == pytest.approx(1 / 200e9)
-    assert TWO_TIERS.hop([Cut(2, 1), Cut(2, 1)]).seconds_per_byte == pytest.approx(1 / 50e9)
-    assert torus("tpu-v5e:8x8").hop([Cut(2, 4), Cut(1, 1)]).seconds_per_byte == pytest.approx(4 / 45e9)
+    assert TWO_TIERS.neighbour_link([Cut(2, 1), Cut(1, 1)]).seconds_per_byte == pytest.approx(1 / 200e9)
+    assert TWO_TIERS.neighbour_link([Cut(2, 1), Cut(2, 1)]).seconds_per_byte == pytest.approx(1 / 50e9)
+    assert torus("tpu-v5e:8x8").neighbour_link([Cut(2, 4), Cut(1, 1)]).seconds_per_byte == pytest.approx(4 / 45e9)
 
 
 @pytest.mark.parametrize("cluster", ["tpu-v5e:16x16", "tpu-v5p:4x4x8", "tpu-v5e:8x8"])
@@ -134,25 +134,25 @@ def test_arrays_of_cuts_give_the_links_of_each(cluster: str) -> None:
     topology = torus(cluster)
     sizes, strides = [1, 2, 4, 8, 16, 4], [1, 2, 1, 1, 1, 4]
     other = [Cut(2, 1)] * (len(topology.shape) - 1)
-    together = topology.link([Cut(np.array(sizes), np.array(strides)), *other])
+    together = topology.gather_link([Cut(np.array(sizes), np.array(strides)), *other])
     for index, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
-        alone = topology.link([Cut(size, stride), *other])
+        alone = topology.gather_link([Cut(size, stride), *other])
         assert together.seconds_per_byte[index] == pytest.approx(alone.seconds_per_byte, rel=1e-14)
         assert together.latency_s[index] == pytest.approx(alone.latency_s, rel=1e-14)
 
 
 def test_collectives_by_the_all_gather() -> None:
     """S2 and S3, table 2: an AllReduce is two AllGathers, an AllToAll a quarter of one, a slice nothing."""
-    links = Links(torus("tpu-v5e:16x16"), {"X": (Cut(16, 1), Cut(1, 1))})
-    seconds = {kind: collective_s(kind, ("X",), 64 * MIB, links) for kind in Kind if kind not in MESSAGE_ENDS}
-    gather = seconds[Kind.ALL_GATHER]
+    links = GroupLinks(torus("tpu-v5e:16x16"), {"X": (Cut(16, 1), Cut(1, 1))})
+    seconds = {kind: collective_s(kind, ("X",), 64 * MIB, links) for kind in CollectiveKind if kind not in MESSAGE_ENDS}
+    gather = seconds[CollectiveKind.ALL_GATHER]
     assert gather == pytest.approx(745.65e-6, rel=1e-5)
-    assert seconds[Kind.REDUCE_SCATTER] == gather
-    assert seconds[Kind.ALL_REDUCE] == 2 * gather
-    assert collective_s(Kind.ALL_TO_ALL, ("X",), 64 * MIB / 16, links) == pytest.approx(gather / 4)
-    assert seconds[Kind.SEND_RECV] == pytest.approx(64 * MIB / 45e9)
-    assert seconds[Kind.PERMUTE] == pytest.approx(2 * 64 * MIB / 45e9)
-    assert seconds[Kind.SLICE] == 0
+    assert seconds[CollectiveKind.REDUCE_SCATTER] == gather
+    assert seconds[CollectiveKind.ALL_REDUCE] == 2 * gather
+    assert collective_s(CollectiveKind.ALL_TO_ALL, ("X",), 64 * MIB / 16, links) == pytest.approx(gather / 4)
+    assert seconds[CollectiveKind.SEND_RECV] == pytest.approx(64 * MIB / 45e9)
+    assert seconds[CollectiveKind.PERMUTE] == pytest.approx(2 * 64 * MIB / 45e9)
+    assert seconds[CollectiveKind.SLICE] == 0
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 8])
@@ -161,8 +161,12 @@ def test_a_part_of_a_mesh_has_the_links_between_its_devices(size: int) -> None:
     node = switched("mi300x:8")
     (tier, _), cuts = node.tiers, [Cut(size, 1), Cut(1, 1)]
     one_link = 64e9 * tier.fraction
-    assert node.link(cuts).seconds_per_byte == pytest.approx(1 / size / one_link)
-    assert node.hop(cuts).seconds_per_byte == node.permute(cuts).seconds_per_byte == pytest.approx(1 / one_link)
+    assert node.gather_link(cuts).seconds_per_byte == pytest.approx(1 / size / one_link)
+    assert (
+        node.neighbour_link(cuts).seconds_per_byte
+        == node.permute_link(cuts).seconds_per_byte
+        == pytest.approx(1 / one_link)
+    )
     assert all_to_all_seconds_per_byte(node, cuts) == pytest.approx(1 / size**2 / one_link)
 
 
@@ -179,5 +183,5 @@ def test_fewer_gpus_of_a_node_keep_the_links_of_the_node() -> None:
     assert half.tiers[0].links == 7
     assert half.neighbour_bytes_per_s() == half.axis_bytes_per_s() == pytest.approx(3 * 64e9)
     assert switched("mi300x:1").neighbour_bytes_per_s() == 448e9
-    together = half.link([Cut(np.array([1, 2, 4]), np.array([1, 1, 1])), Cut(1, 1)])
+    together = half.gather_link([Cut(np.array([1, 2, 4]), np.array([1, 1, 1])), Cut(1, 1)])
     assert together.seconds_per_byte == pytest.approx([0, 1 / 2 / 64e9 / 0.698, 1 / 4 / 64e9 / 0.698])

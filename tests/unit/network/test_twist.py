@@ -13,7 +13,7 @@ import shardwise as sw
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.collective_times import collective_report
 from shardwise.hardware.network.links import Cut
-from shardwise.hardware.network.torus import Torus, all_to_all_link, closed_groups, distances, is_twistable
+from shardwise.hardware.network.torus import Torus, all_to_all_link, hop_distances, is_twistable, twisted_subtori
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.search.plan_file import parse_plan, plan_payload
@@ -70,7 +70,7 @@ def walked(shape: tuple[int, ...]) -> tuple[dict[tuple[int, ...], int], list[flo
 @pytest.mark.parametrize("shape", [*SHAPES, (4, 8)])
 def test_distances_are_those_of_the_graph(shape: tuple[int, ...]) -> None:
     far, _ = walked(shape)
-    found, count = distances(shape), math.prod(shape)
+    found, count = hop_distances(shape), math.prod(shape)
     assert len(far) == count
     assert found.mean == pytest.approx(sum(far.values()) / count)
     assert found.diameter == max(far.values())
@@ -80,7 +80,7 @@ def test_distances_are_those_of_the_graph(shape: tuple[int, ...]) -> None:
 def test_all_links_carry_the_same(shape: tuple[int, ...]) -> None:
     """An equal part by each shortest vector loads every axis alike, so no way of sending can take less: the mean over 3 axes.
     Sharing by single edges instead comes close."""
-    found, (_, load) = distances(shape), walked(shape)
+    found, (_, load) = hop_distances(shape), walked(shape)
     assert found.mean_hops == pytest.approx([found.mean / 3] * 3)
     assert max(load) / math.prod(shape) == pytest.approx(found.mean / 3, rel=0.12)
 
@@ -92,28 +92,28 @@ def test_an_all_to_all_gains_what_the_paper_measured(shape: str, measured: float
     cuts = [Cut(size, 1) for size in plain.shape]
     gain = all_to_all_link(plain, cuts).seconds_per_byte / all_to_all_link(twisted, cuts).seconds_per_byte
     assert measured < gain < 1.08 * measured
-    assert twisted.link(cuts).latency_s < plain.link(cuts).latency_s
-    assert twisted.link(cuts).seconds_per_byte == plain.link(cuts).seconds_per_byte
-    assert twisted.permute(cuts).latency_s == distances(plain.shape).diameter * 1e-6
+    assert twisted.gather_link(cuts).latency_s < plain.gather_link(cuts).latency_s
+    assert twisted.gather_link(cuts).seconds_per_byte == plain.gather_link(cuts).seconds_per_byte
+    assert twisted.permute_link(cuts).latency_s == hop_distances(plain.shape).diameter * 1e-6
 
 
 def test_which_groups_go_all_around() -> None:
     """Around a short axis one comes back to another place, unless the group has the whole of what it is shifted by."""
     twisted = torus("tpu-v4:4x4x8_twisted")
-    assert twisted.rings([Cut(4, 1), Cut(1, 1), Cut(1, 1)]) == (False, False, False)
-    assert twisted.rings([Cut(1, 1), Cut(1, 1), Cut(8, 1)]) == (False, False, True)
-    assert twisted.rings([Cut(4, 1), Cut(4, 1), Cut(1, 1)]) == (False, False, False)
-    assert twisted.rings([Cut(4, 1), Cut(1, 1), Cut(8, 1)]) == (True, False, True)
-    assert twisted.rings([Cut(4, 1), Cut(4, 1), Cut(8, 1)]) == (True, True, True)
-    assert list(closed_groups((4, 4, 8))) == [(0, 2), (1, 2), (0, 1, 2)]
-    assert list(closed_groups((8, 4, 8))) == [(0, 1, 2)]
+    assert twisted.ring_axes([Cut(4, 1), Cut(1, 1), Cut(1, 1)]) == (False, False, False)
+    assert twisted.ring_axes([Cut(1, 1), Cut(1, 1), Cut(8, 1)]) == (False, False, True)
+    assert twisted.ring_axes([Cut(4, 1), Cut(4, 1), Cut(1, 1)]) == (False, False, False)
+    assert twisted.ring_axes([Cut(4, 1), Cut(1, 1), Cut(8, 1)]) == (True, False, True)
+    assert twisted.ring_axes([Cut(4, 1), Cut(4, 1), Cut(8, 1)]) == (True, True, True)
+    assert list(twisted_subtori((4, 4, 8))) == [(0, 2), (1, 2), (0, 1, 2)]
+    assert list(twisted_subtori((8, 4, 8))) == [(0, 1, 2)]
 
 
 def test_a_plane_of_a_twisted_torus_is_one_of_its_own() -> None:
     twisted, plain = torus("tpu-v4:4x4x8_twisted"), torus("tpu-v4:4x4x8")
     plane = [Cut(4, 1), Cut(1, 1), Cut(8, 1)]
     gain = all_to_all_link(plain, plane).seconds_per_byte / all_to_all_link(twisted, plane).seconds_per_byte
-    assert gain == pytest.approx(2.0 / max(distances((4, 8)).mean_hops))
+    assert gain == pytest.approx(2.0 / max(hop_distances((4, 8)).mean_hops))
     part = [Cut(2, 1), Cut(4, 1), Cut(8, 1)]
     assert all_to_all_link(twisted, part).seconds_per_byte >= all_to_all_link(plain, part).seconds_per_byte
 
@@ -122,7 +122,7 @@ def test_arrays_of_cuts_give_the_links_of_each() -> None:
     twisted = torus("tpu-v4:4x4x8_twisted")
     rows = [(4, 4, 8), (4, 1, 8), (2, 4, 8), (4, 4, 1), (1, 1, 8)]
     arrays = [Cut(np.array(sizes), np.ones(len(rows), dtype=int)) for sizes in zip(*rows, strict=True)]
-    for of in (twisted.link, twisted.permute, lambda cuts: all_to_all_link(twisted, cuts)):
+    for of in (twisted.gather_link, twisted.permute_link, lambda cuts: all_to_all_link(twisted, cuts)):
         together = of(arrays)
         for index, row in enumerate(rows):
             alone = of([Cut(size, 1) for size in row])

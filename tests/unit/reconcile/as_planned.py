@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from shardwise.price.simulation.result import simulate
-from shardwise.price.simulation.simulated_step import Simulated
-from shardwise.price.simulation.streams import Played, Transfer
+from shardwise.price.simulation.simulated_step import SimulatedStep
+from shardwise.price.simulation.streams import StreamTimeline, Transfer
 from shardwise.records.step_trace import COLLECTIVE, KERNEL, PASS, PASSES, WAIT, RankTrace, TraceEvent
 from shardwise.search.plan import Plan
 
@@ -16,7 +16,7 @@ AXES = {"tp": ("tp_kv",), "control": ("dp",)}  # of an axis group its atomic axi
 NS = 1e9
 
 
-def simulated(plan: Plan) -> Simulated:
+def simulated(plan: Plan) -> SimulatedStep:
     return simulate(plan.model, plan.cluster, plan.job, plan.layout).found
 
 
@@ -35,7 +35,7 @@ def as_planned(plan: Plan, num_ranks: int = 2, axis: str = "tp_kv") -> list[Rank
     ]  # fmt: skip
 
 
-def _events(found: Simulated) -> Iterator[TraceEvent]:
+def _events(found: SimulatedStep) -> Iterator[TraceEvent]:
     numbers: Counter[tuple[str, ...]] = Counter()
     for slot, played, start, end in found.slots(0):
         action = str(slot[0])
@@ -45,7 +45,7 @@ def _events(found: Simulated) -> Iterator[TraceEvent]:
         )  # fmt: skip
         yield from _played(played, start, action, numbers)
     now = found.clock.ends[0][-1]
-    for left in found.left[0]:  # for which the update waits
+    for left in found.trailing[0]:  # for which the update waits
         if left.end > now:
             axes = AXES.get(left.what.axis, (left.what.axis,))
             yield TraceEvent(
@@ -56,7 +56,9 @@ def _events(found: Simulated) -> Iterator[TraceEvent]:
     yield from _played(found.updates[0], found.passes_s, "", numbers)
 
 
-def _played(played: Played, start: float, action: str, numbers: Counter[tuple[str, ...]]) -> Iterator[TraceEvent]:
+def _played(
+    played: StreamTimeline, start: float, action: str, numbers: Counter[tuple[str, ...]]
+) -> Iterator[TraceEvent]:
     now, moved = 0.0, {}
     for place, event in enumerate(played.events):
         what, begin, end = event.what, round((start + event.start) * NS), round((start + event.end) * NS)

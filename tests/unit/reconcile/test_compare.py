@@ -14,20 +14,20 @@ import pytest
 from json_schemas import require_valid
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.published_constants import calibrated, calibration_of
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.published_constants import published_calibration, with_calibration
+from shardwise.hardware.stacks import get_stack
 from shardwise.layout.layout import Layout
 from shardwise.measure.reconcile.payloads import reconcile_payload
-from shardwise.measure.reconcile.reconciliation import MeasuredRun, Reconciliation, reconcile
+from shardwise.measure.reconcile.reconciliation import InspectedRun, Reconciliation, reconcile
 from shardwise.measure.reconcile.step_terms import (
     StepTime,
     TimeTerm,
-    attribution,
-    collectives,
-    compared,
-    depends_on,
-    step_memory,
-    step_time,
+    attribute_error,
+    compare_collectives,
+    compare_counts,
+    compare_memory,
+    compare_step_time,
+    find_dependencies,
 )
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
@@ -36,17 +36,17 @@ from shardwise.present.cli.reconcile_report import reconcile_report
 from shardwise.present.pictures.reconciliation_charts import reconciliation_charts
 from shardwise.records.step_log import StepRecord
 from shardwise.records.step_memory_and_collectives import (
-    Measured,
-    Memory,
+    MeasuredMemory,
     ProcessMemory,
-    measured_payload,
-    parse_measured,
+    RunInspection,
+    inspection_payload,
+    parse_inspection,
 )
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
-from shardwise.sharding.collectives import Issued, Kind
+from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 
 MODEL = Architecture(
     name="small", num_layers=4, d_model=512, d_ff=2048, num_heads=8, num_kv_heads=8, head_dim=64, vocab_size=8192
@@ -59,7 +59,7 @@ MIB = 2**20
 def plan_of(*, stack: str | None = "nemo-25", **layout: Any) -> Plan:
     cluster, job = load_cluster("h100:8"), JOB
     if stack:
-        cluster = calibrated(cluster, calibration_of("h100", stack_named(stack)))
+        cluster = with_calibration(cluster, published_calibration("h100", get_stack(stack)))
     else:
         job = replace(JOB, overlap="per_axis")
     return plan_layout(MODEL, cluster, job, Layout(**(layout or {"dp": 4, "fsdp": 2, "zero_stage": 3})))
@@ -82,21 +82,21 @@ def records(plan: Plan, scale: Mapping[str, float] | None = None, rest: float = 
     )  # fmt: skip
 
 
-def held(plan: Plan, **changes: int) -> Memory:
+def held(plan: Plan, **changes: int) -> MeasuredMemory:
     """What tensors hold where a plan is exactly right: at the peak one of its alternatives is there."""
     largest = {name: round(size) for name, size in plan.estimate.memory.items() if name not in ("buffers", "runtime")}
     largest["logits"] = largest["logits"] or 7
     peak = sum(size for name, size in plan.estimate.memory.items() if name != "runtime")
-    return Memory(peak_bytes=round(peak) + sum(changes.values()), at_peak=largest, largest={
+    return MeasuredMemory(peak_bytes=round(peak) + sum(changes.values()), at_peak=largest, largest={
         name: size + changes.get(name, 0) for name, size in largest.items()
     })  # fmt: skip
 
 
-def seen_of(plan: Plan, **changes: Any) -> Measured:
-    issued: Counter[Issued] = Counter()
-    for one, count in instance_of(plan, RECIPE).issued(NUM_MICRO_BATCHES).items():
+def seen_of(plan: Plan, **changes: Any) -> RunInspection:
+    issued: Counter[IssuedCollective] = Counter()
+    for one, count in engine_instance(plan, RECIPE).issued(NUM_MICRO_BATCHES).items():
         issued[one._replace(what="")] += count
-    usual = Measured(
+    usual = RunInspection(
         device="cuda", machine="NVIDIA H100 80GB HBM3", before={"products": 1e-3, "memory": 2e-3},
         after={"products": 1.02e-3, "memory": 1.9e-3}, step=2, memory=held(plan), process=ProcessMemory(5 * MIB, 7, 9),
         collectives=issued,
@@ -104,12 +104,15 @@ def seen_of(plan: Plan, **changes: Any) -> Measured:
     return replace(usual, **changes)
 
 
-RECIPE = Recipe(steps=12)
+RECIPE = TrainingRecipe(steps=12)
 
 
 def reconciled(plan: Plan = PLAN, counted: tuple[StepRecord, ...] = (), **changes: Any) -> Reconciliation:
     steps = counted or records(plan)
-    return reconcile(plan, MeasuredRun(counted=steps, watched=steps[0], seen=seen_of(plan, **changes), recipe=RECIPE))
+    return reconcile(
+        plan,
+        InspectedRun(timed_steps=steps, inspected_step=steps[0], inspection=seen_of(plan, **changes), recipe=RECIPE),
+    )
 
 
 def test_a_run_as_it_is_planned() -> None:
@@ -155,7 +158,7 @@ def test_no_error_is_attributed_to_what_makes_up_for_it_however_much_it_is_off()
     )
     shorter = replace(longer, measured_s=2.7, terms=tuple(replace(t, measured_s=2.0 - t.measured_s) for t in terms))
     for step in (longer, shorter):
-        found = attribution(step, lambda name: ())
+        found = attribute_error(step, lambda name: ())
         assert found is not None
         assert (found.term.name, found.part) == ("forward", pytest.approx(2.0))
 
@@ -170,12 +173,12 @@ def test_an_error_can_be_attributed_to_what_no_term_has() -> None:
 
 def test_small_errors_have_no_attribution() -> None:
     for scale, attributed in ((1.04, False), (1.08, True)):
-        time = step_time(PLAN.estimate, records(PLAN, dict.fromkeys(PLAN.estimate.time, scale)))
-        assert (attribution(time, lambda name: ()) is not None) is attributed
+        time = compare_step_time(PLAN.estimate, records(PLAN, dict.fromkeys(PLAN.estimate.time, scale)))
+        assert (attribute_error(time, lambda name: ()) is not None) is attributed
 
 
 def test_the_median_and_its_percentiles() -> None:
-    time = step_time(PLAN.estimate, records(PLAN))
+    time = compare_step_time(PLAN.estimate, records(PLAN))
     assert time.num_steps == 10
     assert (time.low_s, time.high_s) == pytest.approx([time.measured_s * (1 + one / 1000) for one in (-3.5, 3.5)])
 
@@ -214,15 +217,15 @@ def test_a_difference_that_only_rounds_is_none() -> None:
 
 def test_what_a_term_depends_on_is_what_moves_it() -> None:
     compiled = plan_of(stack="torchtitan")
-    forward, weights = depends_on(compiled, "forward"), depends_on(compiled, "fsdp")
-    assert depends_on(PLAN, "forward") == ()  # so small a model waits for the host, whatever the device does
+    forward, weights = find_dependencies(compiled, "forward"), find_dependencies(compiled, "fsdp")
+    assert find_dependencies(PLAN, "forward") == ()  # so small a model waits for the host, whatever the device does
     assert {"chip.matmul_fraction", "stack.launch_s", "stack.elementwise"} <= set(forward)
     assert "chip.link_fraction" not in forward
     assert {"chip.link_fraction", "stack.exposed"} <= set(weights)
-    assert "chip.memory_fraction" in depends_on(PLAN, "optimizer")
-    assert "chip.matmul_fraction" not in depends_on(PLAN, "optimizer")
-    assert depends_on(PLAN, "data") == ()
-    assert "job.overlap" in depends_on(
+    assert "chip.memory_fraction" in find_dependencies(PLAN, "optimizer")
+    assert "chip.matmul_fraction" not in find_dependencies(PLAN, "optimizer")
+    assert find_dependencies(PLAN, "data") == ()
+    assert "job.overlap" in find_dependencies(
         plan_of(stack=None), "fsdp"
     )  # without a calibration a convention says what shows
 
@@ -270,12 +273,12 @@ def test_memory_at_the_loss_and_in_a_block() -> None:
     sizes = {**dict.fromkeys(PLAN.estimate.memory, 0.0), "parameters": 100.0, "activations": 50.0, "runtime": 1000.0}
     largest = {"parameters": 100, "activations": 51, "logits": 33, "workspace": 40}
     at_peak = {"parameters": 100, "activations": 45, "logits": 30, "workspace": 25}
-    seen = seen_of(PLAN, memory=Memory(peak_bytes=200, at_peak=at_peak, largest=largest))
-    at_loss = {one.name: one for one in step_memory({**sizes, "logits": 33.0, "workspace": 19.0}, seen).terms}
+    seen = seen_of(PLAN, memory=MeasuredMemory(peak_bytes=200, at_peak=at_peak, largest=largest))
+    at_loss = {one.name: one for one in compare_memory({**sizes, "logits": 33.0, "workspace": 19.0}, seen).terms}
     assert [(one.predicted, one.measured, one.within) for one in at_loss.values()] == [
         (100.0, 100, True), (50.0, 51, True), (33.0, 30, False), (19.0, 19, True),
     ]  # fmt: skip
-    in_block = step_memory({**sizes, "workspace": 40.0, "buffers": 8.0}, seen)
+    in_block = compare_memory({**sizes, "workspace": 40.0, "buffers": 8.0}, seen)
     assert [(one.name, one.predicted, one.measured) for one in in_block.terms][2:] == [("workspace", 48.0, 49)]
     assert (in_block.total.predicted, in_block.total.measured, in_block.runtime) == (198.0, 200, 1000.0)
     assert in_block.total.within
@@ -286,17 +289,17 @@ def test_memory_at_the_loss_and_in_a_block() -> None:
 def test_what_is_gathered_is_judged_as_it_is_at_the_peak() -> None:
     sizes = {**dict.fromkeys(PLAN.estimate.memory, 0.0), "gathered": 41.0, "workspace": 10.0}
     seen = seen_of(
-        PLAN, memory=Memory(peak_bytes=50, at_peak={"gathered": 40, "workspace": 10}, largest={"gathered": 60})
+        PLAN, memory=MeasuredMemory(peak_bytes=50, at_peak={"gathered": 40, "workspace": 10}, largest={"gathered": 60})
     )
-    gathered, workspace = step_memory(sizes, seen).terms
+    gathered, workspace = compare_memory(sizes, seen).terms
     assert (gathered.measured, gathered.largest, gathered.within) == (40, 60, True)
     assert (workspace.measured, workspace.largest, workspace.within) == (10, None, True)
 
 
 def test_collectives_that_differ_are_listed() -> None:
-    one = Issued(Kind.ALL_REDUCE, ("dp",), "fp32", 4000, "")
-    other = Issued(Kind.ALL_GATHER, ("fsdp",), "bf16", 100, "")
-    found = compared(Counter({one: 3, other: 2}), Counter({one: 2, other: 2}))
+    one = IssuedCollective(CollectiveKind.ALL_REDUCE, ("dp",), "fp32", 4000, "")
+    other = IssuedCollective(CollectiveKind.ALL_GATHER, ("fsdp",), "bf16", 100, "")
+    found = compare_counts(Counter({one: 3, other: 2}), Counter({one: 2, other: 2}))
     assert not found.equal
     assert [(each.issued, each.planned, each.found) for each in found.miscounted] == [(one, 3, 2)]
     assert (found.planned_bytes, found.found_bytes) == ({"dp": 12000, "fsdp": 200}, {"dp": 8000, "fsdp": 200})
@@ -305,26 +308,26 @@ def test_collectives_that_differ_are_listed() -> None:
 def test_collectives_are_those_of_the_watched_steps_batch() -> None:
     """Of a batch twice as large there are twice as many gathers."""
     usual, twice = (
-        collectives(PLAN, RECIPE, factor * JOB.global_batch_tokens, Counter()).planned_bytes["fsdp"]
+        compare_collectives(PLAN, RECIPE, factor * JOB.global_batch_tokens, Counter()).planned_bytes["fsdp"]
         for factor in (4, 8)
     )
     assert twice == pytest.approx(2 * usual, rel=1e-3)
 
 
 def test_what_was_measured_is_read_as_it_was_written() -> None:
-    for seen in (seen_of(PLAN), Measured(device="cpu", machine="CPU", before={"products": 1.0})):
-        assert parse_measured(measured_payload(seen), "measured.json") == seen
+    for seen in (seen_of(PLAN), RunInspection(device="cpu", machine="CPU", before={"products": 1.0})):
+        assert parse_inspection(inspection_payload(seen), "measured.json") == seen
 
 
 def test_bytes_of_rows_are_the_routers_choice() -> None:
     """Collectives of rows are compared without their bytes; where shares are even, with them."""
-    rows = Issued(Kind.ALL_TO_ALL, ("ep",), "bf16", 4096, "rows")
+    rows = IssuedCollective(CollectiveKind.ALL_TO_ALL, ("ep",), "bf16", 4096, "rows")
     fewer = Counter({rows._replace(num_bytes=1024, what=""): 2})
-    found = compared(Counter({rows: 2}), fewer)
+    found = compare_counts(Counter({rows: 2}), fewer)
     assert (found.equal, found.uneven) == (True, True)
-    assert not compared(Counter({rows: 3}), fewer).equal
-    assert not compared(Counter({rows: 2}), fewer, even=True).equal
-    assert not compared(Counter({rows._replace(what="activations"): 2}), fewer).equal
+    assert not compare_counts(Counter({rows: 3}), fewer).equal
+    assert not compare_counts(Counter({rows: 2}), fewer, even=True).equal
+    assert not compare_counts(Counter({rows._replace(what="activations"): 2}), fewer).equal
 
 
 def test_a_payload_has_every_field_of_its_schema() -> None:

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.measure.calibrate.prediction_errors import Judged, judge, memory_summary, refuted_fits
-from shardwise.measure.calibrate.published_runs.prediction_from_row import case_of
+from shardwise.measure.calibrate.prediction_errors import (
+    EvaluatedRun,
+    count_refuted_fits,
+    memory_error_tables,
+    predict_rows,
+)
+from shardwise.measure.calibrate.published_runs.prediction_from_row import read_case
 from shardwise.measure.calibrate.published_runs.run_table import (
     PROCESS_BYTES,
     SLACK,
-    Facts,
-    instrument_of,
+    RowCells,
+    find_instrument,
+    instrument_reading,
     published_rows,
-    read_bytes,
 )
 
 TERMS = {"parameters": 30e9, "logits": 14e9, "runtime": 1.5e9}
 
 
 @pytest.fixture(scope="module")
-def judged() -> tuple[Judged, ...]:
-    return judge(published_rows())
+def judged() -> tuple[EvaluatedRun, ...]:
+    return predict_rows(published_rows())
 
 
 @pytest.mark.parametrize(
@@ -33,13 +38,15 @@ def judged() -> tuple[Judged, ...]:
         ("source", "simumax-b200", 0.016, 0.053), ("measured", "reserved", 0.070, 0.108), ("overall", "all", 0.046, 0.090),
     ],
 )  # fmt: skip
-def test_errors_of_the_peaks(judged: tuple[Judged, ...], stratum: str, value: str, mean: float, p90: float) -> None:
-    found = memory_summary(judged)[stratum][value]
+def test_errors_of_the_peaks(
+    judged: tuple[EvaluatedRun, ...], stratum: str, value: str, mean: float, p90: float
+) -> None:
+    found = memory_error_tables(judged)[stratum][value]
     assert found.mean <= mean
     assert found.p90 <= p90
 
 
-def test_peaks_of_dense_models_by_allocated_bytes_are_within_a_hundredth(judged: tuple[Judged, ...]) -> None:
+def test_peaks_of_dense_models_by_allocated_bytes_are_within_a_hundredth(judged: tuple[EvaluatedRun, ...]) -> None:
     """SimuMax's runs of Llama, at four splits of two widths: nothing of these is fitted but what a loss keeps of a logit."""
     errors = [
         one.memory_error for one in judged if one.row.family == "simumax-b200" and "llama" in one.row.cell("model")
@@ -48,8 +55,8 @@ def test_peaks_of_dense_models_by_allocated_bytes_are_within_a_hundredth(judged:
     assert max(abs(error or 0.0) for error in errors) < 0.01
 
 
-def test_next_to_no_run_that_ran_would_not_fit(judged: tuple[Judged, ...]) -> None:
-    stated, over, far = refuted_fits(judged)
+def test_next_to_no_run_that_ran_would_not_fit(judged: tuple[EvaluatedRun, ...]) -> None:
+    stated, over, far = count_refuted_fits(judged)
     assert stated >= 536
     assert over <= 14
     assert far <= 8
@@ -66,8 +73,8 @@ def test_next_to_no_run_that_ran_would_not_fit(judged: tuple[Judged, ...]) -> No
     ],
 )
 def test_what_an_instrument_reads(text: str, name: str, read: float) -> None:
-    assert instrument_of(text).name == name
-    assert read_bytes(TERMS, "unfused", text) == pytest.approx(read)
+    assert find_instrument(text).name == name
+    assert instrument_reading(TERMS, "unfused", text) == pytest.approx(read)
 
 
 @pytest.mark.parametrize(
@@ -80,4 +87,4 @@ def test_what_an_instrument_reads(text: str, name: str, read: float) -> None:
 )  # fmt: skip
 def test_kinds_of_loss_by_stack(row: str, loss: str) -> None:
     inputs = next(one.inputs for one in published_rows() if one.id == row)
-    assert case_of(Facts(dict(inputs))).job.loss == loss
+    assert read_case(RowCells(dict(inputs))).job.loss == loss

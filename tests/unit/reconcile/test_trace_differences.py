@@ -10,14 +10,14 @@ from json_schemas import require_valid
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.measure.reconcile.aligned_traces import step_of
+from shardwise.measure.reconcile.aligned_traces import align_clocks
 from shardwise.measure.reconcile.payloads import trace_payload
-from shardwise.measure.reconcile.step_differences import Difference, cause_of_traffic
-from shardwise.measure.reconcile.trace_analysis import Bottleneck, Traced
+from shardwise.measure.reconcile.step_differences import StepDifference, explain_traffic
+from shardwise.measure.reconcile.trace_analysis import Bottleneck, TraceAnalysis
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.records.step_trace import KERNEL, RankTrace
-from shardwise.search.explain.neighbour_layouts import neighbours, of_terms, remedy
+from shardwise.search.explain.neighbour_layouts import find_remedy, iterate_neighbours, seconds_of_terms
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from unit.reconcile.as_planned import as_planned, is_kernel, slowed
@@ -37,15 +37,15 @@ def plan_of(kind: str = "tp", **more: object) -> Plan:
 PLAN = plan_of()
 
 
-def traced(traces: list[RankTrace], plan: Plan = PLAN) -> Traced:
-    return Traced(plan, step_of(traces))
+def traced(traces: list[RankTrace], plan: Plan = PLAN) -> TraceAnalysis:
+    return TraceAnalysis(plan, align_clocks(traces))
 
 
-def worst(found: Traced) -> Difference:
+def worst(found: TraceAnalysis) -> StepDifference:
     return found.differences[0]
 
 
-def of_kind(found: Traced, kind: str) -> Bottleneck:
+def of_kind(found: TraceAnalysis, kind: str) -> Bottleneck:
     return next(one for one in found.bottlenecks if one.kind == kind)
 
 
@@ -118,7 +118,7 @@ def test_a_rank_that_is_late_to_every_collective_is_a_straggler() -> None:
 )
 def test_what_traffic_that_is_exposed_comes_of(exposed_s: float, moving_s: float, cause: str) -> None:
     """Planned are 20 ms exposed of the 40 ms for which it is on its way."""
-    assert cause_of_traffic(0.02, exposed_s, 0.04, moving_s)[0] == cause
+    assert explain_traffic(0.02, exposed_s, 0.04, moving_s)[0] == cause
 
 
 def test_exposed_tensor_parallelism_is_mended_by_less_of_it() -> None:
@@ -142,18 +142,18 @@ def test_a_payload_says_a_remedys_layout_as_a_plan_says_its_own() -> None:
 
 
 def test_a_remedy_is_priced_by_the_plan_and_has_less_of_what_was_lost() -> None:
-    amount = of_terms(("tp",))
-    change = remedy(PLAN, 0.0, amount)
+    amount = seconds_of_terms(("tp",))
+    change = find_remedy(PLAN, 0.0, amount)
     assert change is not None
     assert change.saves_s == pytest.approx(PLAN.estimate.step_time_s - change.step_time_s)
-    more = remedy(PLAN, 10.0, amount)
+    more = find_remedy(PLAN, 10.0, amount)
     assert more is not None
     assert more.saves_s > change.saves_s
-    assert remedy(PLAN, 0.0, lambda layout, priced: 1.0) is None  # of which every layout has as much
+    assert find_remedy(PLAN, 0.0, lambda layout, priced: 1.0) is None  # of which every layout has as much
 
 
 def test_neighbours_keep_the_devices() -> None:
     for layout in (PLAN.layout, Layout(dp=4, pp=2, schedule="1f1b", micro_batch_seqs=2), Layout(dp=2, tp=4, cp=2)):
-        found = [one for _, one in neighbours(replace(PLAN, layout=layout))]
+        found = [one for _, one in iterate_neighbours(replace(PLAN, layout=layout))]
         assert len(found) > 4
         assert {one.num_devices for one in found} == {layout.num_devices}

@@ -7,11 +7,22 @@ from typing import Any
 
 import pytest
 
-from shardwise.measure.reconcile.aligned_traces import read_step, step_of
-from shardwise.measure.reconcile.rank_time import Overlap, lateness, meetings, occupancy, stalls
+from shardwise.measure.reconcile.aligned_traces import align_clocks, read_traced_step
+from shardwise.measure.reconcile.rank_time import (
+    TrafficOverlap,
+    find_stalls,
+    match_collectives,
+    measure_lateness,
+    measure_occupancy,
+)
 from shardwise.present.pictures.memory_over_steps_chart import anatomy_chart
 from shardwise.records.run_folder import RunFolder
-from shardwise.records.step_memory_and_collectives import MemorySample, MemoryTrace, read_memory, write_memory
+from shardwise.records.step_memory_and_collectives import (
+    MemorySample,
+    MemoryTrace,
+    read_memory_traces,
+    write_memory_trace,
+)
 from shardwise.records.step_trace import (
     COLLECTIVE,
     KERNEL,
@@ -61,14 +72,14 @@ BY_HAND = [
 
 
 def test_overlap_and_exposed_time_agree_with_a_hand_count() -> None:
-    found = occupancy(step_of([trace(BY_HAND)]).ranks[0])
+    found = measure_occupancy(align_clocks([trace(BY_HAND)]).ranks[0])
     assert found.busy == pytest.approx({"backward": 0.073})
     assert found.exposed == pytest.approx({"dp": 0.015})
     assert (found.gaps_s, found.num_gaps) == (pytest.approx(0.002), 1)
     assert found.between_s == pytest.approx(0.010)
     assert found.idle_s == pytest.approx(0.027)
     (overlap,) = found.overlaps
-    assert overlap == Overlap(axis="dp", traffic_s=pytest.approx(0.070), hidden_s=pytest.approx(0.053))
+    assert overlap == TrafficOverlap(axis="dp", traffic_s=pytest.approx(0.070), hidden_s=pytest.approx(0.053))
     assert overlap.share == pytest.approx(53 / 70)
 
 
@@ -91,13 +102,13 @@ def two_ranks() -> list[RankTrace]:
 
 
 def test_who_comes_last_to_collectives_and_who_waits_for_it() -> None:
-    step = step_of(two_ranks())
-    first, second = sorted(meetings(step).values(), key=lambda one: one.begun)
-    assert (first.last, second.last) == (1, 0)
-    assert (first.begun, second.begun) == pytest.approx((0.041, 0.070))
+    step = align_clocks(two_ranks())
+    first, second = sorted(match_collectives(step).values(), key=lambda one: one.all_arrived)
+    assert (first.last_rank, second.last_rank) == (1, 0)
+    assert (first.all_arrived, second.all_arrived) == pytest.approx((0.041, 0.070))
     assert (first.skew_s, second.skew_s) == pytest.approx((0.031, 0.009))
-    assert (first.moving_s, second.moving_s) == pytest.approx((0.009, 0.005))
-    zero, one = lateness(step)
+    assert (first.traffic_s, second.traffic_s) == pytest.approx((0.009, 0.005))
+    zero, one = measure_lateness(step)
     assert (zero.num_met, zero.num_last, one.num_met, one.num_last) == (2, 1, 2, 1)
     assert one.kept_s == pytest.approx(0.021)  # 20 to 41
     assert zero.kept_s == pytest.approx(0.004)  # 66 to 70
@@ -110,7 +121,7 @@ def test_ranks_meet_within_their_group_alone() -> None:
         for place in (0, 1)
         for one in two_ranks()
     ]
-    met = meetings(step_of(quartet))
+    met = match_collectives(align_clocks(quartet))
     assert sorted(tuple(sorted(one.spans)) for one in met.values()) == [(0, 1), (0, 1), (2, 3), (2, 3)]
 
 
@@ -122,24 +133,24 @@ def test_a_stall_is_a_kernel_far_from_its_like_and_so_is_a_gap() -> None:
     usual = [kernel("contract q", 10 * n, 10 * n + 1, path=f"layers.{n}") for n in range(6)]
     slow = kernel("contract q", 60, 90, path="layers.6")
     late = kernel("contract q", 99, 100, path="layers.7")
-    found = stalls(step_of([trace([*usual, slow, late])]))
+    found = find_stalls(align_clocks([trace([*usual, slow, late])]))
     assert [(one.path, one.in_gap) for one in found] == [("layers.6", False)]
     assert (found[0].seconds, found[0].usual_s) == pytest.approx((0.030, 0.001))
     packed = [kernel("contract q", n, n + 1, path=f"layers.{n}") for n in range(6)]
-    (gap,) = stalls(step_of([trace([*packed, late])]))
+    (gap,) = find_stalls(align_clocks([trace([*packed, late])]))
     assert (gap.path, gap.in_gap, gap.seconds) == ("layers.7", True, pytest.approx(0.093))
-    assert stalls(step_of([trace([*usual])])) == ()
+    assert find_stalls(align_clocks([trace([*usual])])) == ()
 
 
 def test_traces_are_read_as_written_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     with pytest.raises(InputError, match="holds no traces"):
-        read_step(run)
+        read_traced_step(run)
     for one in two_ranks():
         write_trace(run, one)
-    assert [rank.trace for rank in read_step(run).ranks] == two_ranks()
+    assert [rank.trace for rank in read_traced_step(run).ranks] == two_ranks()
     with pytest.raises(InputError, match="found 4; 3 were traced"):
-        read_step(run, 4)
+        read_traced_step(run, 4)
     path = trace_path(run, 3, 1)
     path.write_text(path.read_text().replace("shardwise.events/1", "other/1"))
     with pytest.raises(InputError, match="found another schema"):
@@ -152,12 +163,12 @@ def test_traces_are_read_as_written_and_damaged_ones_are_refused(tmp_path: Path)
 def test_the_anatomy_of_steps_stacks_what_the_fullest_rank_held(tmp_path: Path) -> None:
     run, terms = RunFolder(tmp_path), ("parameters", "activations")
     with pytest.raises(InputError, match="holds no memory"):
-        read_memory(run)
+        read_memory_traces(run)
     for rank in (0, 1):
         for step in (1, 2):
             samples = (MemorySample(0.0, (10, 0)), MemorySample(1.0, (10, 5 + rank)), MemorySample(2.0, (10, 1)))
-            write_memory(run, MemoryTrace(step=step, rank=rank, terms=terms, samples=samples))
-    steps = read_memory(run)
+            write_memory_trace(run, MemoryTrace(step=step, rank=rank, terms=terms, samples=samples))
+    steps = read_memory_traces(run)
     assert [(one.step, one.rank, one.peak_bytes) for one in steps] == [(1, 1, 16), (2, 1, 16)]
     chart = anatomy_chart(steps, "a model")
     assert [(band.label, max(high for _, _, high in band.edges)) for band in chart.bands] == [

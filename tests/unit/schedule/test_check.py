@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardwise.layout.layout import Layout
-from shardwise.pipeline.actions import Action, ActionList, loop
-from shardwise.pipeline.clock import check
-from shardwise.pipeline.registry import ACTION_LISTS, SCHEDULES, build, schedule_name
+from shardwise.pipeline.actions import Action, ActionList, loop_placement
+from shardwise.pipeline.clock import check_actions
+from shardwise.pipeline.registry import ALL_SCHEDULES, SCHEDULES, build_actions, resolve_schedule_name
 from shardwise.pipeline.torch_csv import from_csv, to_csv
 from shardwise.values.errors import InputError
 
@@ -55,17 +55,17 @@ def test_a_deadlock_of_ranks_that_wait_for_each_other() -> None:
     ],
 )
 def test_an_action_that_cannot_stand_where_it_does(action: Action, problem: str) -> None:
-    good = build("1f1b", 2, 2)
+    good = build_actions("1f1b", 2, 2)
     order = ((*good.order[0], (action,)), good.order[1])
-    broken = ActionList(name="own", order=order, placement=loop(2, 1), num_micro_batches=2)
+    broken = ActionList(name="own", order=order, placement=loop_placement(2, 1), num_micro_batches=2)
     with pytest.raises(InputError, match=rf"rank 0, slot 4 \({action}\): {problem}"):
-        check(broken)
+        check_actions(broken)
 
 
-@pytest.mark.parametrize("name", ACTION_LISTS)
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
 def test_every_schedule_is_written_and_read(name: str) -> None:
-    actions = build(name, 1 if name == "none" else 4, 12)
-    check(actions)
+    actions = build_actions(name, 1 if name == "none" else 4, 12)
+    check_actions(actions)
     assert from_csv(to_csv(actions), name) == actions
 
 
@@ -111,42 +111,43 @@ def test_stages_on_any_rank() -> None:
 )
 def test_what_schedules_require(arguments: tuple[str, int, int], problem: str) -> None:
     with pytest.raises(InputError, match=problem):
-        build(*arguments)
+        build_actions(*arguments)
 
 
 def test_rounds_too_small_and_of_those_who_have_none() -> None:
     with pytest.raises(InputError, match="found 16 in rounds of 2 on 4 stages; rounds of at least 4"):
-        build("interleaved", 4, 16, 2, round_size=2)
+        build_actions("interleaved", 4, 16, 2, round_size=2)
     with pytest.raises(InputError, match="round size: found 4 for 1f1b, which has no rounds"):
-        build("1f1b", 4, 16, round_size=4)
+        build_actions("1f1b", 4, 16, round_size=4)
 
 
 def test_a_memory_limit_is_kept_or_refused() -> None:
-    assert build("1f1b", 4, 16, memory_limit=1.0).name == "1f1b"
+    assert build_actions("1f1b", 4, 16, memory_limit=1.0).name == "1f1b"
     with pytest.raises(
         InputError,
         match=r"memory limit: rank 0 of zb_h2 holds 1.75 times what 1F1B's first stage does; the limit is 1;",
     ):
-        build("zb_h2", 4, 16, memory_limit=1.0)
+        build_actions("zb_h2", 4, 16, memory_limit=1.0)
     with pytest.raises(
         InputError, match=r"memory limit: found 0.2 of what 1F1B's first of 4 stages holds; at least 0.25"
     ):
-        build("zb_auto", 4, 16, memory_limit=0.2)
+        build_actions("zb_auto", 4, 16, memory_limit=0.2)
 
 
 def test_names_of_papers_and_engines() -> None:
-    assert schedule_name("GPipe") == "afab"
-    assert schedule_name("LoopedBFS") == "looped_bfs"
-    assert [schedule_name(text) for text in ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")] == [
+    assert resolve_schedule_name("GPipe") == "afab"
+    assert resolve_schedule_name("LoopedBFS") == "looped_bfs"
+    names = ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+    assert [resolve_schedule_name(text) for text in names] == [
         "interleaved", "interleaved_zb", "zb_v", "dualpipe_v",
     ]  # fmt: skip
 
 
 def test_layouts_may_name_those_with_closed_forms() -> None:
     """Of the others the error says why not."""
-    assert set(ACTION_LISTS) - set(SCHEDULES) == {"naive", "zb_auto"}
+    assert set(ALL_SCHEDULES) - set(SCHEDULES) == {"naive", "zb_auto"}
     with pytest.raises(InputError, match="this one has no closed form; `shardwise schedule` plays it"):
-        ACTION_LISTS["zb_auto"].in_flight(4, 1, 8, 0)
+        ALL_SCHEDULES["zb_auto"].in_flight(4, 1, 8, 0)
     with pytest.raises(
         InputError, match=r"schedule is 'zb_auto'.* is required \(zb_auto: its order is made for seconds and"
     ):

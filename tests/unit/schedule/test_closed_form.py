@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.pipeline.registry import NATURAL, SCHEDULES, natural_schedule, schedule_names, schedule_of
-from shardwise.pipeline.schedule import Passes, bubble_ratio, in_flight_1f1b, in_flight_afab, in_flight_interleaved
+from shardwise.pipeline.registry import NATURAL, SCHEDULES, get_schedule, natural_schedule, schedule_names
+from shardwise.pipeline.schedule import PassSeconds, bubble_ratio, in_flight_1f1b, in_flight_afab, in_flight_interleaved
 
 
 def test_bubble_is_idle_over_ideal_time() -> None:
@@ -37,27 +37,29 @@ def test_interleaving_8_stages_twice() -> None:
     [(1, 5, 1, 0, 1), (4, 8, 1, 0, 4), (4, 8, 1, 3, 1), (4, 8, 2, 0, 5.5), (4, 4, 2, 0, 4), (4, 8, 2, 3, 2.5)],
 )
 def test_in_flight_by_schedule(pp: int, micro_batches: int, virtual: int, stage: int, held: float) -> None:
-    assert schedule_of(natural_schedule(pp, virtual)).in_flight(pp, virtual, micro_batches, stage) == held
+    assert get_schedule(natural_schedule(pp, virtual)).in_flight(pp, virtual, micro_batches, stage) == held
 
 
 def test_arrays_give_the_numbers_of_each() -> None:
     pp, m, v = np.array([1, 4, 4, 8]), np.array([5, 8, 4, 64]), np.array([1, 1, 2, 2])
-    natural = schedule_of(NATURAL)
+    natural = get_schedule(NATURAL)
     rows = [(int(a), int(b), int(c)) for a, b, c in zip(pp, m, v, strict=True)]
-    own = [schedule_of(natural_schedule(a, c)) for a, _, c in rows]
+    own = [get_schedule(natural_schedule(a, c)) for a, _, c in rows]
     for stage in (0, 1):
         alone = [one.in_flight(a, c, b, stage) for one, (a, b, c) in zip(own, rows, strict=True)]
         assert natural.in_flight(pp, v, m, stage).tolist() == alone
-    passes = Passes(1.0, 2.0)
+    passes = PassSeconds(1.0, 2.0)
     assert natural.bubble_s(pp, v, m, passes).tolist() == [
         one.bubble_s(a, c, b, passes) for one, (a, b, c) in zip(own, rows, strict=True)
     ]
     few, ranks = np.array([1, 3, 5, 7, 16]), np.full(5, 4)
-    split = Passes(1.0, 2.1, 0.7)
-    for of_v in (schedule_of("zb_v"), schedule_of("interleaved_zb")):
+    split = PassSeconds(1.0, 2.1, 0.7)
+    for of_v in (get_schedule("zb_v"), get_schedule("interleaved_zb")):
         alone = [of_v.bubble_s(4, 2, int(b), split) for b in few]
         assert of_v.bubble_s(ranks, 2 * ranks // ranks, few, split) * np.ones(5) == pytest.approx(alone)
-    assert natural.multiple(pp, v).tolist() == [one.multiple(a, c) for one, (a, _, c) in zip(own, rows, strict=True)]
+    assert natural.micro_batch_multiple(pp, v).tolist() == [
+        one.micro_batch_multiple(a, c) for one, (a, _, c) in zip(own, rows, strict=True)
+    ]
     assert bubble_ratio(pp, m, v).tolist() == [0, 3 / 8, 3 / 8, 7 / 128]
 
 
@@ -66,9 +68,9 @@ def test_arrays_give_the_numbers_of_each() -> None:
 def test_one_schedule_is_natural_for_any_stages(pp: int, virtual: int) -> None:
     if pp == 1 and virtual > 1:
         return  # no layout has virtual stages without a pipeline
-    found = [name for name, one in SCHEDULES.items() if one.natural and one.goes_with(pp, virtual)]
+    found = [name for name, one in SCHEDULES.items() if one.natural and one.supports(pp, virtual)]
     assert found == [natural_schedule(pp, virtual)]
-    assert all(not SCHEDULES[name].splits_backward and not SCHEDULES[name].both_ends for name in found)
+    assert all(not SCHEDULES[name].splits_backward and not SCHEDULES[name].bidirectional for name in found)
 
 
 def test_no_name_stands_for_two_schedules() -> None:

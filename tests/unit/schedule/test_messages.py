@@ -7,14 +7,14 @@ from collections import deque
 import pytest
 
 from shardwise.pipeline.actions import Action, ActionList
-from shardwise.pipeline.messages import Message, exchanges, needs, num_messages
-from shardwise.pipeline.registry import ACTION_LISTS, build
+from shardwise.pipeline.messages import StageMessage, count_messages, order_messages, remote_dependencies
+from shardwise.pipeline.registry import ALL_SCHEDULES, build_actions
 
 
 def replayed(actions: ActionList) -> int:
     """Run a list with receives that block and channels that keep their order; how many messages came."""
-    steps = [deque(rank) for rank in exchanges(actions)]
-    channels: dict[tuple[int, int], deque[Message]] = {}
+    steps = [deque(rank) for rank in order_messages(actions)]
+    channels: dict[tuple[int, int], deque[StageMessage]] = {}
     there: list[set[Action]] = [set() for _ in steps]
     received = 0
     while any(steps):
@@ -32,7 +32,7 @@ def replayed(actions: ActionList) -> int:
                     there[rank].add(message.action)
                     received += 1
                 for action in step.slot:
-                    needed = needs(actions, action)
+                    needed = remote_dependencies(actions, action)
                     assert not needed or there[rank] & set(needed), f"{action} has not what it needs"
                     there[rank].add(action)
                 for message in step.sends:
@@ -44,17 +44,17 @@ def replayed(actions: ActionList) -> int:
     return received
 
 
-@pytest.mark.parametrize("name", ACTION_LISTS)
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
 @pytest.mark.parametrize("p", [2, 4, 6])
 def test_sends_meet_receives(name: str, p: int) -> None:
-    actions = build(name, 1 if name == "none" else p, 12)
-    boundaries = sum(actions.hops())
-    assert replayed(actions) == sum(num_messages(actions).values()) == 2 * boundaries * 12
+    actions = build_actions(name, 1 if name == "none" else p, 12)
+    boundaries = sum(actions.crosses_ranks())
+    assert replayed(actions) == sum(count_messages(actions).values()) == 2 * boundaries * 12
 
 
 def test_interleaving_sends_as_often_as_it_has_virtual_stages() -> None:
     """S1: each micro-batch goes around the ranks once for each virtual stage: v p - 1 boundaries in place of p - 1."""
-    counts = [sum(num_messages(build("interleaved", 4, 8, v)).values()) for v in (2, 4)]
+    counts = [sum(count_messages(build_actions("interleaved", 4, 8, v)).values()) for v in (2, 4)]
     assert counts == [2 * 8 * (2 * 4 - 1), 2 * 8 * (4 * 4 - 1)]
-    assert sum(num_messages(build("1f1b", 4, 8)).values()) == 2 * 8 * 3
-    assert num_messages(build("interleaved", 4, 8, 2))[3, 0] == 8
+    assert sum(count_messages(build_actions("1f1b", 4, 8)).values()) == 2 * 8 * 3
+    assert count_messages(build_actions("interleaved", 4, 8, 2))[3, 0] == 8

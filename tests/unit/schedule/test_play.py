@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.pipeline.actions import Action, ActionList, loop
-from shardwise.pipeline.registry import build
-from shardwise.pipeline.timeline import Durations, play
+from shardwise.pipeline.actions import Action, ActionList, loop_placement
+from shardwise.pipeline.registry import build_actions
+from shardwise.pipeline.timeline import Durations, play_actions
 from shardwise.values.errors import InputError
 
 
 def test_two_stages_by_hand() -> None:
     """F 1, B 2, a message 0.5: the second stage waits for F, the first one for B."""
-    line = play(build("1f1b", 2, 2), Durations.even(2, message=0.5))
+    line = play_actions(build_actions("1f1b", 2, 2), Durations.even(2, message=0.5))
     assert line.starts == [[0.0, 1.0, 5.0, 8.0], [1.5, 2.5, 4.5, 5.5]]
     assert line.ends == [[1.0, 2.0, 7.0, 10.0], [2.5, 4.5, 5.5, 7.5]]
     assert line.makespan == 10.0
@@ -23,7 +23,7 @@ def test_two_stages_by_hand() -> None:
 
 
 def test_what_is_held_over_time() -> None:
-    line = play(build("zb_h1", 2, 2))
+    line = play_actions(build_actions("zb_h1", 2, 2))
     assert line.memory(0) == [(0.0, 1.0), (1.0, 2.0), (5.0, 1.0), (7.0, 0.0)]
     assert [slot[0].kind for slot in line.actions.order[0]] == ["F", "F", "I", "W", "I", "W"]
 
@@ -31,7 +31,7 @@ def test_what_is_held_over_time() -> None:
 def test_stages_that_take_differently() -> None:
     """The busiest stage is the ideal; a stage of half the work waits besides."""
     durations = Durations(forward=(1.0, 2.0), input=(1.0, 2.0), weight=(1.0, 2.0))
-    line = play(build("1f1b", 2, 4), durations)
+    line = play_actions(build_actions("1f1b", 2, 4), durations)
     assert line.busy() == (12.0, 24.0)
     assert line.makespan == 1.0 + 24.0 + 2.0
     assert line.bubble == 3.0 / 24.0
@@ -39,17 +39,17 @@ def test_stages_that_take_differently() -> None:
 
 def test_a_pair_takes_as_long_as_is_given_or_its_parts() -> None:
     pair = ((Action("F", 0, 0),), (Action("F", 0, 1), Action("B", 0, 0)), (Action("B", 0, 1),))
-    actions = ActionList(name="own", order=(pair,), placement=loop(1, 1), num_micro_batches=2)
-    assert play(actions).ends == [[1.0, 4.0, 6.0]]
-    assert play(actions, Durations.even(1, together=2.5)).ends == [[1.0, 3.5, 5.5]]
-    assert play(actions, Durations(forward=(1.0,), input=(1.0,), weight=(1.0,), backward=(4.0,))).ends == [
+    actions = ActionList(name="own", order=(pair,), placement=loop_placement(1, 1), num_micro_batches=2)
+    assert play_actions(actions).ends == [[1.0, 4.0, 6.0]]
+    assert play_actions(actions, Durations.even(1, together=2.5)).ends == [[1.0, 3.5, 5.5]]
+    assert play_actions(actions, Durations(forward=(1.0,), input=(1.0,), weight=(1.0,), backward=(4.0,))).ends == [
         [1.0, 6.0, 10.0]
     ]
 
 
 def test_nothing_takes_no_time() -> None:
     zero = (0.0, 0.0)
-    line = play(build("1f1b", 2, 2), Durations(forward=zero, input=zero, weight=zero))
+    line = play_actions(build_actions("1f1b", 2, 2), Durations(forward=zero, input=zero, weight=zero))
     assert (line.makespan, line.bubble, line.idle_fraction) == (0.0, 0.0, 0.0)
 
 
@@ -69,21 +69,21 @@ def test_wrong_durations(given: dict[str, object], problem: str) -> None:
 
 def test_durations_of_other_stages() -> None:
     with pytest.raises(InputError, match="durations: found those of 3 stages; 2 are required"):
-        play(build("1f1b", 2, 2), Durations.even(3))
+        play_actions(build_actions("1f1b", 2, 2), Durations.even(3))
 
 
 def test_a_list_that_hangs_is_refused_as_its_check_does() -> None:
     wrong = (((Action("B", 0, 0),), (Action("F", 0, 0),)),)
-    actions = ActionList(name="own", order=wrong, placement=loop(1, 1), num_micro_batches=1)
+    actions = ActionList(name="own", order=wrong, placement=loop_placement(1, 1), num_micro_batches=1)
     with pytest.raises(
         InputError, match=r"rank 0, slot 0 \(0B0\) needs 0F0, which in slot 1 of the same rank comes later"
     ):
-        play(actions)
+        play_actions(actions)
 
 
 def test_virtual_stages_that_are_not_alike_wait_for_each_other() -> None:
     """Llama-3-405B: 126 layers, embedding and head on 16 ranks of 7 virtual stages, eight on each: the closed form has 6.7%."""
     layers = (2.0,) * 15 + (1.0,) * 96 + (2.0,)
-    line = play(build("interleaved", 16, 32, 7), Durations(forward=layers, input=layers, weight=layers))
+    line = play_actions(build_actions("interleaved", 16, 32, 7), Durations(forward=layers, input=layers, weight=layers))
     assert set(line.busy()) == {32 * 24.0}
     assert line.bubble == pytest.approx(0.2265625)

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 
-from shardwise.pipeline.clock import check
-from shardwise.pipeline.registry import ACTION_LISTS, build, problems, schedule_of
-from shardwise.pipeline.schedule import Passes
-from shardwise.pipeline.timeline import SAVED, WAITING, Durations, Timeline, play
+from shardwise.pipeline.clock import check_actions
+from shardwise.pipeline.registry import ALL_SCHEDULES, build_actions, find_problems, get_schedule
+from shardwise.pipeline.schedule import PassSeconds
+from shardwise.pipeline.timeline import AWAITING_CHANGE, SAVED_CHANGE, Durations, Timeline, play_actions
 
 PASSES = [
     (2, 1.0, 1.0, 1.0),
@@ -22,9 +22,9 @@ PASSES = [
 
 
 def played(schedule: str, p: int, m: int, v: int = 1, **seconds: float) -> Timeline:
-    actions = build(schedule, p, m, v)
-    check(actions)
-    return play(actions, Durations.even(actions.num_stages, actions.num_virtual_stages, **seconds))
+    actions = build_actions(schedule, p, m, v)
+    check_actions(actions)
+    return play_actions(actions, Durations.even(actions.num_stages, actions.num_virtual_stages, **seconds))
 
 
 @pytest.mark.parametrize("schedule", ["afab", "1f1b", "zb_h1", "zb_h2"])
@@ -34,24 +34,24 @@ def test_stages_wait_as_long_as_the_closed_form_says(
     schedule: str, pp: int, forward: float, input_: float, weight: float, more: int
 ) -> None:
     """From a stage's first pass to its last: the first stage waits longest. A step ends where its stage ends."""
-    form = schedule_of(schedule)
-    m = max(form.fewest(pp, 1), pp) + more
+    form = get_schedule(schedule)
+    m = max(form.min_micro_batches(pp, 1), pp) + more
     line = played(schedule, pp, m, forward=forward, input=input_, weight=weight)
-    expected = form.bubble_s(pp, 1, m, Passes(forward, input_ + weight, weight))
+    expected = form.bubble_s(pp, 1, m, PassSeconds(forward, input_ + weight, weight))
     assert max(line.waits()) == pytest.approx(expected, abs=1e-9)
     for stage in range(pp):
         assert line.peak_activations[stage] == form.in_flight(pp, 1, m, stage)
         # beside the one that is being worked on
-        assert max(line.peak_waiting[stage] - 1, 0) == form.num_waiting(pp, 1, m, stage)
+        assert max(line.peak_waiting[stage] - 1, 0) == form.num_awaiting_weight_grads(pp, 1, m, stage)
 
 
 @pytest.mark.parametrize("schedule", ["zb_h1", "zb_h2"])
 def test_fewer_micro_batches_wait_longer_than_the_closed_form_says(schedule: str) -> None:
     """Too few cut the warm-up short, so the closed forms require as many as it takes."""
-    form = schedule_of(schedule)
-    fewest = int(form.fewest(4, 1))
+    form = get_schedule(schedule)
+    fewest = int(form.min_micro_batches(4, 1))
     waits = [played(schedule, 4, m).waits()[0] for m in (fewest, fewest - 2)]
-    assert waits[0] == form.bubble_s(4, 1, fewest, Passes(1.0, 2.0, 1.0)) < waits[1]
+    assert waits[0] == form.bubble_s(4, 1, fewest, PassSeconds(1.0, 2.0, 1.0)) < waits[1]
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
@@ -64,18 +64,18 @@ def test_whole_passes_over_a_grid(p: int, v: int, rounds: int, backward: float) 
     several = ("interleaved", "looped_bfs", "interleaved_breadth_first")
     for schedule in several if v > 1 else ("1f1b", "afab"):
         line = played(schedule, p, m, v, forward=1.0, input=backward / 2, weight=backward / 2)
-        form = schedule_of(schedule)
+        form = get_schedule(schedule)
         assert line.bubble == pytest.approx((p - 1) / (v * m))
-        assert line.makespan == pytest.approx(m * (1 + backward) + form.bubble_s(p, v, m, Passes(1.0, backward)))
+        assert line.makespan == pytest.approx(m * (1 + backward) + form.bubble_s(p, v, m, PassSeconds(1.0, backward)))
         assert line.peak_activations == pytest.approx([form.in_flight(p, v, m, stage) for stage in range(p)])
 
 
 @pytest.mark.parametrize("schedule", ["looped_bfs", "interleaved_breadth_first"])
 @pytest.mark.parametrize("m", range(1, 9))
 def test_breadth_first_waits_longer_with_fewer_micro_batches_than_stages(schedule: str, m: int) -> None:
-    form, found = schedule_of(schedule), played(schedule, 4, m, 2)
-    expected = form.bubble_s(4, 2, m, Passes(1.0, 2.0))
-    assert (found.makespan - 3.0 * m == pytest.approx(expected)) == (m >= form.fewest(4, 2))
+    form, found = get_schedule(schedule), played(schedule, 4, m, 2)
+    expected = form.bubble_s(4, 2, m, PassSeconds(1.0, 2.0))
+    assert (found.makespan - 3.0 * m == pytest.approx(expected)) == (m >= form.min_micro_batches(4, 2))
     assert found.peak_activations == tuple(form.in_flight(4, 2, m, rank) for rank in range(4)) or m < 4
 
 
@@ -93,22 +93,22 @@ def test_naive_keeps_one_stage_at_work() -> None:
 @pytest.mark.parametrize("together", [3.0, 2.6])
 def test_dualpipe_waits_as_long_as_the_closed_form_says(pp: int, more: int, together: float) -> None:
     """On the ranks in the middle, for F, the input's part of B and W of one second each; others wait no longer."""
-    form = schedule_of("dualpipe")
+    form = get_schedule("dualpipe")
     m = 2 * pp + more
     line = played("dualpipe", pp, m, together=together)
-    expected = form.bubble_s(pp, 1, m, Passes(1.0, 2.0, 1.0, together))
+    expected = form.bubble_s(pp, 1, m, PassSeconds(1.0, 2.0, 1.0, together))
     assert max(line.idle()) <= expected + 1e-9
     for middle in (pp // 2 - 1, pp // 2):
         assert sum(len(slot) == 2 for slot in line.actions.order[middle]) == form.num_overlapped(pp, 1, m)
         assert line.idle()[middle] == pytest.approx(expected, abs=1e-9)
     for rank in range(pp):
         assert line.peak_activations[rank] == form.in_flight(pp, 1, m, rank) == pp + 1
-        assert line.peak_waiting[rank] == form.num_waiting(pp, 1, m, rank)
+        assert line.peak_waiting[rank] == form.num_awaiting_weight_grads(pp, 1, m, rank)
 
 
 def test_dualpipe_waits_no_longer_where_weight_gradients_are_short() -> None:
     line = played("dualpipe", 8, 24, input=1.4, weight=0.8, together=2.6)
-    assert 0 < max(line.idle()) < schedule_of("dualpipe").bubble_s(8, 1, 24, Passes(1.0, 2.2, 0.8, 2.6))
+    assert 0 < max(line.idle()) < get_schedule("dualpipe").bubble_s(8, 1, 24, PassSeconds(1.0, 2.2, 0.8, 2.6))
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 8])
@@ -147,43 +147,45 @@ def test_a_step_of_a_v_takes_as_long_as_its_closed_form_says(
     schedule: str, p: int, input_: float, weight: float
 ) -> None:
     """The micro-batches of a rank, those in pairs together, and the bubble: no rank waits less."""
-    form, whole = schedule_of(schedule), 1.0 + input_ + weight
+    form, whole = get_schedule(schedule), 1.0 + input_ + weight
     for m, together in ((2 * p, whole), (2 * p + 1, 0.85 * whole), (2 * p + 9, 0.95 * whole)):
         line = played(schedule, p, m, 2, forward=1.0, input=input_, weight=weight, together=together)
         paired = form.num_overlapped(p, 2, m)
         work = (m - paired) * whole + paired * together
-        bubble = form.bubble_s(p, 2, m, Passes(1.0, input_ + weight, weight, together))
+        bubble = form.bubble_s(p, 2, m, PassSeconds(1.0, input_ + weight, weight, together))
         assert line.makespan == pytest.approx(work + bubble, rel=1e-12)
         assert sum(len(slot) == 2 for slot in line.actions.order[-1]) == 2 * paired
         assert line.peak_activations == (form.in_flight(p, 2, m, 0),) * p
         # of ZB-V beside the one that is being worked on
         waiting = [peak - 0.5 * (schedule == "zb_v") for peak in line.peak_waiting]
-        assert waiting == [form.num_waiting(p, 2, m, rank) for rank in range(p)]
+        assert waiting == [form.num_awaiting_weight_grads(p, 2, m, rank) for rank in range(p)]
 
 
 @pytest.mark.parametrize(("input_", "weight"), V_PASSES)
 @pytest.mark.parametrize("p", [2, 3, 4, 7])
 def test_zb_v_of_few_micro_batches_takes_as_long_as_its_closed_form_says(p: int, input_: float, weight: float) -> None:
     """Of one to 2p - 1, behind which nothing changes; what waits for its weights' gradients is no more than it says."""
-    form, whole = schedule_of("zb_v"), 1.0 + input_ + weight
+    form, whole = get_schedule("zb_v"), 1.0 + input_ + weight
     for m in range(1, 2 * p):
         line = played("zb_v", p, m, 2, forward=1.0, input=input_, weight=weight)
-        bubble = form.bubble_s(p, 2, m, Passes(1.0, input_ + weight, weight))
+        bubble = form.bubble_s(p, 2, m, PassSeconds(1.0, input_ + weight, weight))
         assert line.makespan == pytest.approx(m * whole + bubble, rel=1e-12)
         assert line.peak_activations == tuple(form.in_flight(p, 2, m, rank) for rank in range(p))
-        assert all(peak - 0.5 <= form.num_waiting(p, 2, m, rank) for rank, peak in enumerate(line.peak_waiting))
-    passes = Passes(1.0, input_ + weight, weight)
+        assert all(
+            peak - 0.5 <= form.num_awaiting_weight_grads(p, 2, m, rank) for rank, peak in enumerate(line.peak_waiting)
+        )
+    passes = PassSeconds(1.0, input_ + weight, weight)
     assert form.bubble_s(p, 2, 2 * p - 1, passes) == pytest.approx(form.bubble_s(p, 2, 10_000, passes))
 
 
 def test_passes_of_a_v_that_are_far_from_alike_take_little_longer_than_the_closed_form_says() -> None:
     for schedule in ("zb_v", "dualpipe_v"):
-        form = schedule_of(schedule)
+        form = get_schedule(schedule)
         for p, m in ((2, 4), (3, 6), (8, 16)) + ((2, 2), (3, 4), (8, 9)) * (schedule == "zb_v"):
             for input_, weight in itertools.product((0.8, 1.0, 1.5, 2.5, 4.0), (0.0, 0.1, 0.5, 1.0, 1.6, 2.0)):
                 line = played(schedule, p, m, 2, forward=1.0, input=input_, weight=weight)
                 whole = 1.0 + input_ + weight
-                closed = m * whole + form.bubble_s(p, 2, m, Passes(1.0, input_ + weight, weight, whole))
+                closed = m * whole + form.bubble_s(p, 2, m, PassSeconds(1.0, input_ + weight, weight, whole))
                 assert -1e-12 <= line.makespan / closed - 1 <= (0.016 if m >= 2 * p else 0.035), (p, input_, weight)
 
 
@@ -192,14 +194,14 @@ def test_passes_of_a_v_that_are_far_from_alike_take_little_longer_than_the_close
 @pytest.mark.parametrize("rounds", [1, 2, 5])
 def test_interleaved_zb_takes_as_long_as_its_closed_form_says(p: int, v: int, rounds: int) -> None:
     """For passes alike or far from it. It holds what 1F1B's first stage does, on every rank."""
-    form, m = schedule_of("interleaved_zb"), rounds * p
+    form, m = get_schedule("interleaved_zb"), rounds * p
     for input_, weight in itertools.product((0.3, 1.0, 1.5, 4.0), (0.0, 0.5, 1.0, 2.0, 4.0)):
         line = played("interleaved_zb", p, m, v, forward=1.0, input=input_, weight=weight)
-        bubble = form.bubble_s(p, v, m, Passes(1.0, input_ + weight, weight))
+        bubble = form.bubble_s(p, v, m, PassSeconds(1.0, input_ + weight, weight))
         assert line.makespan == pytest.approx(m * (1.0 + input_ + weight) + bubble, rel=1e-12)
     assert line.peak_activations == pytest.approx([p] * p) == [form.in_flight(p, v, m, rank) for rank in range(p)]
     # beside the one that is being worked on
-    waiting = [form.num_waiting(p, v, m, rank) for rank in range(p)]
+    waiting = [form.num_awaiting_weight_grads(p, v, m, rank) for rank in range(p)]
     assert [peak - 1 / v for peak in line.peak_waiting] == pytest.approx(waiting)
 
 
@@ -212,18 +214,18 @@ def test_interleaved_zb_of_alike_passes_waits_for_the_last_rank_to_begin() -> No
 @pytest.mark.parametrize(("p", "m"), [(2, 3), (3, 6), (4, 7), (8, 16)])
 def test_the_automatic_order_of_passes_that_take_alike_is_zb_h2s(p: int, m: int) -> None:
     """Within 1F1B's memory it takes as long as ZB-H1: as a layout's schedule it would be one of the two by another name."""
-    assert build("zb_auto", p, m).order == build("zb_h2", p, m).order
-    within = play(build("zb_auto", p, m, memory_limit=1.0))
-    assert within.makespan == play(build("zb_h1", p, m)).makespan
+    assert build_actions("zb_auto", p, m).order == build_actions("zb_h2", p, m).order
+    within = play_actions(build_actions("zb_auto", p, m, memory_limit=1.0))
+    assert within.makespan == play_actions(build_actions("zb_h1", p, m)).makespan
 
 
-@pytest.mark.parametrize("name", ACTION_LISTS)
+@pytest.mark.parametrize("name", ALL_SCHEDULES)
 @pytest.mark.parametrize("p", [1, 2, 4])
 def test_a_schedule_says_where_its_list_has_the_stages(name: str, p: int) -> None:
     for v in (1, 2, 3):
         m = 4 * p
-        if not problems(name, p, m, v):
-            assert build(name, p, m, v).placement == ACTION_LISTS[name].placement(p, v)
+        if not find_problems(name, p, m, v):
+            assert build_actions(name, p, m, v).placement == ALL_SCHEDULES[name].placement(p, v)
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (3, 4), (4, 6), (8, 3), (8, 14)])
@@ -236,11 +238,11 @@ def test_zb_v_takes_few_micro_batches(p: int, m: int) -> None:
 @pytest.mark.parametrize("size", [4, 6, 8, 12, 16])
 def test_rounds_between_depth_first_and_breadth_first(size: int) -> None:
     """Llama 3.1's tunable: micro-batches of a virtual stage in a row. The bubble stays, what is held grows with them."""
-    actions = build("interleaved", 4, 16, 3, round_size=size)
-    line = play(actions)
+    actions = build_actions("interleaved", 4, 16, 3, round_size=size)
+    line = play_actions(actions)
     assert line.bubble == pytest.approx(3 / (3 * 16))
     assert line.peak_activations[0] == (2 * size + 2 * 3 + 1) / 3
-    breadth = build("interleaved_breadth_first", 4, 16, 3)
+    breadth = build_actions("interleaved_breadth_first", 4, 16, 3)
     assert (line.actions.order == breadth.order) == (size == 16)
 
 
@@ -258,15 +260,15 @@ def test_what_waits_is_held_beside_as_many_as_the_list_has_in_flight(
     schedule: str, p: int, m: int, ratio: float
 ) -> None:
     """Bytes by which W's inputs weigh as much as `ratio` times what is saved: from the list's order, and by the moments."""
-    form, v = schedule_of(schedule), 1 if schedule == "dualpipe" else 2
-    if m < form.fewest(p, v) or m % 2:
-        m = max(form.fewest(p, v), m + 1)
-    for rank, slots in enumerate(build(schedule, p, m, v).order):
+    form, v = get_schedule(schedule), 1 if schedule == "dualpipe" else 2
+    if m < form.min_micro_batches(p, v) or m % 2:
+        m = max(form.min_micro_batches(p, v), m + 1)
+    for rank, slots in enumerate(build_actions(schedule, p, m, v).order):
         saved, waiting, most = 0, 0, 0.0
         for slot in slots:
             for kind, _, _ in slot:
-                saved, waiting = saved + SAVED[kind], waiting + WAITING[kind]
+                saved, waiting = saved + SAVED_CHANGE[kind], waiting + AWAITING_CHANGE[kind]
                 most = max(most, saved + waiting * ratio)
         more = max(ratio - 1, 0.0)
-        moments = (v * held + more * (v * waits + 1) for held, waits in form.while_waiting(p, v, m, rank))
+        moments = (v * held + more * (v * waits + 1) for held, waits in form.other_peaks(p, v, m, rank))
         assert max(v * form.in_flight(p, v, m, rank), *moments) == pytest.approx(most), rank

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from shardwise.pipeline.registry import build, schedule_of
-from shardwise.pipeline.timeline import Durations, play
-from shardwise.pipeline.uneven_stages import NONE, THIRDS, holding, waiting
+from shardwise.pipeline.registry import build_actions, get_schedule
+from shardwise.pipeline.timeline import Durations, play_actions
+from shardwise.pipeline.uneven_stages import EQUAL_THIRDS, NO_UNEVEN_BUBBLE, uneven_bubble, uneven_in_flight
 
 
 def played(schedule: str, sizes: tuple[int, ...], p: int, m: int) -> float:
@@ -16,7 +16,7 @@ def played(schedule: str, sizes: tuple[int, ...], p: int, m: int) -> float:
     most = max(sum(sizes[rank::p]) for rank in range(p))
     seconds = tuple(size / most / 3 for size in sizes)
     durations = Durations(forward=seconds, input=seconds, weight=seconds)
-    return play(build(schedule, p, m, len(sizes) // p), durations).makespan
+    return play_actions(build_actions(schedule, p, m, len(sizes) // p), durations).makespan
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,10 @@ def test_the_line_is_that_of_the_played_list(schedule: str, limit: float, seed: 
     draw = random.Random(seed)
     p, v = draw.choice((2, 4, 8)), draw.choice((2, 3, 4))
     sizes = (2, *(draw.choice((2, 2, 3)) for _ in range(p * v - 2)), 2)
-    found = waiting(schedule, sizes, p)
+    found = uneven_bubble(schedule, sizes, p)
     for times, off in ((2, 1e-9), (4, 1e-9), (8, limit)):
         m = times * p
-        line = m + schedule_of(schedule).bubble_s(p, v, m, THIRDS) + found.of_step + found.of_each * m
+        line = m + get_schedule(schedule).bubble_s(p, v, m, EQUAL_THIRDS) + found.fixed + found.per_micro_batch * m
         assert line == pytest.approx(played(schedule, sizes, p, m), rel=off)
 
 
@@ -41,9 +41,9 @@ def test_llama_3_405b_on_16_ranks() -> None:
     of one layer each 1.5%: played of all ranks, the embedding and the head beside."""
     seven = (1, *[2] * 16, *[1] * 95)
     assert played("interleaved", seven, 16, 128) / 128 == pytest.approx(1.11, abs=0.005)
-    line = 128 + 15 / 7 + waiting("interleaved", seven, 16).in_step(128)
+    line = 128 + 15 / 7 + uneven_bubble("interleaved", seven, 16).for_micro_batches(128)
     assert line / 128 == pytest.approx(1.11, abs=0.03)
-    assert waiting("interleaved", (0, *[1] * 126, 0), 16) == NONE
+    assert uneven_bubble("interleaved", (0, *[1] * 126, 0), 16) == NO_UNEVEN_BUBBLE
 
 
 @pytest.mark.parametrize(
@@ -51,34 +51,34 @@ def test_llama_3_405b_on_16_ranks() -> None:
 )
 def test_even_virtual_stages_add_nothing(layers: tuple[int, ...], p: int) -> None:
     """One for each rank, however uneven: the closed form of the slowest bounds it. Nor do ends with a layer less."""
-    assert waiting("interleaved", layers, p) == NONE
+    assert uneven_bubble("interleaved", layers, p) == NO_UNEVEN_BUBBLE
 
 
 def test_of_more_ranks_some_are_played() -> None:
     sizes = (1, *[2] * 32, *[1] * 63)
-    found, whole = waiting("interleaved", sizes, 32), played("interleaved", sizes, 32, 128)
-    assert 128 + 31 / 3 + found.in_step(128) == pytest.approx(whole, rel=0.05)
+    found, whole = uneven_bubble("interleaved", sizes, 32), played("interleaved", sizes, 32, 128)
+    assert 128 + 31 / 3 + found.for_micro_batches(128) == pytest.approx(whole, rel=0.05)
 
 
 def test_what_ranks_hold_by_hand() -> None:
     """Two ranks of two virtual stages, the first of which has two layers and the second one. Rank 0 holds 2 + 2 + 1 + 1 + 2 when
     it starts backward, and 9 when a forward pass of its first follows a backward pass of its second. Rank 1 holds 2 + 2 + 1, and
     6 likewise. Of virtual stages of a layer and a half they would hold five and three."""
-    assert holding("interleaved", (2, 2, 1, 1), 2) == pytest.approx((9 / 7.5, 6 / 4.5))
+    assert uneven_in_flight("interleaved", (2, 2, 1, 1), 2) == pytest.approx((9 / 7.5, 6 / 4.5))
 
 
 @pytest.mark.parametrize("layers", [(2, 2, 2, 2), (3, 1)])
 def test_nothing_more_is_held_of_stages_that_are_alike(layers: tuple[int, ...]) -> None:
-    assert holding("interleaved", layers, 2) == (1.0, 1.0)
+    assert uneven_in_flight("interleaved", layers, 2) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "interleaved_zb", "looped_bfs"])
 def test_micro_batches_do_not_change_how_many_times_as_much_is_held(schedule: str) -> None:
     layers = (1, *[2] * 16, *[1] * 7)
-    found = holding(schedule, layers, 8)
-    form, most = schedule_of(schedule), 0
+    found = uneven_in_flight(schedule, layers, 8)
+    form, most = get_schedule(schedule), 0
     for m in (32, 64):
-        slots = build(schedule, 8, m, 3).order[1]
+        slots = build_actions(schedule, 8, m, 3).order[1]
         held = most = 0
         for action in (action for slot in slots for action in slot):
             held += layers[action.stage] * {"F": 1, "B": -1, "I": 0, "W": -1}[action.kind]
@@ -88,5 +88,9 @@ def test_micro_batches_do_not_change_how_many_times_as_much_is_held(schedule: st
 
 def test_a_rank_holds_more_of_the_nearer_of_two_copies_by_hand() -> None:
     """Four ranks from both ends: rank 0 holds 4 of stage 0 and 1 of stage 3, 14 layers, not 5 times two and a half."""
-    assert holding("dualpipe", (3, 2, 2, 2), 4) == pytest.approx((14 / 12.5, 1.0, 1.0, 14 / 12.5))
-    assert holding("dualpipe", (3, 2, 2, 3), 4) == holding("1f1b", (3, 2, 2, 2), 4) == (1.0, 1.0, 1.0, 1.0)
+    assert uneven_in_flight("dualpipe", (3, 2, 2, 2), 4) == pytest.approx((14 / 12.5, 1.0, 1.0, 14 / 12.5))
+    assert (
+        uneven_in_flight("dualpipe", (3, 2, 2, 3), 4)
+        == uneven_in_flight("1f1b", (3, 2, 2, 2), 4)
+        == (1.0, 1.0, 1.0, 1.0)
+    )

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from shardwise.pipeline import zero_bubble_search
-from shardwise.pipeline.clock import check
-from shardwise.pipeline.registry import build
-from shardwise.pipeline.timeline import Durations, Timeline, play
-from shardwise.pipeline.zero_bubble_search import Beam, State
+from shardwise.pipeline.clock import check_actions
+from shardwise.pipeline.registry import build_actions
+from shardwise.pipeline.timeline import Durations, Timeline, play_actions
+from shardwise.pipeline.zero_bubble_search import BeamSearch, BeamState
 
 from .exact import least_makespan
 
@@ -19,9 +19,9 @@ WITHIN = 1.02  # of the least makespan
 
 
 def automatic(p: int, m: int, durations: Durations, most: int) -> Timeline:
-    actions = build("zb_auto", p, m, 1, durations, most / p)
-    check(actions)
-    line = play(actions, durations)
+    actions = build_actions("zb_auto", p, m, 1, durations, most / p)
+    check_actions(actions)
+    line = play_actions(actions, durations)
     assert max(line.peak_activations) <= most
     return line
 
@@ -49,8 +49,8 @@ def uneven(draw: random.Random, p: int) -> Durations:
 def test_what_is_left_takes_as_long_as_the_rank_with_most_and_what_must_follow(
     durations: Durations, bound: float
 ) -> None:
-    beam = Beam(2, 4, durations, 8)
-    first = State((0.0, 0.0), ((), ()), ((), ()), (0, 0), 0.0)
+    beam = BeamSearch(2, 4, durations, 8)
+    first = BeamState((0.0, 0.0), ((), ()), ((), ()), (0, 0), 0.0)
     assert beam.bound(first) == bound
     assert bound <= automatic(2, 4, durations, 8).makespan
 
@@ -72,7 +72,7 @@ def test_the_judge_needs_no_hint(seed: int) -> None:
     durations = uneven(draw, 2)
     best = least_makespan(2, 3, durations, 2, float("inf"))
     assert best == least_makespan(2, 3, durations, 2, best + 0.25)
-    assert best <= play(build("zb_h1", 2, 3), durations).makespan
+    assert best <= play_actions(build_actions("zb_h1", 2, 3), durations).makespan
 
 
 def test_the_judge_by_hand() -> None:
@@ -88,8 +88,8 @@ def test_it_is_never_worse_than_zb_h1_within_its_memory(seed: int) -> None:
     draw = random.Random(seed)
     p, m = draw.randint(2, 8), draw.randint(1, 24)
     durations = uneven(draw, p)
-    assert automatic(p, m, durations, p).makespan <= play(build("zb_h1", p, m), durations).makespan
-    assert automatic(p, m, durations, 2 * p).makespan <= play(build("zb_h2", p, m), durations).makespan
+    assert automatic(p, m, durations, p).makespan <= play_actions(build_actions("zb_h1", p, m), durations).makespan
+    assert automatic(p, m, durations, 2 * p).makespan <= play_actions(build_actions("zb_h2", p, m), durations).makespan
 
 
 def test_twice_the_memory_leaves_no_bubble_where_passes_take_alike() -> None:
@@ -102,7 +102,7 @@ def test_twice_the_memory_leaves_no_bubble_where_passes_take_alike() -> None:
 def test_it_beats_zb_h1_where_passes_take_differently() -> None:
     """Long messages and short weights' gradients: more passes ahead, as far as memory allows, wait for less."""
     durations = Durations.even(8, forward=1.0, input=1.2, weight=0.7, message=0.1)
-    h1 = play(build("zb_h1", 8, 32), durations).makespan
+    h1 = play_actions(build_actions("zb_h1", 8, 32), durations).makespan
     limits = [automatic(8, 32, durations, most).makespan for most in (4, 6, 8, 12, 16)]
     assert limits == sorted(limits, reverse=True)
     assert limits[-1] < h1 - 5.0
@@ -121,4 +121,4 @@ def test_of_a_large_pipeline_only_the_first_orders_are_tried(
     p, m = 5, 60
     monkeypatch.setattr(zero_bubble_search, "FILL_BUDGET", budget * 3 * p * m)
     durations = Durations(forward=(1.0,) * p, input=(1.0,) * p, weight=(1.0,) * p, message=0.0)
-    assert len(list(zero_bubble_search.filled_orders(p, m, durations, most=m))) == tried
+    assert len(list(zero_bubble_search.gap_filling_orders(p, m, durations, most=m))) == tried

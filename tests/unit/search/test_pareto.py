@@ -5,35 +5,37 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardwise.search.vectorised.best_rows import Chunk, Front, Row
+from shardwise.search.vectorised.best_rows import BestRows, RankedRow, RowBlock
 
 CAPACITY, NUM_FACTORISATIONS, NUM_LINES = 60.0, 6, 3
 
 
 def stream(
     seed: int, num_chunks: int, num_columns: int, *, bounded: bool
-) -> tuple[Front, list[Row], list[tuple[int, bool]]]:
+) -> tuple[BestRows, list[RankedRow], list[tuple[int, bool]]]:
     """A front that took random rows, of few different values so that there are equals, and all of the rows, with the
     factorisation and the evenness of each. `bounded`: it took no columns whose bound says that none of their rows is kept."""
     rng = np.random.default_rng(seed)
-    front, rows, marks = Front(5, CAPACITY, NUM_FACTORISATIONS), [], []
+    front, rows, marks = BestRows(5, CAPACITY, NUM_FACTORISATIONS), [], []
     for policy in range(num_chunks):
         seconds, memory = (rng.integers(1, 100, (NUM_LINES, num_columns)).astype(float) for _ in range(2))
         bound = seconds.min(axis=0) * rng.choice([0.5, 1.0], num_columns)
         candidate = (np.arange(num_columns) + policy * num_columns) * NUM_LINES
         factorisation = np.sort(rng.integers(0, NUM_FACTORISATIONS, num_columns))
-        chunk = Chunk(candidate, rng.integers(0, 9, num_columns), policy, factorisation, rng.random(num_columns) < 0.3)
-        fits = front.weigh(memory)
+        chunk = RowBlock(
+            candidate, rng.integers(0, 9, num_columns), policy, factorisation, rng.random(num_columns) < 0.3
+        )
+        fits = front.count_fitting(memory)
         for line in range(NUM_LINES):
             for i in range(num_columns):
                 where = int(candidate[i]) + line, int(chunk.placed[i]), policy
                 rows.append((float(seconds[line, i]), float(memory[line, i]), where))
                 marks.append((int(factorisation[i]), bool(chunk.even[i])))
         if bounded:
-            kept = np.flatnonzero(front.wanted(bound, memory, fits, chunk))
+            kept = np.flatnonzero(front.may_be_kept(bound, memory, fits, chunk))
             if not len(kept):
                 continue
-            chunk = Chunk(candidate[kept], chunk.placed[kept], policy, factorisation[kept], chunk.even[kept])
+            chunk = RowBlock(candidate[kept], chunk.placed[kept], policy, factorisation[kept], chunk.even[kept])
             seconds, memory, fits = seconds[:, kept], memory[:, kept], fits[:, kept]
         front.add(seconds, memory, fits, chunk)
     return front, rows, marks
@@ -48,17 +50,17 @@ def test_a_stream_keeps_what_all_rows_together_keep(seed: int, num_chunks: int, 
     front, rows, _ = stream(seed, num_chunks, num_columns, bounded=False)
     fitting = [row for row in rows if row[1] <= CAPACITY]
     assert (front.num_rows, front.num_timed, front.num_fitting) == (len(rows), len(rows), len(fitting))
-    assert front.leanest[1] == min(row[1] for row in rows)
-    assert front.leanest in rows
+    assert front.least_memory[1] == min(row[1] for row in rows)
+    assert front.least_memory in rows
     assert front.rows == sorted(fitting)[:5]
     beaten = {
         row for row in fitting for other in fitting
         if other[0] <= row[0] and other[1] <= row[1] and other[:2] != row[:2]
     }  # fmt: skip
-    assert [row[:2] for row in front.front] == sorted(
+    assert [row[:2] for row in front.pareto] == sorted(
         {row[:2] for row in fitting if row not in beaten}, key=lambda row: row[1]
     )
-    assert set(front.front) <= set(fitting)
+    assert set(front.pareto) <= set(fitting)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -80,8 +82,8 @@ def test_bounds_leave_out_nothing_that_is_kept(seed: int, num_chunks: int, num_c
     every, same, _ = stream(seed, num_chunks, num_columns, bounded=False)
     assert rows == same
     assert front.rows == every.rows
-    assert front.front == every.front
-    assert front.leanest == every.leanest
+    assert front.pareto == every.pareto
+    assert front.least_memory == every.least_memory
     assert front.fastest.rows == every.fastest.rows
     assert front.fastest_even.rows == every.fastest_even.rows
     assert (front.num_rows, front.num_fitting) == (every.num_rows, every.num_fitting)

@@ -17,9 +17,9 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.price.estimate import estimate
 from shardwise.price.layout_pricer import Pricing
-from shardwise.search.balance_stages import balanced
-from shardwise.search.planner import plan
-from shardwise.search.vectorised.search_layouts import search
+from shardwise.search.balance_stages import balance_stages
+from shardwise.search.planner import make_plan
+from shardwise.search.vectorised.search_layouts import search_layouts
 
 DENSE = Architecture(
     name="dense", num_layers=9, d_model=1024, d_ff=4096, num_heads=16, num_kv_heads=4, head_dim=64, vocab_size=128_000
@@ -59,7 +59,7 @@ def every_division(layout: Layout, num_layers: int) -> list[tuple[int, ...]]:
     ids=str,
 )
 def test_no_division_is_faster(model: Architecture, layout: Layout) -> None:
-    found = balanced(Pricing(model, cluster(layout.pp), JOB, layout), EVERYTHING)
+    found = balance_stages(Pricing(model, cluster(layout.pp), JOB, layout), EVERYTHING)
 
     def seconds(layers: tuple[int, ...] | None) -> float:
         return float(Pricing(model, cluster(layout.pp), JOB, replace(layout, layers_per_stage=layers)).slowest_s())
@@ -70,7 +70,7 @@ def test_no_division_is_faster(model: Architecture, layout: Layout) -> None:
 
 
 def test_a_large_head_has_fewer_layers_beside_it() -> None:
-    found = balanced(Pricing(DENSE, cluster(3), JOB, Layout(pp=3, schedule="1f1b")), EVERYTHING)
+    found = balance_stages(Pricing(DENSE, cluster(3), JOB, Layout(pp=3, schedule="1f1b")), EVERYTHING)
     assert found.layers_per_stage is not None
     *others, last = found.layers_per_stage
     assert last < min(others)
@@ -85,7 +85,7 @@ def test_the_memory_of_a_device_bounds_its_layers() -> None:
     found = set()
     for room in {one.memory_bytes for _, one in priced}:
         best = min(one.step_time_s for _, one in priced if one.memory_bytes <= room)
-        bounded = balanced(pricing, room)
+        bounded = balance_stages(pricing, room)
         if best < float(pricing.slowest_s()):
             estimated = estimate(model, cluster(4), JOB, bounded)
             assert (estimated.step_time_s, estimated.memory_bytes <= room) == (pytest.approx(best, rel=1e-12), True)
@@ -98,11 +98,11 @@ def test_the_memory_of_a_device_bounds_its_layers() -> None:
 @pytest.mark.parametrize("text", ["fsdp=2", "pp=2 num_virtual_stages=3"])
 def test_without_a_pipeline_or_with_virtual_stages_nothing_is_divided(text: str) -> None:
     layout = Layout.parse(text)
-    assert balanced(Pricing(DENSE, cluster(2), JOB, layout), EVERYTHING) is layout
+    assert balance_stages(Pricing(DENSE, cluster(2), JOB, layout), EVERYTHING) is layout
 
 
 def planned(**pins: Any) -> Any:
-    return plan(DENSE, cluster(8), JOB, choices=Choices().narrowed({"pp": 4, "tp": 2, **pins}, {}))
+    return make_plan(DENSE, cluster(8), JOB, choices=Choices().with_pins({"pp": 4, "tp": 2, **pins}, {}))
 
 
 def test_a_plan_balances_its_stages_unless_told_otherwise() -> None:
@@ -115,12 +115,14 @@ def test_a_plan_balances_its_stages_unless_told_otherwise() -> None:
 
 def test_virtual_stages_of_a_search_are_alike() -> None:
     """Others are there where they are asked for."""
-    rows = search(DENSE, cluster(8), JOB, choices=Choices().narrowed({"pp": 2}, {})).best
+    rows = search_layouts(DENSE, cluster(8), JOB, choices=Choices().with_pins({"pp": 2}, {})).best
     assert {row.layout.num_virtual_stages for row in rows} == {1}  # 9 and 11 over 2 v
     longer = replace(DENSE, num_layers=10)
-    rows = search(longer, cluster(8), JOB, choices=Choices().narrowed({"pp": 2}, {}), top=10**6).best
+    rows = search_layouts(longer, cluster(8), JOB, choices=Choices().with_pins({"pp": 2}, {}), top=10**6).best
     assert {row.layout.num_virtual_stages for row in rows} == {1, 2, 3, 5, 6}  # 12 over 4 and 12, 10 over 10, 12 over 6
-    assert search(longer, cluster(8), JOB, choices=Choices().narrowed({"pp": 2, "num_virtual_stages": 4}, {})).best
+    assert search_layouts(
+        longer, cluster(8), JOB, choices=Choices().with_pins({"pp": 2, "num_virtual_stages": 4}, {})
+    ).best
 
 
 def test_the_planned_stages_are_priced_as_anyone_prices_them() -> None:

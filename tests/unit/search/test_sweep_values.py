@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.layout.choices import PINNABLE
-from shardwise.search.sweep_values import COUNTS, MOST_POINTS, SWEEPABLE, Sweep, grid, parse_sweep, parse_sweeps, shown
+from shardwise.layout.choices import PINNABLE_CHOICES
+from shardwise.search.sweep_values import (
+    COUNT_NAMES,
+    MAX_POINTS,
+    SWEEPABLE,
+    Sweep,
+    format_value,
+    grid_points,
+    parse_sweep,
+    parse_sweeps,
+)
 from shardwise.values.errors import InputError
 
 
@@ -72,8 +81,8 @@ def test_what_is_refused(text: str, said: str) -> None:
 
 
 def test_all_names_that_a_pin_takes_can_be_swept() -> None:
-    assert set(PINNABLE) < set(SWEEPABLE)
-    assert set(COUNTS) < set(SWEEPABLE)
+    assert set(PINNABLE_CHOICES) < set(SWEEPABLE)
+    assert set(COUNT_NAMES) < set(SWEEPABLE)
 
 
 def test_everything_that_is_wrong_with_several_is_said() -> None:
@@ -89,15 +98,15 @@ def test_everything_that_is_wrong_with_several_is_said() -> None:
 
 
 def test_a_sweep_has_an_end() -> None:
-    assert len(parse_sweep(f"gpus=1:{MOST_POINTS}:+1").values) == MOST_POINTS
-    assert parse_sweeps([f"gpus=1:{MOST_POINTS}:+1"])
-    for texts in ([f"gpus=1:{MOST_POINTS + 1}:+1"], ["batch=1:1e300:+1"], ["gpus=1:50:+1", "tp=1:21:+1"]):
+    assert len(parse_sweep(f"gpus=1:{MAX_POINTS}:+1").values) == MAX_POINTS
+    assert parse_sweeps([f"gpus=1:{MAX_POINTS}:+1"])
+    for texts in ([f"gpus=1:{MAX_POINTS + 1}:+1"], ["batch=1:1e300:+1"], ["gpus=1:50:+1", "tp=1:21:+1"]):
         with pytest.raises(InputError, match="found more than 1,000 points"):
             parse_sweeps(texts)
 
 
 def test_the_points_of_a_grid() -> None:
-    points = list(grid(parse_sweeps(["tp=1,2", "recompute=none,full"])))
+    points = list(grid_points(parse_sweeps(["tp=1,2", "recompute=none,full"])))
     assert points == [
         {"tp": 1, "recompute": "none"}, {"tp": 1, "recompute": "full"}, {"tp": 2, "recompute": "none"},
         {"tp": 2, "recompute": "full"},
@@ -112,8 +121,8 @@ def test_the_points_of_a_grid() -> None:
     ],
 )  # fmt: skip
 def test_what_has_an_order(text: str, ordered: bool) -> None:
-    assert parse_sweep(text).ordered == ordered
+    assert parse_sweep(text).is_ordered == ordered
 
 
 def test_values_as_reports_write_them() -> None:
-    assert [shown(value) for value in (4096, True, "full")] == ["4,096", "true", "full"]
+    assert [format_value(value) for value in (4096, True, "full")] == ["4,096", "true", "full"]

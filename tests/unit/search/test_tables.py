@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.network.topology import Links, collective_s
+from shardwise.hardware.network.topology import GroupLinks, collective_s
 from shardwise.layout.choices import Choices
-from shardwise.layout.sharding_scheme import Family
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.price import unit_cost
-from shardwise.price.roofline import Work
+from shardwise.price.roofline import KernelWork
 from shardwise.price.unit_cost import ActivationCost, UnitPricer
-from shardwise.price.unit_inputs import Parts
-from shardwise.search.vectorised.search_layouts import search
-from shardwise.sharding.collectives import Kind
+from shardwise.price.unit_inputs import UnitCostInputs
+from shardwise.search.vectorised.search_layouts import search_layouts
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.spec import Axes
 from shardwise.step.instructions import Kernel
 from shardwise.values.elementwise import Value
-from shardwise.values.symbolic import Values
+from shardwise.values.symbolic import SymbolValues
 
 MODEL, CLUSTER = load_model("tiny-moe-19m"), load_cluster("h100:8")
 JOB = Job(global_batch_tokens=2**18, seq_len=512)
@@ -37,7 +37,7 @@ def test_what_kernels_do_is_not_kept_for_other_rates(monkeypatch: pytest.MonkeyP
     arrays: list[weakref.ref[Any]] = []
     work, activation = UnitPricer.work, UnitPricer.activation
 
-    def seen(self: UnitPricer, *given: Any) -> Work:
+    def seen(self: UnitPricer, *given: Any) -> KernelWork:
         found = work(self, *given)
         arrays.append(weakref.ref(found.num_bytes))
         return found
@@ -49,7 +49,7 @@ def test_what_kernels_do_is_not_kept_for_other_rates(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(UnitPricer, "work", seen)
     monkeypatch.setattr(UnitPricer, "activation", priced)
-    assert search(MODEL, CLUSTER, JOB, choices=Choices(micro_batch_seqs=(1, 2))).num_layouts
+    assert search_layouts(MODEL, CLUSTER, JOB, choices=Choices(micro_batch_seqs=(1, 2))).num_layouts
     assert arrays
 
 
@@ -57,7 +57,9 @@ def test_what_depends_on_sizes_has_no_row_for_each_placement(monkeypatch: pytest
     """Of all the modes that are compared only what moves is told apart by what it moves over."""
     activation, lengths = UnitPricer.activation, set()
 
-    def priced(self: UnitPricer, name: str, family: Family, values: Values, links: Links) -> ActivationCost:
+    def priced(
+        self: UnitPricer, name: str, family: ShardingScheme, values: SymbolValues, links: GroupLinks
+    ) -> ActivationCost:
         found = activation(self, name, family, values, links)
         columns = [getattr(found, field.name) for field in fields(found)]
         of_sizes = {np.shape(column) for column in columns if not isinstance(column, dict)}
@@ -68,7 +70,7 @@ def test_what_depends_on_sizes_has_no_row_for_each_placement(monkeypatch: pytest
         return found
 
     monkeypatch.setattr(UnitPricer, "activation", priced)
-    search(MODEL, load_cluster("h100:16"), JOB, choices=Choices(micro_batch_seqs=(1, 2)))
+    search_layouts(MODEL, load_cluster("h100:16"), JOB, choices=Choices(micro_batch_seqs=(1, 2)))
     assert all(num_sizes < num_rows for num_sizes, num_rows in lengths)
     assert lengths
 
@@ -81,12 +83,12 @@ def test_what_families_share_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> 
     alive: list[object] = []  # so that identities stay their own
     work, kernel_s, of_unit = UnitPricer.work, UnitPricer.kernel_s, UnitPricer.collective_s
 
-    def worked_out(self: UnitPricer, kernel: Kernel, parts: Parts, values: Values) -> Work:
+    def worked_out(self: UnitPricer, kernel: Kernel, parts: UnitCostInputs, values: SymbolValues) -> KernelWork:
         alive.extend((kernel, values))
         kernels[id(kernel), parts.products.narrow, id(values)] += 1
         return work(self, kernel, parts, values)
 
-    def moved(kind: Kind, axes: Axes, num_bytes: Value, links: Links, copies: Value) -> Value:
+    def moved(kind: CollectiveKind, axes: Axes, num_bytes: Value, links: GroupLinks, copies: Value) -> Value:
         alive.extend((num_bytes, links))
         collectives[kind, axes, np.asarray(num_bytes).tobytes(), id(links), copies] += 1
         return collective_s(kind, axes, num_bytes, links, copies)
@@ -98,7 +100,7 @@ def test_what_families_share_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(unit_cost, "collective_s", moved)
     monkeypatch.setattr(UnitPricer, "kernel_s", asked_for("kernels", kernel_s))
     monkeypatch.setattr(UnitPricer, "collective_s", asked_for("collectives", of_unit))
-    search(MODEL, CLUSTER, JOB, choices=Choices(micro_batch_seqs=(1, 2)))
+    search_layouts(MODEL, CLUSTER, JOB, choices=Choices(micro_batch_seqs=(1, 2)))
     assert set(kernels.values()) == {1}
     assert asked["kernels"] > 5 * len(kernels)
     assert asked["collectives"] > 3 * collectives.total()

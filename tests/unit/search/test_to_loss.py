@@ -9,10 +9,10 @@ import pytest
 import shardwise as sw
 from shardwise.batch_size.noise_scale import NoiseScale
 from shardwise.batch_size.tradeoff import LossTarget
-from shardwise.hardware.cluster_sizes import twice
+from shardwise.hardware.cluster_sizes import double_cluster
 from shardwise.price.problem import Limits
-from shardwise.search.loss_time import LossPoint, LossSearch, LossTime, doublings
-from shardwise.search.plan_to_target_loss import batches_around, chosen, plan_to_loss
+from shardwise.search.loss_time import LossPoint, LossSearch, LossTime, plan_doublings
+from shardwise.search.plan_to_target_loss import batches_around, choose_point, plan_to_loss
 from shardwise.values.errors import InputError, NothingFitsError
 
 TARGET = LossTarget(noise=NoiseScale(tokens=2.0**20))
@@ -40,7 +40,7 @@ def choice(*points: LossPoint, goal: str = "time", limits: Limits | None = None)
         chosen=None,
         reason="",
     )
-    return chosen(found)
+    return choose_point(found)
 
 
 def test_the_soonest_is_chosen_unless_a_cheaper_one_cannot_be_told_from_it() -> None:
@@ -95,7 +95,8 @@ def test_a_better_estimate_of_the_noise_scale_is_weighed() -> None:
 
 
 def test_a_cluster_of_the_catalogue_can_be_twice_as_large() -> None:
-    assert [found.name for found in (twice(sw.load_cluster(name)) for name in ("h100:24", "tpu-v5p:4x4x4")) if found] == [
+    names = ("h100:24", "tpu-v5p:4x4x4")
+    assert [found.name for found in (double_cluster(sw.load_cluster(name)) for name in names) if found] == [
         "h100:48", "tpu-v5p:4x4x8",
     ]  # fmt: skip
 
@@ -103,7 +104,7 @@ def test_a_cluster_of_the_catalogue_can_be_twice_as_large() -> None:
 def test_a_cluster_that_does_not_grow_is_said() -> None:
     plan = sw.plan("gpt-2", "h100:8", JOB)
     own = replace(plan, cluster=replace(plan.cluster, name="mine.toml"))
-    both, batch, devices = doublings(own, TARGET)
+    both, batch, devices = plan_doublings(own, TARGET)
     assert "mine.toml has no cluster of twice its size in the catalogue" in both.problem
     assert both.loss_ratio is devices.loss_ratio is None
     assert batch.loss_ratio is not None

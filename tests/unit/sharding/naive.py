@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
-from shardwise.sharding.collectives import Collective, Kind
+from shardwise.sharding.collectives import Collective, CollectiveKind
 from shardwise.sharding.spec import Axes, Spec
 
 
@@ -19,7 +19,7 @@ def collectives_from(spec: Spec, degree: Mapping[str, int]) -> Iterator[Collecti
     for dim in spec.dims:
         for axis in degree:
             if axis not in used:
-                yield Collective(Kind.SLICE, (axis,), spec, spec.with_axes(dim, (*spec.axes_of(dim), axis)))
+                yield Collective(CollectiveKind.SLICE, (axis,), spec, spec.with_axes(dim, (*spec.axes_of(dim), axis)))
     yield from _permutes(spec, degree)
 
 
@@ -28,20 +28,24 @@ def _gathers(spec: Spec) -> Iterator[Collective]:
         own = spec.axes_of(dim)
         for start in range(len(own)):
             tail, kept = own[start:], spec.with_axes(dim, own[:start])
-            yield Collective(Kind.ALL_GATHER, tail, spec, kept)
+            yield Collective(CollectiveKind.ALL_GATHER, tail, spec, kept)
             for target in spec.dims:
                 if target != dim:
-                    yield Collective(Kind.ALL_TO_ALL, tail, spec, kept.with_axes(target, kept.axes_of(target) + tail))
+                    yield Collective(
+                        CollectiveKind.ALL_TO_ALL, tail, spec, kept.with_axes(target, kept.axes_of(target) + tail)
+                    )
 
 
 def _reductions(spec: Spec) -> Iterator[Collective]:
     for count in range(1, len(spec.partial) + 1):
         for some in itertools.combinations(spec.partial, count):
             rest = spec.with_partial(axis for axis in spec.partial if axis not in some)
-            yield Collective(Kind.ALL_REDUCE, some, spec, rest)
+            yield Collective(CollectiveKind.ALL_REDUCE, some, spec, rest)
             for order in itertools.permutations(some):
                 for dim in spec.dims:
-                    yield Collective(Kind.REDUCE_SCATTER, order, spec, rest.with_axes(dim, rest.axes_of(dim) + order))
+                    yield Collective(
+                        CollectiveKind.REDUCE_SCATTER, order, spec, rest.with_axes(dim, rest.axes_of(dim) + order)
+                    )
 
 
 def _permutes(spec: Spec, degree: Mapping[str, int]) -> Iterator[Collective]:
@@ -61,7 +65,7 @@ def _permutes(spec: Spec, degree: Mapping[str, int]) -> Iterator[Collective]:
         for axes in splits:
             moved = _moved_axes(spec.axes, axes, degree)
             if moved and not _is_slice(spec.axes, axes):
-                yield Collective(Kind.PERMUTE, moved, spec, Spec(spec.dims, axes, spec.partial))
+                yield Collective(CollectiveKind.PERMUTE, moved, spec, Spec(spec.dims, axes, spec.partial))
 
 
 def _products_of(spec: Spec, free: tuple[tuple[str, int], ...], count: int) -> Iterator[int]:

@@ -7,7 +7,7 @@ import doctest
 import pytest
 
 from shardwise.sharding import contraction, notation
-from shardwise.sharding.notation import einsum_of, letters_of, notes, parse_expression, result_dims
+from shardwise.sharding.notation import assign_letters, einsum_equation, explain_sums, parse_expression, result_dims
 from shardwise.values.errors import InputError
 
 
@@ -25,7 +25,7 @@ from shardwise.values.errors import InputError
     ],
 )
 def test_an_expression_is_the_einsum_of_its_text(text: str, subscripts: str) -> None:
-    assert einsum_of(parse_expression(text)) == subscripts
+    assert einsum_equation(parse_expression(text)) == subscripts
 
 
 def test_a_dim_of_the_result_that_no_operand_has_is_refused() -> None:
@@ -34,24 +34,24 @@ def test_a_dim_of_the_result_that_no_operand_has_is_refused() -> None:
 
 
 def test_an_einsum_has_no_more_dims_than_letters() -> None:
-    assert len(letters_of(f"D{i}" for i in range(52))) == 52
+    assert len(assign_letters(f"D{i}" for i in range(52))) == 52
     with pytest.raises(InputError, match="more than 52 dims"):
-        letters_of(f"D{i}" for i in range(53))
+        assign_letters(f"D{i}" for i in range(53))
 
 
 def test_a_sum_over_one_operand_alone_is_said() -> None:
-    assert notes(parse_expression("A[I, J] * B[K, L, M] -> C[I, L]")) == (
+    assert explain_sums(parse_expression("A[I, J] * B[K, L, M] -> C[I, L]")) == (
         "A is summed over J by itself, before any product: neither another operand nor C has J",
         "B is summed over K and M by itself, before any product: neither another operand nor C has K and M",
     )
 
 
 def test_a_dim_of_three_operands_is_one_index_and_that_is_said() -> None:
-    assert notes(parse_expression("In[B, D] * W1[D, F] * W2[F, D] -> Out[B, D]")) == (
+    assert explain_sums(parse_expression("In[B, D] * W1[D, F] * W2[F, D] -> Out[B, D]")) == (
         "D: one index of In, W1, W2 and Out, not summed (as in einsum); a dim that a chain sums and has again behind the sum "
         "needs two names, such as D and D'",
     )
-    assert notes(parse_expression("A[I, J] * B[J, K] * C[J, K, L]")) == (
+    assert explain_sums(parse_expression("A[I, J] * B[J, K] * C[J, K, L]")) == (
         "J: one index of A, B and C, summed once, over the product of all of these (as in einsum)",
     )
 
@@ -66,7 +66,7 @@ def test_a_dim_of_three_operands_is_one_index_and_that_is_said() -> None:
     ],
 )
 def test_nothing_is_said_where_nothing_surprises(text: str) -> None:
-    assert notes(parse_expression(text)) == ()
+    assert explain_sums(parse_expression(text)) == ()
 
 
 @pytest.mark.parametrize("module", [notation, contraction])

@@ -8,13 +8,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from shardwise.sharding.collectives import Kind
-from shardwise.sharding.device_shards import legal_shardings
-from shardwise.sharding.matmul_search.cheapest_paths import Cost, Joined, Lattice, Node, Tensor
-from shardwise.sharding.matmul_search.local_products import Joiner
-from shardwise.sharding.matmul_search.numbered_shardings import AxisGroups, Shardings
+from shardwise.sharding.collectives import CollectiveKind
+from shardwise.sharding.device_shards import list_legal_shardings
+from shardwise.sharding.matmul_search.cheapest_paths import (
+    ByProduct,
+    CostVector,
+    ReachedSharding,
+    SearchTensor,
+    ShardingGraph,
+)
+from shardwise.sharding.matmul_search.local_products import LocalProducts
+from shardwise.sharding.matmul_search.numbered_shardings import AxisGroups, NumberedShardings
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.values.symbolic import Values
+from shardwise.values.symbolic import SymbolValues
 
 from .naive import collectives_from, local_products
 
@@ -32,17 +38,17 @@ def shardings_of(dims: Axes, mesh: dict[str, int]) -> list[Spec]:
     """Every sharding, with every set of the axes that are left as partial sums."""
     return [
         spec.with_partial(partial)
-        for spec in legal_shardings(dims, tuple(mesh))
+        for spec in list_legal_shardings(dims, tuple(mesh))
         for count in range(len(mesh) + 1)
         for partial in itertools.combinations([axis for axis in mesh if axis not in spec.sharded_axes], count)
     ]
 
 
-def lattice(dims: Axes, groups: AxisGroups) -> Lattice:
-    return Lattice(dims, SIZES, Shardings(len(dims), groups), by_payload)
+def lattice(dims: Axes, groups: AxisGroups) -> ShardingGraph:
+    return ShardingGraph(dims, SIZES, NumberedShardings(len(dims), groups), by_payload)
 
 
-def by_payload(kind: Kind, axes: Axes, payload: float) -> Cost:
+def by_payload(kind: CollectiveKind, axes: Axes, payload: float) -> CostVector:
     return (payload,)
 
 
@@ -50,9 +56,9 @@ def by_payload(kind: Kind, axes: Axes, payload: float) -> Cost:
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_sharding_has_a_number_and_its_moves(mesh: dict[str, int], dims: Axes) -> None:
     graph = lattice(dims, AxisGroups(mesh))
-    values = Values({**SIZES, **mesh})
+    values = SymbolValues({**SIZES, **mesh})
     for spec in shardings_of(dims, mesh):
-        number = graph.shardings.number_of(spec)
+        number = graph.shardings.encode_spec(spec)
         assert graph.spec(number) == spec
         expected = [one for one in collectives_from(spec, mesh) if divides(one.after, mesh)]
         found = graph.edges(number)
@@ -83,31 +89,33 @@ def test_the_local_products_of_two_tensors(mesh: dict[str, int], left: Axes, rig
     groups = AxisGroups(mesh)
     tensors = [tensor(dims, mesh, groups) for dims in (left, right)]
     target = lattice(result, groups)
-    found: dict[int, Node] = {}
-    Joiner(tensors[0], tensors[1], target, groups).join(found, coarse, (9.0,))
-    expected: dict[int, tuple[Cost, tuple[int, ...]]] = {}
+    found: dict[int, ReachedSharding] = {}
+    LocalProducts(tensors[0], tensors[1], target, groups).join(found, coarse, (9.0,))
+    expected: dict[int, tuple[CostVector, tuple[int, ...]]] = {}
     for *specs, spec in local_products(left, right, result, tuple(mesh)):
-        numbers = tuple(t.lattice.shardings.number_of(own) for t, own in zip(tensors, specs, strict=True))
+        numbers = tuple(t.graph.shardings.encode_spec(own) for t, own in zip(tensors, specs, strict=True))
         if all(own in t.nodes for t, own in zip(tensors, numbers, strict=True)):
             moved = sum(t.nodes[own].cost[0] for t, own in zip(tensors, numbers, strict=True))
             cost = (moved + coarse(flops(specs, result, groups))[0],)
-            number = target.shardings.number_of(spec)
+            number = target.shardings.encode_spec(spec)
             if cost < (9.0,) and (number not in expected or cost < expected[number][0]):
                 expected[number] = cost, numbers
     assert list(found) == list(expected)
-    assert all(isinstance(node.origin, Joined) for node in found.values())
+    assert all(isinstance(node.origin, ByProduct) for node in found.values())
     assert {n: (node.cost, node.origin.numbers) for n, node in found.items()} == expected  # type: ignore[union-attr]
 
 
-def tensor(dims: Axes, mesh: dict[str, int], groups: AxisGroups) -> Tensor:
+def tensor(dims: Axes, mesh: dict[str, int], groups: AxisGroups) -> SearchTensor:
     """A tensor of which most shardings are known, at costs that are often alike."""
     graph = lattice(dims, groups)
     specs = [spec for spec in shardings_of(dims, mesh) if divides(spec, mesh)]
-    numbers = [graph.shardings.number_of(spec) for index, spec in enumerate(specs) if index % 5]
-    return Tensor("T", frozenset(), graph, {n: Node((float(index % 3),), None) for index, n in enumerate(numbers)})
+    numbers = [graph.shardings.encode_spec(spec) for index, spec in enumerate(specs) if index % 5]
+    return SearchTensor(
+        "T", frozenset(), graph, {n: ReachedSharding((float(index % 3),), None) for index, n in enumerate(numbers)}
+    )
 
 
-def coarse(flops: float) -> Cost:
+def coarse(flops: float) -> CostVector:
     return (float(flops > 1000) + float(flops > 10000),)
 
 

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.sharding import Spec, parse_expression, parse_tensor
-from shardwise.sharding.notation import Expression, Tensor
+from shardwise.sharding.notation import EinsumExpression, ParsedTensor
 from shardwise.values.errors import InputError, NotationError
 
 AXES = ("X", "Y", "Z", "dp", "fsdp", "tp_kv", "tp_rep")
 
 
 @st.composite
-def tensors(draw: st.DrawFn) -> Tensor:
+def tensors(draw: st.DrawFn) -> ParsedTensor:
     """Any tensor that the notation can write: axes of one letter and of names, in any order, partial sums."""
     dims = draw(st.lists(st.sampled_from(["B", "T", "D", "F", "I1", "seq"]), unique=True, max_size=4))
     split: dict[str, list[str]] = {dim: [] for dim in dims}
@@ -25,17 +25,17 @@ def tensors(draw: st.DrawFn) -> Tensor:
             partial.append(axis)
         elif place != "nowhere":
             split[place].append(axis)
-    return Tensor(draw(st.sampled_from(["A", "dW", "x1", "y'"])), Spec.of(dims, split, partial))
+    return ParsedTensor(draw(st.sampled_from(["A", "dW", "x1", "y'"])), Spec.of(dims, split, partial))
 
 
 @given(tensors())
-def test_tensors_round_trip(tensor: Tensor) -> None:
+def test_tensors_round_trip(tensor: ParsedTensor) -> None:
     assert parse_tensor(str(tensor)) == tensor
 
 
 @given(st.lists(tensors(), min_size=1, max_size=3), st.one_of(st.none(), tensors()))
-def test_expressions_round_trip(operands: list[Tensor], result: Tensor | None) -> None:
-    expression = Expression(tuple(operands), result)
+def test_expressions_round_trip(operands: list[ParsedTensor], result: ParsedTensor | None) -> None:
+    expression = EinsumExpression(tuple(operands), result)
     assert parse_expression(str(expression)) == expression
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from shardwise.sharding import Mesh, Spec, parse_tensor
 from shardwise.values.errors import ShardingError
-from shardwise.values.symbolic import Values
+from shardwise.values.symbolic import SymbolValues
 
 MESH = Mesh((("X", 4), ("Y", 2), ("Z", 8)))
 SIZES = {"I": 64, "J": 128}
@@ -34,12 +34,12 @@ def test_local_shape_and_replication(text: str, shape: tuple[int, ...], copies: 
     """S2's example: on a mesh of 4 x 2 x 8 devices, A[I_XY, J] has 1/8 of the rows on each, 8 times over."""
     assert spec(text).local_shape(MESH, SIZES) == shape
     assert spec(text).replication(MESH) == copies
-    values = Values({**SIZES, **dict(MESH.axes)})
+    values = SymbolValues({**SIZES, **dict(MESH.axes)})
     assert spec(text).local_elements().evaluate(values) == shape[0] * shape[1]
 
 
 def test_local_elements_round_up_on_the_fullest_device() -> None:
-    assert spec("[I_X, J]").local_elements().evaluate(Values({"I": 10, "J": 3, "X": 4})) == 9
+    assert spec("[I_X, J]").local_elements().evaluate(SymbolValues({"I": 10, "J": 3, "X": 4})) == 9
 
 
 def test_what_does_not_divide_is_named_with_the_nearest_sizes() -> None:
@@ -71,13 +71,13 @@ def test_a_split_dim_must_exist() -> None:
 
 def test_changes_leave_the_rest_as_it_is() -> None:
     start = spec("[I_XY, J]{U_Z}")
-    assert start.gathered("X") == spec("[I, J]{U_Z}")  # Y is minor to X: shards stay contiguous
-    assert start.gathered("Y") == spec("[I_X, J]{U_Z}")
-    assert start.gathered("Z") == start
-    assert start.without(["X"]) == spec("[I_Y, J]{U_Z}")
+    assert start.gather_axis("X") == spec("[I, J]{U_Z}")  # Y is minor to X: shards stay contiguous
+    assert start.gather_axis("Y") == spec("[I_X, J]{U_Z}")
+    assert start.gather_axis("Z") == start
+    assert start.gather_axes(["X"]) == spec("[I_Y, J]{U_Z}")
     assert start.with_axes("J", ["W"]) == spec("[I_XY, J_W]{U_Z}")
     assert start.with_partial(()) == spec("[I_XY, J]")
-    assert start.renamed({"I": "K"}) == spec("[K_XY, J]{U_Z}")
+    assert start.rename_dims({"I": "K"}) == spec("[K_XY, J]{U_Z}")
     assert start.dim_of("Y") == "I"
     assert start.dim_of("Z") is None
     assert start.axes_of("K") == ()

@@ -6,40 +6,46 @@ import itertools
 
 import pytest
 
-from shardwise.sharding.collectives import Kind, received
-from shardwise.sharding.matmul_search.cheapest_paths import Cost
-from shardwise.sharding.matmul_search.cheapest_strategies import Move, Problem, Product, Strategy, cheapest
+from shardwise.sharding.collectives import CollectiveKind, received_elements
+from shardwise.sharding.matmul_search.cheapest_paths import CostVector
+from shardwise.sharding.matmul_search.cheapest_strategies import (
+    ProductCollective,
+    ProductProblem,
+    ProductStep,
+    ProductStrategy,
+    find_cheapest_strategies,
+)
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression, result_dims
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.values.errors import ShardingError
-from shardwise.values.symbolic import Values, constant
+from shardwise.values.symbolic import SymbolValues, constant
 
 from .naive import collectives_from
 
 
 def solve(
     text: str, mesh: dict[str, int], sizes: dict[str, int], free: tuple[str, ...] = (), alternatives: int = 3
-) -> list[Strategy]:
+) -> list[ProductStrategy]:
     expression = parse_expression(text)
-    problem = Problem(
+    problem = ProductProblem(
         names=tuple(o.name for o in expression.operands), operands=tuple(o.spec for o in expression.operands),
         result=result_dims(expression), goal=expression.result.spec if expression.result else None, mesh=Mesh.of(mesh),
         sizes=sizes, free=frozenset(free),
     )  # fmt: skip
-    values = Values(dict(mesh))
+    values = SymbolValues(dict(mesh))
 
-    def bytes_of(kind: Kind, axes: Axes, payload: float) -> Cost:
-        moved = received(kind, axes, constant(payload)).evaluate(values)
-        return float(moved), 0.0, 0.0 if kind is Kind.SLICE else 1.0
+    def bytes_of(kind: CollectiveKind, axes: Axes, payload: float) -> CostVector:
+        moved = received_elements(kind, axes, constant(payload)).evaluate(values)
+        return float(moved), 0.0, 0.0 if kind is CollectiveKind.SLICE else 1.0
 
-    return cheapest(problem, bytes_of, lambda flops: (0.0, flops, 0.0), alternatives=alternatives)
+    return find_cheapest_strategies(problem, bytes_of, lambda flops: (0.0, flops, 0.0), alternatives=alternatives)
 
 
-def shown(strategy: Strategy) -> list[str]:
+def shown(strategy: ProductStrategy) -> list[str]:
     return [
         f"{a.collective.kind} {a.tensor}"
-        if isinstance(a, Move)
+        if isinstance(a, ProductCollective)
         else " * ".join(f"{name}{spec}" for name, spec in zip(a.operands, a.specs, strict=True))
         for a in strategy.actions
     ]
@@ -89,10 +95,10 @@ def test_chains_are_tried_in_every_order() -> None:
     """A vector times two matrices from the left costs far less than the matrices first, and the other way round."""
     sizes = {"I": 4, "J": 64, "K": 64, "L": 64}
     best = solve("A[I, J] * B[J, K] * C[K, L] -> D[I, L]", {"X": 2}, sizes)[0]
-    products = [a for a in best.actions if isinstance(a, Product)]
+    products = [a for a in best.actions if isinstance(a, ProductStep)]
     assert [p.operands for p in products] == [("A", "B"), ("A*B", "C")]
     back = solve("A[I, J] * B[J, K] * C[K, L] -> D[I, L]", {"X": 2}, {**sizes, "I": 64, "L": 4})[0]
-    assert [p.operands for p in back.actions if isinstance(p, Product)] == [("B", "C"), ("A", "B*C")]
+    assert [p.operands for p in back.actions if isinstance(p, ProductStep)] == [("B", "C"), ("A", "B*C")]
 
 
 def test_the_best_of_all_programs_up_to_a_length() -> None:
@@ -103,11 +109,11 @@ def test_the_best_of_all_programs_up_to_a_length() -> None:
     assert best <= brute_force(text, mesh, sizes, length=2)
 
 
-def brute_force(text: str, mesh: dict[str, int], sizes: dict[str, int], *, length: int) -> Cost:
+def brute_force(text: str, mesh: dict[str, int], sizes: dict[str, int], *, length: int) -> CostVector:
     """The least (bytes, FLOPs) over up to `length` collectives on each operand and on the result."""
     expression = parse_expression(text)
     assert expression.result is not None
-    values = Values({**mesh, **sizes})
+    values = SymbolValues({**mesh, **sizes})
 
     def reach(start: Spec) -> dict[Spec, float]:
         found = {start: 0.0}
@@ -167,9 +173,9 @@ def test_without_a_goal_no_partial_sum_is_left(text: str, least: float) -> None:
     assert all(last_sharding(strategy).partial == () for strategy in found)
 
 
-def last_sharding(strategy: Strategy) -> Spec:
+def last_sharding(strategy: ProductStrategy) -> Spec:
     last = strategy.actions[-1]
-    return last.collective.after if isinstance(last, Move) else last.result_spec
+    return last.collective.after if isinstance(last, ProductCollective) else last.result_spec
 
 
 def test_a_sum_over_one_operand_alone_comes_before_its_product() -> None:

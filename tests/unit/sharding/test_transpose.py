@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shardwise.sharding import Collective, parse_tensor, reshard, transpose_collective, transpose_contraction
-from shardwise.sharding.collectives import Kind
-from shardwise.values.symbolic import Values
+from shardwise.sharding.collectives import CollectiveKind
+from shardwise.values.symbolic import SymbolValues
 
-VALUES = Values({"I": 48, "J": 10, "X": 4, "Y": 3})
+VALUES = SymbolValues({"I": 48, "J": 10, "X": 4, "Y": 3})
 
 
 def one(before: str, after: str) -> Collective:
@@ -40,7 +40,7 @@ def test_what_moves(collective: Collective, payload: float, received: float) -> 
 
 
 def test_one_device_receives_nothing() -> None:
-    alone = Values({"I": 48, "J": 10, "X": 1})
+    alone = SymbolValues({"I": 48, "J": 10, "X": 1})
     assert [c.received_elements.evaluate(alone) for c in (GATHER, SCATTER, REDUCE, EXCHANGE)] == [0, 0, 0, 0]
 
 
@@ -55,7 +55,7 @@ def test_the_other_transposes() -> None:
     assert transpose_collective(EXCHANGE) == one("A[I, J_X]", "A[I_X, J]")
     gathered = transpose_collective(SLICE)
     assert gathered is not None
-    assert (gathered.kind, gathered.before, gathered.after) == (Kind.ALL_GATHER, GATHER.before, GATHER.after)
+    assert (gathered.kind, gathered.before, gathered.after) == (CollectiveKind.ALL_GATHER, GATHER.before, GATHER.after)
 
 
 @pytest.mark.parametrize("collective", [GATHER, SCATTER, EXCHANGE])

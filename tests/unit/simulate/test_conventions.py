@@ -13,9 +13,9 @@ from shardwise.model.load import load_model
 from shardwise.price.estimate import estimate
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.result import simulate
-from shardwise.price.simulation.simulated_step import Simulated, Simulator, simulated
-from shardwise.price.simulation.stage_passes import CONVENTIONS
-from shardwise.price.step_time import Step
+from shardwise.price.simulation.simulated_step import SimulatedStep, StepSimulator, simulate_step
+from shardwise.price.simulation.stage_passes import CONVENTION_STREAMS
+from shardwise.price.step_time import StageStep
 
 LAYOUTS = [
     ("llama-3-8b", "h100:16", "dp=16"),
@@ -43,14 +43,14 @@ def job_of(overlap: str, *, precision: str = "bf16", seq_len: int = 1024) -> Job
 
 
 @pytest.mark.parametrize("case", LAYOUTS, ids=lambda case: f"{case[0]}-{case[2]}")
-@pytest.mark.parametrize("overlap", CONVENTIONS)
+@pytest.mark.parametrize("overlap", CONVENTION_STREAMS)
 def test_without_a_pipeline_it_is_the_estimate(case: tuple[str, str, str], overlap: str) -> None:
     """`none` is what a stack is estimated by that exposes all of its communication."""
     model, cluster, layout = case
     pricing = Pricing(load_model(model), load_cluster(cluster), job_of(overlap), Layout.parse(layout))
     (stage,) = pricing.stages()
-    step = Step(stage=stage, overlap=pricing.job.convention, share=1.0 if overlap == "none" else None)
-    found = simulated(pricing, overlap)
+    step = StageStep(stage=stage, overlap=pricing.job.overlap_convention, share=1.0 if overlap == "none" else None)
+    found = simulate_step(pricing, overlap)
     assert found.step_time_s == pytest.approx(step.total_s, rel=1e-9)
     (rank,) = found.ranks
     assert rank.bubble_s == 0.0
@@ -58,9 +58,9 @@ def test_without_a_pipeline_it_is_the_estimate(case: tuple[str, str, str], overl
     for phase, seconds in phases.items():
         assert rank.computed.get(phase, 0.0) == pytest.approx(seconds * pricing.num_micro_batches, rel=1e-9)
     assert rank.computed["update"] == pytest.approx(step.update_s, rel=1e-9)
-    assert sum(rank.exposed.values()) == pytest.approx(sum(step.traffic.exposed_s.values()), rel=1e-6, abs=1e-9)
+    assert sum(rank.exposed.values()) == pytest.approx(sum(step.communication.exposed_s.values()), rel=1e-6, abs=1e-9)
     for axis in ("tp", "cp", "ep") if overlap in ("per_axis", "none") else ():
-        assert rank.exposed.get(axis, 0.0) == pytest.approx(step.traffic.exposed_s[axis], rel=1e-6, abs=1e-9)
+        assert rank.exposed.get(axis, 0.0) == pytest.approx(step.communication.exposed_s[axis], rel=1e-6, abs=1e-9)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8_current"])
@@ -77,8 +77,8 @@ def test_casts_and_launches_are_in_it(precision: str, stack: str | None) -> None
     ):
         pricing = Pricing(load_model(model), cluster, job_of("sum", precision=precision), Layout.parse(layout))
         (stage,) = pricing.stages()
-        expected = Step(stage=stage, overlap="sum").total_s
-        assert simulated(pricing, "sum").step_time_s == pytest.approx(expected, rel=1e-9)
+        expected = StageStep(stage=stage, overlap="sum").total_s
+        assert simulate_step(pricing, "sum").step_time_s == pytest.approx(expected, rel=1e-9)
 
 
 def test_it_is_the_step_time_of_an_estimate() -> None:
@@ -88,7 +88,7 @@ def test_it_is_the_step_time_of_an_estimate() -> None:
     assert sum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
 
 
-@pytest.mark.parametrize("overlap", CONVENTIONS)
+@pytest.mark.parametrize("overlap", CONVENTION_STREAMS)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -110,20 +110,20 @@ def test_equal_stages_with_split_passes_take_as_long_as_the_closed_form_says(sch
     assert found.step_time_s == pytest.approx(step.total_s, rel=1e-9)
 
 
-def equal_stages(layout: str, overlap: str) -> tuple[Simulated, Step]:
+def equal_stages(layout: str, overlap: str) -> tuple[SimulatedStep, StageStep]:
     pricing = Pricing(
         load_model("llama-3-8b"),
         load_cluster("h100:16"),
         job_of(overlap),
         Layout.parse(f"tp=4 sequence_parallel=false {layout}"),
     )
-    simulator = Simulator(pricing, overlap, 1.0)
+    simulator = StepSimulator(pricing, overlap, 1.0)
     inner = simulator.stages[len(simulator.stages) // 2]
     count = sum(unit == "block" for unit in inner.units) * pricing.layout.num_virtual_stages
     simulator.stages = (inner,) * len(simulator.stages)
     stage = pricing.stages()[1]
     stage = replace(stage, counts=stage.counts._replace(layers={"dense_block": 0, "block": count}))
-    step = Step(stage=stage, overlap=pricing.job.convention, share=1.0 if overlap == "none" else None)
+    step = StageStep(stage=stage, overlap=pricing.job.overlap_convention, share=1.0 if overlap == "none" else None)
     return simulator.run(), step
 
 
@@ -132,9 +132,9 @@ def test_split_passes_take_as_long_as_whole_ones() -> None:
     pricing = Pricing(
         load_model("llama-3-8b"), load_cluster("h100:16"), job_of("none"), Layout.parse("tp=4 pp=4 schedule=zb_h1")
     )
-    simulator = Simulator(pricing, "none", 1.0)
+    simulator = StepSimulator(pricing, "none", 1.0)
     simulator.stages = (simulator.stages[1],) * 4
-    step = Step(stage=pricing.stages()[1], overlap="per_axis", share=1.0)
+    step = StageStep(stage=pricing.stages()[1], overlap="per_axis", share=1.0)
     found = simulator.run()
     for rank in found.ranks:
         works = sum(rank.computed.values()) + sum(rank.exposed.values())

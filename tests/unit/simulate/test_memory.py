@@ -8,12 +8,12 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.pipeline.actions import BACKWARD, FORWARD, INPUT
-from shardwise.pipeline.registry import build, fewest_virtual_stages, pipeline_names, schedule_of
+from shardwise.pipeline.actions import BACKWARD_INPUT, FORWARD, FULL_BACKWARD
+from shardwise.pipeline.registry import build_actions, get_schedule, min_virtual_stages, pipeline_schedule_names
 from shardwise.price.estimate_terms import MEMORY
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.result import memory_over_time
-from shardwise.price.simulation.simulated_step import simulated
+from shardwise.price.simulation.simulated_step import simulate_step
 
 EIGHT, DEEP = ("llama-3-8b", "h100:16", 32), ("deepseek-v3", "h100:1024", 32)
 ALL = "fsdp=64 ep=64 pp=16 zero_stage=1 recompute=full num_virtual_stages=2"
@@ -27,7 +27,7 @@ def planned_and_simulated(
     job = Job(global_batch_tokens=num_micro_batches * chosen.num_replicas * 4096, seq_len=4096)
     pricing = Pricing(load_model(model), load_cluster(cluster), job, chosen)
     planned = [sum(MEMORY.values(memory).values()) for memory in pricing.memories(pricing.stages())]
-    return planned, [rank.peak_bytes for rank in memory_over_time(simulated(pricing))]
+    return planned, [rank.peak_bytes for rank in memory_over_time(simulate_step(pricing))]
 
 
 def off_by_rank(model: str, cluster: str, num_micro_batches: int, layout: str) -> list[float]:
@@ -85,13 +85,13 @@ def test_what_waits_for_weight_gradients_is_held_when_the_list_has_it(model: str
     assert max(planned) == pytest.approx(max(simulated_peaks), rel=1e-3)
 
 
-@pytest.mark.parametrize("schedule", pipeline_names())
+@pytest.mark.parametrize("schedule", pipeline_schedule_names())
 @pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 8), (8, 32)])
 def test_micro_batches_at_the_end_are_those_of_the_list(schedule: str, p: int, m: int) -> None:
-    v = fewest_virtual_stages(schedule, p)
-    actions = build(schedule, p, m, v)
+    v = min_virtual_stages(schedule, p)
+    actions = build_actions(schedule, p, m, v)
     last = actions.num_stages - 1
-    changes = {FORWARD: 1, BACKWARD: -1, INPUT: -1}
+    changes = {FORWARD: 1, FULL_BACKWARD: -1, BACKWARD_INPUT: -1}
     most = 0
     for slots in actions.order:
         held = 0
@@ -99,4 +99,4 @@ def test_micro_batches_at_the_end_are_those_of_the_list(schedule: str, p: int, m
             here = [changes.get(action.kind, 0) for action in slot if action.stage == last]
             most = max(most, held + here.count(1))
             held += sum(here)
-    assert most == schedule_of(schedule).num_at_end(p, v, m)
+    assert most == get_schedule(schedule).num_at_end(p, v, m)

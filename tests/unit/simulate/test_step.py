@@ -10,15 +10,22 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.pipeline.timeline import Durations, play
+from shardwise.pipeline.timeline import Durations, play_actions
 from shardwise.present.pictures.simulated_step_timeline import events, trace_text
 from shardwise.price.estimate import estimate
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.simulation.critical_path import legs
+from shardwise.price.simulation.critical_path import critical_passes
 from shardwise.price.simulation.result import Simulation, simulate
-from shardwise.price.simulation.simulated_step import Simulator, simulated
-from shardwise.price.simulation.stage_passes import Passes, _behind_one
-from shardwise.price.simulation.streams import Await, Begin, Kernel, Transfer, play_streams, transfers
+from shardwise.price.simulation.simulated_step import StepSimulator, simulate_step
+from shardwise.price.simulation.stage_passes import PassLists, _delay_scatter_waits
+from shardwise.price.simulation.streams import (
+    StartTransfer,
+    TimedKernel,
+    Transfer,
+    WaitTransfer,
+    play_streams,
+    started_transfers,
+)
 from shardwise.step.instructions import GRADIENT
 from shardwise.values.errors import InputError
 from shardwise.values.issue_policy import IssuePolicy
@@ -66,12 +73,12 @@ def test_the_critical_path_is_as_long_as_the_step(layout: str) -> None:
     """Each part of it begins where the one before it ends; nothing in the step takes longer than from its beginning."""
     found = simulation(layout)
     assert sum(part.seconds for part in found.critical_path) == pytest.approx(found.step_time_s, rel=1e-9)
-    path = legs(found.found)
+    path = critical_passes(found.found)
     assert path[0].start == 0.0
     for before, after in pairwise(path):
         assert before.end + after.message_s == pytest.approx(after.start, abs=1e-9)
         assert after.message_s > 0.0 or before.rank == after.rank or found.found.message_s == 0.0
-    for plays in found.found.plays:
+    for plays in found.found.slot_timelines:
         for played in {*plays}:
             chain = played.path()
             assert sum(one.end - one.start for one in chain) == pytest.approx(played.seconds, rel=1e-9)
@@ -91,7 +98,7 @@ def test_its_schedule_is_the_played_one(layout: str) -> None:
     """With the seconds of its own passes, first and last ones apart, which differ by what is reduced once per step alone."""
     found = simulation(layout).found
     by_kind: dict[str, dict[int, float]] = {}
-    for rank, plays in enumerate(found.plays):
+    for rank, plays in enumerate(found.slot_timelines):
         for slot, played in zip(found.actions.order[rank], plays, strict=True):
             by_kind.setdefault(slot[0].kind, {})[slot[0].stage] = played.seconds
     stages = range(found.actions.num_stages)
@@ -99,7 +106,7 @@ def test_its_schedule_is_the_played_one(layout: str) -> None:
         tuple(by_kind[kind][stage] for stage in stages) if kind in by_kind else (0.0,) * len(stages) for kind in "FBIW"
     )
     durations = Durations(forward=forward, input=given, weight=weight, backward=backward, message=found.message_s)
-    line = play(found.actions, durations)
+    line = play_actions(found.actions, durations)
     assert line.makespan == pytest.approx(max(ends[-1] for ends in found.clock.ends), rel=1e-12)
     assert [list(starts) for starts in line.starts] == [list(starts) for starts in found.clock.starts]
 
@@ -107,9 +114,9 @@ def test_its_schedule_is_the_played_one(layout: str) -> None:
 def test_weights_are_gathered_one_unit_ahead() -> None:
     """ZeRO-3: only the first layer waits for its weights, where a layer takes longer than the next one's gather."""
     found = simulation("fsdp=16").found
-    forward = found.plays[0][0]
+    forward = found.slot_timelines[0][0]
     first, second, *_ = (one for one in forward.events if one.what.unit == "block" and isinstance(one.what, Transfer))
-    layers = [one for one in forward.events if one.what.unit == "block" and isinstance(one.what, Kernel)]
+    layers = [one for one in forward.events if one.what.unit == "block" and isinstance(one.what, TimedKernel)]
     assert first.end <= layers[0].start + 1e-12
     assert second.start < layers[-1].end
     waited = [one for one in forward.path() if isinstance(one.what, Transfer) and one.what.unit != "head"]
@@ -123,21 +130,21 @@ def test_gradients_once_per_step_leave_beside_the_last_pass_alone() -> None:
     *others, last = (played for slot, played, _, _ in found.slots(0) if slot[0].kind == "B")
     assert not any(one.stream == "dp" for played in others for one in played.events)
     sent = [one for one in last.events if one.stream == "dp"]
-    assert len(sent) == len(last.left) == 35  # of 32 layers, the embedding, the head's matrix and its norm
+    assert len(sent) == len(last.trailing) == 35  # of 32 layers, the embedding, the head's matrix and its norm
     hidden = sum(one.end - one.start for one in sent) - found.ranks[0].exposed["dp"]
     assert hidden > 0.8 * sum(one.end - one.start for one in sent)
     assert last.seconds == pytest.approx(others[0].seconds)
 
 
 def test_reduced_after_the_backward_pass_nothing_hides() -> None:
-    simulator = Simulator(pricing_of("dp=16"), "list", 1.0)
-    lists = Passes(simulator.works, reduces_after=True)
-    works = lists.listed(simulator.stages[0], "B", last=True)
-    last_kernel = max(n for n, one in enumerate(works) if isinstance(one, Kernel))
-    sent = [one.transfer.unit for one in works[last_kernel + 1 :] if isinstance(one, Begin)]
+    simulator = StepSimulator(pricing_of("dp=16"), "list", 1.0)
+    lists = PassLists(simulator.works, reduces_after=True)
+    works = lists.engine_order(simulator.stages[0], "B", last=True)
+    last_kernel = max(n for n, one in enumerate(works) if isinstance(one, TimedKernel))
+    sent = [one.transfer.unit for one in works[last_kernel + 1 :] if isinstance(one, StartTransfer)]
     assert (sent.count("head"), sent.count("block"), sent.count("embedding")) == (2, 32, 1)
-    assert not any(isinstance(one, Begin) and one.transfer.axis == "dp" for one in works[:last_kernel])
-    assert len(play_streams([works]).left) == 35
+    assert not any(isinstance(one, StartTransfer) and one.transfer.axis == "dp" for one in works[:last_kernel])
+    assert len(play_streams([works]).trailing) == 35
 
 
 def test_what_has_to_move_moves() -> None:
@@ -209,7 +216,7 @@ def test_contention_makes_what_runs_beside_traffic_slower() -> None:
         Job(global_batch_tokens=2**20, seq_len=4096),
         Layout.parse("fsdp=16"),
     )
-    free, slow = simulated(pricing), simulated(pricing, contention=1.2)
+    free, slow = simulate_step(pricing), simulate_step(pricing, contention=1.2)
     moved = sum(end - start for one, start, end in events(free, 0) if isinstance(one.what, Transfer))
     more = sum(slow.ranks[0].computed.values()) - sum(free.ranks[0].computed.values())
     assert 0.0 < more < 0.2 * moved + 1e-9
@@ -227,7 +234,7 @@ def test_adapters_borrowed_weights_and_mixed_recomputation_are_simulated() -> No
     """Modules of multi-token prediction on the last stage, tied embeddings at both ends."""
     deep = simulation("fsdp=64 pp=8 ep=64 recompute=full", model="deepseek-v3", cluster="h100:512", tokens=2**22)
     assert "predict" in {unit for stage in deep.found.stages for unit in stage.units}
-    assert "embedding" in deep.found.stages[-1].owned
+    assert "embedding" in deep.found.stages[-1].owned_units
     tied = simulation("pp=2 dp=4", model="qwen2.5-0.5b", cluster="h100:8")
     assert all(
         any(one.what.name == "all_reduce of both copies" for one in update.events) for update in tied.found.updates
@@ -239,21 +246,21 @@ def test_what_cannot_be_simulated_is_said() -> None:
     with pytest.raises(InputError, match="overlap: found 'most'"):
         simulation("fsdp=16", overlap="most")
     with pytest.raises(InputError, match=r"contention: found 0\.5; a number of at least 1"):
-        simulated(pricing_of("fsdp=16"), contention=0.5)
+        simulate_step(pricing_of("fsdp=16"), contention=0.5)
     with pytest.raises(InputError, match="devices"):
         simulation("fsdp=8")
 
 
 def test_each_unit_s_work_is_a_pass_of_its_own() -> None:
     """Repeated layers have transfers of their own, so that none waits for another's."""
-    simulator = Simulator(pricing_of("fsdp=16"), "list", 1.0)
-    every = list(transfers(simulator.lists.listed(simulator.stages[0], "F", last=False)))
+    simulator = StepSimulator(pricing_of("fsdp=16"), "list", 1.0)
+    every = list(started_transfers(simulator.lists.engine_order(simulator.stages[0], "F", last=False)))
     assert len(every) == len({*map(id, every)}) == 35
 
 
 def test_a_trace_has_every_kernel_and_transfer() -> None:
     found = simulation("fsdp=8 pp=2 zero_stage=1", tokens=2**17).found
-    count = sum(len(played.events) for plays in found.plays for played in plays) + sum(
+    count = sum(len(played.events) for plays in found.slot_timelines for played in plays) + sum(
         len(one.events) for one in found.updates
     )
     passes = sum(len(slot) for slots in found.actions.order for slot in slots)
@@ -264,7 +271,7 @@ def test_gradients_are_reduced_beside_the_backward_pass_but_under_a_policy_that_
     job, layout = Job(global_batch_tokens=2**20, seq_len=4096), Layout.parse("dp=16")
     beside, after = (
         Simulation(
-            simulated(Pricing(load_model(MODEL), load_cluster("h100:16"), job, layout, IssuePolicy(reduction=one)))
+            simulate_step(Pricing(load_model(MODEL), load_cluster("h100:16"), job, layout, IssuePolicy(reduction=one)))
         )
         for one in ("bucketed", "after")
     )
@@ -275,11 +282,19 @@ def test_gradients_are_reduced_beside_the_backward_pass_but_under_a_policy_that_
 def test_what_runs_beside_kernels_in_pieces_is_no_reason_to_wait_for_gradients() -> None:
     """Gradients that are scattered are waited for when the next ones leave; whatever else begins meanwhile, they go on."""
     first, second = (
-        Transfer(seconds=1.0, axis="fsdp", unit=one, name="g", role=GRADIENT, one_behind=True)
+        Transfer(seconds=1.0, axis="fsdp", unit=one, name="g", role=GRADIENT, waits_one_behind=True)
         for one in ("layer 1", "layer 0")
     )
     piece = Transfer(seconds=1.0, axis="tp", unit="layer 0", name="piece")
-    works = [Begin(first, "fsdp"), Await(first), Begin(piece, "tp"), Await(piece), Begin(second, "fsdp"), Await(second)]
-    assert list(_behind_one(works)) == [
-        Begin(first, "fsdp"), Begin(piece, "tp"), Await(piece), Await(first), Begin(second, "fsdp"), Await(second),
+    works = [
+        StartTransfer(first, "fsdp"),
+        WaitTransfer(first),
+        StartTransfer(piece, "tp"),
+        WaitTransfer(piece),
+        StartTransfer(second, "fsdp"),
+        WaitTransfer(second),
+    ]
+    assert list(_delay_scatter_waits(works)) == [
+        StartTransfer(first, "fsdp"), StartTransfer(piece, "tp"), WaitTransfer(piece), WaitTransfer(first),
+        StartTransfer(second, "fsdp"), WaitTransfer(second),
     ]  # fmt: skip

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 from shardwise.book_formulas.rules import critical_intensity
 from shardwise.hardware.chips import Chip
-from shardwise.layout.degrees import atomic_degrees, degrees_of
+from shardwise.layout.degrees import atomic_degrees, layout_degrees
 from shardwise.layout.layout import Layout
-from shardwise.layout.sharding_scheme import family_of
+from shardwise.layout.sharding_scheme import make_sharding_scheme
 from shardwise.model.architecture import Architecture
-from shardwise.price.roofline import rates_of
+from shardwise.price.roofline import chip_rates
 from shardwise.price.unit_cost import UnitPricer, unit_values
 from shardwise.step.instructions import Kernel
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 
 PHASES = ("forward", "backward")
 
@@ -90,8 +90,8 @@ def block_roofline(
     elementwise operations are one kernel. Peak and bandwidth are the vendor's.
     """
     sharded = replace(layout or Layout(), micro_batch_seqs=num_seqs, recompute="none", recompute_layers=None)
-    degrees = atomic_degrees(architecture, degrees_of(sharded))
-    pricer = UnitPricer(architecture, rates_of(chip, None), precision_named("bf16"))
+    degrees = atomic_degrees(architecture, layout_degrees(sharded))
+    pricer = UnitPricer(architecture, chip_rates(chip, None), get_precision("bf16"))
     values = unit_values(architecture, seq_len, degrees, sharded.cp_variant)
     dtype = pricer.precision.activations
     peak = chip.peak(dtype)
@@ -103,7 +103,7 @@ def block_roofline(
             flops=flops, moved_bytes=moved, math_s=flops / peak, memory_s=moved / chip.memory_bytes_per_s,
         )  # fmt: skip
 
-    family = pricer.of_structure(family_of(sharded))
+    family = pricer.complete_family(make_sharding_scheme(sharded))
     parts = pricer.parts(family, "block")
     found = [timed(kernel) for kernel in parts.kernels if kernel.phase in PHASES]
     return BlockRoofline(

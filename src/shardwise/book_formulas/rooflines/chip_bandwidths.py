@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
-from shardwise.hardware.chips import Chip, catalogue_entry, load_chip
+from shardwise.hardware.chips import Chip, get_catalog_entry, load_chip
 from shardwise.hardware.cluster_loading import is_cluster, load_cluster
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.topology import Topology
 from shardwise.hardware.network.torus import Torus
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 from shardwise.values.units import parse_quantity
 
 Origin = Literal["host", "hbm", "vmem"]
 ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
 
-def transfers(chip: Chip, origin: Origin = "hbm") -> dict[str, float]:
+def transfer_rates(chip: Chip, origin: Origin = "hbm") -> dict[str, float]:
     """Bytes/s of each transfer between where operands rest and the matrix unit, by name, in order.
 
     From the host: PCIe, then memory, then on-chip memory where its rate has a source; from HBM: memory alone, as the books
     count; from VMEM: on-chip memory alone. Raises `MissingValueError` for a rate without a source, `InputError` for another
     origin. Source: the book, "TPUs", questions 3, 4 and 6.
     """
-    return chosen(_TRANSFERS, origin, "origin")(chip)
+    return lookup(_TRANSFERS, origin, "origin")(chip)
 
 
 def _from_host(chip: Chip) -> dict[str, float]:
@@ -40,24 +40,24 @@ _TRANSFERS: Mapping[str, Callable[[Chip], dict[str, float]]] = {
 
 
 def _rate(chip: Chip, name: str) -> float:
-    rate = chip.known(name)
+    rate = chip.require_value(name)
     assert isinstance(rate, (int, float))
     return float(rate)
 
 
-def bandwidths(chip: Chip, links: Mapping[str, float]) -> dict[str, float]:
+def link_bandwidths(chip: Chip, links: Mapping[str, float]) -> dict[str, float]:
     """Bytes/s of everything beside memory that has a source: on-chip memory, the host over PCIe, links to other chips."""
     own = {"VMEM": chip.vmem_bytes_per_s, "PCIe": chip.pcie_bytes_per_s}
     return {name: rate for name, rate in own.items() if rate is not None} | dict(links)
 
 
-def chip_and_links(text: str) -> tuple[Chip, Mapping[str, float]]:
+def load_chip_and_links(text: str) -> tuple[Chip, Mapping[str, float]]:
     """A chip by name, shorthand or file, and bytes/s of each kind of link: a torus axis both ways, egress to each tier."""
     if is_cluster(text):
         cluster = load_cluster(text)
         return cluster.chip, _link_rates(cluster.topology)
     name = text.strip().lower()
-    entry = catalogue_entry(name)
+    entry = get_catalog_entry(name)
     if "torus" in entry:
         return load_chip(name), {"torus axis": 2.0 * parse_quantity(entry["torus"]["bytes_per_s"])}
     return load_chip(name), {tier["name"]: parse_quantity(tier["bytes_per_s"]) for tier in entry.get("tiers", ())}

@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from shardwise.book_formulas.rooflines.chip_bandwidths import Origin, transfers
+from shardwise.book_formulas.rooflines.chip_bandwidths import Origin, transfer_rates
 from shardwise.book_formulas.rules import (
-    Bounds,
     KernelCost,
     MatrixProduct,
-    Stage,
     Staging,
+    TimeBounds,
+    TransferStage,
     attainable_flops_per_s,
     attention_cost,
     batched_matmul_cost,
@@ -36,7 +36,7 @@ Sizes = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class KernelForm:
     """One kind of kernel.
 
     `letters` says what each size counts; `defaults` gives those that may be left out a number, or the letter that they
@@ -54,7 +54,7 @@ class Form:
     weights: bool = False
     attention: bool = False
 
-    def filled(self, given: Sizes) -> dict[str, float]:
+    def fill_sizes(self, given: Sizes) -> dict[str, float]:
         """All sizes in the order of `letters`. Raises `InputError` for letters that are missing or not known."""
         problems = [
             f"SIZES: {self.name} has no {letter!r}; {self.usage}" for letter in given if letter not in self.letters
@@ -89,7 +89,7 @@ class Form:
         required = [letter for letter in self.letters if letter not in self.defaults]
         return f"{', '.join(required)} are required" + (f", {', '.join(optional)} optional" if optional else "")
 
-    def tied(self, given: Sizes) -> tuple[str, ...]:
+    def critical_letters(self, given: Sizes) -> tuple[str, ...]:
         """The critical letter, and the letters left out that follow it."""
         follow = [
             letter for letter, default in self.defaults.items() if default == self.critical and letter not in given
@@ -110,29 +110,29 @@ def _attention(s: Sizes, width: float, weight: float, causal: bool, fused: bool)
     return attention_cost(s["B"], s["T"], s["S"], s["N"], s["K"], s["H"], width, causal=causal, fused=fused)
 
 
-_FORMS = (
-    Form(
+_FORM_LIST = (
+    KernelForm(
         name="dot", text="[{N}] · [{N}]", letters={"N": "elements of each vector"},
         cost=lambda s, width, weight, causal, fused: dot_product_cost(s["N"], width),
     ),
-    Form(
+    KernelForm(
         name="elementwise", text="{A} x [{N}] -> [{N}]", letters={"N": "elements", "A": "arrays that are read (2)"},
         defaults={"A": 2},
         cost=lambda s, width, weight, causal, fused: elementwise_cost(s["N"], s["A"], width),
     ),
-    Form(
+    KernelForm(
         name="matmul", text="[{B}, {D}] · [{D}, {F}]", critical="B", weights=True,
         letters={"B": "rows of activations", "D": "width in", "F": "width out"},
         cost=lambda s, width, weight, causal, fused: matmul_cost(s["B"], s["D"], s["F"], width, weight),
         products=lambda s: (MatrixProduct(rows=s["B"], d_in=s["D"], d_out=s["F"]),),
     ),
-    Form(
+    KernelForm(
         name="bmm", text="[{B}, {T}, {D}] · [{B}, {D}, {F}]", critical="T", weights=True, defaults={"T": 1},
         letters={"B": "products", "T": "rows of each (1)", "D": "width in", "F": "width out"},
         cost=lambda s, width, weight, causal, fused: batched_matmul_cost(s["B"], s["T"], s["D"], s["F"], width, weight),
         products=lambda s: (MatrixProduct(rows=s["T"], d_in=s["D"], d_out=s["F"], count=s["B"]),),
     ),
-    Form(
+    KernelForm(
         name="moe", text="[{B}, {D}] · [{k} of {E}, {D}, {F}]", critical="B", weights=True,
         letters={"B": "tokens", "D": "width in", "F": "width out", "E": "experts", "k": "experts of each token"},
         cost=lambda s, width, weight, causal, fused: experts_cost(
@@ -142,21 +142,21 @@ _FORMS = (
             MatrixProduct(rows=s["B"] * s["k"] / s["E"], d_in=s["D"], d_out=s["F"], count=s["E"]),
         ),
     ),
-    Form(
+    KernelForm(
         name="attention", text="Q [{B}, {T}, {N}, {H}], K and V [{B}, {S}, {K}, {H}]", critical="T", attention=True,
         letters={"B": "sequences (1)", "T": "queries of each; 1 to decode", "S": "keys of each (T)", "N": "query heads",
                  "K": "key-value heads (N)", "H": "width of a head"},
         defaults={"B": 1, "S": "T", "K": "N"}, cost=_attention, products=_attention_products,
     ),
 )  # fmt: skip
-FORMS: Mapping[str, Form] = {form.name: form for form in _FORMS}
+KERNEL_FORMS: Mapping[str, KernelForm] = {form.name: form for form in _FORM_LIST}
 
 
-def kernel_form(name: str) -> Form:
+def get_kernel_form(name: str) -> KernelForm:
     """A kind of kernel by name. Raises `InputError` that lists the names."""
-    if name not in FORMS:
-        raise InputError(f"KERNEL: found {name!r}; one of {', '.join(FORMS)} is required")
-    return FORMS[name]
+    if name not in KERNEL_FORMS:
+        raise InputError(f"KERNEL: found {name!r}; one of {', '.join(KERNEL_FORMS)} is required")
+    return KERNEL_FORMS[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,8 +172,8 @@ class KernelRoofline:
     (True, 'compute', 243)
     """
 
-    form: Form
-    given: Mapping[str, float]
+    form: KernelForm
+    arguments: Mapping[str, float]
     dtype: str
     weights: str
     causal: bool
@@ -185,7 +185,7 @@ class KernelRoofline:
     @property
     def sizes(self) -> dict[str, float]:
         """All sizes by letter, with those left out filled in."""
-        return self.form.filled(self.given)
+        return self.form.fill_sizes(self.arguments)
 
     @property
     def cost(self) -> KernelCost:
@@ -209,11 +209,13 @@ class KernelRoofline:
     @property
     def staging(self) -> Staging:
         """The transfers in order, then compute, each with its amount and rate."""
-        moved = (Stage(name=name, amount=self.cost.moved_bytes, rate=rate) for name, rate in self.transfers.items())
-        return Staging(stages=(*moved, Stage(name="compute", amount=self.cost.flops, rate=self.flops_per_s)))
+        moved = (
+            TransferStage(name=name, amount=self.cost.moved_bytes, rate=rate) for name, rate in self.transfers.items()
+        )
+        return Staging(stages=(*moved, TransferStage(name="compute", amount=self.cost.flops, rate=self.flops_per_s)))
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> TimeBounds:
         """Seconds with compute and all transfers overlapped, and one after the other."""
         return time_bounds(*(stage.seconds for stage in self.staging.stages))
 
@@ -231,7 +233,7 @@ class KernelRoofline:
     @property
     def critical_letters(self) -> tuple[str, ...]:
         """The letter that `critical_size` is about, and those tied to it; none where no size raises the intensity."""
-        return self.form.tied(self.given)
+        return self.form.critical_letters(self.arguments)
 
     @property
     def critical_size(self) -> float:
@@ -261,7 +263,7 @@ class KernelRoofline:
         return padding_efficiency(self.products, self.matrix_unit)
 
     @property
-    def padded_bounds(self) -> Bounds | None:
+    def padded_bounds(self) -> TimeBounds | None:
         """`bounds` with the FLOPs of the padded shapes."""
         efficiency = self.padding_efficiency
         if efficiency is None:
@@ -280,10 +282,10 @@ def kernel_roofline(
     attention. Raises `InputError` for an unknown kernel, letter, format or origin, and for an option that the kernel does
     not have; `MissingValueError` for a rate without a source.
     """
-    form = kernel_form(kernel)
+    form = get_kernel_form(kernel)
     found = KernelRoofline(
-        form=form, given=dict(sizes), dtype=dtype, weights=weights or dtype, causal=causal, fused=fused,
-        flops_per_s=_peak(chip, dtype, weights), transfers=transfers(chip, origin), matrix_unit=chip.matrix_unit,
+        form=form, arguments=dict(sizes), dtype=dtype, weights=weights or dtype, causal=causal, fused=fused,
+        flops_per_s=_peak(chip, dtype, weights), transfers=transfer_rates(chip, origin), matrix_unit=chip.matrix_unit,
     )  # fmt: skip
     _check(found, weights)
     return found

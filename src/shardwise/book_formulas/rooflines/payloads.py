@@ -58,10 +58,10 @@ KernelKeys = TypedDict(
         "links": dict[str, LinkPayload],
     },
 )  # fmt: skip
-With = TypedDict("With", {"with": list[KernelKeys]})
+ComparedKernels = TypedDict("ComparedKernels", {"with": list[KernelKeys]})
 
 
-class KernelsPayload(KernelKeys, With):
+class KernelsPayload(KernelKeys, ComparedKernels):
     """A kernel on one chip, with others beside it under `with`."""
 
 
@@ -140,7 +140,7 @@ def kernel_payload(found: KernelRoofline, chip: Chip, origin: str, links: Mappin
         ],
         "critical_letters": list(found.critical_letters),
         "critical_size": critical if math.isfinite(critical) else None,
-        "padding": _padding(found),
+        "padding": _padding_payload(found),
         "links": {
             name: {"bytes_per_s": rate, "critical_intensity": found.flops_per_s / rate} for name, rate in links.items()
         },
@@ -153,7 +153,7 @@ def _options(found: KernelRoofline) -> list[str]:
     return ["causal" if found.causal else "full", "flash" if found.fused else "unfused"]
 
 
-def _padding(found: KernelRoofline) -> dict[str, Any] | None:
+def _padding_payload(found: KernelRoofline) -> dict[str, Any] | None:
     efficiency, bounds = found.padding_efficiency, found.padded_bounds
     if efficiency is None or bounds is None:
         return None

@@ -74,7 +74,7 @@ from shardwise.book_formulas.rules.model_parameters_and_flops import (
     scores_equal_projections_seq_len,
 )
 from shardwise.book_formulas.rules.parallelism_bounds import (
-    Split,
+    FsdpTpSplit,
     axes_bytes_per_s,
     critical_intensity,
     dcn_bytes_per_s,
@@ -106,13 +106,13 @@ from shardwise.book_formulas.rules.pipelines import (
     stage_layers,
 )
 from shardwise.book_formulas.rules.roofline import (
-    Bounds,
     GatherOrReduce,
     LinearIntensity,
     ProductFlops,
     ProductTimes,
-    Stage,
     Staging,
+    TimeBounds,
+    TransferStage,
     attainable_flops_per_s,
     attention_critical_seq_len,
     contracting_split_min_dim,
@@ -150,7 +150,7 @@ from shardwise.book_formulas.rules.training_run import (
 __all__ = [
     "BatchTradeoff",
     "BlockFlops",
-    "Bounds",
+    "FsdpTpSplit",
     "GatherOrReduce",
     "GradientNoise",
     "KernelCost",
@@ -164,12 +164,12 @@ __all__ = [
     "ProductTimes",
     "Rule",
     "SequenceFlops",
-    "Split",
-    "Stage",
     "Staging",
     "StateBytes",
     "StepsAndTokens",
     "SystolicArray",
+    "TimeBounds",
+    "TransferStage",
     "Zero3Elements",
     "attainable_flops_per_s",
     "attended_pairs",

@@ -21,12 +21,12 @@ from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.torus import Torus
-from shardwise.hardware.published_constants import rated
+from shardwise.hardware.published_constants import without_calibration
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.parameters_and_flops import num_active_params
 from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 from shardwise.values.units import SECONDS_PER_DAY
 
 BOOK = "Austin et al., How to Scale Your Model, 2025"
@@ -69,7 +69,7 @@ def book_rules(architecture: Architecture, cluster: Cluster, job: Job) -> tuple[
     >>> rule.name, round(rule.value), rule.unit
     ('critical_intensity', 2550, 'FLOPs/byte')
     """
-    return _Book(architecture, rated(cluster), job).rules()
+    return _Book(architecture, without_calibration(cluster), job).rules()
 
 
 class _Book:
@@ -79,9 +79,9 @@ class _Book:
         self.job, self.pods, self.num_chips = job, _pods_of(cluster), cluster.num_devices
         self.num_pods = self.pods.num_pods if self.pods else 1
         self.topology = self.pods.torus if self.pods else cluster.topology  # of one pod
-        self.precision = precision_named(job.precision)
+        self.precision = get_precision(job.precision)
         dtype = self.precision.activations
-        self.flops_per_s = cluster.chip.peak(self.precision.product_format)
+        self.flops_per_s = cluster.chip.peak(self.precision.matmul_format)
         self.mfu_peak_flops_per_s = cluster.chip.peak(dtype)  # what an MFU is measured against
         self.axis_bytes_per_s = self.topology.axis_bytes_per_s()
         self.alpha = critical_intensity(self.flops_per_s, self.axis_bytes_per_s, bytes_per_element(dtype))
@@ -129,7 +129,7 @@ class _Book:
         fsdp = fsdp_min_tokens_per_chip(self.alpha * self.sparsity, self.axes)
         batch = self.job.global_batch_tokens
         usable, experts = max_chips(batch, fsdp), "·E/k" if self.sparse else ""
-        peak = f"C = {self.flops_per_s:.4g} FLOP/s ({self.precision.product_format})"
+        peak = f"C = {self.flops_per_s:.4g} FLOP/s ({self.precision.matmul_format})"
         return (
             Rule(name="critical_intensity", value=self.alpha, unit="FLOPs/byte", source=f"{BOOK}; {NOTE}, 2.1",
                  verdict=f"each byte sent must go with {self.alpha:,.0f} FLOPs",

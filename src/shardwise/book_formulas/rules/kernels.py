@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise, zip_longest
 
-from shardwise.book_formulas.rules.roofline import Bounds, time_bounds
+from shardwise.book_formulas.rules.roofline import TimeBounds, time_bounds
 from shardwise.values.errors import InputError
 
 
@@ -46,7 +46,7 @@ class KernelCost:
     def math_s(self, flops_per_s: float) -> float:
         return self.flops / flops_per_s
 
-    def bounds(self, flops_per_s: float, bytes_per_s: float) -> Bounds:
+    def bounds(self, flops_per_s: float, bytes_per_s: float) -> TimeBounds:
         """The kernel's time with its traffic to memory, overlapped or not."""
         return time_bounds(self.flops / flops_per_s, self.moved_bytes / bytes_per_s)
 
@@ -160,7 +160,7 @@ def critical_size(cost: Callable[[float], KernelCost], flops_per_s: float, bytes
     return first_rise(list(excess))
 
 
-NOISE = 1e-12  # of a difference of numbers that are equal but for rounding, as a part of them
+ROUNDING = 1e-12  # of a difference of numbers that are equal but for rounding, as a part of them
 MOST_DEGREE = 6  # of a cost in one size; a product of four tensors' dims has four
 POINTS = MOST_DEGREE + 2  # one more than determines the polynomial, to see that it is one
 
@@ -177,7 +177,7 @@ def coefficients(values: Sequence[float]) -> list[float]:
     while row:
         differences.append(row[0])
         row = [after - before for before, after in pairwise(row)]
-    rounding = NOISE * max(map(abs, values))
+    rounding = ROUNDING * max(map(abs, values))
     while differences and abs(differences[-1]) <= rounding * 2.0 ** len(differences):  # order k adds 2^k values up
         differences.pop()
     if len(differences) == len(values):
@@ -220,14 +220,14 @@ def _roots(polynomial: Sequence[float]) -> list[float]:
     largest = 1.0 + max(abs(factor / factors[-1]) for factor in factors)  # Cauchy's bound of all roots
     turning = [root for root in _roots(_derivative(factors)) if root < largest]
     ends = [0.0, *turning, largest]
-    return [_bisected(factors, low, high) for low, high in pairwise(ends) if _changes(factors, low, high)]
+    return [_bisect(factors, low, high) for low, high in pairwise(ends) if _changes_sign(factors, low, high)]
 
 
-def _changes(polynomial: Sequence[float], low: float, high: float) -> bool:
+def _changes_sign(polynomial: Sequence[float], low: float, high: float) -> bool:
     return (_value(polynomial, low) < 0) != (_value(polynomial, high) < 0)
 
 
-def _bisected(polynomial: Sequence[float], low: float, high: float) -> float:
+def _bisect(polynomial: Sequence[float], low: float, high: float) -> float:
     negative = _value(polynomial, low) < 0
     while low < (middle := (low + high) / 2.0) < high:
         if (_value(polynomial, middle) < 0) == negative:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwise.book_formulas.rules.parallelism_bounds import AxisOverlap
 from shardwise.book_formulas.rules.roofline import ProductTimes
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ def mlp_layer_times(
     cost = mlp_layer_cost(global_batch_tokens, d_model, d_ff, fsdp=fsdp, tp=tp)
     fsdp_s = cost.forward_fsdp_bytes / (bytes_per_s * fsdp_axes)
     tp_s = cost.forward_tp_bytes / (bytes_per_s * tp_axes)
-    comms_s = float(chosen(COMBINED, overlap, "overlap")(fsdp_s, tp_s))
+    comms_s = float(lookup(COMBINED, overlap, "overlap")(fsdp_s, tp_s))
     return LayerTimes(math_s=cost.forward_flops / flops_per_s, fsdp_s=fsdp_s, tp_s=tp_s, comms_s=comms_s)
 
 

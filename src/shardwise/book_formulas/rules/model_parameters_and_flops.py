@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shardwise.model import parameters_and_flops
 from shardwise.model.architecture import Architecture
-from shardwise.model.program import Part
+from shardwise.model.program import ModelPart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,10 @@ def params_by_part(architecture: Architecture) -> ParamsByPart:
     """
     parts = parameters_and_flops.params_by_part(architecture)
     return ParamsByPart(
-        mlp=parts[Part.MLP], attention=parts[Part.ATTENTION], vocabulary=parts[Part.VOCABULARY], norms=parts[Part.NORM]
+        mlp=parts[ModelPart.MLP],
+        attention=parts[ModelPart.ATTENTION],
+        vocabulary=parts[ModelPart.VOCABULARY],
+        norms=parts[ModelPart.NORM],
     )
 
 
@@ -74,7 +77,9 @@ def block_training_flops(architecture: Architecture, seqs: float, seq_len: int, 
     Differs: see `model_flops_per_token`.
     """
     products, scores = parameters_and_flops.layer_training_flops(architecture, seq_len, causal=causal)
-    return BlockFlops(mlp=seqs * products[Part.MLP], projections=seqs * products[Part.ATTENTION], scores=seqs * scores)
+    return BlockFlops(
+        mlp=seqs * products[ModelPart.MLP], projections=seqs * products[ModelPart.ATTENTION], scores=seqs * scores
+    )
 
 
 def scores_equal_projections_seq_len(d_model: float) -> float:

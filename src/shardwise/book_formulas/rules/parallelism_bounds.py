@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 
 AxisOverlap = Literal["sum", "max"]
 
@@ -78,7 +78,7 @@ def interconnect_intensity(scheme: Scheme, global_batch_tokens: float, d_ff: flo
     """
     data, width = global_batch_tokens / num_chips, d_ff / num_chips
     both = math.sqrt(global_batch_tokens * width)
-    return chosen({"dp": data, "fsdp": data, "tp": width, "fsdp_tp": both}, scheme, "scheme")
+    return lookup({"dp": data, "fsdp": data, "tp": width, "fsdp_tp": both}, scheme, "scheme")
 
 
 def mixed_min_tokens_per_chip(
@@ -93,7 +93,7 @@ def mixed_min_tokens_per_chip(
     axis that does not wrap has about half the bandwidth).
     Source: the book, "Training", mixed FSDP and TP (`sum`); the note, 2.5 (`max`).
     """
-    factor = chosen({"sum": 4.0, "max": 1.0}, overlap, "overlap")
+    factor = lookup({"sum": 4.0, "max": 1.0}, overlap, "overlap")
     return factor * alpha**2 / (fsdp_axes * tp_axes * d_ff)
 
 
@@ -110,14 +110,14 @@ def fsdp_optimal_degree(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class FsdpTpSplit:
     """Degrees whose product is the number of chips."""
 
     fsdp: int
     tp: int
 
 
-def nearest_split(num_chips: int, fsdp_degree: float) -> Split:
+def nearest_split(num_chips: int, fsdp_degree: float) -> FsdpTpSplit:
     """The split with a power-of-two `tp` that divides the chips whose `fsdp` is nearest in ratio to `fsdp_degree`.
 
     Formula: N = X·Y with Y = 2^i that minimises |log(N / (Y·X'))|, X' the degree asked for. Unit: chips.
@@ -125,7 +125,7 @@ def nearest_split(num_chips: int, fsdp_degree: float) -> Split:
     """
     powers = [2**i for i in range(num_chips.bit_length()) if num_chips % 2**i == 0]
     tp = min(powers, key=lambda p: abs(math.log(num_chips / p / fsdp_degree)))
-    return Split(fsdp=num_chips // tp, tp=tp)
+    return FsdpTpSplit(fsdp=num_chips // tp, tp=tp)
 
 
 def mixed_math_over_comms(

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shardwise.pipeline.registry import pipelines_by_any_name, schedule_of
-from shardwise.pipeline.schedule import Passes, bubble_ratio
-from shardwise.values.errors import InputError, chosen
+from shardwise.pipeline.registry import get_schedule, schedule_names_by_alias
+from shardwise.pipeline.schedule import PassSeconds, bubble_ratio
+from shardwise.values.errors import InputError, lookup
 
 
 def pipeline_busy_fraction(pp: float, num_micro_batches: float = 1) -> float:
@@ -53,8 +53,8 @@ def pipeline_bubble_s(
     overlapped_s, of DualPipe: a forward and a backward pass run together.
     Formula: that of the schedule; (p - 1)·(f + b) of 1F1B. Source: the playbook, "Zero bubble and DualPipe"; DualPipe's README.
     """
-    passes = Passes(forward_s, backward_s, weight_s, overlapped_s)
-    form = schedule_of(chosen(pipelines_by_any_name(), schedule, "schedule"))
+    passes = PassSeconds(forward_s, backward_s, weight_s, overlapped_s)
+    form = get_schedule(lookup(schedule_names_by_alias(), schedule, "schedule"))
     return float(form.bubble_s(pp, 1, math.inf, passes))
 
 

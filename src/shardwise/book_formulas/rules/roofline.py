@@ -13,7 +13,7 @@ from shardwise.sharding.spec import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class TimeBounds:
     """Seconds of work that overlaps fully, and of work done one after the other."""
 
     lower_s: float
@@ -25,9 +25,9 @@ class Bounds:
         return self.upper_s / self.lower_s
 
 
-def time_bounds(*seconds: float) -> Bounds:
+def time_bounds(*seconds: float) -> TimeBounds:
     """The longest part, with perfect overlap, and the sum of the parts, with none: at most a factor of their number."""
-    return Bounds(lower_s=max(seconds), upper_s=sum(seconds))
+    return TimeBounds(lower_s=max(seconds), upper_s=sum(seconds))
 
 
 def math_s(flops: float, flops_per_s: float) -> float:
@@ -207,7 +207,7 @@ def product_flops(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class TransferStage:
     """One stage: bytes (or FLOPs) over `num_links` links (or units) of a rate each."""
 
     name: str
@@ -224,7 +224,7 @@ class Stage:
 class Staging:
     """Stages in order. Source: the book, "TPUs", question 6: a pipeline takes as long as its slowest piece."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[TransferStage, ...]
 
     @property
     def overlapped_s(self) -> float:
@@ -237,6 +237,6 @@ class Staging:
         return sum(stage.seconds for stage in self.stages)
 
     @property
-    def binding(self) -> Stage:
+    def binding(self) -> TransferStage:
         """The slowest stage, the first of equal ones."""
         return max(self.stages, key=lambda stage: stage.seconds)

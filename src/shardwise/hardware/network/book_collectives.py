@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwise.hardware.network.collective_times import CollectiveReport, collective_report
-from shardwise.hardware.network.links import Cost, Cut
-from shardwise.hardware.network.nccl_bandwidths import Operation
+from shardwise.hardware.network.links import CollectiveCost, Cut
+from shardwise.hardware.network.nccl_bandwidths import CollectiveName
 from shardwise.hardware.network.torus import Torus, WrapRule
-from shardwise.values.errors import InputError, chosen
+from shardwise.values.errors import InputError, lookup
 
 
 def axes_report(
-    operation: Operation, num_bytes: float, axes: Sequence[int], axis_bytes_per_s: float, *,
+    operation: CollectiveName, num_bytes: float, axes: Sequence[int], axis_bytes_per_s: float, *,
     wraps: bool = True, one_way: bool = False, hop_latency_s: float = 1e-6,
 ) -> CollectiveReport:  # fmt: skip
     """Report of a collective over whole axes of a torus whose every axis moves `axis_bytes_per_s` both ways (the books' W)."""
@@ -25,7 +25,7 @@ def axes_report(
 
 
 def link_bytes(
-    operation: Operation, num_bytes: float, size: int, *, wraps: bool = True, one_way: bool = False
+    operation: CollectiveName, num_bytes: float, size: int, *, wraps: bool = True, one_way: bool = False
 ) -> float:
     """Bytes that cross the busiest directed link of one axis of `size` devices.
 
@@ -42,7 +42,7 @@ def hop_crossover_bytes(link_bytes_per_s: float, hop_latency_s: float) -> float:
     return link_bytes_per_s * hop_latency_s
 
 
-def point_to_point(num_bytes: float, torus: Torus, source: Sequence[int], target: Sequence[int]) -> Cost:
+def point_to_point(num_bytes: float, torus: Torus, source: Sequence[int], target: Sequence[int]) -> CollectiveCost:
     """Latency and streaming time of an array sent from one device to another, by coordinates.
 
     The hops are the shortest way along every axis; as many ways without a common link are used as axes differ.
@@ -57,11 +57,11 @@ def point_to_point(num_bytes: float, torus: Torus, source: Sequence[int], target
     ]
     ports = sum(1 for one in hops if one)
     streaming = num_bytes / (ports * torus.bytes_per_s) if ports else 0.0
-    return Cost(latency_s=sum(hops) * torus.hop_latency_s, bandwidth_s=streaming, hops=sum(hops))
+    return CollectiveCost(latency_s=sum(hops) * torus.hop_latency_s, bandwidth_s=streaming, hops=sum(hops))
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
+class ChunkHops:
     """Chunk-hops that one device of a ring causes in an AllToAll, in each direction."""
 
     right: int
@@ -76,17 +76,17 @@ class Chunks:
         return self.total * num_bytes / size**2
 
 
-def all_to_all_chunks(size: int) -> Chunks:
+def all_to_all_chunks(size: int) -> ChunkHops:
     """Chunk-hops of an AllToAll on a bidirectional ring, what is half around going right.
 
     N/2 + ... + 1 to the right and (N/2 - 1) + ... + 1 to the left: N^2/4 for even N. Source: S3, appendix C.4.
     """
     right, left = size // 2, (size - 1) // 2
-    return Chunks(right * (right + 1) // 2, left * (left + 1) // 2)
+    return ChunkHops(right * (right + 1) // 2, left * (left + 1) // 2)
 
 
 def idealised_s(
-    operation: Operation, num_bytes: float, axis_bytes_per_s: float, *, num_axes: int = 1, one_way: bool = False
+    operation: CollectiveName, num_bytes: float, axis_bytes_per_s: float, *, num_axes: int = 1, one_way: bool = False
 ) -> float:
     """Seconds that the books print for large rings: V/(m W), twice that for an AllReduce, a quarter for an AllToAll.
 
@@ -97,4 +97,4 @@ def idealised_s(
     """
     gather = num_bytes / (num_axes * axis_bytes_per_s) * (2.0 if one_way else 1.0)
     gathers = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "all_to_all": 0.5 if one_way else 0.25}
-    return gather * chosen(gathers, operation, "collective")
+    return gather * lookup(gathers, operation, "collective")

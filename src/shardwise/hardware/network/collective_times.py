@@ -12,14 +12,14 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.hardware.network.links import Cost, Cut
-from shardwise.hardware.network.nccl_bandwidths import OPERATIONS, Operation, algbw, busbw, received_bytes
-from shardwise.hardware.network.pods import Pods, pods_costs
-from shardwise.hardware.network.switches import IN_SWITCH, Switched, switched_costs
+from shardwise.hardware.network.links import CollectiveCost, Cut
+from shardwise.hardware.network.nccl_bandwidths import COLLECTIVE_NAMES, CollectiveName, algbw, busbw, received_bytes
+from shardwise.hardware.network.pods import Pods, pod_collective_costs
+from shardwise.hardware.network.switches import IN_SWITCH, Switched, switch_collective_costs
 from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.network.torus import Torus, WrapRule, torus_cost
+from shardwise.hardware.network.torus import Torus, WrapRule, torus_collective_cost
 from shardwise.values.errors import InputError
-from shardwise.values.payload_fields import Fields
+from shardwise.values.payload_fields import MergedFields
 
 Bound = Literal["latency", "bandwidth"]
 SCHEMA = "shardwise.collective/1"
@@ -53,7 +53,7 @@ class CollectiveReport:
     algbw, busbw: bytes/s by NCCL's conventions.
     """
 
-    kind: Operation
+    kind: CollectiveName
     bytes: float
     network: Literal["torus", "pods", "switched"]
     axes: tuple[int, ...]
@@ -78,7 +78,7 @@ class CollectiveReport:
 
 
 def collective_report(
-    operation: Operation, num_bytes: float, topology: Topology, cuts: Sequence[Cut], *, one_way: bool = False
+    operation: CollectiveName, num_bytes: float, topology: Topology, cuts: Sequence[Cut], *, one_way: bool = False
 ) -> CollectiveReport:
     """Report of a collective over the group of devices that spans `cuts[i]` of level i.
 
@@ -91,10 +91,10 @@ def collective_report(
     network: Literal["torus", "pods", "switched"] = "torus"
     if isinstance(topology, Torus):
         options = _torus_options(operation, num_bytes, topology, cuts, one_way)
-        wraps = tuple(bool(ring) for ring in topology.rings(cuts))
+        wraps = tuple(bool(ring) for ring in topology.ring_axes(cuts))
     elif isinstance(topology, Pods):
         options, network = _pods_options(operation, num_bytes, topology, cuts, one_way), "pods"
-        wraps = (*(bool(ring) for ring in topology.torus.rings(cuts[:-1])), False)
+        wraps = (*(bool(ring) for ring in topology.torus.ring_axes(cuts[:-1])), False)
     else:
         options, wraps, network = _switched_options(operation, num_bytes, topology, cuts), (), "switched"
     chosen, *others = options
@@ -111,8 +111,8 @@ def collective_report(
 
 def _check(operation: str, num_bytes: float, cuts: Sequence[Cut]) -> None:
     problems = []
-    if operation not in OPERATIONS:
-        problems.append(f"collective: found {operation!r}; one of {', '.join(OPERATIONS)} is required")
+    if operation not in COLLECTIVE_NAMES:
+        problems.append(f"collective: found {operation!r}; one of {', '.join(COLLECTIVE_NAMES)} is required")
     if not num_bytes > 0:
         problems.append(f"collective: found {num_bytes} bytes; more than 0 are required")
     if math.prod(cut.size for cut in cuts) < 2:
@@ -122,7 +122,7 @@ def _check(operation: str, num_bytes: float, cuts: Sequence[Cut]) -> None:
 
 
 def _torus_options(
-    operation: Operation, num_bytes: float, torus: Torus, cuts: Sequence[Cut], one_way: bool
+    operation: CollectiveName, num_bytes: float, torus: Torus, cuts: Sequence[Cut], one_way: bool
 ) -> list[Algorithm]:
     """The group as it lies first, then what it would be as rings both ways, as rings one way and as lines."""
     num_devices = math.prod(cut.size for cut in cuts)
@@ -130,7 +130,7 @@ def _torus_options(
 
     def priced(name: str, on: Torus, one: bool) -> Algorithm:
         return _algorithm(
-            operation, num_bytes, num_devices, name, torus_cost(operation, num_bytes, on, cuts, one_way=one)
+            operation, num_bytes, num_devices, name, torus_collective_cost(operation, num_bytes, on, cuts, one_way=one)
         )
 
     if operation == "send_recv":
@@ -140,30 +140,30 @@ def _torus_options(
         "ring, one way": priced("ring, one way", replace(whole, wrap_rule="always"), True),
         "line": priced("line", replace(whole, wrap_rule="never"), False),
     }
-    shapes = {bool(ring) for ring, cut in zip(torus.rings(cuts), cuts, strict=True) if cut.size > 1}
+    shapes = {bool(ring) for ring, cut in zip(torus.ring_axes(cuts), cuts, strict=True) if cut.size > 1}
     name = " and ".join(("ring" if ring else "line") for ring in sorted(shapes, reverse=True))
-    name = "twisted" if not one_way and any(whole for whole, _ in torus.twists(cuts)) else name
+    name = "twisted" if not one_way and any(whole for whole, _ in torus.twisted_subgroups(cuts)) else name
     name += ", one way" if one_way and True in shapes else ""
     return [priced(name, torus, one_way), *(other for key, other in rings.items() if key != name)]
 
 
 def _pods_options(
-    operation: Operation, num_bytes: float, pods: Pods, cuts: Sequence[Cut], one_way: bool
+    operation: CollectiveName, num_bytes: float, pods: Pods, cuts: Sequence[Cut], one_way: bool
 ) -> list[Algorithm]:
     """The group as it is priced first, then the bound."""
     num_devices = math.prod(cut.size for cut in cuts)
-    costs = pods_costs(operation, num_bytes, pods, cuts, one_way=one_way)
+    costs = pod_collective_costs(operation, num_bytes, pods, cuts, one_way=one_way)
     return [_algorithm(operation, num_bytes, num_devices, name, cost) for name, cost in costs.items()]
 
 
 def _switched_options(
-    operation: Operation, num_bytes: float, network: Switched, cuts: Sequence[Cut]
+    operation: CollectiveName, num_bytes: float, network: Switched, cuts: Sequence[Cut]
 ) -> list[Algorithm]:
     """The fastest that any switch allows first, then the others by time."""
     num_devices = math.prod(cut.size for cut in cuts)
     found = [
         _algorithm(operation, num_bytes, num_devices, name, cost, additive=True)
-        for name, cost in switched_costs(operation, num_bytes, network, cuts).items()
+        for name, cost in switch_collective_costs(operation, num_bytes, network, cuts).items()
     ]
     found.sort(key=lambda option: (option.time_s, option.name))
     chosen = next(option for option in found if not option.condition)
@@ -171,7 +171,13 @@ def _switched_options(
 
 
 def _algorithm(
-    operation: Operation, num_bytes: float, num_devices: int, name: str, cost: Cost, *, additive: bool = False
+    operation: CollectiveName,
+    num_bytes: float,
+    num_devices: int,
+    name: str,
+    cost: CollectiveCost,
+    *,
+    additive: bool = False,
 ) -> Algorithm:
     parts = (cost.latency_s, cost.bandwidth_s)
     time_s = sum(parts) if additive else max(parts)
@@ -182,7 +188,7 @@ def _algorithm(
     )  # fmt: skip
 
 
-class Place(TypedDict):
+class CollectiveContext(TypedDict):
     """The payload's name, where the collective runs, and by which rule an axis of the torus wraps (null behind switches)."""
 
     schema: Literal["shardwise.collective/1"]
@@ -190,7 +196,7 @@ class Place(TypedDict):
     wrap_rule: WrapRule | None
 
 
-CollectivePayload = Annotated[dict[str, Any], Fields(CollectiveReport, Place)]
+CollectivePayload = Annotated[dict[str, Any], MergedFields(CollectiveReport, CollectiveContext)]
 
 
 def collective_payload(report: CollectiveReport, on: str, topology: Topology) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class CollectiveCost:
     """Seconds of latency and of streaming, and the hops that the latency counts."""
 
     latency_s: float

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, get_args
 
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 
-Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
-OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+CollectiveName = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
+COLLECTIVE_NAMES: tuple[CollectiveName, ...] = get_args(CollectiveName)
 
 
-class Form(NamedTuple):
+class NcclFactors(NamedTuple):
     """What the formulas of all networks know of an operation.
 
     `size`: NCCL's size over the whole array, of N devices; `busbw`: what algbw is multiplied by. `times`: how often it goes
@@ -28,57 +28,57 @@ class Form(NamedTuple):
     reduces: bool = False
 
 
-def _whole(num_devices: int) -> float:
+def _one(num_devices: int) -> float:
     return 1.0
 
 
-def _others(num_devices: int) -> float:
+def _share_of_others(num_devices: int) -> float:
     return (num_devices - 1) / num_devices
 
 
-FORMS: Mapping[str, Form] = {
-    "all_gather": Form(_whole, _others, reduces=True),
-    "reduce_scatter": Form(_whole, _others, reduces=True),
-    "all_reduce": Form(_whole, lambda n: 2.0 * _others(n), times=2, reduces=True),
-    "all_to_all": Form(lambda n: 1.0 / n, _others),
-    "broadcast": Form(_whole, _whole),
-    "send_recv": Form(_whole, _whole),
+NCCL_FACTORS: Mapping[str, NcclFactors] = {
+    "all_gather": NcclFactors(_one, _share_of_others, reduces=True),
+    "reduce_scatter": NcclFactors(_one, _share_of_others, reduces=True),
+    "all_reduce": NcclFactors(_one, lambda n: 2.0 * _share_of_others(n), times=2, reduces=True),
+    "all_to_all": NcclFactors(lambda n: 1.0 / n, _share_of_others),
+    "broadcast": NcclFactors(_one, _one),
+    "send_recv": NcclFactors(_one, _one),
 }
 
 
-def form_of(operation: str) -> Form:
+def nccl_factors(operation: str) -> NcclFactors:
     """An operation by name. Raises `InputError` that lists the names."""
-    return chosen(FORMS, operation, "collective")
+    return lookup(NCCL_FACTORS, operation, "collective")
 
 
-def nccl_bytes(operation: Operation, num_bytes: float, num_devices: int) -> float:
+def nccl_bytes(operation: CollectiveName, num_bytes: float, num_devices: int) -> float:
     """NCCL's size S in bytes of a collective on an array of `num_bytes`.
 
     The whole array; of an AllToAll what one device sends, `num_bytes / N`.
     """
-    return num_bytes * form_of(operation).size(num_devices)
+    return num_bytes * nccl_factors(operation).size(num_devices)
 
 
-def busbw_factor(operation: Operation, num_devices: int) -> float:
+def busbw_factor(operation: CollectiveName, num_devices: int) -> float:
     """What algbw is multiplied by to be compared with a link: 2(N-1)/N, (N-1)/N or 1.
 
     Differs: for reduction in the switch nccl-tests also names (N-1)/(N+1); here busbw is the same function of the time
     whatever the algorithm, so that algorithms can be compared, and may exceed the link's bandwidth when the switch reduces.
     """
-    return form_of(operation).busbw(num_devices)
+    return nccl_factors(operation).busbw(num_devices)
 
 
-def algbw(operation: Operation, num_bytes: float, num_devices: int, time_s: float) -> float:
+def algbw(operation: CollectiveName, num_bytes: float, num_devices: int, time_s: float) -> float:
     """Algorithm bandwidth in bytes/s: S / t."""
     return nccl_bytes(operation, num_bytes, num_devices) / time_s
 
 
-def busbw(operation: Operation, num_bytes: float, num_devices: int, time_s: float) -> float:
+def busbw(operation: CollectiveName, num_bytes: float, num_devices: int, time_s: float) -> float:
     """Bus bandwidth in bytes/s: algbw times `busbw_factor`, what a link of the ring would carry."""
     return algbw(operation, num_bytes, num_devices, time_s) * busbw_factor(operation, num_devices)
 
 
-def received_bytes(operation: Operation, num_bytes: float, num_devices: int) -> float:
+def received_bytes(operation: CollectiveName, num_bytes: float, num_devices: int) -> float:
     """Bytes that one device receives, whatever lies between: S (N-1)/N, twice that for an AllReduce, S for a copy.
 
     Reduction in the switch and trees move other amounts. Source: S1, appendix on ring all-reduce.

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.hardware.network.links import Cost, Cut, Link
-from shardwise.hardware.network.nccl_bandwidths import Operation, form_of
+from shardwise.hardware.network.links import CollectiveCost, Cut, Link
+from shardwise.hardware.network.nccl_bandwidths import CollectiveName, nccl_factors
 from shardwise.hardware.network.torus import Torus, all_to_all_link, broadcast_link
 from shardwise.values.elementwise import Value, maximum, where
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,28 +33,28 @@ class Pods:
     def levels(self) -> tuple[int, ...]:
         return (*self.torus.levels, self.num_pods)
 
-    def link(self, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
+    def gather_link(self, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
         """What a group gets that spans `cuts[i]` of axis i of the torus and `cuts[-1].size` pods.
 
         One level after the other: between pods every chip of the group gathers its own share (1/inside of the array) over
         its part of its host's egress, then the group inside each pod gathers the whole. What comes in over a host passes
         its memory before the torus has it, hence the sum and no pipeline (S0: over PCIe to the host, then over the DCN).
         """
-        inner = self.torus.link(cuts[:-1], one_way=one_way)
-        return Link(inner.seconds_per_byte + self.between(cuts), inner.latency_s, additive=False)
+        inner = self.torus.gather_link(cuts[:-1], one_way=one_way)
+        return Link(inner.seconds_per_byte + self.dcn_seconds_per_byte(cuts), inner.latency_s, additive=False)
 
-    def between(self, cuts: Sequence[Cut]) -> Value:
+    def dcn_seconds_per_byte(self, cuts: Sequence[Cut]) -> Value:
         """Seconds between pods per byte of an array that the group gathers: (p-1)/p of it, `inside` chips at once."""
         pods = cuts[-1].size
-        return (pods - 1) / (pods * num_inside(cuts) * self.bytes_per_s)
+        return (pods - 1) / (pods * group_devices_per_pod(cuts) * self.bytes_per_s)
 
-    def hop(self, cuts: Sequence[Cut]) -> Link:
+    def neighbour_link(self, cuts: Sequence[Cut]) -> Link:
         """What a send to the next device of a group gets: the slower of a hop inside and one to the same chip of a pod."""
-        return self._sent(self.torus.hop(cuts[:-1]), cuts)
+        return self._sent(self.torus.neighbour_link(cuts[:-1]), cuts)
 
-    def permute(self, cuts: Sequence[Cut]) -> Link:
+    def permute_link(self, cuts: Sequence[Cut]) -> Link:
         """What a permute gets: each device sends over its own part of its host's egress, or over the torus."""
-        return self._sent(self.torus.permute(cuts[:-1]), cuts)
+        return self._sent(self.torus.permute_link(cuts[:-1]), cuts)
 
     def _sent(self, inner: Link, cuts: Sequence[Cut]) -> Link:
         across = where(cuts[-1].size > 1, 1.0 / self.bytes_per_s, 0.0)
@@ -69,7 +69,7 @@ class Pods:
         return self.torus.neighbour_bytes_per_s()
 
 
-def num_inside(cuts: Sequence[Cut]) -> Value:
+def group_devices_per_pod(cuts: Sequence[Cut]) -> Value:
     """Devices of a group inside one pod."""
     inside: Value = 1
     for cut in cuts[:-1]:
@@ -80,18 +80,18 @@ def num_inside(cuts: Sequence[Cut]) -> Value:
 IN_TURN, AT_ONCE = "one level after the other", "levels at once"
 
 
-def pods_costs(
-    operation: Operation, num_bytes: float, pods: Pods, cuts: Sequence[Cut], *, one_way: bool = False
-) -> Mapping[str, Cost]:
+def pod_collective_costs(
+    operation: CollectiveName, num_bytes: float, pods: Pods, cuts: Sequence[Cut], *, one_way: bool = False
+) -> Mapping[str, CollectiveCost]:
     """Latency and streaming time over a group that spans pods: as it is priced first, then what it could be at most.
 
     `AT_ONCE` is the bound of gathers and reductions whose levels are pipelined, so that the slower one sets the pace.
     """
-    form, (name, link_of) = form_of(operation), chosen(_LINKS, operation, "collective")
+    form, (name, link_of) = nccl_factors(operation), lookup(_LINKS, operation, "collective")
     times = form.times
     found = {name: _cost(pods, num_bytes, link_of(pods, cuts, one_way), times)}
     if form.reduces:
-        inner, between = pods.torus.link(cuts[:-1], one_way=one_way), pods.between(cuts)
+        inner, between = pods.torus.gather_link(cuts[:-1], one_way=one_way), pods.dcn_seconds_per_byte(cuts)
         pace = maximum(inner.seconds_per_byte, between)
         found[AT_ONCE] = _cost(pods, num_bytes, Link(pace, inner.latency_s, additive=False), times)
     return found
@@ -104,7 +104,7 @@ def pods_all_to_all_link(pods: Pods, cuts: Sequence[Cut], *, one_way: bool = Fal
     AllToAll of the pod's own V/p^2 goes over the torus. Source: S0, sections 2 and 4; `all_to_all_link`.
     """
     inner = all_to_all_link(pods.torus, cuts[:-1], one_way=one_way)
-    across, inside = cuts[-1].size, num_inside(cuts)
+    across, inside = cuts[-1].size, group_devices_per_pod(cuts)
     leaving = (across - 1) / (across * across * inside * pods.bytes_per_s)
     return Link(maximum(inner.seconds_per_byte / across**2, leaving), inner.latency_s, additive=False)
 
@@ -114,31 +114,31 @@ def pods_broadcast_link(pods: Pods, cuts: Sequence[Cut], *, one_way: bool = Fals
     pod, from pod to pod, and gathered there."""
     first, gathered = (
         broadcast_link(pods.torus, cuts[:-1], one_way=one_way),
-        pods.torus.link(cuts[:-1], one_way=one_way),
+        pods.torus.gather_link(cuts[:-1], one_way=one_way),
     )
-    passed = 1.0 / (num_inside(cuts) * pods.bytes_per_s)
+    passed = 1.0 / (group_devices_per_pod(cuts) * pods.bytes_per_s)
     seconds = first.seconds_per_byte + passed + gathered.seconds_per_byte
     return Link(seconds, first.latency_s + gathered.latency_s, additive=False)
 
 
-def _gathered(pods: Pods, cuts: Sequence[Cut], one_way: bool) -> Link:
-    return pods.link(cuts, one_way=one_way)
+def _gather_link(pods: Pods, cuts: Sequence[Cut], one_way: bool) -> Link:
+    return pods.gather_link(cuts, one_way=one_way)
 
 
 # How each is priced, and over what link.
 _LINKS: Mapping[str, tuple[str, Callable[[Pods, Sequence[Cut], bool], Link]]] = {
-    "all_gather": (IN_TURN, _gathered),
-    "reduce_scatter": (IN_TURN, _gathered),
-    "all_reduce": (IN_TURN, _gathered),
+    "all_gather": (IN_TURN, _gather_link),
+    "reduce_scatter": (IN_TURN, _gather_link),
+    "all_reduce": (IN_TURN, _gather_link),
     "all_to_all": ("direct", lambda pods, cuts, one_way: pods_all_to_all_link(pods, cuts, one_way=one_way)),
     "broadcast": (IN_TURN, lambda pods, cuts, one_way: pods_broadcast_link(pods, cuts, one_way=one_way)),
-    "send_recv": ("direct", lambda pods, cuts, one_way: pods.hop(cuts)),
+    "send_recv": ("direct", lambda pods, cuts, one_way: pods.neighbour_link(cuts)),
 }
 
 
-def _cost(pods: Pods, num_bytes: float, link: Link, times: int) -> Cost:
+def _cost(pods: Pods, num_bytes: float, link: Link, times: int) -> CollectiveCost:
     hop_s = pods.torus.hop_latency_s
-    return Cost(
+    return CollectiveCost(
         latency_s=times * link.latency_s, bandwidth_s=times * num_bytes * link.seconds_per_byte,
         hops=times * round(link.latency_s / hop_s) if hop_s else 0,
     )  # fmt: skip

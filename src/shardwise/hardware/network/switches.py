@@ -11,10 +11,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.hardware.network.links import Cost, Cut, Link
-from shardwise.hardware.network.nccl_bandwidths import Operation, form_of
+from shardwise.hardware.network.links import CollectiveCost, Cut, Link
+from shardwise.hardware.network.nccl_bandwidths import CollectiveName, nccl_factors
 from shardwise.values.elementwise import Value, maximum, where
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Switched:
     def levels(self) -> tuple[int, ...]:
         return tuple(tier.size for tier in self.tiers)
 
-    def link(self, cuts: Sequence[Cut]) -> Link:
+    def gather_link(self, cuts: Sequence[Cut]) -> Link:
         """What a group gets that spans `cuts[i]` of tier i.
 
         Rings within and between nodes are pipelined, so the slowest tier sets the pace; a group with `i` devices in a
@@ -67,7 +67,7 @@ class Switched:
             inside = inside * cut.size
         return Link(slowest, latency, additive=True)
 
-    def hop(self, cuts: Sequence[Cut]) -> Link:
+    def neighbour_link(self, cuts: Sequence[Cut]) -> Link:
         """What a send to the next device of a group gets: the outermost tier that the group spans; of a mesh one link."""
         seconds: Value = 0.0
         latency: Value = 0.0
@@ -76,9 +76,9 @@ class Switched:
             latency = where(cut.size > 1, tier.base_latency_s + tier.hop_latency_s, latency)
         return Link(seconds, latency, additive=True)
 
-    def permute(self, cuts: Sequence[Cut]) -> Link:
+    def permute_link(self, cuts: Sequence[Cut]) -> Link:
         """What a permute gets: every device sends through its own link, over the outermost tier that the group spans."""
-        return self.hop(cuts)
+        return self.neighbour_link(cuts)
 
     def axis_bytes_per_s(self) -> float:
         """Rate at which every device gathers an array over the whole cluster: the slowest tier's egress, times the
@@ -109,7 +109,7 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class CrossedTier:
     """A tier that a group crosses: `size` of the groups below it, each of `inside` devices."""
 
     tier: Tier
@@ -122,22 +122,22 @@ class Span:
         return float(1.0 / (self.inside * self.tier.egress(self.size)))
 
 
-def spans(network: Switched, cuts: Sequence[Cut]) -> tuple[Span, ...]:
+def crossed_tiers(network: Switched, cuts: Sequence[Cut]) -> tuple[CrossedTier, ...]:
     """The tiers that a group crosses, from the inside out."""
     found, inside = [], 1
     for tier, cut in zip(network.tiers, cuts, strict=True):
         if cut.size > 1:
-            found.append(Span(tier, cut.size, inside))
+            found.append(CrossedTier(tier, cut.size, inside))
         inside *= cut.size
     return tuple(found)
 
 
-def switched_costs(
-    operation: Operation, num_bytes: float, network: Switched, cuts: Sequence[Cut]
-) -> Mapping[str, Cost]:
+def switch_collective_costs(
+    operation: CollectiveName, num_bytes: float, network: Switched, cuts: Sequence[Cut]
+) -> Mapping[str, CollectiveCost]:
     """Cost by algorithm: those that can carry out the operation over the group that `cuts` spans."""
-    crossed = spans(network, cuts)
-    priced: Mapping[str, Callable[[], Cost]] = {
+    crossed = crossed_tiers(network, cuts)
+    priced: Mapping[str, Callable[[], CollectiveCost]] = {
         "direct": lambda: direct_cost(operation, num_bytes, network, cuts),
         "ring": lambda: ring_cost(operation, num_bytes, crossed),
         "hierarchical": lambda: hierarchical_cost(operation, num_bytes, network, cuts),
@@ -145,54 +145,56 @@ def switched_costs(
         IN_SWITCH: lambda: in_switch_cost(operation, num_bytes, crossed),
     }
     there = {"hierarchical": len(crossed) > 1, IN_SWITCH: cuts[0].size > 1 and not network.tiers[0].links}
-    algorithms = chosen(ALGORITHMS, operation, "collective")
+    algorithms = lookup(ALGORITHMS, operation, "collective")
     return {name: priced[name]() for name in algorithms if there.get(name, True)}
 
 
-def direct_cost(operation: Operation, num_bytes: float, network: Switched, cuts: Sequence[Cut]) -> Cost:
+def direct_cost(operation: CollectiveName, num_bytes: float, network: Switched, cuts: Sequence[Cut]) -> CollectiveCost:
     """Every device sends to the one, or to each, that its bytes are for."""
-    hop = network.hop(cuts)
+    hop = network.neighbour_link(cuts)
     per_byte: Mapping[str, Callable[[], Value]] = {
         "send_recv": lambda: hop.seconds_per_byte,
         "all_to_all": lambda: all_to_all_seconds_per_byte(network, cuts),
     }
-    seconds = chosen(per_byte, operation, "collective")()
-    return Cost(latency_s=hop.latency_s, bandwidth_s=num_bytes * seconds, hops=1)
+    seconds = lookup(per_byte, operation, "collective")()
+    return CollectiveCost(latency_s=hop.latency_s, bandwidth_s=num_bytes * seconds, hops=1)
 
 
-def ring_cost(operation: Operation, num_bytes: float, crossed: Sequence[Span]) -> Cost:
+def ring_cost(operation: CollectiveName, num_bytes: float, crossed: Sequence[CrossedTier]) -> CollectiveCost:
     """One ring through all N devices, node after node: (N-1)/N V over the slowest tier, N-1 hops.
 
     In a mesh several rings without a common link, one for each other device of the group: the same bytes over all its
     links. Of the N-1 hops, as many cross a tier as it joins groups, less one. An AllReduce goes around twice; a broadcast
     passes all of V down the ring. Source: NCCL, src/graph/tuning.cc (nsteps and nInterSteps); nccl-tests, PERFORMANCE.md.
     """
-    num_devices, form = math.prod(span.size for span in crossed), form_of(operation)
+    num_devices, form = math.prod(span.size for span in crossed), nccl_factors(operation)
     times = form.times
     hops = [num_devices // span.inside - num_devices // (span.inside * span.size) for span in crossed]
     latency = sum(count * span.tier.hop_latency_s for count, span in zip(hops, crossed, strict=True))
-    return Cost(
-        latency_s=times * (_base(crossed) + latency),
+    return CollectiveCost(
+        latency_s=times * (_launch_latency(crossed) + latency),
         bandwidth_s=form.busbw(num_devices) * num_bytes * max(span.seconds_per_byte for span in crossed),
         hops=times * (num_devices - 1),
     )
 
 
-def hierarchical_cost(operation: Operation, num_bytes: float, network: Switched, cuts: Sequence[Cut]) -> Cost:
+def hierarchical_cost(
+    operation: CollectiveName, num_bytes: float, network: Switched, cuts: Sequence[Cut]
+) -> CollectiveCost:
     """Rings within nodes and rings between them, pipelined: `Switched.link`, what the estimate of a plan uses.
 
     The slowest tier sets the pace and the hops of the tiers add up, (n-1) for each; an AllReduce is a ReduceScatter and an
     AllGather. Source: S0's hierarchy of switches; nccl-tests, PERFORMANCE.md.
     """
-    link, times = network.link(cuts), form_of(operation).times
-    return Cost(
+    link, times = network.gather_link(cuts), nccl_factors(operation).times
+    return CollectiveCost(
         latency_s=times * link.latency_s,
         bandwidth_s=times * num_bytes * link.seconds_per_byte,
         hops=times * sum(cut.size - 1 for cut in cuts),
     )
 
 
-def tree_cost(operation: Operation, num_bytes: float, crossed: Sequence[Span]) -> Cost:
+def tree_cost(operation: CollectiveName, num_bytes: float, crossed: Sequence[CrossedTier]) -> CollectiveCost:
     """Two complementary binary trees, up and down: every device sends 2V for an AllReduce, log2 N hops each way.
 
     A tree of n has ceil(log2 n) hops on each tier; the two trees, each with half of the array, use a device as a leaf
@@ -201,17 +203,17 @@ def tree_cost(operation: Operation, num_bytes: float, crossed: Sequence[Span]) -
     Differs: NCCL (src/graph/tuning.cc) chains the devices of a node (n-1 hops) and builds trees between nodes only, and
     takes 0.9 of the bandwidth.
     """
-    times = form_of(operation).times
+    times = nccl_factors(operation).times
     depths = [math.ceil(math.log2(span.size)) for span in crossed]
     latency = sum(depth * span.tier.hop_latency_s for depth, span in zip(depths, crossed, strict=True))
-    return Cost(
-        latency_s=_base(crossed) + times * latency,
+    return CollectiveCost(
+        latency_s=_launch_latency(crossed) + times * latency,
         bandwidth_s=times * num_bytes * max(span.seconds_per_byte for span in crossed),
         hops=times * sum(depths),
     )
 
 
-def in_switch_cost(operation: Operation, num_bytes: float, crossed: Sequence[Span]) -> Cost:
+def in_switch_cost(operation: CollectiveName, num_bytes: float, crossed: Sequence[CrossedTier]) -> CollectiveCost:
     """The innermost switch reduces and multicasts; rings between the nodes, pipelined.
 
     An AllReduce: each of n devices sends V to be summed in the switch, and V/n of sums to be multicast: V(n+1)/n instead of
@@ -220,13 +222,17 @@ def in_switch_cost(operation: Operation, num_bytes: float, crossed: Sequence[Spa
     Klenk et al. 2020, an in-network architecture for accelerating shared-memory multiprocessor collectives.
     """
     inner, outer = crossed[0], crossed[1:]
-    times, beyond = form_of(operation).times, {"all_gather": -1, "reduce_scatter": -1, "all_reduce": 1}
-    share = (inner.size + chosen(beyond, operation, "collective")) / inner.size
+    times, beyond = nccl_factors(operation).times, {"all_gather": -1, "reduce_scatter": -1, "all_reduce": 1}
+    share = (inner.size + lookup(beyond, operation, "collective")) / inner.size
     paces = [share * inner.seconds_per_byte]
     paces += [times * (span.size - 1) / span.size * span.seconds_per_byte for span in outer]
     hops = sum(span.size - 1 for span in outer)
     latency = inner.tier.hop_latency_s + sum((span.size - 1) * span.tier.hop_latency_s for span in outer)
-    return Cost(latency_s=_base(crossed) + times * latency, bandwidth_s=num_bytes * max(paces), hops=times * (1 + hops))
+    return CollectiveCost(
+        latency_s=_launch_latency(crossed) + times * latency,
+        bandwidth_s=num_bytes * max(paces),
+        hops=times * (1 + hops),
+    )
 
 
 def all_to_all_seconds_per_byte(network: Switched, cuts: Sequence[Cut], copies: Value = 1) -> Value:
@@ -239,17 +245,17 @@ def all_to_all_seconds_per_byte(network: Switched, cuts: Sequence[Cut], copies: 
     slowest: Value = 0.0
     inside: Value = 1
     for tier, cut in zip(network.tiers, cuts, strict=True):
-        alone = 1.0 if tier is network.tiers[0] else _distinct(cut.size, copies)
+        alone = 1.0 if tier is network.tiers[0] else _expected_copies_sent(cut.size, copies)
         slowest = maximum(slowest, (cut.size - 1) * inside / tier.egress(cut.size) * alone)
         inside = inside * cut.size
     return slowest / inside**2
 
 
-def _distinct(groups: Value, copies: Value) -> Value:
+def _expected_copies_sent(groups: Value, copies: Value) -> Value:
     """Share of a row's copies that leave for other groups where each group gets one and passes it on."""
     return groups * (1.0 - (1.0 - 1.0 / groups) ** copies) / copies
 
 
-def _base(crossed: Sequence[Span]) -> float:
+def _launch_latency(crossed: Sequence[CrossedTier]) -> float:
     """Seconds before the first byte moves: one launch, the slowest tier's."""
     return max(span.tier.base_latency_s for span in crossed)

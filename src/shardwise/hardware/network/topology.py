@@ -15,16 +15,16 @@ from shardwise.hardware.network.links import Cut, Link
 from shardwise.hardware.network.pods import Pods, pods_all_to_all_link
 from shardwise.hardware.network.switches import Switched, all_to_all_seconds_per_byte
 from shardwise.hardware.network.torus import Torus, all_to_all_link
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.spec import Axes
 from shardwise.values.elementwise import Value, maximum
-from shardwise.values.symbolic import Made
+from shardwise.values.symbolic import IdentityCache
 
 Topology = Torus | Pods | Switched
 
 
 @dataclass(slots=True)
-class Links:
+class GroupLinks:
     """The link of every group of axes under one placement (or arrays of placements), worked out when first asked for.
 
     `sizes`: where several placements have the same sizes, for each placement the row of the arrays of sizes that it has.
@@ -35,39 +35,41 @@ class Links:
     known: dict[tuple[str, ...], Link] = field(default_factory=dict)
     spans: dict[tuple[str, ...], list[Cut]] = field(default_factory=dict)
     sizes: Value | None = None
-    seconds: Made = field(default_factory=Made, init=False, compare=False, repr=False)  # of what moves over them
+    seconds: IdentityCache = field(
+        default_factory=IdentityCache, init=False, compare=False, repr=False
+    )  # of what moves over them
 
-    def along(self, value: Value) -> Value:
+    def per_placement(self, value: Value) -> Value:
         """What depends on sizes alone, for each placement."""
         if self.sizes is None or not getattr(value, "ndim", 0):
             return value
         return value.take(self.sizes)
 
-    def group(self, axes: tuple[str, ...]) -> Link:
+    def gather_link(self, axes: tuple[str, ...]) -> Link:
         """Link of the group of devices that vary along `axes`."""
         if axes not in self.known:
-            self.known[axes] = self.topology.link(self.joined(axes))
+            self.known[axes] = self.topology.gather_link(self.group_cuts(axes))
         return self.known[axes]
 
-    def joined(self, axes: tuple[str, ...]) -> list[Cut]:
+    def group_cuts(self, axes: tuple[str, ...]) -> list[Cut]:
         """What the group of devices along `axes` spans of each level."""
         if axes not in self.spans:
             levels = range(len(self.topology.levels))
             self.spans[axes] = [_join([self.cuts[axis][i] for axis in axes]) for i in levels]
         return self.spans[axes]
 
-    def hop(self, axes: tuple[str, ...]) -> Link:
+    def neighbour_link(self, axes: tuple[str, ...]) -> Link:
         """Link between neighbours along `axes`, for a send and a receive."""
         key = ("hop", *axes)
         if key not in self.known:
-            self.known[key] = self.topology.hop(self.joined(axes))
+            self.known[key] = self.topology.neighbour_link(self.group_cuts(axes))
         return self.known[key]
 
-    def permute(self, axes: tuple[str, ...]) -> Link:
+    def permute_link(self, axes: tuple[str, ...]) -> Link:
         """Link of a permute within the group along `axes`: each device sends to one, wherever it is."""
         key = ("permute", *axes)
         if key not in self.known:
-            self.known[key] = self.topology.permute(self.joined(axes))
+            self.known[key] = self.topology.permute_link(self.group_cuts(axes))
         return self.known[key]
 
 
@@ -82,43 +84,43 @@ def _join(cuts: list[Cut]) -> Cut:
 
 
 # Parts of a collective's time, by the terms of communication.
-SOURCE = (
+LINK_SECONDS_SOURCE = (
     "seconds a byte and latency of the links that a group has: nccl-tests, doc/PERFORMANCE.md; rings of a torus: S2"
 )
 # Collectives that take as long as a gather.
-GATHERS = {Kind.ALL_GATHER: 1.0, Kind.REDUCE_SCATTER: 1.0, Kind.ALL_REDUCE: 2.0}
+GATHER_PASSES = {CollectiveKind.ALL_GATHER: 1.0, CollectiveKind.REDUCE_SCATTER: 1.0, CollectiveKind.ALL_REDUCE: 2.0}
 
 
-def collective_s(kind: Kind, axes: Axes, payload_bytes: Value, links: Links, copies: Value = 1) -> Value:
+def collective_s(kind: CollectiveKind, axes: Axes, payload_bytes: Value, links: GroupLinks, copies: Value = 1) -> Value:
     """Seconds that a collective over `axes` takes; its kind says which links count.
 
     payload_bytes: see `Collective.payload_elements`; the whole gathered array of an AllGather, the summand of a reduction,
     a device's shard of an AllToAll, what a device receives in a permute or a send. AllGather and ReduceScatter take the
     same time, an AllReduce is one after the other. The (n-1)/n is in the link. Sources: S2; S3, table 2; NCCL's model.
     """
-    if kind is Kind.SLICE:
+    if kind is CollectiveKind.SLICE:
         return 0.0
-    if kind is Kind.SEND_RECV:
-        return links.hop(axes).all_gather_s(payload_bytes)
-    if kind is Kind.PERMUTE:
-        return links.permute(axes).all_gather_s(payload_bytes)
-    if kind is Kind.ALL_TO_ALL:
+    if kind is CollectiveKind.SEND_RECV:
+        return links.neighbour_link(axes).all_gather_s(payload_bytes)
+    if kind is CollectiveKind.PERMUTE:
+        return links.permute_link(axes).all_gather_s(payload_bytes)
+    if kind is CollectiveKind.ALL_TO_ALL:
         return all_to_all_s(axes, payload_bytes, links, copies)
-    return GATHERS[kind] * links.group(axes).all_gather_s(payload_bytes)
+    return GATHER_PASSES[kind] * links.gather_link(axes).all_gather_s(payload_bytes)
 
 
-def ring_s(axes: Axes, whole_bytes: Value, num_devices: Value, links: Links) -> Value:
+def ring_s(axes: Axes, whole_bytes: Value, num_devices: Value, links: GroupLinks) -> Value:
     """Seconds in which `num_devices` shards of an array of `whole_bytes` go around a ring, a hop at a time.
 
     Every step takes as long as its slowest hop: where the ring leaves a node one card carries it, unlike a collective, which
     uses the cards of all devices of the node. Source: Liu et al. 2023, Ring Attention; sends and receives between neighbours.
     """
-    return (num_devices - 1) * links.hop(axes).all_gather_s(whole_bytes / num_devices)
+    return (num_devices - 1) * links.neighbour_link(axes).all_gather_s(whole_bytes / num_devices)
 
 
-def all_to_all_s(axes: Axes, shard_bytes: Value, links: Links, copies: Value = 1) -> Value:
+def all_to_all_s(axes: Axes, shard_bytes: Value, links: GroupLinks, copies: Value = 1) -> Value:
     """Seconds of an AllToAll of shards of so many bytes: a quarter of an AllGather on a bidirectional ring (S2)."""
-    cuts = links.joined(axes)
+    cuts = links.group_cuts(axes)
     whole = shard_bytes
     for cut in cuts:
         whole = whole * cut.size
@@ -126,4 +128,4 @@ def all_to_all_s(axes: Axes, shard_bytes: Value, links: Links, copies: Value = 1
         return all_to_all_link(links.topology, cuts).all_gather_s(whole)
     if isinstance(links.topology, Pods):
         return pods_all_to_all_link(links.topology, cuts).all_gather_s(whole)
-    return whole * all_to_all_seconds_per_byte(links.topology, cuts, copies) + links.group(axes).latency_s
+    return whole * all_to_all_seconds_per_byte(links.topology, cuts, copies) + links.gather_link(axes).latency_s

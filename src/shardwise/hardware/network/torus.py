@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from shardwise.hardware.network.links import Cost, Cut, Link
-from shardwise.hardware.network.nccl_bandwidths import Operation, form_of
+from shardwise.hardware.network.links import CollectiveCost, Cut, Link
+from shardwise.hardware.network.nccl_bandwidths import CollectiveName, nccl_factors
 from shardwise.values.elementwise import Value, maximum, where
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 
 WrapRule = Literal["multiple_of_4", "only_16", "always", "never"]
 # Whether an axis of a size wraps on a slice of a shape.
-WRAPS: Mapping[str, Callable[[tuple[int, ...], int], bool]] = {
+WRAP_RULES: Mapping[str, Callable[[tuple[int, ...], int], bool]] = {
     "multiple_of_4": lambda shape, size: all(other % 4 == 0 for other in shape),
     "only_16": lambda shape, size: size == 16,
     "always": lambda shape, size: True,
@@ -58,10 +58,10 @@ class Torus:
     @property
     def wraps(self) -> tuple[bool, ...]:
         """Which axes are rings."""
-        wraps = chosen(WRAPS, self.wrap_rule, "wrap_rule")
+        wraps = lookup(WRAP_RULES, self.wrap_rule, "wrap_rule")
         return tuple(wraps(self.shape, size) for size in self.shape)
 
-    def rings(self, cuts: Sequence[Cut]) -> tuple[Value, ...]:
+    def ring_axes(self, cuts: Sequence[Cut]) -> tuple[Value, ...]:
         """On which axes a group goes all around: it spans the whole of an axis that wraps.
 
         Around a short axis of a twisted torus only together with the whole of the axes that it shifts.
@@ -69,20 +69,20 @@ class Torus:
         found: list[Value] = []
         for axis, (size, wraps, cut) in enumerate(zip(self.shape, self.wraps, cuts, strict=True)):
             ring = (cut.size * cut.stride == size) & wraps
-            for other in shifted_by(self.shape, axis) if self.twisted else ():
+            for other in axes_shifted_by(self.shape, axis) if self.twisted else ():
                 ring = ring & (cuts[other].size == self.shape[other])
             found.append(ring)
         return tuple(found)
 
-    def twists(self, cuts: Sequence[Cut]) -> Iterator[tuple[Value, Distances]]:
+    def twisted_subgroups(self, cuts: Sequence[Cut]) -> Iterator[tuple[Value, HopDistances]]:
         """Whether a group is one of the twisted tori in this one, and the distances on it, for each of them."""
-        for group in closed_groups(self.shape) if self.twisted else ():
+        for group in twisted_subtori(self.shape) if self.twisted else ():
             whole: Value = True
             for axis, (size, cut) in enumerate(zip(self.shape, cuts, strict=True)):
                 whole = whole & (cut.size == (size if axis in group else 1))
-            yield whole, distances(tuple(self.shape[axis] for axis in group))
+            yield whole, hop_distances(tuple(self.shape[axis] for axis in group))
 
-    def link(self, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
+    def gather_link(self, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
         """What a group gets that spans `cuts[i]` of axis i.
 
         A group all around a wrapped axis is a ring: both directions, half the hops, unless it goes `one_way`. Neighbours on
@@ -95,7 +95,7 @@ class Torus:
         intake: Value = 0.0
         hops: Value = 0
         num_devices: Value = 1
-        for ring, cut in zip(self.rings(cuts), cuts, strict=True):
+        for ring, cut in zip(self.ring_axes(cuts), cuts, strict=True):
             steps = where(ring, cut.size - 1 if one_way else cut.size // 2, cut.size - 1)
             seconds = steps * cut.stride / (cut.size * self.bytes_per_s)
             rate = rate + where(cut.size > 1, 1.0 / maximum(seconds, 1e-30), 0.0)
@@ -103,20 +103,20 @@ class Torus:
             intake = intake + where(cut.size > 1, num_links * self.bytes_per_s / cut.stride, 0.0)
             hops = hops + steps * cut.stride
             num_devices = num_devices * cut.size
-        for whole, found in () if one_way else self.twists(cuts):
+        for whole, found in () if one_way else self.twisted_subgroups(cuts):
             hops = where(whole, found.diameter, hops)
         gathered = where(rate > 0, 1.0 / maximum(rate, 1e-30), 0.0)
         taken_in = (1.0 - 1.0 / num_devices) / maximum(intake, 1e-30)
         return Link(maximum(gathered, taken_in), hops * self.hop_latency_s, additive=False)
 
-    def hop(self, cuts: Sequence[Cut]) -> Link:
+    def neighbour_link(self, cuts: Sequence[Cut]) -> Link:
         """What a send to the next device of a group gets: one link, shared by the groups between them."""
         far: Value = 0
         for cut in cuts:
             far = maximum(far, where(cut.size > 1, cut.stride, 0))
         return Link(far / self.bytes_per_s, far * self.hop_latency_s, additive=False)
 
-    def permute(self, cuts: Sequence[Cut]) -> Link:
+    def permute_link(self, cuts: Sequence[Cut]) -> Link:
         """What a permute gets in which each device sends to one device anywhere in the group.
 
         On an axis of n the busiest link carries, of an even mix of distances, n/8 devices' bytes on a ring and n/4 on a line,
@@ -124,11 +124,11 @@ class Torus:
         """
         pace: Value = 0.0
         hops: Value = 0
-        for ring, cut in zip(self.rings(cuts), cuts, strict=True):
+        for ring, cut in zip(self.ring_axes(cuts), cuts, strict=True):
             busiest = maximum(1.0, cut.size / where(ring, 8.0, 4.0)) * cut.stride
             pace = maximum(pace, where(cut.size > 1, busiest, 0.0))
             hops = hops + where(ring, cut.size // 2, cut.size - 1) * cut.stride
-        for whole, found in self.twists(cuts):
+        for whole, found in self.twisted_subgroups(cuts):
             pace = where(whole, max(1.0, max(found.mean_hops) / 2), pace)
             hops = where(whole, found.diameter, hops)
         return Link(pace / self.bytes_per_s, hops * self.hop_latency_s, additive=False)
@@ -143,7 +143,7 @@ class Torus:
 
 
 CUBE = 4
-LEGAL = "KxKx2K or Kx2Kx2K in any order, with K a multiple of 4, such as 4x4x8 or 4x8x8,"
+TWISTABLE_SHAPES = "KxKx2K or Kx2Kx2K in any order, with K a multiple of 4, such as 4x4x8 or 4x8x8,"
 
 
 def is_twistable(shape: tuple[int, ...]) -> bool:
@@ -151,24 +151,24 @@ def is_twistable(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and min(shape) % CUBE == 0 and set(shape) == {min(shape), 2 * min(shape)}
 
 
-def shifted_by(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+def axes_shifted_by(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     """The axes that going around `axis` shifts: all long ones around a short axis, none around a long one."""
     short = min(shape)
     return tuple(i for i, size in enumerate(shape) if size == 2 * short) if shape[axis] == short else ()
 
 
-def closed_groups(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def twisted_subtori(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """The sets of whole axes that hold a short one and every axis that it shifts: twisted tori of their own."""
     axes = range(len(shape))
     for count in range(2, len(shape) + 1):
         for group in itertools.combinations(axes, count):
-            shifts = [set(shifted_by(shape, axis)) for axis in group]
+            shifts = [set(axes_shifted_by(shape, axis)) for axis in group]
             if any(shifts) and all(shift <= set(group) for shift in shifts):
                 yield group
 
 
 @dataclass(frozen=True, slots=True)
-class Distances:
+class HopDistances:
     """Of one device to all N, itself included: hops on the average along each axis, and to the farthest."""
 
     mean_hops: tuple[float, ...]
@@ -180,7 +180,7 @@ class Distances:
 
 
 @lru_cache(maxsize=64)
-def distances(shape: tuple[int, ...]) -> Distances:
+def hop_distances(shape: tuple[int, ...]) -> HopDistances:
     """Distances on the twisted torus of a shape (k x 2k, k x k x 2k, k x 2k x 2k in any order), by its shortest ways.
 
     Every device sees the same. A way goes around each short axis some number of times and then the shorter way along each
@@ -191,7 +191,7 @@ def distances(shape: tuple[int, ...]) -> Distances:
     total, farthest = [0.0] * len(shape), 0
     for place in itertools.product(*map(range, shape)):
         ways = [
-            _way(shape, place, dict(zip(shorts, turns, strict=True)))
+            _path_hops(shape, place, dict(zip(shorts, turns, strict=True)))
             for turns in itertools.product((-2, -1, 0, 1), repeat=len(shorts))
         ]
         nearest = min(sum(hops) for hops, _ in ways)
@@ -200,10 +200,10 @@ def distances(shape: tuple[int, ...]) -> Distances:
         num_ways = sum(count for _, count in shortest)
         for axis in range(len(shape)):
             total[axis] += sum(hops[axis] * count for hops, count in shortest) / num_ways
-    return Distances(tuple(hops / math.prod(shape) for hops in total), farthest)
+    return HopDistances(tuple(hops / math.prod(shape) for hops in total), farthest)
 
 
-def _way(shape: tuple[int, ...], place: tuple[int, ...], turns: dict[int, int]) -> tuple[tuple[int, ...], int]:
+def _path_hops(shape: tuple[int, ...], place: tuple[int, ...], turns: dict[int, int]) -> tuple[tuple[int, ...], int]:
     """Hops along each axis to a place, going so many times around each short axis, and how many vectors have them: two for
     each long axis whose both ways are as far."""
     shift = min(shape) * sum(turns.values())
@@ -218,9 +218,9 @@ def _way(shape: tuple[int, ...], place: tuple[int, ...], turns: dict[int, int]) 
     return tuple(hops), count
 
 
-def torus_cost(
-    operation: Operation, num_bytes: float, torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False
-) -> Cost:
+def torus_collective_cost(
+    operation: CollectiveName, num_bytes: float, torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False
+) -> CollectiveCost:
     """Latency and streaming time of a collective over the group of devices that `cuts` spans.
 
     AllGather, ReduceScatter: `Torus.link`. AllReduce: one after the other, twice that. AllToAll: `all_to_all_link`.
@@ -228,8 +228,8 @@ def torus_cost(
     Differs: S2 and S3 print V/W for a ring, which N/2 hops of whole shards take; a schedule that sends the last shard half
     each way takes (N-1)/N of it (S2's summary, for one direction). `Torus.link` is V/W for rings of even size.
     """
-    link, times = chosen(_LINKS, operation, "collective")(torus, cuts, one_way), form_of(operation).times
-    return Cost(
+    link, times = lookup(_LINKS, operation, "collective")(torus, cuts, one_way), nccl_factors(operation).times
+    return CollectiveCost(
         latency_s=times * link.latency_s,
         bandwidth_s=times * num_bytes * link.seconds_per_byte,
         hops=times * round(link.latency_s / torus.hop_latency_s) if torus.hop_latency_s else 0,
@@ -252,14 +252,14 @@ def all_to_all_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False)
     for cut in cuts:
         num_devices = num_devices * cut.size
     pace: Value = 0.0
-    for ring, cut in zip(torus.rings(cuts), cuts, strict=True):
+    for ring, cut in zip(torus.ring_axes(cuts), cuts, strict=True):
         n = cut.size
         around = n * (n - 1) / 2 if one_way else n * n // 4 * where(n > 2, 0.5, 1.0)
         chunks = where(ring, around, n * n // 4)
         pace = maximum(pace, chunks * cut.stride / (num_devices * n))
-    for whole, found in () if one_way else torus.twists(cuts):
+    for whole, found in () if one_way else torus.twisted_subgroups(cuts):
         pace = where(whole, max(found.mean_hops) / (2 * num_devices), pace)
-    return Link(pace / torus.bytes_per_s, torus.link(cuts, one_way=one_way).latency_s, additive=False)
+    return Link(pace / torus.bytes_per_s, torus.gather_link(cuts, one_way=one_way).latency_s, additive=False)
 
 
 def broadcast_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
@@ -271,21 +271,21 @@ def broadcast_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False) 
     """
     rates = [
         (2 if ring and not one_way and cut.size > 2 else 1) * torus.bytes_per_s / cut.stride
-        for ring, cut in zip(torus.rings(cuts), cuts, strict=True)
+        for ring, cut in zip(torus.ring_axes(cuts), cuts, strict=True)
         if cut.size > 1
     ]
-    return Link(1.0 / sum(rates) if rates else 0.0, torus.link(cuts, one_way=one_way).latency_s, additive=False)
+    return Link(1.0 / sum(rates) if rates else 0.0, torus.gather_link(cuts, one_way=one_way).latency_s, additive=False)
 
 
-def _gathered(torus: Torus, cuts: Sequence[Cut], one_way: bool) -> Link:
-    return torus.link(cuts, one_way=one_way)
+def _gather_link(torus: Torus, cuts: Sequence[Cut], one_way: bool) -> Link:
+    return torus.gather_link(cuts, one_way=one_way)
 
 
 _LINKS: Mapping[str, Callable[[Torus, Sequence[Cut], bool], Link]] = {
-    "all_gather": _gathered,
-    "reduce_scatter": _gathered,
-    "all_reduce": _gathered,
+    "all_gather": _gather_link,
+    "reduce_scatter": _gather_link,
+    "all_reduce": _gather_link,
     "all_to_all": lambda torus, cuts, one_way: all_to_all_link(torus, cuts, one_way=one_way),
     "broadcast": lambda torus, cuts, one_way: broadcast_link(torus, cuts, one_way=one_way),
-    "send_recv": lambda torus, cuts, one_way: torus.hop(cuts),
+    "send_recv": lambda torus, cuts, one_way: torus.neighbour_link(cuts),
 }

@@ -16,31 +16,44 @@ from typing import Any
 
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.launch_scripts import (
-    LENGTH,
-    OPTIMIZER,
+    LENGTH_MAPPING,
+    OPTIMIZER_MAPPING,
     PORT,
-    PREFIX,
-    STEPS,
-    TRAIN,
+    SCRIPT_PREFIX,
+    STEPS_MAPPING,
+    TRAINING_SCRIPT,
     argument_lines,
-    configurations,
-    heard_tokens,
+    config_files,
+    drop_script_options,
+    get_count,
     is_true,
-    script_options,
-    whole,
-    without_arguments,
+    read_script_options,
+    read_tokens,
 )
-from shardwise.interop.launches.target import Field, Files, Given, Need, Options, Target, beside, option_table
-from shardwise.interop.text_formats.config_trees import dotted, spelt, yaml_text, yaml_tree
-from shardwise.values.errors import InputError, unknown
+from shardwise.interop.launches.target import (
+    LaunchFiles,
+    OptionMapping,
+    OptionReader,
+    Options,
+    Requirement,
+    Target,
+    add_options,
+    option_table,
+)
+from shardwise.interop.text_formats.config_trees import flatten, format_yaml, normalize_values, parse_yaml
+from shardwise.values.errors import InputError, describe_unknown
 
-NODE = "num_processes"
-KIND, VERSION, RESHARD = "distributed_type", "fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward"
-STRATEGY = "fsdp_config.fsdp_sharding_strategy"
-SIZE = "parallelism_config.parallelism_config_{}_size"
-ROTATE = "parallelism_config.parallelism_config_cp_comm_strategy"
+NUM_PROCESSES = "num_processes"
+DISTRIBUTED_TYPE, FSDP_VERSION, RESHARD_AFTER_FORWARD = (
+    "distributed_type",
+    "fsdp_config.fsdp_version",
+    "fsdp_config.fsdp_reshard_after_forward",
+)
+SHARDING_STRATEGY = "fsdp_config.fsdp_sharding_strategy"
+DEGREE_OPTION = "parallelism_config.parallelism_config_{}_size"
+CP_STRATEGY = "parallelism_config.parallelism_config_cp_comm_strategy"
 AXES = {"dp_replicate": "dp", "dp_shard": "fsdp", "cp": "cp", "tp": "tp"}  # theirs: ours
-VARIANTS = {
+CP_VARIANTS = {
     "all_gather": "allgather",
     "zigzag": "alltoall",
 }  # as torch's set_rotate_method; both have a piece from either end
@@ -53,30 +66,38 @@ STRATEGIES = {"FULL_SHARD": (3, False), "SHARD_GRAD_OP": (2, False), "NO_SHARD":
 def _sharding_options(launch: Launch) -> Options:
     """Plain replicas are DDP, and tensor parallelism alone needs no FSDP."""
     layout = launch.layout
-    sizes = {SIZE.format(theirs): getattr(layout, ours) for theirs, ours in AXES.items()}
+    sizes = {DEGREE_OPTION.format(theirs): getattr(layout, ours) for theirs, ours in AXES.items()}
     if not layout.zero_stage:
-        return {KIND: "MULTI_GPU"} if layout.tp == 1 else {KIND: "MULTI_GPU", **sizes}
-    rotated = {ROTATE: VARIANTS[layout.cp_variant]} if layout.cp > 1 and layout.cp_variant in VARIANTS else {}
-    return {KIND: "FSDP", VERSION: 2, RESHARD: layout.zero_stage == 3, **sizes, **rotated}
+        return {DISTRIBUTED_TYPE: "MULTI_GPU"} if layout.tp == 1 else {DISTRIBUTED_TYPE: "MULTI_GPU", **sizes}
+    rotated = (
+        {CP_STRATEGY: CP_VARIANTS[layout.cp_variant]} if layout.cp > 1 and layout.cp_variant in CP_VARIANTS else {}
+    )
+    return {
+        DISTRIBUTED_TYPE: "FSDP",
+        FSDP_VERSION: 2,
+        RESHARD_AFTER_FORWARD: layout.zero_stage == 3,
+        **sizes,
+        **rotated,
+    }
 
 
-def degree(given: Given, axis: str) -> int:
+def get_degree(given: OptionReader, axis: str) -> int:
     """A size of ParallelismConfig."""
-    return whole(given, SIZE.format(axis)) or 1
+    return get_count(given, DEGREE_OPTION.format(axis)) or 1
 
 
-def replicas_of(given: Given) -> int:
+def read_replicas(given: OptionReader) -> int:
     """Groups of processes with sequences of their own. Raises `InputError` for sizes that are not those of the cluster."""
-    devices, processes = given.machines.num_devices, given.get(NODE)
+    devices, processes = given.machines.num_devices, given.get(NUM_PROCESSES)
     if processes not in (None, -1, devices):
         raise InputError(
-            f"{NODE}: found {processes!r} on a cluster of {devices} devices; give the cluster of the launch"
+            f"{NUM_PROCESSES}: found {processes!r} on a cluster of {devices} devices; give the cluster of the launch"
         )
-    if degree(given, "sp") > 1:
+    if get_degree(given, "sp") > 1:
         raise InputError(
             "parallelism_config_sp_size: Ulysses is DeepSpeed's; a launch with FSDP, or a ds_config.json, is required"
         )
-    sizes = {axis: degree(given, axis) for axis in AXES}
+    sizes = {axis: get_degree(given, axis) for axis in AXES}
     within = sizes["tp"] * sizes["cp"]
     whole = within * sizes["dp_replicate"] * sizes["dp_shard"]
     if whole not in (1, devices):
@@ -87,19 +108,19 @@ def replicas_of(given: Given) -> int:
     return devices // within
 
 
-def _read_sharding(given: Given) -> Mapping[str, Any]:
-    replicas, kind = replicas_of(given), given.get(KIND)
+def _read_sharding(given: OptionReader) -> Mapping[str, Any]:
+    replicas, kind = read_replicas(given), given.get(DISTRIBUTED_TYPE)
     if kind not in ("FSDP", "MULTI_GPU", "NO"):
         raise InputError(
-            f"{KIND}: found {kind!r}; FSDP or MULTI_GPU is what can be read (of DEEPSPEED its ds_config.json)"
+            f"{DISTRIBUTED_TYPE}: found {kind!r}; FSDP or MULTI_GPU is what can be read (of DEEPSPEED its ds_config.json)"
         )
-    tp, cp = degree(given, "tp"), degree(given, "cp")
-    rotated = given.get(ROTATE, VARIANTS["all_gather"])
-    back = {theirs: ours for ours, theirs in VARIANTS.items()}
+    tp, cp = get_degree(given, "tp"), get_degree(given, "cp")
+    rotated = given.get(CP_STRATEGY, CP_VARIANTS["all_gather"])
+    back = {theirs: ours for ours, theirs in CP_VARIANTS.items()}
     if rotated not in back:
-        raise InputError(f"parallelism_config_cp_comm_strategy: {unknown(str(rotated), back)}")
-    stage, whole_nodes = _strategy(given) if kind == "FSDP" else (0, False)
-    dp = _replicated(given, replicas, whole_nodes) if stage else replicas
+        raise InputError(f"parallelism_config_cp_comm_strategy: {describe_unknown(str(rotated), back)}")
+    stage, whole_nodes = _read_strategy(given) if kind == "FSDP" else (0, False)
+    dp = _num_copies(given, replicas, whole_nodes) if stage else replicas
     alone = replicas * cp == 1
     if stage and not alone and cp * replicas == dp:
         raise InputError(
@@ -111,133 +132,143 @@ def _read_sharding(given: Given) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _replicated(given: Given, replicas: int, whole_nodes: bool) -> int:
+def _num_copies(given: OptionReader, replicas: int, whole_nodes: bool) -> int:
     """Copies of the shards: as ParallelismConfig has it, or one on each node."""
-    return given.machines.num_nodes if whole_nodes else min(degree(given, "dp_replicate"), replicas)
+    return given.machines.num_nodes if whole_nodes else min(get_degree(given, "dp_replicate"), replicas)
 
 
-def _strategy(given: Given) -> tuple[int, bool]:
+def _read_strategy(given: OptionReader) -> tuple[int, bool]:
     """Stage of ZeRO, and whether each node has a replica."""
-    version, reshard, strategy = given.get(VERSION, 1), given.get(RESHARD, True), given.get(STRATEGY, "FULL_SHARD")
+    version, reshard, strategy = (
+        given.get(FSDP_VERSION, 1),
+        given.get(RESHARD_AFTER_FORWARD, True),
+        given.get(SHARDING_STRATEGY, "FULL_SHARD"),
+    )
     if str(version) == "2":
         return (3 if is_true(reshard) else 2), False
     names = list(STRATEGIES)
     text = str(strategy).upper()
     name = names[int(text) - 1] if text in ("1", "2", "3", "4", "5") else text
     if name not in STRATEGIES:
-        raise InputError(f"fsdp_sharding_strategy: {unknown(name, names)}")
+        raise InputError(f"fsdp_sharding_strategy: {describe_unknown(name, names)}")
     return STRATEGIES[name]
 
 
-SHARDING = (Field(_sharding_options, _read_sharding),)
+SHARDING_MAPPINGS = (OptionMapping(_sharding_options, _read_sharding),)
 
-MIXED, EIGHT = "mixed_precision", "fp8_config.fp8_"
-GATHERED = f"{EIGHT}enable_fsdp_float8_all_gather"
-SHARDED: Mapping[str, Options] = {
-    "bf16": {MIXED: "bf16"},
-    "fp32": {MIXED: "no"},
-    "fp8_torchao": {MIXED: "fp8", f"{EIGHT}backend": "ao", GATHERED: True},
+MIXED_PRECISION, FP8_PREFIX = "mixed_precision", "fp8_config.fp8_"
+FP8_ALL_GATHER = f"{FP8_PREFIX}enable_fsdp_float8_all_gather"
+SHARDED_PRECISIONS: Mapping[str, Options] = {
+    "bf16": {MIXED_PRECISION: "bf16"},
+    "fp32": {MIXED_PRECISION: "no"},
+    "fp8_torchao": {MIXED_PRECISION: "fp8", f"{FP8_PREFIX}backend": "ao", FP8_ALL_GATHER: True},
 }
-REPLICATED: Mapping[str, Options] = {"bf16_fp32_reduction": {MIXED: "bf16"}, "fp32": {MIXED: "no"}}
+REPLICATED_PRECISIONS: Mapping[str, Options] = {
+    "bf16_fp32_reduction": {MIXED_PRECISION: "bf16"},
+    "fp32": {MIXED_PRECISION: "no"},
+}
 
 
-def _table(sharded: bool) -> Mapping[str, Options]:
-    return SHARDED if sharded else REPLICATED
+def _known_precisions(sharded: bool) -> Mapping[str, Options]:
+    return SHARDED_PRECISIONS if sharded else REPLICATED_PRECISIONS
 
 
 def _precision_options(launch: Launch) -> Options:
-    return _table(launch.layout.zero_stage > 0).get(launch.job.precision, {})
+    return _known_precisions(launch.layout.zero_stage > 0).get(launch.job.precision, {})
 
 
-def _read_precision(given: Given) -> Mapping[str, Any]:
+def _read_precision(given: OptionReader) -> Mapping[str, Any]:
     """What the formats of either table say; the backend of fp8 is torchao's where it is named so."""
-    value = given.get(MIXED, "no")
-    said: dict[str, Any] = {MIXED: value}
+    value = given.get(MIXED_PRECISION, "no")
+    said: dict[str, Any] = {MIXED_PRECISION: value}
     if value == "fp8":
         said |= {
-            f"{EIGHT}backend": given.get(f"{EIGHT}backend"),
-            GATHERED: is_true(given.get(GATHERED, True)),
+            f"{FP8_PREFIX}backend": given.get(f"{FP8_PREFIX}backend"),
+            FP8_ALL_GATHER: is_true(given.get(FP8_ALL_GATHER, True)),
         }
-    table = _table(given.get(KIND) == "FSDP")
+    table = _known_precisions(given.get(DISTRIBUTED_TYPE) == "FSDP")
     name = next((name for name, options in table.items() if options == said), None)
     if name is None:
         found = ", ".join(f"{option.rpartition('.')[2]} {one}" for option, one in said.items())
         raise InputError(
-            f"{MIXED}: found {found}; one of bf16, no and, with FSDP, fp8 by AO with its own gathers, can be read"
+            f"{MIXED_PRECISION}: found {found}; one of bf16, no and, with FSDP, fp8 by AO with its own gathers, can be read"
         )
     return {"job.precision": name}
 
 
-FORMATS = Field(_precision_options, _read_precision)
+PRECISION_MAPPING = OptionMapping(_precision_options, _read_precision)
 
 CONFIG, SCRIPT = "config.yaml", "launch.sh"
-MICRO, STEPS_OF = f"{PREFIX}per_device_train_batch_size", f"{PREFIX}gradient_accumulation_steps"
-ACCUMULATED = "gradient_accumulation_steps"  # of the configuration
-CHECKPOINTING = "fsdp_config.fsdp_activation_checkpointing"
+MICRO_BATCH, ACCUMULATION = f"{SCRIPT_PREFIX}per_device_train_batch_size", f"{SCRIPT_PREFIX}gradient_accumulation_steps"
+CONFIG_ACCUMULATION = "gradient_accumulation_steps"  # of the configuration
+RECOMPUTE = "fsdp_config.fsdp_activation_checkpointing"
 
 
-def _batch(launch: Launch) -> Options:
+def _batch_options(launch: Launch) -> Options:
     layout, seqs = launch.layout, launch.job.num_seqs
-    return {MICRO: layout.micro_batch_seqs, STEPS_OF: seqs // (layout.micro_batch_seqs * layout.num_replicas)}
+    return {MICRO_BATCH: layout.micro_batch_seqs, ACCUMULATION: seqs // (layout.micro_batch_seqs * layout.num_replicas)}
 
 
-def _heard_batch(given: Given) -> Mapping[str, Any]:
-    micro = whole(given, MICRO, given.beside.get("layout.micro_batch_seqs"))
+def _read_batch(given: OptionReader) -> Mapping[str, Any]:
+    micro = get_count(given, MICRO_BATCH, given.user_fields.get("layout.micro_batch_seqs"))
     if micro is None:
         return {}
-    steps, said = whole(given, STEPS_OF, whole(given, ACCUMULATED)), given.beside.get("job.global_batch_seqs")
-    if steps is None and (said or MICRO not in given):
+    steps, said = (
+        get_count(given, ACCUMULATION, get_count(given, CONFIG_ACCUMULATION)),
+        given.user_fields.get("job.global_batch_seqs"),
+    )
+    if steps is None and (said or MICRO_BATCH not in given):
         return {"layout.micro_batch_seqs": micro}  # whoever reads it says the whole batch, or has to
-    seqs = micro * (steps or 1) * replicas_of(given)
-    seq_len = LENGTH.hear(given).get("job.seq_len", given.beside.get("job.seq_len"))
-    return {"layout.micro_batch_seqs": micro, "job.global_batch_seqs": seqs, **heard_tokens(given, seqs, seq_len)}
+    seqs = micro * (steps or 1) * read_replicas(given)
+    seq_len = LENGTH_MAPPING.from_options(given).get("job.seq_len", given.user_fields.get("job.seq_len"))
+    return {"layout.micro_batch_seqs": micro, "job.global_batch_seqs": seqs, **read_tokens(given, seqs, seq_len)}
 
 
-def _checkpointing(launch: Launch) -> Options:
+def _recompute_options(launch: Launch) -> Options:
     """FSDP checkpoints whole layers; plain replicas leave that to the training script."""
     layout = launch.layout
     if not layout.zero_stage:
-        return {f"{PREFIX}gradient_checkpointing": True} if layout.recompute == "full" else {}
-    host = {f"{CHECKPOINTING}_offload": True} if layout.offloads_activations else {}
-    return {CHECKPOINTING: layout.recompute == "full", **host}
+        return {f"{SCRIPT_PREFIX}gradient_checkpointing": True} if layout.recompute == "full" else {}
+    host = {f"{RECOMPUTE}_offload": True} if layout.offloads_activations else {}
+    return {RECOMPUTE: layout.recompute == "full", **host}
 
 
-def _heard_checkpointing(given: Given) -> Mapping[str, Any]:
-    full = any(is_true(given.get(name, False)) for name in (CHECKPOINTING, f"{PREFIX}gradient_checkpointing"))
-    host = is_true(given.get(f"{CHECKPOINTING}_offload", False))
+def _read_recompute(given: OptionReader) -> Mapping[str, Any]:
+    full = any(is_true(given.get(name, False)) for name in (RECOMPUTE, f"{SCRIPT_PREFIX}gradient_checkpointing"))
+    host = is_true(given.get(f"{RECOMPUTE}_offload", False))
     if is_true(given.get("fsdp_config.fsdp_offload_params", False)):
         raise InputError("fsdp_offload_params: weights that rest on the host are not priced; set it to false")
     return {"layout.recompute": "full" if full else "none", "layout.offload": "activations" if host else "none"}
 
 
-def _wrapping(launch: Launch) -> Options:
+def _wrapping_options(launch: Launch) -> Options:
     """Each layer is a unit of FSDP, and checkpoints are of shards."""
     names = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_state_dict_type": "SHARDED_STATE_DICT",
              "fsdp_cpu_ram_efficient_loading": True, "fsdp_offload_params": False}  # fmt: skip
     return {f"fsdp_config.{name}": value for name, value in names.items()} if launch.layout.zero_stage else {}
 
 
-def _node(launch: Launch) -> Options:
+def _machine_options(launch: Launch) -> Options:
     machines = launch.machines
-    return {"compute_environment": "LOCAL_MACHINE", NODE: machines.num_devices, "num_machines": machines.num_nodes,
+    return {"compute_environment": "LOCAL_MACHINE", NUM_PROCESSES: machines.num_devices, "num_machines": machines.num_nodes,
             "rdzv_backend": "static", "same_network": True, "main_training_function": "main", "use_cpu": False,
             "debug": False}  # fmt: skip
 
 
-FIELDS: tuple[Field, ...] = (
-    beside("compute_environment", NODE, "num_machines", "rdzv_backend", "same_network", "main_training_function", "use_cpu",
-           "debug", say=_node),
-    *SHARDING,
-    beside("fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_state_dict_type",
-           "fsdp_config.fsdp_cpu_ram_efficient_loading", say=_wrapping),
-    FORMATS,
-    Field(_checkpointing, _heard_checkpointing),
-    Field(_batch, _heard_batch),
-    OPTIMIZER, LENGTH, STEPS,
+MAPPINGS: tuple[OptionMapping, ...] = (
+    add_options("compute_environment", NUM_PROCESSES, "num_machines", "rdzv_backend", "same_network", "main_training_function",
+                "use_cpu", "debug", say=_machine_options),
+    *SHARDING_MAPPINGS,
+    add_options("fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_state_dict_type",
+           "fsdp_config.fsdp_cpu_ram_efficient_loading", say=_wrapping_options),
+    PRECISION_MAPPING,
+    OptionMapping(_recompute_options, _read_recompute),
+    OptionMapping(_batch_options, _read_batch),
+    OPTIMIZER_MAPPING, LENGTH_MAPPING, STEPS_MAPPING,
 )  # fmt: skip
 
 
-def _write(options: Options, launch: Launch) -> Files:
+def _write_files(options: Options, launch: Launch) -> LaunchFiles:
     several = launch.machines.num_nodes > 1
     where = (
         f'--machine_rank "${{NODE_RANK:-${{SLURM_NODEID:?}}}}" --main_process_ip "${{HEAD_NODE:?the first node}}" '
@@ -245,33 +276,37 @@ def _write(options: Options, launch: Launch) -> Files:
     ) if several else ""  # fmt: skip
     script = (
         f"#!/bin/bash\n# Starts on each node, beside {CONFIG}.\nset -euo pipefail\n\n{argument_lines(options)}\n\n"
-        f'accelerate launch --config_file {CONFIG} {where}{TRAIN} "${{ARGS[@]}}"\n'
+        f'accelerate launch --config_file {CONFIG} {where}{TRAINING_SCRIPT} "${{ARGS[@]}}"\n'
     )
-    return {CONFIG: yaml_text(without_arguments(options)), SCRIPT: script}
+    return {CONFIG: format_yaml(drop_script_options(options)), SCRIPT: script}
 
 
-def _read(files: Files) -> Options:
-    own = configurations(files)
+def _read_files(files: LaunchFiles) -> Options:
+    own = config_files(files)
     if len(own) > 1 or any(name.lower().endswith(".json") for name in own):
         raise InputError(f"Accelerate: found {', '.join(own)}; one YAML, and the script that starts it, is required")
     known = option_table("accelerate")
     options: dict[str, Any] = {}
     for name, text in own.items():
-        options = {_placed(option, known): value for option, value in dotted(yaml_tree(text, name), known).items()}
-    launcher, arguments = script_options(files, "accelerate")
-    return spelt({**options, **_overriding(launcher), **arguments}, known)
+        options = {
+            _full_option_name(option, known): value for option, value in flatten(parse_yaml(text, name), known).items()
+        }
+    launcher, arguments = read_script_options(files, "accelerate")
+    return normalize_values({**options, **_launcher_overrides(launcher), **arguments}, known)
 
 
-def _placed(option: str, known: Mapping[str, Any]) -> str:
+def _full_option_name(option: str, known: Mapping[str, Any]) -> str:
     """An option by its whole name: in a section its beginning may be left out."""
     section, dot, name = option.partition(".")
     whole = f"{section}.{section.removesuffix('_config')}_{name}"
     return whole if dot and option not in known and whole in known else option
 
 
-def _overriding(launcher: Options) -> dict[str, Any]:
+def _launcher_overrides(launcher: Options) -> dict[str, Any]:
     """What the words of `accelerate launch` say in place of the file: options of sections have theirs in front."""
-    placed = {name.rpartition(".")[2]: name for name in option_table("accelerate") if not name.startswith(PREFIX)}
+    placed = {
+        name.rpartition(".")[2]: name for name in option_table("accelerate") if not name.startswith(SCRIPT_PREFIX)
+    }
     set_by_node = {
         name for name, value in launcher.items() if str(value).startswith("$")
     }  # ranks, and where nodes meet
@@ -290,18 +325,19 @@ def _notes(launch: Launch) -> Iterator[str]:
         yield "the script's step runs in Accelerator.maybe_context_parallel, which transformers' Trainer does by itself"
 
 
-NEEDS = (
-    Need(lambda launch: launch.job.num_seqs % (launch.layout.num_replicas * launch.layout.micro_batch_seqs) == 0,
+REQUIREMENTS = (
+    Requirement(lambda launch: launch.job.num_seqs % (launch.layout.num_replicas * launch.layout.micro_batch_seqs) == 0,
          lambda launch: f"a batch of {launch.job.num_seqs} sequences is not a multiple of micro-batch × replicas = "
          f"{launch.layout.num_replicas * launch.layout.micro_batch_seqs}"),
-    Need(lambda launch: launch.layout.dp == 1 or launch.layout.fsdp > 1 or launch.layout.tp * launch.layout.cp == 1,
+    Requirement(lambda launch: launch.layout.dp == 1 or launch.layout.fsdp > 1 or launch.layout.tp * launch.layout.cp == 1,
          lambda launch: "tensor and context parallelism go with shards, not with replicas alone; set fsdp > 1, or dp=1"),
-    Need(lambda launch: not launch.layout.offloads_activations
+    Requirement(lambda launch: not launch.layout.offloads_activations
          or (launch.layout.recompute == "full" and launch.layout.zero_stage > 0),
          lambda launch: "fsdp_activation_checkpointing_offload moves checkpoints of FSDP; set recompute=full and a zero_stage"),
 )  # fmt: skip
 TARGET = Target(
     name="accelerate", title="Accelerate", version="1.15.0", source="https://github.com/huggingface/accelerate",
-    stack="accelerate", table="accelerate", fields=FIELDS, needs=NEEDS, write=_write, read=_read,
-    command=lambda launch: f"bash {SCRIPT}", notes=_notes, says_model=False, order=("tp", "cp", "fsdp", "dp", "pp"),
+    stack="accelerate", options_file="accelerate", mappings=MAPPINGS, requirements=REQUIREMENTS,
+    write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
+    includes_model=False, order=("tp", "cp", "fsdp", "dp", "pp"),
 )  # fmt: skip

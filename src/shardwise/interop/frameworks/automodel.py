@@ -11,30 +11,30 @@ from typing import Any
 
 from shardwise.interop.frameworks.huggingface_hub import hub_model, hub_name
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.launch_scripts import torchrun
+from shardwise.interop.launches.launch_scripts import torchrun_command
 from shardwise.interop.launches.target import (
-    Field,
-    Files,
-    Given,
-    Need,
+    LaunchFiles,
+    OptionMapping,
+    OptionReader,
     Options,
+    Requirement,
     Target,
-    beside,
-    flag,
-    named,
+    add_options,
+    map_flag,
+    map_names,
     option_table,
 )
-from shardwise.interop.text_formats.config_trees import dotted, only_yaml, yaml_text, yaml_tree
+from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
 from shardwise.model.architecture import Architecture
 from shardwise.values.errors import InputError
 
-OWN = "distributed"
-PIPELINE = f"{OWN}.pipeline"
+SECTION = "distributed"
+PIPELINE = f"{SECTION}.pipeline"
 SCHEDULES = {"1f1b": "1F1B", "afab": "GPipe", "interleaved": "Interleaved1F1B", "looped_bfs": "LoopedBFS"}
-CHECKPOINTING = {"none": False, "full": True, "alternate": "selective"}
+RECOMPUTE = {"none": False, "full": True, "alternate": "selective"}
 
 
-def _replicas(launch: Launch) -> Options:
+def _replica_options(launch: Launch) -> Options:
     """DDP has no shards; FSDP2 keeps gathered weights after the forward pass (ZeRO-2) or not."""
     layout = launch.layout
     replicas = layout.dp * layout.fsdp
@@ -45,7 +45,7 @@ def _replicas(launch: Launch) -> Options:
     return {"distributed.strategy": "fsdp2", "distributed.dp_size": replicas, **copies, **kept}
 
 
-def number(given: Given, name: str, usual: int = 1) -> int:
+def get_degree(given: OptionReader, name: str, usual: int = 1) -> int:
     """A degree; nothing, and "none", are the usual one."""
     found = given.get(name)
     if found is None or (isinstance(found, str) and found.lower() in ("none", "null")):
@@ -55,34 +55,34 @@ def number(given: Given, name: str, usual: int = 1) -> int:
     return found
 
 
-def all_replicas(given: Given) -> int:
+def read_replicas(given: OptionReader) -> int:
     """Groups of devices with sequences of their own. Raises `InputError` for degrees that do not divide the cluster."""
     split = 1
     for axis in ("tp", "pp", "cp"):
-        split *= number(given, f"{OWN}.{axis}_size")
+        split *= get_degree(given, f"{SECTION}.{axis}_size")
     if given.machines.num_devices % split:
         raise InputError(
             f"tp_size·pp_size·cp_size = {split} does not divide {given.machines.num_devices} devices; give the launch's cluster"
         )
-    return number(given, f"{OWN}.dp_size", given.machines.num_devices // split)
+    return get_degree(given, f"{SECTION}.dp_size", given.machines.num_devices // split)
 
 
-def _heard_replicas(given: Given) -> Mapping[str, Any]:
-    replicas, strategy = all_replicas(given), str(given.get(f"{OWN}.strategy", "fsdp2")).lower()
-    copies, cp = number(given, f"{OWN}.dp_replicate_size"), number(given, f"{OWN}.cp_size")
+def _read_layout_replicas(given: OptionReader) -> Mapping[str, Any]:
+    replicas, strategy = read_replicas(given), str(given.get(f"{SECTION}.strategy", "fsdp2")).lower()
+    copies, cp = get_degree(given, f"{SECTION}.dp_replicate_size"), get_degree(given, f"{SECTION}.cp_size")
     if strategy not in ("fsdp2", "ddp") or replicas % copies:
         raise InputError(
-            f"{OWN}.strategy: found {strategy!r} with {replicas} replicas in {copies} copies; fsdp2 or ddp, and a divisor, are "
-            "what can be read"
+            f"{SECTION}.strategy: found {strategy!r} with {replicas} replicas in {copies} copies; fsdp2 or ddp, and a divisor, "
+            "are what can be read"
         )
-    reshards = given.get(f"{OWN}.reshard_after_forward")
+    reshards = given.get(f"{SECTION}.reshard_after_forward")
     if strategy == "ddp" or replicas * cp == copies:
         return {"layout.dp": replicas, "layout.zero_stage": 0}
-    kept = number(given, f"{OWN}.pp_size") > 1 if reshards is None else not reshards
+    kept = get_degree(given, f"{SECTION}.pp_size") > 1 if reshards is None else not reshards
     return {"layout.dp": copies, "layout.fsdp": replicas // copies, "layout.zero_stage": 2 if kept else 3}
 
 
-def _stages(launch: Launch) -> Options:
+def _stage_options(launch: Launch) -> Options:
     layout = launch.layout
     if layout.pp == 1:
         return {}
@@ -93,9 +93,9 @@ def _stages(launch: Launch) -> Options:
             f"{PIPELINE}.round_virtual_stages_to_pp_multiple": "up"}  # fmt: skip
 
 
-def _heard_stages(given: Given) -> Mapping[str, Any]:
+def _read_stages(given: OptionReader) -> Mapping[str, Any]:
     """Layers as `generate_hf_model_fqn_per_model_part` deals them out: those left over go to the first stages, one to each."""
-    ranks = number(given, f"{OWN}.pp_size")
+    ranks = get_degree(given, f"{SECTION}.pp_size")
     schedules = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
     name = str(given.get(f"{PIPELINE}.pp_schedule", "1f1b")).replace("_", "").lower()
     given.get(f"{PIPELINE}.pp_microbatch_size")
@@ -106,13 +106,13 @@ def _heard_stages(given: Given) -> Mapping[str, Any]:
             f"{PIPELINE}.pp_schedule: found {name!r}; one of {', '.join(SCHEDULES.values())} is what can be read"
         )
     ours = schedules[name]
-    stages = _num_stages(given, given.model.num_layers, ranks, 1 if ours in ("1f1b", "afab") else 2)
+    stages = _read_num_stages(given, given.model.num_layers, ranks, 1 if ours in ("1f1b", "afab") else 2)
     even, more = divmod(given.model.num_layers, stages)
     return {"layout.schedule": ours, "layout.num_virtual_stages": stages // ranks,
             "layout.stages": tuple(even + (i < more) for i in range(stages))}  # fmt: skip
 
 
-def _num_stages(given: Given, layers: int, ranks: int, usual: int) -> int:
+def _read_num_stages(given: OptionReader, layers: int, ranks: int, usual: int) -> int:
     """Stages of so many layers each, or the usual number on each rank, rounded as the recipe says.
 
     Raises `InputError` for a number that is not a multiple of the ranks.
@@ -131,37 +131,37 @@ def _num_stages(given: Given, layers: int, ranks: int, usual: int) -> int:
     return stages
 
 
-def _heard_experts(given: Given) -> Mapping[str, Any]:
+def _read_experts(given: OptionReader) -> Mapping[str, Any]:
     """Experts are whole: they lie over the ranks of tensor parallelism too."""
-    ep = number(given, f"{OWN}.ep_size")
-    return {"layout.ep": ep, "layout.etp": 1 if ep > 1 and number(given, f"{OWN}.tp_size") > 1 else None}
+    ep = get_degree(given, f"{SECTION}.ep_size")
+    return {"layout.ep": ep, "layout.etp": 1 if ep > 1 and get_degree(given, f"{SECTION}.tp_size") > 1 else None}
 
 
-def _degree(axis: str) -> Field:
+def _map_degree(axis: str) -> OptionMapping:
     """A degree, which is said where it is more than one."""
-    name = f"{OWN}.{axis}_size"
+    name = f"{SECTION}.{axis}_size"
 
     def say(launch: Launch) -> Options:
         degree = getattr(launch.layout, axis)
         return {name: degree} if degree > 1 else {}
 
-    return Field(say, lambda given: {f"layout.{axis}": number(given, name)})
+    return OptionMapping(say, lambda given: {f"layout.{axis}": get_degree(given, name)})
 
 
-LAYOUT: tuple[Field, ...] = (
-    Field(_replicas, _heard_replicas),
-    *(_degree(axis) for axis in ("tp", "cp", "pp")),
-    Field(lambda launch: {f"{OWN}.ep_size": launch.layout.ep} if launch.layout.ep > 1 else {}, _heard_experts),
-    flag("layout.sequence_parallel", f"{OWN}.sequence_parallel"),
-    flag("layout.async_tp", f"{OWN}.enable_async_tensor_parallel"),
-    Field(lambda launch: {}, lambda given: {"layout.cp_variant": "all_gather"}),
-    named("layout.recompute", f"{OWN}.activation_checkpointing", CHECKPOINTING, False),
-    Field(_stages, _heard_stages),
+LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
+    OptionMapping(_replica_options, _read_layout_replicas),
+    *(_map_degree(axis) for axis in ("tp", "cp", "pp")),
+    OptionMapping(lambda launch: {f"{SECTION}.ep_size": launch.layout.ep} if launch.layout.ep > 1 else {}, _read_experts),
+    map_flag("layout.sequence_parallel", f"{SECTION}.sequence_parallel"),
+    map_flag("layout.async_tp", f"{SECTION}.enable_async_tensor_parallel"),
+    OptionMapping(lambda launch: {}, lambda given: {"layout.cp_variant": "all_gather"}),
+    map_names("layout.recompute", f"{SECTION}.activation_checkpointing", RECOMPUTE, False),
+    OptionMapping(_stage_options, _read_stages),
 )  # fmt: skip
 
-POLICY = f"{OWN}.mp_policy"
-DTYPES = (f"{POLICY}.param_dtype", f"{POLICY}.reduce_dtype")
-NAMES = ("model.config.pretrained_model_name_or_path", "model.pretrained_model_name_or_path")
+PRECISION_POLICY = f"{SECTION}.mp_policy"
+POLICY_DTYPES = (f"{PRECISION_POLICY}.param_dtype", f"{PRECISION_POLICY}.reduce_dtype")
+MODEL_NAME_OPTIONS = ("model.config.pretrained_model_name_or_path", "model.pretrained_model_name_or_path")
 LOSSES = {
     "unfused": "nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy",
     "fused": "nemo_automodel.components.loss.te_parallel_ce.TEParallelCrossEntropy",
@@ -169,18 +169,18 @@ LOSSES = {
 }
 # Of fp32 weights, computed in bf16: gradients are reduced in one or the other. Weights stored in bf16 have no master (components/
 # distributed/config.py, FSDP2Config.mp_policy).
-REDUCED = {"bf16_fp32_reduction": "float32", "bf16": "bfloat16"}
-FP8 = {"fp8_torchao": "tensorwise", "fp8_torchao_rowwise": "rowwise"}
-FLOATS = {"float32": "float32", "fp32": "float32", "torch.float32": "float32", "float": "float32"}
+REDUCTION_DTYPES = {"bf16_fp32_reduction": "float32", "bf16": "bfloat16"}
+FP8_RECIPES = {"fp8_torchao": "tensorwise", "fp8_torchao_rowwise": "rowwise"}
+FP32_NAMES = {"float32": "float32", "fp32": "float32", "torch.float32": "float32", "float": "float32"}
 
 
-def _said_model(launch: Launch) -> Options:
+def _model_options(launch: Launch) -> Options:
     return {"model._target_": "nemo_automodel.NeMoAutoModelForCausalLM.from_config",
             "model.config._target_": "transformers.AutoConfig.from_pretrained",
-            NAMES[0]: hub_name(launch.model) or ""}  # fmt: skip
+            MODEL_NAME_OPTIONS[0]: hub_name(launch.model) or ""}  # fmt: skip
 
 
-def _batches(launch: Launch) -> Options:
+def _batch_options(launch: Launch) -> Options:
     """Sequences that a replica takes at once: one micro-batch, or with stages all that go through them before the update."""
     layout, seqs = launch.layout, launch.job.num_seqs
     local = seqs // (layout.dp * layout.fsdp) if layout.pp > 1 else layout.micro_batch_seqs
@@ -191,15 +191,15 @@ def _batches(launch: Launch) -> Options:
     }
 
 
-def _heard_batches(given: Given) -> Mapping[str, Any]:
+def _read_batch(given: OptionReader) -> Mapping[str, Any]:
     seqs, local = (
-        number(given, "step_scheduler.global_batch_size", 32),
-        number(given, "step_scheduler.local_batch_size"),
+        get_degree(given, "step_scheduler.global_batch_size", 32),
+        get_degree(given, "step_scheduler.local_batch_size"),
     )
     given.get("dataset.batch_size")
-    if number(given, f"{OWN}.pp_size") == 1:
+    if get_degree(given, f"{SECTION}.pp_size") == 1:
         return {"job.global_batch_seqs": seqs, "layout.micro_batch_seqs": local}
-    replicas = all_replicas(given)
+    replicas = read_replicas(given)
     if seqs != local * replicas:
         raise InputError(
             f"step_scheduler: global_batch_size = {seqs} with local_batch_size = {local} of {replicas} replicas fills the "
@@ -207,39 +207,40 @@ def _heard_batches(given: Given) -> Mapping[str, Any]:
         )
     return {
         "job.global_batch_seqs": seqs,
-        "layout.micro_batch_seqs": number(given, f"{OWN}.pipeline.pp_microbatch_size"),
+        "layout.micro_batch_seqs": get_degree(given, f"{SECTION}.pipeline.pp_microbatch_size"),
     }
 
 
-def _precision(launch: Launch) -> Options:
+def _precision_options(launch: Launch) -> Options:
     precision = launch.job.precision
-    recipe = {"fp8.enabled": True, "fp8.recipe_name": FP8[precision]} if precision in FP8 else {}
+    recipe = {"fp8.enabled": True, "fp8.recipe_name": FP8_RECIPES[precision]} if precision in FP8_RECIPES else {}
     gathered = {"fp8.enable_fsdp_float8_all_gather": True} if precision == "fp8_torchao" else {}
-    policy = {f"{POLICY}._target_": "torch.distributed.fsdp.MixedPrecisionPolicy", f"{POLICY}.param_dtype": "bfloat16",
-              f"{POLICY}.reduce_dtype": REDUCED.get(precision, "float32")}  # fmt: skip
+    policy = {f"{PRECISION_POLICY}._target_": "torch.distributed.fsdp.MixedPrecisionPolicy",
+              f"{PRECISION_POLICY}.param_dtype": "bfloat16",
+              f"{PRECISION_POLICY}.reduce_dtype": REDUCTION_DTYPES.get(precision, "float32")}  # fmt: skip
     return {"model.torch_dtype": "float32", **(policy if launch.layout.zero_stage else {}), **recipe, **gathered}
 
 
-def _heard_precision(given: Given) -> Mapping[str, Any]:
+def _read_precision(given: OptionReader) -> Mapping[str, Any]:
     """Weights stored in bf16 have moments in bf16 too, which is named: what keeps them in fp32 is nearest."""
-    names = {recipe: ours for ours, recipe in FP8.items()}
+    names = {recipe: ours for ours, recipe in FP8_RECIPES.items()}
     if given.get("fp8.enabled", False) and given.get("fp8.recipe_name", "tensorwise") in names:
         for name in (
             "model.torch_dtype",
             "fp8.enable_fsdp_float8_all_gather",
-            *(f"{OWN}.mp_policy.{one}_dtype" for one in ("param", "reduce")),
+            *(f"{SECTION}.mp_policy.{one}_dtype" for one in ("param", "reduce")),
         ):
             given.get(name)
         return {"job.precision": names[given.get("fp8.recipe_name", "tensorwise")]}
-    if str(given.options.get("model.torch_dtype", "")) not in FLOATS:
+    if str(given.options.get("model.torch_dtype", "")) not in FP32_NAMES:
         return {"job.precision": "bf16_no_master"}
     given.get("model.torch_dtype")
-    _, reduced = (given.get(name, "float32") for name in DTYPES)
+    _, reduced = (given.get(name, "float32") for name in POLICY_DTYPES)
     reduced = str(reduced).removeprefix("torch.")
     return {"job.precision": "bf16" if reduced in ("bfloat16", "bf16") else "bf16_fp32_reduction"}
 
 
-def _heard_length(given: Given) -> Mapping[str, Any]:
+def _read_length(given: OptionReader) -> Mapping[str, Any]:
     names = ("packed_sequence.packed_sequence_size", "dataset.seq_len", "dataset.seq_length")
     found = [given.get(name) for name in names]
     length = next((one for one in found if isinstance(one, int) and one > 0), None)
@@ -248,37 +249,37 @@ def _heard_length(given: Given) -> Mapping[str, Any]:
     return {"job.seq_len": length}
 
 
-def _steps(launch: Launch) -> Options:
+def _step_options(launch: Launch) -> Options:
     job = launch.job
     return {"step_scheduler.max_steps": max(round(job.tokens / job.global_batch_tokens), 1)} if job.tokens else {}
 
 
-def _heard_steps(given: Given) -> Mapping[str, Any]:
+def _read_steps(given: OptionReader) -> Mapping[str, Any]:
     steps = given.get("step_scheduler.max_steps")
-    seqs, length = number(given, "step_scheduler.global_batch_size", 32), _heard_length(given)["job.seq_len"]
+    seqs, length = get_degree(given, "step_scheduler.global_batch_size", 32), _read_length(given)["job.seq_len"]
     return {"job.tokens": float(steps * seqs * length)} if steps else {}
 
 
-FIELDS: tuple[Field, ...] = (
-    beside("model._target_", "model.config._target_", *NAMES, say=_said_model),
-    Field(_precision, _heard_precision),
-    *LAYOUT,
-    Field(_batches, _heard_batches),
-    Field(lambda launch: {"dataset.seq_len": launch.job.seq_len}, _heard_length),
-    Field(_steps, _heard_steps),
-    named("job.loss", "loss_fn._target_", LOSSES),
-    named("job.optimizer", "optimizer._target_", {"adamw": "torch.optim.AdamW"}),
+MAPPINGS: tuple[OptionMapping, ...] = (
+    add_options("model._target_", "model.config._target_", *MODEL_NAME_OPTIONS, say=_model_options),
+    OptionMapping(_precision_options, _read_precision),
+    *LAYOUT_MAPPINGS,
+    OptionMapping(_batch_options, _read_batch),
+    OptionMapping(lambda launch: {"dataset.seq_len": launch.job.seq_len}, _read_length),
+    OptionMapping(_step_options, _read_steps),
+    map_names("job.loss", "loss_fn._target_", LOSSES),
+    map_names("job.optimizer", "optimizer._target_", {"adamw": "torch.optim.AdamW"}),
 )  # fmt: skip
 
-SCRIPT = "recipe.yaml"
+RECIPE_FILE = "recipe.yaml"
 
 
-def _model(options: Options) -> Architecture | None:
-    name = next((options[name] for name in NAMES if isinstance(options.get(name), str)), None)
+def _find_model(options: Options) -> Architecture | None:
+    name = next((options[name] for name in MODEL_NAME_OPTIONS if isinstance(options.get(name), str)), None)
     return hub_model(name) if name else None
 
 
-def _write(options: Options, launch: Launch) -> Files:
+def _write_files(options: Options, launch: Launch) -> LaunchFiles:
     usual = {
         "recipe": "TrainFinetuneRecipeForNextTokenPrediction",
         **options,
@@ -289,12 +290,12 @@ def _write(options: Options, launch: Launch) -> Files:
         "optimizer.lr": 3.0e-4,
         "checkpoint.enabled": False,
     }
-    return {SCRIPT: yaml_text(usual)}
+    return {RECIPE_FILE: format_yaml(usual)}
 
 
-def _read(files: Files) -> Options:
-    name, text = only_yaml(files, "a recipe of NeMo Automodel")
-    return dotted(yaml_tree(text, name), option_table("automodel"))
+def _read_files(files: LaunchFiles) -> Options:
+    name, text = find_yaml(files, "a recipe of NeMo Automodel")
+    return flatten(parse_yaml(text, name), option_table("automodel"))
 
 
 def _notes(launch: Launch) -> Iterator[str]:
@@ -306,7 +307,7 @@ def _is_ddp(launch: Launch) -> bool:
     return layout.zero_stage == 0 and layout.dp * layout.fsdp > 1
 
 
-def _at_once(launch: Launch) -> int:
+def _seqs_at_once(launch: Launch) -> int:
     """Sequences of one micro-batch on all replicas."""
     return launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs
 
@@ -322,38 +323,40 @@ def _has_whole_experts(launch: Launch) -> bool:
 TARGET = Target(
     name="automodel", title="NeMo Automodel", version="0.7.0",
     source="https://github.com/NVIDIA-NeMo/Automodel, nemo_automodel/components/distributed/config.py", stack="automodel",
-    table="automodel", fields=FIELDS,
-    needs=(
-        Need(
+    options_file="automodel", mappings=MAPPINGS,
+    requirements=(
+        Requirement(
             lambda launch: hub_name(launch.model) is not None,
             lambda launch: f"{launch.model.name} has no name on the Hugging Face hub, by which models are built; take another",
         ),
-        Need(
+        Requirement(
             lambda launch: not _is_ddp(launch) or launch.layout.num_devices == launch.layout.dp,
             lambda launch: "plain replicas are DDP's, which splits nothing else; set a zero_stage of 2 or 3",
         ),
-        Need(
+        Requirement(
             lambda launch: launch.layout.zero_stage == 0 or launch.layout.dp == 1 or launch.layout.fsdp > 1,
             lambda launch: f"dp_replicate_size = {launch.layout.dp} has to be less than dp_size; set fsdp > 1",
         ),
-        Need(
+        Requirement(
             _has_whole_experts,
             lambda launch: "experts beside tensor parallelism are whole, without sequence_parallel and async_tp; set tp=1, or "
             "ep > 1 etp=1 sequence_parallel=false",
         ),
-        Need(
+        Requirement(
             lambda launch: not launch.layout.async_tp or launch.layout.sequence_parallel,
             lambda launch: "enable_async_tensor_parallel requires sequence_parallel; set sequence_parallel=true",
         ),
-        Need(
-            lambda launch: launch.job.num_seqs % _at_once(launch) == 0,
-            lambda launch: f"global_batch_size = {launch.job.num_seqs} is not a multiple of {_at_once(launch)} for a micro-batch",
+        Requirement(
+            lambda launch: launch.job.num_seqs % _seqs_at_once(launch) == 0,
+            lambda launch: f"global_batch_size = {launch.job.num_seqs} is not a multiple of "
+            f"{_seqs_at_once(launch)} for a micro-batch",
         ),
-        Need(
-            lambda launch: launch.layout.pp == 1 or launch.job.num_seqs >= _at_once(launch) * launch.layout.pp,
+        Requirement(
+            lambda launch: launch.layout.pp == 1 or launch.job.num_seqs >= _seqs_at_once(launch) * launch.layout.pp,
             lambda launch: f"fewer micro-batches than the {launch.layout.pp} ranks of the pipeline; take a larger batch or fewer",
         ),
     ),
-    write=_write, read=_read, command=lambda launch: torchrun(launch.machines, f"-m nemo_automodel.cli.app {SCRIPT}"),
-    notes=_notes, model=_model, says_model=False,
+    write=_write_files, read=_read_files,
+    command=lambda launch: torchrun_command(launch.machines, f"-m nemo_automodel.cli.app {RECIPE_FILE}"),
+    notes=_notes, find_model=_find_model, includes_model=False,
 )  # fmt: skip

@@ -12,35 +12,35 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.launch_scripts import torchrun
+from shardwise.interop.launches.launch_scripts import torchrun_command
 from shardwise.interop.launches.target import (
-    Field,
-    Files,
-    Given,
-    Need,
+    LaunchFiles,
+    OptionMapping,
+    OptionReader,
     Options,
+    Requirement,
     Target,
-    beside,
+    add_options,
+    map_value,
     option_table,
-    require_kinds,
-    same,
+    require_types,
 )
-from shardwise.interop.text_formats.config_trees import dotted, only_yaml, yaml_text, yaml_tree
+from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
 from shardwise.model.architecture import Architecture
-from shardwise.model.optimizers.registry import optimizer_named
+from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.values.errors import InputError
 
 MODEL_CONFIG = "model.model_config"
 LLAMA, STARCODER = f"{MODEL_CONFIG}.is_llama_config", f"{MODEL_CONFIG}.is_starcoder2_config"
-GATED = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}  # LlamaConfig.hidden_act: the MLP is always gated
-PLAIN = {"gelu": "gelu_pytorch_tanh", "relu": "relu"}  # Starcoder2Config.activation_function
-ACTIVATIONS = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu": "geglu"}
+GATED_ACTIVATIONS = {"swiglu": "silu", "geglu": "gelu_pytorch_tanh"}  # LlamaConfig.hidden_act: the MLP is always gated
+PLAIN_ACTIVATIONS = {"gelu": "gelu_pytorch_tanh", "relu": "relu"}  # Starcoder2Config.activation_function
+MLP_OF_ACTIVATION = {"silu": "swiglu", "swish": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu": "geglu"}
 STARCODER_BIASES = ("qkv", "attention_out", "mlp")
 DROPOUTS = ("attn_pdrop", "embd_pdrop", "resid_pdrop")
 LLAMA_THETA = 10_000.0  # RotaryEmbedding of models/llama.py, which no option sets
 
 
-def is_starcoder(model: Architecture) -> bool:
+def is_starcoder2(model: Architecture) -> bool:
     """Whether a model is one of Starcoder2Config rather than of LlamaConfig: by its norms, which have a bias."""
     return model.norm_bias
 
@@ -51,12 +51,12 @@ def _model_options(launch: Launch) -> Options:
         "hidden_size": model.d_model, "num_hidden_layers": model.num_layers, "num_attention_heads": model.num_heads,
         "intermediate_size": model.d_ff, "vocab_size": model.vocab_size, "max_position_embeddings": launch.job.seq_len,
     }  # fmt: skip
-    own = _starcoder_options(model) if is_starcoder(model) else _llama_options(model)
+    own = _starcoder_options(model) if is_starcoder2(model) else _llama_options(model)
     return {f"{MODEL_CONFIG}.{name}": value for name, value in {**sizes, **own}.items()}
 
 
 def _llama_options(model: Architecture) -> Options:
-    activation = {"hidden_act": GATED[model.mlp]} if model.mlp in GATED else {}
+    activation = {"hidden_act": GATED_ACTIVATIONS[model.mlp]} if model.mlp in GATED_ACTIVATIONS else {}
     return {
         "is_llama_config": True, "num_key_value_heads": model.num_kv_heads, **activation,
         "rms_norm_eps": model.numerics.norm_epsilon, "tie_word_embeddings": model.tied_embeddings,
@@ -64,7 +64,7 @@ def _llama_options(model: Architecture) -> Options:
 
 
 def _starcoder_options(model: Architecture) -> Options:
-    activation = {"activation_function": PLAIN[model.mlp]} if model.mlp in PLAIN else {}
+    activation = {"activation_function": PLAIN_ACTIVATIONS[model.mlp]} if model.mlp in PLAIN_ACTIVATIONS else {}
     heads = (
         {"multi_query": True}
         if model.num_kv_heads == 1
@@ -77,12 +77,12 @@ def _starcoder_options(model: Architecture) -> Options:
                    "global_attn_layers": [i for i in range(model.num_layers) if every and (i + 1) % every == 0]}  # fmt: skip
     return {
         "is_starcoder2_config": True, **heads, **activation, "layer_norm_epsilon": model.numerics.norm_epsilon, **windows,
-        "use_rotary_embeddings": model.structure.rotates, "rope_theta": round(model.numerics.rotary.base),
+        "use_rotary_embeddings": model.structure.has_rotary, "rope_theta": round(model.numerics.rotary.base),
         **dict.fromkeys(DROPOUTS, 0.0),
     }  # fmt: skip
 
 
-def _read_model(given: Given) -> Mapping[str, Any]:
+def _read_model(given: OptionReader) -> Mapping[str, Any]:
     llama, starcoder = (bool(given.get(name, False)) for name in (LLAMA, STARCODER))
     if llama is starcoder:
         raise InputError(
@@ -94,27 +94,27 @@ def _read_model(given: Given) -> Mapping[str, Any]:
         return given.get(f"{MODEL_CONFIG}.{name}", default)
 
     of("max_position_embeddings")  # rows of the rotary table, which grows as it needs
-    return _heard_starcoder(of) if starcoder else _heard_llama(of)
+    return _read_starcoder(of) if starcoder else _read_llama(of)
 
 
-def _heard_llama(of: Any) -> Mapping[str, Any]:
+def _read_llama(of: Any) -> Mapping[str, Any]:
     """Sizes with the defaults of LlamaConfig."""
     activation, heads = of("hidden_act", "silu"), of("num_attention_heads", 32)
-    if activation not in ACTIVATIONS:
+    if activation not in MLP_OF_ACTIVATION:
         raise InputError(
-            f"{MODEL_CONFIG}.hidden_act: found {activation!r}; one of {', '.join(ACTIVATIONS)} is what can be read"
+            f"{MODEL_CONFIG}.hidden_act: found {activation!r}; one of {', '.join(MLP_OF_ACTIVATION)} is what can be read"
         )
     return {
-        **_sizes(of, hidden=4096, layers=32, heads=heads, vocab=32000), "model.d_ff": of("intermediate_size", 11008),
-        "model.num_kv_heads": of("num_key_value_heads", heads), "model.mlp": ACTIVATIONS[activation],
+        **_read_sizes(of, hidden=4096, layers=32, heads=heads, vocab=32000), "model.d_ff": of("intermediate_size", 11008),
+        "model.num_kv_heads": of("num_key_value_heads", heads), "model.mlp": MLP_OF_ACTIVATION[activation],
         "model.tied_embeddings": bool(of("tie_word_embeddings", False)), "numerics.norm_epsilon": of("rms_norm_eps", 1e-6),
         "numerics.rotary.base": LLAMA_THETA,
     }  # fmt: skip
 
 
-def _heard_starcoder(of: Any) -> Mapping[str, Any]:
+def _read_starcoder(of: Any) -> Mapping[str, Any]:
     """Sizes with the defaults of Starcoder2Config; its head and its embedding are one."""
-    plain = {theirs: ours for ours, theirs in PLAIN.items()} | {"gelu": "gelu"}
+    plain = {theirs: ours for ours, theirs in PLAIN_ACTIVATIONS.items()} | {"gelu": "gelu"}
     activation, hidden = of("activation_function", "gelu_pytorch_tanh"), of("hidden_size", 2048)
     if activation not in plain:
         raise InputError(
@@ -127,17 +127,17 @@ def _heard_starcoder(of: Any) -> Mapping[str, Any]:
         of(name)
     layers = of("num_hidden_layers", 24)
     return {
-        **_sizes(of, hidden=hidden, layers=layers, heads=of("num_attention_heads", 16), vocab=49280),
+        **_read_sizes(of, hidden=hidden, layers=layers, heads=of("num_attention_heads", 16), vocab=49280),
         "model.d_ff": of("intermediate_size") or 4 * hidden, "model.num_kv_heads": of("num_kv_heads") if grouped else 1,
         "model.mlp": plain[activation], "model.norm": "layer", "model.norm_bias": True, "model.bias": STARCODER_BIASES,
         "model.tied_embeddings": True, "numerics.norm_epsilon": of("layer_norm_epsilon", 1e-5),
         "model.positions": "rotary" if of("use_rotary_embeddings", True) else "none",
         "numerics.rotary.base": float(of("rope_theta", 10_000)),
-        **_windows(of("sliding_window_size"), of("global_attn_layers") or [], layers),
+        **_read_windows(of("sliding_window_size"), of("global_attn_layers") or [], layers),
     }  # fmt: skip
 
 
-def _sizes(of: Any, *, hidden: int, layers: int, heads: int, vocab: int) -> Mapping[str, Any]:
+def _read_sizes(of: Any, *, hidden: int, layers: int, heads: int, vocab: int) -> Mapping[str, Any]:
     width = of("hidden_size", hidden)
     if width % heads:
         raise InputError(
@@ -149,7 +149,7 @@ def _sizes(of: Any, *, hidden: int, layers: int, heads: int, vocab: int) -> Mapp
     }  # fmt: skip
 
 
-def _windows(window: int | None, everything: Sequence[int], layers: int) -> Mapping[str, Any]:
+def _read_windows(window: int | None, everything: Sequence[int], layers: int) -> Mapping[str, Any]:
     """A window on all layers, or on all but every so many-th."""
     if window is None:
         return {}
@@ -162,19 +162,19 @@ def _windows(window: int | None, everything: Sequence[int], layers: int) -> Mapp
     return {"model.sliding_window": window, "model.global_every": every}
 
 
-MODEL: tuple[Field, ...] = (
-    Field(_model_options, _read_model),
-    beside("model.make_vocab_size_divisible_by", say=lambda launch: {"model.make_vocab_size_divisible_by": 1}),
+MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
+    OptionMapping(_model_options, _read_model),
+    add_options("model.make_vocab_size_divisible_by", say=lambda launch: {"model.make_vocab_size_divisible_by": 1}),
 )
 
 
-def stages_dealt(model: Architecture, pp: int) -> tuple[int, ...]:
+def split_layers_by_cost(model: Architecture, pp: int) -> tuple[int, ...]:
     """The layers of each stage, which nanotron deals out by the products of layers and head.
 
     Source: models/base.py, build_model, and get_block_compute_costs of the models: a stage takes blocks up to and with the one
     that passes its share.
     """
-    matrices = 2 if is_starcoder(model) else 3
+    matrices = 2 if is_starcoder2(model) else 3
     layer = 4 * model.num_heads * model.head_dim * model.d_model + matrices * model.d_ff * model.d_model
     total = layer * model.num_layers + model.vocab_size * model.d_model
     stages, passed = [0] * pp, 0
@@ -186,7 +186,7 @@ def stages_dealt(model: Architecture, pp: int) -> tuple[int, ...]:
     return tuple(stages)
 
 
-BATCH_PARTS = (
+BATCH_OPTIONS = (
     "tokens.micro_batch_size",
     "tokens.batch_accumulation_per_replica",
     "parallelism.dp",
@@ -198,15 +198,15 @@ PRECISIONS: Mapping[str, Options] = {
     "bf16_fp32_gradients": {"model.dtype": "bfloat16", "optimizer.accumulate_grad_in_fp32": True},
     "fp32": {"model.dtype": "float32", "optimizer.accumulate_grad_in_fp32": False},
 }
-STEPS = 15  # of examples/config_tiny_llama.yaml of the repository, where a plan says no length of the run
+DEFAULT_STEPS = 15  # of examples/config_tiny_llama.yaml of the repository, where a plan says no length of the run
 
 
-def _replicas(launch: Launch) -> Options:
+def _replica_options(launch: Launch) -> Options:
     layout = launch.layout
     return {"parallelism.dp": layout.dp * layout.fsdp, "optimizer.zero_stage": layout.zero_stage}
 
 
-def _heard_replicas(given: Given) -> Mapping[str, Any]:
+def _read_replicas(given: OptionReader) -> Mapping[str, Any]:
     """Every stage above 0 is ZeRO-1 (helpers.py, init_optimizer_and_grad_accumulator: zero_stage > 0)."""
     replicas, stage = given.get("parallelism.dp"), given.get("optimizer.zero_stage", 0)
     if stage not in (0, 1, 2, 3):
@@ -219,7 +219,7 @@ def _heard_replicas(given: Given) -> Mapping[str, Any]:
     }
 
 
-def _modes(launch: Launch) -> Options:
+def _tp_options(launch: Launch) -> Options:
     layout = launch.layout
     return {
         "parallelism.tp_mode": "REDUCE_SCATTER" if layout.sequence_parallel else "ALL_REDUCE",
@@ -227,31 +227,33 @@ def _modes(launch: Launch) -> Options:
     }
 
 
-def _heard_modes(given: Given) -> Mapping[str, Any]:
+def _read_tp_mode(given: OptionReader) -> Mapping[str, Any]:
     """Tensor parallelism that there is none of splits nothing; in pieces it runs beside products where it splits sequences."""
     parallel = given.get("parallelism.tp_mode", "ALL_REDUCE") == "REDUCE_SCATTER" and given.get("parallelism.tp") > 1
     in_pieces = bool(given.get("parallelism.tp_linear_async_communication", False))
     return {"layout.sequence_parallel": parallel, "layout.async_tp": parallel and in_pieces}
 
 
-def _heard_stages(given: Given) -> Mapping[str, Any]:
+def _read_stages(given: OptionReader) -> Mapping[str, Any]:
     pp, schedule = given.get("parallelism.pp"), given.get("parallelism.pp_engine", "afab")
     if pp == 1:
         return {"layout.schedule": "none"}
     parts: dict[str, Any] = {"name": "model"}
-    for field in MODEL:
+    for field in MODEL_MAPPINGS:
         parts |= {
-            name.removeprefix("model."): value for name, value in field.hear(given).items() if name.startswith("model.")
+            name.removeprefix("model."): value
+            for name, value in field.from_options(given).items()
+            if name.startswith("model.")
         }
-    return {"layout.schedule": schedule, "layout.stages": stages_dealt(Architecture(**parts), pp)}
+    return {"layout.schedule": schedule, "layout.stages": split_layers_by_cost(Architecture(**parts), pp)}
 
 
-def _precision(launch: Launch) -> Options:
+def _precision_options(launch: Launch) -> Options:
     name = launch.job.precision
     return PRECISIONS.get(name, PRECISIONS["bf16_fp32_gradients"])
 
 
-def _heard_precision(given: Given) -> Mapping[str, Any]:
+def _read_precision(given: OptionReader) -> Mapping[str, Any]:
     dtype = given.get("model.dtype", "bfloat16")
     in_fp32 = given.get("optimizer.accumulate_grad_in_fp32", False)
     said = {"model.dtype": dtype, "optimizer.accumulate_grad_in_fp32": in_fp32}
@@ -264,18 +266,18 @@ def _heard_precision(given: Given) -> Mapping[str, Any]:
     return {"job.precision": found}
 
 
-def _batch(launch: Launch) -> Options:
+def _batch_options(launch: Launch) -> Options:
     layout, job = launch.layout, launch.job
     sequences = layout.dp * layout.fsdp * layout.micro_batch_seqs
-    steps = round(job.tokens / job.global_batch_tokens) if job.tokens else STEPS
+    steps = round(job.tokens / job.global_batch_tokens) if job.tokens else DEFAULT_STEPS
     return {
         "tokens.sequence_length": job.seq_len, "tokens.micro_batch_size": layout.micro_batch_seqs,
         "tokens.batch_accumulation_per_replica": job.num_seqs // sequences, "tokens.train_steps": max(steps, 1),
     }  # fmt: skip
 
 
-def _heard_batch(given: Given) -> Mapping[str, Any]:
-    micro, accumulated, replicas, length = (given.get(name) for name in BATCH_PARTS)
+def _read_batch(given: OptionReader) -> Mapping[str, Any]:
+    micro, accumulated, replicas, length = (given.get(name) for name in BATCH_OPTIONS)
     seqs, steps = micro * accumulated * replicas, given.get("tokens.train_steps")
     return {
         "job.seq_len": length, "job.global_batch_seqs": seqs, "layout.micro_batch_seqs": micro,
@@ -283,7 +285,7 @@ def _heard_batch(given: Given) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _heard_experts(given: Given) -> Mapping[str, Any]:
+def _read_experts(given: OptionReader) -> Mapping[str, Any]:
     degree = given.get("parallelism.expert_parallel_size", 1)
     if degree != 1:
         raise InputError(
@@ -292,27 +294,29 @@ def _heard_experts(given: Given) -> Mapping[str, Any]:
     return {}
 
 
-LAYOUT: tuple[Field, ...] = (
-    Field(_replicas, _heard_replicas),
-    same("layout.tp", "parallelism.tp"),
-    same("layout.pp", "parallelism.pp"),
-    Field(
+LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
+    OptionMapping(_replica_options, _read_replicas),
+    map_value("layout.tp", "parallelism.tp"),
+    map_value("layout.pp", "parallelism.pp"),
+    OptionMapping(
         lambda launch: {"parallelism.pp_engine": launch.layout.schedule if launch.layout.pp > 1 else "1f1b"},
-        _heard_stages,
+        _read_stages,
     ),
-    Field(_modes, _heard_modes),
-    Field(lambda launch: {"parallelism.expert_parallel_size": 1}, _heard_experts),
-    Field(_batch, _heard_batch),
-    Field(_precision, _heard_precision),
-    Field(
+    OptionMapping(_tp_options, _read_tp_mode),
+    OptionMapping(lambda launch: {"parallelism.expert_parallel_size": 1}, _read_experts),
+    OptionMapping(_batch_options, _read_batch),
+    OptionMapping(_precision_options, _read_precision),
+    OptionMapping(
         lambda launch: {}, lambda given: {"job.loss": "unfused"}
     ),  # logits in fp32, their softmax kept (models/llama.py)
 )
 
-FILLED = ("1f1b",)  # schedules that ask for as many micro-batches as fill the pipeline but for one (engine.py)
+FILLED_SCHEDULES = (
+    "1f1b",
+)  # schedules that ask for as many micro-batches as fill the pipeline but for one (engine.py)
 CONFIG, SCRIPT = "config.yaml", "launch.sh"
 # What a configuration must have and no plan says. Source of the values: examples/config_tiny_llama.yaml of the repository.
-YOURS: Options = {
+USER_ARGUMENTS: Options = {
     "general.project": "shardwise", "general.run": "%date_%jobid", "general.seed": 42,
     "model.init_method.std": 0.025, "model.ddp_bucket_cap_mb": 25,
     "optimizer.clip_grad": 1.0, "optimizer.torch_adam_is_fused": True,
@@ -325,36 +329,36 @@ YOURS: Options = {
 }  # fmt: skip
 
 
-def _yours(launch: Launch) -> Options:
-    adam = optimizer_named("adamw").fields
+def _user_options(launch: Launch) -> Options:
+    adam = get_optimizer("adamw").fields
     return {
-        **YOURS, "optimizer.adam_beta1": adam["beta1"].default, "optimizer.adam_beta2": adam["beta2"].default,
+        **USER_ARGUMENTS, "optimizer.adam_beta1": adam["beta1"].default, "optimizer.adam_beta2": adam["beta2"].default,
         "optimizer.adam_eps": adam["epsilon"].default, "optimizer.weight_decay": adam["weight_decay"].default,
     }  # fmt: skip
 
 
-def _write(options: Options, launch: Launch) -> Files:
+def _write_files(options: Options, launch: Launch) -> LaunchFiles:
     script = (
         "#!/bin/bash\n# Starts on each node; NANOTRON is a checkout of nanotron.\nset -euo pipefail\n"
         "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
-        f"{torchrun(launch.machines, chr(34) + '${NANOTRON:?}/run_train.py' + chr(34))} "
+        f"{torchrun_command(launch.machines, chr(34) + '${NANOTRON:?}/run_train.py' + chr(34))} "
         f'--config-file "$(dirname "$0")/{CONFIG}"\n'
     )
-    return {CONFIG: yaml_text(options), SCRIPT: script}
+    return {CONFIG: format_yaml(options), SCRIPT: script}
 
 
-def _read(files: Files) -> Options:
-    name, text = only_yaml(files, f"one, nanotron's {CONFIG},")
+def _read_files(files: LaunchFiles) -> Options:
+    name, text = find_yaml(files, f"one, nanotron's {CONFIG},")
     table = option_table("nanotron")
     found = {
         option: value
-        for option, value in dotted(yaml_tree(text, name), table).items()
+        for option, value in flatten(parse_yaml(text, name), table).items()
         if value is not None or option not in table
     }
     mode = found.get("parallelism.tp_mode")
     if isinstance(mode, str):
         found["parallelism.tp_mode"] = mode.upper()  # as nanotron reads it
-    require_kinds(found, table)
+    require_types(found, table)
     _require_counts(found)
     return found
 
@@ -363,7 +367,7 @@ def _require_counts(options: Options) -> None:
     """Raise `InputError` for a launch without its batch and degrees, and for counts below 1."""
     wrong = [
         f"{name}: found {options.get(name, 'nothing')}; a whole number of at least 1 is required"
-        for name in (*BATCH_PARTS, "parallelism.tp", "parallelism.pp")
+        for name in (*BATCH_OPTIONS, "parallelism.tp", "parallelism.pp")
         if options.get(name, 0) < 1
     ]
     if wrong:
@@ -376,46 +380,47 @@ def _notes(launch: Launch) -> Iterator[str]:
         f"{CONFIG}; without a dataset run_train.py trains on random tokens"
     )
     if not launch.job.tokens:
-        yield f"tokens.train_steps is {STEPS}: the plan says no length of the run"
+        yield f"tokens.train_steps is {DEFAULT_STEPS}: the plan says no length of the run"
 
 
-def _micro_batches(launch: Launch) -> int:
+def _num_micro_batches(launch: Launch) -> int:
     layout = launch.layout
     return launch.job.num_seqs // (layout.dp * layout.fsdp * layout.micro_batch_seqs)
 
 
 TARGET = Target(
     name="nanotron", title="nanotron", version="0.4",
-    source="https://github.com/huggingface/nanotron, src/nanotron/config", stack="nanotron", table="nanotron",
-    fields=(
-        *MODEL,
-        *LAYOUT,
-        beside(
-            *YOURS, *(f"optimizer.{name}" for name in ("adam_beta1", "adam_beta2", "adam_eps", "weight_decay")), say=_yours
+    source="https://github.com/huggingface/nanotron, src/nanotron/config", stack="nanotron", options_file="nanotron",
+    mappings=(
+        *MODEL_MAPPINGS,
+        *LAYOUT_MAPPINGS,
+        add_options(
+            *USER_ARGUMENTS,
+            *(f"optimizer.{name}" for name in ("adam_beta1", "adam_beta2", "adam_eps", "weight_decay")), say=_user_options
         ),
     ),
-    needs=(
-        Need(
+    requirements=(
+        Requirement(
             lambda launch: launch.job.num_seqs % (launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs) == 0,
             lambda launch: f"a batch of {launch.job.num_seqs} sequences is not a multiple of micro_batch_size × dp = "
             f"{launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs}",
         ),
-        Need(
+        Requirement(
             lambda launch: launch.model.num_kv_heads % launch.layout.tp == 0
-            or (is_starcoder(launch.model) and launch.model.num_kv_heads == 1),
+            or (is_starcoder2(launch.model) and launch.model.num_kv_heads == 1),
             lambda launch: f"tp = {launch.layout.tp} does not divide the {launch.model.num_kv_heads} key-value heads, and "
             "nanotron does not replicate them",
         ),
-        Need(
-            lambda launch: launch.layout.schedule not in FILLED or _micro_batches(launch) >= launch.layout.pp - 1,
+        Requirement(
+            lambda launch: launch.layout.schedule not in FILLED_SCHEDULES or _num_micro_batches(launch) >= launch.layout.pp - 1,
             lambda launch: f"1f1b takes at least {launch.layout.pp - 1} micro-batches of pp = {launch.layout.pp}; there are "
-            f"{_micro_batches(launch)}",
+            f"{_num_micro_batches(launch)}",
         ),
-        Need(
+        Requirement(
             lambda launch: launch.layout.zero_stage == 0 or launch.layout.dp == 1,
             lambda launch: f"ZeRO-1 shards over all replicas, found dp = {launch.layout.dp} beside fsdp = "
             f"{launch.layout.fsdp}; set dp=1",
         ),
     ),
-    write=_write, read=_read, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
+    write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
 )  # fmt: skip

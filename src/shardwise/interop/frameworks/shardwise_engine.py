@@ -9,47 +9,50 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from shardwise.interop.launches.launch import Launch, launch_of
-from shardwise.interop.launches.launch_scripts import skypilot, torchrun
-from shardwise.interop.launches.target import Field, Files, Given, Need, Options, Target
+from shardwise.interop.launches.launch import Launch, launch_from_plan
+from shardwise.interop.launches.launch_scripts import skypilot_task, torchrun_command
+from shardwise.interop.launches.target import LaunchFiles, OptionMapping, OptionReader, Options, Requirement, Target
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import parse_plan, plan_payload
 from shardwise.values.errors import InputError
 from shardwise.version import __version__
 
-PLAN, TASK = "plan.json", "task.yaml"
+PLAN_FILE, TASK_FILE = "plan.json", "task.yaml"
 ACCELERATORS: Mapping[str, str] = {
     "a100-40gb": "A100", "a100-80gb": "A100-80GB", "h100": "H100", "h200": "H200", "b200": "B200", "b300": "B300",
     "gb200": "GB200", "v100": "V100", "v100-32gb": "V100-32GB", "l4": "L4", "l40s": "L40S", "mi300x": "MI300X",
 }  # fmt: skip
-_TRAIN = f'-m shardwise.train {PLAN} --data "${{DATA:?a folder of tokens}}" --steps "${{STEPS:?}}" --out "${{OUT:?a folder}}"'
+_TRAIN_COMMAND = (
+    f'-m shardwise.train {PLAN_FILE} --data "${{DATA:?a folder of tokens}}" '
+    '--steps "${STEPS:?}" --out "${OUT:?a folder}"'
+)
 
 
-def _say(launch: Launch) -> Options:
+def _launch_options(launch: Launch) -> Options:
     """Every part of a launch, by its own name."""
-    return {part: value for part, value in launch.parts().items() if value is not None}
+    return {part: value for part, value in launch.fields().items() if value is not None}
 
 
-def _hear(given: Given) -> Mapping[str, Any]:
+def _read_launch(given: OptionReader) -> Mapping[str, Any]:
     return {name: given.get(name) for name in given.options}
 
 
-def _read(files: Files) -> Options:
+def _read_files(files: LaunchFiles) -> Options:
     """What the plan in the file says."""
-    if PLAN not in files:
-        raise InputError(f"found {', '.join(files)}; {PLAN}, which `shardwise plan --out` writes, is required")
+    if PLAN_FILE not in files:
+        raise InputError(f"found {', '.join(files)}; {PLAN_FILE}, which `shardwise plan --out` writes, is required")
     try:
-        payload = json.loads(files[PLAN])
+        payload = json.loads(files[PLAN_FILE])
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{PLAN}: not valid JSON: {error}") from None
-    return _say(launch_of(parse_plan(payload)))
+        raise InputError(f"{PLAN_FILE}: not valid JSON: {error}") from None
+    return _launch_options(launch_from_plan(parse_plan(payload)))
 
 
 def _command(launch: Launch) -> str:
-    return torchrun(launch.machines, _TRAIN)
+    return torchrun_command(launch.machines, _TRAIN_COMMAND)
 
 
-def _plan(launch: Launch) -> Plan:
+def _require_plan(launch: Launch) -> Plan:
     if launch.plan is None:
         raise InputError(
             "export: a launch of our own engine is its plan; a file that `shardwise plan --out` wrote is required"
@@ -57,33 +60,36 @@ def _plan(launch: Launch) -> Plan:
     return launch.plan
 
 
-def _write(options: Options, launch: Launch) -> Files:
-    return {PLAN: json.dumps(plan_payload(_plan(launch)), indent=2)}
+def _write_plan(options: Options, launch: Launch) -> LaunchFiles:
+    return {PLAN_FILE: json.dumps(plan_payload(_require_plan(launch)), indent=2)}
 
 
-def _write_task(options: Options, launch: Launch) -> Files:
-    accelerator = ACCELERATORS[_plan(launch).cluster.chip.catalogued]
-    return {**_write(options, launch), TASK: skypilot(launch.machines, accelerator, _command(launch))}
+def _write_task(options: Options, launch: Launch) -> LaunchFiles:
+    accelerator = ACCELERATORS[_require_plan(launch).cluster.chip.catalog_name]
+    return {**_write_plan(options, launch), TASK_FILE: skypilot_task(launch.machines, accelerator, _command(launch))}
 
 
 def _notes(launch: Launch) -> tuple[str, ...]:
     return ("data, steps and the run's folder are yours: set DATA, STEPS and OUT",)
 
 
-def _own(name: str, title: str, source: str, **others: Any) -> Target:
+def _engine_target(name: str, title: str, source: str, **others: Any) -> Target:
     return Target(
-        name=name, title=title, version=__version__, source=source, stack="shardwise", table="own",
-        fields=(Field(_say, _hear),), order=None, read=_read, command=_command, notes=_notes, **others,
+        name=name, title=title, version=__version__, source=source, stack="shardwise", options_file="own",
+        mappings=(OptionMapping(_launch_options, _read_launch),), order=None,
+        read=_read_files, command=_command, notes=_notes, **others,
     )  # fmt: skip
 
 
-SLURM = _own("slurm", "Shardwise under SLURM", "https://slurm.schedmd.com/sbatch.html", needs=(), write=_write)
-SKYPILOT = _own(
+SLURM = _engine_target(
+    "slurm", "Shardwise under SLURM", "https://slurm.schedmd.com/sbatch.html", requirements=(), write=_write_plan
+)
+SKYPILOT = _engine_target(
     "skypilot", "Shardwise under SkyPilot", "https://docs.skypilot.co/en/latest/running-jobs/distributed-jobs.html",
-    needs=(
-        Need(
-            lambda launch: launch.plan is None or launch.plan.cluster.chip.catalogued in ACCELERATORS,
-            lambda launch: f"SkyPilot has no accelerator that is {_plan(launch).cluster.chip.name}; one of "
+    requirements=(
+        Requirement(
+            lambda launch: launch.plan is None or launch.plan.cluster.chip.catalog_name in ACCELERATORS,
+            lambda launch: f"SkyPilot has no accelerator that is {_require_plan(launch).cluster.chip.name}; one of "
             f"{', '.join(ACCELERATORS)} is required",
         ),
     ),

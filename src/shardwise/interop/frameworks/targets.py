@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.stacks import get_stack
 from shardwise.interop.frameworks import accelerate, automodel, deepspeed, nanotron, shardwise_engine
 from shardwise.interop.frameworks.maxtext import launch_config
 from shardwise.interop.frameworks.megatron import bridge_recipe, launch_script
 from shardwise.interop.frameworks.torchtitan import launch_flags, launch_toml
-from shardwise.interop.launches.launch import launch_of
+from shardwise.interop.launches.launch import launch_from_plan
 from shardwise.interop.launches.target import Target
-from shardwise.interop.launches.translate_launch import in_own_precision, refusals
+from shardwise.interop.launches.translate_launch import choose_precision, refusals
 from shardwise.layout.rules.stack_abilities import stack_of
 from shardwise.search.plan import Plan
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 
 TARGETS: Mapping[str, Target] = {
     target.name: target
@@ -35,22 +35,22 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
-def target_named(name: str) -> Target:
+def get_target(name: str) -> Target:
     """A target. Raises `InputError` that lists the names."""
-    return chosen(TARGETS, name, "target")
+    return lookup(TARGETS, name, "target")
 
 
-def target_for(plan: Plan) -> Target | None:
+def find_target(plan: Plan) -> Target | None:
     """The target of a plan's stack that runs it; of a stack that is only a kind the first of that kind. None where none does."""
-    stack, launch = stack_of(plan.cluster), launch_of(plan)
+    stack, launch = stack_of(plan.cluster), launch_from_plan(plan)
     if stack is None:
         return None
     own = [target for target in TARGETS.values() if target.stack == stack.name]
-    alike = [target for target in TARGETS.values() if _kind_on(target, plan) == stack.kind]
-    return next((target for target in (*own, *alike) if not refusals(in_own_precision(launch, target), target)), None)
+    alike = [target for target in TARGETS.values() if _stack_kind(target, plan) == stack.kind]
+    return next((target for target in (*own, *alike) if not refusals(choose_precision(launch, target), target)), None)
 
 
-def _kind_on(target: Target, plan: Plan) -> str | None:
+def _stack_kind(target: Target, plan: Plan) -> str | None:
     """The kind of a target's stack, where that runs on the plan's chips."""
-    stack = stack_named(target.stack)
+    stack = get_stack(target.stack)
     return stack.kind if plan.cluster.chip.platform in stack.platforms else None

@@ -11,33 +11,40 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.hardware.published_constants import predicted
-from shardwise.hardware.stacks import stack_named
-from shardwise.interop.launches.launch import Launch, launch_of
-from shardwise.interop.launches.launch_scripts import slurm
-from shardwise.interop.launches.target import BATCH, README, Files, Options, Target
-from shardwise.interop.launches.translate_launch import LISTED, as_taken, in_own_precision, refusals, say, unsaid
+from shardwise.hardware.published_constants import with_published_constants
+from shardwise.hardware.stacks import get_stack
+from shardwise.interop.launches.launch import Launch, launch_from_plan
+from shardwise.interop.launches.launch_scripts import slurm_script
+from shardwise.interop.launches.target import BATCH_FILE, README_FILE, LaunchFiles, Options, Target
+from shardwise.interop.launches.translate_launch import (
+    LISTED_FIELDS,
+    choose_precision,
+    lost_fields,
+    refusals,
+    to_options,
+    use_target_stages,
+)
 from shardwise.layout.choices import choices_from_pins
-from shardwise.layout.degrees import atomic_degrees, degrees_of
+from shardwise.layout.degrees import atomic_degrees, layout_degrees
 from shardwise.layout.layout import Layout
-from shardwise.layout.placement import Placement, cut_levels, default_placement
+from shardwise.layout.placement import Placement, cuts_by_axis, default_placement
 from shardwise.layout.rules.table import violations
 from shardwise.price.estimate import estimate
 from shardwise.search.plan import Plan
-from shardwise.search.planner import plan as search
+from shardwise.search.planner import make_plan as search
 from shardwise.values.errors import InputError, NothingFitsError
 from shardwise.values.units import format_bytes, format_seconds
 
 
-def files_of(target: Target, options: Options, launch: Launch) -> Files:
+def build_files(target: Target, options: Options, launch: Launch) -> LaunchFiles:
     """Texts by name. The target's own come first."""
     own = dict(target.write(options, launch))
-    if target.slurm and BATCH not in own:
-        own[BATCH] = slurm(launch.machines, f"{launch.model.name}-{target.name}", target.command(launch))
-    return {**own, README: _page(target, list(own), launch)}
+    if target.slurm and BATCH_FILE not in own:
+        own[BATCH_FILE] = slurm_script(launch.machines, f"{launch.model.name}-{target.name}", target.command(launch))
+    return {**own, README_FILE: _readme_text(target, list(own), launch)}
 
 
-def _page(target: Target, names: list[str], launch: Launch) -> str:
+def _readme_text(target: Target, names: list[str], launch: Launch) -> str:
     job, machines = launch.job, launch.machines
     notes = "\n".join(f"- {note}" for note in target.notes(launch))
     return f"""# {launch.model.name} with {target.title}
@@ -49,11 +56,11 @@ Written for {target.title} {target.version} ({target.source}).
 - layout: {launch.layout}
 - machines: {machines.num_nodes} nodes of {machines.devices_per_node} devices
 
-Start it{f" on each node, or with `sbatch {BATCH}`" if BATCH in names else ""}:
+Start it{f" on each node, or with `sbatch {BATCH_FILE}`" if BATCH_FILE in names else ""}:
 
     {target.command(launch)}
 
-Files of {target.title}: {", ".join(name for name in names if name != BATCH)}.
+Files of {target.title}: {", ".join(name for name in names if name != BATCH_FILE)}.
 
 {notes}
 """
@@ -74,16 +81,20 @@ class ExportPayload(TypedDict):
     warnings: list[str]
 
 
-PINNED = (("tp", "cp", "pp", "ep"), ("tp", "pp"), ())  # of a plan that cannot be run: what its nearest keeps, if it can
+NEAREST_PINS = (
+    ("tp", "cp", "pp", "ep"),
+    ("tp", "pp"),
+    (),
+)  # of a plan that cannot be run: what its nearest keeps, if it can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class ExportedLaunch:
     """The files of a launch, what starts it, what of the plan the target has no words for, and what to know before it runs."""
 
     target: str
     version: str
-    files: Files
+    files: LaunchFiles
     command: str
     not_expressible: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -96,23 +107,23 @@ class Exported:
         }  # fmt: skip
 
 
-def export(plan: Plan, target: Target) -> Exported:
+def export(plan: Plan, target: Target) -> ExportedLaunch:
     """A plan as a launch of a target.
 
     Raises `InputError` where the target cannot run it, with each reason and the nearest layout that it can.
     """
-    launch = in_own_precision(launch_of(plan), target)
+    launch = choose_precision(launch_from_plan(plan), target)
     reasons = refusals(launch, target)
     if reasons:
-        near = nearest(plan, target)
+        near = nearest_layout(plan, target)
         reasons.append(
             f"the nearest layout that it runs: {near}" if near else "it runs no layout of this job that fits"
         )
         raise InputError(f"{target.title} {target.version} cannot run this plan", *reasons)
-    options = say(target, launch)
-    listed = [text for part, text in unsaid(target, launch, options) if part.startswith(LISTED)]
-    return Exported(
-        target=target.name, version=target.version, files=files_of(target, options, launch), command=target.command(launch),
+    options = to_options(target, launch)
+    listed = [text for part, text in lost_fields(target, launch, options) if part.startswith(LISTED_FIELDS)]
+    return ExportedLaunch(
+        target=target.name, version=target.version, files=build_files(target, options, launch), command=target.command(launch),
         not_expressible=(*_precision_note(plan, launch, target), *listed, *_placement_note(plan, target)),
         warnings=tuple(target.notes(launch)),
     )  # fmt: skip
@@ -138,10 +149,10 @@ def _placement_note(plan: Plan, target: Target) -> Iterator[str]:
     topology, layout = plan.cluster.topology, plan.layout
     usual = default_placement(topology)
     theirs = replace(usual, axes=target.order)
-    degrees = atomic_degrees(plan.model, degrees_of(layout))
+    degrees = atomic_degrees(plan.model, layout_degrees(layout))
 
     def links(placement: Placement) -> Mapping[str, Any]:
-        return {axis: cut for axis, cut in cut_levels(topology, placement, degrees).items() if degrees[axis] > 1}
+        return {axis: cut for axis, cut in cuts_by_axis(topology, placement, degrees).items() if degrees[axis] > 1}
 
     if links(theirs) != links(layout.placement or usual):
         found = estimate(plan.model, plan.cluster, plan.job, replace(layout, placement=theirs))
@@ -151,10 +162,10 @@ def _placement_note(plan: Plan, target: Target) -> Iterator[str]:
         )
 
 
-def nearest(plan: Plan, target: Target) -> Layout | None:
+def nearest_layout(plan: Plan, target: Target) -> Layout | None:
     """The best layout of the plan's job that a target runs, with as many of its degrees as leave one, if there is any."""
-    cluster = predicted(plan.cluster, stack_named(target.stack))
-    for pinned in PINNED:
+    cluster = with_published_constants(plan.cluster, get_stack(target.stack))
+    for pinned in NEAREST_PINS:
         pins = {axis: getattr(plan.layout, axis) for axis in pinned}
         try:
             found = search(
@@ -163,7 +174,7 @@ def nearest(plan: Plan, target: Target) -> Layout | None:
         except (InputError, NothingFitsError):
             continue
         for layout in (found.layout, *(other.layout for other in found.alternatives)):
-            other = in_own_precision(as_taken(replace(launch_of(plan), layout=layout), target), target)
+            other = choose_precision(use_target_stages(replace(launch_from_plan(plan), layout=layout), target), target)
             if (
                 not violations(plan.model, plan.job, cluster.num_devices, other.layout)
                 and not refusals(other, target)

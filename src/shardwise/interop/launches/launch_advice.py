@@ -1,7 +1,7 @@
 """Price a launch that was read from a framework's files, and list changes of its options that make it faster.
 
-`judge_launch` predicts the step for the stack of the framework. `better` searches the best layout that the framework runs, and
-tries each option alone.
+`price_launch` predicts the step for the stack of the framework. `list_changes` searches the best layout that the framework runs,
+and tries each option alone.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.published_constants import predicted
-from shardwise.hardware.stacks import stack_named
-from shardwise.interop.launches.launch import Launch, Parts, machines_of
-from shardwise.interop.launches.read_launch import Heard, read
-from shardwise.interop.launches.target import Files, Target
-from shardwise.interop.launches.translate_launch import refusals, say
-from shardwise.layout.choices import searched_values
+from shardwise.hardware.published_constants import with_published_constants
+from shardwise.hardware.stacks import get_stack
+from shardwise.interop.launches.launch import Launch, LaunchFields, cluster_machines
+from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
+from shardwise.interop.launches.target import LaunchFiles, Target
+from shardwise.interop.launches.translate_launch import refusals, to_options
+from shardwise.layout.choices import stack_search_values
 from shardwise.layout.layout import Layout
 from shardwise.layout.payload import LayoutPayload
 from shardwise.layout.rules.stack_abilities import stack_of
@@ -33,11 +33,11 @@ from shardwise.price.estimate import Estimate, estimate
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import layout_of_plan
-from shardwise.search.planner import plan
+from shardwise.search.planner import make_plan
 from shardwise.values.errors import InputError, NothingFitsError
 
-MOST = 5  # changes that are listed
-WORTH = 0.01  # of a step: what a change gains at least
+MAX_CHANGES = 5  # changes that are listed
+MIN_GAIN = 0.01  # of a step: what a change gains at least
 
 
 class ChangePayload(TypedDict):
@@ -50,7 +50,7 @@ class ChangePayload(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class LaunchChange:
     """Options to set (None: to leave out), and the step and the memory with them."""
 
     options: dict[str, Any]
@@ -65,20 +65,20 @@ class Change:
         }  # fmt: skip
 
 
-def better(launch: Launch, target: Target, cluster: Cluster) -> list[Change]:
+def list_changes(launch: Launch, target: Target, cluster: Cluster) -> list[LaunchChange]:
     """Changes that make the step faster, or fit where it does not: the layout that a search picks, then each choice that is
-    changed alone, the fastest first; at most `MOST`."""
+    changed alone, the fastest first; at most `MAX_CHANGES`."""
     now = estimate(launch.model, cluster, launch.job, launch.layout)
-    limit = now.step_time_s * (1 - WORTH) if now.fits else float("inf")
-    told = partial(_change, launch, target, cluster, limit)
-    picked = told(layout) if (layout := _picked(launch, cluster)) else None
-    alone = {layout: change for layout in _neighbours(launch, cluster) if (change := told(layout))}
+    limit = now.step_time_s * (1 - MIN_GAIN) if now.fits else float("inf")
+    told = partial(_try_layout, launch, target, cluster, limit)
+    picked = told(layout) if (layout := _searched_layout(launch, cluster)) else None
+    alone = {layout: change for layout in _neighbor_layouts(launch, cluster) if (change := told(layout))}
     several = sorted(alone.values(), key=lambda change: change.estimate.step_time_s)
     others = [change for change in several if picked is None or change.layout != picked.layout]
-    return [*([picked] if picked else []), *others][:MOST]
+    return [*([picked] if picked else []), *others][:MAX_CHANGES]
 
 
-def _change(launch: Launch, target: Target, cluster: Cluster, limit: float, layout: Layout) -> Change | None:
+def _try_layout(launch: Launch, target: Target, cluster: Cluster, limit: float, layout: Layout) -> LaunchChange | None:
     """The change to another layout; None where the target does not run that, or where it is no better."""
     other = replace(launch, layout=layout, plan=None)
     if violations(launch.model, launch.job, cluster.num_devices, layout) or refusals(other, target):
@@ -86,28 +86,28 @@ def _change(launch: Launch, target: Target, cluster: Cluster, limit: float, layo
     priced = estimate(launch.model, cluster, launch.job, layout)
     if not priced.fits or priced.step_time_s >= limit:
         return None
-    return Change(options=_changed(target, launch, other), layout=layout, estimate=priced)
+    return LaunchChange(options=_changed_options(target, launch, other), layout=layout, estimate=priced)
 
 
-def _picked(launch: Launch, cluster: Cluster) -> Layout | None:
+def _searched_layout(launch: Launch, cluster: Cluster) -> Layout | None:
     """The layout that a search takes for the job; None where none fits."""
     try:
-        return plan(launch.model, cluster, launch.job, elsewhere=False).layout
+        return make_plan(launch.model, cluster, launch.job, elsewhere=False).layout
     except (InputError, NothingFitsError):
         return None
 
 
-def _neighbours(launch: Launch, cluster: Cluster) -> Iterator[Layout]:
+def _neighbor_layouts(launch: Launch, cluster: Cluster) -> Iterator[Layout]:
     """Layouts that differ in one choice: those that a search under the stack has, and half or twice the micro-batch."""
     layout, stack = launch.layout, stack_of(cluster)
-    values: dict[str, tuple[Any, ...]] = {} if stack is None else searched_values(stack, launch.model, launch.job)
+    values: dict[str, tuple[Any, ...]] = {} if stack is None else stack_search_values(stack, launch.model, launch.job)
     values.pop("stages", None)
     values["micro_batch_seqs"] = _half_and_twice(layout.micro_batch_seqs)
     values["num_virtual_stages"] = _half_and_twice(layout.num_virtual_stages) if layout.pp > 1 else ()
     for name, choices in values.items():
         for value in choices:
             try:
-                yield _with(layout, name, value)
+                yield _replace_choice(layout, name, value)
             except InputError:
                 continue
 
@@ -116,7 +116,7 @@ def _half_and_twice(count: int) -> tuple[int, ...]:
     return (count // 2, count * 2) if count % 2 == 0 else (count * 2,)
 
 
-def _with(layout: Layout, name: str, value: Any) -> Layout:
+def _replace_choice(layout: Layout, name: str, value: Any) -> Layout:
     """A layout with another value; the schedule goes with the stages, and flags are true or false."""
     if (name == "schedule" and value == NATURAL) or name == "num_virtual_stages":
         virtual = value if name == "num_virtual_stages" else layout.num_virtual_stages
@@ -127,9 +127,9 @@ def _with(layout: Layout, name: str, value: Any) -> Layout:
     return replace(layout, **{name: value})
 
 
-def _changed(target: Target, before: Launch, after: Launch) -> dict[str, Any]:
+def _changed_options(target: Target, before: Launch, after: Launch) -> dict[str, Any]:
     """Options that differ; None for those that go."""
-    old, new = say(target, before), say(target, after)
+    old, new = to_options(target, before), to_options(target, after)
     changed = {name: value for name, value in new.items() if old.get(name) != value}
     return {**changed, **{name: None for name in old if name not in new}}
 
@@ -155,16 +155,16 @@ class ReadPayload(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class PricedLaunch:
     """A launch as it was read, as a plan with its estimate, and the changes that make it faster."""
 
-    heard: Heard
+    parsed: ParsedLaunch
     plan: Plan
-    better: tuple[Change, ...]
+    better: tuple[LaunchChange, ...]
 
     def payload(self) -> dict[str, Any]:
         """What `shardwise read --json` prints."""
-        heard, plan = self.heard, self.plan
+        heard, plan = self.parsed, self.plan
         return {
             "schema": SCHEMA, "target": heard.target.name, "version": heard.target.version,
             "model": model_payload(plan.model), "cluster": plan.cluster.name, "job": asdict(plan.job),
@@ -175,17 +175,18 @@ class Verdict:
         }  # fmt: skip
 
 
-def judge_launch(
-    files: Files, cluster: Cluster, *, target: str | None = None, model: Architecture | None = None, beside: Parts | None = None
-) -> Verdict:  # fmt: skip
+def price_launch(
+    files: LaunchFiles, cluster: Cluster, *, target: str | None = None, model: Architecture | None = None,
+    beside: LaunchFields | None = None,
+) -> PricedLaunch:  # fmt: skip
     """The verdict on a launch's files on a cluster, predicted for its framework's stack unless the cluster was measured.
 
     `target` is the framework where the options do not tell it, `model` the model where the launch does not say it, `beside` other
-    parts that it leaves out (`read_launch.BESIDE`). Raises
+    parts that it leaves out (`read_launch.USER_FIELDS`). Raises
     `InputError` for what is no launch, and for one that is not legal on this cluster.
     """
-    heard = read(files, machines_of(cluster), target=target, model=model, beside=beside)
-    where = cluster if cluster.calibration else predicted(cluster, stack_named(heard.target.stack))
+    heard = parse_launch(files, cluster_machines(cluster), target=target, model=model, beside=beside)
+    where = cluster if cluster.calibration else with_published_constants(cluster, get_stack(heard.target.stack))
     launch = heard.launch
     found = plan_layout(launch.model, where, launch.job, launch.layout)
-    return Verdict(heard=heard, plan=found, better=tuple(better(launch, heard.target, where)))
+    return PricedLaunch(parsed=heard, plan=found, better=tuple(list_changes(launch, heard.target, where)))

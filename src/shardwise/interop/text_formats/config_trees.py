@@ -13,17 +13,17 @@ from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from shardwise.interop.launches.target import Option, Options
+from shardwise.interop.launches.target import FrameworkOption, Options
 from shardwise.values.errors import InputError
 
-YES, NO = ["true", "yes", "y", "on", "1"], ["false", "no", "n", "off", "0"]
-DEEPEST = 40  # sections within sections: far above any configuration
+TRUE_WORDS, FALSE_WORDS = ["true", "yes", "y", "on", "1"], ["false", "no", "n", "off", "0"]
+MAX_DEPTH = 40  # sections within sections: far above any configuration
 
 
-def nested(options: Mapping[str, Any]) -> dict[str, Any]:
+def nest(options: Mapping[str, Any]) -> dict[str, Any]:
     """The sections of options with dotted names.
 
-    >>> nested({"bf16.enabled": True, "steps": 3})
+    >>> nest({"bf16.enabled": True, "steps": 3})
     {'bf16': {'enabled': True}, 'steps': 3}
     """
     tree: dict[str, Any] = {}
@@ -36,12 +36,12 @@ def nested(options: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def dotted(tree: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
     """The options of a tree by dotted name. A section is an option where it is `known`, and holds nothing that is known within.
 
     Raises `InputError` for a tree that is too deep.
 
-    >>> dotted({"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}, ["optimizer", "optimizer.type", "optimizer.params"])
+    >>> flatten({"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}, ["optimizer", "optimizer.type", "optimizer.params"])
     {'optimizer.type': 'AdamW', 'optimizer.params': {'lr': 0.0001}}
     """
     parts = (name.split(".") for name in known)
@@ -52,8 +52,10 @@ def dotted(tree: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, An
 def _leaves(
     tree: Mapping[str, Any], known: Collection[str], sections: Collection[str], prefix: str, depth: int
 ) -> Iterator[tuple[str, Any]]:
-    if depth > DEEPEST:
-        raise InputError(f"{prefix[:80]}: more than {DEEPEST} sections within one another; a configuration is required")
+    if depth > MAX_DEPTH:
+        raise InputError(
+            f"{prefix[:80]}: more than {MAX_DEPTH} sections within one another; a configuration is required"
+        )
     for key, value in tree.items():
         name = f"{prefix}{key}"
         whole = name in known and (name not in sections or not value)
@@ -63,16 +65,16 @@ def _leaves(
             yield name, value
 
 
-def spelt(options: Mapping[str, Any], table: Mapping[str, Option]) -> dict[str, Any]:
+def normalize_values(options: Mapping[str, Any], table: Mapping[str, FrameworkOption]) -> dict[str, Any]:
     """Options with values as their table has them, where a framework takes other spellings too: a yes or no in words, a number or
     a name in quotes, a name in capitals."""
-    return {name: _spelt(value, table[name]) if name in table else value for name, value in options.items()}
+    return {name: _normalize_value(value, table[name]) if name in table else value for name, value in options.items()}
 
 
-def _spelt(value: Any, option: Option) -> Any:
+def _normalize_value(value: Any, option: FrameworkOption) -> Any:
     text = str(value)
-    if option.kind == "bool" and text.lower() in YES + NO:
-        return text.lower() in YES
+    if option.kind == "bool" and text.lower() in TRUE_WORDS + FALSE_WORDS:
+        return text.lower() in TRUE_WORDS
     if option.kind == "str" and isinstance(value, (bool, int)):
         text = text if not isinstance(value, bool) else ("yes" if value else "no")
         return text
@@ -87,43 +89,43 @@ def _spelt(value: Any, option: Option) -> Any:
     return alike[0] if alike and isinstance(value, str) else value
 
 
-def json_tree(text: str, what: str) -> dict[str, Any]:
+def parse_json(text: str, what: str) -> dict[str, Any]:
     """The object that a JSON text holds. Raises `InputError` for another text, and for a key that is given twice."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
-        _require_once([name for name, _ in pairs], what)
+        _require_unique([name for name, _ in pairs], what)
         return found
 
     def no_number(word: str) -> Any:
         raise InputError(f"{what}: found {word}; a finite number is required")
 
     try:
-        return _sections(json.loads(text, object_pairs_hook=once, parse_constant=no_number), what)
+        return _require_sections(json.loads(text, object_pairs_hook=once, parse_constant=no_number), what)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{what}: not valid JSON: {str(error)[:200]}") from None
 
 
-def json_text(options: Mapping[str, Any]) -> str:
+def format_json(options: Mapping[str, Any]) -> str:
     """Options with dotted names as JSON."""
-    return json.dumps(nested(options), indent=2) + "\n"
+    return json.dumps(nest(options), indent=2) + "\n"
 
 
-def _require_once(names: list[str], what: str) -> None:
+def _require_unique(names: list[str], what: str) -> None:
     """Raise `InputError` for a key that is given twice: the second would hide the first."""
     twice = [name for name, number in Counter(names).items() if number > 1]
     if twice:
         raise InputError(f"{what}: {twice[0][:80]!r} is given twice; each key once is required")
 
 
-def _sections(found: object, what: str) -> dict[str, Any]:
+def _require_sections(found: object, what: str) -> dict[str, Any]:
     """What was read, where it is a section whose names are texts."""
     if not isinstance(found, dict):
         raise InputError(f"{what}: found {type(found).__name__}; options by name are required")
     return {str(name): value for name, value in found.items()}
 
 
-def toml_text(options: Options) -> str:
+def format_toml(options: Options) -> str:
     """A section for each name before the last dot. Texts, numbers, truth values and lists of them are the same in JSON."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in options.items():
@@ -136,28 +138,32 @@ def toml_text(options: Options) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def toml_options(text: str, what: str) -> dict[str, Any]:
+def parse_toml(text: str, what: str) -> dict[str, Any]:
     """The options of a file. Raises `InputError` for what is not TOML."""
     try:
-        return dotted(tomllib.loads(text))
+        return flatten(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{what}: not valid TOML: {error}") from None
 
 
-MOST_CHARACTERS = 200_000  # PyYAML takes seconds for as many
-MOST_BRACKETS = 2_000  # and minutes for as many as there is room for
-MOST_VALUES = 100_000  # far above any launch; what aliases of aliases, or of themselves, make of a text is counted too
+MAX_YAML_CHARACTERS = 200_000  # PyYAML takes seconds for as many
+MAX_YAML_BRACKETS = 2_000  # and minutes for as many as there is room for
+MAX_YAML_VALUES = (
+    100_000  # far above any launch; what aliases of aliases, or of themselves, make of a text is counted too
+)
 
 
-def yaml_tree(text: str, what: str) -> dict[str, Any]:
+def parse_yaml(text: str, what: str) -> dict[str, Any]:
     """The sections of a text. Raises `InputError` for a text of another kind, and where a name is there twice."""
-    yaml = _yaml()
-    if len(text) > MOST_CHARACTERS:
-        raise InputError(f"{what}: {len(text):,} characters; a YAML file of at most {MOST_CHARACTERS:,} is required")
-    if text.count("[") + text.count("{") > MOST_BRACKETS:
-        raise InputError(f"{what}: more than {MOST_BRACKETS:,} brackets; a launch is required")
+    yaml = _load_pyyaml()
+    if len(text) > MAX_YAML_CHARACTERS:
+        raise InputError(
+            f"{what}: {len(text):,} characters; a YAML file of at most {MAX_YAML_CHARACTERS:,} is required"
+        )
+    if text.count("[") + text.count("{") > MAX_YAML_BRACKETS:
+        raise InputError(f"{what}: more than {MAX_YAML_BRACKETS:,} brackets; a launch is required")
     try:
-        found = yaml.load(text, Loader=_loader())
+        found = yaml.load(text, Loader=_unique_key_loader())
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}: " if mark else ""
@@ -179,19 +185,19 @@ def _require_few(values: Any, what: str) -> None:
         one = left.pop()
         inner = list(one.values()) if isinstance(one, Mapping) else one if isinstance(one, (list, tuple, set)) else []
         count += len(inner)
-        if count > MOST_VALUES:
-            raise InputError(f"{what}: more than {MOST_VALUES:,} values; a launch is required")
+        if count > MAX_YAML_VALUES:
+            raise InputError(f"{what}: more than {MAX_YAML_VALUES:,} values; a launch is required")
         left.extend(inner)
 
 
-def _yaml() -> Any:
+def _load_pyyaml() -> Any:
     """PyYAML, which whoever neither reads nor writes YAML does not wait for."""
     return import_module("yaml")
 
 
-def _loader() -> Any:
+def _unique_key_loader() -> Any:
     """PyYAML's safe loader, which refuses a name that is there twice in place of taking the last."""
-    yaml = _yaml()
+    yaml = _load_pyyaml()
     loader: Any = type("Loader", (yaml.SafeLoader,), {})
 
     def mapping(own: Any, node: Any) -> dict[Any, Any]:
@@ -208,14 +214,14 @@ def _loader() -> Any:
     return loader
 
 
-def yaml_text(options: Options) -> str:
+def format_yaml(options: Options) -> str:
     """Options with dotted names as YAML, in their order."""
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
-    text: str = _yaml().safe_dump(nested(plain), sort_keys=False, width=120, allow_unicode=True)
+    text: str = _load_pyyaml().safe_dump(nest(plain), sort_keys=False, width=120, allow_unicode=True)
     return text
 
 
-def only_yaml(files: Mapping[str, str], required: str) -> tuple[str, str]:
+def find_yaml(files: Mapping[str, str], required: str) -> tuple[str, str]:
     """Name and text of the YAML file among some files. Raises `InputError` where there is none, or more than one."""
     found = [(name, text) for name, text in files.items() if name.endswith((".yaml", ".yml"))]
     if len(found) != 1:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from shardwise.values.errors import InputError
 
 MAX_EXPANDED_CHARACTERS = 1_000_000  # of a text with its variables filled in
-MOST_WORDS = 20_000
+MAX_WORDS = 20_000
 MAX_VARIABLE_DEPTH = 20  # of variables that name variables
 _DEFAULT = r"(?::?-((?:[^{}$]|\$\w+)*))?"
 _VARIABLE = re.compile(r"\$\{(\w+)\[[@*]\]\}|\$\{(\w+)" + _DEFAULT + r"\}|\$([A-Za-z_]\w*)")
@@ -28,20 +28,20 @@ _UNSET = re.compile(r"\$\{?\w+[^}\s\"]*\}?")  # unset variables: an empty text, 
 _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: operator.mod,
 }  # fmt: skip
-_COMPARED: Mapping[str, Callable[[str, str], bool]] = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
-_COUNTED: Mapping[str, Callable[[int, int], bool]] = {
+_TEXT_COMPARISONS: Mapping[str, Callable[[str, str], bool]] = {"=": operator.eq, "==": operator.eq, "!=": operator.ne}
+_NUMBER_COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt, "-ge": operator.ge,
 }  # fmt: skip
 
 
-def statements(text: str) -> Iterator[str]:
+def split_statements(text: str) -> Iterator[str]:
     """The statements of a script, without comments; quotes and brackets may span lines."""
     text = _COMMENT.sub("", text.replace("\\\n", " "))
-    found, quote = _statements(text)
-    yield from (one for line in text.splitlines() for one in _statements(line)[0]) if quote else found
+    found, quote = _scan_statements(text)
+    yield from (one for line in text.splitlines() for one in _scan_statements(line)[0]) if quote else found
 
 
-def _statements(text: str) -> tuple[list[str], str]:
+def _scan_statements(text: str) -> tuple[list[str], str]:
     """Statements, and the quote that stays open."""
     found, start, depth, quote = [], 0, 0, ""
     for at, character in enumerate(text):
@@ -63,12 +63,12 @@ def split_words(text: str, what: str) -> list[str]:
         words = shlex.split(text, comments=False)
     except ValueError:
         words = text.replace('"', " ").replace("'", " ").split()  # a quote that nothing closes
-    if len(words) > MOST_WORDS:
-        raise InputError(f"{what}: {len(words):,} words on a line; at most {MOST_WORDS:,} are required")
+    if len(words) > MAX_WORDS:
+        raise InputError(f"{what}: {len(words):,} words on a line; at most {MAX_WORDS:,} are required")
     return words
 
 
-class Variables:
+class ShellVariables:
     """What a script has set so far: texts, and arrays of words."""
 
     def __init__(self, what: str) -> None:
@@ -76,21 +76,21 @@ class Variables:
         self.texts: dict[str, str] = {}
         self.arrays: dict[str, list[str]] = {}
 
-    def take(self, name: str, value: str, *, more: bool) -> None:
+    def assign(self, name: str, value: str, *, more: bool) -> None:
         """Set a variable to what stands behind its =; `more`: behind +=."""
         if value.startswith("("):
-            words = split_words(self.filled(value.removeprefix("(").removesuffix(")")), self.what)
+            words = split_words(self.expand(value.removeprefix("(").removesuffix(")")), self.what)
             self.arrays[name] = (self.arrays.get(name, []) if more else []) + words
             self.texts.pop(name, None)
             return
         words = split_words(value, self.what)
-        self.texts[name] = (self.texts.get(name, "") if more else "") + self.filled(" ".join(words))
+        self.texts[name] = (self.texts.get(name, "") if more else "") + self.expand(" ".join(words))
 
-    def filled(self, text: str) -> str:
+    def expand(self, text: str) -> str:
         """A text with its variables replaced, as often as they name one another."""
         text = _WHOLE_ARRAY.sub(lambda match: shlex.join(self.arrays.get(match[1], [])), text)
         for _ in range(MAX_VARIABLE_DEPTH):
-            filled = _ARITHMETIC.sub(self._counted, _VARIABLE.sub(self._value, text))
+            filled = _ARITHMETIC.sub(self._arithmetic_value, _VARIABLE.sub(self._variable_value, text))
             if len(filled) > MAX_EXPANDED_CHARACTERS:
                 raise InputError(f"{self.what}: variables that grow beyond {MAX_EXPANDED_CHARACTERS:,} characters")
             if filled == text:
@@ -98,29 +98,29 @@ class Variables:
             text = filled
         return text
 
-    def _value(self, match: re.Match[str]) -> str:
+    def _variable_value(self, match: re.Match[str]) -> str:
         name = match[1] or match[2] or match[4]
         known = " ".join(self.arrays[name]) if name in self.arrays else self.texts.get(name)
         return known if known is not None else match[3] if match[3] is not None else match[0]
 
-    def _counted(self, match: re.Match[str]) -> str:
+    def _arithmetic_value(self, match: re.Match[str]) -> str:
         """The value of $((...)), or the text where it has none."""
         names = re.sub(r"[A-Za-z_]\w*", lambda name: self.texts.get(name[0], name[0]), match[1])
         try:
-            return str(_whole_number(ast.parse(names.strip(), mode="eval").body))
+            return str(_evaluate_arithmetic(ast.parse(names.strip(), mode="eval").body))
         except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
             return match[0]
 
-    def holds(self, condition: str) -> bool:
+    def condition_holds(self, condition: str) -> bool:
         """Whether a condition is known to hold: of texts and whole numbers; of files nothing is known."""
-        words = split_words(_UNSET.sub("", self.filled(condition)), self.what)
+        words = split_words(_UNSET.sub("", self.expand(condition)), self.what)
         if not words or words[0] not in ("[", "[[", "test"):
             return False
-        alternatives = _divided([word for word in words[1:] if word not in ("]", "]]")], "||", "-o")
-        return any(all(_is_true(one) for one in _divided(words, "&&", "-a")) for words in alternatives)
+        alternatives = _split_at([word for word in words[1:] if word not in ("]", "]]")], "||", "-o")
+        return any(all(_is_condition_true(one) for one in _split_at(words, "&&", "-a")) for words in alternatives)
 
 
-def _divided(words: list[str], *ends: str) -> Iterator[list[str]]:
+def _split_at(words: list[str], *ends: str) -> Iterator[list[str]]:
     found: list[str] = []
     for word in words:
         if word in ends or word in ("[", "[["):
@@ -132,27 +132,27 @@ def _divided(words: list[str], *ends: str) -> Iterator[list[str]]:
     yield found
 
 
-def _is_true(words: list[str]) -> bool:
+def _is_condition_true(words: list[str]) -> bool:
     match words:
         case ["!", *others]:
-            return others[:1] in (["-n"], ["-z"]) and not _is_true(others)
+            return others[:1] in (["-n"], ["-z"]) and not _is_condition_true(others)
         case ["-z"] | ["-z", ""]:
             return True
         case ["-n", text]:
             return bool(text)
-        case [one, compared, other] if compared in _COMPARED:
-            return _COMPARED[compared](one, other)
-        case [one, compared, other] if compared in _COUNTED:
-            return one.isdigit() and other.isdigit() and _COUNTED[compared](int(one), int(other))
+        case [one, compared, other] if compared in _TEXT_COMPARISONS:
+            return _TEXT_COMPARISONS[compared](one, other)
+        case [one, compared, other] if compared in _NUMBER_COMPARISONS:
+            return one.isdigit() and other.isdigit() and _NUMBER_COMPARISONS[compared](int(one), int(other))
     return False
 
 
-def _whole_number(node: ast.expr) -> int:
+def _evaluate_arithmetic(node: ast.expr) -> int:
     """The value of sums and products of whole numbers. Raises `ValueError` for anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int) and abs(node.value) < 2**53:
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        value = _OPERATORS[type(node.op)](_whole_number(node.left), _whole_number(node.right))
+        value = _OPERATORS[type(node.op)](_evaluate_arithmetic(node.left), _evaluate_arithmetic(node.right))
         if abs(value) < 2**53:
             return value
     raise ValueError("no arithmetic of whole numbers")
@@ -161,19 +161,22 @@ def _whole_number(node: ast.expr) -> int:
 MAX_SCRIPT_CHARACTERS = 1_000_000
 MAX_COMMAND_DEPTH = 5  # of commands that are words of a command (bash -c "...")
 _ASSIGNMENT = re.compile(r"^(?:(?:export|declare|local|readonly)\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)(\+?)=")
-ENDS = {"&&", "||", "|", "&"}
-OPENED, CLOSED = ("for", "while", "until", "case", "select"), ("done", "esac")  # what may run any number of times
-LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")  # modules that start a program
+COMMAND_SEPARATORS = {"&&", "||", "|", "&"}
+LOOP_OPENERS, LOOP_CLOSERS = (
+    ("for", "while", "until", "case", "select"),
+    ("done", "esac"),
+)  # what may run any number of times
+LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch")  # modules that start a program
 
 
-class Command(NamedTuple):
+class TrainingCommand(NamedTuple):
     """What a script starts: `launcher` are the words before the program (torchrun's), `arguments` those behind it."""
 
     launcher: tuple[str, ...]
     arguments: tuple[str, ...]
 
 
-def training_command(text: str, what: str) -> Command:
+def training_command(text: str, what: str) -> TrainingCommand:
     """The command of a script that starts a program of Python with most options, the script's own variables filled in.
 
     Raises `InputError` for a text that is no script, or in which no command has an option.
@@ -182,36 +185,36 @@ def training_command(text: str, what: str) -> Command:
         raise InputError(
             f"{what}: {len(text):,} characters; a launch script of at most {MAX_SCRIPT_CHARACTERS:,} is required"
         )
-    variables = Variables(what)
-    found = max(_commands(text, variables), key=_num_options, default=[])
+    variables = ShellVariables(what)
+    found = max(_list_commands(text, variables), key=_num_options, default=[])
     if not _num_options(found):
         raise InputError(
             f"{what}: no command has an option; a script that starts a training (... --name value ...) is required"
         )
     at = next((i for i, word in enumerate(found) if _is_program(found, i, word)), -1)
-    return Command(tuple(found[: at + 1]), tuple(found[at + 1 :]))
+    return TrainingCommand(tuple(found[: at + 1]), tuple(found[at + 1 :]))
 
 
 def _is_program(words: list[str], at: int, word: str) -> bool:
-    return word.endswith(".py") or (at > 0 and words[at - 1] == "-m" and word not in LAUNCHERS)
+    return word.endswith(".py") or (at > 0 and words[at - 1] == "-m" and word not in LAUNCHER_MODULES)
 
 
 def _num_options(words: list[str]) -> int:
     return sum(word.startswith("--") for word in words)
 
 
-def _commands(text: str, variables: Variables, depth: int = 0) -> Iterator[list[str]]:
+def _list_commands(text: str, variables: ShellVariables, depth: int = 0) -> Iterator[list[str]]:
     """Words of each command of a text; its assignments are taken on the way."""
-    for statement in _reached(text, variables):
+    for statement in _reached_statements(text, variables):
         match = _ASSIGNMENT.match(statement)
         if match and _is_assignment(statement[match.end() :], variables.what):
-            variables.take(match[1], statement[match.end() :], more=bool(match[2]))
+            variables.assign(match[1], statement[match.end() :], more=bool(match[2]))
             continue
-        for words in _parts(split_words(variables.filled(statement), variables.what)):
+        for words in _split_commands(split_words(variables.expand(statement), variables.what)):
             yield words
             for nested in (word for word in words if " --" in word and ".py " in word):
                 if depth < MAX_COMMAND_DEPTH:
-                    yield from _commands(nested, variables, depth + 1)
+                    yield from _list_commands(nested, variables, depth + 1)
 
 
 def _is_assignment(value: str, what: str) -> bool:
@@ -219,30 +222,32 @@ def _is_assignment(value: str, what: str) -> bool:
     return value.startswith("(") or not _num_options(split_words(value, what)[1:])
 
 
-def _parts(words: list[str]) -> Iterator[list[str]]:
+def _split_commands(words: list[str]) -> Iterator[list[str]]:
     start = 0
     for at, word in enumerate([*words, "|"]):
-        if word in ENDS:
+        if word in COMMAND_SEPARATORS:
             if at > start:
                 yield words[start:at]
             start = at + 1
 
 
-def _reached(text: str, variables: Variables) -> Iterator[str]:
+def _reached_statements(text: str, variables: ShellVariables) -> Iterator[str]:
     """Statements of a text that are reached: of conditions the first branch that is known to hold, of loops and cases none."""
     branches: list[bool | None] = []  # of each open condition: whether this branch runs; None behind the one that did
     loops = 0
-    for statement in statements(text):
+    for statement in split_statements(text):
         word, _, rest = statement.partition(" ")
-        if word in OPENED or word in CLOSED:
-            loops = max(loops + (1 if word in OPENED else -1), 0)
+        if word in LOOP_OPENERS or word in LOOP_CLOSERS:
+            loops = max(loops + (1 if word in LOOP_OPENERS else -1), 0)
         elif loops:
             continue
         elif word == "if":
-            branches.append(all(branches) and variables.holds(rest))
+            branches.append(all(branches) and variables.condition_holds(rest))
         elif word in ("elif", "else") and branches:
             branches[-1] = (
-                None if branches[-1] is not False else all(branches[:-1]) and (word == "else" or variables.holds(rest))
+                None
+                if branches[-1] is not False
+                else all(branches[:-1]) and (word == "else" or variables.condition_holds(rest))
             )
         elif word == "fi" and branches:
             branches.pop()

@@ -10,17 +10,23 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from shardwise.interop.frameworks.huggingface_families import CONFIG_FILE
-from shardwise.interop.weights.stored_model import of_checkpoint, of_stored
-from shardwise.interop.weights.stored_slices import FORMATS as DTYPES
-from shardwise.interop.weights.weight_formats import FORMATS, Choices, Format, Model, format_of
+from shardwise.interop.weights.stored_model import boxes_of_checkpoint, boxes_of_stored
+from shardwise.interop.weights.stored_slices import WEIGHT_DTYPES as DTYPES
+from shardwise.interop.weights.weight_formats import (
+    WEIGHT_FORMATS,
+    ConvertOptions,
+    WeightFormat,
+    WeightSource,
+    detect_format,
+)
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
 from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.records.run_folder import RunFolder
 from shardwise.run.checkpoints.manifest import MANIFEST
 from shardwise.run.checkpoints.step_folders import latest
-from shardwise.search.plan_file import is_plan, load_plan
-from shardwise.values.errors import InputError, chosen
+from shardwise.search.plan_file import is_plan_file, load_plan
+from shardwise.values.errors import InputError, lookup
 
 SCHEMA = "shardwise.convert/1"
 
@@ -38,20 +44,20 @@ class ConvertPayload(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class OpenedSource:
     """What is converted: what it is in words, the model, and the longest sequence that it was trained for, if that is known."""
 
     title: str
-    model: Model
+    model: WeightSource
     seq_len: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class ConvertedModel:
     """What was written: from what, as what, where, of which model in which format of numbers."""
 
     source: str
-    format: Format
+    format: WeightFormat
     folder: Path
     architecture: Architecture
     dtype: str
@@ -71,39 +77,41 @@ class Converted:
 
 def convert(
     folder: str | Path, to: str, out: str | Path, *, model: str | None = None, dtype: str | None = None,
-    choices: Choices | None = None,
-) -> Converted:  # fmt: skip
+    choices: ConvertOptions | None = None,
+) -> ConvertedModel:  # fmt: skip
     """Write the weights of a folder in another format, tensor by tensor, in `dtype` or in the format that they are in.
 
     The folder is a run's (its latest checkpoint), one checkpoint's, or a framework's; `model` names the model (a plan, a name of
     the catalogue or a config.json) where the folder does not. Raises `InputError` for what cannot be read, written or held.
     """
-    format = chosen(FORMATS, to, "--to")
-    source, choices = source_of(Path(folder), model), choices or Choices()
-    own = source.model if dtype is None else source.model._replace(dtype=chosen(DTYPES, dtype, "--dtype"))
+    format = lookup(WEIGHT_FORMATS, to, "--to")
+    source, choices = open_source(Path(folder), model), choices or ConvertOptions()
+    own = source.model if dtype is None else source.model._replace(dtype=lookup(DTYPES, dtype, "--dtype"))
     format.write(Path(out), own, replace(choices, seq_len=choices.seq_len or source.seq_len))
     name = next(name for name, one in DTYPES.items() if one == own.dtype)
-    return Converted(source.title, format, Path(out), own.architecture, name)
+    return ConvertedModel(source.title, format, Path(out), own.architecture, name)
 
 
-def source_of(folder: Path, model: str | None) -> Source:
+def open_source(folder: Path, model: str | None) -> OpenedSource:
     """The kind of a folder. Raises `InputError` for one of unknown kind, or without the model's description."""
     run = next((place for place in (folder, *folder.resolve().parents[:2]) if _is_run(place)), None)
     checkpoint = folder if (folder / MANIFEST).is_file() else latest(RunFolder(folder).checkpoints)
     if checkpoint is not None:
-        return _of_checkpoint(checkpoint, str(RunFolder(run).plan) if run and model is None else model)
+        return _open_checkpoint(checkpoint, str(RunFolder(run).plan) if run and model is None else model)
     if run == folder:
         raise InputError(f"{folder}: found a run without a checkpoint; one that a run has written is required")
-    found = format_of(folder, str(folder))
+    found = detect_format(folder, str(folder))
     seq_len = None
-    if found is FORMATS["huggingface"]:
+    if found is WEIGHT_FORMATS["huggingface"]:
         if model is not None:
             raise InputError(f"--model: {folder} says itself which model it has; leave it out")
         seq_len = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("max_position_embeddings")
-    architecture, planned = (None, None) if model is None else _named(model)
+    architecture, planned = (None, None) if model is None else _load_named(model)
     stored = found.read(folder, architecture)
-    return Source(
-        found.title, Model(stored.architecture, of_stored(stored), stored.tensors.dtype()), seq_len or planned
+    return OpenedSource(
+        found.title,
+        WeightSource(stored.architecture, boxes_of_stored(stored), stored.tensors.dtype()),
+        seq_len or planned,
     )
 
 
@@ -111,17 +119,17 @@ def _is_run(folder: Path) -> bool:
     return RunFolder(folder).plan.is_file() and RunFolder(folder).checkpoints.is_dir()
 
 
-def _of_checkpoint(checkpoint: Path, model: str | None) -> Source:
+def _open_checkpoint(checkpoint: Path, model: str | None) -> OpenedSource:
     if model is None:
         raise InputError(f"--model: {checkpoint} lies in no run's folder, so that its plan, or its model, is required")
-    architecture, seq_len = _named(model)
-    read, dtype = of_checkpoint(checkpoint, architecture)
-    return Source(f"checkpoint {checkpoint.name}", Model(architecture, read, dtype), seq_len)
+    architecture, seq_len = _load_named(model)
+    read, dtype = boxes_of_checkpoint(checkpoint, architecture)
+    return OpenedSource(f"checkpoint {checkpoint.name}", WeightSource(architecture, read, dtype), seq_len)
 
 
-def _named(model: str) -> tuple[Architecture, int | None]:
+def _load_named(model: str) -> tuple[Architecture, int | None]:
     """The model of a plan, with the length of its sequences, of the catalogue or of a config.json."""
-    if is_plan(model):
+    if is_plan_file(model):
         plan = load_plan(model)
         return plan.model, plan.job.seq_len
     return load_model(model), None

@@ -20,33 +20,33 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from shardwise.interop.weights.stored_slices import Entry
+from shardwise.interop.weights.stored_slices import OutputChunk
 
 
-class Index:
+class DcpMetadata:
     """What is written, as it is added."""
 
     def __init__(self) -> None:
-        self.found = Metadata({}, planner_data={}, storage_data={}, version="1.0.0")
+        self.metadata = Metadata({}, planner_data={}, storage_data={}, version="1.0.0")
 
-    def add_tensor(self, entry: Entry, file: str, start: int, num_bytes: int) -> None:
+    def add_tensor(self, entry: OutputChunk, file: str, start: int, num_bytes: int) -> None:
         """A chunk of a tensor, with so many bytes of a file from `start` on."""
-        new = TensorStorageMetadata(TensorProperties(dtype=entry.dtype), Size(entry.whole), [])
-        tensor = cast(TensorStorageMetadata, self.found.state_dict_metadata.setdefault(entry.name, new))
+        new = TensorStorageMetadata(TensorProperties(dtype=entry.dtype), Size(entry.tensor_shape), [])
+        tensor = cast(TensorStorageMetadata, self.metadata.state_dict_metadata.setdefault(entry.name, new))
         chunk = ChunkStorageMetadata(Size(entry.box.offsets), Size(entry.box.lengths))
         tensor.chunks.append(chunk)
-        self.found.planner_data[entry.name] = (entry.name,)
-        self.found.storage_data[MetadataIndex(entry.name, chunk.offsets)] = _StorageInfo(file, start, num_bytes)
+        self.metadata.planner_data[entry.name] = (entry.name,)
+        self.metadata.storage_data[MetadataIndex(entry.name, chunk.offsets)] = _StorageInfo(file, start, num_bytes)
 
     def add_objects(self, objects: Mapping[str, bytes], file: str) -> None:
         """Objects that lie one behind the other in a file."""
         start = 0
         for name, content in objects.items():
-            self.found.state_dict_metadata[name] = BytesStorageMetadata()
-            self.found.planner_data[name] = (name,)
-            self.found.storage_data[MetadataIndex(name)] = _StorageInfo(file, start, len(content))
+            self.metadata.state_dict_metadata[name] = BytesStorageMetadata()
+            self.metadata.planner_data[name] = (name,)
+            self.metadata.storage_data[MetadataIndex(name)] = _StorageInfo(file, start, len(content))
             start += len(content)
 
     def dump(self) -> bytes:
         """What `.metadata` has."""
-        return pickle.dumps(self.found)
+        return pickle.dumps(self.metadata)

@@ -31,50 +31,50 @@ _PART = re.compile(r"(?:[A-Za-z]~?)+|1|\{\w+\}")
 _LETTER = re.compile(r"([A-Za-z])(~?)")
 
 
-class Letter(NamedTuple):
+class PatternLetter(NamedTuple):
     """One of our dims, and whether its halves are interleaved."""
 
     dim: str
     interleaved: bool
 
 
-class Factor(NamedTuple):
-    """Parts one behind the other, each a product of dims, of which the parameter has the part `own`."""
+class PatternFactor(NamedTuple):
+    """Parts one behind the other, each a product of dims, of which the parameter has the part `own_part`."""
 
-    parts: tuple[tuple[Letter, ...], ...]
-    own: int
+    parts: tuple[tuple[PatternLetter, ...], ...]
+    own_part: int
     number: str  # what it counts ("layer", "expert"), or ""
 
 
-Group = tuple[Factor, ...]
+FactorGroup = tuple[PatternFactor, ...]
 
 
 @cache
-def parsed(layout: str) -> tuple[Group, ...]:
+def parse_pattern(layout: str) -> tuple[FactorGroup, ...]:
     """The groups of a layout. Raises `ValueError` for one that is not as above.
 
-    >>> (rows,), columns = parsed("[F]+F, D")
-    >>> rows.own, len(rows.parts), columns[0].parts
-    (0, 2, ((Letter(dim='D', interleaved=False),),))
+    >>> (rows,), columns = parse_pattern("[F]+F, D")
+    >>> rows.own_part, len(rows.parts), columns[0].parts
+    (0, 2, ((PatternLetter(dim='D', interleaved=False),),))
     """
-    return tuple(tuple(_factor(word) for word in group.split()) for group in layout.split(","))
+    return tuple(tuple(_parse_factor(word) for word in group.split()) for group in layout.split(","))
 
 
-def _factor(word: str) -> Factor:
+def _parse_factor(word: str) -> PatternFactor:
     parts = word.split("+")
     own = [number for number, part in enumerate(parts) if part.startswith("[") and part.endswith("]")]
     bare = [part.strip("[]") for part in parts]
     if len(own) != (len(parts) > 1) or not all(_PART.fullmatch(part) for part in bare):
         raise ValueError(f"found {word!r} in a layout; parts such as [GH]+H, of which one is in brackets, are required")
     number = bare[0][1:-1] if bare[0].startswith("{") else ""
-    return Factor(tuple(() if number else _letters(part) for part in bare), own[0] if own else 0, number)
+    return PatternFactor(tuple(() if number else _parse_letters(part) for part in bare), own[0] if own else 0, number)
 
 
-def _letters(part: str) -> tuple[Letter, ...]:
-    return tuple(Letter(dim, bool(mark)) for dim, mark in _LETTER.findall(part))
+def _parse_letters(part: str) -> tuple[PatternLetter, ...]:
+    return tuple(PatternLetter(dim, bool(mark)) for dim, mark in _LETTER.findall(part))
 
 
-class Steps(NamedTuple):
+class StridedRun(NamedTuple):
     """So many places along a dim of the stored tensor, `stride` of its elements apart."""
 
     dim: int
@@ -88,68 +88,70 @@ class Arrangement:
     run of them, or two for a dim whose halves are interleaved."""
 
     shape: Shape
-    begin: Shape
-    steps: tuple[tuple[Steps, ...], ...]
+    offsets: Shape
+    runs: tuple[tuple[StridedRun, ...], ...]
 
-    def put(self, part: Tensor, stored: Tensor) -> None:
+    def write_parameter(self, part: Tensor, stored: Tensor) -> None:
         """Write a parameter where a stored tensor, which is contiguous, has it, in the tensor's format."""
-        steps = [one for runs in self.steps for one in runs]
-        begin = sum(start * stride for start, stride in zip(self.begin, stored.stride(), strict=True))
-        target = _strided(stored, steps, [one.length for one in steps], begin)
+        steps = [one for runs in self.runs for one in runs]
+        begin = sum(start * stride for start, stride in zip(self.offsets, stored.stride(), strict=True))
+        target = _strided_view(stored, steps, [one.length for one in steps], begin)
         target.copy_(part.view([one.length for one in steps]))
 
-    def taken(self, read: Callable[[Box], Tensor], box: Box) -> Tensor:
+    def read_box(self, read: Callable[[Box], Tensor], box: Box) -> Tensor:
         """A box of the parameter, of what `read` gives of the stored tensor: from the box's first element to its last."""
-        for dim, runs in enumerate(self.steps):
-            pieces = list(_pieces(runs, box.offsets[dim], box.lengths[dim]))
+        for dim, runs in enumerate(self.runs):
+            pieces = list(_split_interval(runs, box.offsets[dim], box.lengths[dim]))
             if len(pieces) > 1:
-                return torch.cat([self.taken(read, part) for part in box.cut(dim, [one.volume for one in pieces])], dim)
-        found: list[tuple[Steps, int, int]] = []
-        for runs, offset, length in zip(self.steps, box.offsets, box.lengths, strict=True):
-            (piece,) = _pieces(runs, offset, length)
+                return torch.cat(
+                    [self.read_box(read, part) for part in box.cut(dim, [one.volume for one in pieces])], dim
+                )
+        found: list[tuple[StridedRun, int, int]] = []
+        for runs, offset, length in zip(self.runs, box.offsets, box.lengths, strict=True):
+            (piece,) = _split_interval(runs, offset, length)
             found += zip(runs, piece.offsets, piece.lengths, strict=True)
-        first, last = list(self.begin), list(self.begin)
+        first, last = list(self.offsets), list(self.offsets)
         for one, offset, length in found:
             first[one.dim] += one.stride * offset
             last[one.dim] += one.stride * (offset + length - 1)
         span = read(Box(tuple(first), tuple(end - start + 1 for start, end in zip(first, last, strict=True))))
         lengths = [length for _, _, length in found]
-        return _strided(span, [one for one, _, _ in found], lengths, 0).reshape(box.lengths)
+        return _strided_view(span, [one for one, _, _ in found], lengths, 0).reshape(box.lengths)
 
 
-def _strided(stored: Tensor, steps: Sequence[Steps], lengths: Sequence[int], begin: int) -> Tensor:
+def _strided_view(stored: Tensor, steps: Sequence[StridedRun], lengths: Sequence[int], begin: int) -> Tensor:
     """A parameter's dims as a view of a stored tensor."""
     strides = [one.stride * stored.stride(one.dim) for one in steps]
     return stored.as_strided(lengths, strides, stored.storage_offset() + begin)
 
 
-def _pieces(runs: Sequence[Steps], offset: int, length: int) -> Sequence[Box]:
+def _split_interval(runs: Sequence[StridedRun], offset: int, length: int) -> Sequence[Box]:
     """An interval of a dim as boxes of its runs."""
     if len(runs) == 1:
         return [Box((offset,), (length,))]
     return list(interval_boxes([one.length for one in runs], offset, offset + length))
 
 
-def arranged(layout: str, dims: Sequence[str], sizes: Mapping[str, int]) -> Arrangement:
+def arrange(layout: str, dims: Sequence[str], sizes: Mapping[str, int]) -> Arrangement:
     """How a parameter of these dims lies in a tensor of this layout ("": its dims one after the other in one).
 
     Raises `ValueError` for a layout that leaves out a dim longer than 1, and for halves of an odd one.
 
-    >>> arranged("[F]+F, D", ("D", "F"), {"D": 4, "F": 6}).shape
+    >>> arrange("[F]+F, D", ("D", "F"), {"D": 4, "F": 6}).shape
     (12, 4)
-    >>> arranged("F+[F], D", ("D", "F"), {"D": 4, "F": 6}).begin
+    >>> arrange("F+[F], D", ("D", "F"), {"D": 4, "F": 6}).offsets
     (6, 0)
     """
     shape, begin = [], []
-    steps: dict[str, tuple[Steps, ...]] = dict.fromkeys(dims, (Steps(0, 1, 0),))
+    steps: dict[str, tuple[StridedRun, ...]] = dict.fromkeys(dims, (StridedRun(0, 1, 0),))
     left_out = [dim for dim in dims if sizes[dim] != 1]
-    for place, group in enumerate(parsed(layout or " ".join(dims))):
+    for place, group in enumerate(parse_pattern(layout or " ".join(dims))):
         stride, start = 1, 0
         for factor in reversed(group):
             extents = [math.prod(sizes[one.dim] for one in part) for part in factor.parts]
-            start += stride * sum(extents[: factor.own])
-            steps |= _own_steps(factor, place, stride, sizes)
-            left_out = [dim for dim in left_out if dim not in {one.dim for one in factor.parts[factor.own]}]
+            start += stride * sum(extents[: factor.own_part])
+            steps |= _own_runs(factor, place, stride, sizes)
+            left_out = [dim for dim in left_out if dim not in {one.dim for one in factor.parts[factor.own_part]}]
             stride *= sum(extents)
         shape.append(stride)
         begin.append(start)
@@ -158,18 +160,20 @@ def arranged(layout: str, dims: Sequence[str], sizes: Mapping[str, int]) -> Arra
     return Arrangement(tuple(shape), tuple(begin), tuple(steps[dim] for dim in dims))
 
 
-def _own_steps(factor: Factor, place: int, stride: int, sizes: Mapping[str, int]) -> dict[str, tuple[Steps, ...]]:
+def _own_runs(
+    factor: PatternFactor, place: int, stride: int, sizes: Mapping[str, int]
+) -> dict[str, tuple[StridedRun, ...]]:
     """The steps of the parameter's dims in a factor."""
     found = {}
-    for letter in reversed(factor.parts[factor.own]):
-        found[letter.dim] = _letter_steps(letter, place, stride, sizes[letter.dim])
+    for letter in reversed(factor.parts[factor.own_part]):
+        found[letter.dim] = _letter_runs(letter, place, stride, sizes[letter.dim])
         stride *= sizes[letter.dim]
     return found
 
 
-def _letter_steps(letter: Letter, place: int, stride: int, size: int) -> tuple[Steps, ...]:
+def _letter_runs(letter: PatternLetter, place: int, stride: int, size: int) -> tuple[StridedRun, ...]:
     if not letter.interleaved:
-        return (Steps(place, size, stride),)
+        return (StridedRun(place, size, stride),)
     if size % 2:
         raise ValueError(f"{letter.dim} = {size} has no halves; an even width is required")
-    return Steps(place, 2, stride), Steps(place, size // 2, 2 * stride)
+    return StridedRun(place, 2, stride), StridedRun(place, size // 2, 2 * stride)

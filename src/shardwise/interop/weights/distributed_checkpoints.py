@@ -22,68 +22,70 @@ import torch
 from shardwise.interop.frameworks.megatron.weight_names import (
     DISTRIBUTED_NAMES,
     EMBEDDING,
-    EXTRA,
+    EXTRA_STATE,
     NUMBERED,
-    RELEASE,
+    RELEASE_FOLDER,
     SIGMOID_FIX,
     STACKED,
     TITLE,
-    TRACKER,
-    Implementation,
-    folder_of,
-    naming_of,
+    TRACKER_FILE,
+    ModuleNames,
+    megatron_weight_table,
+    tracked_folder,
 )
-from shardwise.interop.frameworks.torchtitan.models import titan_model
-from shardwise.interop.frameworks.weight_table import Stored
-from shardwise.interop.weights.dcp_folder import FILES, DcpTensors, write_dcp
-from shardwise.interop.weights.replace_model_folder import Publication, draft
-from shardwise.interop.weights.stored_model import StoredModel, Tensors, with_biases_held
+from shardwise.interop.frameworks.torchtitan.models import torchtitan_model
+from shardwise.interop.frameworks.weight_table import TensorPattern
+from shardwise.interop.weights.dcp_folder import DCP_FILES, DcpModelFolder, write_dcp
+from shardwise.interop.weights.replace_model_folder import ModelFiles, replace_model
+from shardwise.interop.weights.stored_model import StoredModel, TensorFolder, drop_missing_biases
 from shardwise.interop.weights.stored_slices import (
     BYTES_PER_FILE,
-    Entry,
-    Place,
-    Read,
-    entries,
-    places,
-    require_no_bias,
-    whole_model,
+    OutputChunk,
+    ReadBox,
+    StoredSlice,
+    list_slices,
+    output_chunks,
+    require_zero_biases,
+    whole_shard,
 )
 from shardwise.model.architecture import Architecture
-from shardwise.run.checkpoints.dcp_reader import METADATA
+from shardwise.run.checkpoints.dcp_reader import METADATA_FILE
 from shardwise.values.boxes import Shape
 from shardwise.values.checksums import write_synced
 
-TORCHTITAN_FILES = Publication(METADATA, FILES)
+TORCHTITAN_FILES = ModelFiles(METADATA_FILE, DCP_FILES)
 TORCHTITAN_TENSORS = re.compile(
     r"(tok_embeddings|layers|mtp_layers|norm|lm_head)\."
 )  # what the names of a model's tensors begin with
 
 
-def write_titan(
+def write_torchtitan(
     folder: str | Path,
     architecture: Architecture,
-    read: Read,
+    read: ReadBox,
     dtype: torch.dtype,
     *,
     bytes_per_file: int = BYTES_PER_FILE,
 ) -> None:
     """Write a model of which `read` gives any box of a parameter, in `dtype`; complete, or no checkpoint at all.
 
-    Raises `InputError` where no model of torchtitan is such a one, and as `draft` and `entries` do.
+    Raises `InputError` where no model of torchtitan is such a one, and as `replace_model` and `output_chunks` do.
     """
-    found = entries(architecture, places(architecture, titan_model(architecture).naming), dtype)
-    with draft(Path(folder), TORCHTITAN_FILES) as part:
+    found = output_chunks(architecture, list_slices(architecture, torchtitan_model(architecture).weight_table), dtype)
+    with replace_model(Path(folder), TORCHTITAN_FILES) as part:
         write_dcp(part, found, read, bytes_per_file)
 
 
-def open_titan(folder: str | Path, architecture: Architecture) -> StoredModel:
+def open_torchtitan(folder: str | Path, architecture: Architecture) -> StoredModel:
     """The model of a folder. Raises `InputError` where that is another one, or cannot be read."""
-    naming = titan_model(architecture).naming
-    tensors = DcpTensors(Path(folder), TORCHTITAN_TENSORS)
-    return StoredModel(architecture, with_biases_held(places(architecture, naming), architecture, tensors), tensors)
+    naming = torchtitan_model(architecture).weight_table
+    tensors = DcpModelFolder(Path(folder), TORCHTITAN_TENSORS)
+    return StoredModel(
+        architecture, drop_missing_biases(list_slices(architecture, naming), architecture, tensors), tensors
+    )
 
 
-MEGATRON_FILES = Publication(TRACKER, re.compile(RELEASE))
+MEGATRON_FILES = ModelFiles(TRACKER_FILE, re.compile(RELEASE_FOLDER))
 MEGATRON_CONFIG_FILE = "metadata.json"
 # What `save_config` writes (dist_checkpointing/core.py); the last two are of releases before 0.20.
 MEGATRON_CONFIG = {
@@ -101,63 +103,63 @@ MEGATRON_TENSORS = re.compile(
 def write_megatron(
     folder: str | Path,
     architecture: Architecture,
-    read: Read,
+    read: ReadBox,
     dtype: torch.dtype,
     *,
     bytes_per_file: int = BYTES_PER_FILE,
 ) -> None:
     """Write a model of which `read` gives any box of a parameter, in `dtype`; complete, or no checkpoint at all.
 
-    Raises `InputError` where GPTModel computes no such model, and as `draft` and `entries` do.
+    Raises `InputError` where GPTModel computes no such model, and as `replace_model` and `output_chunks` do.
     """
-    found = entries(architecture, places_of(architecture, layers_of(architecture)), dtype)
+    found = output_chunks(architecture, megatron_slices(architecture, layer_prefix(architecture)), dtype)
     if not any(entry.name.endswith("expert_bias") for entry in found):
-        require_no_bias(architecture, read, TITLE, SIGMOID_FIX)
-    with draft(Path(folder), MEGATRON_FILES) as part:
-        inner = part / RELEASE
+        require_zero_biases(architecture, read, TITLE, SIGMOID_FIX)
+    with replace_model(Path(folder), MEGATRON_FILES) as part:
+        inner = part / RELEASE_FOLDER
         inner.mkdir()
         write_dcp(inner, found, read, bytes_per_file, dict(_extra_states(found)))
-        write_synced(inner / MEGATRON_COMMON_FILE, _saved({"checkpoint_version": 3.0}))
+        write_synced(inner / MEGATRON_COMMON_FILE, _torch_save_bytes({"checkpoint_version": 3.0}))
         write_synced(inner / MEGATRON_CONFIG_FILE, json.dumps(MEGATRON_CONFIG).encode())
-        write_synced(part / TRACKER, RELEASE.encode())
+        write_synced(part / TRACKER_FILE, RELEASE_FOLDER.encode())
 
 
-def layers_of(architecture: Architecture) -> Stored:
+def layer_prefix(architecture: Architecture) -> TensorPattern:
     """How layers are named: those of one kind are one tensor, those of several a tensor each (moe_layer_freq)."""
     return NUMBERED if architecture.num_dense_layers else STACKED
 
 
-def places_of(
+def megatron_slices(
     architecture: Architecture,
-    layer: Stored,
-    implementations: Sequence[Implementation] = DISTRIBUTED_NAMES,
+    layer: TensorPattern,
+    implementations: Sequence[ModuleNames] = DISTRIBUTED_NAMES,
     padding: int = 0,
-) -> Iterator[Place]:
+) -> Iterator[StoredSlice]:
     """Places by the names of the first implementation, and copies by those that others have beside them."""
-    part, seen = whole_model(architecture, padding), set[object]()
+    part, seen = whole_shard(architecture, padding), set[object]()
     for names in implementations:
-        found = list(places(architecture, naming_of(architecture, names, layer), part))
-        yield from (replace(place, copy=bool(seen)) for place in found if place.chunk not in seen)
-        seen |= {place.chunk for place in found}
+        found = list(list_slices(architecture, megatron_weight_table(architecture, names, layer), part))
+        yield from (replace(place, copy=bool(seen)) for place in found if place.chunk_key not in seen)
+        seen |= {place.chunk_key for place in found}
 
 
-def _extra_states(found: Iterable[Entry]) -> Iterator[tuple[str, bytes]]:
+def _extra_states(found: Iterable[OutputChunk]) -> Iterator[tuple[str, bytes]]:
     """The empty states that modules ask for beside their weights (ShardedObject.unique_key in mapping.py).
 
     Transformer Engine keeps scales of fp8 there; without any it is an empty tensor.
     """
-    content = _saved([torch.empty(0, dtype=torch.uint8)])
+    content = _torch_save_bytes([torch.empty(0, dtype=torch.uint8)])
     for entry in found:
-        counts = entry.places[0].counts
-        number, count = entry.box.offsets[:counts] or (0,), entry.whole[:counts] or (1,)
-        yield f"{entry.name.rpartition('.')[0]}.{EXTRA}/shard_{_dotted(number)}_{_dotted(count)}", content
+        counts = entry.slices[0].num_counted_dims
+        number, count = entry.box.offsets[:counts] or (0,), entry.tensor_shape[:counts] or (1,)
+        yield f"{entry.name.rpartition('.')[0]}.{EXTRA_STATE}/shard_{_join_dots(number)}_{_join_dots(count)}", content
 
 
-def _dotted(numbers: Shape) -> str:
+def _join_dots(numbers: Shape) -> str:
     return ".".join(map(str, numbers))
 
 
-def _saved(content: object) -> bytes:
+def _torch_save_bytes(content: object) -> bytes:
     """What `torch.save` makes of it."""
     file = io.BytesIO()
     torch.save(content, file)
@@ -166,17 +168,17 @@ def _saved(content: object) -> bytes:
 
 def open_megatron(folder: str | Path, architecture: Architecture) -> StoredModel:
     """The model of a folder with a tracker, or of one checkpoint. Raises `InputError` where it is another, or cannot be read."""
-    tensors = DcpTensors(folder_of(Path(folder)), MEGATRON_TENSORS)
+    tensors = DcpModelFolder(tracked_folder(Path(folder)), MEGATRON_TENSORS)
     padding = max(tensors.shapes.get(("", EMBEDDING), (0,))[0] - architecture.vocab_size, 0)
     candidates = (
-        list(with_biases_held(places_of(architecture, layer, names, padding), architecture, tensors))
+        list(drop_missing_biases(megatron_slices(architecture, layer, names, padding), architecture, tensors))
         for layer in (STACKED, NUMBERED)
         for names in (DISTRIBUTED_NAMES, DISTRIBUTED_NAMES[::-1])
     )
-    found = min(candidates, key=lambda places: _lacking(places, tensors))
+    found = min(candidates, key=lambda places: _count_missing(places, tensors))
     return StoredModel(architecture, found, tensors)
 
 
-def _lacking(places: Iterable[Place], tensors: Tensors) -> int:
+def _count_missing(places: Iterable[StoredSlice], tensors: TensorFolder) -> int:
     """How many tensors a folder lacks."""
     return len({("", place.name) for place in places if not place.copy} - tensors.shapes.keys())

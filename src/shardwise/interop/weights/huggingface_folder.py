@@ -26,32 +26,32 @@ from shardwise.interop.frameworks.huggingface_families import (
     read_config,
     write_config,
 )
-from shardwise.interop.weights.replace_model_folder import Publication, draft
-from shardwise.interop.weights.stored_model import StoredModel, of_checkpoint, of_weights
+from shardwise.interop.weights.replace_model_folder import ModelFiles, replace_model
+from shardwise.interop.weights.stored_model import StoredModel, boxes_of_checkpoint, boxes_of_weights
 from shardwise.interop.weights.stored_slices import (
     BYTES_PER_FILE,
-    Entry,
-    Read,
-    entries,
-    format_name,
-    in_files,
-    places,
-    require_no_bias,
+    OutputChunk,
+    ReadBox,
+    dtype_name,
+    group_into_files,
+    list_slices,
+    output_chunks,
+    require_zero_biases,
 )
 from shardwise.model.architecture import Architecture
-from shardwise.run.engine.model_builder import Weights
+from shardwise.run.engine.model_builder import ModelWeights
 from shardwise.values.boxes import Box, Shape
-from shardwise.values.checksums import BLOCK, sync, write_synced
+from shardwise.values.checksums import READ_BYTES, flush_to_disk, write_synced
 from shardwise.values.errors import InputError
 
-PUBLICATION = Publication(CONFIG_FILE, re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"))
+HUGGINGFACE_FILES = ModelFiles(CONFIG_FILE, re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"))
 # Formats by their names in a header. Source: the format's description.
-FORMATS: Mapping[str, str] = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-ALIGNED = 8  # bytes: tensors begin at a multiple of it, behind a header that is filled with spaces
+SAFETENSORS_DTYPES: Mapping[str, str] = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+HEADER_ALIGNMENT = 8  # bytes: tensors begin at a multiple of it, behind a header that is filled with spaces
 
 
-def write_model(
-    folder: str | Path, architecture: Architecture, read: Read, dtype: torch.dtype, *, seq_len: int, model_type: str = "",
+def write_huggingface(
+    folder: str | Path, architecture: Architecture, read: ReadBox, dtype: torch.dtype, *, seq_len: int, model_type: str = "",
     bytes_per_file: int = BYTES_PER_FILE,
 ) -> None:  # fmt: skip
     """Write a model of which `read` gives any box of a parameter, in `dtype`; complete, or nothing that reads as a model.
@@ -61,25 +61,25 @@ def write_model(
     cannot be written.
     """
     config, family = write_config(architecture, seq_len, model_type)
-    config["dtype"] = format_name(dtype)
-    found = entries(architecture, places(architecture, family.naming), dtype)
+    config["dtype"] = dtype_name(dtype)
+    found = output_chunks(architecture, list_slices(architecture, family.weight_table), dtype)
     if not family.balance_bias:
         having = ", ".join(name for name, other in FAMILIES.items() if other.balance_bias)
-        require_no_bias(architecture, read, family.built_as, f"one of {having} (routers that score by sigmoid)")
-    with draft(Path(folder), PUBLICATION) as part:
-        _write_files(part, in_files(found, bytes_per_file), read)
+        require_zero_biases(architecture, read, family.model_class, f"one of {having} (routers that score by sigmoid)")
+    with replace_model(Path(folder), HUGGINGFACE_FILES) as part:
+        _write_files(part, group_into_files(found, bytes_per_file), read)
         _write_json(part / CONFIG_FILE, config)
 
 
-def file_of(number: int, count: int) -> str:
+def weights_file_name(number: int, count: int) -> str:
     """The name of the file of that number, from 1, of so many."""
     return WEIGHTS_FILE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
-def _write_files(folder: Path, files: Sequence[Sequence[Entry]], read: Read) -> None:
+def _write_files(folder: Path, files: Sequence[Sequence[OutputChunk]], read: ReadBox) -> None:
     index: dict[str, str] = {}
     for number, found in enumerate(files, start=1):
-        name = file_of(number, len(files))
+        name = weights_file_name(number, len(files))
         _write_file(folder / name, found, read)
         index |= {entry.name: name for entry in found}
     if len(files) > 1:
@@ -87,31 +87,31 @@ def _write_files(folder: Path, files: Sequence[Sequence[Entry]], read: Read) -> 
         _write_json(folder / WEIGHTS_INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": index})
 
 
-def _write_file(path: Path, found: Sequence[Entry], read: Read) -> None:
+def _write_file(path: Path, found: Sequence[OutputChunk], read: ReadBox) -> None:
     found = sorted(found, key=lambda entry: -entry.dtype.itemsize)  # each begins at a multiple of its elements
     with path.open("wb") as file:
-        file.write(_header(found))
+        file.write(_format_header(found))
         for entry in found:  # a function of its own writes it, so that it is gone when the next one comes
-            _write_tensor(file, entry.value(read))
-        sync(file)
+            _write_tensor(file, entry.assemble_values(read))
+        flush_to_disk(file)
 
 
 def _write_tensor(file: BinaryIO, tensor: Tensor) -> None:
     content = tensor.view(-1).view(torch.uint8).numpy()
-    for start in range(0, len(content), BLOCK):
-        file.write(content[start : start + BLOCK].data)
+    for start in range(0, len(content), READ_BYTES):
+        file.write(content[start : start + READ_BYTES].data)
 
 
-def _header(found: Sequence[Entry]) -> bytes:
+def _format_header(found: Sequence[OutputChunk]) -> bytes:
     """What stands in front of the tensors."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start = 0
     for entry in found:
-        kind, stop = FORMATS[format_name(entry.dtype)], start + entry.num_bytes
-        header[entry.name] = {"dtype": kind, "shape": entry.whole, "data_offsets": [start, stop]}
+        kind, stop = SAFETENSORS_DTYPES[dtype_name(entry.dtype)], start + entry.num_bytes
+        header[entry.name] = {"dtype": kind, "shape": entry.tensor_shape, "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % ALIGNED)
+    text += b" " * (-len(text) % HEADER_ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
 
 
@@ -119,43 +119,50 @@ def _write_json(path: Path, content: object) -> None:
     write_synced(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-TIED = "lm_head.weight"  # which some files have of a tied model too
-MADE = "rotary_emb.inv_freq"  # the end of the names of what a model makes for itself
+TIED_HEAD = "lm_head.weight"  # which some files have of a tied model too
+COMPUTED_SUFFIX = "rotary_emb.inv_freq"  # the end of the names of what a model makes for itself
 
 
 def open_hf(folder: str | Path) -> StoredModel:
     """The model of a folder. Raises `InputError` for what its config does not say, and for tensors that are not those it says."""
     folder = Path(folder)
-    architecture, family = read_config(_json(folder / CONFIG_FILE), name=folder.resolve().name)
-    tied = {TIED} if architecture.tied_embeddings else set()
-    return StoredModel(architecture, places(architecture, family.naming), Tensors(folder, tied), "its config")
+    architecture, family = read_config(_read_json(folder / CONFIG_FILE), name=folder.resolve().name)
+    tied = {TIED_HEAD} if architecture.tied_embeddings else set()
+    return StoredModel(
+        architecture, list_slices(architecture, family.weight_table), SafetensorsFolder(folder, tied), "its config"
+    )
 
 
-def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> Weights:
+def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> ModelWeights:
     """The weights of a folder on the CPU, in `dtype` or in the format of the files. Raises `InputError`."""
     return open_hf(folder).weights(dtype)
 
 
 def save_hf(
-    weights: Weights, folder: str | Path, *, seq_len: int, model_type: str = "", bytes_per_file: int = BYTES_PER_FILE
+    weights: ModelWeights,
+    folder: str | Path,
+    *,
+    seq_len: int,
+    model_type: str = "",
+    bytes_per_file: int = BYTES_PER_FILE,
 ) -> None:
     """Write weights so that `transformers` reads it; `seq_len` is the longest sequence that it was made for.
 
     Raises `InputError` where no family (or not the one named) has what the model has, or the folder cannot be written.
     """
-    write_model(
-        folder, weights.architecture, of_weights(weights), weights.dtype, seq_len=seq_len, model_type=model_type,
+    write_huggingface(
+        folder, weights.architecture, boxes_of_weights(weights), weights.dtype, seq_len=seq_len, model_type=model_type,
         bytes_per_file=bytes_per_file,
     )  # fmt: skip
 
 
-class Tensors:
+class SafetensorsFolder:
     """The tensors of a folder's files, without those of some names. Raises `InputError` where they cannot be read."""
 
     def __init__(self, folder: Path, without: set[str]) -> None:
         self.folder, self._without = folder, without
         names = (
-            sorted(set(_json(folder / WEIGHTS_INDEX_FILE)["weight_map"].values()))
+            sorted(set(_read_json(folder / WEIGHTS_INDEX_FILE)["weight_map"].values()))
             if (folder / WEIGHTS_INDEX_FILE).exists()
             else [WEIGHTS_FILE]
         )
@@ -169,7 +176,7 @@ class Tensors:
 
     @cached_property
     def shapes(self) -> Mapping[tuple[str, str], Shape]:
-        own = [name for name in self.files if name not in self._without and not name.endswith(MADE)]
+        own = [name for name in self.files if name not in self._without and not name.endswith(COMPUTED_SUFFIX)]
         return {("", name): tuple(self.files[name].get_slice(name).get_shape()) for name in own}
 
     def read(self, file: str, name: str, box: Box) -> Tensor:
@@ -182,7 +189,7 @@ class Tensors:
         return self.read(file, name, Box((0,) * len(shape), (0,) * len(shape))).dtype
 
 
-def _json(path: Path) -> Mapping[str, Any]:
+def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -204,5 +211,5 @@ def checkpoint_to_hf(
     sequence that the model was trained for. One tensor is held at a time. Raises `InputError` for a checkpoint that is damaged,
     or of another architecture, and as `save_hf` does.
     """
-    read, own = of_checkpoint(checkpoint, architecture)
-    write_model(folder, architecture, read, dtype or own, seq_len=seq_len, bytes_per_file=bytes_per_file)
+    read, own = boxes_of_checkpoint(checkpoint, architecture)
+    write_huggingface(folder, architecture, read, dtype or own, seq_len=seq_len, bytes_per_file=bytes_per_file)

@@ -23,40 +23,52 @@ from torch.serialization import skip_data
 
 from shardwise.interop.frameworks.megatron.weight_names import (
     EMBEDDING,
-    EXTRA,
+    EXTRA_STATE,
     NUMBERED,
     RANK_NAMES,
-    RELEASE,
+    RELEASE_FOLDER,
     SIGMOID_FIX,
     TITLE,
-    TRACKER,
-    folder_of,
-    naming_of,
+    TRACKER_FILE,
+    megatron_weight_table,
+    tracked_folder,
 )
-from shardwise.interop.frameworks.weight_table import Naming, Stored
-from shardwise.interop.weights.dcp_folder import save
+from shardwise.interop.frameworks.weight_table import TensorPattern, WeightTable
+from shardwise.interop.weights.dcp_folder import torch_save
 from shardwise.interop.weights.distributed_checkpoints import MEGATRON_FILES
-from shardwise.interop.weights.replace_model_folder import draft
-from shardwise.interop.weights.stored_model import SHOWN, StoredModel, with_biases_held
-from shardwise.interop.weights.stored_slices import Entry, Part, Place, Read, entries, places, require_no_bias
+from shardwise.interop.weights.replace_model_folder import replace_model
+from shardwise.interop.weights.stored_model import MAX_NAMES_SHOWN, StoredModel, drop_missing_biases
+from shardwise.interop.weights.stored_slices import (
+    ModelShard,
+    OutputChunk,
+    ReadBox,
+    StoredSlice,
+    list_slices,
+    output_chunks,
+    require_zero_biases,
+)
 from shardwise.model.architecture import Architecture
-from shardwise.run.checkpoints.safe_pickle import PlainTensors
+from shardwise.run.checkpoints.safe_pickle import SafeTensorPickle
 from shardwise.values.boxes import Box, Shape
-from shardwise.values.checksums import BLOCK, sync, write_synced
-from shardwise.values.errors import InputError, chosen, require
+from shardwise.values.checksums import READ_BYTES, flush_to_disk, write_synced
+from shardwise.values.errors import InputError, lookup, raise_problems
 
-SPLIT = "KFMS"  # dims that `tp` splits: groups of queries with their keys, and the widths of MLPs, experts and shared experts
-DIVISIBLE = 128  # what a vocabulary is padded to a multiple of, times tp: --make-vocab-size-divisible-by (training/arguments.py)
+SPLIT_DIMS = (
+    "KFMS"  # dims that `tp` splits: groups of queries with their keys; widths of MLPs, experts and shared experts
+)
+VOCAB_MULTIPLE = (
+    128  # a vocabulary is padded to a multiple of it × tp: --make-vocab-size-divisible-by (training/arguments.py)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
+class RankDegrees:
     """Degrees of Megatron-LM's ranks, and the rows that a vocabulary is padded to a multiple of on each of them."""
 
     tp: int = 1
     pp: int = 1
     ep: int = 1
-    divisible: int = DIVISIBLE
+    divisible: int = VOCAB_MULTIPLE
 
     def require(self, architecture: Architecture) -> None:
         """Raise `InputError` where the model cannot be split so."""
@@ -73,14 +85,14 @@ class Degrees:
         ]
         if self.ep > 1 and not architecture.num_experts:
             problems.append(f"--ep: found {self.ep}; {architecture.name} has no experts, so that 1 is required")
-        require(problems)
+        raise_problems(problems)
 
-    def padded(self, vocab_size: int) -> int:
+    def padded_vocab_size(self, vocab_size: int) -> int:
         """Rows of a vocabulary on all ranks together."""
         multiple = self.divisible * self.tp
         return -(-vocab_size // multiple) * multiple
 
-    def folder(self, tp: int, pp: int, ep: int) -> str:
+    def rank_folder(self, tp: int, pp: int, ep: int) -> str:
         """Of a rank's file (get_checkpoint_name in training/checkpointing.py)."""
         return f"mp_rank_{tp:02d}" + (f"_{pp:03d}" if self.pp > 1 else "") + (f"_{ep:03d}" if self.ep > 1 else "")
 
@@ -91,13 +103,13 @@ def even_stages(architecture: Architecture, pp: int) -> list[range]:
     return [range(stage * count, (stage + 1) * count) for stage in range(pp)]
 
 
-def rank_parts(
-    architecture: Architecture, degrees: Degrees, stages: Sequence[range], rows: int
-) -> Iterator[tuple[tuple[int, int, int], Part]]:
+def rank_shards(
+    architecture: Architecture, degrees: RankDegrees, stages: Sequence[range], rows: int
+) -> Iterator[tuple[tuple[int, int, int], ModelShard]]:
     """Of each rank along tp, pp and ep its part, by the layers of each stage and the rows of the padded vocabulary."""
     for tp, stage, ep in product(range(degrees.tp), range(len(stages)), range(degrees.ep)):
         sizes, begins = dict(architecture.dims), {}
-        for dim in SPLIT:
+        for dim in SPLIT_DIMS:
             sizes[dim] = max(sizes[dim] // degrees.tp, 1)
             begins[dim] = tp * sizes[dim]
         begins["V"] = min(tp * rows // degrees.tp, architecture.vocab_size)
@@ -105,70 +117,71 @@ def rank_parts(
         sizes["Z"] = rows // degrees.tp - sizes["V"]
         experts = architecture.num_experts // degrees.ep
         ends = {"embedding"} if stage == 0 else set()
-        yield (tp, stage, ep), Part(
-            sizes=sizes, begins=begins, layers=stages[stage], experts=range(ep * experts, (ep + 1) * experts),
-            ends=frozenset(ends | ({"head"} if stage == len(stages) - 1 else set())),
+        yield (tp, stage, ep), ModelShard(
+            sizes=sizes, offsets=begins, layers=stages[stage], experts=range(ep * experts, (ep + 1) * experts),
+            end_units=frozenset(ends | ({"head"} if stage == len(stages) - 1 else set())),
         )  # fmt: skip
 
 
 RANK_FILE = "model_optim_rng.pt"
-LINEAR = re.compile(r"(?:.*\.)?(?:linear_\w+|output_layer)")  # modules that have a state beside their weights
+STATEFUL_MODULES = re.compile(r"(?:.*\.)?(?:linear_\w+|output_layer)")  # modules that have a state beside their weights
 
 
 def write_megatron_ranks(
-    folder: str | Path, architecture: Architecture, read: Read, dtype: torch.dtype, *, degrees: Degrees,
+    folder: str | Path, architecture: Architecture, read: ReadBox, dtype: torch.dtype, *, degrees: RankDegrees,
     implementation: str = "transformer_engine",
 ) -> None:  # fmt: skip
     """Write a model of which `read` gives any box of a parameter, in `dtype`, for ranks of some degrees; complete, or not at all.
 
-    Raises `InputError` where GPTModel computes no such model or ranks cannot have it, and as `draft` and `entries` do.
+    Raises `InputError` where GPTModel computes no such model or ranks cannot have it, and as `replace_model` and
+    `output_chunks` do.
     """
     degrees.require(architecture)
-    naming = naming_of_ranks(architecture, implementation, degrees)
-    found = entries(architecture, places_of_ranks(architecture, naming, degrees), dtype)
+    naming = rank_weight_table(architecture, implementation, degrees)
+    found = output_chunks(architecture, rank_slices(architecture, naming, degrees), dtype)
     if naming.balance_bias is None:
-        require_no_bias(architecture, read, TITLE, SIGMOID_FIX)
-    files: dict[str, list[Entry]] = {}
+        require_zero_biases(architecture, read, TITLE, SIGMOID_FIX)
+    files: dict[str, list[OutputChunk]] = {}
     for entry in found:
         files.setdefault(entry.file, []).append(entry)
-    with draft(Path(folder), MEGATRON_FILES) as part:
+    with replace_model(Path(folder), MEGATRON_FILES) as part:
         for name, own in files.items():
-            (part / RELEASE / name).mkdir(parents=True)
-            _write_file(part / RELEASE / name / RANK_FILE, own, read)
-        write_synced(part / TRACKER, RELEASE.encode())
+            (part / RELEASE_FOLDER / name).mkdir(parents=True)
+            _write_file(part / RELEASE_FOLDER / name / RANK_FILE, own, read)
+        write_synced(part / TRACKER_FILE, RELEASE_FOLDER.encode())
 
 
-def naming_of_ranks(architecture: Architecture, implementation: str, degrees: Degrees) -> Naming:
+def rank_weight_table(architecture: Architecture, implementation: str, degrees: RankDegrees) -> WeightTable:
     """The names of a model's weights in files of ranks."""
-    naming = naming_of(architecture, chosen(RANK_NAMES, implementation, "--transformer-impl"), NUMBERED)
+    naming = megatron_weight_table(architecture, lookup(RANK_NAMES, implementation, "--transformer-impl"), NUMBERED)
     if architecture.tied_embeddings and degrees.pp > 1:  # the last stage has a copy of the first one's matrix
-        return replace(naming, copies={"head": {"head": Stored("output_layer.weight", "[V]+Z, D")}})
+        return replace(naming, copies={"head": {"head": TensorPattern("output_layer.weight", "[V]+Z, D")}})
     return naming
 
 
-def places_of_ranks(architecture: Architecture, naming: Naming, degrees: Degrees) -> Iterator[Place]:
+def rank_slices(architecture: Architecture, naming: WeightTable, degrees: RankDegrees) -> Iterator[StoredSlice]:
     """The places in the files of all ranks."""
-    stages, rows = even_stages(architecture, degrees.pp), degrees.padded(architecture.vocab_size)
-    for rank, part in rank_parts(architecture, degrees, stages, rows):
-        yield from places(architecture, naming, replace(part, file=degrees.folder(*rank)))
+    stages, rows = even_stages(architecture, degrees.pp), degrees.padded_vocab_size(architecture.vocab_size)
+    for rank, part in rank_shards(architecture, degrees, stages, rows):
+        yield from list_slices(architecture, naming, replace(part, file=degrees.rank_folder(*rank)))
 
 
-def _write_file(path: Path, found: list[Entry], read: Read) -> None:
+def _write_file(path: Path, found: list[OutputChunk], read: ReadBox) -> None:
     with path.open("w+b") as file:
         with FakeTensorMode():
-            model: dict[str, Any] = {entry.name: torch.empty(entry.whole, dtype=entry.dtype) for entry in found}
+            model: dict[str, Any] = {entry.name: torch.empty(entry.tensor_shape, dtype=entry.dtype) for entry in found}
         modules = {entry.name.rpartition(".")[0] for entry in found}
         nothing = torch.empty(0, dtype=torch.uint8)
-        model |= {f"{module}.{EXTRA}": nothing for module in modules if LINEAR.fullmatch(module)}
+        model |= {f"{module}.{EXTRA_STATE}": nothing for module in modules if STATEFUL_MODULES.fullmatch(module)}
         with skip_data(materialize_fake_tensors=True):
-            save({"model": model, "checkpoint_version": 3.0}, file)
-        begins = _begins(file)
+            torch_save({"model": model, "checkpoint_version": 3.0}, file)
+        begins = _data_offsets(file)
         for number, entry in enumerate(found):
-            _write_tensor(file, begins[number], entry.value(read))
-        sync(file)
+            _write_tensor(file, begins[number], entry.assemble_values(read))
+        flush_to_disk(file)
 
 
-def _begins(file: BinaryIO) -> dict[int, int]:
+def _data_offsets(file: BinaryIO) -> dict[int, int]:
     """Where the elements of each tensor of a file begin, by its number: records of a zip file that are not compressed."""
     found = {}
     with zipfile.ZipFile(file) as records:
@@ -187,16 +200,16 @@ def _begins(file: BinaryIO) -> dict[int, int]:
 def _write_tensor(file: BinaryIO, begin: int, tensor: Tensor) -> None:
     content = tensor.view(-1).view(torch.uint8).numpy()
     file.seek(begin)
-    for start in range(0, len(content), BLOCK):
-        file.write(content[start : start + BLOCK].data)
+    for start in range(0, len(content), READ_BYTES):
+        file.write(content[start : start + READ_BYTES].data)
 
 
 RANK_FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?")
-LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
+LAYER_NAME = re.compile(r"decoder\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
-class RankTensors:
+class RankFilesFolder:
     """The tensors of a folder's files, mapped: by folder and virtual stage (`mp_rank_00_001`, `mp_rank_00_001/1`)."""
 
     folder: Path
@@ -216,12 +229,14 @@ class RankTensors:
 
 def open_megatron_ranks(folder: str | Path, architecture: Architecture) -> StoredModel:
     """The model of a folder with a tracker, or of one checkpoint. Raises `InputError` where it is another, or cannot be read."""
-    folder = folder_of(Path(folder))
-    tensors = RankTensors(folder, dict(_models(folder)))
-    degrees, virtual = _degrees(tensors)
+    folder = tracked_folder(Path(folder))
+    tensors = RankFilesFolder(folder, dict(_load_models(folder)))
+    degrees, virtual = _read_degrees(tensors)
     degrees.require(architecture)
     candidates = (
-        list(with_biases_held(_places(architecture, tensors, degrees, virtual, names), architecture, tensors))
+        list(
+            drop_missing_biases(_slices_in_files(architecture, tensors, degrees, virtual, names), architecture, tensors)
+        )
         for names in RANK_NAMES
     )
     found = min(
@@ -230,20 +245,22 @@ def open_megatron_ranks(folder: str | Path, architecture: Architecture) -> Store
     return StoredModel(architecture, found, tensors)
 
 
-def _models(folder: Path) -> Iterator[tuple[str, dict[str, Tensor]]]:
+def _load_models(folder: Path) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """The state dicts of the files, without what modules keep beside weights."""
     for path in sorted(folder.glob(f"mp_rank_*/{RANK_FILE}")):
         try:
-            content = torch.load(path, map_location="cpu", mmap=True, weights_only=False, pickle_module=PlainTensors)
-            stages = [content["model"]] if "model" in content else _virtual(content)
+            content = torch.load(
+                path, map_location="cpu", mmap=True, weights_only=False, pickle_module=SafeTensorPickle
+            )
+            stages = [content["model"]] if "model" in content else _virtual_stage_models(content)
         except Exception as error:  # of what is no such file, anything may be raised
             raise InputError(f"model: cannot read {path}: {str(error).splitlines()[0]}") from None
         for number, stage in enumerate(stages):
             key = path.parent.name + (f"/{number}" if len(stages) > 1 else "")
-            yield key, {name: one for name, one in stage.items() if isinstance(one, Tensor) and EXTRA not in name}
+            yield key, {name: one for name, one in stage.items() if isinstance(one, Tensor) and EXTRA_STATE not in name}
 
 
-def _virtual(content: Mapping[str, Any]) -> list[Any]:
+def _virtual_stage_models(content: Mapping[str, Any]) -> list[Any]:
     """The state dicts of a rank's virtual stages (generate_state_dict in training/checkpointing.py)."""
     found = [content[f"model{number}"] for number in range(len(content)) if f"model{number}" in content]
     if not found:
@@ -251,7 +268,7 @@ def _virtual(content: Mapping[str, Any]) -> list[Any]:
     return found
 
 
-def _degrees(tensors: RankTensors) -> tuple[Degrees, int]:
+def _read_degrees(tensors: RankFilesFolder) -> tuple[RankDegrees, int]:
     """Degrees, and virtual stages of each rank, by the names of the files.
 
     One number behind that along tp is the one along ep where all have an embedding, and else that along pp.
@@ -262,38 +279,43 @@ def _degrees(tensors: RankTensors) -> tuple[Degrees, int]:
         raise InputError(f"model: {tensors.folder} has no files mp_rank_00/{RANK_FILE} of ranks, which are required")
     tp, second, third = (1 + max(int(match[group] or 0) for match in matches) for group in (1, 2, 3))
     everywhere = all(EMBEDDING in tensors.models.get(file, ()) for file in files)
-    degrees = Degrees(tp=tp, pp=1, ep=second) if third == 1 and everywhere else Degrees(tp=tp, pp=second, ep=third)
-    wanted = {degrees.folder(*rank) for rank in product(range(degrees.tp), range(degrees.pp), range(degrees.ep))}
+    degrees = (
+        RankDegrees(tp=tp, pp=1, ep=second) if third == 1 and everywhere else RankDegrees(tp=tp, pp=second, ep=third)
+    )
+    wanted = {degrees.rank_folder(*rank) for rank in product(range(degrees.tp), range(degrees.pp), range(degrees.ep))}
     if lacking := sorted(wanted - files):
         raise InputError(
-            f"model: {tensors.folder} lacks {', '.join(lacking[:SHOWN])}, besides {max(files)}; those of all ranks are required"
+            f"model: {tensors.folder} lacks {', '.join(lacking[:MAX_NAMES_SHOWN])}, besides {max(files)}; those "
+            "of all ranks are required"
         )
     return degrees, len(tensors.models) // len(files)
 
 
-def _places(
-    architecture: Architecture, tensors: RankTensors, degrees: Degrees, virtual: int, names: str
-) -> Iterator[Place]:
+def _slices_in_files(
+    architecture: Architecture, tensors: RankFilesFolder, degrees: RankDegrees, virtual: int, names: str
+) -> Iterator[StoredSlice]:
     """Of boxes that several ranks have the first one is read."""
 
     def key(tp: int, stage: int, ep: int) -> str:
         chunk, pp = divmod(stage, degrees.pp)
-        return degrees.folder(tp, pp, ep) + (f"/{chunk}" if virtual > 1 else "")
+        return degrees.rank_folder(tp, pp, ep) + (f"/{chunk}" if virtual > 1 else "")
 
-    stages = _stages([len(_layers(tensors.models[key(0, stage, 0)])) for stage in range(degrees.pp * virtual)])
+    stages = _consecutive_ranges(
+        [len(_layer_numbers(tensors.models[key(0, stage, 0)])) for stage in range(degrees.pp * virtual)]
+    )
     rows = tensors.shapes.get((key(0, 0, 0), EMBEDDING), (0,))[0] * degrees.tp
-    naming, seen = naming_of_ranks(architecture, names, degrees), set[tuple[str, Box]]()
-    for rank, part in rank_parts(architecture, degrees, stages, rows):
-        for place in places(architecture, naming, replace(part, file=key(*rank))):
+    naming, seen = rank_weight_table(architecture, names, degrees), set[tuple[str, Box]]()
+    for rank, part in rank_shards(architecture, degrees, stages, rows):
+        for place in list_slices(architecture, naming, replace(part, file=key(*rank))):
             yield replace(place, copy=place.copy or (place.parameter, place.box) in seen)
             seen.add((place.parameter, place.box))
 
 
-def _layers(model: Iterable[str]) -> set[str]:
-    return {match[1] for name in model if (match := LAYER.match(name))}
+def _layer_numbers(model: Iterable[str]) -> set[str]:
+    return {match[1] for name in model if (match := LAYER_NAME.match(name))}
 
 
-def _stages(counts: Iterable[int]) -> list[range]:
+def _consecutive_ranges(counts: Iterable[int]) -> list[range]:
     """The layers of stages that have so many each, one after the other."""
     found, start = [], 0
     for count in counts:

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwise.run.checkpoints.step_folders import sync
+from shardwise.run.checkpoints.step_folders import sync_folder
 from shardwise.values.errors import InputError
 
-DRAFT = ".model.writing"
+DRAFT_FOLDER = ".model.writing"
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
+class ModelFiles:
     """The file without which a folder is not read as a model, and what the others are called (folders among them)."""
 
     mark: str
@@ -28,19 +28,19 @@ class Publication:
 
 
 @contextmanager
-def draft(folder: Path, publication: Publication) -> Iterator[Path]:
+def replace_model(folder: Path, publication: ModelFiles) -> Iterator[Path]:
     """A folder whose files take the place of the model in `folder` when the block ends, and are gone when it fails.
 
     Raises `InputError` where it cannot be written.
     """
-    part = folder / DRAFT
+    part = folder / DRAFT_FOLDER
     try:
         if part.exists():  # of a writer that was killed
             shutil.rmtree(part)
         part.mkdir(parents=True)
         try:
             yield part
-            _publish(part, folder, publication)
+            _replace_files(part, folder, publication)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
@@ -50,15 +50,15 @@ def draft(folder: Path, publication: Publication) -> Iterator[Path]:
         ) from None
 
 
-def _publish(part: Path, folder: Path, publication: Publication) -> None:
+def _replace_files(part: Path, folder: Path, publication: ModelFiles) -> None:
     """Files that are on the disk in place of those of the model before; other files of the folder stay as they are."""
     for inner in [part, *(path for path in part.rglob("*") if path.is_dir())]:
-        sync(inner)
+        sync_folder(inner)
     (folder / publication.mark).unlink(missing_ok=True)
-    sync(folder)
+    sync_folder(folder)
     for old in [path for path in folder.iterdir() if publication.files.fullmatch(path.name)]:
         shutil.rmtree(old) if old.is_dir() else old.unlink()
     for new in sorted(part.iterdir(), key=lambda path: path.name == publication.mark):
-        sync(folder)
+        sync_folder(folder)
         new.rename(folder / new.name)
-    sync(folder)
+    sync_folder(folder)

@@ -14,20 +14,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shardwise.interop.weights.stored_slices import Place, Read
+from shardwise.interop.weights.stored_slices import ReadBox, StoredSlice
 from shardwise.model.architecture import Architecture
-from shardwise.run.checkpoints.process_group import Ranks
-from shardwise.run.checkpoints.reader import BUFFER, MODEL, Opened, common_shape, opened
-from shardwise.run.engine.model_builder import Weights
+from shardwise.run.checkpoints.process_group import CheckpointGroup
+from shardwise.run.checkpoints.reader import BUFFER_PREFIX, MODEL_PREFIX, OpenCheckpoint, common_shape, open_checkpoint
+from shardwise.run.engine.model_builder import ModelWeights
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.step.whole_parameters import balance_biases, parameter_shapes
 from shardwise.values.boxes import Box, Shape
-from shardwise.values.errors import InputError, require
+from shardwise.values.errors import InputError, raise_problems
 
-SHOWN = 4  # names of tensors in a message
+MAX_NAMES_SHOWN = 4  # names of tensors in a message
 
 
-class Tensors(Protocol):
+class TensorFolder(Protocol):
     """The tensors of a folder."""
 
     @property
@@ -50,34 +50,38 @@ class StoredModel:
     """
 
     def __init__(
-        self, architecture: Architecture, places: Iterable[Place], tensors: Tensors, authority: str = "the given model"
+        self,
+        architecture: Architecture,
+        places: Iterable[StoredSlice],
+        tensors: TensorFolder,
+        authority: str = "the given model",
     ) -> None:
         self.architecture, self.tensors = architecture, tensors
         self.shapes = parameter_shapes(architecture)
         found = list(places)
-        require(list(_problems(found, tensors, authority)))
-        self.places: dict[str, list[Place]] = {}
+        raise_problems(list(_tensor_problems(found, tensors, authority)))
+        self.slices: dict[str, list[StoredSlice]] = {}
         for place in found:
             if not place.copy:
-                self.places.setdefault(place.parameter, []).append(place)
-        self.biases = self.places.keys() - self.shapes.keys()
-        require(list(self._parts_lacking(authority)))
+                self.slices.setdefault(place.parameter, []).append(place)
+        self.biases = self.slices.keys() - self.shapes.keys()
+        raise_problems(list(self._incomplete_parameters(authority)))
 
-    def _parts_lacking(self, authority: str) -> Iterator[str]:
+    def _incomplete_parameters(self, authority: str) -> Iterator[str]:
         """Of which weights the folder has a part alone: files of ranks may be of fewer layers, or have fewer rows."""
-        held = {name: sum(place.box.volume for place in self.places.get(name, ())) for name in self.shapes}
-        for name in [name for name, shape in self.shapes.items() if held[name] != math.prod(shape)][:SHOWN]:
+        held = {name: sum(place.box.volume for place in self.slices.get(name, ())) for name in self.shapes}
+        for name in [name for name, shape in self.shapes.items() if held[name] != math.prod(shape)][:MAX_NAMES_SHOWN]:
             size = math.prod(self.shapes[name])
             yield f"model: {self.tensors.folder} has {held[name]:,} of the {size:,} elements of {name} that {authority} has"
 
     def read(self, parameter: str, box: Box) -> Tensor:
         """A box of a parameter, in the format of the files."""
         found: Tensor | None = None
-        for place in self.places[parameter]:
+        for place in self.slices[parameter]:
             shared = place.box.intersection(box)
             if shared is None:
                 continue
-            values = place.taken(partial(self.tensors.read, place.file, place.name), shared)
+            values = place.read_box(partial(self.tensors.read, place.file, place.name), shared)
             if shared == box:
                 return values
             found = torch.empty(box.lengths, dtype=values.dtype) if found is None else found
@@ -90,27 +94,29 @@ class StoredModel:
         found = self.read(name, Box((0,), (self.architecture.num_experts,)))
         return found.to(at_least_fp32(found.dtype))
 
-    def weights(self, dtype: torch.dtype | None = None) -> Weights:
+    def weights(self, dtype: torch.dtype | None = None) -> ModelWeights:
         """All of them, on the CPU, in `dtype` or in the format of the files."""
         wanted = dtype or self.tensors.dtype()
         boxes = {name: Box((0,) * len(shape), shape) for name, shape in self.shapes.items()}
         read = {name: self.read(name, box).to(wanted).contiguous() for name, box in boxes.items()}
-        return Weights(self.architecture, read, {name: self.bias(name) for name in sorted(self.biases)})
+        return ModelWeights(self.architecture, read, {name: self.bias(name) for name in sorted(self.biases)})
 
-    def flat(self, parameter: str, boxes: Iterable[Box]) -> Tensor:
+    def read_flat(self, parameter: str, boxes: Iterable[Box]) -> Tensor:
         """The elements of some boxes of a parameter, one box after the other, [n]."""
         return torch.cat([self.read(parameter, box).flatten() for box in boxes])
 
 
-def with_biases_held(places: Iterable[Place], architecture: Architecture, tensors: Tensors) -> Iterator[Place]:
+def drop_missing_biases(
+    places: Iterable[StoredSlice], architecture: Architecture, tensors: TensorFolder
+) -> Iterator[StoredSlice]:
     """Places without those of biases of routers' choices that a folder does not have: a model may be made without them."""
     biases = set(balance_biases(architecture).values())
     return (place for place in places if place.parameter not in biases or (place.file, place.name) in tensors.shapes)
 
 
-def _problems(places: Iterable[Place], tensors: Tensors, authority: str) -> Iterator[str]:
+def _tensor_problems(places: Iterable[StoredSlice], tensors: TensorFolder, authority: str) -> Iterator[str]:
     """What the folder lacks, has beside the model, and has in other shapes."""
-    wanted = {(place.file, place.name): place.whole for place in places if not place.copy}
+    wanted = {(place.file, place.name): place.tensor_shape for place in places if not place.copy}
     copies = {(place.file, place.name) for place in places if place.copy}
     found = tensors.shapes
     lists = {
@@ -119,10 +125,12 @@ def _problems(places: Iterable[Place], tensors: Tensors, authority: str) -> Iter
     }
     for verb, keys in lists.items():
         if keys:
-            shown = ", ".join(_shown(*key) for key in keys[:SHOWN]) + (", ..." if len(keys) > SHOWN else "")
+            shown = ", ".join(_shown(*key) for key in keys[:MAX_NAMES_SHOWN]) + (
+                ", ..." if len(keys) > MAX_NAMES_SHOWN else ""
+            )
             yield f"model: {tensors.folder} {verb} {len(keys)} tensors: {shown}"
     differ = [key for key in wanted if key in found and found[key] != wanted[key]]
-    for key in differ[:SHOWN]:
+    for key in differ[:MAX_NAMES_SHOWN]:
         yield f"model: {_shown(*key)} of {tensors.folder} has shape {found[key]}; {authority} says {wanted[key]}"
 
 
@@ -130,7 +138,7 @@ def _shown(file: str, name: str) -> str:
     return f"{name} in {file}" if file else name
 
 
-def of_weights(weights: Weights) -> Read:
+def boxes_of_weights(weights: ModelWeights) -> ReadBox:
     """Boxes of weights in memory; biases of routers' choices that they lack are zeros."""
     zero = torch.zeros(weights.architecture.num_experts)
 
@@ -141,41 +149,43 @@ def of_weights(weights: Weights) -> Read:
     return read
 
 
-def of_stored(stored: StoredModel) -> Read:
+def boxes_of_stored(stored: StoredModel) -> ReadBox:
     """Boxes of a stored model; biases of routers' choices that it lacks are zeros."""
 
     def read(name: str, box: Box) -> Tensor:
-        held = name in stored.places
+        held = name in stored.slices
         return stored.read(name, box) if held else torch.zeros(box.lengths)
 
     return read
 
 
-def of_checkpoint(checkpoint: str | Path, architecture: Architecture) -> tuple[Read, torch.dtype]:
+def boxes_of_checkpoint(checkpoint: str | Path, architecture: Architecture) -> tuple[ReadBox, torch.dtype]:
     """Boxes of the weights of a checkpoint, and the format that the optimizer updated (the master copy's, where the run had one).
 
     Raises `InputError` for a checkpoint that is damaged, or of another architecture.
     """
-    found, shapes = opened(Path(checkpoint), Ranks()), _shapes(architecture)
-    _require_same(Path(checkpoint), architecture, found)
+    found, shapes = open_checkpoint(Path(checkpoint), CheckpointGroup()), _checkpoint_shapes(architecture)
+    _require_same_weights(Path(checkpoint), architecture, found)
     kept = {name.partition(".")[2]: name for name in shapes}
 
     def read(name: str, box: Box) -> Tensor:
         return found.read(kept[name], shapes[kept[name]], box)
 
-    return read, found.tensors[next(iter(shapes))].format
+    return read, found.tensors[next(iter(shapes))].torch_dtype
 
 
-def _shapes(architecture: Architecture) -> dict[str, Shape]:
+def _checkpoint_shapes(architecture: Architecture) -> dict[str, Shape]:
     """What a checkpoint keeps of a model, by the names that it has there: parameters, and biases of routers' choices."""
-    biases = {BUFFER + name: (architecture.num_experts,) for name in balance_biases(architecture).values()}
-    return {MODEL + name: shape for name, shape in parameter_shapes(architecture).items()} | biases
+    biases = {BUFFER_PREFIX + name: (architecture.num_experts,) for name in balance_biases(architecture).values()}
+    return {MODEL_PREFIX + name: shape for name, shape in parameter_shapes(architecture).items()} | biases
 
 
-def _require_same(path: Path, architecture: Architecture, checkpoint: Opened) -> None:
+def _require_same_weights(path: Path, architecture: Architecture, checkpoint: OpenCheckpoint) -> None:
     """Raise `InputError` where the checkpoint's weights are those of another model."""
-    wanted = _shapes(architecture)
-    found = {name: one.shape for name, one in checkpoint.tensors.items() if name.startswith((MODEL, BUFFER))}
+    wanted = _checkpoint_shapes(architecture)
+    found = {
+        name: one.shape for name, one in checkpoint.tensors.items() if name.startswith((MODEL_PREFIX, BUFFER_PREFIX))
+    }
     other = wanted.keys() ^ found.keys()
     other |= {name for name in wanted.keys() & found.keys() if common_shape(wanted[name], found[name]) is None}
     if other:

@@ -6,25 +6,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise.layout.degrees import Degrees, degrees_of
+from shardwise.layout.degrees import Degrees, layout_degrees
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.legality import Rule
+from shardwise.layout.rules.legality import LayoutRule
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.model.optimizers.registry import DEFAULT, optimizer_named
-from shardwise.pipeline.registry import schedule_of
+from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER, get_optimizer
+from shardwise.pipeline.registry import get_schedule
 from shardwise.values.elementwise import Value
-from shardwise.values.errors import require
-from shardwise.values.precision import PRECISIONS, Precision, precision_named
+from shardwise.values.errors import raise_problems
+from shardwise.values.precision import PRECISIONS, Precision, get_precision
 
-Recipes = Callable[[Job], Precision]
+RecipeOfJob = Callable[[Job], Precision]
 
-RUNNABLE_FORMATS = ("fp64", "fp32", "bf16", "fp16")
+ENGINE_FORMATS = ("fp64", "fp32", "bf16", "fp16")
 # Of moments, and of gradients that are added up in another: each parameter's have a scale.
 SCALED_FORMATS = ("fp8",)
-LOSS = "in_place"  # the kind that the trained model has
+ENGINE_LOSS = "in_place"  # the kind that the trained model has
 # Required values of all other choices.
-PINS: Mapping[str, Any] = {"offload": "none"}
+ENGINE_PINS: Mapping[str, Any] = {"offload": "none"}
 
 
 def _router_problem(architecture: Architecture) -> str | None:
@@ -35,28 +35,28 @@ def _router_problem(architecture: Architecture) -> str | None:
 def rotary_problem(architecture: Architecture) -> str | None:
     """What is wrong with a model's rotary angles for the width of its heads."""
     width = architecture.rope_head_dim or architecture.head_dim
-    return architecture.numerics.rotary.problem(width) if architecture.structure.rotates else None
+    return architecture.numerics.rotary.problem(width) if architecture.structure.has_rotary else None
 
 
 def _recipe_rule(
-    name: str, of: Recipes, legal: Callable[[Precision, int, Degrees], Value], explain: Callable[[Precision, Degrees], str]
-) -> Rule:  # fmt: skip
+    name: str, of: RecipeOfJob, legal: Callable[[Precision, int, Degrees], Value], explain: Callable[[Precision, Degrees], str]
+) -> LayoutRule:  # fmt: skip
     """A requirement on degrees that a precision recipe makes."""
-    return Rule(
+    return LayoutRule(
         name,
         lambda a, j, n, d: (d["tp"] > 0) & legal(of(j), n, d),
         lambda a, j, n, d: f"precision {of(j).name}: {explain(of(j), d)}",
     )
 
 
-def _recipe_rules(of: Recipes) -> tuple[Rule, ...]:
+def _recipe_rules(of: RecipeOfJob) -> tuple[LayoutRule, ...]:
     return (
         _recipe_rule(
             "whole_scales", of,
-            lambda p, n, d: (d["zero_stage"] == 0) | (not _scaled_state(p)),
+            lambda p, n, d: (d["zero_stage"] == 0) | (not _has_scaled_state(p)),
             lambda p, d: (
                 f"state in fp8 that zero_stage={d['zero_stage']} splits within what has one scale is planned, not yet "
-                f"runnable; plan again with {pins_text({'zero_stage': 0})}"
+                f"runnable; plan again with {pin_flags({'zero_stage': 0})}"
             ),
         ),
         _recipe_rule(
@@ -69,7 +69,7 @@ def _recipe_rules(of: Recipes) -> tuple[Rule, ...]:
             lambda p, n, d: (d["zero_stage"] < 3) | (p.gathered in (None, p.weights)),
             lambda p, d: (
                 f"weights in {p.weights} that zero_stage=3 gathers in {p.gathered} are planned, not yet runnable; plan again "
-                f"with {pins_text({'zero_stage': 2})}"
+                f"with {pin_flags({'zero_stage': 2})}"
             ),
         ),
         _recipe_rule(
@@ -77,33 +77,33 @@ def _recipe_rules(of: Recipes) -> tuple[Rule, ...]:
             lambda p, n, d: (d["async_tp"] == 0) | (not p.scaling),
             lambda p, d: (
                 f"products in {p.matmul} in pieces (async_tp) are planned, not yet runnable; plan again with "
-                f"{pins_text({'async_tp': False})}"
+                f"{pin_flags({'async_tp': False})}"
             ),
         ),
     )  # fmt: skip
 
 
-def _scaled_state(precision: Precision) -> bool:
+def _has_scaled_state(precision: Precision) -> bool:
     """Whether what rests, beside gradients, has scales that a process has to have all elements for."""
-    return precision.weights not in RUNNABLE_FORMATS or bool({*precision.all_moments} & {*SCALED_FORMATS})
+    return precision.weights not in ENGINE_FORMATS or bool({*precision.moment_dtypes} & {*SCALED_FORMATS})
 
 
 # The engine's requirements on degrees, beyond legality.
-RUNNABLE_RULES: tuple[Rule, ...] = (
-    *_recipe_rules(lambda job: precision_named(job.precision)),
-    Rule(
+ENGINE_RULES: tuple[LayoutRule, ...] = (
+    *_recipe_rules(lambda job: get_precision(job.precision)),
+    LayoutRule(
         "groups_of_experts",
         lambda a, j, n, d: (d["tp"] > 0) & (_router_problem(a) is None),  # one truth value for each row of a search
         lambda a, j, n, d: f"of the router's groups, {_router_problem(a)}; plan again with numbers of experts that have them",
     ),
-    Rule(
+    LayoutRule(
         "rotary_pairs",
         lambda a, j, n, d: (d["tp"] > 0) & (rotary_problem(a) is None),
         lambda a, j, n, d: f"{rotary_problem(a)}; plan again with another width of heads",
     ),
-    Rule(
+    LayoutRule(
         "async_tp_by_schedule",
-        lambda a, j, n, d: (d["async_tp"] == 0) | (not schedule_of(d["schedule"]).splits_backward),
+        lambda a, j, n, d: (d["async_tp"] == 0) | (not get_schedule(d["schedule"]).splits_backward),
         lambda a, j, n, d: (
             f"async_tp with schedule={d['schedule']}, which splits the backward pass, is planned, not yet runnable; plan again "
             "with --pin async_tp=false, or with --pin schedule=1f1b"
@@ -112,89 +112,94 @@ RUNNABLE_RULES: tuple[Rule, ...] = (
 )  # fmt: skip
 
 
-def runnable_job(job: Job) -> Job:
+def job_for_engine(job: Job) -> Job:
     """The job with the engine's loss. Raises `InputError` for a precision recipe that no layout runs with."""
-    require([*_unrunnable(precision_named(job.precision), job.optimizer)])
-    return replace(job, loss=LOSS)
+    raise_problems([*_recipe_problems(get_precision(job.precision), job.optimizer)])
+    return replace(job, loss=ENGINE_LOSS)
 
 
 def require_runnable(
-    architecture: Architecture, layout: Layout, precision: Precision, optimizer: str = DEFAULT
+    architecture: Architecture, layout: Layout, precision: Precision, optimizer: str = DEFAULT_OPTIMIZER
 ) -> None:
     """Raise `InputError` with everything in a layout, a precision recipe and the optimizer under them that the engine does not
     support, and the fix."""
-    broken = (*_missing(layout), *_broken(architecture, layout, precision), *_adapted(architecture, precision))
-    require([*broken, *_unrunnable(precision, optimizer)])
+    broken = (
+        *_pin_problems(layout),
+        *_rule_problems(architecture, layout, precision),
+        *_adapter_problems(architecture, precision),
+    )
+    raise_problems([*broken, *_recipe_problems(precision, optimizer)])
 
 
-def _missing(layout: Layout) -> Iterator[str]:
-    missing = {name: getattr(layout, name) for name, value in PINS.items() if getattr(layout, name) != value}
+def _pin_problems(layout: Layout) -> Iterator[str]:
+    missing = {name: getattr(layout, name) for name, value in ENGINE_PINS.items() if getattr(layout, name) != value}
     if missing:
-        named = ", ".join(f"{name}={_shown(value)}" for name, value in missing.items())
+        named = ", ".join(f"{name}={_flag_value(value)}" for name, value in missing.items())
         yield (
             f"plan: {named} {'is' if len(missing) == 1 else 'are'} planned, not yet runnable; plan again with --runnable, or "
-            f"{pins_text({name: PINS[name] for name in missing})}"
+            f"{pin_flags({name: ENGINE_PINS[name] for name in missing})}"
         )
 
 
-def _broken(architecture: Architecture, layout: Layout, precision: Precision) -> Iterator[str]:
-    degrees, job = degrees_of(layout), Job(global_batch_tokens=1, seq_len=1)
+def _rule_problems(architecture: Architecture, layout: Layout, precision: Precision) -> Iterator[str]:
+    degrees, job = layout_degrees(layout), Job(global_batch_tokens=1, seq_len=1)
     own = {rule.name: rule for rule in _recipe_rules(lambda job: precision)}  # it need not be one that has a name
-    for rule in (own.get(rule.name, rule) for rule in RUNNABLE_RULES):
+    for rule in (own.get(rule.name, rule) for rule in ENGINE_RULES):
         if not rule.legal(architecture, job, layout.num_devices, degrees):
             yield f"plan: {rule.explain(architecture, job, layout.num_devices, degrees)}"
 
 
-def runnable_pins(pins: Mapping[str, Any]) -> dict[str, Any]:
+def add_engine_pins(pins: Mapping[str, Any]) -> dict[str, Any]:
     """Pins of a search, with those that leave only what the engine runs. Raises `InputError` for a pin that it does not run."""
-    require(
+    raise_problems(
         [
-            f"--runnable: {name}={_shown(pins[name])} is planned, not yet runnable; {name}={_shown(value)} is required"
-            for name, value in PINS.items()
+            f"--runnable: {name}={_flag_value(pins[name])} is planned, not yet runnable; {name}={_flag_value(value)} is required"
+            for name, value in ENGINE_PINS.items()
             if pins.get(name, value) != value
         ]
     )
-    return {**PINS, **pins}
+    return {**ENGINE_PINS, **pins}
 
 
-def pins_text(changes: Mapping[str, object]) -> str:
+def pin_flags(changes: Mapping[str, object]) -> str:
     """Flags of `shardwise plan` for values of a layout."""
-    return " ".join(f"--pin {name}={'all' if value is None else _shown(value)}" for name, value in changes.items())
+    return " ".join(f"--pin {name}={'all' if value is None else _flag_value(value)}" for name, value in changes.items())
 
 
-def _shown(value: object) -> str:
+def _flag_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _unrunnable(precision: Precision, optimizer: str) -> Iterator[str]:
-    runs = ", ".join(name for name, one in PRECISIONS.items() if not list(_problems(one, optimizer)))
+def _recipe_problems(precision: Precision, optimizer: str) -> Iterator[str]:
+    runs = ", ".join(name for name, one in PRECISIONS.items() if not list(_unsupported_formats(one, optimizer)))
     yield from (
-        f"precision {precision.name}: {problem}; one of {runs} runs" for problem in _problems(precision, optimizer)
+        f"precision {precision.name}: {problem}; one of {runs} runs"
+        for problem in _unsupported_formats(precision, optimizer)
     )
 
 
-def _problems(precision: Precision, optimizer: str) -> Iterator[str]:
+def _unsupported_formats(precision: Precision, optimizer: str) -> Iterator[str]:
     """What the engine does not support of a recipe with an optimizer, whatever the layout."""
     kept = {
         precision.accumulated_gradients or precision.gradients, precision.master or precision.activations,
         precision.activations, precision.update_gradients or precision.activations,
-        *({precision.gradients, precision.gradient_reduction, *precision.all_moments} - {*SCALED_FORMATS}),
+        *({precision.gradients, precision.gradient_reduction, *precision.moment_dtypes} - {*SCALED_FORMATS}),
     }  # fmt: skip
     yield from (
         f"{name} at rest, which takes scales, is planned, not yet runnable"
-        for name in sorted(kept - set(RUNNABLE_FORMATS))
+        for name in sorted(kept - set(ENGINE_FORMATS))
     )
-    narrow = precision.weights not in RUNNABLE_FORMATS
+    narrow = precision.weights not in ENGINE_FORMATS
     if narrow and (precision.weights != precision.matmul or precision.master is None or precision.scaling is None):
         yield f"{precision.weights} at rest, which takes scales, is planned, not yet runnable"
     if precision.matmul and not precision.scaling:
         yield f"products in {precision.matmul} are planned, not yet runnable"
     if precision.accumulated_gradients and precision.gradients not in (precision.activations, *SCALED_FORMATS):
         yield f"gradients in {precision.gradients}, added up in another format, under {precision.activations}, are planned only"
-    one = optimizer_named(optimizer)
-    if {*precision.all_moments} & {*SCALED_FORMATS} and (one.takes_whole or one.takes_means):
+    one = get_optimizer(optimizer)
+    if {*precision.moment_dtypes} & {*SCALED_FORMATS} and (one.updates_whole_matrices or one.reduces_means):
         yield f"moments of {optimizer} with a scale for each parameter are planned, not yet runnable: --optimizer adamw runs"
-    if one.takes_whole and precision.activations == "fp16":
+    if one.updates_whole_matrices and precision.activations == "fp16":
         # the loss's scale is taken off before: the square of an element below 2^-12.5 is 0 in fp16
         yield (
             f"{optimizer} takes whole matrices in the format of the activations, and fp16 has no room for the squares of "
@@ -202,6 +207,6 @@ def _problems(precision: Precision, optimizer: str) -> Iterator[str]:
         )
 
 
-def _adapted(architecture: Architecture, precision: Precision) -> Iterator[str]:
-    if architecture.lora_rank and precision.weights not in RUNNABLE_FORMATS:
+def _adapter_problems(architecture: Architecture, precision: Precision) -> Iterator[str]:
+    if architecture.lora_rank and precision.weights not in ENGINE_FORMATS:
         yield f"precision {precision.name}: adapters of weights in {precision.weights} are planned, not yet runnable"

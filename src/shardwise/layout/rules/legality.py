@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shardwise.layout.context_parallel import Variant, variant_names, variant_of
+from shardwise.layout.context_parallel import ContextParallelVariant, cp_variant_names, get_cp_variant
 from shardwise.layout.degrees import Degrees, num_micro_batches, seqs_per_replica
-from shardwise.layout.layers_per_stage import MOST_EMPTY, are_alike
+from shardwise.layout.layers_per_stage import MAX_EMPTY_STAGES, has_equal_stages
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYERS, results, unit_counts
+from shardwise.model.decoder import LAYER_UNITS, result_names, unit_counts
 from shardwise.model.job import Job
-from shardwise.model.recompute_policies import is_budget, is_set, kept_tensors
-from shardwise.pipeline.registry import natural_schedule, schedule_of
+from shardwise.model.recompute_policies import is_byte_budget, is_tensor_set, parse_tensor_set
+from shardwise.pipeline.registry import get_schedule, natural_schedule
 from shardwise.values.elementwise import Value, maximum
-from shardwise.values.errors import unknown
+from shardwise.values.errors import describe_unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class LayoutRule:
     """A rule: `legal` takes the degrees (numbers or arrays); `explain` says for one layout what is wrong and the fix."""
 
     name: str
@@ -26,19 +26,19 @@ class Rule:
     explain: Callable[[Architecture, Job, int, Degrees], str]
 
 
-def _tp_kv_divides(architecture: Architecture, tp: Value) -> Value:
+def _tp_divides_heads(architecture: Architecture, tp: Value) -> Value:
     heads, kv = architecture.num_heads, architecture.num_kv_heads
     # tp divides the key-value heads, or is a multiple of them that divides the query heads
     return (heads % tp == 0) & ((kv % tp == 0) | (tp % kv == 0))
 
 
-def _possible_tp(architecture: Architecture) -> str:
+def _legal_tp_degrees(architecture: Architecture) -> str:
     """Degrees of tp that divide heads and hidden width."""
     heads = architecture.num_heads
     possible = (
         n
         for n in range(1, heads + 1)
-        if _tp_kv_divides(architecture, n) and all(width % n == 0 for width in _hidden_widths(architecture))
+        if _tp_divides_heads(architecture, n) and all(width % n == 0 for width in _hidden_widths(architecture))
     )
     return ", ".join(map(str, possible))
 
@@ -56,14 +56,14 @@ def _divides_widths(architecture: Architecture, tp: Value) -> Value:
     return legal
 
 
-def _pieces(degrees: Degrees) -> int:
+def _sequence_pieces(degrees: Degrees) -> int:
     """Pieces of the sequence that a rank along cp takes: one in a plain ring, else one from either end."""
-    return _variant(degrees).pieces
+    return _cp_variant(degrees).sequence_pieces
 
 
-def _variant(degrees: Degrees) -> Variant:
+def _cp_variant(degrees: Degrees) -> ContextParallelVariant:
     """The variant with this index among the choices."""
-    return variant_of(variant_names()[degrees["cp_variant"]])
+    return get_cp_variant(cp_variant_names()[degrees["cp_variant"]])
 
 
 def _borrows_evenly(degrees: Degrees) -> Value:
@@ -73,33 +73,35 @@ def _borrows_evenly(degrees: Degrees) -> Value:
     return (taken % degrees["tp"] == 0) & (degrees["fsdp"] % borrowed == 0)
 
 
-def _possible_ep(architecture: Architecture, degrees: Degrees) -> str:
+def _legal_ep_degrees(architecture: Architecture, degrees: Degrees) -> str:
     """Degrees of ep that divide both the experts and the axes that they are taken from."""
     most = degrees["fsdp"] * degrees["tp"] // degrees["etp"]
     fitting = (n for n in range(1, most + 1) if most % n == 0 and architecture.num_experts % n == 0)
     return ", ".join(str(n) for n in fitting if _borrows_evenly({**degrees, "ep": n})) or "none"
 
 
-def no_experts(architecture: Architecture, ep: Value) -> str:
+def no_experts_problem(architecture: Architecture, ep: Value) -> str:
     """What is wrong with a degree of ep, or with an etp, for a dense model."""
     return f"{architecture.name} has no experts for ep = {ep} or an etp to split; leave both out"
 
 
-def _takes_micro_batches(job: Job, degrees: Degrees) -> Value:
+def _accepts_micro_batches(job: Job, degrees: Degrees) -> Value:
     """Whether a schedule can run with so many micro-batches; from both ends each device has two stages."""
-    schedule, pp, number = schedule_of(degrees["schedule"]), degrees["pp"], num_micro_batches(job, degrees)
+    schedule, pp, number = get_schedule(degrees["schedule"]), degrees["pp"], num_micro_batches(job, degrees)
     stages = pp, degrees["num_virtual_stages"]
-    even = pp % 2 == 0 if schedule.both_ends else True
-    return (number >= schedule.fewest(*stages)) & (number % schedule.multiple(*stages) == 0) & even
+    even = pp % 2 == 0 if schedule.bidirectional else True
+    return (
+        (number >= schedule.min_micro_batches(*stages)) & (number % schedule.micro_batch_multiple(*stages) == 0) & even
+    )
 
 
-def _micro_batches_of(job: Job, degrees: Degrees) -> str:
+def _explain_micro_batches(job: Job, degrees: Degrees) -> str:
     """A schedule's requirement on micro-batches, and the number found."""
     schedule, pp, virtual = degrees["schedule"], degrees["pp"], degrees["num_virtual_stages"]
-    form = schedule_of(schedule)
-    fewest, multiple = form.fewest(pp, virtual), form.multiple(pp, virtual)
+    form = get_schedule(schedule)
+    fewest, multiple = form.min_micro_batches(pp, virtual), form.micro_batch_multiple(pp, virtual)
     wanted = f"at least {fewest} micro-batches" if fewest > 1 else "micro-batches"
-    wanted += f" in multiples of {multiple}" * (multiple > 1) + " and an even pp" * form.both_ends
+    wanted += f" in multiples of {multiple}" * (multiple > 1) + " and an even pp" * form.bidirectional
     change = " num_virtual_stages=1" if virtual > 1 else ""
     return (
         f"{schedule} requires {wanted}; there are {num_micro_batches(job, degrees)} for pp = {pp}; change "
@@ -109,12 +111,12 @@ def _micro_batches_of(job: Job, degrees: Degrees) -> str:
 
 def _fitting_virtual_stages(degrees: Degrees) -> str:
     """The smallest number of virtual stages that a schedule allows; empty where there is none."""
-    goes_with, pp = schedule_of(degrees["schedule"]).goes_with, degrees["pp"]
+    goes_with, pp = get_schedule(degrees["schedule"]).supports, degrees["pp"]
     fewest = next((virtual for virtual in (1, 2) if goes_with(pp, virtual)), None)
     return f", or num_virtual_stages={fewest}" if fewest else ""
 
 
-def _fill(num_devices: int, degrees: Degrees) -> str:
+def _suggest_fsdp(num_devices: int, degrees: Degrees) -> str:
     """The degree of fsdp that would use all devices, if there is one."""
     others = degrees["dp"] * degrees["tp"] * degrees["cp"] * degrees["pp"]
     if num_devices % others == 0:
@@ -122,32 +124,32 @@ def _fill(num_devices: int, degrees: Degrees) -> str:
     return f"dp·tp·cp·pp = {others} must divide {num_devices}; change one of them, then fsdp takes the rest"
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[LayoutRule, ...] = (
+    LayoutRule(
         "devices",
         lambda a, j, n, d: d["dp"] * d["fsdp"] * d["tp"] * d["cp"] * d["pp"] == n,
         lambda a, j, n, d: (
             f"dp·fsdp·tp·cp·pp = {d['dp'] * d['fsdp'] * d['tp'] * d['cp'] * d['pp']} "
-            f"but the cluster has {n} devices; {_fill(n, d)}"
+            f"but the cluster has {n} devices; {_suggest_fsdp(n, d)}"
         ),
     ),
-    Rule(
+    LayoutRule(
         "heads_by_tp",
-        lambda a, j, n, d: _tp_kv_divides(a, d["tp"]),
+        lambda a, j, n, d: _tp_divides_heads(a, d["tp"]),
         lambda a, j, n, d: (
             f"tp = {d['tp']} does not split the {a.num_heads} query heads ({a.num_kv_heads} key-value heads) evenly; "
-            f"tp may be one of {_possible_tp(a)}"
+            f"tp may be one of {_legal_tp_degrees(a)}"
         ),
     ),
-    Rule(
+    LayoutRule(
         "d_ff_by_tp",
         lambda a, j, n, d: _divides_widths(a, d["tp"]),
         lambda a, j, n, d: (
             f"tp = {d['tp']} does not divide the hidden width F = {' or '.join(map(str, _hidden_widths(a)))}; "
-            f"tp may be one of {_possible_tp(a)}"
+            f"tp may be one of {_legal_tp_degrees(a)}"
         ),
     ),
-    Rule(
+    LayoutRule(
         "experts",
         lambda a, j, n, d: (
             ((d["ep"] == 1) & (d["etp"] == d["tp"]))
@@ -156,41 +158,41 @@ RULES: tuple[Rule, ...] = (
         lambda a, j, n, d: (
             f"ep = {d['ep']} splits the {a.num_experts} experts of {a.name} and is borrowed from fsdp = {d['fsdp']}"
             + (f" and tp = {d['tp']}, as experts are whole (etp = 1); " if d["etp"] != d["tp"] else "; ")
-            + f"ep may be one of {_possible_ep(a, d)}"
+            + f"ep may be one of {_legal_ep_degrees(a, d)}"
             if a.num_experts
-            else no_experts(a, d["ep"])
+            else no_experts_problem(a, d["ep"])
         ),
     ),
-    Rule(
+    LayoutRule(
         "sequence_by_cp",
-        lambda a, j, n, d: (d["cp"] == 1) | (j.seq_len % (_pieces(d) * d["cp"]) == 0),
+        lambda a, j, n, d: (d["cp"] == 1) | (j.seq_len % (_sequence_pieces(d) * d["cp"]) == 0),
         lambda a, j, n, d: (
-            f"{_pieces(d)}·cp = {_pieces(d) * d['cp']} does not divide the sequence of {j.seq_len} "
+            f"{_sequence_pieces(d)}·cp = {_sequence_pieces(d) * d['cp']} does not divide the sequence of {j.seq_len} "
             + (
                 "(each rank takes a piece from either end, so that causal attention is even); choose a cp that divides half "
                 "the sequence"
-                if _pieces(d) == 2
+                if _sequence_pieces(d) == 2
                 else "into a piece for each rank; choose a cp that does"
             )
         ),
     ),
-    Rule(
+    LayoutRule(
         "cp_variant",
         lambda a, j, n, d: (d["cp_variant"] == 0) | (d["cp"] > 1),
         lambda a, j, n, d: (
-            f"cp_variant = {variant_names()[d['cp_variant']]} is a way to split sequences over cp, which is 1; leave it out, or "
-            "give a cp"
+            f"cp_variant = {cp_variant_names()[d['cp_variant']]} is a way to split sequences over cp, which is 1; leave it out, "
+            "or give a cp"
         ),
     ),
-    Rule(
+    LayoutRule(
         "heads_by_cp",
-        lambda a, j, n, d: (not _variant(d).exchanges_heads) | (a.num_kv_heads % (d["tp"] * d["cp"]) == 0),
+        lambda a, j, n, d: (not _cp_variant(d).exchanges_heads) | (a.num_kv_heads % (d["tp"] * d["cp"]) == 0),
         lambda a, j, n, d: (
-            f"{variant_names()[d['cp_variant']]} splits the {a.num_kv_heads} key-value heads over tp·cp = {d['tp'] * d['cp']}, "
-            "which does not divide them; choose other degrees, or cp_variant=zigzag"
+            f"{cp_variant_names()[d['cp_variant']]} splits the {a.num_kv_heads} key-value heads over tp·cp = "
+            f"{d['tp'] * d['cp']}, which does not divide them; choose other degrees, or cp_variant=zigzag"
         ),
     ),
-    Rule(
+    LayoutRule(
         "async_tp",
         lambda a, j, n, d: (d["async_tp"] == 0) | ((d["tp"] > 1) & (d["sequence_parallel"] == 1)),
         lambda a, j, n, d: (
@@ -198,7 +200,7 @@ RULES: tuple[Rule, ...] = (
             f"{str(bool(d['sequence_parallel'])).lower()}; set async_tp=false or change them"
         ),
     ),
-    Rule(
+    LayoutRule(
         "sequence_by_tp",
         lambda a, j, n, d: (d["sequence_parallel"] == 0) | (j.seq_len % (d["cp"] * d["tp"]) == 0),
         lambda a, j, n, d: (
@@ -206,22 +208,22 @@ RULES: tuple[Rule, ...] = (
             "set sequence_parallel=false or choose other degrees"
         ),
     ),
-    Rule(
+    LayoutRule(
         "stages",
-        lambda a, j, n, d: d["pp"] * d["num_virtual_stages"] <= a.num_layers + MOST_EMPTY * (d["pp"] > 1),
+        lambda a, j, n, d: d["pp"] * d["num_virtual_stages"] <= a.num_layers + MAX_EMPTY_STAGES * (d["pp"] > 1),
         lambda a, j, n, d: (
             f"pp·num_virtual_stages = {d['pp'] * d['num_virtual_stages']} stages for {a.num_layers} blocks; "
-            f"at most one stage for each block, and {MOST_EMPTY} for the embedding and the head alone, are possible"
+            f"at most one stage for each block, and {MAX_EMPTY_STAGES} for the embedding and the head alone, are possible"
         ),
     ),
-    Rule(
+    LayoutRule(
         "virtual_stages",
         lambda a, j, n, d: (d["num_virtual_stages"] == 1) | (d["pp"] > 1),
         lambda a, j, n, d: (
             f"num_virtual_stages = {d['num_virtual_stages']} needs pp > 1; set num_virtual_stages=1, or give a pp"
         ),
     ),
-    Rule(
+    LayoutRule(
         "micro_batch",
         lambda a, j, n, d: d["micro_batch_seqs"] <= seqs_per_replica(j, d),
         lambda a, j, n, d: (
@@ -229,7 +231,7 @@ RULES: tuple[Rule, ...] = (
             f"({j.num_seqs} over dp·fsdp = {d['dp'] * d['fsdp']}); set it to {seqs_per_replica(j, d)} or less"
         ),
     ),
-    Rule(
+    LayoutRule(
         "zero_axes",
         lambda a, j, n, d: (
             ((d["zero_stage"] > 0) | (d["fsdp"] == 1)) & ((d["zero_stage"] == 0) | (d["fsdp"] * d["cp"] > 1))
@@ -239,29 +241,29 @@ RULES: tuple[Rule, ...] = (
             "nothing else; use dp for replicas, or a zero_stage of 1 to 3 with fsdp > 1"
         ),
     ),
-    Rule(
+    LayoutRule(
         "sequence_parallel_axis",
         lambda a, j, n, d: (d["sequence_parallel"] == 0) | (d["tp"] > 1),
         lambda a, j, n, d: "sequence_parallel splits over tp, which is 1; set sequence_parallel=false",
     ),
-    Rule(
+    LayoutRule(
         "schedule",
-        lambda a, j, n, d: schedule_of(d["schedule"]).goes_with(d["pp"], d["num_virtual_stages"]),
+        lambda a, j, n, d: get_schedule(d["schedule"]).supports(d["pp"], d["num_virtual_stages"]),
         lambda a, j, n, d: (
             f"{d['schedule']!r} with pp = {d['pp']} and num_virtual_stages = {d['num_virtual_stages']}; "
             f"{natural_schedule(d['pp'], d['num_virtual_stages'])!r} is required{_fitting_virtual_stages(d)}"
         ),
     ),
-    Rule(
+    LayoutRule(
         "schedule_batch",
-        lambda a, j, n, d: _takes_micro_batches(j, d),
-        lambda a, j, n, d: _micro_batches_of(j, d),
+        lambda a, j, n, d: _accepts_micro_batches(j, d),
+        lambda a, j, n, d: _explain_micro_batches(j, d),
     ),
 )
 
 
 # Asked for by `plan --divisible`; without it an uneven batch is legal and priced at the fullest replica.
-EVEN_BATCH = Rule(
+EVEN_BATCH = LayoutRule(
     "even_batch",
     lambda a, j, n, d: j.num_seqs % (d["dp"] * d["fsdp"] * d["micro_batch_seqs"]) == 0,
     lambda a, j, n, d: (
@@ -273,9 +275,9 @@ EVEN_BATCH = Rule(
 
 # Asked of a search that may choose among virtual stages; others are legal, and what they add is priced
 # (`pipeline.uneven_stages`).
-ALIKE_STAGES = Rule(
+EQUAL_STAGES = LayoutRule(
     "alike_stages",
-    lambda a, j, n, d: are_alike(a, d["pp"], d["num_virtual_stages"]),
+    lambda a, j, n, d: has_equal_stages(a, d["pp"], d["num_virtual_stages"]),
     lambda a, j, n, d: (
         f"{a.num_layers} layers over pp·num_virtual_stages = {d['pp'] * d['num_virtual_stages']} virtual stages are not alike, "
         "and some would wait for others; choose other numbers, or pin num_virtual_stages"
@@ -283,24 +285,24 @@ ALIKE_STAGES = Rule(
 )
 
 
-def wrong_set(architecture: Architecture, policy: str) -> list[str]:
+def tensor_set_problems(architecture: Architecture, policy: str) -> list[str]:
     """What is wrong with a set of tensors to keep, which all have to be results of a model's layers; and with a budget, for which
     a set has not been chosen."""
-    if is_budget(policy):
+    if is_byte_budget(policy):
         return [
             f"recompute: {policy} asks for a set of tensors, which estimate, memory and plan choose; a set is required here"
         ]
-    if not is_set(policy):
+    if not is_tensor_set(policy):
         return []
-    made = {kind: results(architecture, kind) for kind in LAYERS if unit_counts(architecture).get(kind)}
+    made = {kind: result_names(architecture, kind) for kind in LAYER_UNITS if unit_counts(architecture).get(kind)}
     every = dict.fromkeys(name for names in made.values() for name in names)
     found = []
-    for kind, tensors in kept_tensors(policy).items():
+    for kind, tensors in parse_tensor_set(policy).items():
         if kind and kind not in made:
             found.append(
                 f"recompute: {architecture.name} has no layers of kind {kind!r}; one of {', '.join(made)} is required"
             )
             continue
         known = made[kind] if kind else tuple(every)
-        found += [f"recompute: {unknown(name, known)}" for name in tensors if name not in known]
+        found += [f"recompute: {describe_unknown(name, known)}" for name in tensors if name not in known]
     return found

@@ -11,69 +11,71 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.stacks import Stack, stack_named
-from shardwise.layout.context_parallel import variant_names
-from shardwise.layout.degrees import Degrees, degrees_of
+from shardwise.hardware.stacks import Stack, get_stack
+from shardwise.layout.context_parallel import cp_variant_names
+from shardwise.layout.degrees import Degrees, layout_degrees
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.engine import RUNNABLE_RULES
-from shardwise.layout.rules.legality import RULES, Rule
-from shardwise.layout.rules.table import OF_MODES
+from shardwise.layout.rules.engine import ENGINE_RULES
+from shardwise.layout.rules.legality import RULES, LayoutRule
+from shardwise.layout.rules.table import MODE_RULES
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.model.recompute_policies import is_budget, is_set, parts_of_policy
+from shardwise.model.recompute_policies import is_byte_budget, is_tensor_set, required_abilities
 from shardwise.pipeline.registry import SCHEDULES
 from shardwise.values.elementwise import Value
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 
-OWN = "shardwise"  # the stack whose rules are those of the engine too
-SPLITTING = ("tp", "cp", "pp", "ep")
-BESIDE = {"pp": "in a pipeline", "cp": "with context parallelism", "ep": "with expert parallelism"}
+ENGINE_STACK = "shardwise"  # the stack whose rules are those of the engine too
+SPLITTING_AXES = ("tp", "cp", "pp", "ep")
+AXIS_PHRASES = {"pp": "in a pipeline", "cp": "with context parallelism", "ep": "with expert parallelism"}
 # Modules that discard what they give are not run again with scales from earlier steps. Source: Megatron-Core 0.20.0,
 # TransformerConfig: "Delayed scaling does not support moe_act and layernorm recompute for fp8".
-NOT_DELAYED = ("layernorm", "moe_act")
-USUAL_FORMATS = ("fp64", "fp32", "bf16", "fp16")  # of products, in any stack
+NEVER_WITH_DELAYED_SCALING = ("layernorm", "moe_act")
+COMMON_PRODUCT_FORMATS = ("fp64", "fp32", "bf16", "fp16")  # of products, in any stack
 
 
 def stack_of(cluster: Cluster) -> Stack | None:
     """The stack that a cluster is predicted for; None for a bound."""
-    return stack_named(cluster.calibration.stack) if cluster.calibration else None
+    return get_stack(cluster.calibration.stack) if cluster.calibration else None
 
 
-def as_run(stack: Stack | None, layout: Layout) -> Layout:
+def layout_as_run(stack: Stack | None, layout: Layout) -> Layout:
     """The layout as the stack runs it: with asynchronous tensor parallelism where the stack always overlaps."""
     overlaps = stack is not None and stack.overlaps_tp and layout.tp > 1 and layout.sequence_parallel
     return replace(layout, async_tp=True) if overlaps else layout
 
 
-def _delayed(job: Job, module: str) -> bool:
+def forbids_recompute(job: Job, module: str) -> bool:
     """Whether a module may not be run again under a job's precision."""
-    return module in NOT_DELAYED and precision_named(job.precision).scaling == "delayed"
+    return module in NEVER_WITH_DELAYED_SCALING and get_precision(job.precision).scaling == "delayed"
 
 
-def stack_rules(stack: Stack) -> tuple[Rule, ...]:
+def stack_rules(stack: Stack) -> tuple[LayoutRule, ...]:
     """A stack's requirements on degrees, beyond legality."""
     runs, name = stack.abilities, stack.name
     return (
-        *(_axis_rule(name, axis, runs.axes) for axis in SPLITTING if axis not in runs.axes),
-        Rule(
+        *(_axis_rule(name, axis, runs.axes) for axis in SPLITTING_AXES if axis not in runs.axes),
+        LayoutRule(
             "stack_zero",
-            lambda a, j, n, d: _among(d["zero_stage"], {0, *runs.zero}),
-            lambda a, j, n, d: f"{name} has no ZeRO-{d['zero_stage']}; {_zero_words(_stages(runs.zero))}",
+            lambda a, j, n, d: _is_one_of(d["zero_stage"], {0, *runs.zero}),
+            lambda a, j, n, d: (
+                f"{name} has no ZeRO-{d['zero_stage']}; {_required_zero_text(zero_stages_with_replicas(runs.zero))}"
+            ),
         ),
-        _zero_rule(stack, "pp", _stages(runs.zero_with_pp)),
+        _zero_rule(stack, "pp", zero_stages_with_replicas(runs.zero_with_pp)),
         _zero_rule(stack, "cp", runs.zero_with_cp),
         _zero_rule(stack, "ep", runs.zero_with_ep),
-        Rule(
+        LayoutRule(
             "stack_sequence_parallel",
             lambda a, j, n, d: runs.sequence_parallel | (d["sequence_parallel"] == 0) | ("tp" not in runs.axes),
             lambda a, j, n, d: f"{name} has no sequence parallelism; set sequence_parallel=false",
         ),
-        Rule(
+        LayoutRule(
             "stack_whole_experts",
             lambda a, j, n, d: runs.whole_experts | (d["etp"] == d["tp"]),
             lambda a, j, n, d: f"{name} splits experts over tensor parallelism as it does layers; leave etp out",
         ),
-        Rule(
+        LayoutRule(
             "stack_stages",
             lambda a, j, n, d: (
                 (d["pp"] == 1) | runs.uneven_stages | (a.num_layers % (d["pp"] * d["num_virtual_stages"]) == 0)
@@ -83,34 +85,34 @@ def stack_rules(stack: Stack) -> tuple[Rule, ...]:
                 f"{d['pp'] * d['num_virtual_stages']} does not divide {a.num_layers}; choose numbers that do"
             ),
         ),
-        Rule(
+        LayoutRule(
             "stack_cp_variant",
-            lambda a, j, n, d: (d["cp"] == 1) | ("cp" not in runs.axes) | _some_variant(stack, a, j, d),
+            lambda a, j, n, d: (d["cp"] == 1) | ("cp" not in runs.axes) | _has_possible_variant(stack, a, j, d),
             lambda a, j, n, d: f"none of {', '.join(runs.cp_variants)}, which {name} has, splits over cp = {d['cp']}",
         ),
-        *(RUNNABLE_RULES if name == OWN else ()),
+        *(ENGINE_RULES if name == ENGINE_STACK else ()),
     )
 
 
-def mode_rule(stack: Stack) -> Rule:
+def cp_variant_rule(stack: Stack) -> LayoutRule:
     """The variant of context parallelism that a mode uses, where the sequence is split."""
     has = stack.abilities.cp_variants
-    return Rule(
+    return LayoutRule(
         "cp_by_stack",
-        lambda a, j, n, d: (d["cp"] == 1) | (not has) | (variant_names()[d["cp_variant"]] in has),
+        lambda a, j, n, d: (d["cp"] == 1) | (not has) | (cp_variant_names()[d["cp_variant"]] in has),
         lambda a, j, n, d: (
-            f"{stack.name} has no cp_variant={variant_names()[d['cp_variant']]}; one of {', '.join(has)} is what it has"
+            f"{stack.name} has no cp_variant={cp_variant_names()[d['cp_variant']]}; one of {', '.join(has)} is what it has"
         ),
     )
 
 
-def domain_rule(domain: int) -> Rule:
+def async_tp_domain_rule(domain: int) -> LayoutRule:
     """Where a search may overlap tensor parallelism with products: among devices that reach one another's memory.
 
     Source: torchtitan (arXiv 2410.06511, section 3): asynchronous within nodes, by PyTorch's SymmetricMemory, which maps the
     memory of other devices as Transformer Engine's userbuffers do. No published run has it over a network.
     """
-    return Rule(
+    return LayoutRule(
         "async_tp_by_domain",
         lambda a, j, n, d: (d["async_tp"] == 0) | (d["tp"] <= domain),
         lambda a, j, n, d: (
@@ -119,8 +121,8 @@ def domain_rule(domain: int) -> Rule:
     )
 
 
-def _axis_rule(name: str, axis: str, has: tuple[str, ...]) -> Rule:
-    return Rule(
+def _axis_rule(name: str, axis: str, has: tuple[str, ...]) -> LayoutRule:
+    return LayoutRule(
         f"stack_{axis}",
         lambda a, j, n, d: d[axis] == 1,
         lambda a, j, n, d: (
@@ -131,62 +133,66 @@ def _axis_rule(name: str, axis: str, has: tuple[str, ...]) -> Rule:
     )
 
 
-def _zero_rule(stack: Stack, axis: str, stages: tuple[int, ...]) -> Rule:
+def _zero_rule(stack: Stack, axis: str, stages: tuple[int, ...]) -> LayoutRule:
     """The ZeRO stages that a stack has with an axis that it has; an axis that it lacks is reported by the rule of all stages."""
-    nowhere = set(range(4)) - set(_stages(stack.abilities.zero))
-    return Rule(
+    nowhere = set(range(4)) - set(zero_stages_with_replicas(stack.abilities.zero))
+    return LayoutRule(
         f"stack_zero_with_{axis}",
         lambda a, j, n, d: (
-            (d[axis] == 1) | (axis not in stack.abilities.axes) | _among(d["zero_stage"], {*stages, *nowhere})
+            (d[axis] == 1) | (axis not in stack.abilities.axes) | _is_one_of(d["zero_stage"], {*stages, *nowhere})
         ),
         lambda a, j, n, d: (
-            f"{stack.name} has no {f'ZeRO-{stage}' if (stage := d['zero_stage']) else 'plain replicas'} {BESIDE[axis]}; "
-            f"{_zero_words(stages)}, or {axis}=1"
+            f"{stack.name} has no {f'ZeRO-{stage}' if (stage := d['zero_stage']) else 'plain replicas'} {AXIS_PHRASES[axis]}; "
+            f"{_required_zero_text(stages)}, or {axis}=1"
         ),
     )
 
 
-def _among(value: Value, values: set[int]) -> Value:
+def _is_one_of(value: Value, values: set[int]) -> Value:
     found: Value = False
     for one in values:
         found = found | (value == one)
     return found
 
 
-def _dealt_out(uneven: bool) -> tuple[str, ...]:
+def stage_divisions(uneven: bool) -> tuple[str, ...]:
     """How a stack distributes layers over pipeline stages, its default first."""
     return ("balanced", "even")[not uneven :]
 
 
-def _stages(zero: tuple[int, ...]) -> tuple[int, ...]:
+def zero_stages_with_replicas(zero: tuple[int, ...]) -> tuple[int, ...]:
     """Stages of ZeRO, plain replicas among them."""
     return tuple(sorted({0, *zero}))
 
 
-def _zero_words(stages: tuple[int, ...]) -> str:
+def _required_zero_text(stages: tuple[int, ...]) -> str:
     return f"a zero_stage of {', '.join(map(str, stages))} is required"
 
 
-def _some_variant(stack: Stack, architecture: Architecture, job: Job, degrees: Degrees) -> Value:
+def _has_possible_variant(stack: Stack, architecture: Architecture, job: Job, degrees: Degrees) -> Value:
     """Whether one of the stack's variants of context parallelism splits the sequence, or the heads."""
     found: Value = False
     for name in stack.abilities.cp_variants:
         own: Value = True
-        for rule in (rule for rule in RULES if rule.name in OF_MODES and "cp" in rule.name):
-            own = own & rule.legal(architecture, job, 0, {**degrees, "cp_variant": variant_names().index(name)})
+        for rule in (rule for rule in RULES if rule.name in MODE_RULES and "cp" in rule.name):
+            own = own & rule.legal(architecture, job, 0, {**degrees, "cp_variant": cp_variant_names().index(name)})
         found = found | own
     return found
 
 
-def lacking(stack: Stack, architecture: Architecture, job: Job, layout: Layout) -> list[str]:
+def unsupported_choices(stack: Stack, architecture: Architecture, job: Job, layout: Layout) -> list[str]:
     """What a stack does not support of a layout and its job, with what it does instead; empty where it runs all of it."""
-    chosen = _chosen(layout)
-    return [*_of_layout(stack, architecture, job, layout), *_of_choices(stack, job, chosen), *_of_job(stack, job)]
+    chosen = _checked_choices(layout)
+    return [
+        *_layout_problems(stack, architecture, job, layout),
+        *_choice_problems(stack, job, chosen),
+        *_job_problems(stack, job),
+    ]
 
 
-def _of_layout(stack: Stack, architecture: Architecture, job: Job, layout: Layout) -> Iterator[str]:
-    degrees = degrees_of(layout)
-    for rule in (*stack_rules(stack), mode_rule(stack)):
+def _layout_problems(stack: Stack, architecture: Architecture, job: Job, layout: Layout) -> Iterator[str]:
+    degrees = layout_degrees(layout)
+    for rule in (*stack_rules(stack), cp_variant_rule(stack)):
         if rule.name == "stack_stages" and layout.layers_per_stage:
             continue  # judged below
         if not rule.legal(architecture, job, layout.num_devices, degrees):
@@ -196,48 +202,52 @@ def _of_layout(stack: Stack, architecture: Architecture, job: Job, layout: Layou
         yield f"{stack.name} has as many layers on each stage, found {','.join(map(str, layers))}"
 
 
-def _chosen(layout: Layout) -> dict[str, Any]:
+def _checked_choices(layout: Layout) -> dict[str, Any]:
     return {name: getattr(layout, name) for name in ("schedule", "recompute", "offload", "async_tp")}
 
 
-def _of_choices(stack: Stack, job: Job, chosen: Mapping[str, Any]) -> Iterator[str]:
+def _choice_problems(stack: Stack, job: Job, chosen: Mapping[str, Any]) -> Iterator[str]:
     """What a stack lacks among some choices; a missing axis is reported alone."""
     runs = stack.abilities
     has: dict[str, tuple[Any, ...]] = {
-        "schedule": ("none", *(runs.schedules or SCHEDULES)), "recompute": _policies(stack, chosen), "offload": runs.offload,
-        "zero_stage": _stages(runs.zero), "cp_variant": runs.cp_variants or variant_names(),
+        "schedule": ("none", *(runs.schedules or SCHEDULES)), "recompute": _supported_policies(stack, chosen),
+        "offload": runs.offload,
+        "zero_stage": zero_stages_with_replicas(runs.zero), "cp_variant": runs.cp_variants or cp_variant_names(),
         "async_tp": (False, True)[: 1 + runs.async_tp], "sequence_parallel": (False, True)[: 1 + runs.sequence_parallel],
-        "stages": _dealt_out(runs.uneven_stages),
-        **{axis: (1,) for axis in SPLITTING if axis not in runs.axes},
+        "stages": stage_divisions(runs.uneven_stages),
+        **{axis: (1,) for axis in SPLITTING_AXES if axis not in runs.axes},
     }  # fmt: skip
     for name, value in chosen.items():
-        parts = parts_of_policy(value) if name == "recompute" else (value,)
+        parts = required_abilities(value) if name == "recompute" else (value,)
         if name in has and not set(parts) <= set(has[name]):
             known = " or ".join(str(one).lower() for one in has[name])
             yield f"{stack.name} has no {name}={str(value).lower()}; {name}={known} is what it runs"
-        elif name == "recompute" and (refused := [part for part in parts if _delayed(job, part)]):
+        elif name == "recompute" and (refused := [part for part in parts if forbids_recompute(job, part)]):
             yield (
                 f"{stack.name} does not run {' and '.join(refused)} again with delayed scaling, found precision "
                 f"{job.precision}; recompute=none, mlp or full, or another precision, is required"
             )
 
 
-def _policies(stack: Stack, chosen: Mapping[str, Any]) -> tuple[str, ...]:
+def _supported_policies(stack: Stack, chosen: Mapping[str, Any]) -> tuple[str, ...]:
     """The recompute policies that a stack runs; the engine of `train` runs any set of tensors too."""
     own = str(chosen.get("recompute", ""))
-    return (*stack.abilities.recompute, *((own,) if stack.name == OWN and (is_set(own) or is_budget(own)) else ()))
+    return (
+        *stack.abilities.recompute,
+        *((own,) if stack.name == ENGINE_STACK and (is_tensor_set(own) or is_byte_budget(own)) else ()),
+    )
 
 
-def _of_job(stack: Stack, job: Job) -> Iterator[str]:
+def _job_problems(stack: Stack, job: Job) -> Iterator[str]:
     """What a stack does not support of a job."""
-    runs, product = stack.abilities, precision_named(job.precision).product_format
+    runs, product = stack.abilities, get_precision(job.precision).matmul_format
     if job.loss is not None and job.loss not in runs.losses:
         yield f"{stack.name} has no loss of the kind {job.loss}; it has {', '.join(runs.losses)}"
-    if product not in (*USUAL_FORMATS, *runs.products):
+    if product not in (*COMMON_PRODUCT_FORMATS, *runs.products):
         formats = ", ".join(("16 and 32 bits", *runs.products))
         yield f"{stack.name} has no products in {product} (precision {job.precision}); it has those in {formats}"
 
 
-def refused(stack: Stack, job: Job, asked: Mapping[str, Any]) -> list[str]:
+def unsupported_pins(stack: Stack, job: Job, asked: Mapping[str, Any]) -> list[str]:
     """What the stack does not run of a job and of the choices that are pinned."""
-    return [*_of_job(stack, job), *_of_choices(stack, job, asked)] if stack.known else []
+    return [*_job_problems(stack, job), *_choice_problems(stack, job, asked)] if stack.known else []

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.layout.context_parallel import variant_names
-from shardwise.layout.degrees import Degrees, degrees_of
-from shardwise.layout.layers_per_stage import fewest_layers, stages_on_ranks
+from shardwise.layout.context_parallel import cp_variant_names
+from shardwise.layout.degrees import Degrees, layout_degrees
+from shardwise.layout.layers_per_stage import min_layers_per_stage, stage_placement
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.legality import RULES, Rule, wrong_set
-from shardwise.layout.sharding_scheme import Mode
+from shardwise.layout.rules.legality import RULES, LayoutRule, tensor_set_problems
+from shardwise.layout.sharding_scheme import ParallelMode
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.values.elementwise import Value
 from shardwise.values.errors import InputError
 
-OF_MODES = (
+MODE_RULES = (
     "sequence_by_cp",
     "cp_variant",
     "heads_by_cp",
@@ -27,18 +27,22 @@ OF_MODES = (
 )  # rules that read them
 
 
-def possible_modes(
-    architecture: Architecture, job: Job, degrees: Degrees, modes: Sequence[Mode], rules: Sequence[Rule] = RULES
+def legal_modes(
+    architecture: Architecture,
+    job: Job,
+    degrees: Degrees,
+    modes: Sequence[ParallelMode],
+    rules: Sequence[LayoutRule] = RULES,
 ) -> list[Value]:
     """Where each mode can run, among degrees (of ep without whole experts) that can run in one of them."""
-    rules, found = [rule for rule in rules if rule.name in OF_MODES], []
+    rules, found = [rule for rule in rules if rule.name in MODE_RULES], []
     for mode in modes:
         whole: dict[str, Value] = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
         own = {
             **degrees,
             "etp": degrees["tp"],
             **whole,
-            "cp_variant": variant_names().index(mode.cp_variant),
+            "cp_variant": cp_variant_names().index(mode.cp_variant),
             "async_tp": mode.async_tp,
         }
         legal: Value = degrees["tp"] > 1 if mode.whole_experts else True
@@ -50,7 +54,7 @@ def possible_modes(
 
 def violations(architecture: Architecture, job: Job, num_devices: int, layout: Layout) -> list[str]:
     """Everything that is wrong with a layout, by every rule; empty when it can run."""
-    degrees = degrees_of(layout)
+    degrees = layout_degrees(layout)
     found = [f"{r.name}: {r.explain(architecture, job, num_devices, degrees)}" for r in RULES
              if not r.legal(architecture, job, num_devices, degrees)]  # fmt: skip
     if layout.recompute == "none" and layout.recompute_layers is not None:
@@ -58,16 +62,18 @@ def violations(architecture: Architecture, job: Job, num_devices: int, layout: L
             f"recompute_layers: {layout.recompute_layers} layers of each stage with recompute = none; set another "
             "recompute, such as full, or leave recompute_layers out"
         )
-    return found + wrong_set(architecture, layout.recompute) + _wrong_layers(architecture, layout)
+    return (
+        found + tensor_set_problems(architecture, layout.recompute) + _layers_per_stage_problems(architecture, layout)
+    )
 
 
-def _wrong_layers(architecture: Architecture, layout: Layout) -> list[str]:
+def _layers_per_stage_problems(architecture: Architecture, layout: Layout) -> list[str]:
     """What is wrong with the layers per stage, where they are given."""
     layers = layout.layers_per_stage
     if layers is None:
         return []
     found = []
-    fewest = fewest_layers(stages_on_ranks(layout))
+    fewest = min_layers_per_stage(stage_placement(layout))
     short = [stage for stage, (own, least) in enumerate(zip(layers, fewest, strict=False)) if own < least]
     if short:
         found.append(

@@ -14,30 +14,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardwise.batch_size.batch_sweep_fit import FILE, NOT_REACHED, BatchRun, read_runs
+from shardwise.batch_size.batch_sweep_fit import NOT_REACHED, RUNS_FILE, BatchRun, read_batch_runs
 from shardwise.batch_size.learning_rate import square_root_learning_rate
 from shardwise.measure.batch_experiments.concurrent_runs import (
     CHECKPOINT_EVERY,
+    ExperimentFolder,
+    ProcessBudget,
     Runner,
-    Share,
-    TrialsFolder,
-    batches_of,
-    require_given,
+    parse_batches,
+    require_flags,
 )
-from shardwise.records.loss_target import LossTarget, steps_to
-from shardwise.run.trainer.flags import build_parser, settings_of, whole
-from shardwise.run.trainer.preflight import admit
+from shardwise.records.loss_target import StepsToLoss, steps_to_loss
+from shardwise.run.trainer.flags import build_parser, parse_settings, parse_whole_number
+from shardwise.run.trainer.preflight import check_run
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import load_plan
-from shardwise.values.errors import InputError, collect, require
-from shardwise.values.units import counted, format_count, format_quantity, parse_count, parse_quantity
+from shardwise.values.errors import InputError, raise_problems, run_all
+from shardwise.values.units import format_count, format_quantity, parse_count, parse_quantity, pluralize
 
-FACTOR = 2.0  # between neighbouring learning rates: the best is at most its root from one of them
-FARTHEST = 3  # of these from the square-root rule's: 1/8 to 8 times
+RATE_FACTOR = 2.0  # between neighbouring learning rates: the best is at most its root from one of them
+FARTHEST_FACTOR = 3  # of these from the square-root rule's: 1/8 to 8 times
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SweepTrial:
     """A run that is to be made, and the most steps of it: those after which it is of no use."""
 
     batch_tokens: int
@@ -75,41 +75,41 @@ class Design:
 
     def __post_init__(self) -> None:
         wrong = [rate for rate in (self.learning_rate, *self.learning_rates) if not 0 < rate < math.inf]
-        require([f"learning rate: found {rate:g}; a number above 0 is required" for rate in wrong])
+        raise_problems([f"learning rate: found {rate:g}; a number above 0 is required" for rate in wrong])
 
     @property
     def seeds(self) -> range:
         """The seeds that each batch is run with."""
         return range(self.first_seed, self.first_seed + self.num_seeds)
 
-    def next_trials(self, runs: Sequence[BatchRun]) -> Iterator[Trial]:
+    def next_trials(self, runs: Sequence[BatchRun]) -> Iterator[SweepTrial]:
         """The runs that may be made now, those of the smallest batches, which take the most steps, first."""
         for batch in sorted(self.batches):
             yield from self._of_batch(batch, [run for run in runs if run.batch_tokens == batch])
 
-    def _of_batch(self, batch: int, runs: Sequence[BatchRun]) -> Iterator[Trial]:
+    def _of_batch(self, batch: int, runs: Sequence[BatchRun]) -> Iterator[SweepTrial]:
         tuned = [run for run in runs if run.seed == self.first_seed]
         best = min((run for run in tuned if run.steps is not None), key=lambda run: run.steps or 0.0, default=None)
         rates = [rate for rate in self._rates(batch, tuned, best) if rate not in [run.learning_rate for run in tuned]]
         most = self.most_steps if best is None or best.steps is None else min(math.ceil(best.steps), self.most_steps)
-        yield from (Trial(batch, rate, self.first_seed, most) for rate in rates)
+        yield from (SweepTrial(batch, rate, self.first_seed, most) for rate in rates)
         if best is not None and best.learning_rate is not None and not rates:
             done = [run.seed for run in runs if run.learning_rate == best.learning_rate]
             for seed in self.seeds:
                 if seed not in done:
-                    yield Trial(batch, best.learning_rate, seed, self.most_steps)
+                    yield SweepTrial(batch, best.learning_rate, seed, self.most_steps)
 
     def _rates(self, batch: int, tuned: Sequence[BatchRun], best: BatchRun | None) -> Sequence[float]:
         """The learning rates of a batch that have to be known before the best of them counts."""
         if self.learning_rates:
             return self.learning_rates
         middle = square_root_learning_rate(self.learning_rate, self.plan_batch_tokens, batch)
-        grid = [middle * FACTOR**power for power in range(-FARTHEST, FARTHEST + 1)]
+        grid = [middle * RATE_FACTOR**power for power in range(-FARTHEST_FACTOR, FARTHEST_FACTOR + 1)]
         if not tuned:
             return [middle]
         tried = [grid.index(run.learning_rate) for run in tuned if run.learning_rate in grid]
         if best is not None:
-            at = grid.index(best.learning_rate) if best.learning_rate in grid else FARTHEST
+            at = grid.index(best.learning_rate) if best.learning_rate in grid else FARTHEST_FACTOR
             near = [at - 1, at + 1]
         else:  # too high where one has failed, too low where all have run to their end
             near = [min(tried) - 1] if any(run.failed != NOT_REACHED for run in tuned) else [max(tried) + 1]
@@ -119,9 +119,9 @@ class Design:
 SCHEMA = "shardwise.batch_sweep/1"
 
 
-def sweep_folder(path: Path) -> TrialsFolder:
+def sweep_folder(path: Path) -> ExperimentFolder:
     """The folder of a sweep."""
-    return TrialsFolder(path=path, kind="sweep", schema=SCHEMA, lines=FILE)
+    return ExperimentFolder(path=path, kind="sweep", schema=SCHEMA, lines=RUNS_FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,26 +131,26 @@ class BatchSweep:
     plan: Path
     design: Design
     target_loss: float
-    folder: TrialsFolder
+    folder: ExperimentFolder
     flags: Sequence[str]
 
     def runs(self) -> tuple[BatchRun, ...]:
         """Those that have ended."""
-        return read_runs(self.folder.path) if self.folder.runs.exists() else ()
+        return read_batch_runs(self.folder.path) if self.folder.runs.exists() else ()
 
-    def waiting(self) -> list[Trial]:
+    def pending_trials(self) -> list[SweepTrial]:
         """Those that may be made now."""
         return list(self.design.next_trials(self.runs()))
 
-    def has_come_to_its_end(self, trial: Trial) -> bool:
+    def is_complete(self, trial: SweepTrial) -> bool:
         """Whether a run has reached the loss, or has made all its steps."""
         losses = self.folder.losses_of(trial.name)
-        return len(losses) >= trial.most_steps or steps_to(losses, self.target_loss) is not None
+        return len(losses) >= trial.most_steps or steps_to_loss(losses, self.target_loss) is not None
 
-    def prepare(self, trial: Trial) -> None:
+    def prepare(self, trial: SweepTrial) -> None:
         """A run of a sweep begins from nothing."""
 
-    def command(self, trial: Trial) -> list[str]:
+    def command(self, trial: SweepTrial) -> list[str]:
         """What `train` is given for a run."""
         run = self.folder.run_of(trial.name)
         own: Mapping[str, object] = {
@@ -158,29 +158,29 @@ class BatchSweep:
             "--steps": trial.most_steps, "--to-loss": self.target_loss, "--out": run.path,
             "--checkpoint-every": CHECKPOINT_EVERY, "--keep-last": 1,
         }  # fmt: skip
-        again = ["--resume"] if run.holds_a_run else []
+        again = ["--resume"] if run.contains_run else []
         return [*self.flags, *(f"{flag}={value}" for flag, value in own.items()), *again, str(self.plan)]
 
-    def line(self, trial: Trial, failed: str | None) -> dict[str, Any]:
+    def line(self, trial: SweepTrial, failed: str | None) -> dict[str, Any]:
         """The line of a run that has ended."""
-        return line_of(trial, self.folder.losses_of(trial.name), self.target_loss, failed)
+        return result_line(trial, self.folder.losses_of(trial.name), self.target_loss, failed)
 
-    def said(self, trial: Trial, line: Mapping[str, Any]) -> str:
+    def progress_line(self, trial: SweepTrial, line: Mapping[str, Any]) -> str:
         """A run that has ended in a line of progress."""
         rate = format_quantity(trial.learning_rate)
-        return f"batch {trial.batch_tokens:,}, learning rate {rate}, seed {trial.seed}: {_ended(line, trial)}"
+        return f"batch {trial.batch_tokens:,}, learning rate {rate}, seed {trial.seed}: {_result_text(line, trial)}"
 
 
-def line_of(trial: Trial, losses: Sequence[float], target_loss: float, failed: str | None) -> dict[str, Any]:
+def result_line(trial: SweepTrial, losses: Sequence[float], target_loss: float, failed: str | None) -> dict[str, Any]:
     """The line of a run that has ended: its steps and tokens to the loss, null where it was not reached, and its last smoothed
     loss.
 
-    >>> line_of(Trial(8, 1e-3, 0, 99), [3.0] * 30, 2.0, None)["steps"] is None
+    >>> result_line(SweepTrial(8, 1e-3, 0, 99), [3.0] * 30, 2.0, None)["steps"] is None
     True
     """
-    target = LossTarget(target_loss)
+    target = StepsToLoss(target_loss)
     for loss in losses:
-        target.add(loss)
+        target.add_loss(loss)
     steps = None if failed else target.steps
     return {
         "batch_tokens": trial.batch_tokens, "learning_rate": trial.learning_rate, "seed": trial.seed, "steps": steps,
@@ -189,11 +189,11 @@ def line_of(trial: Trial, losses: Sequence[float], target_loss: float, failed: s
     }  # fmt: skip
 
 
-def _ended(line: Mapping[str, Any], trial: Trial) -> str:
+def _result_text(line: Mapping[str, Any], trial: SweepTrial) -> str:
     if line["failed"]:
         return f"failed: {line['failed']}"
     if line["steps"] is None:
-        return f"not reached in {counted(trial.most_steps, 'step')}"
+        return f"not reached in {pluralize(trial.most_steps, 'step')}"
     return f"{line['steps']:,.1f} steps, {format_count(line['tokens'])} tokens"
 
 
@@ -205,21 +205,21 @@ REQUIRED = {
 }
 
 
-def start(arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[BatchRun, ...]:
+def run_batch_sweep(arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[BatchRun, ...]:
     """Run what is left of a sweep, and give all its runs. Raises `InputError`, and `SystemExit` where it was asked to stop."""
-    require_given(arguments, REQUIRED)
+    require_flags(arguments, REQUIRED)
     plan, target_loss = load_plan(arguments.source), parse_quantity(arguments.to_loss, what="--to-loss", unit="")
-    design, share = design_of(arguments, plan), Share.of(arguments.processes, plan.layout.num_devices)
-    sweep = _sweep(arguments, design, target_loss)
-    collect(*(partial(_admit, plan, sweep.command(trial)) for trial in design.next_trials(())))
-    Runner(sweep, share, say).to_the_end(_identity(arguments, sweep))
+    design, share = parse_design(arguments, plan), ProcessBudget.of(arguments.processes, plan.layout.num_devices)
+    sweep = _build_sweep(arguments, design, target_loss)
+    run_all(*(partial(_admit, plan, sweep.command(trial)) for trial in design.next_trials(())))
+    Runner(sweep, share, say).run_all(_identity(arguments, sweep))
     return sweep.runs()
 
 
-def design_of(arguments: argparse.Namespace, plan: Plan) -> Design:
+def parse_design(arguments: argparse.Namespace, plan: Plan) -> Design:
     """The design that flags say for a plan. Raises `InputError` with all that is wrong with them."""
-    batches, rate, rates, seeds, steps = collect(
-        lambda: batches_of(arguments.batches),
+    batches, rate, rates, seeds, steps = run_all(
+        lambda: parse_batches(arguments.batches),
         lambda: parse_quantity(arguments.learning_rate, what="--learning-rate", unit=""),
         lambda: tuple(
             parse_quantity(word, what="--learning-rates", unit="")
@@ -235,8 +235,8 @@ def design_of(arguments: argparse.Namespace, plan: Plan) -> Design:
     )  # fmt: skip
 
 
-def _sweep(arguments: argparse.Namespace, design: Design, target_loss: float) -> BatchSweep:
-    warmup = whole(arguments.warmup, "--warmup")
+def _build_sweep(arguments: argparse.Namespace, design: Design, target_loss: float) -> BatchSweep:
+    warmup = parse_whole_number(arguments.warmup, "--warmup")
     flags = [f"--warmup={warmup}", "--schedule=constant"]
     flags += [f"--data={one}" for one in arguments.data] + [f"--set={one}" for one in arguments.set]
     return BatchSweep(
@@ -248,7 +248,7 @@ def _sweep(arguments: argparse.Namespace, design: Design, target_loss: float) ->
 def _admit(plan: Plan, command: Sequence[str]) -> None:
     """The checks of `train` on one of the runs."""
     try:
-        admit(plan, settings_of(build_parser().parse_args(command)))
+        check_run(plan, parse_settings(build_parser().parse_args(command)))
     except InputError as error:
         batch = next(word for word in command if word.startswith("--batch-schedule"))
         raise InputError(*(f"{batch}: {problem}" for problem in error.problems)) from None

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.batch_size.branch_losses import (
-    FILE,
-    KIND,
-    LEAST_STEPS,
-    SCHEMA,
+    BRANCH_KIND,
+    BRANCH_SCHEMA,
+    BRANCHES_FILE,
+    MIN_STEPS,
     Branch,
     BranchPoint,
     read_branch_point,
@@ -28,56 +28,56 @@ from shardwise.batch_size.branch_losses import (
 )
 from shardwise.measure.batch_experiments.concurrent_runs import (
     CHECKPOINT_EVERY,
+    ExperimentFolder,
+    ProcessBudget,
     Runner,
-    Share,
-    TrialsFolder,
-    batches_of,
-    require_given,
+    parse_batches,
+    require_flags,
 )
-from shardwise.records.run_folder import RunFolder, RunOf
+from shardwise.records.run_folder import RunFolder, RunInputs
 from shardwise.run.checkpoints.manifest import read_payload
-from shardwise.run.checkpoints.reader import files_of
-from shardwise.run.checkpoints.step_folders import complete, place
+from shardwise.run.checkpoints.reader import checkpoint_files
+from shardwise.run.checkpoints.step_folders import list_complete, step_folder
 from shardwise.run.recipe import (
-    BATCH_RATES,
-    BatchRate,
-    Recipe,
+    BATCH_LR_RULES,
+    BatchLrRule,
+    TrainingRecipe,
     parse_recipe,
     parse_source,
     recipe_payload,
-    source_words,
+    source_flags,
 )
-from shardwise.run.trainer.batch_schedule import resumed_ramp
-from shardwise.run.trainer.flags import Settings
-from shardwise.run.trainer.preflight import admit
+from shardwise.run.trainer.batch_schedule import resume_ramp
+from shardwise.run.trainer.flags import RunSettings
+from shardwise.run.trainer.preflight import check_run
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import load_plan
-from shardwise.values.atomic_files import named
-from shardwise.values.checksums import SEAL
-from shardwise.values.errors import InputError, collect
+from shardwise.values.atomic_files import name_path_in_errors
+from shardwise.values.checksums import CHECKSUM_KEY
+from shardwise.values.errors import InputError, run_all
 from shardwise.values.units import format_quantity, parse_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class BranchStart:
     """A run's checkpoint. `values` are its plain ones, `seal` the sum that tells it from others."""
 
     run: RunFolder
-    of: RunOf
+    of: RunInputs
     plan: Plan
-    recipe: Recipe
+    recipe: TrainingRecipe
     step: int
     checkpoint: Path
     values: Mapping[str, Any]
     seal: object
 
     @classmethod
-    def read(cls, path: Path, step: int | None) -> Start:
+    def read(cls, path: Path, step: int | None) -> BranchStart:
         """The checkpoint of a step of the run in a folder (None: the newest). Raises `InputError`."""
         run = RunFolder(path)
-        if not run.holds_a_run:
+        if not run.contains_run:
             raise InputError(f"{path} holds no run; the folder that `shardwise train --out` named is required")
-        found = complete(run.checkpoints)
+        found = list_complete(run.checkpoints)
         if not found or (step is not None and step not in found):
             there = ", ".join(map(str, sorted(found))) or "none"
             wanted = "any" if step is None else f"step {step}"
@@ -86,17 +86,17 @@ class Start:
                 "--keep-every of `shardwise train` keeps more"
             )
         at = max(found) if step is None else step
-        of, payload = run.read(), read_payload(found[at])
-        values = files_of(found[at], payload).values
+        of, payload = run.read_inputs(), read_payload(found[at])
+        values = checkpoint_files(found[at], payload).values
         return cls(
             run=run, of=of, plan=load_plan(run.plan), recipe=parse_recipe(of.recipe, str(run.recipe)), step=at,
-            checkpoint=found[at], values=values, seal=payload.get(SEAL),
+            checkpoint=found[at], values=values, seal=payload.get(CHECKSUM_KEY),
         )  # fmt: skip
 
     @property
     def batch_tokens(self) -> int:
         """Tokens of the batch that the run goes on with."""
-        ramp = resumed_ramp(self.plan, self.recipe, self.values, self.step)
+        ramp = resume_ramp(self.plan, self.recipe, self.values, self.step)
         return ramp.sequences(self.step) * self.plan.job.seq_len
 
     @property
@@ -104,24 +104,25 @@ class Start:
         """The run's own after the checkpoint."""
         return self.recipe.learning_rate_at(self.step, self.batch_tokens / self.plan.job.global_batch_tokens)
 
-    def rate_of(self, batch_tokens: int, rule: BatchRate) -> float:
-        """The learning rate of a branch: the run's, changed as the rule has it (`BATCH_RATES`)."""
-        return self.learning_rate * math.pow(batch_tokens / self.batch_tokens, BATCH_RATES[rule])
+    def scaled_learning_rate(self, batch_tokens: int, rule: BatchLrRule) -> float:
+        """The learning rate of a branch: the run's, changed as the rule has it (`BATCH_LR_RULES`)."""
+        return self.learning_rate * math.pow(batch_tokens / self.batch_tokens, BATCH_LR_RULES[rule])
 
-    def recipe_of(self, batch_tokens: int, rule: BatchRate, num_steps: int) -> Recipe:
+    def recipe_of(self, batch_tokens: int, rule: BatchLrRule, num_steps: int) -> TrainingRecipe:
         """The run's recipe for a branch of so many steps: another batch, a learning rate that stays, and nothing by which its
         samples would come to differ from those of others."""
         return replace(
-            self.recipe, steps=self.step + num_steps, learning_rate=self.rate_of(batch_tokens, rule), schedule="constant",
+            self.recipe, steps=self.step + num_steps, learning_rate=self.scaled_learning_rate(batch_tokens, rule),
+            schedule="constant",
             warmup_steps=0, decay_steps=0, batch_ramp=(), batch_schedule=str(batch_tokens), batch_lr="none", to_loss=None,
             noise_scale_every=0, validate_every=0, checkpoint_every=CHECKPOINT_EVERY, keep_checkpoints=1, keep_every=0,
             loss_spike="ignore", norm_spike="ignore",
         )  # fmt: skip
 
 
-def branches_folder(path: Path) -> TrialsFolder:
+def branches_folder(path: Path) -> ExperimentFolder:
     """The folder of branches."""
-    return TrialsFolder(path=path, kind=KIND, schema=SCHEMA, lines=FILE)
+    return ExperimentFolder(path=path, kind=BRANCH_KIND, schema=BRANCH_SCHEMA, lines=BRANCHES_FILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +144,17 @@ class BranchTrial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Branching:
+class BranchExperiment:
     """Branches of one checkpoint with these batches, in tokens, over the same window of tokens.
 
     A branch ends with the first step by which the window has been seen.
     """
 
-    start: Start
+    start: BranchStart
     batches: Sequence[int]
     window_tokens: int
-    rule: BatchRate
-    folder: TrialsFolder
+    rule: BatchLrRule
+    folder: ExperimentFolder
 
     @property
     def trials(self) -> list[BranchTrial]:
@@ -164,23 +165,23 @@ class Branching:
         """Those that have ended."""
         return read_branches(self.folder.path) if self.folder.runs.exists() else ()
 
-    def waiting(self) -> list[BranchTrial]:
+    def pending_trials(self) -> list[BranchTrial]:
         """Those that may be made now."""
         done = {branch.batch_tokens for branch in self.branches()}
         return [trial for trial in self.trials if trial.batch_tokens not in done]
 
-    def has_come_to_its_end(self, trial: BranchTrial) -> bool:
+    def is_complete(self, trial: BranchTrial) -> bool:
         """Whether a branch has made all its steps."""
         return len(self.folder.losses_of(trial.name)) >= trial.num_steps
 
-    def recipe(self, trial: BranchTrial) -> Recipe:
+    def recipe(self, trial: BranchTrial) -> TrainingRecipe:
         """What a branch is trained with."""
         return self.start.recipe_of(trial.batch_tokens, self.rule, trial.num_steps)
 
     def prepare(self, trial: BranchTrial) -> None:
         """Make the folder of a run that ended with the checkpoint, and goes on as the branch does. Raises `InputError`."""
         run = self.folder.run_of(trial.name)
-        if not run.holds_a_run:
+        if not run.contains_run:
             shutil.rmtree(run.path, ignore_errors=True)
             try:
                 self._copy(run, trial)
@@ -188,16 +189,16 @@ class Branching:
                 raise InputError(f"cannot copy {self.start.checkpoint}: {error.filename}: {error.strerror}") from None
 
     def _copy(self, run: RunFolder, trial: BranchTrial) -> None:
-        with named(run.path):
-            copy = place(run.checkpoints, self.start.step)
-            shutil.copytree(self.start.checkpoint, copy, copy_function=_linked)
+        with name_path_in_errors(run.path):
+            copy = step_folder(run.checkpoints, self.start.step)
+            shutil.copytree(self.start.checkpoint, copy, copy_function=_link_or_copy)
             recipe = recipe_payload(self.recipe(trial), self.start.plan.job.optimizer)
-            run.write(replace(self.start.of, recipe=recipe))  # which makes it a run: the last file
+            run.write_inputs(replace(self.start.of, recipe=recipe))  # which makes it a run: the last file
 
     def command(self, trial: BranchTrial) -> list[str]:
         """What `train` is given for a branch."""
         run = self.folder.run_of(trial.name)
-        return [*source_words(self.start.recipe.data), f"--out={run.path}", "--resume", str(run.plan)]
+        return [*source_flags(self.start.recipe.data), f"--out={run.path}", "--resume", str(run.plan)]
 
     def line(self, trial: BranchTrial, failed: str | None) -> dict[str, Any]:
         """The line of a branch that has ended."""
@@ -205,19 +206,19 @@ class Branching:
         losses = [] if log is None else [record.loss for record in log.steps]
         held_out = None if log is None else log.validation.get(self.start.step + trial.num_steps)
         return {
-            "batch_tokens": trial.batch_tokens, "learning_rate": self.start.rate_of(trial.batch_tokens, self.rule),
+            "batch_tokens": trial.batch_tokens, "learning_rate": self.start.scaled_learning_rate(trial.batch_tokens, self.rule),
             "steps": trial.num_steps,
             "loss": None if failed else window_loss(losses, trial.batch_tokens, self.window_tokens),
             "held_out_loss": None if failed else held_out, "failed": failed,
         }  # fmt: skip
 
-    def said(self, trial: BranchTrial, line: Mapping[str, Any]) -> str:
+    def progress_line(self, trial: BranchTrial, line: Mapping[str, Any]) -> str:
         """A branch that has ended in a line of progress."""
         ended = f"failed: {line['failed']}" if line["failed"] else f"a loss of {line['loss']:.4f}"
         return f"batch {trial.batch_tokens:,}, learning rate {format_quantity(line['learning_rate'])}: {ended}"
 
 
-def _linked(source: str, target: str) -> None:
+def _link_or_copy(source: str, target: str) -> None:
     """A checkpoint's files are never changed, so another name is as good as a copy, where the disk can give one."""
     try:
         os.link(source, target)
@@ -232,49 +233,51 @@ REQUIRED = {
 }
 
 
-def start(arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[BranchPoint, tuple[Branch, ...]]:
+def run_checkpoint_branches(
+    arguments: argparse.Namespace, say: Callable[[str], None]
+) -> tuple[BranchPoint, tuple[Branch, ...]]:
     """Make the branches that are left, and give them all. Raises `InputError`, and `SystemExit` where it was asked to stop."""
-    require_given(arguments, REQUIRED)
-    branching = branching_of(arguments)
-    share = Share.of(arguments.processes, branching.start.plan.layout.num_devices)
-    collect(*(partial(_admit, branching, trial) for trial in branching.trials))
-    Runner(branching, share, say).to_the_end(_identity(branching))
+    require_flags(arguments, REQUIRED)
+    branching = parse_branches(arguments)
+    share = ProcessBudget.of(arguments.processes, branching.start.plan.layout.num_devices)
+    run_all(*(partial(_admit, branching, trial) for trial in branching.trials))
+    Runner(branching, share, say).run_all(_identity(branching))
     return read_branch_point(branching.folder.path), read_branches(branching.folder.path)
 
 
-def branching_of(arguments: argparse.Namespace) -> Branching:
+def parse_branches(arguments: argparse.Namespace) -> BranchExperiment:
     """The branches that flags name, that with the run's own batch among them. Raises `InputError` with all that is wrong."""
-    batches, window, step, sources = collect(
-        lambda: batches_of(arguments.batches),
+    batches, window, step, sources = run_all(
+        lambda: parse_batches(arguments.batches),
         lambda: parse_count(arguments.tokens, what="--tokens"),
         lambda: None if arguments.step is None else parse_count(arguments.step, what="--step"),
         lambda: tuple(map(parse_source, arguments.data)),
     )
-    begun = Start.read(Path(arguments.source), step)
+    begun = BranchStart.read(Path(arguments.source), step)
     begun = replace(begun, recipe=replace(begun.recipe, data=sources)) if sources else begun
     every = {*batches, begun.batch_tokens}
-    if window < LEAST_STEPS * max(every):
+    if window < MIN_STEPS * max(every):
         raise InputError(
             f"--tokens: found {window:,}, {window / max(every):.3g} steps of the largest batch, "
-            f"{max(every):,} tokens; at least {LEAST_STEPS} are required: {LEAST_STEPS * max(every):,}, or smaller --batches"
+            f"{max(every):,} tokens; at least {MIN_STEPS} are required: {MIN_STEPS * max(every):,}, or smaller --batches"
         )
-    return Branching(
+    return BranchExperiment(
         start=begun, batches=sorted(every), window_tokens=window, rule=arguments.batch_lr,
         folder=branches_folder(Path(arguments.out)),
     )  # fmt: skip
 
 
-def _admit(branching: Branching, trial: BranchTrial) -> None:
+def _admit(branching: BranchExperiment, trial: BranchTrial) -> None:
     """The checks of `train` on one of the branches."""
     begun, recipe = branching.start, branching.recipe(trial)
     try:
-        admit(begun.plan, Settings(plan=begun.run.plan, out=branching.folder.run_of(trial.name), recipe=recipe))
-        resumed_ramp(begun.plan, recipe, begun.values, begun.step)
+        check_run(begun.plan, RunSettings(plan=begun.run.plan, out=branching.folder.run_of(trial.name), recipe=recipe))
+        resume_ramp(begun.plan, recipe, begun.values, begun.step)
     except InputError as error:
         raise InputError(*(f"--batches {trial.batch_tokens}: {problem}" for problem in error.problems)) from None
 
 
-def _identity(branching: Branching) -> dict[str, object]:
+def _identity(branching: BranchExperiment) -> dict[str, object]:
     """What the branches have in common."""
     begun = branching.start
     return {

@@ -16,14 +16,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardwise.measure.calibrate.constant_fit import SIGMA_FEW, Array, Fit, fit, start, step
+from shardwise.measure.calibrate.constant_fit import (
+    SIGMA_FEW,
+    Array,
+    ConstantFit,
+    fit_constants,
+    gauss_newton_step,
+    initial_fit,
+)
 from shardwise.measure.calibrate.observations import Observation
-from shardwise.values.errors import chosen
-from shardwise.values.progress import Progress, silent
+from shardwise.values.errors import lookup
+from shardwise.values.progress import Progress, ignore_progress
 
-TENTHS, GIVEN, DRAWS = 10, 3, 3
+TENTHS, NUM_GIVEN, DRAWS = 10, 3, 3
 FOLDS = ("model", "source", "lab", "three")
-DRAWN = ("model", "three")  # those that chance decides, several times
+REPEATED_FOLDS = ("model", "three")  # those that chance decides, several times
 SEED = 0
 # Sources of several releases.
 SOURCES = (("mbridge", r"nvidia-mbridge|mbridge"), ("dgxc", "dgxc"))
@@ -35,7 +42,7 @@ LABS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class FoldMember:
     """An observation with where it comes from: its source's family, and its model by its sizes, whatever it is called."""
 
     observation: Observation
@@ -57,20 +64,20 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class FitEvidence:
     """A fit to members and to observations that are never left out, in this order."""
 
-    members: Sequence[Member]
-    always: Sequence[Observation] = ()
-    fitted: Fit
+    members: Sequence[FoldMember]
+    always_fitted: Sequence[Observation] = ()
+    fitted: ConstantFit
 
     @property
     def observations(self) -> list[Observation]:
         """All that was fitted."""
-        return [*(one.observation for one in self.members), *self.always]
+        return [*(one.observation for one in self.members), *self.always_fitted]
 
 
-class Asked(NamedTuple):
+class HeldOutPrediction(NamedTuple):
     """A prediction to make: of a member, for a kind of fold and draw, at constants by name."""
 
     fold: str
@@ -79,29 +86,31 @@ class Asked(NamedTuple):
     constants: Mapping[str, float]
 
 
-def cross_validated(found: Evidence, progress: Progress = silent) -> Mapping[str, Array]:
+def cross_validate(found: FitEvidence, progress: Progress = ignore_progress) -> Mapping[str, Array]:
     """Predicted seconds by kind of fold, [draw, member]; nan where a fold has none (given runs, labs of few)."""
-    return _predicted(found.members, list(_asked(found, progress)), progress)
+    return _predict(found.members, list(_held_out_predictions(found, progress)), progress)
 
 
-def _asked(found: Evidence, progress: Progress) -> Iterator[Asked]:
+def _held_out_predictions(found: FitEvidence, progress: Progress) -> Iterator[HeldOutPrediction]:
     members = found.members
     for draw in range(DRAWS):
         progress("left out by model", draw, DRAWS)
-        yield from _left_out(found, "model", model_folds(members, draw), draw)
+        yield from _leave_out_groups(found, "model", model_folds(members, draw), draw)
     for fold in ("source", "lab"):
         progress(f"left out by {fold}")
-        yield from _left_out(found, fold, fold_groups(members, fold), new_stacks=True)
+        yield from _leave_out_groups(found, fold, fold_groups(members, fold), new_stacks=True)
     progress("left out by lab, with three runs given")
-    yield from _three(found)
+    yield from _give_three_runs(found)
 
 
-def _predicted(members: Sequence[Member], asked: Sequence[Asked], progress: Progress) -> Mapping[str, Array]:
+def _predict(
+    members: Sequence[FoldMember], asked: Sequence[HeldOutPrediction], progress: Progress
+) -> Mapping[str, Array]:
     """Seconds by kind of fold; all of a member are worked out at once."""
-    by_member: dict[int, list[Asked]] = {}
+    by_member: dict[int, list[HeldOutPrediction]] = {}
     for one in asked:
         by_member.setdefault(one.member, []).append(one)
-    seconds = {fold: np.full((DRAWS if fold in DRAWN else 1, len(members)), np.nan) for fold in FOLDS}
+    seconds = {fold: np.full((DRAWS if fold in REPEATED_FOLDS else 1, len(members)), np.nan) for fold in FOLDS}
     for number, (member, own) in enumerate(by_member.items()):
         progress("held-out runs predicted", number, len(by_member))
         constants = {name: np.array([one.constants[name] for one in own]) for name in own[0].constants}
@@ -111,73 +120,73 @@ def _predicted(members: Sequence[Member], asked: Sequence[Asked], progress: Prog
     return seconds
 
 
-def group_of(fold: str) -> Callable[[Member], Any]:
+def group_key(fold: str) -> Callable[[FoldMember], Any]:
     """What the runs of a group have in common, by kind of fold. Raises `InputError` for another kind."""
-    groups: Mapping[str, Callable[[Member], Any]] = {
+    groups: Mapping[str, Callable[[FoldMember], Any]] = {
         "model": lambda one: one.pair, "source": lambda one: one.source, "lab": lambda one: one.lab,
         "three": lambda one: one.source,
     }  # fmt: skip
-    return chosen(groups, fold, "fold")
+    return lookup(groups, fold, "fold")
 
 
-def model_folds(members: Sequence[Member], draw: int = 0) -> list[list[int]]:
+def model_folds(members: Sequence[FoldMember], draw: int = 0) -> list[list[int]]:
     """Members by a tenth of the pairs of stack and model, dealt out at random: all runs of a pair are left out together."""
     pairs = sorted({one.pair for one in members})
     tenth = dict(zip(pairs, np.random.default_rng(SEED + draw).permutation(len(pairs)) % TENTHS, strict=True))
     return [[i for i, one in enumerate(members) if tenth[one.pair] == fold] for fold in range(TENTHS)]
 
 
-def fold_groups(members: Sequence[Member], fold: str, draw: int = 0) -> list[list[int]]:
+def fold_groups(members: Sequence[FoldMember], fold: str, draw: int = 0) -> list[list[int]]:
     """Which members are left out together: by tenths, by lab, or (three of its runs given or none) by source.
 
     Raises `InputError` for another kind of fold.
     """
     if fold == "model":
         return model_folds(members, draw)
-    names = list(map(group_of(fold), members))
+    names = list(map(group_key(fold), members))
     return [[i for i, own in enumerate(names) if own == name] for name in sorted(set(names))]
 
 
-def _left_out(
-    found: Evidence, fold: str, groups: Sequence[Sequence[int]], draw: int = 0, *, new_stacks: bool = False
-) -> Iterator[Asked]:
+def _leave_out_groups(
+    found: FitEvidence, fold: str, groups: Sequence[Sequence[int]], draw: int = 0, *, new_stacks: bool = False
+) -> Iterator[HeldOutPrediction]:
     """Each group of members from all the others."""
     for group in groups:
-        free = without(found, group, new_stacks=new_stacks)
+        free = refit_without(found, group, new_stacks=new_stacks)
         for i in group:
-            yield Asked(fold, draw, i, found.fitted.constants_at(found.members[i].observation, free))
+            yield HeldOutPrediction(fold, draw, i, found.fitted.constants_at(found.members[i].observation, free))
 
 
-def without(found: Evidence, left_out: Sequence[int], *, new_stacks: bool = False) -> Array:
+def refit_without(found: FitEvidence, left_out: Sequence[int], *, new_stacks: bool = False) -> Array:
     """The constants from all but some members; `new_stacks`: the stacks of these are as expected of their kind."""
     observations, fitted = found.observations, found.fitted
     others = sorted(set(range(len(observations))) - set(left_out))
-    free = fitted.found
+    free = fitted.point
     for _ in range(6):  # the pull of far residuals changes as they do
-        free = free + step(observations, fitted, free, others)
+        free = free + gauss_newton_step(observations, fitted, free, others)
     if new_stacks:
         stacks = {f"stack {observations[i].stack.name}" for i in left_out}
         new = np.array([who in stacks for who, _ in fitted.keys])
-        free = np.where(new, fitted.expected, free)
+        free = np.where(new, fitted.prior, free)
     return free
 
 
-def _three(found: Evidence) -> Iterator[Asked]:
+def _give_three_runs(found: FitEvidence) -> Iterator[HeldOutPrediction]:
     """Three runs of a lab, drawn at random several times, move the constants from where the others leave them."""
     members, fitted = found.members, found.fitted
     random = np.random.default_rng(SEED)
-    for lab in (one for one in fold_groups(members, "three") if len(one) > 2 * GIVEN):
-        free = without(found, lab, new_stacks=True)
+    for lab in (one for one in fold_groups(members, "three") if len(one) > 2 * NUM_GIVEN):
+        free = refit_without(found, lab, new_stacks=True)
         for draw in range(DRAWS):
-            given = random.choice(lab, GIVEN, replace=False).tolist()
-            own = given_runs([members[i].observation for i in given], fitted, free)
+            given = random.choice(lab, NUM_GIVEN, replace=False).tolist()
+            own = fit_given_runs([members[i].observation for i in given], fitted, free)
             for i in sorted(set(lab) - set(given)):
-                yield Asked("three", draw, i, own.constants_at(members[i].observation, own.found))
+                yield HeldOutPrediction("three", draw, i, own.constants_at(members[i].observation, own.point))
 
 
-def given_runs(observations: Sequence[Observation], fitted: Fit, free: Array) -> Fit:
+def fit_given_runs(observations: Sequence[Observation], fitted: ConstantFit, free: Array) -> ConstantFit:
     """A fit to a few runs that starts at given constants."""
     index = {key: position for position, key in enumerate(fitted.keys)}
-    begin = start(observations)
+    begin = initial_fit(observations)
     expected = np.array([free[index[key]] for key in begin.keys])
-    return fit(observations, begin.starting_at(expected), iterations=6, sigma=SIGMA_FEW)
+    return fit_constants(observations, begin.with_prior(expected), iterations=6, sigma=SIGMA_FEW)

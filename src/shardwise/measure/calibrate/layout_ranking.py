@@ -3,7 +3,7 @@
 The error of single runs does not show how well layouts are ranked, since people publish the layout that they had chosen. There
 are two groupings. `rank_layouts` compares the time per token of all runs of a source that are alike in `RANKED_COLUMNS`.
 `group_layouts` compares runs that differ in their layout alone (`LAYOUT_GROUP_COLUMNS`): the same source, software, model, chip,
-number of devices, sequence, batch and precision, and at least `FEWEST` layouts.
+number of devices, sequence, batch and precision, and at least `FEWEST_LAYOUTS` layouts.
 """
 
 from __future__ import annotations
@@ -13,37 +13,38 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeVar
 
-from shardwise.measure.calibrate.prediction_errors import Judged, judge
-from shardwise.measure.calibrate.published_runs.run_table import Row, layout_rows, published_rows
-from shardwise.values.progress import Progress, silent
+from shardwise.measure.calibrate.prediction_errors import EvaluatedRun, predict_rows
+from shardwise.measure.calibrate.published_runs.run_table import RunRow, layout_rows, published_rows
+from shardwise.values.progress import Progress, ignore_progress
 
-APART = 0.1  # pairs whose measured times differ by less are a matter of noise
+LEAST_DIFFERENCE = 0.1  # pairs whose measured times differ by less are a matter of noise
 RANKED_COLUMNS = ("software", "model", "chip", "n_devices", "seq_len", "dtype", "task")
 T = TypeVar("T")
 
 
-def key_of(row: Row, same: Sequence[str]) -> tuple[str, ...]:
+def row_key(row: RunRow, same: Sequence[str]) -> tuple[str, ...]:
     """What rows of a group have in common: their source, and some columns."""
     return (row.family, *(row.cell(column) for column in same))
 
 
-def grouped(items: Iterable[T], row: Callable[[T], Row], same: Sequence[str]) -> dict[tuple[str, ...], list[T]]:
+def group_rows(items: Iterable[T], row: Callable[[T], RunRow], same: Sequence[str]) -> dict[tuple[str, ...], list[T]]:
     """Items whose rows are alike in their source and in some columns, by these: of each configuration the first."""
     found: dict[tuple[str, ...], dict[str, T]] = {}
     for item in items:
-        found.setdefault(key_of(row(item), same), {}).setdefault(row(item).dup_group, item)
+        found.setdefault(row_key(row(item), same), {}).setdefault(row(item).dup_group, item)
     return {key: list(members.values()) for key, members in found.items()}
 
 
-def ordered_pairs(seconds: Sequence[tuple[float, float]]) -> tuple[int, int]:
-    """Pairs of (measured, predicted) seconds whose measured times differ by over `APART`, and how many are ordered correctly."""
+def count_ordered_pairs(seconds: Sequence[tuple[float, float]]) -> tuple[int, int]:
+    """Return the number of pairs of (measured, predicted) seconds whose measured times differ by over `LEAST_DIFFERENCE`, and the
+    number of them that are ordered correctly."""
     pairs = [sorted(pair) for pair in combinations(seconds, 2)]
-    apart = [(fast, slow) for fast, slow in pairs if slow[0] > fast[0] * (1 + APART)]
+    apart = [(fast, slow) for fast, slow in pairs if slow[0] > fast[0] * (1 + LEAST_DIFFERENCE)]
     return len(apart), sum(fast[1] < slow[1] for fast, slow in apart)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ranking:
+class RankingStatistics:
     """`ordered`: share of pairs that differ by over a tenth that are ordered correctly; `lost`: throughput given up on average
     by taking the layout that is predicted to be the fastest, and at most."""
 
@@ -55,40 +56,40 @@ class Ranking:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class TimedLayout:
     """A run's measured and predicted seconds for a token."""
 
-    row: Row
+    row: RunRow
     measured_s: float
     predicted_s: float
 
 
-def timed(row: Row, measured_s: float, predicted_s: float) -> Timed:
+def time_per_token(row: RunRow, measured_s: float, predicted_s: float) -> TimedLayout:
     """Step times over the tokens of the step, as far as the row says how many."""
     tokens = float(row.cell("global_batch") or 1) * float(row.cell("seq_len") or 1)
-    return Timed(row, measured_s / tokens, predicted_s / tokens)
+    return TimedLayout(row, measured_s / tokens, predicted_s / tokens)
 
 
-def ranking(runs: Sequence[Timed]) -> Ranking | None:
+def rank_layouts(runs: Sequence[TimedLayout]) -> RankingStatistics | None:
     """The ranking over all groups of two runs or more; None where there is no pair."""
-    found = _groups(runs)
-    counts = [ordered_pairs([(run.measured_s, run.predicted_s) for run in group]) for group in found]
+    found = _ranked_groups(runs)
+    counts = [count_ordered_pairs([(run.measured_s, run.predicted_s) for run in group]) for group in found]
     pairs, right = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
     if not pairs:
         return None
-    lost = [_lost(group) for group in found]
-    return Ranking(
+    lost = [_lost_share(group) for group in found]
+    return RankingStatistics(
         num_groups=len(found), num_pairs=pairs, ordered=right / pairs, lost=sum(lost) / len(lost), most_lost=max(lost)
     )
 
 
-def right_by_lead(runs: Sequence[Timed], leads: Sequence[float]) -> list[tuple[int, float]]:
+def ordered_share_by_lead(runs: Sequence[TimedLayout], leads: Sequence[float]) -> list[tuple[int, float]]:
     """Of pairs by the predicted lead of the faster one: their number, and the share of which it was measured to be faster.
 
     `leads` are the lower ends of the classes, ascending from 0; the last one is open.
     """
     counted, right = [0] * len(leads), [0] * len(leads)
-    for group in _groups(runs):
+    for group in _ranked_groups(runs):
         for pair in combinations(group, 2):
             fast, slow = sorted(pair, key=lambda run: run.predicted_s)
             lead = slow.predicted_s / fast.predicted_s - 1
@@ -98,26 +99,26 @@ def right_by_lead(runs: Sequence[Timed], leads: Sequence[float]) -> list[tuple[i
     return [(count, good / count if count else 0.0) for count, good in zip(counted, right, strict=True)]
 
 
-def _groups(runs: Sequence[Timed]) -> list[list[Timed]]:
+def _ranked_groups(runs: Sequence[TimedLayout]) -> list[list[TimedLayout]]:
     """Runs of one model on one machine by one stack, one of each configuration."""
-    return [group for group in grouped(runs, lambda run: run.row, RANKED_COLUMNS).values() if len(group) > 1]
+    return [group for group in group_rows(runs, lambda run: run.row, RANKED_COLUMNS).values() if len(group) > 1]
 
 
-def _lost(group: Sequence[Timed]) -> float:
+def _lost_share(group: Sequence[TimedLayout]) -> float:
     best = min(run.measured_s for run in group)
     return 1.0 - best / min(group, key=lambda run: run.predicted_s).measured_s
 
 
 LAYOUT_GROUP_COLUMNS = ("software", "model", "chip", "n_devices", "seq_len", "global_batch", "dtype")
-KEY = ("family", *LAYOUT_GROUP_COLUMNS)
-FEWEST = 3  # layouts of a group
+KEY_COLUMNS = ("family", *LAYOUT_GROUP_COLUMNS)
+FEWEST_LAYOUTS = 3  # layouts of a group
 # The halves of the study of layouts: constants are fitted to the groups of the first, the second is never fitted.
-FITTED, KEPT = "layouts, fitted half", "layouts, left out"
-PUBLISHED = "published runs"
+FITTED_HALF, HELD_OUT_HALF = "layouts, fitted half", "layouts, left out"
+PUBLISHED_RUNS = "published runs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layouts:
+class LayoutGroup:
     """One group: measured and predicted seconds of each row, by the row's name."""
 
     key: tuple[str, ...]
@@ -142,11 +143,11 @@ class Layouts:
     @property
     def pairs(self) -> tuple[int, int]:
         """Pairs whose times differ by over a tenth: how many there are, and how many are ordered correctly."""
-        return ordered_pairs([(seconds, self.predicted_s[row]) for row, seconds in self.measured_s.items()])
+        return count_ordered_pairs([(seconds, self.predicted_s[row]) for row, seconds in self.measured_s.items()])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class ChoiceStatistics:
     """How well the layouts of all groups are ranked: shares and ratios."""
 
     num_groups: int
@@ -157,71 +158,76 @@ class Choice:
     worst_regret: float
 
 
-def choice(groups: Sequence[Layouts]) -> Choice | None:
+def choice_statistics(groups: Sequence[LayoutGroup]) -> ChoiceStatistics | None:
     """That of some groups; None without any pair."""
     pairs = [group.pairs for group in groups]
     apart = sum(count for count, _ in pairs)
     if not apart:
         return None
     regrets = [group.regret for group in groups]
-    return Choice(
+    return ChoiceStatistics(
         num_groups=len(groups), num_pairs=apart, ordered=sum(right for _, right in pairs) / apart,
         picked=sum(group.regret == 0.0 for group in groups), mean_regret=sum(regrets) / len(regrets),
         worst_regret=max(regrets),
     )  # fmt: skip
 
 
-def groups_of(judged: Sequence[Judged]) -> list[Layouts]:
+def group_layouts(judged: Sequence[EvaluatedRun]) -> list[LayoutGroup]:
     """The groups of rows that count; of several rows of one configuration the first."""
     counted = (one for one in judged if one.scored and one.error is not None)
-    found = grouped(counted, lambda one: one.row, LAYOUT_GROUP_COLUMNS)
-    return [_group(key, rows) for key, rows in sorted(found.items()) if len(rows) >= FEWEST]
+    found = group_rows(counted, lambda one: one.row, LAYOUT_GROUP_COLUMNS)
+    return [_layout_group(key, rows) for key, rows in sorted(found.items()) if len(rows) >= FEWEST_LAYOUTS]
 
 
-def _group(key: tuple[str, ...], rows: Sequence[Judged]) -> Layouts:
+def _layout_group(key: tuple[str, ...], rows: Sequence[EvaluatedRun]) -> LayoutGroup:
     measured = {one.row.id: one.row.step_time_s or 0.0 for one in rows}
     predicted = {one.row.id: one.prediction.estimate.step_time_s for one in rows if one.prediction}
-    return Layouts(key=key, measured_s=measured, predicted_s=predicted)
+    return LayoutGroup(key=key, measured_s=measured, predicted_s=predicted)
 
 
-def half(rows: Sequence[Row], *, fitted: bool) -> list[Row]:
+def half_of_study(rows: Sequence[RunRow], *, fitted: bool) -> list[RunRow]:
     """The rows of every other group of the study of layouts, in the order of their keys."""
-    keys = sorted({key_of(row, LAYOUT_GROUP_COLUMNS) for row in rows})
+    keys = sorted({row_key(row, LAYOUT_GROUP_COLUMNS) for row in rows})
     own = set(keys[0 if fitted else 1 :: 2])
-    return [row for row in rows if key_of(row, LAYOUT_GROUP_COLUMNS) in own]
+    return [row for row in rows if row_key(row, LAYOUT_GROUP_COLUMNS) in own]
 
 
-def num_groups(rows: Sequence[Row]) -> int:
+def num_groups(rows: Sequence[RunRow]) -> int:
     """Groups that some rows are of."""
-    return len({key_of(row, LAYOUT_GROUP_COLUMNS) for row in rows})
+    return len({row_key(row, LAYOUT_GROUP_COLUMNS) for row in rows})
 
 
-def published_groups(progress: Progress = silent) -> dict[str, list[Layouts]]:
+def published_groups(progress: Progress = ignore_progress) -> dict[str, list[LayoutGroup]]:
     """The groups of the published runs, and of either half of the study of layouts."""
     study = layout_rows()
-    sets = {PUBLISHED: published_rows(), FITTED: half(study, fitted=True), KEPT: half(study, fitted=False)}
-    return {name: groups_of(judge(rows, progress=progress)) for name, rows in sets.items()}
+    sets = {
+        PUBLISHED_RUNS: published_rows(),
+        FITTED_HALF: half_of_study(study, fitted=True),
+        HELD_OUT_HALF: half_of_study(study, fitted=False),
+    }
+    return {name: group_layouts(predict_rows(rows, progress=progress)) for name, rows in sets.items()}
 
 
-def groups_report(found: dict[str, list[Layouts]]) -> str:
+def groups_report(found: dict[str, list[LayoutGroup]]) -> str:
     """A table of all sets, and the groups in which the pick loses most."""
     lines = [
-        f"layouts compared: rows alike in {', '.join(KEY)}; at least {FEWEST} layouts; the constants of the package",
+        f"layouts compared: rows alike in {', '.join(KEY_COLUMNS)}; at least {FEWEST_LAYOUTS} layouts; "
+        "the constants of the package",
         "",
         f"{'':<24}{'groups':>8}{'pairs':>8}{'ordered':>9}{'best picked':>13}{'mean regret':>13}{'worst':>8}",
     ]
     for name, groups in found.items():
-        one = choice(groups)
+        one = choice_statistics(groups)
         if one:
             lines.append(
                 f"{name:<24}{one.num_groups:>8}{one.num_pairs:>8}{one.ordered:>9.1%}{one.picked:>13}{one.mean_regret:>13.1%}"
                 f"{one.worst_regret:>8.1%}"
             )
     lines += ["", "pairs: those that differ by over a tenth; regret: how much longer the pick takes than the best", ""]
-    return "\n".join([*lines, "largest regrets", *_worst(found)])
+    return "\n".join([*lines, "largest regrets", *_largest_regrets(found)])
 
 
-def _worst(found: dict[str, list[Layouts]], count: int = 10) -> Iterator[str]:
+def _largest_regrets(found: dict[str, list[LayoutGroup]], count: int = 10) -> Iterator[str]:
     every = [(group, name) for name, groups in found.items() for group in groups if group.regret > 0]
     for group, name in sorted(every, key=lambda one: -one[0].regret)[:count]:
         of, _, model, chip, devices, seq_len, batch, _ = group.key

@@ -10,20 +10,28 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from shardwise.layout.payload import LayoutPayload, layout_payload
-from shardwise.measure.calibrate.layout_ranking import APART, FEWEST, KEY, Choice, Layouts, Ranking, choice
+from shardwise.measure.calibrate.layout_ranking import (
+    FEWEST_LAYOUTS,
+    KEY_COLUMNS,
+    LEAST_DIFFERENCE,
+    ChoiceStatistics,
+    LayoutGroup,
+    RankingStatistics,
+    choice_statistics,
+)
 from shardwise.measure.calibrate.prediction_errors import (
     ErrorStatistics,
-    Judged,
-    memory_summary,
-    refuted_fits,
-    skipped_kinds,
-    summary,
+    EvaluatedRun,
+    count_refuted_fits,
+    count_skipped,
+    error_tables,
+    memory_error_tables,
 )
-from shardwise.measure.calibrate.published_fit import STRATA, Published, fold_ranking, fold_statistics, noise
+from shardwise.measure.calibrate.published_fit import STRATA, PublishedFit, fold_ranking, fold_statistics, repeat_noise
 from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction
-from shardwise.measure.calibrate.published_runs.run_table import unreadable
-from shardwise.measure.calibrate.user_cluster_fit import Moved, OwnFit, Residual
-from shardwise.values.payload_fields import Fields
+from shardwise.measure.calibrate.published_runs.run_table import unreadable_cells
+from shardwise.measure.calibrate.user_cluster_fit import ConstantShift, Residual, UserClusterFit
+from shardwise.values.payload_fields import MergedFields
 
 CALIBRATE_SCHEMA = "shardwise.calibrate/1"
 VALIDATE_SCHEMA = "shardwise.validate/2"
@@ -37,7 +45,7 @@ class CalibratedCluster(TypedDict):
     num_devices: int
 
 
-class Identified(TypedDict):
+class ConstantShiftProperties(TypedDict):
     """Whether the measurements say what the constant is."""
 
     identified: bool
@@ -58,7 +66,7 @@ class CalibratePayload(TypedDict):
     cluster: CalibratedCluster
     stack: str
     source: str
-    constants: dict[str, Annotated[dict[str, Any], Fields(Moved, Identified)]]
+    constants: dict[str, Annotated[dict[str, Any], MergedFields(ConstantShift, ConstantShiftProperties)]]
     runs: ErrorsPayload
     benches: ErrorsPayload
     residuals: list[Residual]
@@ -109,23 +117,27 @@ class ValidatePayload(TypedDict):
     unreadable: list[list[str]]
 
 
-def calibrate_payload(found: OwnFit, name: str, source: str) -> dict[str, Any]:
+def calibrate_payload(found: UserClusterFit, name: str, source: str) -> dict[str, Any]:
     """A calibration, as `shardwise calibrate --json` prints it."""
     return {
         "schema": CALIBRATE_SCHEMA,
-        "cluster": {"name": name, "chip": found.own.nominal.chip.name, "num_devices": found.own.nominal.num_devices},
+        "cluster": {
+            "name": name,
+            "chip": found.user_cluster.nominal.chip.name,
+            "num_devices": found.user_cluster.nominal.num_devices,
+        },
         "stack": found.stack.name,
         "source": source,
         "constants": {one.name: {**asdict(one), "identified": one.identified} for one in found.constants},
-        "runs": _errors(found, benches=False),
-        "benches": _errors(found, benches=True),
+        "runs": _errors_payload(found, benches=False),
+        "benches": _errors_payload(found, benches=True),
         "residuals": [asdict(one) for one in found.residuals],
         "spread": {kind: list(pair) for kind, pair in found.spread.items()},
-        "left_aside": dict(found.aside),
+        "left_aside": dict(found.skipped),
     }
 
 
-def _errors(found: OwnFit, *, benches: bool) -> dict[str, Any]:
+def _errors_payload(found: UserClusterFit, *, benches: bool) -> dict[str, Any]:
     """Errors before and after; None without any."""
     both = {"before": found.errors(False, benches=benches), "after": found.errors(True, benches=benches)}
     return {
@@ -134,7 +146,7 @@ def _errors(found: OwnFit, *, benches: bool) -> dict[str, Any]:
     }
 
 
-def validate_payload(judged: Sequence[Judged]) -> dict[str, Any]:
+def validate_payload(judged: Sequence[EvaluatedRun]) -> dict[str, Any]:
     """Predictions of published runs and their errors, as `shardwise validate --json` prints them."""
 
     def tables(found: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
@@ -143,15 +155,15 @@ def validate_payload(judged: Sequence[Judged]) -> dict[str, Any]:
     return {
         "schema": VALIDATE_SCHEMA,
         "rows": [_row_payload(one) for one in judged],
-        "summary": tables(summary(judged)),
-        "memory_summary": tables(memory_summary(judged)),
-        "fits": dict(zip(("stated", "would_not_fit", "by_over_a_tenth"), refuted_fits(judged), strict=True)),
-        "skipped": {kind: {"rows": rows, "scored": scored} for kind, (rows, scored) in skipped_kinds(judged).items()},
-        "unreadable": [list(cell) for cell in unreadable(one.row for one in judged)],
+        "summary": tables(error_tables(judged)),
+        "memory_summary": tables(memory_error_tables(judged)),
+        "fits": dict(zip(("stated", "would_not_fit", "by_over_a_tenth"), count_refuted_fits(judged), strict=True)),
+        "skipped": {kind: {"rows": rows, "scored": scored} for kind, (rows, scored) in count_skipped(judged).items()},
+        "unreadable": [list(cell) for cell in unreadable_cells(one.row for one in judged)],
     }
 
 
-def _row_payload(one: Judged) -> dict[str, Any]:
+def _row_payload(one: EvaluatedRun) -> dict[str, Any]:
     found = one.prediction
     estimate = found.estimate if found else None
     return {
@@ -197,11 +209,11 @@ class FoldsPayload(TypedDict):
     summary: dict[str, dict[str, ErrorStatistics]]
     spread: dict[str, dict[str, tuple[float, float]]]
     coverage: dict[str, float]
-    ranking: dict[str, Ranking]
+    ranking: dict[str, RankingStatistics]
     noise: dict[str, ErrorStatistics]
 
 
-def fold_payload(found: Published) -> dict[str, Any]:
+def fold_payload(found: PublishedFit) -> dict[str, Any]:
     """What `shardwise validate --folds --json` prints.
 
     Predictions of each run by fold, statistics by fold and stratum, spread, coverage and ranking.
@@ -213,7 +225,7 @@ def fold_payload(found: Published) -> dict[str, Any]:
             {
                 "id": one.row.id,
                 "measured_step_time_s": float(found.measured[i]),
-                **{f"{fold}_step_time_s": _known(float(draws[0][i])) for fold, draws in seconds.items()},
+                **{f"{fold}_step_time_s": _number_or_none(float(draws[0][i])) for fold, draws in seconds.items()},
             }
             for i, one in enumerate(found.judged)
         ],
@@ -230,18 +242,18 @@ def fold_payload(found: Published) -> dict[str, Any]:
         "ranking": {
             fold: asdict(ranks) for fold, draws in seconds.items() if (ranks := fold_ranking(found, draws)) is not None
         },
-        "noise": {kind: asdict(one) for kind, one in noise(found).items()},
+        "noise": {kind: asdict(one) for kind, one in repeat_noise(found).items()},
     }
 
 
-def _known(value: float) -> float | None:
+def _number_or_none(value: float) -> float | None:
     return None if np.isnan(value) else value
 
 
 GROUPS_SCHEMA = "shardwise.validate.groups/1"
 
 
-class GroupPayload(TypedDict):
+class LayoutGroupPayload(TypedDict):
     """Layouts of one model on one machine: seconds by row, the fastest row, the one that is predicted to be, and the regret."""
 
     of: str
@@ -254,7 +266,7 @@ class GroupPayload(TypedDict):
     predicted_s: dict[str, float]
 
 
-class GroupsPayload(TypedDict):
+class LayoutGroupsPayload(TypedDict):
     """How well layouts are ranked, over all groups and for each."""
 
     schema: Literal["shardwise.validate.groups/1"]
@@ -262,18 +274,19 @@ class GroupsPayload(TypedDict):
     fold: str
     fewest_layouts: int
     apart: float
-    summary: dict[str, Choice]
-    groups: list[GroupPayload]
+    summary: dict[str, ChoiceStatistics]
+    groups: list[LayoutGroupPayload]
 
 
-def groups_payload(found: dict[str, list[Layouts]]) -> dict[str, Any]:
+def groups_payload(found: dict[str, list[LayoutGroup]]) -> dict[str, Any]:
     """What `shardwise validate --groups --json` prints."""
     return {
-        "schema": GROUPS_SCHEMA, "key": list(KEY), "fold": "fitted", "fewest_layouts": FEWEST, "apart": APART,
-        "summary": {name: asdict(one) for name, groups in found.items() if (one := choice(groups))},
+        "schema": GROUPS_SCHEMA, "key": list(KEY_COLUMNS), "fold": "fitted", "fewest_layouts": FEWEST_LAYOUTS,
+        "apart": LEAST_DIFFERENCE,
+        "summary": {name: asdict(one) for name, groups in found.items() if (one := choice_statistics(groups))},
         "groups": [
             {
-                "of": name, "key": dict(zip(KEY, group.key, strict=True)), "layouts": len(group.measured_s),
+                "of": name, "key": dict(zip(KEY_COLUMNS, group.key, strict=True)), "layouts": len(group.measured_s),
                 "best": group.best, "pick": group.pick, "regret": group.regret,
                 "measured_s": group.measured_s, "predicted_s": group.predicted_s,
             }

@@ -6,21 +6,27 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwise.measure.calibrate.published_runs.prediction_from_row import Case, Prediction, predict_cells
-from shardwise.measure.calibrate.published_runs.run_table import Row, SkippedRow, instrument_of, read_bytes, weights
+from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction, RunCase, predict_cached
+from shardwise.measure.calibrate.published_runs.run_table import (
+    RunRow,
+    SkippedRow,
+    duplicate_weights,
+    find_instrument,
+    instrument_reading,
+)
 from shardwise.model.architecture import Architecture
-from shardwise.price.roofline import loss_of
-from shardwise.values.estimate_terms import COMMUNICATION
-from shardwise.values.progress import Progress, silent
+from shardwise.price.roofline import loss_kind
+from shardwise.values.estimate_terms import COMMUNICATION_TERMS
+from shardwise.values.progress import Progress, ignore_progress
 
-SCORED = ("A", "A-", "")  # qualities that count: all known, all but recompute; users' own rows need none
+SCORED_QUALITIES = ("A", "A-", "")  # qualities that count: all known, all but recompute; users' own rows need none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class EvaluatedRun:
     """A row with its prediction, or with why there is none (`skipped`)."""
 
-    row: Row
+    row: RunRow
     prediction: Prediction | None
     skipped: SkippedRow | None
     weight: float
@@ -41,8 +47,8 @@ class Judged:
         if self.prediction is None:
             return None
         case = self.prediction.case
-        loss = loss_of(case.cluster, case.job)
-        return read_bytes(self.prediction.estimate.memory, loss, self.row.instrument) / 1e9
+        loss = loss_kind(case.cluster, case.job)
+        return instrument_reading(self.prediction.estimate.memory, loss, self.row.instrument) / 1e9
 
     @staticmethod
     def _error(predicted: float | None, measured: float | None) -> float | None:
@@ -57,7 +63,7 @@ class Judged:
 
     @property
     def scored(self) -> bool:
-        return self.row.quality in SCORED
+        return self.row.quality in SCORED_QUALITIES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +83,19 @@ class ErrorStatistics:
     coverage: float | None = None
 
 
-def judge(rows: Sequence[Row], *, bound: bool = False, progress: Progress = silent) -> tuple[Judged, ...]:
+def predict_rows(
+    rows: Sequence[RunRow], *, bound: bool = False, progress: Progress = ignore_progress
+) -> tuple[EvaluatedRun, ...]:
     """Predict every row. A row counts 1 over the number of rows of its group of duplicates among those that have a prediction."""
     found = []
     for number, row in enumerate(rows):
         progress("runs predicted", number, len(rows))
-        found.append((row, predict_cells(row.inputs, bound=bound)))
-    counted = weights(row for row, one in found if isinstance(one, Prediction) and row.quality in SCORED)
+        found.append((row, predict_cached(row.inputs, bound=bound)))
+    counted = duplicate_weights(
+        row for row, one in found if isinstance(one, Prediction) and row.quality in SCORED_QUALITIES
+    )
     return tuple(
-        Judged(
+        EvaluatedRun(
             row=row,
             prediction=one if isinstance(one, Prediction) else None,
             skipped=one if isinstance(one, SkippedRow) else None,
@@ -95,10 +105,10 @@ def judge(rows: Sequence[Row], *, bound: bool = False, progress: Progress = sile
     )
 
 
-Stratum = Callable[[Judged], str]
+Stratum = Callable[[EvaluatedRun], str]
 
 
-def _case(judged: Judged) -> Case:
+def _case(judged: EvaluatedRun) -> RunCase:
     assert judged.prediction is not None
     return judged.prediction.case
 
@@ -113,43 +123,45 @@ STRATA: Mapping[str, Stratum] = {
     "recompute": lambda one: "stated" if one.row.cell("recompute") else "not stated",
     "stack": lambda one: "known" if _case(one).software.stack.known else "new",
 }
-MEMORY_STRATA: Mapping[str, Stratum] = {**STRATA, "measured": lambda one: instrument_of(one.row.instrument).name}
+MEMORY_STRATA: Mapping[str, Stratum] = {**STRATA, "measured": lambda one: find_instrument(one.row.instrument).name}
 
 
-def summary(
-    judged: Sequence[Judged],
-    error: Callable[[Judged], float | None] = lambda one: one.error,
+def error_tables(
+    judged: Sequence[EvaluatedRun],
+    error: Callable[[EvaluatedRun], float | None] = lambda one: one.error,
     strata: Mapping[str, Stratum] = STRATA,
 ) -> dict[str, dict[str, ErrorStatistics]]:
     """Statistics by stratum and its values, of the rows that count and have both numbers."""
     scored = [one for one in judged if one.scored and error(one) is not None]
     tables: dict[str, dict[str, ErrorStatistics]] = {}
     for name, stratum in strata.items():
-        members: dict[str, list[Judged]] = {}
+        members: dict[str, list[EvaluatedRun]] = {}
         for one in scored:
             members.setdefault(stratum(one), []).append(one)
         tables[name] = {
-            value: replace(statistics([(error(one) or 0.0, one.weight) for one in found]), coverage=_coverage(found))
+            value: replace(
+                error_statistics([(error(one) or 0.0, one.weight) for one in found]), coverage=_coverage(found)
+            )
             for value, found in sorted(members.items())
         }
     return tables
 
 
-def _coverage(judged: Sequence[Judged]) -> float | None:
+def _coverage(judged: Sequence[EvaluatedRun]) -> float | None:
     """Weighted share of runs inside their intervals, of those that have one."""
     known = [(one.covered, one.weight) for one in judged if one.covered is not None]
     return sum(weight for inside, weight in known if inside) / sum(weight for _, weight in known) if known else None
 
 
-def memory_summary(judged: Sequence[Judged]) -> dict[str, dict[str, ErrorStatistics]]:
+def memory_error_tables(judged: Sequence[EvaluatedRun]) -> dict[str, dict[str, ErrorStatistics]]:
     """The same for the peak memory, by the instrument too; it has no intervals."""
-    tables = summary(judged, lambda one: one.memory_error, MEMORY_STRATA)
+    tables = error_tables(judged, lambda one: one.memory_error, MEMORY_STRATA)
     return {
         name: {value: replace(one, coverage=None) for value, one in table.items()} for name, table in tables.items()
     }
 
 
-def statistics(errors: Sequence[tuple[float, float]]) -> ErrorStatistics:
+def error_statistics(errors: Sequence[tuple[float, float]]) -> ErrorStatistics:
     """Statistics of (error with its sign, weight), of which there is at least one."""
     total = sum(weight for _, weight in errors)
     sizes = sorted((abs(error), weight) for error, weight in errors)
@@ -169,21 +181,21 @@ def _quantile(sizes: Sequence[tuple[float, float]], share: float) -> float:
     return sizes[-1][0]
 
 
-def skipped_kinds(judged: Sequence[Judged]) -> dict[str, tuple[int, int]]:
+def count_skipped(judged: Sequence[EvaluatedRun]) -> dict[str, tuple[int, int]]:
     """Reasons for rows without a prediction: how many rows, and how many of those that would count; the commonest first."""
     every = Counter(one.skipped.kind for one in judged if one.skipped)
     scored = Counter(one.skipped.kind for one in judged if one.skipped and one.scored)
     return {kind: (count, scored[kind]) for kind, count in every.most_common()}
 
 
-def refuted_fits(judged: Sequence[Judged]) -> tuple[int, int, int]:
+def count_refuted_fits(judged: Sequence[EvaluatedRun]) -> tuple[int, int, int]:
     """Runs that state what they recompute, how many of them would not fit by our memory model, though they ran, and how many
     not by more than a tenth."""
     ran = [one.prediction.estimate for one in judged if one.scored and one.prediction and one.row.cell("recompute")]
     return len(ran), sum(not one.fits for one in ran), sum(one.margin < -0.1 for one in ran)
 
 
-def worst(judged: Sequence[Judged], most: int) -> Iterator[Judged]:
+def largest_errors(judged: Sequence[EvaluatedRun], most: int) -> Iterator[EvaluatedRun]:
     """The rows that count with the largest errors, one of each group of duplicates."""
     seen: set[str] = set()
     for one in sorted(
@@ -218,7 +230,7 @@ def _hidden_share(found: Prediction) -> float:
 
 
 # What makes a run slower than predicted; the first that applies.
-SLOWER: tuple[tuple[Applies, str], ...] = (
+CAUSES_OF_SLOWNESS: tuple[tuple[Applies, str], ...] = (
     (lambda p: not p.case.software.stack.known, "a stack that no run measured: priced as others of its kind"),
     (lambda p: _hidden_share(p) > 0.4, "much traffic, taken as hidden behind compute for the most part"),
     (
@@ -235,15 +247,15 @@ SLOWER: tuple[tuple[Applies, str], ...] = (
 )  # fmt: skip
 
 
-def guess(judged: Judged) -> str:
+def guess_cause(judged: EvaluatedRun) -> str:
     """What may be behind a row's error: what was approximated, else what of the step is not priced, or priced too high."""
     found = judged.prediction
     assert found is not None
     if (judged.error or 0.0) < 0:
         return next((words for words in found.case.approximations if words.startswith("attention")), "") or next(
-            words for applies, words in SLOWER if applies(found)
+            words for applies, words in CAUSES_OF_SLOWNESS if applies(found)
         )
-    time = {axis: found.estimate.time[axis] for axis in COMMUNICATION}
+    time = {axis: found.estimate.time[axis] for axis in COMMUNICATION_TERMS}
     longest = max(time, key=lambda axis: time[axis])
     if time[longest] > 0.1 * found.estimate.step_time_s:
         return f"communication over {longest} may hide behind compute"

@@ -10,39 +10,45 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwise.hardware.calibration_constants import SPREAD_OF
-from shardwise.measure.calibrate.constant_fit import Array, Fit, fit, start
-from shardwise.measure.calibrate.cross_validation import Evidence, Member, cross_validated, fold_groups, group_of
-from shardwise.measure.calibrate.layout_ranking import Ranking, half, num_groups, ranking, timed
+from shardwise.hardware.calibration_constants import MODEL_KINDS
+from shardwise.measure.calibrate.constant_fit import Array, ConstantFit, fit_constants, initial_fit
+from shardwise.measure.calibrate.cross_validation import FitEvidence, FoldMember, cross_validate, fold_groups, group_key
+from shardwise.measure.calibrate.layout_ranking import (
+    RankingStatistics,
+    half_of_study,
+    num_groups,
+    rank_layouts,
+    time_per_token,
+)
 from shardwise.measure.calibrate.observations import Observation, run_observation
-from shardwise.measure.calibrate.prediction_errors import ErrorStatistics, Judged, judge, statistics
-from shardwise.measure.calibrate.published_runs.prediction_from_row import Case
-from shardwise.measure.calibrate.published_runs.run_table import Row, layout_rows, published_rows
+from shardwise.measure.calibrate.prediction_errors import ErrorStatistics, EvaluatedRun, error_statistics, predict_rows
+from shardwise.measure.calibrate.published_runs.prediction_from_row import RunCase
+from shardwise.measure.calibrate.published_runs.run_table import RunRow, layout_rows, published_rows
 from shardwise.values.errors import InputError
-from shardwise.values.progress import Progress, silent
+from shardwise.values.progress import Progress, ignore_progress
 
 # What a fold stands for in the spread of a prediction.
-SPREADS = {"known": "model", "unknown": "lab", "calibrated": "three"}
+FOLD_OF_SPREAD = {"known": "model", "unknown": "lab", "calibrated": "three"}
 TAILS = (0.05, 0.95)
-FEWEST = 20  # runs that folds are made of
+FEWEST_RUNS = 20  # runs that folds are made of
 # Every so many of the rows of the study of layouts that constants are fitted to, of which many are alike: fewer to price.
 STUDY_STEP = 3
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedFit:
     """Judged rows that count, what was fitted to their observations (and to others), and predictions by kind of fold."""
 
-    judged: Sequence[Judged]
-    evidence: Evidence
+    judged: Sequence[EvaluatedRun]
+    evidence: FitEvidence
     folds: Mapping[str, Array]
 
     @property
-    def members(self) -> Sequence[Member]:
+    def members(self) -> Sequence[FoldMember]:
         return self.evidence.members
 
     @property
-    def fitted(self) -> Fit:
+    def fitted(self) -> ConstantFit:
         return self.evidence.fitted
 
     @cached_property
@@ -56,21 +62,24 @@ class Published:
     @cached_property
     def in_sample(self) -> Array:
         """Seconds predicted where everything was fitted."""
-        return np.asarray(np.exp(self.fitted.rows[: len(self.members)]))[None]
+        return np.asarray(np.exp(self.fitted.log_times[: len(self.members)]))[None]
 
     def spread(self, fold: str) -> dict[str, tuple[float, float]]:
         """By kind of model the ends of the 90% prediction interval of a fold, as factors on a prediction."""
         ratios = self.measured / self.folds[fold]
         groups = self.num_groups(fold)
-        return {kind: widened(between(ratios, self.weights * (self.kinds == kind)), groups) for kind in SPREAD_OF}
+        return {
+            kind: widen_interval(weighted_interval(ratios, self.weights * (self.kinds == kind)), groups)
+            for kind in MODEL_KINDS
+        }
 
     def num_groups(self, fold: str) -> int:
         """How many stacks with a model, sources or labs a fold's predictions are of."""
-        return len(set(map(group_of(fold), self.members)))
+        return len(set(map(group_key(fold), self.members)))
 
     @cached_property
     def kinds(self) -> Array:
-        return np.array([SPREAD_OF[_is_moe(one)] for one in self.judged])
+        return np.array([MODEL_KINDS[_is_moe(one)] for one in self.judged])
 
     def coverage(self, fold: str) -> float:
         """Share of a fold's runs inside the interval that the rest of the folds gives."""
@@ -81,14 +90,16 @@ class Published:
             for group in fold_groups(self.members, fold, draw):
                 rest = self.weights.copy()
                 rest[group] = 0.0
-                for kind in SPREAD_OF:
-                    low, high = widened(between(own, rest * (self.kinds == kind)), self.num_groups(fold))
+                for kind in MODEL_KINDS:
+                    low, high = widen_interval(
+                        weighted_interval(own, rest * (self.kinds == kind)), self.num_groups(fold)
+                    )
                     inside[draw, group] += ((own >= low) & (own <= high) & (self.kinds == kind))[group]
         there = ~np.isnan(seconds)
         return float(np.average(inside[there], weights=np.broadcast_to(self.weights, there.shape)[there]))
 
 
-def between(ratios: Array, weights: Array) -> tuple[float, float]:
+def weighted_interval(ratios: Array, weights: Array) -> tuple[float, float]:
     """The weighted 5th and 95th percentiles of some ratios, with 1 between them."""
     weights = np.broadcast_to(weights, ratios.shape)
     there = ~np.isnan(ratios) & (weights > 0)
@@ -99,7 +110,7 @@ def between(ratios: Array, weights: Array) -> tuple[float, float]:
     return min(low, 1.0), max(high, 1.0)
 
 
-def widened(pair: tuple[float, float], num_groups: int) -> tuple[float, float]:
+def widen_interval(pair: tuple[float, float], num_groups: int) -> tuple[float, float]:
     """An interval for one group more, from so many: wider by 1 + 3/n, for runs of a group are wrong together.
 
     The 3 was chosen so that intervals from the other labs and sources cover 90% of the runs of one that is left out.
@@ -109,60 +120,66 @@ def widened(pair: tuple[float, float], num_groups: int) -> tuple[float, float]:
 
 
 def fit_published(
-    rows: Sequence[Row] | None = None,
-    progress: Progress = silent,
+    rows: Sequence[RunRow] | None = None,
+    progress: Progress = ignore_progress,
     *,
     held: Collection[str] = (),
-) -> Published:
+) -> PublishedFit:
     """Fit to all rows that count, and cross-validate; the constants in `held` stay where they are expected.
 
-    Without `rows` those of the package, beside half of the study of layouts (`study`).
+    Without `rows` those of the package, beside half of the study of layouts (`study_observations`).
 
     Raises `InputError` where there are too few runs for folds.
     """
-    counted = list(_counted(published_rows() if rows is None else rows, progress))
+    counted = list(_scored_runs(published_rows() if rows is None else rows, progress))
     members = [
-        Member(observation=seen, family=one.row.family, model=repr(replace(case.architecture, name="")))
+        FoldMember(observation=seen, family=one.row.family, model=repr(replace(case.architecture, name="")))
         for one, case, seen in counted
     ]
     labs = {one.lab for one in members}
-    if len(members) < FEWEST or len(labs) < 2:
+    if len(members) < FEWEST_RUNS or len(labs) < 2:
         raise InputError(
-            f"--folds: found {len(members)} runs of {len(labs)} labs that count and have a measured time; at least {FEWEST} runs "
-            "of two labs are required, leave --chip and --source out or give more rows"
+            f"--folds: found {len(members)} runs of {len(labs)} labs that count and have a measured time; at least {FEWEST_RUNS} "
+            "runs of two labs are required, leave --chip and --source out or give more rows"
         )
     progress(f"fitting constants to {len(members)} runs")
-    always = study() if rows is None else []
+    always = study_observations() if rows is None else []
     observations = [*(one.observation for one in members), *always]
-    evidence = Evidence(members=members, always=always, fitted=fit(observations, start(observations).holding(held)))
-    return Published([one for one, _, _ in counted], evidence, cross_validated(evidence, progress))
+    evidence = FitEvidence(
+        members=members,
+        always_fitted=always,
+        fitted=fit_constants(observations, initial_fit(observations).with_fixed(held)),
+    )
+    return PublishedFit([one for one, _, _ in counted], evidence, cross_validate(evidence, progress))
 
 
-def _counted(rows: Sequence[Row], progress: Progress = silent) -> Iterator[tuple[Judged, Case, Observation]]:
+def _scored_runs(
+    rows: Sequence[RunRow], progress: Progress = ignore_progress
+) -> Iterator[tuple[EvaluatedRun, RunCase, Observation]]:
     """Rows that count and have a measured time, judged, with their cases, as observations."""
-    for one in judge(rows, progress=progress):
+    for one in predict_rows(rows, progress=progress):
         if one.scored and one.prediction and one.row.step_time_s:
             case = one.prediction.case
             yield one, case, run_observation(case, one.row.step_time_s, one.weight)
 
 
-def study() -> list[Observation]:
+def study_observations() -> list[Observation]:
     """The half of the study of layouts that constants may be fitted to: together as many runs as it has groups."""
-    rows = half(layout_rows(), fitted=True)
-    chosen = [seen for _, _, seen in _counted(rows[::STUDY_STEP])]
+    rows = half_of_study(layout_rows(), fitted=True)
+    chosen = [seen for _, _, seen in _scored_runs(rows[::STUDY_STEP])]
     return [replace(seen, weight=num_groups(rows) / len(chosen)) for seen in chosen]
 
 
-def _is_moe(one: Judged) -> bool:
+def _is_moe(one: EvaluatedRun) -> bool:
     return bool(one.prediction and one.prediction.case.architecture.num_experts)
 
 
-def _is_dense(one: Judged, chips: str, dtypes: Callable[[str], bool] = lambda dtype: True) -> bool:
+def _is_dense(one: EvaluatedRun, chips: str, dtypes: Callable[[str], bool] = lambda dtype: True) -> bool:
     return not _is_moe(one) and one.row.cell("chip").startswith(chips) and dtypes(one.row.cell("dtype"))
 
 
 # What the errors are reported of.
-STRATA: Mapping[str, Callable[[Judged], bool]] = {
+STRATA: Mapping[str, Callable[[EvaluatedRun], bool]] = {
     "all": lambda one: True,
     "dense": lambda one: not _is_moe(one),
     "MoE": _is_moe,
@@ -175,7 +192,9 @@ STRATA: Mapping[str, Callable[[Judged], bool]] = {
 }
 
 
-def fold_statistics(found: Published, seconds: Array, stratum: Callable[[Judged], bool]) -> ErrorStatistics | None:
+def fold_statistics(
+    found: PublishedFit, seconds: Array, stratum: Callable[[EvaluatedRun], bool]
+) -> ErrorStatistics | None:
     """Errors of a fold's predictions in a stratum; None where it has none."""
     errors = [
         (float(draw[i] / found.measured[i] - 1.0), float(found.weights[i]))
@@ -183,22 +202,22 @@ def fold_statistics(found: Published, seconds: Array, stratum: Callable[[Judged]
         for i, one in enumerate(found.judged)
         if stratum(one) and not np.isnan(draw[i])
     ]
-    return statistics(errors) if errors else None
+    return error_statistics(errors) if errors else None
 
 
-def fold_ranking(found: Published, seconds: Array) -> Ranking | None:
+def fold_ranking(found: PublishedFit, seconds: Array) -> RankingStatistics | None:
     """How a fold's predictions order layouts; of several draws the first."""
     first = seconds[0]
-    return ranking(
+    return rank_layouts(
         [
-            timed(one.row, float(found.measured[i]), float(first[i]))
+            time_per_token(one.row, float(found.measured[i]), float(first[i]))
             for i, one in enumerate(found.judged)
             if not np.isnan(first[i])
         ]
     )
 
 
-def noise(found: Published) -> dict[str, ErrorStatistics]:
+def repeat_noise(found: PublishedFit) -> dict[str, ErrorStatistics]:
     """By kind of model how far runs of the same configuration lie from their median: what no prediction can do better."""
     groups: dict[str, list[int]] = {}
     for i, one in enumerate(found.judged):
@@ -209,10 +228,10 @@ def noise(found: Published) -> dict[str, ErrorStatistics]:
         errors.setdefault(found.kinds[group[0]], []).extend(
             (middle / float(found.measured[i]) - 1.0, float(found.weights[i])) for i in group
         )
-    return {kind: statistics(found) for kind, found in sorted(errors.items())}
+    return {kind: error_statistics(found) for kind, found in sorted(errors.items())}
 
 
-def fold_report(found: Published) -> str:
+def fold_report(found: PublishedFit) -> str:
     """A table of errors by fold and stratum, with the coverage of the intervals, the ranking of layouts, and the noise."""
     titles = {
         "fitted": "in sample", "model": "stack and chip known, model new", "source": "source and stack new",
@@ -245,15 +264,15 @@ def fold_report(found: Published) -> str:
     lines.append("repeated runs of one configuration, around their median (different releases, different days)")
     lines += [
         f"  {kind:<44}{one.num_rows:>8}{one.mean:>8.1%}{one.median:>8.1%}{one.p90:>8.1%}{one.worst:>8.1%}"
-        for kind, one in noise(found).items()
+        for kind, one in repeat_noise(found).items()
     ]
     return "\n".join(lines).rstrip()
 
 
-HERE = Path(__file__).parents[2] / "hardware" / "catalog" / "published_constants.toml"
+CONSTANTS_FILE = Path(__file__).parents[2] / "hardware" / "catalog" / "published_constants.toml"
 
 
-def constants_toml(found: Published) -> str:
+def format_constants(found: PublishedFit) -> str:
     """The constants by chip and stack with their deviations, and the spread of predictions, as TOML."""
     deviations = found.fitted.deviations(np.array([one.weight for one in found.evidence.observations]))
     lines = [
@@ -262,7 +281,7 @@ def constants_toml(found: Published) -> str:
         'weighted 1/duplicates, beside half of a study of layouts (layouts.csv)"',
     ]
     lines += ["", "# 90% prediction interval, as factors on a prediction, from folds."]
-    for name, fold in SPREADS.items():
+    for name, fold in FOLD_OF_SPREAD.items():
         pairs = ", ".join(f"{kind} = [{low:.3f}, {high:.3f}]" for kind, (low, high) in found.spread(fold).items())
         lines.append(f"spread.{name} = {{ {pairs} }}")
     lines += ["", "# Runs by stack, chip and kind of model."]
@@ -283,4 +302,4 @@ def constants_toml(found: Published) -> str:
 
 def write_constants(text: str) -> None:
     """Replace the constants that the package comes with."""
-    HERE.write_text(text, encoding="utf-8")
+    CONSTANTS_FILE.write_text(text, encoding="utf-8")

@@ -15,48 +15,48 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardwise.hardware.catalog_networks import links_of, tiers_over
-from shardwise.hardware.chips import Chip, catalogue_entry, load_chip, usual_clock
+from shardwise.hardware.catalog_networks import build_torus, resize_tiers
+from shardwise.hardware.chips import Chip, get_catalog_entry, load_chip, relative_clock
 from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.cluster_files import Own
+from shardwise.hardware.cluster_files import MeasuredCluster
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.topology import Topology
 from shardwise.hardware.network.torus import Torus
-from shardwise.hardware.published_constants import rated
+from shardwise.hardware.published_constants import without_calibration
 from shardwise.hardware.stacks import Stack
-from shardwise.layout.layers_per_stage import held_layers
-from shardwise.layout.layout import Layout, offloaded_by
-from shardwise.layout.rules.stack_abilities import as_run
+from shardwise.layout.layers_per_stage import layers_by_stage
+from shardwise.layout.layout import Layout, get_offload_targets
+from shardwise.layout.rules.stack_abilities import layout_as_run
 from shardwise.measure.calibrate.observations import Observation, run_observation
-from shardwise.measure.calibrate.prediction_errors import SCORED
-from shardwise.measure.calibrate.published_runs.cluster_from_row import Software, chip_named
-from shardwise.measure.calibrate.published_runs.layout_from_row import loss_of, recipe_of
+from shardwise.measure.calibrate.prediction_errors import SCORED_QUALITIES
+from shardwise.measure.calibrate.published_runs.cluster_from_row import RowSoftware, catalogue_name
+from shardwise.measure.calibrate.published_runs.layout_from_row import read_loss, read_recipe
 from shardwise.measure.calibrate.published_runs.prediction_from_row import (
-    Case,
     Prediction,
-    case_of,
-    predict_cells,
-    predict_on,
+    RunCase,
+    predict_cached,
+    read_case,
+    try_predict,
 )
 from shardwise.measure.calibrate.published_runs.run_table import (
-    INPUTS,
-    MEASURED,
-    Facts,
-    Row,
+    INPUT_COLUMNS,
+    MEASURED_COLUMNS,
+    RowCells,
+    RunRow,
     SkippedRow,
-    row_from,
-    weights,
+    build_row,
+    duplicate_weights,
 )
-from shardwise.model.architecture import GATED, Architecture
+from shardwise.model.architecture import IS_GATED, Architecture
 from shardwise.model.job import Job
 from shardwise.values.errors import InputError
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 from shardwise.values.units import parse_quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class CalibrationRun:
     """A run that counts: its name, its kind of model ("dense", "moe"), and what was observed."""
 
     id: str
@@ -64,43 +64,45 @@ class Run:
     observation: Observation
 
 
-class Usable(NamedTuple):
+class PricedRun(NamedTuple):
     """A row that can be priced, its time in seconds, and its case."""
 
-    row: Row
+    row: RunRow
     measured_s: float
-    case: Case
+    case: RunCase
 
 
-class Runs(NamedTuple):
+class CalibrationRuns(NamedTuple):
     """The runs, the stack of all of them (None without runs), and how many rows were set aside for which reason."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[CalibrationRun, ...]
     stack: Stack | None
-    aside: Counter[str]
+    skipped: Counter[str]
 
 
-def logged_run(
+def run_from_log(
     name: str, model: Architecture, cluster: Cluster, job: Job, layout: Layout, stack: Stack, step_time_s: float
-) -> Usable:
+) -> PricedRun:
     """A run by its launch and its log, of which nothing has to be guessed."""
-    software = Software(stack=stack, fused_attention=not stack.unfused_attention, synchronises=True, clock=1.0)
-    case = Case(
-        architecture=model, cluster=rated(cluster), job=job, layout=as_run(stack, layout), software=software,
+    software = RowSoftware(stack=stack, fused_attention=not stack.unfused_attention, synchronises=True, clock=1.0)
+    case = RunCase(
+        architecture=model, cluster=without_calibration(cluster), job=job, layout=layout_as_run(stack, layout), software=software,
         recomputes=(layout.recompute,), approximations=(),
     )  # fmt: skip
-    return Usable(row_from(1, {"id": name, "dup_group": name}), step_time_s, case)
+    return PricedRun(build_row(1, {"id": name, "dup_group": name}), step_time_s, case)
 
 
-def own_runs(rows: Sequence[Row], own: Own, stack: Stack | None, logged: Sequence[Usable] = ()) -> Runs:
+def select_runs(
+    rows: Sequence[RunRow], own: MeasuredCluster, stack: Stack | None, logged: Sequence[PricedRun] = ()
+) -> CalibrationRuns:
     """The rows, and the runs by their logs, that say something about a cluster. `stack`: what all ran with; None: what most of
     them say."""
-    usable: list[Usable] = []
+    usable: list[PricedRun] = []
     aside: Counter[str] = Counter()
-    for found in (*logged, *(_usable(row, own) for row in rows)):
-        if isinstance(found, Usable) and found.case.cluster.chip.catalogued != own.nominal.chip.catalogued:
+    for found in (*logged, *(_price_row(row, own) for row in rows)):
+        if isinstance(found, PricedRun) and found.case.cluster.chip.catalog_name != own.nominal.chip.catalog_name:
             found = f"of another chip, {found.case.cluster.chip.name}"
-        if isinstance(found, Usable):
+        if isinstance(found, PricedRun):
             usable.append(found)
         else:
             aside[found] += 1
@@ -110,78 +112,78 @@ def own_runs(rows: Sequence[Row], own: Own, stack: Stack | None, logged: Sequenc
         others = [one for one in usable if one.case.software.stack != stack]
         aside.update(f"of another stack, {one.case.software.stack.name}" for one in others)
         usable = [one for one in usable if one not in others]
-    counted = weights(one.row for one in usable)
-    runs = tuple(_run(one, own, stack, counted[one.row.dup_group]) for one in usable if stack)
-    return Runs(runs, stack, aside)
+    counted = duplicate_weights(one.row for one in usable)
+    runs = tuple(_to_run(one, own, stack, counted[one.row.dup_group]) for one in usable if stack)
+    return CalibrationRuns(runs, stack, aside)
 
 
-def _usable(row: Row, own: Own) -> Usable | str:
+def _price_row(row: RunRow, own: MeasuredCluster) -> PricedRun | str:
     """The row and its case, or why it is set aside."""
     mine = own.nominal if own.nominal.chip.base is None else None
     try:
-        chip = row.cell("chip") if mine and row.cell("chip") else chip_named(row.cell("chip"))
+        chip = row.cell("chip") if mine and row.cell("chip") else catalogue_name(row.cell("chip"))
     except SkippedRow as skipped:
         return skipped.kind
-    if chip.lower() != own.nominal.chip.catalogued.lower():
+    if chip.lower() != own.nominal.chip.catalog_name.lower():
         return f"of another chip, {chip}"
     if row.step_time_s is None:
         return "without a measured step time"
-    if row.quality not in SCORED:
+    if row.quality not in SCORED_QUALITIES:
         return f"of quality {row.quality}: it does not say all that its time depends on"
-    found = predict_cells(row.inputs) if mine is None else predict_on(Facts(dict(row.inputs)), mine)
-    return Usable(row, row.step_time_s, found.case) if isinstance(found, Prediction) else found.kind
+    found = predict_cached(row.inputs) if mine is None else try_predict(RowCells(dict(row.inputs)), mine)
+    return PricedRun(row, row.step_time_s, found.case) if isinstance(found, Prediction) else found.kind
 
 
-def _run(one: Usable, own: Own, stack: Stack, weight: float) -> Run:
-    stated = Facts(dict(one.row.inputs)).flag("flash_attn")
+def _to_run(one: PricedRun, own: MeasuredCluster, stack: Stack, weight: float) -> CalibrationRun:
+    stated = RowCells(dict(one.row.inputs)).flag("flash_attn")
     software = replace(
         one.case.software, stack=stack, fused_attention=not stack.unfused_attention if stated is None else stated,
-        clock=usual_clock(own.nominal.chip) if one.case.software.clock == 1.0 else one.case.software.clock,
+        clock=relative_clock(own.nominal.chip) if one.case.software.clock == 1.0 else one.case.software.clock,
     )  # fmt: skip
     case = replace(one.case, software=software, cluster=replace(
-        one.case.cluster, chip=_own_chip(one.case.cluster.chip, own), topology=_own_network(one.case.cluster.topology, own)
+        one.case.cluster, chip=_user_chip(one.case.cluster.chip, own), topology=_user_network(one.case.cluster.topology, own)
     ))  # fmt: skip
     kind = "moe" if case.architecture.num_experts else "dense"
-    return Run(id=one.row.id, kind=kind, observation=run_observation(case, one.measured_s, weight))
+    return CalibrationRun(id=one.row.id, kind=kind, observation=run_observation(case, one.measured_s, weight))
 
 
-def _own_chip(stated: Chip, own: Own) -> Chip:
+def _user_chip(stated: Chip, own: MeasuredCluster) -> Chip:
     """The chip of the cluster, but for what a row states otherwise than the catalogue, where that has the chip."""
     if own.nominal.chip.base is None:
         return own.nominal.chip
-    usual = load_chip(own.nominal.chip.catalogued)
+    usual = load_chip(own.nominal.chip.catalog_name)
     differs = {one.name: getattr(stated, one.name) for one in fields(Chip)}
     differs = {name: value for name, value in differs.items() if value != getattr(usual, name)}
     return replace(own.nominal.chip, **differs)
 
 
-def _own_network(stated: Topology, own: Own) -> Topology:
+def _user_network(stated: Topology, own: MeasuredCluster) -> Topology:
     """The network of a row at the cluster's rates, but for a rate that the row states otherwise than the catalogue, where that
     has the chip: of another chip it is a network that the cluster, a plan or the row says."""
     if own.nominal.chip.base is None:
         return stated
-    topology, entry = own.nominal.topology, catalogue_entry(own.nominal.chip.catalogued)
+    topology, entry = own.nominal.topology, get_catalog_entry(own.nominal.chip.catalog_name)
     if isinstance(stated, Switched) and isinstance(topology, Switched):
-        return _own_tiers(stated, topology, own.nominal.chip, parse_quantity(entry["tiers"][-1]["bytes_per_s"]))
+        return _user_tiers(stated, topology, own.nominal.chip, parse_quantity(entry["tiers"][-1]["bytes_per_s"]))
     if isinstance(stated, Switched) or isinstance(topology, Switched):
         return stated
     torus = topology.torus if isinstance(topology, Pods) else topology
-    usual = links_of(entry["torus"], torus.shape)
+    usual = build_torus(entry["torus"], torus.shape)
     if isinstance(stated, Pods):
         rate = topology.bytes_per_s if isinstance(topology, Pods) else stated.bytes_per_s
-        return replace(stated, torus=_own_links(stated.torus, torus, usual), bytes_per_s=rate)
-    return _own_links(stated, torus, usual)
+        return replace(stated, torus=_user_links(stated.torus, torus, usual), bytes_per_s=rate)
+    return _user_links(stated, torus, usual)
 
 
-def _own_links(stated: Torus, own: Torus, usual: Torus) -> Torus:
+def _user_links(stated: Torus, own: Torus, usual: Torus) -> Torus:
     if stated.bytes_per_s != usual.bytes_per_s:
         return stated
     return replace(stated, bytes_per_s=own.bytes_per_s, hop_latency_s=own.hop_latency_s)
 
 
-def _own_tiers(stated: Switched, own: Switched, chip: Chip, usual_bytes_per_s: float) -> Switched:
+def _user_tiers(stated: Switched, own: Switched, chip: Chip, usual_bytes_per_s: float) -> Switched:
     """The cluster's tiers over the row's devices, or the row's own where these do not come out even."""
-    network = tiers_over(own, chip, math.prod(tier.size for tier in stated.tiers))
+    network = resize_tiers(own, chip, math.prod(tier.size for tier in stated.tiers))
     if network is None or len(own.tiers) == 1 < len(stated.tiers):
         return stated
     if stated.tiers[-1].bytes_per_s != usual_bytes_per_s:
@@ -190,41 +192,47 @@ def _own_tiers(stated: Switched, own: Switched, chip: Chip, usual_bytes_per_s: f
     return network
 
 
-COLUMNS = ("id", "source", *INPUTS, *MEASURED, "peak_memory_gb", "memory_unit", "memory_kind")
+ROW_COLUMNS = ("id", "source", *INPUT_COLUMNS, *MEASURED_COLUMNS, "peak_memory_gb", "memory_unit", "memory_kind")
 # What a cell may say about a number format, and words of a note that say more: the first pair that is read as the job's is taken.
-DTYPES = ("bf16", "fp16", "fp32", "fp8", "fp8-rowwise", "mxfp8", "nvfp4", "int8")
-NOTES = ("", "fp32 gradients", "mixed precision", "fused loss", "liger", "the loss as maxtext's")
-NAMES = ("name", "source", "nominal_num_params", "numerics", "max_positions")  # of a model what decides no cost
+CELL_DTYPES = ("bf16", "fp16", "fp32", "fp8", "fp8-rowwise", "mxfp8", "nvfp4", "int8")
+CELL_NOTES = ("", "fp32 gradients", "mixed precision", "fused loss", "liger", "the loss as maxtext's")
+FIELDS_WITHOUT_COST = (
+    "name",
+    "source",
+    "nominal_num_params",
+    "numerics",
+    "max_positions",
+)  # of a model what decides no cost
 
 
 @dataclass(frozen=True, slots=True)
-class OwnRow:
+class RunAsRow:
     """The cells of a run by column, and what of the run is read back from them otherwise, in words."""
 
     cells: Mapping[str, str]
-    otherwise: tuple[str, ...]
+    lost_fields: tuple[str, ...]
 
     @property
-    def row(self) -> Row:
+    def row(self) -> RunRow:
         """The row that a file with these cells has."""
-        return row_from(1, {**self.cells})
+        return build_row(1, {**self.cells})
 
 
-def row_of(
+def run_to_row(
     model: Architecture, cluster: Cluster, job: Job, layout: Layout, software: str, step_time_s: float, *,
     name: str = "", memory_bytes: float | None = None, memory_kind: str = "",
-) -> OwnRow:  # fmt: skip
+) -> RunAsRow:  # fmt: skip
     """A run as a row. `software` is the name of a stack. Raises `InputError` for a run that rows cannot say at all."""
     cells = _model_cells(model) | _machine_cells(cluster) | _layout_cells(layout) | _job_cells(job, model)
-    cells |= _formats({**cells, "software": software}, job)
+    cells |= _format_cells({**cells, "software": software}, job)
     measured = {"id": name or f"{model.name} {layout}", "source": "own run", "step_time_s": f"{step_time_s:.9g}"}
     if memory_bytes is not None:
         measured |= {"peak_memory_gb": f"{memory_bytes / 1e9:.6g}", "memory_unit": "GB", "memory_kind": memory_kind}
     texts = {column: text for column, text in (cells | {"software": software} | measured).items() if text}
-    return OwnRow(texts, tuple(_otherwise(_read_back(texts, cluster), model, job, layout)))
+    return RunAsRow(texts, tuple(_lost_fields(_read_back(texts, cluster), model, job, layout)))
 
 
-def _text(value: object) -> str:
+def _cell_text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "" if value is None else str(value)
@@ -234,7 +242,7 @@ def _model_cells(model: Architecture) -> dict[str, str]:
     cells: dict[str, Any] = {
         "model": model.name, "layers": model.num_layers, "d_model": model.d_model, "n_heads": model.num_heads,
         "n_kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "d_ff": model.d_ff, "vocab": model.vocab_size,
-        "gated_mlp": GATED[model.mlp], "tied_embeddings": model.tied_embeddings,
+        "gated_mlp": IS_GATED[model.mlp], "tied_embeddings": model.tied_embeddings,
     }  # fmt: skip
     if model.num_experts:
         cells |= {
@@ -250,13 +258,13 @@ def _model_cells(model: Architecture) -> dict[str, str]:
     if model.sliding_window:
         whole = model.num_layers // model.global_every if model.global_every else 0
         cells |= {"window": model.sliding_window, "window_layers": model.num_layers - whole}
-    return {column: _text(value) for column, value in cells.items()}
+    return {column: _cell_text(value) for column, value in cells.items()}
 
 
 def _machine_cells(cluster: Cluster) -> dict[str, str]:
     topology, chip = cluster.topology, cluster.chip
     cells: dict[str, Any] = {
-        "chip": chip.catalogued,
+        "chip": chip.catalog_name,
         "n_devices": cluster.num_devices,
         "chips_per_node": chip.devices_per_host,
     }
@@ -267,7 +275,7 @@ def _machine_cells(cluster: Cluster) -> dict[str, str]:
         cells["inter_node_link"] = f"{topology.tiers[-1].bytes_per_s * 8 / 1e9:.0f} Gb/s per device"
     if isinstance(topology, Pods):
         cells["inter_node_link"] = f"between {topology.num_pods} slices"
-    return {column: _text(value) for column, value in cells.items()}
+    return {column: _cell_text(value) for column, value in cells.items()}
 
 
 def _layout_cells(layout: Layout) -> dict[str, str]:
@@ -275,7 +283,7 @@ def _layout_cells(layout: Layout) -> dict[str, str]:
         "tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "ep": layout.ep, "dp": layout.num_replicas,
         "sp": layout.sequence_parallel if layout.tp > 1 else "", "zero_stage": layout.zero_stage,
         "fsdp": layout.zero_stage == 3, "micro_batch": layout.micro_batch_seqs, "recompute": layout.recompute,
-        "offload": " and ".join(name for name, rests in offloaded_by(layout.offload)._asdict().items() if rests),
+        "offload": " and ".join(name for name, rests in get_offload_targets(layout.offload)._asdict().items() if rests),
         "overlap_flags": "async tp" if layout.async_tp else "",
     }  # fmt: skip
     if layout.recompute == "alternate":
@@ -286,7 +294,7 @@ def _layout_cells(layout: Layout) -> dict[str, str]:
         cells |= {"vpp": layout.num_virtual_stages, "pp_schedule": layout.schedule}
     if layout.zero_stage and 1 < layout.fsdp < layout.num_replicas:
         cells["notes"] = f"shard group: {layout.fsdp}"
-    return {column: _text(value) for column, value in cells.items()}
+    return {column: _cell_text(value) for column, value in cells.items()}
 
 
 def _job_cells(job: Job, model: Architecture) -> dict[str, str]:
@@ -294,19 +302,19 @@ def _job_cells(job: Job, model: Architecture) -> dict[str, str]:
     return {"seq_len": str(job.seq_len), "global_batch": str(job.num_seqs), "task": task}
 
 
-def _formats(cells: Mapping[str, str], job: Job) -> dict[str, str]:
+def _format_cells(cells: Mapping[str, str], job: Job) -> dict[str, str]:
     """The number format, and a note, that are read as the job's recipe and loss, or as what is nearest with the same formats."""
-    mine, best = precision_named(job.precision), (False, False, False)
+    mine, best = get_precision(job.precision), (False, False, False)
     found: dict[str, str] = {}
-    for dtype, note in product(DTYPES, NOTES):
+    for dtype, note in product(CELL_DTYPES, CELL_NOTES):
         said = {"dtype": dtype, "notes": "; ".join(filter(None, (cells.get("notes", ""), note)))}
-        facts = Facts({**cells, **said})
+        facts = RowCells({**cells, **said})
         try:
-            recipe = precision_named(recipe_of(facts))
+            recipe = get_precision(read_recipe(facts))
         except SkippedRow:
             continue
-        alike = (recipe.product_format, recipe.activations) == (mine.product_format, mine.activations)
-        score = (alike, recipe == mine, loss_of(facts) == job.loss)
+        alike = (recipe.matmul_format, recipe.activations) == (mine.matmul_format, mine.activations)
+        score = (alike, recipe == mine, read_loss(facts) == job.loss)
         if alike and score > best:
             best, found = score, said
     if not found:
@@ -314,17 +322,17 @@ def _formats(cells: Mapping[str, str], job: Job) -> dict[str, str]:
     return found
 
 
-def _read_back(cells: Mapping[str, str], cluster: Cluster) -> Case:
+def _read_back(cells: Mapping[str, str], cluster: Cluster) -> RunCase:
     """The case of a row, which names a chip of the catalogue, or that of the cluster."""
     try:
-        return case_of(Facts(dict(cells)), cluster if cluster.chip.base is None else None)
+        return read_case(RowCells(dict(cells)), cluster if cluster.chip.base is None else None)
     except SkippedRow as skipped:
         raise InputError(f"row: a row cannot say this run: {skipped}") from None
 
 
-def _otherwise(case: Case, model: Architecture, job: Job, layout: Layout) -> Iterator[str]:
+def _lost_fields(case: RunCase, model: Architecture, job: Job, layout: Layout) -> Iterator[str]:
     """What a case says otherwise than the run that it was made of."""
-    held, its_held = held_layers(model, layout), held_layers(case.architecture, case.layout)
+    held, its_held = layers_by_stage(model, layout), layers_by_stage(case.architecture, case.layout)
     if held != its_held:
         yield f"layers of the stages, {','.join(map(str, held))} (the row: {','.join(map(str, its_held))})"
     for what, mine, its in (
@@ -334,18 +342,25 @@ def _otherwise(case: Case, model: Architecture, job: Job, layout: Layout) -> Ite
     ):
         for one in fields(mine):
             own, read = getattr(mine, one.name), getattr(its, one.name)
-            if own != read and one.name not in (*NAMES, "tokens", "overlap", "placement", "layers_per_stage", "etp"):
+            if own != read and one.name not in (
+                *FIELDS_WITHOUT_COST,
+                "tokens",
+                "overlap",
+                "placement",
+                "layers_per_stage",
+                "etp",
+            ):
                 yield f"{what}.{one.name} = {own} (the row: {read})"
 
 
-def append(path: Path, found: OwnRow) -> None:
+def append_row(path: Path, found: RunAsRow) -> None:
     """Append a row to a CSV file, which is made with all columns where there is none.
 
     Raises `InputError` for a file that cannot be written or read, and for one that lacks a column of the row.
     """
     try:
         new = not path.exists() or not path.stat().st_size
-        columns = list(COLUMNS) if new else _header(path)
+        columns = list(ROW_COLUMNS) if new else _read_header(path)
         missing = [column for column in found.cells if column not in columns]
         if missing:
             raise InputError(f"--row: {path} has no column {', '.join(missing)}; add them, or name another file")
@@ -358,7 +373,7 @@ def append(path: Path, found: OwnRow) -> None:
         raise InputError(f"--row: cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _header(path: Path) -> list[str]:
+def _read_header(path: Path) -> list[str]:
     """The columns of a file, whose last line ends before another one comes."""
     with path.open("rb+") as file:
         file.seek(-1, 2)

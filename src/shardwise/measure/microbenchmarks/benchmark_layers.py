@@ -21,14 +21,14 @@ from shardwise.step.instructions import Kernel
 COPY_BYTES = 2**27  # read and written, beyond any cache
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 COLLECTIVE_BYTES = (2**12, 2**20, 2**24)
-BESIDE_BYTES = 2**24  # of an AllReduce beside products
+OVERLAPPED_BYTES = 2**24  # of an AllReduce beside products
 EXPERT_ROWS = 128
 MODEL_LAYERS = 4  # of the model whose step the constants are checked against
-FORMS = ("forward", "data", "weight")  # x·W, dy·W transposed, x transposed·dy
+MATMUL_FORMS = ("forward", "data", "weight")  # x·W, dy·W transposed, x transposed·dy
 
 
-class Product(NamedTuple):
-    """A product of a layer's weight [summed, columns] with `rows` tokens, in one of `FORMS`."""
+class MatmulShape(NamedTuple):
+    """A product of a layer's weight [summed, columns] with `rows` tokens, in one of `MATMUL_FORMS`."""
 
     name: str
     form: str
@@ -47,7 +47,7 @@ class Product(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleLayer:
     """A layer of a Llama at some sizes, and the head that follows it."""
 
     name: str
@@ -57,7 +57,7 @@ class Sample:
     dtype: str = "fp32"
     has_loss: bool = False  # the head and its loss are measured too
 
-    def at(self, dtype: str) -> Sample:
+    def with_dtype(self, dtype: str) -> SampleLayer:
         """The same in another format."""
         return replace(self, dtype=dtype)
 
@@ -70,12 +70,12 @@ class Sample:
         """The layer `MODEL_LAYERS` times, with an embedding and a head."""
         return replace(self.architecture, num_layers=MODEL_LAYERS)
 
-    def job_of(self, num_processes: int) -> Job:
+    def job_for(self, num_processes: int) -> Job:
         """A batch of as many tokens for each process."""
         tokens = num_processes * self.tokens
         return Job(global_batch_tokens=tokens, seq_len=self.seq_len, precision=self.dtype, loss="in_place")
 
-    def shared(self, num_processes: int) -> Layout:
+    def sharded_layout(self, num_processes: int) -> Layout:
         """What most runs of a few processes are: gradients and the optimizer's state split over them."""
         zero_stage = 2 if num_processes > 1 else 0
         return Layout(fsdp=num_processes, zero_stage=zero_stage, micro_batch_seqs=self.num_seqs)
@@ -86,10 +86,10 @@ class Sample:
 
     @cached_property
     def pricing(self) -> Pricing:
-        return Pricing(self.architecture, load_cluster("local:1"), self.job_of(1), self.layout)
+        return Pricing(self.architecture, load_cluster("local:1"), self.job_for(1), self.layout)
 
     @property
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[MatmulShape, ...]:
         """Those of a layer and of the head, forward and backward."""
         one = self.architecture
         sizes = {
@@ -100,18 +100,20 @@ class Sample:
         if self.has_loss:
             sizes["head"] = (one.d_model, one.vocab_size)
         return tuple(
-            Product(f"{name} {form}", form, self.tokens, *size) for name, size in sizes.items() for form in FORMS
+            MatmulShape(f"{name} {form}", form, self.tokens, *size)
+            for name, size in sizes.items()
+            for form in MATMUL_FORMS
         )
 
     @property
-    def expert(self) -> Product:
+    def expert(self) -> MatmulShape:
         """One of as many rows as an expert gets of a few thousand tokens."""
-        return Product("expert", "forward", EXPERT_ROWS, self.architecture.d_model, self.architecture.d_ff)
+        return MatmulShape("expert", "forward", EXPERT_ROWS, self.architecture.d_model, self.architecture.d_ff)
 
     def kernels(self, unit: str, wanted: Callable[[Kernel], bool]) -> Iterator[tuple[Kernel, float]]:
         """The kernels of a unit that are wanted, each with the bytes that it moves."""
         pricing = self.pricing
-        parts = pricing.pricer.parts(pricing.pricer.of_structure(pricing.family), unit)
+        parts = pricing.pricer.parts(pricing.pricer.complete_family(pricing.family), unit)
         for kernel in parts.kernels:
             if wanted(kernel):
                 yield kernel, float(pricing.pricer.kernel_bytes(kernel, parts, pricing.values))
@@ -142,7 +144,7 @@ def _is_loss(kernel: Kernel) -> bool:
     return kernel.kind != "contract" and Role.LOGITS in kernel.elements
 
 
-def _llama(width: int, heads: int, head_dim: int, vocab: int) -> Architecture:
+def _llama_layer(width: int, heads: int, head_dim: int, vocab: int) -> Architecture:
     return Architecture(
         name=f"sample of {width}", num_layers=1, d_model=width, d_ff=3 * width, num_heads=heads, num_kv_heads=heads // 2,
         head_dim=head_dim, vocab_size=vocab,
@@ -152,9 +154,9 @@ def _llama(width: int, heads: int, head_dim: int, vocab: int) -> Architecture:
 # Wide and narrow layers with short and long sequences: what a model of a few million parameters has. A thousand tokens at once
 # are what a process holds of a batch.
 SAMPLES = (
-    Sample("256", _llama(256, 4, 64, 4096), 4, 256, has_loss=True),
-    Sample("512", _llama(512, 8, 64, 4096), 4, 256),
-    Sample("128", _llama(128, 4, 32, 4096), 2, 512),
+    SampleLayer("256", _llama_layer(256, 4, 64, 4096), 4, 256, has_loss=True),
+    SampleLayer("512", _llama_layer(512, 8, 64, 4096), 4, 256),
+    SampleLayer("128", _llama_layer(128, 4, 32, 4096), 2, 512),
 )
 # So small that nothing but starting an operation takes time.
-TINY = Sample("tiny", _llama(16, 2, 8, 16), 1, 2)
+TINY = SampleLayer("tiny", _llama_layer(16, 2, 8, 16), 1, 2)

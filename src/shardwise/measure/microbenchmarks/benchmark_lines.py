@@ -15,11 +15,11 @@ from typing_extensions import TypedDict
 
 from shardwise.values.errors import InputError
 
-KINDS = ("matmul", "memory", "attention", "collectives")
+BENCHMARK_KINDS = ("matmul", "memory", "attention", "collectives")
 # Sides of products and what they sum over: long sums for the sustained rate, short ones for the ramp. Of a CPU smaller ones, at
 # which a core's rate is as steady (a product of side 1024 takes 20 ms at 100 GFLOP/s).
 SIDES = {"cuda": (2048, 4096, 8192), "cpu": (256, 512, 1024)}
-SUMS = {"cuda": (512, 1024, 4096, 8192, 16384), "cpu": (128, 256, 1024, 2048)}
+SUMMED_SIZES = {"cuda": (512, 1024, 4096, 8192, 16384), "cpu": (128, 256, 1024, 2048)}
 # Bytes read and written: beyond any cache. Source: L2 of 50 MB on H100, last-level caches of up to 400 MB on server CPUs.
 MEMORY_BYTES = {"cuda": (2**29, 2**31, 2**32), "cpu": (2**26, 2**28, 2**29)}
 SEQ_LENS = {"cuda": (2048, 8192, 16384), "cpu": (256, 1024)}
@@ -28,10 +28,12 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send
 COLLECTIVE_BYTES = {"cuda": (2**20, 2**24, 2**28, 2**30), "cpu": (2**16, 2**20, 2**24, 2**26)}
 
 
-def shapes(kind: str, device: str, dtypes: tuple[str, ...], num_devices: int) -> Iterator[Mapping[str, Any]]:
+def list_benchmark_lines(
+    kind: str, device: str, dtypes: tuple[str, ...], num_devices: int
+) -> Iterator[Mapping[str, Any]]:
     """The lines of a kind without their seconds."""
     if kind == "matmul":
-        for dtype, side, summed in product(dtypes, SIDES[device], SUMS[device]):
+        for dtype, side, summed in product(dtypes, SIDES[device], SUMMED_SIZES[device]):
             yield {"bench": "matmul", "dtype": dtype, "m": side, "n": side, "k": summed}
     elif kind == "memory":
         yield from ({"bench": "memory", "bytes": size} for size in MEMORY_BYTES[device])
@@ -46,10 +48,10 @@ def shapes(kind: str, device: str, dtypes: tuple[str, ...], num_devices: int) ->
         for name, size in product(COLLECTIVES, COLLECTIVE_BYTES[device]):
             yield {"bench": "collective", "kind": name, "devices": num_devices, "bytes": size}
     else:
-        raise InputError(f"bench: found {kind!r}; one of {', '.join(KINDS)} is required")
+        raise InputError(f"bench: found {kind!r}; one of {', '.join(BENCHMARK_KINDS)} is required")
 
 
-def words_of(line: Mapping[str, Any]) -> str:
+def describe_line(line: Mapping[str, Any]) -> str:
     """What a line measures, in words."""
     if line["bench"] == "matmul":
         return f"matmul {line['dtype']} {line['m']}x{line['n']}x{line['k']}"
@@ -60,7 +62,7 @@ def words_of(line: Mapping[str, Any]) -> str:
     return f"{line['kind']} of {line['bytes'] / 1e6:,.3g} MB on {line['devices']}"
 
 
-def rate_of(line: Mapping[str, Any]) -> str:
+def format_rate(line: Mapping[str, Any]) -> str:
     """FLOP/s of a product or of causal attention (2 products forward, 5 backward), bytes/s of the rest."""
     if line["bench"] == "matmul":
         return f"{2e-12 * line['m'] * line['n'] * line['k'] / line['seconds']:.3g} TFLOP/s"
@@ -72,15 +74,15 @@ def rate_of(line: Mapping[str, Any]) -> str:
 
 
 SCHEMA = "shardwise.bench/1"
-RESULTS = ("seconds", "low", "high", "repeats", "machine")
+RESULT_KEYS = ("seconds", "low", "high", "repeats", "machine")
 
 
-def key_of(line: Mapping[str, Any]) -> str:
+def line_key(line: Mapping[str, Any]) -> str:
     """What a line measures, without what came out."""
-    return json.dumps({name: value for name, value in line.items() if name not in RESULTS}, sort_keys=True)
+    return json.dumps({name: value for name, value in line.items() if name not in RESULT_KEYS}, sort_keys=True)
 
 
-def measured_before(path: Path, machine: str) -> set[str]:
+def read_measured_keys(path: Path, machine: str) -> set[str]:
     """What the file has of this machine already. Raises `InputError` for a file that is something else."""
     if not path.exists():
         return set()
@@ -92,10 +94,10 @@ def measured_before(path: Path, machine: str) -> set[str]:
         ) from None
     if not all(isinstance(line, Mapping) and "bench" in line for line in lines):
         raise InputError(f'bench: --out {path} has lines without a "bench"; a file that this verb wrote is required')
-    return {key_of(line) for line in lines if line.get("machine") == machine}
+    return {line_key(line) for line in lines if line.get("machine") == machine}
 
 
-def append(path: Path, line: Mapping[str, Any]) -> None:
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
     """Add a line at the end."""
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -106,9 +108,9 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
         ) from None
 
 
-def left_over(lines: Iterable[Mapping[str, Any]], done: set[str]) -> list[Mapping[str, Any]]:
+def remaining_lines(lines: Iterable[Mapping[str, Any]], done: set[str]) -> list[Mapping[str, Any]]:
     """The lines that are not measured yet."""
-    return [line for line in lines if key_of(line) not in done]
+    return [line for line in lines if line_key(line) not in done]
 
 
 class BenchPayload(TypedDict):

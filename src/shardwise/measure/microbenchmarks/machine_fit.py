@@ -13,34 +13,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.hardware.calibration_constants import APART, CONSTANTS, Calibration
+from shardwise.hardware.calibration_constants import BENCH_ONLY_CONSTANTS, CONSTANTS, Calibration
 from shardwise.hardware.chips import Chip
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.network.switches import Switched, Tier
-from shardwise.hardware.published_constants import calibrated, calibration_of
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.published_constants import published_calibration, with_calibration
+from shardwise.hardware.stacks import get_stack
 from shardwise.measure.microbenchmarks.benchmark_layers import (
     COLLECTIVE_BYTES,
     COLLECTIVES,
     COPY_BYTES,
-    Product,
-    Sample,
+    MatmulShape,
+    SampleLayer,
 )
 from shardwise.price.estimate import estimate
-from shardwise.price.roofline import TILE
+from shardwise.price.roofline import TILE_ROWS
 
 STACK = "shardwise"
 Seconds = Mapping[str, float]  # of each operation, once, by "SAMPLE/OPERATION"
 # How many of an operation a layer has, where it is more than one: norms and sums of the residual stream forward; backward also
 # the sums of gradients of queries, keys and values (2), of gate and up (1), and of the residual stream (2).
-COUNTS = {"norm forward": 2, "norm backward": 2, "sum": 7}
+OPERATION_COUNTS = {"norm forward": 2, "norm backward": 2, "sum": 7}
 ELEMENTWISE = ("norm", "rotary of a query", "rotary of a key", "activation")
-LEAST_SPREAD = 0.1  # of a prediction: what repeats of operations on a quiet machine do not show
+NARROWEST_INTERVAL = 0.1  # of a prediction: what repeats of operations on a quiet machine do not show
 NORMAL_90 = 1.645  # 90% lie within so many standard deviations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineFacts:
     """What is known of a machine before anything is timed."""
 
     name: str
@@ -51,19 +51,19 @@ class Machine:
     others: tuple[str, ...]
 
 
-def typical(rounds: Sequence[Seconds]) -> dict[str, float]:
+def median_rounds(rounds: Sequence[Seconds]) -> dict[str, float]:
     """The median of each operation's rounds."""
     return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
 
 
 @dataclass(frozen=True)
-class Fit:
+class MachineFit:
     """The constants that some seconds give."""
 
     seconds: Seconds
-    samples: tuple[Sample, ...]
-    tiny: Sample
-    machine: Machine
+    samples: tuple[SampleLayer, ...]
+    tiny: SampleLayer
+    machine: MachineFacts
 
     def best_rate(self, dtype: str) -> float:
         """The best rate of products of a format, in FLOP/s."""
@@ -72,7 +72,7 @@ class Fit:
         one = next(one for one in self.samples[0].products if one.name == "up forward")
         return one.flops / self.seconds[f"{dtype}/{one.name}"]
 
-    def products(self) -> list[tuple[Product, float]]:
+    def products(self) -> list[tuple[MatmulShape, float]]:
         return [(one, self.seconds[f"{sample.name}/{one.name}"]) for sample in self.samples for one in sample.products]
 
     @property
@@ -80,7 +80,7 @@ class Fit:
         """Of a copy, read and written."""
         return COPY_BYTES / self.seconds["copy"]
 
-    def sustained(self) -> tuple[float, float]:
+    def fit_sustained_rate(self) -> tuple[float, float]:
         """The sustained share of the best rate, and k0: seconds are FLOPs over the rate, times 1 + k0 / summed."""
         found = self.products()
         share = np.array([one.flops / self.best_rate(self.machine.dtype) / s for one, s in found])
@@ -95,26 +95,26 @@ class Fit:
             flops = sum(sample.attention_flops(phase) for phase in ("forward", "backward"))
             took = sum(self.seconds[f"{sample.name}/attention {phase}"] for phase in ("forward", "backward"))
             shares.append(flops / took / self.best_rate(self.machine.dtype))
-        return _middle(shares)
+        return _geometric_mean(shares)
 
     def elementwise(self) -> float:
         """Bytes that the memory would move in the seconds of a layer's elementwise kernels, over those that fused ones move."""
-        return _middle(
+        return _geometric_mean(
             self._elementwise_s(sample.name) * self.bytes_per_s / sample.elementwise_bytes() for sample in self.samples
         )
 
     def _elementwise_s(self, name: str) -> float:
         """Seconds of a layer's, but for starting them."""
         every = [f"{one} {phase}" for one in ELEMENTWISE for phase in ("forward", "backward")] + ["sum"]
-        return sum(COUNTS.get(one, 1) * self._beyond_start(name, one) for one in every)
+        return sum(OPERATION_COUNTS.get(one, 1) * self._without_launch(name, one) for one in every)
 
-    def _beyond_start(self, sample: str, operation: str) -> float:
+    def _without_launch(self, sample: str, operation: str) -> float:
         whole = self.seconds[f"{sample}/{operation}"]
         return max(whole - self.seconds[f"{self.tiny.name}/{operation}"], 0.1 * whole)
 
     def update(self) -> float:
-        return _middle(
-            self._beyond_start(sample.name, "update") * self.bytes_per_s / sample.update_bytes()
+        return _geometric_mean(
+            self._without_launch(sample.name, "update") * self.bytes_per_s / sample.update_bytes()
             for sample in self.samples
         )
 
@@ -131,15 +131,15 @@ class Fit:
         """Seconds of a layer in which there is nothing to do, for each of its kernels."""
         return self.seconds[f"{self.tiny.name}/layer"] / self.tiny.num_kernels()
 
-    def grouped(self) -> float:
+    def grouped_rate(self) -> float:
         """The rate of products of an expert's rows over that of a layer's."""
-        rate, ramp = self.sustained()
+        rate, ramp = self.fit_sustained_rate()
         shares = []
         for sample in self.samples[:1]:
             one = sample.expert
             alone = one.flops / (rate * self.best_rate(self.machine.dtype)) * (1 + ramp / one.summed)
-            shares.append(alone * (1 + TILE / 2 / one.rows) / self.seconds[f"{sample.name}/{one.name}"])
-        return _middle(shares)
+            shares.append(alone * (1 + TILE_ROWS / 2 / one.rows) / self.seconds[f"{sample.name}/{one.name}"])
+        return _geometric_mean(shares)
 
     def collectives(self) -> list[tuple[int, float, float]]:
         """How often each goes around the ring, the bytes that pass a link each time, and its seconds."""
@@ -150,7 +150,7 @@ class Fit:
                 found.append((times, (n - 1) / n * size, self.seconds[f"{kind}/{size}"]))
         return found
 
-    def link(self) -> tuple[float, float]:
+    def fit_link(self) -> tuple[float, float]:
         """Seconds of a hop and bytes/s of the ring that collectives are as fast as, all kinds together."""
         found, n = self.collectives(), self.machine.num_processes
         if not found:
@@ -162,7 +162,7 @@ class Fit:
 
     def best_link(self) -> float:
         """The best rate of a collective, in bytes/s of the ring; that without the hops where it is better."""
-        return max([times * passed / s for times, passed, s in self.collectives()] + [self.link()[1]])
+        return max([times * passed / s for times, passed, s in self.collectives()] + [self.fit_link()[1]])
 
     def exposed(self) -> float:
         """The share of an AllReduce by which products beside it take longer."""
@@ -172,17 +172,17 @@ class Fit:
 
     def constants(self) -> dict[str, float]:
         """All of them, within their bounds."""
-        rate, ramp = self.sustained()
+        rate, ramp = self.fit_sustained_rate()
         attention = self.attention()
         usual = max(attention, CONSTANTS["attention_fraction"].low)
-        link = self.link()[1] / self.best_link()
+        link = self.fit_link()[1] / self.best_link()
         found = {
             "matmul_fraction": rate, "fp8_matmul_fraction": rate, "matmul_ramp": ramp, "attention_fraction": usual,
-            "grouped_fraction": self.grouped(), "memory_fraction": 1.0, "link_fraction": link, "network_fraction": link,
+            "grouped_fraction": self.grouped_rate(), "memory_fraction": 1.0, "link_fraction": link, "network_fraction": link,
             "elementwise": self.elementwise(), "exposed": self.exposed(), "launch_s": self.launch_s(),
             "attention": usual / attention, "update": self.update(), "loss": self.loss(),
         }  # fmt: skip
-        known = {**CONSTANTS, **APART}
+        known = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
         return {name: min(max(value, known[name].low), known[name].high) for name, value in found.items()}
 
     def cluster(self) -> Cluster:
@@ -198,21 +198,21 @@ class Fit:
             size=own.num_processes,
             bytes_per_s=self.best_link(),
             fraction=1.0,
-            hop_latency_s=self.link()[0],
+            hop_latency_s=self.fit_link()[0],
         )
         return Cluster(name=own.name, chip=chip, topology=Switched(tiers=(tier,)))
 
-    def misses(self) -> dict[str, float]:
+    def measured_over_predicted(self) -> dict[str, float]:
         """Of each sample's whole step the measured seconds over those that the constants give."""
-        cluster, num = calibrated(self.cluster(), self.calibration((1.0, 1.0))), self.machine.num_processes
+        cluster, num = with_calibration(self.cluster(), self.calibration((1.0, 1.0))), self.machine.num_processes
         predicted = {
-            sample.name: estimate(sample.model, cluster, sample.job_of(num), sample.shared(num)).step_time_s
+            sample.name: estimate(sample.model, cluster, sample.job_for(num), sample.sharded_layout(num)).step_time_s
             for sample in self.samples
         }
         return {name: self.seconds[f"{name}/step"] / step_s for name, step_s in predicted.items()}
 
     def calibration(self, spread: tuple[float, float]) -> Calibration:
-        usual = calibration_of("", stack_named(STACK))
+        usual = published_calibration("", get_stack(STACK))
         moe = usual.spread["moe"]
         return Calibration(
             stack=STACK, constants=self.constants(), source=self.machine.source, synchronises=True, loss=usual.loss,
@@ -220,8 +220,8 @@ class Fit:
         )  # fmt: skip
 
 
-def spread_of(
-    rounds: Sequence[Seconds], samples: Iterable[Sample], misses: Iterable[float] = ()
+def prediction_interval(
+    rounds: Sequence[Seconds], samples: Iterable[SampleLayer], misses: Iterable[float] = ()
 ) -> tuple[float, float]:
     """The 90% prediction interval as factors on a prediction; 10% wide at least.
 
@@ -234,10 +234,10 @@ def spread_of(
     logs, missed = [math.log(total / middle) for total in totals], [math.log(miss) for miss in misses]
     repeats = sum(one**2 for one in logs) / max(len(logs) - 1, 1)
     width = NORMAL_90 * math.sqrt(repeats + sum(one**2 for one in missed) / max(len(missed), 1))
-    high = 1.0 + max(math.expm1(width), LEAST_SPREAD)
+    high = 1.0 + max(math.expm1(width), NARROWEST_INTERVAL)
     return 1.0 / high, high
 
 
-def _middle(values: Iterable[float]) -> float:
+def _geometric_mean(values: Iterable[float]) -> float:
     """The geometric mean."""
     return math.exp(statistics.fmean(map(math.log, values)))

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as functional
 
-from shardwise.run.spawn import together
-from shardwise.values.errors import InputError, chosen, unknown
+from shardwise.run.spawn import run_in_processes
+from shardwise.values.errors import InputError, describe_unknown, lookup
 
 WARM_UPS = 2
 REPEATS = 9  # at least; more as long as there is time
-LEAST_S, MOST_INNER = 0.05, 1000  # seconds of a repetition, for which a short kernel runs several times
+SHORTEST_REPETITION_S, MOST_RUNS = 0.05, 1000  # seconds of a repetition, for which a short kernel runs several times
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +34,21 @@ class Timing:
     repeats: int
 
 
-def timed(run: Callable[[], object], device: str, budget_s: float = 1.0) -> Timing:
+def time_kernel(run: Callable[[], object], device: str, budget_s: float = 1.0) -> Timing:
     """Time `run` for about `budget_s`, after warming up. Short kernels run several times in a row, so that each but the first is
     launched while the one before runs."""
     for _ in range(WARM_UPS):
         run()
-    once = _on_gpu if device == "cuda" else _on_host
-    inner = max(1, min(MOST_INNER, int(LEAST_S / max(once(run, 1), 1e-7))))
+    once = _time_on_gpu if device == "cuda" else _time_on_host
+    inner = max(1, min(MOST_RUNS, int(SHORTEST_REPETITION_S / max(once(run, 1), 1e-7))))
     found: list[float] = []
     started = time.perf_counter()
     while len(found) < REPEATS or time.perf_counter() - started < budget_s:
         found.append(once(run, inner))
-    return timing(found)
+    return summarise_times(found)
 
 
-def timing(found: list[float]) -> Timing:
+def summarise_times(found: list[float]) -> Timing:
     """The median of some seconds, and their 10th and 90th percentiles."""
     ordered = sorted(found)
     return Timing(
@@ -56,14 +56,14 @@ def timing(found: list[float]) -> Timing:
     )
 
 
-def _on_host(run: Callable[[], object], inner: int) -> float:
+def _time_on_host(run: Callable[[], object], inner: int) -> float:
     started = time.perf_counter()
     for _ in range(inner):
         run()
     return (time.perf_counter() - started) / inner
 
 
-def _on_gpu(run: Callable[[], object], inner: int) -> float:
+def _time_on_gpu(run: Callable[[], object], inner: int) -> float:
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     first.record()
     for _ in range(inner):
@@ -76,14 +76,14 @@ def _on_gpu(run: Callable[[], object], inner: int) -> float:
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
 
 
-def measure(line: Mapping[str, Any], device: str) -> Timing:
+def time_line(line: Mapping[str, Any], device: str) -> Timing:
     """Time what a line describes. Raises `InputError` for a format that this verb cannot run."""
     dtype = line.get("dtype", "bf16")
     if dtype not in DTYPES:
-        raise InputError(f"bench: --dtype: {unknown(dtype, DTYPES)}")
+        raise InputError(f"bench: --dtype: {describe_unknown(dtype, DTYPES)}")
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
-    run = MAKERS[line["bench"]](line, device, DTYPES[dtype])
-    return timed(run, device)
+    run = KERNELS[line["bench"]](line, device, DTYPES[dtype])
+    return time_kernel(run, device)
 
 
 def _matmul(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callable[[], object]:
@@ -116,20 +116,20 @@ def _attention(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Call
     return lambda: torch.autograd.grad(out, (q, k, v), gradient, retain_graph=True)
 
 
-MAKERS: Mapping[str, Callable[[Mapping[str, Any], str, torch.dtype], Callable[[], object]]] = {
+KERNELS: Mapping[str, Callable[[Mapping[str, Any], str, torch.dtype], Callable[[], object]]] = {
     "matmul": _matmul,
     "memory": _memory,
     "attention": _attention,
 }
 
 
-def describe(device: str) -> str:
+def describe_device(device: str) -> str:
     """The device and the software, for whoever reads the lines later."""
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return f"{name}; torch {torch.__version__}"
 
 
-def device_of(asked: str) -> str:
+def select_device(asked: str) -> str:
     """The device that is asked for, or the best there is. Raises `InputError` where there is none."""
     has_gpu = torch.cuda.is_available()
     if asked == "cuda" and not has_gpu:
@@ -144,17 +144,17 @@ def num_gpus() -> int:
 Lines = Sequence[Mapping[str, Any]]
 
 
-def measure_all(lines: Lines, device: str, num_processes: int) -> Iterator[tuple[Mapping[str, Any], Timing]]:
+def time_collectives(lines: Lines, device: str, num_processes: int) -> Iterator[tuple[Mapping[str, Any], Timing]]:
     """Time some collectives in one start of the processes. Raises `InputError` when a process fails."""
-    yield from zip(lines, together(_measure, list(lines), device, num_processes, len(lines)), strict=True)
+    yield from zip(lines, run_in_processes(_time_on_rank, list(lines), device, num_processes, len(lines)), strict=True)
 
 
-def _measure(rank: int, size: int, place: torch.device, lines: Lines) -> Iterator[Timing]:
+def _time_on_rank(rank: int, size: int, place: torch.device, lines: Lines) -> Iterator[Timing]:
     for line in lines:
-        yield _timed(_collective(line, rank, size, place), place.type)
+        yield _time_together(_collective(line, rank, size, place), place.type)
 
 
-def _timed(run: Callable[[], object], device: str) -> Timing:
+def _time_together(run: Callable[[], object], device: str) -> Timing:
     """All processes start together, and the slowest counts: each repetition is as long as it takes on the last of them."""
     found = []
     for repeat in range(WARM_UPS + REPEATS):
@@ -167,7 +167,7 @@ def _timed(run: Callable[[], object], device: str) -> Timing:
         dist.all_reduce(took, op=dist.ReduceOp.MAX)
         if repeat >= WARM_UPS:
             found.append(float(took))
-    return timing(found)
+    return summarise_times(found)
 
 
 def _collective(line: Mapping[str, Any], rank: int, size: int, place: torch.device) -> Callable[[], object]:
@@ -182,12 +182,12 @@ def _collective(line: Mapping[str, Any], rank: int, size: int, place: torch.devi
         "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole),
         "all_reduce": lambda: dist.all_reduce(whole),
         "all_to_all": lambda: dist.all_to_all_single(received[:own], whole[:own]),
-        "send_recv": lambda: _ring(whole, received, rank, size),
+        "send_recv": lambda: _send_around_ring(whole, received, rank, size),
     }
-    return chosen(run, line["kind"], "collective")
+    return lookup(run, line["kind"], "collective")
 
 
-def _ring(sent: torch.Tensor, received: torch.Tensor, rank: int, size: int) -> None:
+def _send_around_ring(sent: torch.Tensor, received: torch.Tensor, rank: int, size: int) -> None:
     """Each sends to the next and receives from the one before."""
     moves = [dist.P2POp(dist.isend, sent, (rank + 1) % size), dist.P2POp(dist.irecv, received, (rank - 1) % size)]
     for work in dist.batch_isend_irecv(moves):

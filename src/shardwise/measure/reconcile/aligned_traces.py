@@ -15,20 +15,20 @@ from shardwise.records.step_trace import (
     WAIT,
     RankTrace,
     TraceEvent,
+    list_traced_steps,
     read_trace,
     trace_path,
-    traced_steps,
 )
-from shardwise.step.instructions import CONTROL, axis_group
+from shardwise.step.instructions import CONTROL, charged_axis
 from shardwise.values.errors import InputError
 
 Interval = tuple[float, float]
 
 
-def merged(intervals: Iterable[Interval]) -> list[Interval]:
+def union(intervals: Iterable[Interval]) -> list[Interval]:
     """Their union, in order.
 
-    >>> merged([(3, 4), (0, 2), (1, 3)])
+    >>> union([(3, 4), (0, 2), (1, 3)])
     [(0, 4)]
     """
     found: list[Interval] = []
@@ -40,10 +40,10 @@ def merged(intervals: Iterable[Interval]) -> list[Interval]:
     return found
 
 
-def common(some: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
+def intersection(some: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
     """What two unions have in common.
 
-    >>> common([(0, 4)], [(1, 2), (3, 6)])
+    >>> intersection([(0, 4)], [(1, 2), (3, 6)])
     [(1, 2), (3, 4)]
     """
     found, left, right = [], list(some), list(others)
@@ -59,7 +59,7 @@ def common(some: Iterable[Interval], others: Iterable[Interval]) -> list[Interva
     return found
 
 
-def total(intervals: Iterable[Interval]) -> float:
+def total_length(intervals: Iterable[Interval]) -> float:
     """Their length."""
     return sum(end - start for start, end in intervals)
 
@@ -67,7 +67,7 @@ def total(intervals: Iterable[Interval]) -> float:
 MESSAGES = ("send", "receive")  # between two stages: no rank of a group waits for all of the others
 
 
-class Span(NamedTuple):
+class TraceSpan(NamedTuple):
     """An event in seconds from the beginning of the step on the first rank that began."""
 
     event: TraceEvent
@@ -96,31 +96,31 @@ class TracedRank:
         return self.trace.step_ns / 1e9
 
     @cached_property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[TraceSpan, ...]:
         """Everything, in the order in which it began."""
         return tuple(
-            Span(one, self.begin + one.start_ns / 1e9, self.begin + one.end_ns / 1e9) for one in self.trace.events
+            TraceSpan(one, self.begin + one.start_ns / 1e9, self.begin + one.end_ns / 1e9) for one in self.trace.events
         )
 
-    def of(self, *kinds: str) -> Iterator[Span]:
+    def spans_of_kind(self, *kinds: str) -> Iterator[TraceSpan]:
         """The events of some kinds."""
         return (span for span in self.spans if span.event.kind in kinds)
 
     @cached_property
     def traffic(self) -> tuple[Interval, ...]:
         """When anything was on its way."""
-        return tuple(merged((span.start, span.end) for span in self.of(COLLECTIVE)))
+        return tuple(union((span.start, span.end) for span in self.spans_of_kind(COLLECTIVE)))
 
-    def moving_s(self, start: float, end: float) -> float:
+    def traffic_s(self, start: float, end: float) -> float:
         """Seconds of a time in which anything was on its way."""
         first = bisect_left(self.traffic, start, key=lambda one: one[1])
         last = bisect_right(self.traffic, end, key=lambda one: one[0])
-        return total(common([(start, end)], self.traffic[first:last]))
+        return total_length(intersection([(start, end)], self.traffic[first:last]))
 
     @cached_property
-    def computing(self) -> tuple[Span, ...]:
+    def compute_spans(self) -> tuple[TraceSpan, ...]:
         """What the compute stream did, kernels and waits, in order."""
-        return tuple(self.of(KERNEL, WAIT))
+        return tuple(self.spans_of_kind(KERNEL, WAIT))
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class TracedStep:
         """How far the clocks of two ranks may be apart."""
         return max(rank.trace.error_ns for rank in self.ranks) / 1e9
 
-    def group(self, rank: RankTrace, axes: tuple[str, ...]) -> tuple[int, ...]:
+    def group_ranks(self, rank: RankTrace, axes: tuple[str, ...]) -> tuple[int, ...]:
         """The ranks that a rank has collectives with over some axes: those that are where it is on all others."""
         others = {axis: place for axis, place in rank.coordinate.items() if axis not in axes}
         return tuple(
@@ -150,7 +150,7 @@ class TracedStep:
         )
 
 
-def step_of(traces: list[RankTrace]) -> TracedStep:
+def align_clocks(traces: list[RankTrace]) -> TracedStep:
     """The traces of one step, on one clock that begins with the first rank."""
     begins = [trace.begin_ns - trace.offset_ns for trace in traces]
     first = min(begins)
@@ -158,9 +158,9 @@ def step_of(traces: list[RankTrace]) -> TracedStep:
     return TracedStep(traces[0].step, tuple(ranks))
 
 
-def read_step(run: RunFolder, step: int | None = None) -> TracedStep:
+def read_traced_step(run: RunFolder, step: int | None = None) -> TracedStep:
     """A traced step of a run, or the last one. Raises `InputError` where there is none."""
-    found = traced_steps(run)
+    found = list_traced_steps(run)
     if not found:
         raise InputError(
             f"trace: {run.path} holds no traces; some of the run's steps are required: shardwise train ... --profile 10:13"
@@ -168,17 +168,17 @@ def read_step(run: RunFolder, step: int | None = None) -> TracedStep:
     number = max(found) if step is None else step
     if number not in found:
         raise InputError(f"--step: found {number}; {', '.join(map(str, found))} were traced, one of which is required")
-    return step_of([read_trace(trace_path(run, number, rank)) for rank in found[number]])
+    return align_clocks([read_trace(trace_path(run, number, rank)) for rank in found[number]])
 
 
-def axis_of(event: TraceEvent) -> str:
+def event_axis(event: TraceEvent) -> str:
     """The axis that a collective, or the wait for it, is charged to."""
-    return CONTROL if event.role == CONTROL else axis_group(event.axes)
+    return CONTROL if event.role == CONTROL else charged_axis(event.axes)
 
 
-def collectives(rank: TracedRank) -> Iterator[Span]:
+def list_collectives(rank: TracedRank) -> Iterator[TraceSpan]:
     """Those that a rank issued, without messages."""
-    return (one for one in rank.of(COLLECTIVE) if not is_message(one.event))
+    return (one for one in rank.spans_of_kind(COLLECTIVE) if not is_message(one.event))
 
 
 def is_message(event: TraceEvent) -> bool:

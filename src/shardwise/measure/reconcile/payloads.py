@@ -11,72 +11,79 @@ from typing_extensions import TypedDict
 
 from shardwise.layout.layout import Layout
 from shardwise.layout.payload import LayoutPayload
-from shardwise.measure.reconcile.rank_time import Lateness, Occupancy, Overlap, Stall
+from shardwise.measure.reconcile.rank_time import Occupancy, RankLateness, Stall, TrafficOverlap
 from shardwise.measure.reconcile.reconciliation import Reconciliation
-from shardwise.measure.reconcile.rehearsal import CLOSE, Rehearsal, is_judged
-from shardwise.measure.reconcile.step_differences import Difference
-from shardwise.measure.reconcile.step_terms import Attribution, Collectives, MemoryTerm, StepMemory, StepTime, TimeTerm
-from shardwise.measure.reconcile.trace_analysis import Bottleneck, Traced
+from shardwise.measure.reconcile.rehearsal import REHEARSAL_TOLERANCE, Rehearsal, is_judged
+from shardwise.measure.reconcile.step_differences import StepDifference
+from shardwise.measure.reconcile.step_terms import (
+    Attribution,
+    CollectiveComparison,
+    MemoryTerm,
+    StepMemory,
+    StepTime,
+    TimeTerm,
+)
+from shardwise.measure.reconcile.trace_analysis import Bottleneck, TraceAnalysis
 from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.search.explain.neighbour_layouts import Remedy
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import layout_of_plan
-from shardwise.sharding.collectives import Issued
-from shardwise.values.payload_fields import Fields
+from shardwise.sharding.collectives import IssuedCollective
+from shardwise.values.payload_fields import MergedFields
 
 RECONCILE_SCHEMA = "shardwise.reconcile/3"
 
 
-class OfTimeTerm(TypedDict):
+class TimeTermProperties(TypedDict):
     """Measured less predicted, and the share of the measured step."""
 
     difference_s: float
     share: float
 
 
-class OfTime(TypedDict):
+class StepTimeProperties(TypedDict):
     """Whether the measured step is inside the interval (null: the prediction is a bound), and the share that no term has."""
 
     within: bool | None
     rest_share: float
-    terms: list[Annotated[dict[str, Any], Fields(TimeTerm, OfTimeTerm)]]
+    terms: list[Annotated[dict[str, Any], MergedFields(TimeTerm, TimeTermProperties)]]
 
 
-class OfAttribution(TypedDict):
+class AttributionProperties(TypedDict):
     """The term by name, and measured over predicted."""
 
     term: str
     ratio: float | None
 
 
-class Within(TypedDict):
+class MemoryTermProperties(TypedDict):
     """Whether the prediction holds; null where there is none."""
 
     within: bool | None
 
 
-class OfMemory(TypedDict):
+class StepMemoryProperties(TypedDict):
     """The terms, and the peak, which they add up to."""
 
-    terms: list[Annotated[dict[str, Any], Fields(MemoryTerm, Within)]]
-    total: Annotated[dict[str, Any], Fields(MemoryTerm, Within)]
+    terms: list[Annotated[dict[str, Any], MergedFields(MemoryTerm, MemoryTermProperties)]]
+    total: Annotated[dict[str, Any], MergedFields(MemoryTerm, MemoryTermProperties)]
 
 
-class MiscountedPayload(TypedDict):
+class CollectiveCounts(TypedDict):
     """How often a collective was planned, and how often it was issued."""
 
     planned: int
     found: int
 
 
-class OfCollectives(TypedDict):
+class CollectiveComparisonProperties(TypedDict):
     """Whether the list that was issued is the planned one, and what differs."""
 
     equal: bool
-    miscounted: list[Annotated[dict[str, Any], Fields(Issued, MiscountedPayload)]]
+    miscounted: list[Annotated[dict[str, Any], MergedFields(IssuedCollective, CollectiveCounts)]]
 
 
-CollectivesPayload = Annotated[dict[str, Any], Fields(Collectives, OfCollectives)]
+CollectivesPayload = Annotated[dict[str, Any], MergedFields(CollectiveComparison, CollectiveComparisonProperties)]
 
 
 class ReconcilePayload(TypedDict):
@@ -90,9 +97,9 @@ class ReconcilePayload(TypedDict):
     noisy: bool
     changes: dict[str, float]
     remarks: list[str]
-    time: Annotated[dict[str, Any], Fields(StepTime, OfTime)]
-    attribution: Annotated[dict[str, Any], Fields(Attribution, OfAttribution)] | None
-    memory: Annotated[dict[str, Any], Fields(StepMemory, OfMemory)]
+    time: Annotated[dict[str, Any], MergedFields(StepTime, StepTimeProperties)]
+    attribution: Annotated[dict[str, Any], MergedFields(Attribution, AttributionProperties)] | None
+    memory: Annotated[dict[str, Any], MergedFields(StepMemory, StepMemoryProperties)]
     collectives: CollectivesPayload
     advice: list[str]
 
@@ -123,7 +130,7 @@ def reconcile_payload(plan: Plan, found: Reconciliation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def collectives_payload(found: Collectives) -> dict[str, Any]:
+def collectives_payload(found: CollectiveComparison) -> dict[str, Any]:
     """The lists' part of a payload."""
     return {**asdict(found), "equal": found.equal, "miscounted": [
         {**one.issued._asdict(), "planned": one.planned, "found": one.found} for one in found.miscounted
@@ -133,37 +140,37 @@ def collectives_payload(found: Collectives) -> dict[str, Any]:
 TRACE_SCHEMA = "shardwise.trace/1"
 
 
-class OfOverlap(TypedDict):
+class TrafficOverlapProperties(TypedDict):
     """The part that is hidden."""
 
     share: float
 
 
-class OfOccupancy(TypedDict):
+class OccupancyProperties(TypedDict):
     """The sums, and the traffic of each axis."""
 
     busy_s: float
     exposed_s: float
     idle_s: float
-    overlaps: list[Annotated[dict[str, Any], Fields(Overlap, OfOverlap)]]
+    overlaps: list[Annotated[dict[str, Any], MergedFields(TrafficOverlap, TrafficOverlapProperties)]]
 
 
-class OfDifference(TypedDict):
+class StepDifferenceProperties(TypedDict):
     """Measured less expected."""
 
     difference_s: float
 
 
-class OfRemedy(TypedDict):
+class RemedyProperties(TypedDict):
     """The layout, as in every payload."""
 
     layout: LayoutPayload
 
 
-class OfBottleneck(TypedDict):
+class BottleneckProperties(TypedDict):
     """The change of layout that would save most, if any would."""
 
-    remedy: Annotated[dict[str, Any], Fields(Remedy, OfRemedy)] | None
+    remedy: Annotated[dict[str, Any], MergedFields(Remedy, RemedyProperties)] | None
 
 
 class TracePayload(TypedDict):
@@ -178,33 +185,33 @@ class TracePayload(TypedDict):
     step_s: float
     planned_s: float
     clock_error_s: float
-    ranks: list[Annotated[dict[str, Any], Fields(Occupancy, OfOccupancy)]]
-    differences: list[Annotated[dict[str, Any], Fields(Difference, OfDifference)]]
-    lateness: list[Lateness]
+    ranks: list[Annotated[dict[str, Any], MergedFields(Occupancy, OccupancyProperties)]]
+    differences: list[Annotated[dict[str, Any], MergedFields(StepDifference, StepDifferenceProperties)]]
+    lateness: list[RankLateness]
     stalls: list[Stall]
-    bottlenecks: list[Annotated[dict[str, Any], Fields(Bottleneck, OfBottleneck)]] | None
+    bottlenecks: list[Annotated[dict[str, Any], MergedFields(Bottleneck, BottleneckProperties)]] | None
 
 
-def trace_payload(found: Traced, *, bottlenecks: bool = False) -> dict[str, Any]:
+def trace_payload(found: TraceAnalysis, *, bottlenecks: bool = False) -> dict[str, Any]:
     """The versioned payload that `--json` prints."""
     plan = found.plan
     return {
         "schema": TRACE_SCHEMA, "model": model_payload(plan.model), "cluster": plan.cluster.name, "layout": layout_of_plan(plan),
         "step": found.step.step, "step_s": found.step.seconds, "planned_s": found.planned.step_time_s,
-        "clock_error_s": found.step.error_s, "ranks": [_occupancy(one) for one in found.occupancies],
+        "clock_error_s": found.step.error_s, "ranks": [_occupancy_payload(one) for one in found.occupancies],
         "differences": [{**asdict(one), "difference_s": one.difference_s} for one in found.differences],
         "lateness": [asdict(one) for one in found.lateness], "stalls": [asdict(one) for one in found.stalls],
-        "bottlenecks": [_bottleneck(one, plan) for one in found.bottlenecks] if bottlenecks else None,
+        "bottlenecks": [_bottleneck_payload(one, plan) for one in found.bottlenecks] if bottlenecks else None,
     }  # fmt: skip
 
 
-def _occupancy(one: Occupancy) -> dict[str, Any]:
+def _occupancy_payload(one: Occupancy) -> dict[str, Any]:
     overlaps = [{**asdict(traffic), "share": traffic.share} for traffic in one.overlaps]
     sums = {"busy_s": one.busy_s, "exposed_s": one.exposed_s, "idle_s": one.idle_s}
     return {**asdict(one), **sums, "overlaps": overlaps}
 
 
-def _bottleneck(one: Bottleneck, plan: Plan) -> dict[str, Any]:
+def _bottleneck_payload(one: Bottleneck, plan: Plan) -> dict[str, Any]:
     change = one.remedy and {**asdict(one.remedy), "layout": layout_of_plan(plan, Layout.parse(one.remedy.layout))}
     return {**asdict(one), "remedy": change}
 
@@ -212,26 +219,26 @@ def _bottleneck(one: Bottleneck, plan: Plan) -> dict[str, Any]:
 REHEARSE_SCHEMA = "shardwise.rehearse/2"
 
 
-class GroupPayload(TypedDict):
+class CommGroupPayload(TypedDict):
     """The ranks that a rank has collectives with over some axes."""
 
     axes: list[str]
     ranks: list[int]
 
 
-class Judged(TypedDict):
+class MemoryVerdict(TypedDict):
     """Whether a term is judged, and whether it is as close to the plan as is asked."""
 
     is_judged: bool
     holds: bool | None
 
 
-class RankMemory(TypedDict):
+class RehearsedMemory(TypedDict):
     """Bytes by term, planned and executed, and each term with its verdict."""
 
     planned: dict[str, float | None]
     executed: dict[str, float]
-    terms: list[Annotated[dict[str, Any], Fields(MemoryTerm, Judged)]]
+    terms: list[Annotated[dict[str, Any], MergedFields(MemoryTerm, MemoryVerdict)]]
 
 
 class RehearsePayload(TypedDict):
@@ -244,19 +251,19 @@ class RehearsePayload(TypedDict):
     ranks: int
     rank: int
     coordinate: dict[str, int]
-    groups: list[GroupPayload]
+    groups: list[CommGroupPayload]
     num_micro_batches: int
     seconds: float
     collectives_equal: bool
     collectives: CollectivesPayload
-    memory: RankMemory
+    memory: RehearsedMemory
     remarks: list[str]
     ok: bool
 
 
 def rehearsal_payload(plan: Plan, found: Rehearsal) -> dict[str, Any]:
     """The versioned payload that `--json` prints."""
-    seen = found.seen
+    seen = found.rehearsed
     return {
         "schema": REHEARSE_SCHEMA,
         "model": model_payload(plan.model), "cluster": plan.cluster.name, "layout": layout_of_plan(plan),
@@ -266,9 +273,9 @@ def rehearsal_payload(plan: Plan, found: Rehearsal) -> dict[str, Any]:
         "collectives_equal": found.collectives.equal, "collectives": collectives_payload(found.collectives),
         "memory": {
             "planned": {one.name: one.predicted for one in found.terms},
-            "executed": {one.name: one.judged for one in found.terms},
+            "executed": {one.name: one.compared_bytes for one in found.terms},
             "terms": [
-                {**asdict(one), "is_judged": is_judged(one, found.memory.total), "holds": one.holds(CLOSE)}
+                {**asdict(one), "is_judged": is_judged(one, found.memory.total), "holds": one.is_within(REHEARSAL_TOLERANCE)}
                 for one in found.terms
             ],
         },

@@ -14,22 +14,22 @@ from statistics import median_low
 
 from shardwise.measure.reconcile.aligned_traces import (
     Interval,
-    Span,
     TracedRank,
     TracedStep,
-    axis_of,
-    collectives,
-    common,
+    TraceSpan,
+    event_axis,
+    intersection,
     is_message,
-    merged,
-    total,
+    list_collectives,
+    total_length,
+    union,
 )
 from shardwise.records.step_trace import COLLECTIVE, KERNEL, PASS, WAIT
 from shardwise.sharding.spec import Axes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
+class TrafficOverlap:
     """Traffic of an axis: the seconds in which any was on its way, and those of them in which kernels ran beside it."""
 
     axis: str
@@ -54,7 +54,7 @@ class Occupancy:
     gaps_s: float
     num_gaps: int
     between_s: float
-    overlaps: tuple[Overlap, ...]
+    overlaps: tuple[TrafficOverlap, ...]
 
     @property
     def busy_s(self) -> float:
@@ -70,80 +70,82 @@ class Occupancy:
         return self.step_s - self.busy_s
 
 
-def occupancy(rank: TracedRank) -> Occupancy:
+def measure_occupancy(rank: TracedRank) -> Occupancy:
     """Where a rank's step went."""
     busy: dict[str, float] = {}
     exposed: dict[str, float] = {}
-    for span in rank.of(KERNEL):
+    for span in rank.spans_of_kind(KERNEL):
         busy[span.event.phase] = busy.get(span.event.phase, 0.0) + span.seconds
-    for span in rank.of(WAIT):
-        axis = axis_of(span.event)
+    for span in rank.spans_of_kind(WAIT):
+        axis = event_axis(span.event)
         exposed[axis] = exposed.get(axis, 0.0) + span.seconds
-    passes = merged((span.start, span.end) for span in rank.of(PASS))
-    idle = gaps(rank)
-    within = common(idle, passes)
-    gaps_s = total(within)
+    passes = union((span.start, span.end) for span in rank.spans_of_kind(PASS))
+    idle = find_gaps(rank)
+    within = intersection(idle, passes)
+    gaps_s = total_length(within)
     return Occupancy(
         rank=rank.trace.rank, step_s=rank.seconds, busy=busy, exposed=exposed, gaps_s=gaps_s, num_gaps=len(within),
-        between_s=total(idle) - gaps_s, overlaps=tuple(overlaps(rank)),
+        between_s=total_length(idle) - gaps_s, overlaps=tuple(measure_overlaps(rank)),
     )  # fmt: skip
 
 
-def overlaps(rank: TracedRank) -> Iterable[Overlap]:
+def measure_overlaps(rank: TracedRank) -> Iterable[TrafficOverlap]:
     """The traffic of each axis, and what of it is hidden."""
-    computed = merged((span.start, span.end) for span in rank.of(KERNEL))
+    computed = union((span.start, span.end) for span in rank.spans_of_kind(KERNEL))
     moving: dict[str, list[Interval]] = {}
-    for span in rank.of(COLLECTIVE):
+    for span in rank.spans_of_kind(COLLECTIVE):
         moving.setdefault(span.event.stream, []).append((span.start, span.end))
     for axis, intervals in moving.items():
-        traffic = merged(intervals)
-        yield Overlap(axis=axis, traffic_s=total(traffic), hidden_s=total(common(traffic, computed)))
+        traffic = union(intervals)
+        yield TrafficOverlap(
+            axis=axis, traffic_s=total_length(traffic), hidden_s=total_length(intersection(traffic, computed))
+        )
 
 
-def gaps(rank: TracedRank) -> list[Interval]:
+def find_gaps(rank: TracedRank) -> list[Interval]:
     """When the compute stream of a rank had nothing to do, and waited for nothing."""
     found, now = [], rank.begin
-    for start, end in merged((span.start, span.end) for span in rank.computing):
+    for start, end in union((span.start, span.end) for span in rank.compute_spans):
         if start > now:
             found.append((now, start))
         now = max(now, end)
     return [*found, (now, rank.end)] if rank.end > now else found
 
 
-Meet = tuple[Axes, tuple[int, ...], int]  # the axes, the ranks of the group, and the number of those before it
+CollectiveKey = tuple[Axes, tuple[int, ...], int]  # the axes, the ranks of the group, and the number of those before it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class CollectiveArrivals:
     """A collective of a group: each rank's part of it, from when the rank came until it was done there."""
 
     name: str
     axis: str
-    spans: Mapping[int, Span]
+    spans: Mapping[int, TraceSpan]
 
     @property
-    def last(self) -> int:
+    def last_rank(self) -> int:
         """The rank that came last."""
         return max(self.spans, key=lambda rank: self.spans[rank].start)
 
     @property
-    def begun(self) -> float:
+    def all_arrived(self) -> float:
         """When all had come."""
-        return self.spans[self.last].start
+        return self.spans[self.last_rank].start
 
     @property
     def skew_s(self) -> float:
         """Between the first rank and the last."""
-        return self.begun - min(span.start for span in self.spans.values())
+        return self.all_arrived - min(span.start for span in self.spans.values())
 
     @property
-    def moving_s(self) -> float:
+    def traffic_s(self) -> float:
         """From when all had come until all were done."""
-        return max(max(span.end for span in self.spans.values()) - self.begun, 0.0)
+        return max(max(span.end for span in self.spans.values()) - self.all_arrived, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lateness:
+class RankLateness:
     """A rank among the others: it came last to `num_last` of `num_met` collectives; at `num_kept` of them others waited for it to
     come, for longer than clocks may be off. `kept_s`: seconds of the rank that waited longest for it, by axis in `by_axis`."""
 
@@ -155,58 +157,60 @@ class Lateness:
     by_axis: Mapping[str, float]
 
 
-def meetings(step: TracedStep) -> dict[Meet, Meeting]:
+def match_collectives(step: TracedStep) -> dict[CollectiveKey, CollectiveArrivals]:
     """The collectives of a step with the ranks that met there; those of a single traced rank are none."""
-    found: dict[Meet, dict[int, Span]] = {}
+    found: dict[CollectiveKey, dict[int, TraceSpan]] = {}
     for rank in step.ranks:
-        for span in collectives(rank):
-            found.setdefault(_meet(step, rank, span), {})[rank.trace.rank] = span
+        for span in list_collectives(rank):
+            found.setdefault(_collective_key(step, rank, span), {})[rank.trace.rank] = span
     return {
-        meet: Meeting(name=next(iter(spans.values())).event.name, axis=axis_of(next(iter(spans.values())).event), spans=spans)
+        meet: CollectiveArrivals(
+            name=next(iter(spans.values())).event.name, axis=event_axis(next(iter(spans.values())).event), spans=spans
+        )
         for meet, spans in found.items()
         if len(spans) > 1
     }  # fmt: skip
 
 
-def _meet(step: TracedStep, rank: TracedRank, span: Span) -> Meet:
+def _collective_key(step: TracedStep, rank: TracedRank, span: TraceSpan) -> CollectiveKey:
     axes = span.event.axes
-    return axes, step.group(rank.trace, axes), span.event.number
+    return axes, step.group_ranks(rank.trace, axes), span.event.number
 
 
-def late_waits(step: TracedStep) -> dict[int, list[tuple[Span, int, float]]]:
+def waits_for_late_ranks(step: TracedStep) -> dict[int, list[tuple[TraceSpan, int, float]]]:
     """Of each rank its waits, each with the rank that came last to what it waited for, and the seconds until that had come."""
-    met, found = meetings(step), dict[int, list[tuple[Span, int, float]]]()
+    met, found = match_collectives(step), dict[int, list[tuple[TraceSpan, int, float]]]()
     for rank in step.ranks:
         waits = found.setdefault(rank.trace.rank, [])
-        for span in rank.of(WAIT):
-            meeting = None if is_message(span.event) else met.get(_meet(step, rank, span))
-            if meeting is None or meeting.last == rank.trace.rank:
+        for span in rank.spans_of_kind(WAIT):
+            meeting = None if is_message(span.event) else met.get(_collective_key(step, rank, span))
+            if meeting is None or meeting.last_rank == rank.trace.rank:
                 waits.append((span, rank.trace.rank, 0.0))
             else:
                 here = max(span.start, meeting.spans[rank.trace.rank].start)
-                waits.append((span, meeting.last, max(min(span.end, meeting.begun) - here, 0.0)))
+                waits.append((span, meeting.last_rank, max(min(span.end, meeting.all_arrived) - here, 0.0)))
     return found
 
 
-def lateness(step: TracedStep) -> tuple[Lateness, ...]:
+def measure_lateness(step: TracedStep) -> tuple[RankLateness, ...]:
     """Every rank among the others."""
     met, last = Counter[int](), Counter[int]()
-    for meeting in meetings(step).values():
+    for meeting in match_collectives(step).values():
         met.update(meeting.spans.keys())
-        last[meeting.last] += 1
+        last[meeting.last_rank] += 1
     kept: dict[int, dict[int, dict[str, float]]] = {}
     times = Counter[int]()
-    for rank, waits in late_waits(step).items():
+    for rank, waits in waits_for_late_ranks(step).items():
         for span, late, seconds in waits:
             times[late] += seconds > step.error_s
             if seconds:
                 axes = kept.setdefault(late, {}).setdefault(rank, {})
-                axes[axis_of(span.event)] = axes.get(axis_of(span.event), 0.0) + seconds
+                axes[event_axis(span.event)] = axes.get(event_axis(span.event), 0.0) + seconds
     found = []
     for rank in (one.trace.rank for one in step.ranks):
         longest = max(kept.get(rank, {}).values(), key=lambda axes: sum(axes.values()), default={})
         found.append(
-            Lateness(
+            RankLateness(
                 rank=rank, num_met=met[rank], num_last=last[rank], num_kept=times[rank], kept_s=sum(longest.values()),
                 by_axis=longest,
             )
@@ -216,7 +220,7 @@ def lateness(step: TracedStep) -> tuple[Lateness, ...]:
 
 # What is taken for a stall: a part of the step, and so many times as long as is usual. Below either it is noise: on two shared
 # cores the longest of some hundred kernels is often three times their median (measured, 2026-11).
-LEAST_SHARE, LEAST_TIMES = 0.02, 5.0
+LEAST_SHARE, LEAST_FACTOR = 0.02, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,40 +249,40 @@ class Stall:
         return f"{what} ({place}{f', pass {self.action}' if self.action else ''})"
 
 
-def stalls(step: TracedStep) -> tuple[Stall, ...]:
+def find_stalls(step: TracedStep) -> tuple[Stall, ...]:
     """All of a step, the longest first."""
     seen: dict[tuple[str, ...], list[Stall]] = {}
     for rank in step.ranks:
-        for key, one in _work(rank):
+        for key, one in _work_by_kind(rank):
             seen.setdefault(key, []).append(one)
     found = []
     for alike in seen.values():
         usual = median_low(one.seconds for one in alike)
-        found += [_with_usual(one, usual) for one in alike if _stalls(one.seconds, usual, step.seconds)]
+        found += [_with_usual(one, usual) for one in alike if _is_stall(one.seconds, usual, step.seconds)]
     return tuple(sorted(found, key=lambda one: -one.excess_s))
 
 
-def _stalls(seconds: float, usual_s: float, step_s: float) -> bool:
-    return seconds - usual_s >= LEAST_SHARE * step_s and seconds >= LEAST_TIMES * usual_s
+def _is_stall(seconds: float, usual_s: float, step_s: float) -> bool:
+    return seconds - usual_s >= LEAST_SHARE * step_s and seconds >= LEAST_FACTOR * usual_s
 
 
 def _with_usual(one: Stall, usual_s: float) -> Stall:
     return replace(one, usual_s=usual_s)
 
 
-def _work(rank: TracedRank) -> Iterator[tuple[tuple[str, ...], Stall]]:
+def _work_by_kind(rank: TracedRank) -> Iterator[tuple[tuple[str, ...], Stall]]:
     """Each kernel and each gap in front of one, with what is alike."""
     end = rank.begin
-    for place, span in enumerate(rank.computing):
+    for place, span in enumerate(rank.compute_spans):
         if span.event.kind == KERNEL:
             kind = (span.event.unit, span.event.phase, span.event.name)
-            yield ("kernel", *kind), _stall(rank, span, span.start, span.seconds, in_gap=False)
+            yield ("kernel", *kind), _build_stall(rank, span, span.start, span.seconds, in_gap=False)
             if place:
-                yield ("gap", *kind), _stall(rank, span, end, max(span.start - end, 0.0), in_gap=True)
+                yield ("gap", *kind), _build_stall(rank, span, end, max(span.start - end, 0.0), in_gap=True)
         end = max(end, span.end)
 
 
-def _stall(rank: TracedRank, span: Span, start: float, seconds: float, *, in_gap: bool) -> Stall:
+def _build_stall(rank: TracedRank, span: TraceSpan, start: float, seconds: float, *, in_gap: bool) -> Stall:
     event = span.event
     return Stall(
         rank=rank.trace.rank, in_gap=in_gap, name=event.name, path=event.path, phase=event.phase, action=event.action,

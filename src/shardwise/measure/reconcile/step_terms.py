@@ -9,20 +9,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from shardwise.model.job import OVERLAPS
+from shardwise.model.job import OVERLAP_CONVENTIONS
 from shardwise.price.estimate import Estimate, estimate
 from shardwise.records.step_log import MEASURED_TERMS, StepRecord
-from shardwise.records.step_memory_and_collectives import Measured, Memory
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.plan_for_engine import comparable, instance_of
-from shardwise.search.explain.constant_sensitivity import worsened
+from shardwise.records.step_memory_and_collectives import MeasuredMemory, RunInspection
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.plan_for_engine import comparable_counts, engine_instance
+from shardwise.search.explain.constant_sensitivity import worsen_constants
 from shardwise.search.plan import Plan
-from shardwise.sharding.collectives import ROWS, Issued
+from shardwise.sharding.collectives import ROWS, IssuedCollective
 from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
 
 TIME_TOLERANCE = 0.05  # a step as close as that to its prediction has no attribution
-OTHER = "other"  # the measured term that takes what no other term has
-MOVES = 1e-6  # of a step: a term that moves by more depends on what was changed
+OTHER_TERM = "other"  # the measured term that takes what no other term has
+LEAST_CHANGE = 1e-6  # of a step: a term that moves by more depends on what was changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class Attribution:
         return self.term.measured_s / self.term.predicted_s if self.term.predicted_s else None
 
 
-def step_time(priced: Estimate, steps: Sequence[StepRecord]) -> StepTime:
+def compare_step_time(priced: Estimate, steps: Sequence[StepRecord]) -> StepTime:
     """Each term's measured seconds beside its prediction."""
     ordered = sorted(steps, key=lambda record: record.step_time_s)
     tenth, quarter = len(ordered) // 10, len(ordered) // 4
@@ -103,15 +103,15 @@ def _time_terms(priced: Estimate, steps: Sequence[StepRecord]) -> Iterator[TimeT
     """Means over some steps; what none of a step's terms has is `other`."""
     for name in MEASURED_TERMS:
         predicted = priced.time[name] if name in TIME_TERMS else None
-        measured = fmean(_other_s(record) if name == OTHER else record.seconds.get(name, 0.0) for record in steps)
+        measured = fmean(_other_s(record) if name == OTHER_TERM else record.seconds.get(name, 0.0) for record in steps)
         yield TimeTerm(name=name, predicted_s=predicted, measured_s=measured, hidden_s=priced.hidden.get(name, 0.0))
 
 
 def _other_s(record: StepRecord) -> float:
-    return record.step_time_s - sum(seconds for name, seconds in record.seconds.items() if name != OTHER)
+    return record.step_time_s - sum(seconds for name, seconds in record.seconds.items() if name != OTHER_TERM)
 
 
-def attribution(found: StepTime, depends_on: Callable[[str], tuple[str, ...]]) -> Attribution | None:
+def attribute_error(found: StepTime, depends_on: Callable[[str], tuple[str, ...]]) -> Attribution | None:
     """The term that the error is attributed to; None where the step is as predicted, within `TIME_TOLERANCE`."""
     error = found.difference_s
     if abs(error) <= TIME_TOLERANCE * found.measured_s:
@@ -120,7 +120,7 @@ def attribution(found: StepTime, depends_on: Callable[[str], tuple[str, ...]]) -
     return Attribution(term=worst, part=worst.difference_s / error, depends_on=depends_on(worst.name))
 
 
-def depends_on(plan: Plan, term: str) -> tuple[str, ...]:
+def find_dependencies(plan: Plan, term: str) -> tuple[str, ...]:
     """The constants and conventions that a term's price depends on: those that move it when the plan is priced with others.
 
     For what is not predicted there is none.
@@ -128,12 +128,12 @@ def depends_on(plan: Plan, term: str) -> tuple[str, ...]:
     if term not in TIME_TERMS:
         return ()
     own = estimate(plan.model, plan.cluster, plan.job, plan.layout)
-    others = [(name, cluster, plan.job) for name, _, cluster in worsened(plan)]
-    others += [("job.overlap", plan.cluster, replace(plan.job, overlap=one)) for one in OVERLAPS]
+    others = [(name, cluster, plan.job) for name, _, cluster in worsen_constants(plan)]
+    others += [("job.overlap", plan.cluster, replace(plan.job, overlap=one)) for one in OVERLAP_CONVENTIONS]
     moved: dict[str, float] = {}
     for name, cluster, job in others:
         change = abs(estimate(plan.model, cluster, job, plan.layout).time[term] - own.time[term])
-        if change > MOVES * own.step_time_s:
+        if change > LEAST_CHANGE * own.step_time_s:
             moved[name] = max(change, moved.get(name, 0.0))
     return tuple(sorted(moved, key=lambda name: -moved[name]))
 
@@ -141,8 +141,8 @@ def depends_on(plan: Plan, term: str) -> tuple[str, ...]:
 MEMORY_TOLERANCE = 0.05  # of a term, and of the peak
 # What a plan has at its peak alone: the logits only where that is at the loss.
 AT_PEAK = ("workspace", "logits", "buffers")
-NO_TENSOR = ("runtime",)
-SAVED, PASSING = "activations", "gathered"
+WITHOUT_TENSORS = ("runtime",)
+ACTIVATIONS, GATHERED = "activations", "gathered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,20 +158,20 @@ class MemoryTerm:
     largest: float | None = None
 
     @property
-    def judged(self) -> float:
+    def compared_bytes(self) -> float:
         """What of it is held against the prediction."""
-        return self.measured if self.largest is None or self.name == PASSING else self.largest
+        return self.measured if self.largest is None or self.name == GATHERED else self.largest
 
     @property
     def difference(self) -> float:
-        return self.judged - (self.predicted or 0.0)
+        return self.compared_bytes - (self.predicted or 0.0)
 
     @property
     def within(self) -> bool | None:
         """Whether the prediction holds; None where there is none."""
-        return self.holds(MEMORY_TOLERANCE)
+        return self.is_within(MEMORY_TOLERANCE)
 
-    def holds(self, close: float) -> bool | None:
+    def is_within(self, close: float) -> bool | None:
         """Whether the prediction is as close as that part of itself."""
         return None if self.predicted is None else abs(self.difference) <= close * self.predicted
 
@@ -188,7 +188,7 @@ class StepMemory:
     reserved_bytes: int | None
 
 
-def step_memory(predicted: Mapping[str, float], seen: Measured) -> StepMemory:
+def compare_memory(predicted: Mapping[str, float], seen: RunInspection) -> StepMemory:
     """Compare by term. `seen` has the memory of a watched step.
 
     All terms are measured at the peak and add up to it. Those that rest are judged by the most that each ever had. What is
@@ -202,10 +202,10 @@ def step_memory(predicted: Mapping[str, float], seen: Measured) -> StepMemory:
     process = seen.process
     terms = tuple(_memory_terms(predicted, seen.memory))
     return StepMemory(
-        terms=terms, runtime=sum(predicted.get(name, 0.0) for name in NO_TENSOR),
+        terms=terms, runtime=sum(predicted.get(name, 0.0) for name in WITHOUT_TENSORS),
         total=MemoryTerm(
             name="peak", measured=seen.memory.peak_bytes,
-            predicted=sum(size for name, size in predicted.items() if name not in NO_TENSOR),
+            predicted=sum(size for name, size in predicted.items() if name not in WITHOUT_TENSORS),
         ),
         resident_bytes=process.resident_bytes if process else None,
         allocated_bytes=process.allocated_bytes if process else None,
@@ -213,12 +213,12 @@ def step_memory(predicted: Mapping[str, float], seen: Measured) -> StepMemory:
     )  # fmt: skip
 
 
-def _memory_terms(predicted: Mapping[str, float], memory: Memory) -> Iterator[MemoryTerm]:
+def _memory_terms(predicted: Mapping[str, float], memory: MeasuredMemory) -> Iterator[MemoryTerm]:
     left = float(memory.peak_bytes)
     for name in MEMORY_TERMS:
-        if name not in (*AT_PEAK, *NO_TENSOR):
+        if name not in (*AT_PEAK, *WITHOUT_TENSORS):
             largest = memory.largest.get(name, 0)
-            measured = largest if name == SAVED else memory.at_peak.get(name, 0)
+            measured = largest if name == ACTIVATIONS else memory.at_peak.get(name, 0)
             left -= measured
             if predicted[name] or largest:
                 yield MemoryTerm(name=name, predicted=predicted[name], measured=measured, largest=largest)
@@ -232,16 +232,16 @@ def _memory_terms(predicted: Mapping[str, float], memory: Memory) -> Iterator[Me
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Miscounted:
+class CollectiveMismatch:
     """A collective that was not issued as often as realised."""
 
-    issued: Issued
+    issued: IssuedCollective
     planned: int
     found: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collectives:
+class CollectiveComparison:
     """How many were planned and issued, the payload in bytes of both by axes, and what differs. With `uneven` rows of experts
     their bytes were not compared."""
 
@@ -249,7 +249,7 @@ class Collectives:
     found: int
     planned_bytes: dict[str, int]
     found_bytes: dict[str, int]
-    miscounted: tuple[Miscounted, ...]
+    miscounted: tuple[CollectiveMismatch, ...]
     uneven: bool = False
 
     @property
@@ -257,9 +257,15 @@ class Collectives:
         return not self.miscounted
 
 
-def collectives(
-    plan: Plan, recipe: Recipe, num_tokens: int, seen: Counter[Issued], *, even: bool = False, pp_rank: int = 0
-) -> Collectives:
+def compare_collectives(
+    plan: Plan,
+    recipe: TrainingRecipe,
+    num_tokens: int,
+    seen: Counter[IssuedCollective],
+    *,
+    even: bool = False,
+    pp_rank: int = 0,
+) -> CollectiveComparison:
     """Compare kind, axes, format, bytes and count for a step of `num_tokens`; bytes of experts' rows where these are `even`.
 
     `pp_rank`: the place along `pp` of the rank that was seen.
@@ -267,16 +273,18 @@ def collectives(
     layout = plan.layout
     num_seqs = num_tokens // plan.job.seq_len
     num_micro_batches = -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs))
-    return compared(instance_of(plan, recipe).at(pp_rank).issued(num_micro_batches), seen, even=even)
+    return compare_counts(engine_instance(plan, recipe).for_pp_rank(pp_rank).issued(num_micro_batches), seen, even=even)
 
 
-def compared(planned: Counter[Issued], seen: Counter[Issued], *, even: bool = False) -> Collectives:
-    """The two lists, one held against the other (`comparable`)."""
-    wanted, found = comparable(planned, seen, even=even)
-    return Collectives(
-        planned=planned.total(), found=seen.total(), planned_bytes=_bytes(planned), found_bytes=_bytes(seen),
+def compare_counts(
+    planned: Counter[IssuedCollective], seen: Counter[IssuedCollective], *, even: bool = False
+) -> CollectiveComparison:
+    """The two lists, one held against the other (`comparable_counts`)."""
+    wanted, found = comparable_counts(planned, seen, even=even)
+    return CollectiveComparison(
+        planned=planned.total(), found=seen.total(), planned_bytes=_bytes_by_axes(planned), found_bytes=_bytes_by_axes(seen),
         miscounted=tuple(
-            Miscounted(issued=one, planned=wanted[one], found=found[one])
+            CollectiveMismatch(issued=one, planned=wanted[one], found=found[one])
             for one in sorted({*wanted, *found})
             if wanted[one] != found[one]
         ),
@@ -284,7 +292,7 @@ def compared(planned: Counter[Issued], seen: Counter[Issued], *, even: bool = Fa
     )  # fmt: skip
 
 
-def _bytes(counts: Counter[Issued]) -> dict[str, int]:
+def _bytes_by_axes(counts: Counter[IssuedCollective]) -> dict[str, int]:
     """Payload by axes, such as "dp" or "dp, fsdp"."""
     found: dict[str, int] = {}
     for one, count in sorted(counts.items()):

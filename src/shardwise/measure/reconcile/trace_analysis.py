@@ -10,20 +10,44 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from shardwise.measure.reconcile.aligned_traces import TracedStep, axis_of, read_step
-from shardwise.measure.reconcile.rank_time import Lateness, Occupancy, Stall, late_waits, lateness, occupancy, stalls
-from shardwise.measure.reconcile.step_differences import SHARED, Difference, Key, differences, on_core_of, operations
+from shardwise.measure.reconcile.aligned_traces import TracedStep, event_axis, read_traced_step
+from shardwise.measure.reconcile.rank_time import (
+    Occupancy,
+    RankLateness,
+    Stall,
+    find_stalls,
+    measure_lateness,
+    measure_occupancy,
+    waits_for_late_ranks,
+)
+from shardwise.measure.reconcile.step_differences import (
+    LEAST_CORE_SHARE,
+    OperationKey,
+    StepDifference,
+    compare_step,
+    match_operations,
+    rank_core_share,
+)
 from shardwise.price.simulation.result import Simulation, simulate
-from shardwise.price.simulation.simulated_step import Simulated
+from shardwise.price.simulation.simulated_step import SimulatedStep
 from shardwise.records.run_folder import RunFolder
-from shardwise.search.explain.neighbour_layouts import Amount, Remedy, launches, of_terms, remedy
+from shardwise.search.explain.neighbour_layouts import (
+    AmountOfLayout,
+    Remedy,
+    find_remedy,
+    num_layer_passes,
+    seconds_of_terms,
+)
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import load_plan
 from shardwise.values.units import format_percent, format_seconds
 
-Kind = Literal["stall", "straggler", "exposed", "bubble", "launch gaps", "kernels", "update", "data"]
-LEAST = 0.02  # of the step: less holds nothing up
-MOST, LEAST_KEPT = 2 / 3, 3  # a straggler keeps others at so many collectives, and for so much of all such waits
+BottleneckKind = Literal["stall", "straggler", "exposed", "bubble", "launch gaps", "kernels", "update", "data"]
+LEAST_SHARE = 0.02  # of the step: less holds nothing up
+STRAGGLER_SHARE, LEAST_DELAYED = (
+    2 / 3,
+    3,
+)  # a straggler keeps others at so many collectives, and for so much of all such waits
 UPDATE, DATA, PIPELINE = "update", "data", "pp"
 
 
@@ -31,7 +55,7 @@ UPDATE, DATA, PIPELINE = "update", "data", "pp"
 class Bottleneck:
     """`seconds` of a step of the rank that loses most. `advice` says what would mend it, `remedy` which layout, if one would."""
 
-    kind: Kind
+    kind: BottleneckKind
     what: str
     rank: int
     seconds: float
@@ -41,34 +65,40 @@ class Bottleneck:
 
 
 @dataclass(frozen=True)
-class Finder:
+class BottleneckFinder:
     """What a step's traces say, by whoever has worked it out."""
 
     plan: Plan
     step: TracedStep
-    planned: Simulated
+    planned: SimulatedStep
     occupancies: tuple[Occupancy, ...]
-    lateness: tuple[Lateness, ...]
+    lateness: tuple[RankLateness, ...]
     stalls: tuple[Stall, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[StepDifference, ...]
 
-    def bottlenecks(self) -> tuple[Bottleneck, ...]:
+    def find_bottlenecks(self) -> tuple[Bottleneck, ...]:
         """All of them, the longest first."""
         every = (
-            *self.stalled(),
-            *self.stragglers(),
-            *self.exposed(),
-            *self.of_host(),
-            *self.of_phases(),
-            *self.kernels(),
+            *self.find_stalled_work(),
+            *self.find_stragglers(),
+            *self.find_exposed_traffic(),
+            *self.find_launch_gaps(),
+            *self.find_slow_phases(),
+            *self.find_slow_kernels(),
         )
-        found = [one for one in every if one.share >= LEAST]
+        found = [one for one in every if one.share >= LEAST_SHARE]
         return tuple(sorted(found, key=lambda one: -one.seconds))
 
-    def found(
-        self, kind: Kind, what: str, rank: int, seconds: float, advice: str, amount: Amount | None = None
+    def build_bottleneck(
+        self,
+        kind: BottleneckKind,
+        what: str,
+        rank: int,
+        seconds: float,
+        advice: str,
+        amount: AmountOfLayout | None = None,
     ) -> Bottleneck:
-        change = remedy(self.plan, seconds - self._predicted(kind, amount), amount) if amount else None
+        change = find_remedy(self.plan, seconds - self._predicted(kind, amount), amount) if amount else None
         return Bottleneck(
             kind=kind,
             what=what,
@@ -79,39 +109,39 @@ class Finder:
             remedy=change,
         )
 
-    def _predicted(self, kind: Kind, amount: Amount | None) -> float:
+    def _predicted(self, kind: BottleneckKind, amount: AmountOfLayout | None) -> float:
         """What of a loss the plan's own prediction has."""
         if amount is None or kind == "launch gaps":  # which are no term of an estimate
             return 0.0
         return amount(self.plan.layout, self.plan.estimate)
 
-    def stalled(self) -> Iterator[Bottleneck]:
+    def find_stalled_work(self) -> Iterator[Bottleneck]:
         for one in self.stalls:
             what = f"{one.where} took {format_seconds(one.seconds)}, where {format_seconds(one.usual_s)} is usual"
             when = f"{format_seconds(one.start_s)} into the step"
             advice = f"no layout mends it: look at what else ran on the host of rank {one.rank}, {when}"
-            yield self.found("stall", what, one.rank, one.excess_s, advice)
+            yield self.build_bottleneck("stall", what, one.rank, one.excess_s, advice)
 
-    def stragglers(self) -> Iterator[Bottleneck]:
+    def find_stragglers(self) -> Iterator[Bottleneck]:
         """Ranks that come last again and again; what a stall explains is none."""
         for one in self.lateness:
             stalled = sum(stall.excess_s for stall in self.stalls if stall.rank == one.rank)
             every = sum(other.kept_s for other in self.lateness)
-            if one.num_kept < LEAST_KEPT or one.kept_s < MOST * every or stalled >= one.kept_s / 2:
+            if one.num_kept < LEAST_DELAYED or one.kept_s < STRAGGLER_SHARE * every or stalled >= one.kept_s / 2:
                 continue
             what = f"kept others at {one.num_kept} of {one.num_met} collectives, for {format_seconds(one.kept_s)}"
             advice = f"no layout mends a slow rank: {self._slowest(one.rank)}"
-            yield self.found("straggler", what, one.rank, one.kept_s, advice)
+            yield self.build_bottleneck("straggler", what, one.rank, one.kept_s, advice)
 
     def _slowest(self, rank: int) -> str:
         """The operation that takes the most longer on a rank than on the others of its stage."""
         own = next(one for one in self.step.ranks if one.trace.rank == rank)
         stage = own.trace.coordinate.get(PIPELINE, 0)
         peers = [one for one in self.step.ranks if one is not own and one.trace.coordinate.get(PIPELINE, 0) == stage]
-        mine = {key: one.measured_s for key, one in operations(own, self.planned).items()}
-        others: dict[Key, float] = {}
+        mine = {key: one.measured_s for key, one in match_operations(own, self.planned).items()}
+        others: dict[OperationKey, float] = {}
         for peer in peers:
-            for key, one in operations(peer, self.planned).items():
+            for key, one in match_operations(peer, self.planned).items():
                 others[key] = others.get(key, 0.0) + one.measured_s / len(peers)
         key = max(mine, key=lambda key: mine[key] - others.get(key, 0.0))
         return (
@@ -119,12 +149,12 @@ class Finder:
             f"{format_seconds(others.get(key, 0.0))}"
         )
 
-    def exposed(self) -> Iterator[Bottleneck]:
+    def find_exposed_traffic(self) -> Iterator[Bottleneck]:
         """Of each axis the rank that waits most for traffic to move, once all have come."""
         kept: dict[tuple[int, str], float] = {}
-        for rank, waits in late_waits(self.step).items():
+        for rank, waits in waits_for_late_ranks(self.step).items():
             for span, _, seconds in waits:
-                kept[rank, axis_of(span.event)] = kept.get((rank, axis_of(span.event)), 0.0) + seconds
+                kept[rank, event_axis(span.event)] = kept.get((rank, event_axis(span.event)), 0.0) + seconds
         for axis in dict.fromkeys(axis for one in self.occupancies for axis in one.exposed):
             waited = {
                 one.rank: one.exposed.get(axis, 0.0) - kept.get((one.rank, axis), 0.0) for one in self.occupancies
@@ -132,14 +162,16 @@ class Finder:
             rank = max(waited, key=lambda one: waited[one])
             if axis == PIPELINE:
                 what, terms = "waits for other stages: the bubble, and messages", ("bubble", PIPELINE)
-                yield self.found(
-                    "bubble", what, rank, waited[rank], "more micro-batches, or fewer stages", of_terms(terms)
+                yield self.build_bottleneck(
+                    "bubble", what, rank, waited[rank], "more micro-batches, or fewer stages", seconds_of_terms(terms)
                 )
             else:
                 what = f"communication over {axis} is exposed"
-                yield self.found("exposed", what, rank, waited[rank], _advice(axis), of_terms((axis,)))
+                yield self.build_bottleneck(
+                    "exposed", what, rank, waited[rank], _advice(axis), seconds_of_terms((axis,))
+                )
 
-    def of_host(self) -> Iterator[Bottleneck]:
+    def find_launch_gaps(self) -> Iterator[Bottleneck]:
         """Gaps between kernels, without those that are stalls."""
         stalled = {rank.trace.rank: 0.0 for rank in self.step.ranks}
         for stall in self.stalls:
@@ -147,20 +179,20 @@ class Finder:
         one = max(self.occupancies, key=lambda one: one.gaps_s - stalled[one.rank])
         seconds = max(one.gaps_s - stalled[one.rank], 0.0)
         what = f"the host is late with {one.num_gaps:,} kernels: {format_seconds(seconds / max(one.num_gaps, 1))} each"
-        on_core = on_core_of(next(rank for rank in self.step.ranks if rank.trace.rank == one.rank))
-        if on_core is not None and on_core < SHARED:
+        on_core = rank_core_share(next(rank for rank in self.step.ranks if rank.trace.rank == one.rank))
+        if on_core is not None and on_core < LEAST_CORE_SHARE:
             what += f"; its thread had a core for {format_percent(on_core)} of the time of its kernels"
-            yield self.found("launch gaps", what, one.rank, seconds, _CORES)
+            yield self.build_bottleneck("launch gaps", what, one.rank, seconds, _CORES_ADVICE)
         else:
             advice = "fewer, larger micro-batches; --compile joins kernels"
-            yield self.found("launch gaps", what, one.rank, seconds, advice, launches(self.plan))
+            yield self.build_bottleneck("launch gaps", what, one.rank, seconds, advice, num_layer_passes(self.plan))
 
-    def of_phases(self) -> Iterator[Bottleneck]:
+    def find_slow_phases(self) -> Iterator[Bottleneck]:
         for phase, kind, what, advice, amount in _PHASES:
             one = max(self.occupancies, key=lambda one: one.busy.get(phase, 0.0))
-            yield self.found(kind, what, one.rank, one.busy.get(phase, 0.0), advice, amount)
+            yield self.build_bottleneck(kind, what, one.rank, one.busy.get(phase, 0.0), advice, amount)
 
-    def kernels(self) -> Iterator[Bottleneck]:
+    def find_slow_kernels(self) -> Iterator[Bottleneck]:
         """Kernels that take longer than planned, together; the worst of them is named."""
         slower = [
             one for one in self.differences if one.kind == "kernel" and one.difference_s > 0 and one.where != DATA
@@ -174,14 +206,22 @@ class Finder:
                 f"{worst.name} ({worst.where}): {worst.cause}"
             )
             advice = (
-                "calibrate the cluster with this run: shardwise calibrate" if worst.cause != "contention" else _CORES
+                "calibrate the cluster with this run: shardwise calibrate"
+                if worst.cause != "contention"
+                else _CORES_ADVICE
             )
-            yield self.found("kernels", what, rank, together, advice)
+            yield self.build_bottleneck("kernels", what, rank, together, advice)
 
 
-_CORES = "fewer ranks on this host, or fewer threads of each"
-_PHASES: tuple[tuple[str, Kind, str, str, Amount | None], ...] = (
-    (UPDATE, "update", "the optimizer's update", "more of the optimizer's state sharded", of_terms(("optimizer",))),
+_CORES_ADVICE = "fewer ranks on this host, or fewer threads of each"
+_PHASES: tuple[tuple[str, BottleneckKind, str, str, AmountOfLayout | None], ...] = (
+    (
+        UPDATE,
+        "update",
+        "the optimizer's update",
+        "more of the optimizer's state sharded",
+        seconds_of_terms(("optimizer",)),
+    ),
     (DATA, "data", "waits for its data", "a faster disk, or fewer ranks that read from it", None),
 )
 
@@ -196,7 +236,7 @@ def _advice(axis: str) -> str:
 
 
 @dataclass(frozen=True)
-class Traced:
+class TraceAnalysis:
     """A traced step of a plan."""
 
     plan: Plan
@@ -211,33 +251,33 @@ class Traced:
     @cached_property
     def occupancies(self) -> tuple[Occupancy, ...]:
         """Where the time of each rank went."""
-        return tuple(map(occupancy, self.step.ranks))
+        return tuple(map(measure_occupancy, self.step.ranks))
 
     @cached_property
-    def lateness(self) -> tuple[Lateness, ...]:
+    def lateness(self) -> tuple[RankLateness, ...]:
         """When each rank came to collectives."""
-        return lateness(self.step)
+        return measure_lateness(self.step)
 
     @cached_property
-    def differences(self) -> tuple[Difference, ...]:
+    def differences(self) -> tuple[StepDifference, ...]:
         """Where it differs from the planned step, the largest difference first."""
-        return differences(self.step, self.planned.found)
+        return compare_step(self.step, self.planned.found)
 
     @cached_property
     def bottlenecks(self) -> tuple[Bottleneck, ...]:
         """What holds the step up, the longest first."""
-        finder = Finder(
+        finder = BottleneckFinder(
             self.plan, self.step, self.planned.found, self.occupancies, self.lateness, self.stalls, self.differences
         )
-        return finder.bottlenecks()
+        return finder.find_bottlenecks()
 
     @cached_property
     def stalls(self) -> tuple[Stall, ...]:
         """What took far longer than is usual, the longest first."""
-        return stalls(self.step)
+        return find_stalls(self.step)
 
 
-def read_traced(run: RunFolder, step: int | None = None) -> Traced:
+def load_trace_analysis(run: RunFolder, step: int | None = None) -> TraceAnalysis:
     """A traced step of a run, by default the last one. Raises `InputError` where there is none."""
-    traced = read_step(run, step)
-    return Traced(load_plan(run.plan), traced)
+    traced = read_traced_step(run, step)
+    return TraceAnalysis(load_plan(run.plan), traced)

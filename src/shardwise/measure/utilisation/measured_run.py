@@ -12,21 +12,21 @@ from typing_extensions import TypedDict
 from shardwise.hardware.cluster import Cluster
 from shardwise.layout.layout import Layout
 from shardwise.layout.payload import LayoutPayload, layout_payload
-from shardwise.measure.utilisation.step_breakdown import Account, Utilisation, account_payload
+from shardwise.measure.utilisation.step_breakdown import StepBreakdown, Utilisation, breakdown_payload
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.payload import ModelPayload, model_payload
-from shardwise.records.logs.steady_state import RULE, Steady, steady
+from shardwise.records.logs.steady_state import RULE, SteadyState, measure_steady_state
 from shardwise.records.logs.training_log import TrainingLog, read_training_log
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import layout_of_plan
-from shardwise.values.payload_fields import Fields
+from shardwise.values.payload_fields import MergedFields
 
-SCHEMA = "shardwise.mfu/2"
+MFU_SCHEMA = "shardwise.mfu/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class RunSetup:
     """A run: the cluster as it is predicted on. `batch_tokens` is None where it is unknown, and the job's is then one sequence.
 
     `software` names what ran it, for a row; `unknown` are options of a launch that its release does not have.
@@ -40,40 +40,40 @@ class Ran:
     software: str
     unknown: tuple[str, ...] = ()
 
-    def of_batch(self, batch_tokens: int | None) -> Ran:
+    def with_batch(self, batch_tokens: int | None) -> RunSetup:
         """The run with its batch, once this is known."""
         if batch_tokens is None:
             return self
         return replace(self, batch_tokens=batch_tokens, job=replace(self.job, global_batch_tokens=batch_tokens))
 
 
-class Measured(NamedTuple):
+class MeasuredStep(NamedTuple):
     """The measurements: tokens/s of a device, seconds of a step where its batch is known, and the log they came from, if any."""
 
     tokens_per_s_per_device: float
     step_time_s: float | None
     log: TrainingLog | None = None
-    steady: Steady | None = None
+    steady: SteadyState | None = None
     paths: tuple[Path, ...] = ()
 
 
-class MeasuredRun(NamedTuple):
+class UtilisationReport(NamedTuple):
     """What ran, its measurements and utilisation, and a plan: of its layout with the account, or the best one."""
 
-    ran: Ran
-    measured: Measured
+    ran: RunSetup
+    measured: MeasuredStep
     used: Utilisation
     plan: Plan | None
-    account: Account | None
+    account: StepBreakdown | None
 
 
-def of_log(paths: list[Path], ran: Ran) -> tuple[Ran, Measured]:
+def read_measured_log(paths: list[Path], ran: RunSetup) -> tuple[RunSetup, MeasuredStep]:
     """A run as its log records it, whose batch is then known where the log has it. Raises `InputError` as the readers do."""
     log, devices = read_training_log(paths), ran.cluster.num_devices
-    found = steady(log, devices, ran.job.seq_len, ran.batch_tokens)
-    ran = ran.of_batch(ran.batch_tokens or found.batch_tokens)
+    found = measure_steady_state(log, devices, ran.job.seq_len, ran.batch_tokens)
+    ran = ran.with_batch(ran.batch_tokens or found.batch_tokens)
     seconds = ran.batch_tokens * found.device_s_per_token / devices if ran.batch_tokens else None
-    return ran, Measured(1.0 / found.device_s_per_token, seconds, log, found, tuple(paths))
+    return ran, MeasuredStep(1.0 / found.device_s_per_token, seconds, log, found, tuple(paths))
 
 
 class LogPayload(TypedDict):
@@ -129,22 +129,23 @@ class MfuPayload(TypedDict):
     layout: LayoutPayload | None
     step_time_s: float | None
     utilisation: Utilisation
-    log: Annotated[dict[str, Any], Fields(Steady, LogPayload)] | None
-    account: Annotated[dict[str, Any], Fields(Account, Unexplained)] | None
+    log: Annotated[dict[str, Any], MergedFields(SteadyState, LogPayload)] | None
+    account: Annotated[dict[str, Any], MergedFields(StepBreakdown, Unexplained)] | None
     plan: PlannedPayload | None
     notes: list[str]
     row: RowPayload | None
 
 
-def mfu_payload(found: MeasuredRun, row: Sequence[str] | None = None) -> dict[str, Any]:
+def mfu_payload(found: UtilisationReport, row: Sequence[str] | None = None) -> dict[str, Any]:
     """What `shardwise mfu --json` prints. `row`: fields of the run for which its recorded row has other values."""
     ran, measured = found.ran, found.measured
     return {
-        "schema": SCHEMA, "model": model_payload(ran.model), "cluster": ran.cluster.name, "num_devices": ran.cluster.num_devices,
+        "schema": MFU_SCHEMA, "model": model_payload(ran.model), "cluster": ran.cluster.name,
+        "num_devices": ran.cluster.num_devices,
         "seq_len": ran.job.seq_len, "batch_tokens": ran.batch_tokens, "precision": ran.job.precision,
         "layout": _layout_payload(ran), "step_time_s": measured.step_time_s,
         "utilisation": asdict(found.used), "log": _log_payload(measured),
-        "account": account_payload(found.account) if found.account else None,
+        "account": breakdown_payload(found.account) if found.account else None,
         "plan": None if found.plan is None or found.account else {
             "layout": layout_of_plan(found.plan), "step_time_s": found.plan.estimate.step_time_s,
             "interval90": found.plan.estimate.interval90, "mfu": found.plan.estimate.mfu,
@@ -153,11 +154,11 @@ def mfu_payload(found: MeasuredRun, row: Sequence[str] | None = None) -> dict[st
     }  # fmt: skip
 
 
-def _layout_payload(ran: Ran) -> dict[str, Any] | None:
+def _layout_payload(ran: RunSetup) -> dict[str, Any] | None:
     return layout_payload(ran.layout, ran.model, ran.job, ran.cluster.topology) if ran.layout else None
 
 
-def _log_payload(measured: Measured) -> dict[str, Any] | None:
+def _log_payload(measured: MeasuredStep) -> dict[str, Any] | None:
     log, found = measured.log, measured.steady
     if log is None or found is None:
         return None

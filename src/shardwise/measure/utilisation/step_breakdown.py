@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from shardwise.hardware.calibration_constants import CONSTANTS
-from shardwise.hardware.chips import LOCAL, LOCAL_IS
+from shardwise.hardware.chips import LOCAL, LOCAL_NOTE
 from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.published_constants import calibrated
+from shardwise.hardware.published_constants import with_calibration
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
@@ -18,22 +18,22 @@ from shardwise.price.estimate import estimate, mfu_format
 from shardwise.price.layout_pricer import Pricing
 from shardwise.search.plan import Plan
 from shardwise.values.errors import InputError
-from shardwise.values.estimate_terms import COMMUNICATION
-from shardwise.values.precision import precision_named
+from shardwise.values.estimate_terms import COMMUNICATION_TERMS
+from shardwise.values.precision import get_precision
 
-COMPUTE = ("forward", "backward", "recompute")
+COMPUTE_TERMS = ("forward", "backward", "recompute")
 # What keeps kernels from the peak, each with the constants that say so at their ideal: taken away one after the other, the time
 # that each of them takes away is its own. GEMM efficiency is what products lose below the peak.
 _ATTENTION = CONSTANTS["attention_fraction"].high  # of the peak; the stack's factor then makes it whole
-IDEAL: Mapping[str, Mapping[str, float]] = {
+IDEAL_CONSTANTS: Mapping[str, Mapping[str, float]] = {
     "GEMM efficiency": {
         "matmul_fraction": 1.0, "fp8_matmul_fraction": 1.0, "grouped_fraction": 1.0, "matmul_ramp": CONSTANTS["matmul_ramp"].low,
     },
     "attention kernel efficiency": {"attention_fraction": _ATTENTION, "attention": _ATTENTION},
     "gaps between kernels": {"launch_s": CONSTANTS["launch_s"].low},
 }  # fmt: skip
-REST = "elementwise kernels, waiting for the host, uneven stages"
-Verdict = Literal["inside", "faster", "slower"]
+REST_OF_KERNELS = "elementwise kernels, waiting for the host, uneven stages"
+IntervalVerdict = Literal["inside", "faster", "slower"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Utilisation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StepPart:
     """A part of the measured step: predicted seconds, and their share of the measured step."""
 
     name: str
@@ -65,7 +65,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class StepBreakdown:
     """Where the time of a measured step goes, by the prediction of its layout.
 
     `parts` add up to `measured_s`; the last is the unexplained remainder. `predicted_s` is a bound where `interval90` is None;
@@ -76,22 +76,22 @@ class Account:
     predicted_s: float
     interval90: tuple[float, float] | None
     bound_s: float | None
-    verdict: Verdict
-    parts: tuple[Part, ...]
+    verdict: IntervalVerdict
+    parts: tuple[StepPart, ...]
 
     @property
     def unexplained_s(self) -> float:
         return self.measured_s - self.predicted_s
 
 
-def utilisation(
+def compute_utilisation(
     model: Architecture, cluster: Cluster, job: Job, tokens_per_s_per_device: float, layout: Layout | None = None
 ) -> Utilisation:
     """MFU and HFU of a rate in tokens/s per device. Raises `InputError` for a host, which has no published peak, and
     `MissingValueError` for a chip without a sourced one."""
     if cluster.chip.name == LOCAL:
         raise InputError(
-            f"mfu: {LOCAL_IS}, and no machine's peak; a cluster of your own is required (bench machine --out)"
+            f"mfu: {LOCAL_NOTE}, and no machine's peak; a cluster of your own is required (bench machine --out)"
         )
     form = mfu_format(job)
     peak, flops = cluster.chip.peak(form), model_flops_per_token(model, job.attended_tokens)
@@ -110,63 +110,63 @@ def _masked_flops(model: Architecture, seq_len: int) -> float:
     return model.num_layers * (whole - attended) / seq_len
 
 
-def account(plan: Plan, measured_s: float, used: Utilisation) -> Account:
+def break_down_step(plan: Plan, measured_s: float, used: Utilisation) -> StepBreakdown:
     """Where the time of a measured step goes, for a plan's layout. `used`: the utilisation at its rate, with the layout's HFU."""
     priced = plan.estimate
     model_s = used.mfu * measured_s
     again_s = ((used.hfu or used.mfu) - used.mfu) * measured_s
     parts = {
         "model FLOPs at the peak": model_s, "FLOPs that are run again, at the peak": again_s,
-        **dict(_kernels(plan, model_s + again_s)),
-        **{_name(term): seconds for term, seconds in priced.time.items() if term not in COMPUTE},
+        **dict(_kernel_losses(plan, model_s + again_s)),
+        **{_term_text(term): seconds for term, seconds in priced.time.items() if term not in COMPUTE_TERMS},
     }  # fmt: skip
     found = [(name, seconds) for name, seconds in parts.items() if abs(seconds) > measured_s * 1e-9]
     found.append(("not explained by the prediction", measured_s - priced.step_time_s))
-    return Account(
+    return StepBreakdown(
         measured_s=measured_s, predicted_s=priced.step_time_s, interval90=priced.interval90, bound_s=plan.bound_s,
-        verdict=_verdict(measured_s, priced.interval90 or (priced.step_time_s, priced.step_time_s)),
-        parts=tuple(Part(name=name, seconds=seconds, share=seconds / measured_s) for name, seconds in found),
+        verdict=_judge_interval(measured_s, priced.interval90 or (priced.step_time_s, priced.step_time_s)),
+        parts=tuple(StepPart(name=name, seconds=seconds, share=seconds / measured_s) for name, seconds in found),
     )  # fmt: skip
 
 
-def _verdict(measured_s: float, interval: tuple[float, float]) -> Verdict:
+def _judge_interval(measured_s: float, interval: tuple[float, float]) -> IntervalVerdict:
     if measured_s < interval[0]:
         return "faster"
     return "slower" if measured_s > interval[1] else "inside"
 
 
-def _name(term: str) -> str:
+def _term_text(term: str) -> str:
     """A term other than compute, in words: exposed communication by its axis, or the name of the term."""
     words = {
         "bubble": "pipeline bubble", "host": "transfers from and to the host", "control": "sums of the loss and the norm",
         "optimizer": "the optimizer's update",
     }  # fmt: skip
-    return f"exposed communication over {term}" if term in COMMUNICATION else words.get(term, term)
+    return f"exposed communication over {term}" if term in COMMUNICATION_TERMS else words.get(term, term)
 
 
-def _kernels(plan: Plan, at_peak_s: float) -> Iterator[tuple[str, float]]:
+def _kernel_losses(plan: Plan, at_peak_s: float) -> Iterator[tuple[str, float]]:
     """Time of kernels beyond their FLOPs at the peak, by cause.
 
     Without a calibration, and where products run in a format of another peak, it is a single number.
     """
     compute_s, calibration = _compute_s(plan), plan.cluster.calibration
-    if calibration is None or precision_named(plan.job.precision).product_format != mfu_format(plan.job):
+    if calibration is None or get_precision(plan.job.precision).matmul_format != mfu_format(plan.job):
         yield "kernels, beyond their FLOPs at the peak", compute_s - at_peak_s
         return
     now, left_s = replace(calibration, clock=max(calibration.clock, 1.0)), compute_s
-    for name, ideal in IDEAL.items():
+    for name, ideal in IDEAL_CONSTANTS.items():
         now, before_s = replace(now, constants={**now.constants, **ideal}), left_s
-        left_s = _compute_s(replace(plan, cluster=calibrated(plan.cluster, now)), anew=True)
+        left_s = _compute_s(replace(plan, cluster=with_calibration(plan.cluster, now)), anew=True)
         yield name, before_s - left_s
-    yield REST, left_s - at_peak_s
+    yield REST_OF_KERNELS, left_s - at_peak_s
 
 
 def _compute_s(plan: Plan, *, anew: bool = False) -> float:
     """Seconds of the kernels of a step, as priced, or priced again."""
     priced = estimate(plan.model, plan.cluster, plan.job, plan.layout) if anew else plan.estimate
-    return sum(priced.time[term] for term in COMPUTE)
+    return sum(priced.time[term] for term in COMPUTE_TERMS)
 
 
-def account_payload(found: Account) -> dict[str, Any]:
+def breakdown_payload(found: StepBreakdown) -> dict[str, Any]:
     """An account as plain values."""
     return {**asdict(found), "unexplained_s": found.unexplained_s}

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.huggingface.families import FAMILIES, FamilyRule
-from shardwise.model.huggingface.field_readers import SIZES, Config, MissingKey, shown
+from shardwise.model.huggingface.field_readers import SIZE_READERS, MissingKey, TrackedConfig, shorten
 from shardwise.model.huggingface.numerics_reader import read_numerics
 from shardwise.values.errors import InputError
 
@@ -37,32 +37,32 @@ def load_config(path: str | Path) -> Architecture:
 
 def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architecture:
     """An architecture from a config as a mapping. Raises `InputError` that names what is missing or not known."""
-    config = Config(_text_part(values))
+    config = TrackedConfig(_language_model_config(values))
     kind = config.get("model_type")
     rule = FAMILIES.get(str(kind))
     if rule is None:
-        sets = [key for key in WEIGHTY if config.get(key)]
+        sets = [key for key in WEIGHT_KEYS if config.get(key)]
         also = f" (its config sets {', '.join(sets)})" if sets else ""
         raise InputError(
             f"model: model_type is {kind!r}{also}, which is not known; one of {', '.join(FAMILIES)} is required"
         )
     fields = {**read_fields(config, rule), **rule.fixed}
-    unknown = list(unknown_parts(config, rule))
+    unknown = list(unsupported_settings(config, rule))
     if unknown:
         raise InputError(f"model: a {kind} with {', '.join(unknown)}: this family is not known with that")
     tied = bool(config.get("tie_word_embeddings", rule.tied))
     source = f"config.json of model_type {kind}"
-    return with_numerics(Architecture(name=name, **fields, tied_embeddings=tied, source=source), config)
+    return add_numerics(Architecture(name=name, **fields, tied_embeddings=tied, source=source), config)
 
 
-def with_numerics(model: Architecture, config: Mapping[str, Any]) -> Architecture:
+def add_numerics(model: Architecture, config: Mapping[str, Any]) -> Architecture:
     """The model with the constants of its arithmetic as a config says them. Raises `InputError`."""
     rule = FAMILIES[str(config["model_type"])].numerics
     numerics = read_numerics(config, rule, d_model=model.d_model, head_dim=model.head_dim, mlp=model.mlp)
     return replace(model, numerics=numerics)
 
 
-def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def _language_model_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The language model of a config that nests it beside a vision tower."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) and "model_type" in inner else config
@@ -70,7 +70,7 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 # Keys that stand for weights which most families lack: one that is set and that the family's rule does not ask for means
 # a model that is not known.
-WEIGHTY = (
+WEIGHT_KEYS = (
     "num_local_experts", "num_experts", "n_routed_experts", "n_shared_experts", "num_shared_experts",
     "shared_expert_intermediate_size", "shared_intermediate_size", "moe_intermediate_size", "first_k_dense_replace",
     "mlp_only_layers", "moe_layer_freq", "q_lora_rank", "kv_lora_rank", "full_attention_interval",
@@ -79,24 +79,26 @@ WEIGHTY = (
 )  # fmt: skip
 
 
-def unknown_parts(config: Config, rule: FamilyRule) -> Iterator[str]:
+def unsupported_settings(config: TrackedConfig, rule: FamilyRule) -> Iterator[str]:
     """Settings of a config that its family's rule does not support: values other than the known ones, and keys that imply
     weights."""
     for key, known in rule.only.items():
         found = config.first(key)
         if found is not None and found not in known:
-            yield f"{key} = {shown(found)} (known: {', '.join(map(repr, known))})"
-    yield from (f"{key} = {shown(config[key])}" for key in WEIGHTY if key not in config.asked and config.get(key))
-    kinds = None if "layer_types" in config.asked else config.get("layer_types")
+            yield f"{key} = {shorten(found)} (known: {', '.join(map(repr, known))})"
+    yield from (
+        f"{key} = {shorten(config[key])}" for key in WEIGHT_KEYS if key not in config.read_keys and config.get(key)
+    )
+    kinds = None if "layer_types" in config.read_keys else config.get("layer_types")
     if kinds and not (isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)):
-        yield f"layer_types = {shown(kinds)}"
+        yield f"layer_types = {shorten(kinds)}"
 
 
-def read_fields(config: Config, rule: FamilyRule) -> dict[str, Any]:
+def read_fields(config: TrackedConfig, rule: FamilyRule) -> dict[str, Any]:
     """The architecture's fields that a config gives. Raises `InputError` with every key that is missing."""
     found: dict[str, Any] = {}
     missing: list[str] = []
-    for name, read in {**SIZES, **rule.read}.items():
+    for name, read in {**SIZE_READERS, **rule.read}.items():
         try:
             found[name] = read(config)
         except MissingKey as lacking:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-SHOWN = 60  # half a line
+MAX_SHOWN_CHARS = 60  # half a line
 
 
-class Config(Mapping[str, Any]):
+class TrackedConfig(Mapping[str, Any]):
     """A config that records which of its keys were read."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values_by_key = values
-        self.asked: set[str] = set()
+        self.read_keys: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
-        self.asked.add(key)
+        self.read_keys.add(key)
         return self.values_by_key[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -30,23 +30,23 @@ class Config(Mapping[str, Any]):
         return next((self[key] for key in keys if self.get(key) is not None), None)
 
 
-def shown(value: Any) -> str:
-    """A config's value as messages show it: at most `SHOWN` characters."""
+def shorten(value: Any) -> str:
+    """A config's value as messages show it: at most `MAX_SHOWN_CHARS` characters."""
     text = repr(value)
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 3]}..."
 
 
 class MissingKey(Exception):
     """A missing value of a config; the message names the keys under which it may be."""
 
 
-Reader = Callable[[Config], Any]
+FieldReader = Callable[[TrackedConfig], Any]
 
 
-def number(*keys: str) -> Reader:
+def read_first(*keys: str) -> FieldReader:
     """The value under the first of some keys that the config has; the architecture refuses anything but a count."""
 
-    def read(config: Config) -> Any:
+    def read(config: TrackedConfig) -> Any:
         found = config.first(*keys)
         if found is None:
             raise MissingKey(" or ".join(keys))
@@ -55,11 +55,11 @@ def number(*keys: str) -> Reader:
     return read
 
 
-def counted(*keys: str) -> Reader:
+def read_positive(*keys: str) -> FieldReader:
     """A count that the family always has."""
 
-    def read(config: Config) -> Any:
-        found = number(*keys)(config)
+    def read(config: TrackedConfig) -> Any:
+        found = read_first(*keys)(config)
         if found == 0:
             raise ValueError(f"{keys[0]} is {found!r}; at least 1 is required")
         return found
@@ -67,10 +67,10 @@ def counted(*keys: str) -> Reader:
     return read
 
 
-def either(key: str, default: bool) -> Reader:
+def read_flag(key: str, default: bool) -> FieldReader:
     """A boolean."""
 
-    def read(config: Config) -> bool:
+    def read(config: TrackedConfig) -> bool:
         found = config.first(key)
         if found not in (None, True, False):
             raise ValueError(f"{key} is {found!r}; true or false is required")
@@ -79,21 +79,21 @@ def either(key: str, default: bool) -> Reader:
     return read
 
 
-def biases(*, default: bool = False, **flags: str | bool) -> Reader:
+def read_biases(*, default: bool = False, **flags: str | bool) -> FieldReader:
     """Names of the projections with a bias: always, never, or as a key of the config says (`default` where it does not)."""
 
-    def read(config: Config) -> tuple[str, ...]:
+    def read(config: TrackedConfig) -> tuple[str, ...]:
         return tuple(
-            n for n, flag in flags.items() if (either(flag, default)(config) if isinstance(flag, str) else flag)
+            n for n, flag in flags.items() if (read_flag(flag, default)(config) if isinstance(flag, str) else flag)
         )
 
     return read
 
 
-def times(factor: Reader, size: Reader, *keys: str) -> Reader:
+def read_product(factor: FieldReader, size: FieldReader, *keys: str) -> FieldReader:
     """The value under a key, or if the config lacks it the product of two others."""
 
-    def read(config: Config) -> Any:
+    def read(config: TrackedConfig) -> Any:
         found, left, right = config.first(*keys), factor(config), size(config)
         if found is not None:
             return found
@@ -102,16 +102,16 @@ def times(factor: Reader, size: Reader, *keys: str) -> Reader:
     return read
 
 
-def four(config: Config) -> int:
+def read_default_mlp_ratio(config: TrackedConfig) -> int:
     """The default width of an ungated MLP, in widths of the model."""
     return 4
 
 
-def choice(values: Mapping[str, str], *keys: str) -> Reader:
+def read_choice(values: Mapping[str, str], *keys: str) -> FieldReader:
     """The value that one of some words maps to."""
 
-    def read(config: Config) -> str:
-        found = number(*keys)(config)
+    def read(config: TrackedConfig) -> str:
+        found = read_first(*keys)(config)
         if found not in values:
             raise ValueError(f"{keys[0]} is {found!r}; one of {', '.join(values)} is known here")
         return values[found]
@@ -119,21 +119,21 @@ def choice(values: Mapping[str, str], *keys: str) -> Reader:
     return read
 
 
-def window(config: Config) -> int | None:
+def read_window(config: TrackedConfig) -> int | None:
     """The sliding window, where the config has one and uses it on some layer."""
     kinds, size = config.get("layer_types"), config.get("sliding_window")
     used = config.get("use_sliding_window", True) and (not kinds or "sliding_attention" in kinds)
     return int(size) if size and used else None
 
 
-def global_every(default: int) -> Reader:
+def read_global_every(default: int) -> FieldReader:
     """The interval of the layers with global attention."""
 
-    def read(config: Config) -> int:
+    def read(config: TrackedConfig) -> int:
         kinds = config.get("layer_types")
         if not kinds:
             return int(config.get("sliding_window_pattern") or default)
-        full, num_layers = kinds.count("full_attention"), number(*LAYERS)(config)
+        full, num_layers = kinds.count("full_attention"), read_first(*NUM_LAYERS_KEYS)(config)
         # the first full layer says it; of a list in another order the count does
         tried = (kinds.index("full_attention") + 1, round(len(kinds) / full)) if full else (0,)
         every = next((n for n in tried if n and len(kinds) // n == full), tried[-1])
@@ -146,10 +146,10 @@ def global_every(default: int) -> Reader:
     return read
 
 
-def optional(key: str) -> Reader:
+def read_or_zero(key: str) -> FieldReader:
     """A size that is 0 where the config says null. A config without the key does not say, and families differ then."""
 
-    def read(config: Config) -> Any:
+    def read(config: TrackedConfig) -> Any:
         if key not in config:
             raise MissingKey(key)
         return config[key] or 0
@@ -157,13 +157,13 @@ def optional(key: str) -> Reader:
     return read
 
 
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
-HEADS = ("num_attention_heads", "n_head", "n_heads")
-WIDTH = number("hidden_size", "n_embd", "n_embed", "d_model")
+NUM_LAYERS_KEYS = ("num_hidden_layers", "n_layer", "n_layers")
+NUM_HEADS_KEYS = ("num_attention_heads", "n_head", "n_heads")
+read_d_model = read_first("hidden_size", "n_embd", "n_embed", "d_model")
 
 
-def _head_dim(config: Config) -> Any:
-    found, heads, width = config.first("head_dim"), number(*HEADS)(config), WIDTH(config)
+def _read_head_dim(config: TrackedConfig) -> Any:
+    found, heads, width = config.first("head_dim"), read_first(*NUM_HEADS_KEYS)(config), read_d_model(config)
     whole = isinstance(heads, int) and isinstance(width, int) and heads > 0
     return (
         found if found is not None else width // heads if whole else width
@@ -172,13 +172,13 @@ def _head_dim(config: Config) -> Any:
 
 # Sizes of every family, and their spellings in the order in which they are looked for. A model of any may have been trained with
 # multi-token prediction; its modules go by DeepSeek-V3's name.
-SIZES: Mapping[str, Reader] = {
-    "num_layers": number(*LAYERS),
-    "d_model": WIDTH,
-    "d_ff": number("intermediate_size", "n_inner", "ffn_dim"),
-    "num_heads": number(*HEADS),
-    "num_kv_heads": number("num_key_value_heads", *HEADS),
-    "head_dim": _head_dim,
-    "vocab_size": number("vocab_size"),
+SIZE_READERS: Mapping[str, FieldReader] = {
+    "num_layers": read_first(*NUM_LAYERS_KEYS),
+    "d_model": read_d_model,
+    "d_ff": read_first("intermediate_size", "n_inner", "ffn_dim"),
+    "num_heads": read_first(*NUM_HEADS_KEYS),
+    "num_kv_heads": read_first("num_key_value_heads", *NUM_HEADS_KEYS),
+    "head_dim": _read_head_dim,
+    "vocab_size": read_first("vocab_size"),
     "num_predict_layers": lambda config: config.first("num_nextn_predict_layers", "num_mtp_layers") or 0,
 }

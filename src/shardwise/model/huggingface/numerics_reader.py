@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwise.model.huggingface.field_readers import shown
-from shardwise.model.numerics import INDEX, SIGMOID, SOFTMAX, Gating, Numerics, Rotary
+from shardwise.model.huggingface.field_readers import shorten
+from shardwise.model.numerics import RAMP_OVER_INDEX, SIGMOID, SOFTMAX, Gating, Numerics, Rotary
 from shardwise.values.errors import InputError
 
-EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+EPSILON_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 # Names of activations in a config, by those of `Architecture.mlp`.
 ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh",), "gelu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
@@ -27,7 +27,7 @@ ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 # Keys that change values in a way that is not modelled, and the value with which they change none.
-NEUTRAL: Mapping[str, Any] = {
+NEUTRAL_VALUES: Mapping[str, Any] = {
     "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "logit_scale": 1.0,
     "routed_scaling_factor": 1.0, "alibi": False, "clip_qkv": None, "no_rope_layers": None, "quantization_config": None,
     "use_bidirectional_attention": False, "scale_attn_by_inverse_layer_idx": False,
@@ -50,9 +50,11 @@ class RouterRule:
 
 
 # Source: DeepseekV2TopkRouter, DeepseekV3TopkRouter and Glm4MoeTopkRouter of transformers, and their configurations' defaults.
-LIMITED = RouterRule(scores=SOFTMAX, votes=1, limited="group_limited_greedy", free="greedy", normalised=False)
+DEEPSEEK_V2_ROUTER = RouterRule(
+    scores=SOFTMAX, votes=1, limited="group_limited_greedy", free="greedy", normalised=False
+)
 SIGMOID_ROUTER = RouterRule(scores=SIGMOID, votes=2, limited="noaux_tc")
-DEEPSEEK_V3 = replace(SIGMOID_ROUTER, groups=(8, 4), scale=2.5)
+DEEPSEEK_V3_ROUTER = replace(SIGMOID_ROUTER, groups=(8, 4), scale=2.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +79,8 @@ class NumericsRule:
     `epsilon` is its default, `rotary` how it spells rotary angles (None: it has none). `gemma`: norms add one to their weight
     and the embedding is scaled by √D. `scaled_scores`: the config may cap scores and logits and scale scores.
     `multipliers`: it multiplies the embedding and, in place of 1/√H, the scores. `gates`: the key that says whether gates are
-    normalised ("": they are). `router`: it has groups of experts (None: the softmax chooses among all). `lacks`: what every model
-    of the family has and our arithmetic does not.
+    normalised ("": they are). `router`: it has groups of experts (None: the softmax chooses among all). `unsupported`: what
+    every model of the family has and our arithmetic does not.
     """
 
     epsilon: float = 1e-6
@@ -88,7 +90,7 @@ class NumericsRule:
     multipliers: bool = False
     gates: str = ""
     router: RouterRule | None = None
-    lacks: tuple[str, ...] = ()
+    unsupported: tuple[str, ...] = ()
 
 
 def read_numerics(config: Mapping[str, Any], rule: NumericsRule, *, d_model: int, head_dim: int, mlp: str) -> Numerics:
@@ -102,24 +104,25 @@ def read_numerics(config: Mapping[str, Any], rule: NumericsRule, *, d_model: int
     """
     rotary, local, unread = read_rotaries(config, rule.rotary)
     return Numerics(
-        norm_epsilon=float(next((config[key] for key in EPSILONS if config.get(key) is not None), rule.epsilon)),
+        norm_epsilon=float(next((config[key] for key in EPSILON_KEYS if config.get(key) is not None), rule.epsilon)),
         norm_offset=float(rule.gemma), rotary=rotary, local_rotary=local,
-        embedding_scale=_embedding_scale(config, rule, d_model), attention_scale=_attention_scale(config, rule, head_dim),
+        embedding_scale=_read_embedding_scale(config, rule, d_model),
+        attention_scale=_read_attention_scale(config, rule, head_dim),
         attention_cap=config.get("attn_logit_softcapping") if rule.scaled_scores else None,
         logit_cap=config.get("final_logit_softcapping") if rule.scaled_scores else None,
-        normalised_gates=_normalised(config, rule), gating=_gating(config, rule.router),
-        unread=(*unread, *_unread(config, rule, mlp)),
+        normalised_gates=_normalises_gates(config, rule), gating=_read_gating(config, rule.router),
+        unread=(*unread, *_unsupported_values(config, rule, mlp)),
     )  # fmt: skip
 
 
-def _normalised(config: Mapping[str, Any], rule: NumericsRule) -> bool:
+def _normalises_gates(config: Mapping[str, Any], rule: NumericsRule) -> bool:
     if rule.router:
         found = config.get("norm_topk_prob")
         return rule.router.normalised if found is None else bool(found)
     return bool(config.get(rule.gates, False)) if rule.gates else True
 
 
-def _gating(config: Mapping[str, Any], rule: RouterRule | None) -> Gating:
+def _read_gating(config: Mapping[str, Any], rule: RouterRule | None) -> Gating:
     """A router's constants, from the keys of DeepSeek's configs."""
     if rule is None:
         return Gating()
@@ -133,45 +136,48 @@ def _gating(config: Mapping[str, Any], rule: RouterRule | None) -> Gating:
     return found if groups == 1 else replace(found, groups=groups, chosen_groups=chosen, votes=rule.votes)
 
 
-def _embedding_scale(config: Mapping[str, Any], rule: NumericsRule, d_model: int) -> float:
+def _read_embedding_scale(config: Mapping[str, Any], rule: NumericsRule, d_model: int) -> float:
     if rule.multipliers:
         return float(config.get("embedding_multiplier") or 1.0)
     return math.sqrt(d_model) if rule.gemma else 1.0
 
 
-def _attention_scale(config: Mapping[str, Any], rule: NumericsRule, head_dim: int) -> float | None:
+def _read_attention_scale(config: Mapping[str, Any], rule: NumericsRule, head_dim: int) -> float | None:
     """The factor on attention scores; None: 1/√H."""
     if rule.multipliers:
         scale = float(config.get("attention_multiplier") or 1.0)
         return None if math.isclose(scale, head_dim**-0.5) else scale
-    factor = score_factor(config, rule.rotary)
+    factor = yarn_score_factor(config, rule.rotary)
     if factor != 1.0:
         return factor / math.sqrt(head_dim)
     scalar = config.get("query_pre_attn_scalar") if rule.scaled_scores else None
     return None if scalar in (None, head_dim) else float(scalar**-0.5)
 
 
-def _unread(config: Mapping[str, Any], rule: NumericsRule, mlp: str) -> Iterator[str]:
+def _unsupported_values(config: Mapping[str, Any], rule: NumericsRule, mlp: str) -> Iterator[str]:
     """Settings that change values and are not modelled, with their values in the config."""
-    yield from rule.lacks
+    yield from rule.unsupported
     read = ("attn_logit_softcapping", "final_logit_softcapping") if rule.scaled_scores else ()
     read = (*read, "embedding_multiplier") if rule.multipliers else read
     if rule.router:
         known = config.get("topk_method") in (None, rule.router.limited, rule.router.free)
         read = (*read, "routed_scaling_factor", *(["topk_method"] if known else []))
-    for key, neutral in NEUTRAL.items():
+    for key, neutral in NEUTRAL_VALUES.items():
         found = config.get(key, neutral)
         if key not in read and found not in (neutral, None):
-            yield f"{key} = {shown(found)}"
+            yield f"{key} = {shorten(found)}"
     named = next((config[key] for key in ACTIVATION_KEYS if config.get(key) is not None), None)
     if named is not None and named not in ACTIVATIONS[mlp]:
         yield f"the activation {named!r} (modelled: {' or '.join(ACTIVATIONS[mlp])})"
 
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
-BETA_SLOW, BETA_FAST = 1.0, 32.0  # YaRN's α and β (Peng et al. 2023, 3.2), as `_compute_yarn_parameters` has them
-MSCALE = 0.1  # of the logarithm of the factor (Peng et al. 2023, equation 22)
+YARN_BETA_SLOW, YARN_BETA_FAST = (
+    1.0,
+    32.0,
+)  # YaRN's α and β (Peng et al. 2023, 3.2), as `_compute_yarn_parameters` has them
+YARN_MSCALE = 0.1  # of the logarithm of the factor (Peng et al. 2023, equation 22)
 
 
 def read_rotaries(config: Mapping[str, Any], rule: RotaryRule | None) -> tuple[Rotary, Rotary | None, tuple[str, ...]]:
@@ -183,33 +189,34 @@ def read_rotaries(config: Mapping[str, Any], rule: RotaryRule | None) -> tuple[R
     if rule is None:
         return Rotary(), None, ()
     found = config.get("rope_parameters") or {}
-    whole = _older(config, rule)
+    whole = _legacy_parameters(config, rule)
     if rule.local_theta is None:
-        rotary, unread = _rotary({**whole, **found}, config, rule)
+        rotary, unread = _read_rotary({**whole, **found}, config, rule)
         return rotary, None, unread
     local = {"rope_theta": config.get("rope_local_base_freq") or rule.local_theta}
     (rotary, unread), (near, also) = (
-        _rotary(one, config, rule) for one in (found.get(FULL, whole), found.get(SLIDING, local))
+        _read_rotary(one, config, rule)
+        for one in (found.get(FULL_ATTENTION, whole), found.get(SLIDING_ATTENTION, local))
     )
     return rotary, near, (*unread, *also)
 
 
-def score_factor(config: Mapping[str, Any], rule: RotaryRule | None) -> float:
+def yarn_score_factor(config: Mapping[str, Any], rule: RotaryRule | None) -> float:
     """The factor of a family with YaRN's angles on 1/√H: the square of the magnitude of `mscale_all_dim`."""
     if rule is None or not rule.scaled:
         return 1.0
-    found = _older(config, rule) | (config.get("rope_parameters") or {})
-    if _kind(found) == "default" or not found.get("mscale_all_dim"):
+    found = _legacy_parameters(config, rule) | (config.get("rope_parameters") or {})
+    if _rope_type(found) == "default" or not found.get("mscale_all_dim"):
         return 1.0
-    return magnitude(_number(found, "factor"), _number(found, "mscale_all_dim")) ** 2
+    return yarn_magnitude(_read_number(found, "factor"), _read_number(found, "mscale_all_dim")) ** 2
 
 
-def magnitude(factor: float, mscale: float = 1.0) -> float:
+def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
     """YaRN's factor on cosines and sines for `factor` times as many positions."""
-    return MSCALE * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+    return YARN_MSCALE * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
-def _older(config: Mapping[str, Any], rule: RotaryRule) -> dict[str, Any]:
+def _legacy_parameters(config: Mapping[str, Any], rule: RotaryRule) -> dict[str, Any]:
     """The parameters under the keys of older configs: `rope_theta` and `rope_scaling`."""
     keys = ("partial_rotary_factor", "rotary_pct")
     part = next((config[key] for key in keys if config.get(key) is not None), rule.part)
@@ -217,59 +224,62 @@ def _older(config: Mapping[str, Any], rule: RotaryRule) -> dict[str, Any]:
     return {"rope_theta": config.get("rope_theta") or rule.theta, **named, **(config.get("rope_scaling") or {})}
 
 
-def _kind(found: Mapping[str, Any]) -> Any:
+def _rope_type(found: Mapping[str, Any]) -> Any:
     return found.get("rope_type", found.get("type", "default"))
 
 
-def _rotary(found: Mapping[str, Any], config: Mapping[str, Any], rule: RotaryRule) -> tuple[Rotary, tuple[str, ...]]:
-    part = _number({"partial_rotary_factor": 1.0, **found}, "partial_rotary_factor")
-    rotary, unread = _angles(found, config)
+def _read_rotary(
+    found: Mapping[str, Any], config: Mapping[str, Any], rule: RotaryRule
+) -> tuple[Rotary, tuple[str, ...]]:
+    part = _read_number({"partial_rotary_factor": 1.0, **found}, "partial_rotary_factor")
+    rotary, unread = _read_angles(found, config)
     if rule.part is not None:
         return replace(rotary, part=part), unread
     return rotary, (*((f"rotary angles on {part:g} of a head's width",) if part != 1.0 else ()), *unread)
 
 
-def _angles(found: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Rotary, tuple[str, ...]]:
-    kind, base = _kind(found), _number(found, "rope_theta")
+def _read_angles(found: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Rotary, tuple[str, ...]]:
+    kind, base = _rope_type(found), _read_number(found, "rope_theta")
     if kind not in ROTARY_KINDS:
         return Rotary(base=base), (f"rotary angles of type {kind!r}",)
     if kind == "default":
         return Rotary(base=base), ()
-    factor = _number(found, "factor")
+    factor = _read_number(found, "factor")
     if kind == "linear":
         return Rotary(base=base, factor=factor), ()
-    return (_llama3 if kind == "llama3" else _yarn)(found, config, base, factor), ()
+    return (_read_llama3 if kind == "llama3" else _read_yarn)(found, config, base, factor), ()
 
 
-def _llama3(found: Mapping[str, Any], config: Mapping[str, Any], base: float, factor: float) -> Rotary:
-    low, high = (_number(found, f"{name}_freq_factor") for name in ("low", "high"))
-    rows = int(_number(found, "original_max_position_embeddings"))
+def _read_llama3(found: Mapping[str, Any], config: Mapping[str, Any], base: float, factor: float) -> Rotary:
+    low, high = (_read_number(found, f"{name}_freq_factor") for name in ("low", "high"))
+    rows = int(_read_number(found, "original_max_position_embeddings"))
     return Rotary(base=base, factor=factor, original_positions=rows, low=low, high=high)
 
 
-def _yarn(found: Mapping[str, Any], config: Mapping[str, Any], base: float, factor: float) -> Rotary:
+def _read_yarn(found: Mapping[str, Any], config: Mapping[str, Any], base: float, factor: float) -> Rotary:
     """YaRN's, for the config's number of positions where it does not give the number that the model was trained on."""
     rows = found if found.get("original_max_position_embeddings") else {
         "original_max_position_embeddings": config.get("max_position_embeddings")
     }  # fmt: skip
-    low, high = found.get("beta_slow") or BETA_SLOW, found.get("beta_fast") or BETA_FAST
+    low, high = found.get("beta_slow") or YARN_BETA_SLOW, found.get("beta_fast") or YARN_BETA_FAST
     return Rotary(
-        base=base, factor=factor, original_positions=int(_number(rows, "original_max_position_embeddings")),
-        low=_number({"beta_slow": low}, "beta_slow"), high=_number({"beta_fast": high}, "beta_fast"), ramp=INDEX,
-        rounded=bool(found.get("truncate", True)), amplitude=_amplitude(found, factor),
+        base=base, factor=factor, original_positions=int(_read_number(rows, "original_max_position_embeddings")),
+        low=_read_number({"beta_slow": low}, "beta_slow"), high=_read_number({"beta_fast": high}, "beta_fast"),
+        ramp=RAMP_OVER_INDEX,
+        rounded=bool(found.get("truncate", True)), amplitude=_read_amplitude(found, factor),
     )  # fmt: skip
 
 
-def _amplitude(found: Mapping[str, Any], factor: float) -> float:
+def _read_amplitude(found: Mapping[str, Any], factor: float) -> float:
     if found.get("attention_factor") is not None:
-        return _number(found, "attention_factor")
+        return _read_number(found, "attention_factor")
     if found.get("mscale") and found.get("mscale_all_dim"):
-        of, by = (magnitude(factor, _number(found, key)) for key in ("mscale", "mscale_all_dim"))
+        of, by = (yarn_magnitude(factor, _read_number(found, key)) for key in ("mscale", "mscale_all_dim"))
         return of / by
-    return magnitude(factor)
+    return yarn_magnitude(factor)
 
 
-def _number(found: Mapping[str, Any], key: str) -> float:
+def _read_number(found: Mapping[str, Any], key: str) -> float:
     value = found.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise InputError(f"model: the config's rotary embeddings have {key} = {value!r}; a number above 0 is required")

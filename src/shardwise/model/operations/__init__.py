@@ -5,23 +5,23 @@ Each kind knows three things: which shardings it needs and gives (`place`), its 
 costs (`flops`; bytes are those of its operands). Layouts, costs and executors only ask these.
 """
 
-from shardwise.model.operations.base import Carry, Dims, Operation, Placed
-from shardwise.model.operations.elementwise import Accumulate, Join, Map, Part
+from shardwise.model.operations.base import Carry, Dims, Operation, OperationSharding
+from shardwise.model.operations.elementwise import Accumulate, Concatenate, ConcatenateGradient, Map
 from shardwise.model.operations.indexing import Lookup, Route, RouteGradient, Scatter
-from shardwise.model.operations.matmul_and_attention import Contract, OfMatrix, Scan, ScanGradient
+from shardwise.model.operations.matmul_and_attention import Contract, MatrixFunction, Scan, ScanGradient
 
 __all__ = [
     "Accumulate",
     "Carry",
+    "Concatenate",
+    "ConcatenateGradient",
     "Contract",
     "Dims",
-    "Join",
     "Lookup",
     "Map",
-    "OfMatrix",
+    "MatrixFunction",
     "Operation",
-    "Part",
-    "Placed",
+    "OperationSharding",
     "Route",
     "RouteGradient",
     "Scan",

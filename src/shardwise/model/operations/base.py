@@ -13,7 +13,7 @@ Dims = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class OperationSharding:
     """Shardings of the operands at the operation, natural shardings of the results, and why each operand moves."""
 
     inputs: tuple[Spec, ...]
@@ -39,9 +39,9 @@ class Operation(ABC):
         return self.inputs
 
     @abstractmethod
-    def place(
+    def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> Placed:
+    ) -> OperationSharding:
         """Shardings of operands and results when the operands lie as in `specs`.
 
         `fixed(name)` says which operands may not move; `goal` is the sharding that the result is wanted in, if known.
@@ -54,13 +54,13 @@ class Operation(ABC):
         """
         return []
 
-    def flops(self, placed: Placed) -> Polynomial:
+    def flops(self, placed: OperationSharding) -> Polynomial:
         """Floating-point operations on one device."""
         return Polynomial()
 
 
 @dataclass(frozen=True, slots=True)
-class ShapeLast(Operation):
+class LastInputShapeOnly(Operation):
     """An operation whose last input gives only its shape or sharding."""
 
     @property
@@ -78,10 +78,10 @@ class Carry(Operation):
     def kind(self) -> str:
         return "carry"
 
-    def place(
+    def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> Placed:
-        return Placed(tuple(specs), tuple(specs))
+    ) -> OperationSharding:
+        return OperationSharding(tuple(specs), tuple(specs))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         return [(self.inputs[0], Carry((cotangents[self.outputs[0]],), ("?",), self.axis))]

@@ -1,7 +1,8 @@
 """Elementwise operations: functions with or without a reduction, sums of gradients, concatenation and its transpose.
 
 `FUNCTIONS` has the elementwise functions of a transformer by name, each with the functions that its gradients need. An entry
-`Gradient(function, operands)` says that the gradient with respect to one input is `function(dy, *operands)`, summed over the
+`FunctionGradient(function, operands)` says that the gradient with respect to one input is `function(dy, *operands)`,
+summed over the
 dims that this input lacks; `operands` are positions among the inputs. A function without operands in its gradient is linear
 in that input, so a partial sum may pass through it. The arithmetic itself is in `run/numpy/kernels.py`.
 """
@@ -11,89 +12,99 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.model.operations.base import Dims, Operation, Placed, ShapeLast
+from shardwise.model.operations.base import Dims, LastInputShapeOnly, Operation, OperationSharding
 from shardwise.sharding.spec import Spec
-from shardwise.values.symbolic import Local, Polynomial, product
+from shardwise.values.symbolic import LocalDim, Polynomial, multiply_symbols
 
 
 @dataclass(frozen=True, slots=True)
-class Gradient:
+class FunctionGradient:
     function: str
     operands: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
+class ElementwiseFunction:
     """`gradients[i]` is None where no gradient flows into input i; `linear` lists inputs that may be partial sums.
 
     `additive`: linear in all inputs together, so that partial sums that lie alike may all stay partial.
     """
 
-    gradients: tuple[Gradient | None, ...]
+    gradients: tuple[FunctionGradient | None, ...]
     linear: tuple[int, ...] = ()
     additive: bool = False
     flops_per_element: float = 1.0
 
 
-PASS = Gradient("identity", ())
+PASS_GRADIENT_ON = FunctionGradient("identity", ())
 
-FUNCTIONS: dict[str, Function] = {
-    "identity": Function((PASS,), linear=(0,)),
-    "add": Function((PASS, PASS), additive=True),
+FUNCTIONS: dict[str, ElementwiseFunction] = {
+    "identity": ElementwiseFunction((PASS_GRADIENT_ON,), linear=(0,)),
+    "add": ElementwiseFunction((PASS_GRADIENT_ON, PASS_GRADIENT_ON), additive=True),
     # RMSNorm: the sum of squares, then x / sqrt(sum/D + eps) * weight (Zhang & Sennrich 2019); over D, over the width of
     # one head for queries and keys (Henry et al. 2020; Qwen3, Gemma 3), or over a latent (DeepSeek-AI 2024)
-    "sum_square": Function((Gradient("sum_square_dx", (0,)),), flops_per_element=2),
-    "rms_norm": Function(
+    "sum_square": ElementwiseFunction((FunctionGradient("sum_square_dx", (0,)),), flops_per_element=2),
+    "rms_norm": ElementwiseFunction(
         (
-            Gradient("rms_norm_dx", (1, 2)),
-            Gradient("rms_norm_dsquares", (0, 1, 2)),
-            Gradient("rms_norm_dweight", (0, 1)),
+            FunctionGradient("rms_norm_dx", (1, 2)),
+            FunctionGradient("rms_norm_dsquares", (0, 1, 2)),
+            FunctionGradient("rms_norm_dweight", (0, 1)),
         ),
         flops_per_element=4,
     ),
     # LayerNorm from the sums of x and of its squares over D (Ba et al. 2016)
-    "sum": Function((Gradient("sum_to", ()),), linear=(0,)),
-    "layer_norm": Function(
+    "sum": ElementwiseFunction((FunctionGradient("sum_to", ()),), linear=(0,)),
+    "layer_norm": ElementwiseFunction(
         (
-            Gradient("layer_norm_dx", (1, 2, 3)),
-            Gradient("layer_norm_dsum", (0, 1, 2, 3)),
-            Gradient("layer_norm_dsquares", (0, 1, 2, 3)),
-            Gradient("layer_norm_dweight", (0, 1, 2)),
+            FunctionGradient("layer_norm_dx", (1, 2, 3)),
+            FunctionGradient("layer_norm_dsum", (0, 1, 2, 3)),
+            FunctionGradient("layer_norm_dsquares", (0, 1, 2, 3)),
+            FunctionGradient("layer_norm_dweight", (0, 1, 2)),
         ),
         flops_per_element=6,
     ),
     # A vector added along some dims; its gradient is summed over the others
-    "add_vector": Function((PASS, Gradient("sum_to", ()))),
+    "add_vector": ElementwiseFunction((PASS_GRADIENT_ON, FunctionGradient("sum_to", ()))),
     # Experts: each token's row for the experts that its gates chose, and their results weighted by the gates
-    "dispatch": Function((Gradient("dispatch_dx", (1,)), None)),
+    "dispatch": ElementwiseFunction((FunctionGradient("dispatch_dx", (1,)), None)),
     # The same values resting elsewhere: its gradient is a tensor of its own, which rests where the operand does
-    "handover": Function((Gradient("handover", ()),), linear=(0,)),
-    "combine": Function((Gradient("combine_dgates", (1,)), Gradient("combine_dx", (0,))), flops_per_element=2),
+    "handover": ElementwiseFunction((FunctionGradient("handover", ()),), linear=(0,)),
+    "combine": ElementwiseFunction(
+        (FunctionGradient("combine_dgates", (1,)), FunctionGradient("combine_dx", (0,))), flops_per_element=2
+    ),
     # A shared expert's result times the sigmoid of one logit of each token (Qwen team 2024, Qwen1.5-MoE)
-    "sigmoid_gate": Function(
-        (Gradient("sigmoid_gate_dx", (1,)), Gradient("sigmoid_gate_dlogit", (0, 1))), flops_per_element=4
+    "sigmoid_gate": ElementwiseFunction(
+        (FunctionGradient("sigmoid_gate_dx", (1,)), FunctionGradient("sigmoid_gate_dlogit", (0, 1))),
+        flops_per_element=4,
     ),
     # Rotary embedding of pairs along H at global positions (Su et al. 2021): linear, its transpose rotates back. Counted as if
     # all pairs turned (`Rotary.part`): the whole head is read and written, which is what it takes time for
-    "rotary": Function((Gradient("rotary_back", (1,)), None), linear=(0,), flops_per_element=6),
-    "rotary_back": Function((None, None), linear=(0,), flops_per_element=6),
+    "rotary": ElementwiseFunction((FunctionGradient("rotary_back", (1,)), None), linear=(0,), flops_per_element=6),
+    "rotary_back": ElementwiseFunction((None, None), linear=(0,), flops_per_element=6),
     # Gated and plain MLP activations (Shazeer 2020; Hendrycks & Gimpel 2016, tanh form; Zhang et al. 2022)
-    "swiglu": Function((Gradient("swiglu_dgate", (0, 1)), Gradient("swiglu_dup", (0,))), flops_per_element=6),
-    "geglu": Function((Gradient("geglu_dgate", (0, 1)), Gradient("geglu_dup", (0,))), flops_per_element=12),
-    # Gate and up clamped, a steeper sigmoid, and one more than up (OpenAI 2025, gpt-oss model card, section 2.2)
-    "clamped_swiglu": Function(
-        (Gradient("clamped_swiglu_dgate", (0, 1)), Gradient("clamped_swiglu_dup", (0, 1))), flops_per_element=10
+    "swiglu": ElementwiseFunction(
+        (FunctionGradient("swiglu_dgate", (0, 1)), FunctionGradient("swiglu_dup", (0,))), flops_per_element=6
     ),
-    "gelu": Function((Gradient("gelu_dx", (0,)),), flops_per_element=11),
-    "relu": Function((Gradient("relu_dx", (0,)),)),
+    "geglu": ElementwiseFunction(
+        (FunctionGradient("geglu_dgate", (0, 1)), FunctionGradient("geglu_dup", (0,))), flops_per_element=12
+    ),
+    # Gate and up clamped, a steeper sigmoid, and one more than up (OpenAI 2025, gpt-oss model card, section 2.2)
+    "clamped_swiglu": ElementwiseFunction(
+        (FunctionGradient("clamped_swiglu_dgate", (0, 1)), FunctionGradient("clamped_swiglu_dup", (0, 1))),
+        flops_per_element=10,
+    ),
+    "gelu": ElementwiseFunction((FunctionGradient("gelu_dx", (0,)),), flops_per_element=11),
+    "relu": ElementwiseFunction((FunctionGradient("relu_dx", (0,)),)),
     # Cross-entropy over a vocabulary that may be sharded: max, sum of exponentials, then log(sum) + max - target.
     # The maximum is a shift that cancels, so no gradient flows into it.
-    "maximum": Function((None,)),
-    "sum_exp": Function((Gradient("sum_exp_dx", (0, 1)), None), flops_per_element=3),
-    "token_loss": Function((Gradient("token_loss_dsum", (0,)), None, Gradient("negate", ()))),
-    "scaled_sum": Function((Gradient("scale", (1,)), None)),
+    "maximum": ElementwiseFunction((None,)),
+    "sum_exp": ElementwiseFunction((FunctionGradient("sum_exp_dx", (0, 1)), None), flops_per_element=3),
+    "token_loss": ElementwiseFunction(
+        (FunctionGradient("token_loss_dsum", (0,)), None, FunctionGradient("negate", ()))
+    ),
+    "scaled_sum": ElementwiseFunction((FunctionGradient("scale", (1,)), None)),
 }
-LINEAR_IN_FIRST = ("negate", "scale", "identity", "rotary_back", "sum_to", "handover")
+LINEAR_IN_FIRST_INPUT = ("negate", "scale", "identity", "rotary_back", "sum_to", "handover")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,33 +122,33 @@ class Map(Operation):
     def kind(self) -> str:
         return "map"
 
-    def place(
+    def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> Placed:
-        if self._adds_alike(specs):
-            return Placed(tuple(specs), (specs[0],))
-        if len(specs) == 1 or self._passes_partial(specs, fixed):
+    ) -> OperationSharding:
+        if self._adds_aligned_partial_sums(specs):
+            return OperationSharding(tuple(specs), (specs[0],))
+        if len(specs) == 1 or self._passes_partial_sum(specs, fixed):
             anchor = specs[0]
         else:
             whole = [s for s, name in zip(specs, self.inputs, strict=True) if not s.partial and not fixed(name)]
             anchor = max(whole or specs, key=lambda spec: len(spec.dims))
-        linear = self._linear()
+        linear = self._linear_inputs()
         aligned = []
         for position, spec in enumerate(specs):
             partial = spec.partial if position in linear and spec is anchor else ()
             axes = {d: anchor.axes_of(d) if d in anchor.dims else spec.axes_of(d) for d in spec.dims}
             aligned.append(Spec.of(spec.dims, axes, partial))
-        return Placed(tuple(aligned), (self._result(aligned, dims[self.outputs[0]]),))
+        return OperationSharding(tuple(aligned), (self._result(aligned, dims[self.outputs[0]]),))
 
-    def _linear(self) -> tuple[int, ...]:
-        if self.function in LINEAR_IN_FIRST:
+    def _linear_inputs(self) -> tuple[int, ...]:
+        if self.function in LINEAR_IN_FIRST_INPUT:
             return (0,)
         return FUNCTIONS[self.function].linear if self.function in FUNCTIONS else ()
 
-    def _passes_partial(self, specs: Sequence[Spec], fixed: Callable[[str], bool]) -> bool:
-        return 0 in self._linear() and bool(specs[0].partial)
+    def _passes_partial_sum(self, specs: Sequence[Spec], fixed: Callable[[str], bool]) -> bool:
+        return 0 in self._linear_inputs() and bool(specs[0].partial)
 
-    def _adds_alike(self, specs: Sequence[Spec]) -> bool:
+    def _adds_aligned_partial_sums(self, specs: Sequence[Spec]) -> bool:
         """Whether partial sums are added that lie alike: the sum is made whole once, where it has to be."""
         additive = self.function in FUNCTIONS and FUNCTIONS[self.function].additive
         alike = all(spec == specs[0] for spec in specs)
@@ -160,14 +171,14 @@ class Map(Operation):
                 found.append((name, Map((dy, *operands), ("?",), gradient.function, over=self.over)))
         return found
 
-    def flops(self, placed: Placed) -> Polynomial:
-        sizes = {Local(d, a) for spec in placed.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
+    def flops(self, placed: OperationSharding) -> Polynomial:
+        sizes = {LocalDim(d, a) for spec in placed.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
         known = FUNCTIONS.get(self.function)
-        return product(sizes, known.flops_per_element if known else 1.0)
+        return multiply_symbols(sizes, known.flops_per_element if known else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Accumulate(ShapeLast):
+class Accumulate(LastInputShapeOnly):
     """The sum of the gradients from all uses of one tensor. The last input gives the sharding to meet in only.
 
     Gradients that lie alike are added as they are, partial or not; others are brought to the tensor's own sharding.
@@ -177,19 +188,19 @@ class Accumulate(ShapeLast):
     def kind(self) -> str:
         return "map"
 
-    def place(
+    def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> Placed:
+    ) -> OperationSharding:
         *parts, like = specs
         meet = parts[0] if all(part == parts[0] for part in parts) else like.with_partial(())
-        return Placed((*(meet for _ in parts), like), (meet,))
+        return OperationSharding((*(meet for _ in parts), like), (meet,))
 
-    def flops(self, placed: Placed) -> Polynomial:
+    def flops(self, placed: OperationSharding) -> Polynomial:
         return placed.outputs[0].local_elements() * float(len(placed.inputs) - 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Join(Operation):
+class Concatenate(Operation):
     """The operands concatenated along a dim of the result's own; `parts` are their own dims, in order.
 
     An operand that lacks another dim of the result is repeated along it (a key's rotary part is one for all heads).
@@ -201,25 +212,25 @@ class Join(Operation):
     def kind(self) -> str:
         return "map"
 
-    def place(
+    def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> Placed:
+    ) -> OperationSharding:
         fullest = max(specs, key=lambda spec: len(spec.dims))
         rows = {d: fullest.axes_of(d) for d in fullest.dims if d not in self.parts}
         aligned = tuple(Spec.of(s.dims, {d: a for d, a in rows.items() if d in s.dims}) for s in specs)
-        return Placed(aligned, (Spec.of(dims[self.outputs[0]], rows),))
+        return OperationSharding(aligned, (Spec.of(dims[self.outputs[0]], rows),))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         (whole,) = self.outputs
         joined = next(d for d in dims[whole] if all(d not in dims[name] for name in self.inputs))
         return [
-            (name, Part((cotangents[whole], name), ("?",), self.parts, joined, position))
+            (name, ConcatenateGradient((cotangents[whole], name), ("?",), self.parts, joined, position))
             for position, name in enumerate(self.inputs)
         ]
 
 
 @dataclass(frozen=True, slots=True)
-class Part(ShapeLast):
+class ConcatenateGradient(LastInputShapeOnly):
     """The transpose of a join: one operand's part along `joined`, summed over the dims that the operand lacks.
 
     The second input gives the shape only.
@@ -233,10 +244,10 @@ class Part(ShapeLast):
     def kind(self) -> str:
         return "map"
 
-    def place(
+    def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> Placed:
+    ) -> OperationSharding:
         dy, like = specs
         summed = {a for d in dy.dims if d not in (*like.dims, self.joined) for a in dy.axes_of(d)}
         rows = {d: dy.axes_of(d) for d in like.dims if d in dy.dims}
-        return Placed((dy, like), (Spec.of(like.dims, rows, summed | set(dy.partial)),))
+        return OperationSharding((dy, like), (Spec.of(like.dims, rows, summed | set(dy.partial)),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.model.operations.base import Dims, Operation, Placed, ShapeLast
+from shardwise.model.operations.base import Dims, LastInputShapeOnly, Operation, OperationSharding
 from shardwise.sharding.spec import Spec
 
 
@@ -22,16 +22,16 @@ class Lookup(Operation):
     def kind(self) -> str:
         return "lookup"
 
-    def place(
+    def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> Placed:
+    ) -> OperationSharding:
         table, index = specs
         own = table.axes_of(self.dim)
-        shared = {d: table.axes_of(d) if d in table.dims else index.without(own).axes_of(d) for d in index.dims}
+        shared = {d: table.axes_of(d) if d in table.dims else index.gather_axes(own).axes_of(d) for d in index.dims}
         index = Spec.of(index.dims, shared)
         out = dims[self.outputs[0]]
         split = {d: index.axes_of(d) if d in index.dims else table.axes_of(d) for d in out}
-        return Placed((table, index), (Spec.of(out, split, own),))
+        return OperationSharding((table, index), (Spec.of(out, split, own),))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         table, index = self.inputs
@@ -39,7 +39,7 @@ class Lookup(Operation):
 
 
 @dataclass(frozen=True, slots=True)
-class Scatter(ShapeLast):
+class Scatter(LastInputShapeOnly):
     """The transpose of a lookup: adds each row of `dy` at its index. The third input gives the shape and sharding only."""
 
     dim: str = "V"
@@ -48,17 +48,17 @@ class Scatter(ShapeLast):
     def kind(self) -> str:
         return "scatter"
 
-    def place(
+    def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> Placed:
+    ) -> OperationSharding:
         dy, index, table = specs
         own = table.axes_of(self.dim)
-        dy = dy.without(own)
+        dy = dy.gather_axes(own)
         index = Spec.of(index.dims, {d: dy.axes_of(d) for d in index.dims})
         summed = {a for d in dy.dims if d not in table.dims for a in dy.axes_of(d)}
         split = {d: own if d == self.dim else dy.axes_of(d) for d in table.dims}
         out = Spec.of(table.dims, split, summed | set(dy.partial))
-        return Placed((dy, index, table), (out,))
+        return OperationSharding((dy, index, table), (out,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +75,11 @@ class Route(Operation):
     def kind(self) -> str:
         return "route"
 
-    def place(
+    def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> Placed:
+    ) -> OperationSharding:
         whole = [spec.with_axes(self.dim, ()).with_partial(()) for spec in specs]
-        return Placed(tuple(whole), (whole[0],))
+        return OperationSharding(tuple(whole), (whole[0],))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         (gates,) = self.outputs

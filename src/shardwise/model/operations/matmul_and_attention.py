@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.model.operations.base import Dims, Operation, Placed
+from shardwise.model.operations.base import Dims, Operation, OperationSharding
 from shardwise.model.operations.elementwise import Map
-from shardwise.sharding.contraction import contract, natural
+from shardwise.sharding.contraction import contract, infer_product_spec
 from shardwise.sharding.spec import Spec
-from shardwise.values.symbolic import ZERO, Local, Polynomial, product, total
+from shardwise.values.symbolic import ZERO, LocalDim, Polynomial, multiply_symbols, sum_polynomials
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,16 @@ class Contract(Operation):
     def kind(self) -> str:
         return "contract"
 
-    def place(
+    def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> Placed:
+    ) -> OperationSharding:
         if len(self.inputs) == 1:
-            return Placed((specs[0],), (natural(specs, dims[self.outputs[0]]),))
+            return OperationSharding((specs[0],), (infer_product_spec(specs, dims[self.outputs[0]]),))
         left, right = self.inputs
         keep = "left" if fixed(left) else "right" if fixed(right) else None
         case = contract(specs[0], specs[1], dims[self.outputs[0]], fixed=keep, goal=goal)
         reasons = tuple("; ".join(why for s, why in case.moves if s == side) for side in ("left", "right"))
-        return Placed((case.left, case.right), (case.result,), reasons)
+        return OperationSharding((case.left, case.right), (case.result,), reasons)
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         dy = cotangents[self.outputs[0]]
@@ -43,14 +43,14 @@ class Contract(Operation):
         left, right = self.inputs
         return [(left, Contract((dy, right), ("?",))), (right, Contract((left, dy), ("?",)))]
 
-    def flops(self, placed: Placed) -> Polynomial:
+    def flops(self, placed: OperationSharding) -> Polynomial:
         """2 per element of the index space; 1 where nothing is summed (an elementwise or outer product).
 
         Of one operand 1 per element, for the additions; none where only the order of its dims changes.
         """
-        sizes = {Local(d, a) for spec in placed.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
+        sizes = {LocalDim(d, a) for spec in placed.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
         summed = bool({size.dim for size in sizes} - set(placed.outputs[0].dims))
-        return product(sizes, float(len(placed.inputs) - 1 + summed))
+        return multiply_symbols(sizes, float(len(placed.inputs) - 1 + summed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class Scan(Operation):
     def kind(self) -> str:
         return "scan"
 
-    def place(
+    def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> Placed:
+    ) -> OperationSharding:
         q, k, v, positions, _, *sinks = specs
         q = Spec.of(q.dims, {d: q.axes_of(d) for d in q.dims})
         keys = {d: () if d == self.sequence else q.axes_of(d) for d in k.dims[:-1]}
@@ -81,7 +81,7 @@ class Scan(Operation):
         heads = (Spec.of(sink.dims, {d: q.axes_of(d) for d in sink.dims}) for sink in sinks)
         used = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), own, Spec.of(positions.dims), *heads)
         rows = {d: q.axes_of(d) for d in q.dims[:-1]}
-        return Placed(used, (Spec.of((*q.dims[:-1], v.dims[-1]), rows), Spec.of(q.dims[:-1], rows)))
+        return OperationSharding(used, (Spec.of((*q.dims[:-1], v.dims[-1]), rows), Spec.of(q.dims[:-1], rows)))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         out, lse = self.outputs
@@ -91,7 +91,7 @@ class Scan(Operation):
         sinks = [(name, Map((cotangents[out], out, lse, name), ("?",), "sink_share")) for name in self.inputs[5:]]
         return [*((name, whole) for name in self.inputs[:3]), *sinks]
 
-    def flops(self, placed: Placed) -> Polynomial:
+    def flops(self, placed: OperationSharding) -> Polynomial:
         return _attention_flops(placed, self.sequence, over_keys=1, over_values=1)
 
 
@@ -109,64 +109,66 @@ class ScanGradient(Operation):
     def kind(self) -> str:
         return "scan"
 
-    def place(
+    def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> Placed:
-        forward = Scan((), (), self.sequence, self.heads).place(specs[:5], dims, fixed)
+    ) -> OperationSharding:
+        forward = Scan((), (), self.sequence, self.heads).propagate_sharding(specs[:5], dims, fixed)
         q, k, v = forward.inputs[:3]
         out, lse = forward.outputs
         summed = (*q.axes_of(self.sequence), *(a for d in q.dims if d not in k.dims for a in q.axes_of(d)))
-        return Placed((*forward.inputs, out, lse, out), (q, k.with_partial(summed), v.with_partial(summed)))
+        return OperationSharding((*forward.inputs, out, lse, out), (q, k.with_partial(summed), v.with_partial(summed)))
 
-    def flops(self, placed: Placed) -> Polynomial:
+    def flops(self, placed: OperationSharding) -> Polynomial:
         """Scores again, and from them dq and dk over the width of a key; dv and the scores' gradient over that of a value."""
         return _attention_flops(placed, self.sequence, over_keys=3, over_values=2)
 
 
-def _attention_flops(placed: Placed, sequence: str, *, over_keys: int, over_values: int) -> Polynomial:
+def _attention_flops(placed: OperationSharding, sequence: str, *, over_keys: int, over_values: int) -> Polynomial:
     """2 FLOPs per element of each product over the part of the scores that is not masked: the symbol `span` is its share,
     a half for causal attention (the diagonal's half is dropped), less with a sliding window."""
     q, k, v = placed.inputs[:3]
-    scores = [Local(d, q.axes_of(d)) for d in q.dims[:-1]] + [Local(sequence, k.axes_of(sequence))]
+    scores = [LocalDim(d, q.axes_of(d)) for d in q.dims[:-1]] + [LocalDim(sequence, k.axes_of(sequence))]
     widths = ((q.dims[-1], over_keys), (v.dims[-1], over_values))
-    return total(product([*scores, Local(width, ()), "span"], 2.0 * products) for width, products in widths)
+    return sum_polynomials(
+        multiply_symbols([*scores, LocalDim(width, ()), "span"], 2.0 * products) for width, products in widths
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class OfMatrix(Operation):
+class MatrixFunction(Operation):
     """`result = function(matrices)`. Dims of operands and result in front of `rows` and `columns`, or of their pairs, are a
-    `stack` of matrices, which may be split; what is behind them each device has whole. `work` are the FLOPs for a matrix,
-    `passing` the elements that are there while it is worked out. `kept`: the result is state, which every device that uses the
-    matrices has; of what is not, a device needs the matrices that it updates a part of."""
+    `stack` of matrices, which may be split; what is behind them each device has whole. `flops_per_matrix` are the FLOPs for a
+    matrix, `workspace` the elements that are there while it is worked out. `is_state`: the result is state, which every device
+    that uses the matrices has; of what is not, a device needs the matrices that it updates a part of."""
 
     function: str = ""
     stack: Dims = ()
     rows: Dims = ()
     columns: Dims = ()
-    work: Polynomial = ZERO
-    passing: Polynomial = ZERO
-    kept: bool = False
+    flops_per_matrix: Polynomial = ZERO
+    workspace: Polynomial = ZERO
+    is_state: bool = False
 
     @property
     def kind(self) -> str:
         return "of_matrix"
 
-    def place(
+    def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> Placed:
+    ) -> OperationSharding:
         split = {dim: specs[0].axes_of(dim) for dim in self.stack}
         whole = tuple(Spec.of(spec.dims, split) for spec in specs)
         reasons = ("a function of whole matrices",) * len(whole)
-        return Placed(whole, (Spec.of(dims[self.outputs[0]], split),), reasons)
+        return OperationSharding(whole, (Spec.of(dims[self.outputs[0]], split),), reasons)
 
-    def flops(self, placed: Placed) -> Polynomial:
+    def flops(self, placed: OperationSharding) -> Polynomial:
         """Those of all matrices of a device."""
-        return self.work * self.num_matrices(placed)
+        return self.flops_per_matrix * self.num_matrices(placed)
 
-    def passing_elements(self, placed: Placed) -> Polynomial:
+    def workspace_elements(self, placed: OperationSharding) -> Polynomial:
         """Elements beside operands and results, of all matrices of a device."""
-        return self.passing * self.num_matrices(placed)
+        return self.workspace * self.num_matrices(placed)
 
-    def num_matrices(self, placed: Placed) -> Polynomial:
+    def num_matrices(self, placed: OperationSharding) -> Polynomial:
         """How many a device has."""
-        return product(Local(dim, placed.inputs[0].axes_of(dim)) for dim in self.stack)
+        return multiply_symbols(LocalDim(dim, placed.inputs[0].axes_of(dim)) for dim in self.stack)

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.model.optimizers.definition import GRADIENT, MASTER, Field, Optimizer, Per, Update, decay_of_matrices
+from shardwise.model.optimizers.definition import (
+    GRADIENT,
+    MASTER,
+    Granularity,
+    Hyperparameter,
+    Optimizer,
+    StateUpdate,
+    matrix_weight_decay,
+)
 
 
-def _averaged(v: Any, average: Any, found: Any) -> Any:
+def _update_average(v: Any, average: Any, found: Any) -> Any:
     """An average whose decay begins at 0 and comes to 1."""
     share = v.step**v.beta2_decay
     return (1.0 - share) * average + share * found
 
 
-def _factored(v: Any, gradient: Any, rows: Any, columns: Any, mean: Any) -> Any:
+def _scale_by_factors(v: Any, gradient: Any, rows: Any, columns: Any, mean: Any) -> Any:
     """The gradient by the root of its average square, for which stands the product of those of its row and its column."""
-    return _scaled(v, gradient, rows * columns / mean.clip(v.epsilon1))
+    return _scale_by_root(v, gradient, rows * columns / mean.clip(v.epsilon1))
 
 
-def _scaled(v: Any, gradient: Any, squares: Any) -> Any:
+def _scale_by_root(v: Any, gradient: Any, squares: Any) -> Any:
     return gradient * squares.clip(v.epsilon1**2) ** -0.5
 
 
@@ -34,29 +42,31 @@ def _square(v: Any, found: Any) -> Any:
 
 
 FIELDS = {
-    "beta2_decay": Field(
+    "beta2_decay": Hyperparameter(
         default=-0.8, limits=(-1e3, 0.0), help="power of the step that is the share of new squares in their averages"
     ),
-    "epsilon1": Field(  # of float32, which PyTorch takes where none is given
+    "epsilon1": Hyperparameter(  # of float32, which PyTorch takes where none is given
         default=2.0**-23, limits=(0.0, 1.0), help="the least root of an average of squares"
     ),
-    "epsilon2": Field(default=1e-3, limits=(0.0, 1e3), help="the least root mean square of a weight"),
-    "clip": Field(default=1.0, limits=(1.0, 1e6), help="root mean square of a step above which it is clipped"),
-    "weight_decay": decay_of_matrices(0.0),
+    "epsilon2": Hyperparameter(default=1e-3, limits=(0.0, 1e3), help="the least root mean square of a weight"),
+    "clip": Hyperparameter(default=1.0, limits=(1.0, 1e6), help="root mean square of a step above which it is clipped"),
+    "weight_decay": matrix_weight_decay(0.0),
 }
-WEIGHT_SQUARE = Update((MASTER,), _square, kept=False, per=Per.TENSOR)
-STEP_SQUARE = Update(("step'",), _square, kept=False, per=Per.TENSOR)
-MASTER_UPDATE = Update((MASTER, "weight_square'", "step'", "step_square'"), _step)
+WEIGHT_SQUARE = StateUpdate((MASTER,), _square, is_state=False, granularity=Granularity.TENSOR)
+STEP_SQUARE = StateUpdate(("step'",), _square, is_state=False, granularity=Granularity.TENSOR)
+MASTER_UPDATE = StateUpdate((MASTER, "weight_square'", "step'", "step_square'"), _step)
 SOURCE = (
     "Shazeer and Stern 2018, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, algorithms 4 and 5, without "
     "momentum; PyTorch, torch.optim.Adafactor, whose defaults these are"
 )
-VECTORS = Optimizer(
+VECTOR_OPTIMIZER = Optimizer(
     fields=FIELDS,
     updates={
-        "variance": Update(("variance", GRADIENT), lambda v, squares, g: _averaged(v, squares, g * g), of_squares=True),
+        "variance": StateUpdate(
+            ("variance", GRADIENT), lambda v, squares, g: _update_average(v, squares, g * g), is_second_moment=True
+        ),
         "weight_square": WEIGHT_SQUARE,
-        "step": Update((GRADIENT, "variance'"), _scaled, kept=False),
+        "step": StateUpdate((GRADIENT, "variance'"), _scale_by_root, is_state=False),
         "step_square": STEP_SQUARE,
         MASTER: MASTER_UPDATE,
     },
@@ -65,17 +75,21 @@ VECTORS = Optimizer(
 OPTIMIZER = Optimizer(
     fields=FIELDS,
     updates={
-        "row_mean": Update((GRADIENT,), _square, kept=False, per=Per.ROW),
-        "col_mean": Update((GRADIENT,), _square, kept=False, per=Per.COLUMN),
+        "row_mean": StateUpdate((GRADIENT,), _square, is_state=False, granularity=Granularity.ROW),
+        "col_mean": StateUpdate((GRADIENT,), _square, is_state=False, granularity=Granularity.COLUMN),
         "weight_square": WEIGHT_SQUARE,
-        "row_var": Update(("row_var", "row_mean'"), _averaged, of_squares=True, per=Per.ROW),
-        "col_var": Update(("col_var", "col_mean'"), _averaged, of_squares=True, per=Per.COLUMN),
-        "mean_var": Update(("row_var'",), lambda v, rows: rows, kept=False, per=Per.TENSOR),
-        "step": Update((GRADIENT, "row_var'", "col_var'", "mean_var'"), _factored, kept=False),
+        "row_var": StateUpdate(
+            ("row_var", "row_mean'"), _update_average, is_second_moment=True, granularity=Granularity.ROW
+        ),
+        "col_var": StateUpdate(
+            ("col_var", "col_mean'"), _update_average, is_second_moment=True, granularity=Granularity.COLUMN
+        ),
+        "mean_var": StateUpdate(("row_var'",), lambda v, rows: rows, is_state=False, granularity=Granularity.TENSOR),
+        "step": StateUpdate((GRADIENT, "row_var'", "col_var'", "mean_var'"), _scale_by_factors, is_state=False),
         "step_square": STEP_SQUARE,
         MASTER: MASTER_UPDATE,
     },
-    others=VECTORS,
-    tables=True,
+    fallback=VECTOR_OPTIMIZER,
+    covers_vocabulary=True,
     source=SOURCE,
 )

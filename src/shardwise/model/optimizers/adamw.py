@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.model.optimizers.definition import BETA, GRADIENT, MASTER, Field, Optimizer, Update, decay_of_matrices
+from shardwise.model.optimizers.definition import (
+    DECAY_LIMITS,
+    GRADIENT,
+    MASTER,
+    Hyperparameter,
+    Optimizer,
+    StateUpdate,
+    matrix_weight_decay,
+)
 
 
 def _step(v: Any, weight: Any, average: Any, squares: Any) -> Any:
@@ -14,17 +22,17 @@ def _step(v: Any, weight: Any, average: Any, squares: Any) -> Any:
 
 OPTIMIZER = Optimizer(
     fields={
-        "beta1": Field(default=0.9, limits=BETA, help="decay of the average of gradients"),
-        "beta2": Field(default=0.95, limits=BETA, help="decay of the average of squared gradients"),
-        "epsilon": Field(default=1e-8, limits=(0.0, 1.0), help="what is added to the root of the average of squares"),
-        "weight_decay": decay_of_matrices(0.1),
+        "beta1": Hyperparameter(default=0.9, limits=DECAY_LIMITS, help="decay of the average of gradients"),
+        "beta2": Hyperparameter(default=0.95, limits=DECAY_LIMITS, help="decay of the average of squared gradients"),
+        "epsilon": Hyperparameter(default=1e-8, limits=(0.0, 1.0), help="what is added to the root of the average of squares"),
+        "weight_decay": matrix_weight_decay(0.1),
     },
     updates={
-        "exp_avg": Update(("exp_avg", GRADIENT), lambda v, average, g: v.beta1 * average + (1.0 - v.beta1) * g),
-        "exp_avg_sq": Update(
-            ("exp_avg_sq", GRADIENT), lambda v, squares, g: v.beta2 * squares + (1.0 - v.beta2) * g**2, of_squares=True
+        "exp_avg": StateUpdate(("exp_avg", GRADIENT), lambda v, average, g: v.beta1 * average + (1.0 - v.beta1) * g),
+        "exp_avg_sq": StateUpdate(
+            ("exp_avg_sq", GRADIENT), lambda v, squares, g: v.beta2 * squares + (1.0 - v.beta2) * g**2, is_second_moment=True
         ),
-        MASTER: Update((MASTER, "exp_avg'", "exp_avg_sq'"), _step),
+        MASTER: StateUpdate((MASTER, "exp_avg'", "exp_avg_sq'"), _step),
     },
     source="Loshchilov and Hutter 2019, algorithm 2; beta2 and decay as in GPT-3 (Brown et al. 2020, appendix B) and Llama",
 )  # fmt: skip

@@ -13,15 +13,15 @@ from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
-from shardwise.values.dtypes import BLOCKS
-from shardwise.values.errors import did_you_mean, require
+from shardwise.values.dtypes import BLOCK_SCALED_DTYPES
+from shardwise.values.errors import did_you_mean, raise_problems
 from shardwise.values.symbolic import ZERO, Polynomial
 
 Array = TypeVar("Array")
 MASTER, GRADIENT = "master", "gradient"
 
 
-class Per(StrEnum):
+class Granularity(StrEnum):
     """What a tensor of an update has one number for. Of a matrix: each element, each row, each column, the matrix, or each two of
     its rows or of its columns; of what is no matrix each element, or the tensor."""
 
@@ -33,7 +33,7 @@ class Per(StrEnum):
     COLUMN_PAIR = "pair of columns"
 
 
-PAIRS = (Per.ROW_PAIR, Per.COLUMN_PAIR)
+PAIR_GRANULARITIES = (Granularity.ROW_PAIR, Granularity.COLUMN_PAIR)
 
 
 class MatrixSizes(NamedTuple):
@@ -47,61 +47,62 @@ class MatrixSizes(NamedTuple):
     column_pairs: Polynomial = ZERO
 
 
-def _nothing(of: MatrixSizes) -> Polynomial:
+def _no_elements(of: MatrixSizes) -> Polynomial:
     return ZERO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Hyperparameter:
     """A number that a recipe may set: its default, its minimum, the first value that is too large, and what it means.
 
-    `of_matrices`: it is 0 for what is no matrix (norms, biases), as GPT-2 and its successors have their decay. `whole`: no
-    fraction is meant.
+    `matrices_only`: it is 0 for what is no matrix (norms, biases), as GPT-2 and its successors have their decay.
+    `integer_only`: no fraction is meant.
     """
 
     default: float
     limits: tuple[float, float]
     help: str
-    of_matrices: bool = False
-    whole: bool = False
+    matrices_only: bool = False
+    integer_only: bool = False
 
     @property
     def required(self) -> str:
         """What values are allowed, in words."""
         low, high = self.limits
-        return f"a {'whole ' if self.whole else ''}number of at least {low:g}, below {high:g}, is required"
+        return f"a {'whole ' if self.integer_only else ''}number of at least {low:g}, below {high:g}, is required"
 
     def allows(self, value: float) -> bool:
         low, high = self.limits
-        return low <= value < high and (not self.whole or value == int(value))
+        return low <= value < high and (not self.integer_only or value == int(value))
 
 
-class Update(NamedTuple):
-    """A step of one tensor of the state: `formula` takes the values (`values_of`) and the tensors that it `reads`.
+class StateUpdate(NamedTuple):
+    """A step of one tensor of the state: `formula` takes the values (`formula_values`) and the tensors that it `reads`.
 
     These are tensors of the state as the step finds them, with a prime ("master'") as it leaves them, or the `GRADIENT`.
-    `of_squares`: a moment of squared gradients, which a precision recipe may keep in a format of its own. `kept`: whether it is
-    state; what is not is made for another update of the step. `whole`: the formula is not elementwise, but a function of whole
-    matrices: of one tensor that is not kept [..., rows, columns], and of those that have a number for each two rows [..., rows,
-    rows] or columns, which any device has whole and only such functions read and make. Of these, `flops` are those of the
-    products for a matrix, as a mean over steps, and `passing` the elements that are there while it is made.
+    `is_second_moment`: a moment of squared gradients, which a precision recipe may keep in a format of its own. `is_state`:
+    whether it is state; what is not is made for another update of the step. `takes_whole_matrix`: the formula is not
+    elementwise, but a function of whole matrices: of one tensor that is not kept [..., rows, columns], and of those that have a
+    number for each two rows [..., rows, rows] or columns, which any device has whole and only such functions read and make. Of
+    these, `flops` are those of the products for a matrix, as a mean over steps, and `workspace` the elements that are there
+    while it is made.
 
-    `per`: what it makes has one number for each element, or fewer. Formulas are elementwise over all that they read; what has
-    fewer numbers than that is the mean of the formula: of one per row over the columns, and so on. Means are not kept.
+    `granularity`: what it makes has one number for each element, or fewer. Formulas are elementwise over all that they read;
+    what has fewer numbers than that is the mean of the formula: of one per row over the columns, and so on. Means are not kept.
 
-    `format`: of a moment one of `values.dtypes.BLOCKS`, which it is kept in whatever the precision recipe;
+    `format`: of a moment one of `values.dtypes.BLOCK_SCALED_DTYPES`, which it is kept in whatever the precision recipe;
     None: in the recipe's.
     """
 
     reads: tuple[str, ...]
     formula: Callable[..., Any]
-    of_squares: bool = False
-    kept: bool = True
-    whole: bool = False
-    per: Per = Per.ELEMENT
+    is_second_moment: bool = False
+    is_state: bool = True
+    takes_whole_matrix: bool = False
+    granularity: Granularity = Granularity.ELEMENT
     format: str | None = None
-    flops: Callable[[MatrixSizes], Polynomial] = _nothing
-    passing: Callable[[MatrixSizes], Polynomial] = _nothing
+    flops: Callable[[MatrixSizes], Polynomial] = _no_elements
+    workspace: Callable[[MatrixSizes], Polynomial] = _no_elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,106 +110,113 @@ class Optimizer:
     """All that an optimizer decides: the `fields` that people may set, and the `updates` of its state in order.
 
     The state are the `MASTER` copy of the weight (the weight itself where a recipe keeps no copy) and the moments, called as in
-    PyTorch; checkpoints have them under these names. With `others`, whose fields it has too, the `updates` are for matrices of
-    products between the embedding and the head alone (`model.optimizer_program`), with `tables` also for those over the
-    vocabulary, and all else is updated by that one. Of a matrix with more rows than `largest_side`, or columns, tensors that have
-    numbers for two of these are empty.
+    PyTorch; checkpoints have them under these names. With `fallback`, whose fields it has too, the `updates` are for matrices of
+    products between the embedding and the head alone (`model.optimizer_program`), with `covers_vocabulary` also for those over
+    the vocabulary, and all else is updated by that one. Of a matrix with more rows than `max_preconditioned_side`, or columns,
+    tensors that have numbers for two of these are empty.
     """
 
-    fields: Mapping[str, Field]
-    updates: Mapping[str, Update]
+    fields: Mapping[str, Hyperparameter]
+    updates: Mapping[str, StateUpdate]
     source: str
-    others: Optimizer | None = None
-    tables: bool = False
-    largest_side: int = 0
+    fallback: Optimizer | None = None
+    covers_vocabulary: bool = False
+    max_preconditioned_side: int = 0
 
     def __post_init__(self) -> None:
         formats = [update.format for update in self.updates.values() if update.format is not None]
-        if formats and (self.takes_whole or any(map(self.is_mean, self.updates))):
+        if formats and (self.updates_whole_matrices or any(map(self.is_mean, self.updates))):
             raise ValueError(
                 f"moments in {', '.join(formats)}: found means or functions of matrices; neither is required"
             )
 
-    def of(self, *, matrix: bool) -> Optimizer:
+    def for_weight(self, *, is_matrix: bool) -> Optimizer:
         """What updates the matrices of products, or all else."""
-        return self if matrix or self.others is None else self.others
+        return self if is_matrix or self.fallback is None else self.fallback
 
     @property
-    def moments(self) -> Mapping[str, Update]:
+    def moments(self) -> Mapping[str, StateUpdate]:
         """What it keeps beside the master copy."""
-        return {name: update for name, update in self.updates.items() if name != MASTER and update.kept}
+        return {name: update for name, update in self.updates.items() if name != MASTER and update.is_state}
 
     @property
     def block(self) -> int:
         """How many elements of its moments a part of a flat array holds a multiple of, so that none cuts a block whose elements
         share a scale.
 
-        >>> from shardwise.model.optimizers.registry import optimizer_named
-        >>> optimizer_named("adamw").block, optimizer_named("adamw_8bit").block
+        >>> from shardwise.model.optimizers.registry import get_optimizer
+        >>> get_optimizer("adamw").block, get_optimizer("adamw_8bit").block
         (1, 256)
         """
-        return math.lcm(*(BLOCKS[update.format].size for update in self.updates.values() if update.format is not None))
+        return math.lcm(
+            *(BLOCK_SCALED_DTYPES[update.format].size for update in self.updates.values() if update.format is not None)
+        )
 
     @property
-    def takes_whole(self) -> bool:
+    def updates_whole_matrices(self) -> bool:
         """Whether any of its updates is a function of whole matrices."""
-        return any(update.whole for update in self.updates.values())
+        return any(update.takes_whole_matrix for update in self.updates.values())
 
     @property
-    def gathered(self) -> frozenset[str]:
+    def gathered_tensors(self) -> frozenset[str]:
         """What functions of whole matrices read and elementwise updates made, with a prime: what comes together for them."""
-        read = (read for update in self.updates.values() if update.whole for read in update.reads)
+        read = (read for update in self.updates.values() if update.takes_whole_matrix for read in update.reads)
         return frozenset(
             name for name in read
-            if name.endswith("'") and self.per(name) is Per.ELEMENT and not self.updates[name.removesuffix("'")].whole
+            if name.endswith("'") and self.granularity(name) is Granularity.ELEMENT
+            and not self.updates[name.removesuffix("'")].takes_whole_matrix
         )  # fmt: skip
 
-    def per(self, read: str) -> Per:
+    def granularity(self, read: str) -> Granularity:
         """What a tensor that an update reads has one number for."""
         update = self.updates.get(read.removesuffix("'"))
-        return Per.ELEMENT if update is None else update.per
+        return Granularity.ELEMENT if update is None else update.granularity
 
     def is_mean(self, name: str) -> bool:
         """Whether an update makes the mean of its formula: it reads a tensor that has more numbers."""
         update = self.updates[name]
-        return any(self.per(read) in MORE[update.per] for read in update.reads)
+        return any(self.granularity(read) in FINER_GRANULARITIES[update.granularity] for read in update.reads)
 
     @property
-    def takes_means(self) -> bool:
+    def reduces_means(self) -> bool:
         """Whether any of its updates, or of those of all else, does."""
-        return any(map(self.is_mean, self.updates)) or (self.others is not None and self.others.takes_means)
+        return any(map(self.is_mean, self.updates)) or (self.fallback is not None and self.fallback.reduces_means)
 
     @property
     def rounds(self) -> tuple[tuple[str, ...], ...]:
         """The updates in order, in as many parts as something has to come together in between: before one that reads a mean, or
         matrices whole.
 
-        >>> from shardwise.model.optimizers.registry import optimizer_named
-        >>> optimizer_named("lion").rounds
+        >>> from shardwise.model.optimizers.registry import get_optimizer
+        >>> get_optimizer("lion").rounds
         (('master', 'exp_avg'),)
-        >>> optimizer_named("muon").rounds
+        >>> get_optimizer("muon").rounds
         (('momentum_buffer', 'direction'), ('orthogonal', 'master'))
         """
         found: list[list[str]] = [[]]
         for name, update in self.updates.items():
-            parted = {f"{made}'" for made in found[-1] if self.is_mean(made) or f"{made}'" in self.gathered}
+            parted = {f"{made}'" for made in found[-1] if self.is_mean(made) or f"{made}'" in self.gathered_tensors}
             if not parted.isdisjoint(update.reads):
                 found.append([])
             found[-1].append(name)
         return tuple(map(tuple, found))
 
     @property
-    def passed(self) -> frozenset[str]:
+    def direction_tensors(self) -> frozenset[str]:
         """The tensors of elements that functions of whole matrices read and make, which are not kept."""
-        made = {f"{name}'" for name, update in self.updates.items() if update.whole and update.per is Per.ELEMENT}
-        return self.gathered | made
+        made = {
+            f"{name}'"
+            for name, update in self.updates.items()
+            if update.takes_whole_matrix and update.granularity is Granularity.ELEMENT
+        }
+        return self.gathered_tensors | made
 
     @property
     def state(self) -> tuple[str, ...]:
         """Everything that it keeps, the master copy first."""
         return (MASTER, *self.moments)
 
-    def given(self, fields: Mapping[str, float]) -> dict[str, float]:
+    def resolve_hyperparameters(self, fields: Mapping[str, float]) -> dict[str, float]:
         """The value of every field; those that are left out have their defaults. Raises `InputError` with all that is wrong."""
         wrong = [f"recipe: found {name!r}{did_you_mean(name, self.fields)}; the plan's optimizer has {', '.join(self.fields)}"
                  for name in fields if name not in self.fields]  # fmt: skip
@@ -216,41 +224,49 @@ class Optimizer:
         for name, value in found.items():
             field = self.fields[name]
             wrong += [] if field.allows(value) else [f"recipe: {name} is {value!r}; {field.required}"]
-        require(wrong)
+        raise_problems(wrong)
         return found
 
-    def of_kind(self, fields: Mapping[str, float], *, matrix: bool) -> dict[str, float]:
+    def hyperparameters_for(self, fields: Mapping[str, float], *, matrix: bool) -> dict[str, float]:
         """The values of the fields for matrices, or for all else."""
-        return {name: value if matrix or not self.fields[name].of_matrices else 0.0 for name, value in fields.items()}
+        return {name: value if matrix or not self.fields[name].matrices_only else 0.0 for name, value in fields.items()}
 
-    def updated(self, values: Any, tensors: Mapping[str, Array]) -> dict[str, Array]:
-        """The state after a step, by name, from the state before it and the gradient; see `values_of`. Of matrices [..., rows,
-        columns], moments of rows are [..., rows, 1], those of columns [..., 1, columns], of two rows [..., rows, rows]; what is
-        no matrix is [n]."""
+    def step(self, values: Any, tensors: Mapping[str, Array]) -> dict[str, Array]:
+        """The state after a step, by name, from the state before it and the gradient; see `formula_values`. Of matrices [...,
+        rows, columns], moments of rows are [..., rows, 1], those of columns [..., 1, columns], of two rows [..., rows, rows];
+        what is no matrix is [n]."""
         found: dict[str, Any] = dict(tensors)
         for name, update in self.updates.items():
             made = update.formula(values, *(found[read] for read in update.reads))
-            axes = tuple(range(-min(2, made.ndim), 0)) if update.per is Per.TENSOR else MEAN_OVER[update.per]
+            axes = (
+                tuple(range(-min(2, made.ndim), 0))
+                if update.granularity is Granularity.TENSOR
+                else MEAN_AXES[update.granularity]
+            )
             found[f"{name}'"] = made.mean(axis=axes, keepdims=True) if self.is_mean(name) else made
-        return {name: found[f"{name}'"] for name in self.updates if self.updates[name].kept}
+        return {name: found[f"{name}'"] for name in self.updates if self.updates[name].is_state}
 
 
-def values_of(fields: Mapping[str, float], *, learning_rate: float, step: int) -> Any:
+def formula_values(fields: Mapping[str, float], *, learning_rate: float, step: int) -> Any:
     """What formulas take: fields, `learning_rate` and `step` (from 1) as attributes."""
     return SimpleNamespace(**fields, learning_rate=learning_rate, step=step)
 
 
-MEAN_OVER: Mapping[Per, tuple[int, ...]] = {
-    Per.ELEMENT: (), Per.ROW: (-1,), Per.COLUMN: (-2,), Per.ROW_PAIR: (), Per.COLUMN_PAIR: (),
+MEAN_AXES: Mapping[Granularity, tuple[int, ...]] = {
+    Granularity.ELEMENT: (), Granularity.ROW: (-1,), Granularity.COLUMN: (-2,),
+    Granularity.ROW_PAIR: (), Granularity.COLUMN_PAIR: (),
 }  # fmt: skip
 # Of what has one number for each of these, what has more.
-MORE: Mapping[Per, tuple[Per, ...]] = {
-    Per.ELEMENT: (), Per.ROW: (Per.ELEMENT,), Per.COLUMN: (Per.ELEMENT,), Per.TENSOR: (Per.ELEMENT, Per.ROW, Per.COLUMN),
-    Per.ROW_PAIR: (), Per.COLUMN_PAIR: (),
+FINER_GRANULARITIES: Mapping[Granularity, tuple[Granularity, ...]] = {
+    Granularity.ELEMENT: (), Granularity.ROW: (Granularity.ELEMENT,), Granularity.COLUMN: (Granularity.ELEMENT,),
+    Granularity.TENSOR: (Granularity.ELEMENT, Granularity.ROW, Granularity.COLUMN),
+    Granularity.ROW_PAIR: (), Granularity.COLUMN_PAIR: (),
 }  # fmt: skip
-BETA = (0.0, 1.0)  # limits of the decay of an average
+DECAY_LIMITS = (0.0, 1.0)  # limits of the decay of an average
 
 
-def decay_of_matrices(default: float, help: str = "decay of a matrix in a step, times the learning rate") -> Field:
+def matrix_weight_decay(
+    default: float, help: str = "decay of a matrix in a step, times the learning rate"
+) -> Hyperparameter:
     """The field of a weight decay, which matrices alone have."""
-    return Field(default=default, limits=(0.0, 1e3), help=help, of_matrices=True)
+    return Hyperparameter(default=default, limits=(0.0, 1e3), help=help, matrices_only=True)

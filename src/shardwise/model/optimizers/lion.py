@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.model.optimizers.definition import BETA, GRADIENT, MASTER, Field, Optimizer, Update, decay_of_matrices
+from shardwise.model.optimizers.definition import (
+    DECAY_LIMITS,
+    GRADIENT,
+    MASTER,
+    Hyperparameter,
+    Optimizer,
+    StateUpdate,
+    matrix_weight_decay,
+)
 
 
 def _step(v: Any, weight: Any, average: Any, gradient: Any) -> Any:
@@ -14,13 +22,13 @@ def _step(v: Any, weight: Any, average: Any, gradient: Any) -> Any:
 
 OPTIMIZER = Optimizer(
     fields={
-        "beta1": Field(default=0.9, limits=BETA, help="share of the average in the sum whose sign is the step"),
-        "beta2": Field(default=0.99, limits=BETA, help="decay of the average of gradients"),
-        "weight_decay": decay_of_matrices(0.1),
+        "beta1": Hyperparameter(default=0.9, limits=DECAY_LIMITS, help="share of the average in the sum whose sign is the step"),
+        "beta2": Hyperparameter(default=0.99, limits=DECAY_LIMITS, help="decay of the average of gradients"),
+        "weight_decay": matrix_weight_decay(0.1),
     },
     updates={
-        MASTER: Update((MASTER, "exp_avg", GRADIENT), _step),
-        "exp_avg": Update(("exp_avg", GRADIENT), lambda v, average, g: v.beta2 * average + (1.0 - v.beta2) * g),
+        MASTER: StateUpdate((MASTER, "exp_avg", GRADIENT), _step),
+        "exp_avg": StateUpdate(("exp_avg", GRADIENT), lambda v, average, g: v.beta2 * average + (1.0 - v.beta2) * g),
     },
     source="Chen et al. 2023, Symbolic Discovery of Optimization Algorithms, program 1; its learning rate is 3 to 10 times "
     "smaller than AdamW's and its decay as much larger",

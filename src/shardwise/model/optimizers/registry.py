@@ -8,23 +8,23 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from shardwise.model.optimizers.definition import Optimizer
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 
-DEFAULT = "adamw"  # the one that a job has by default
-ROOM, _, OWN = __name__.rpartition(".")
+DEFAULT_OPTIMIZER = "adamw"  # the one that a job has by default
+PACKAGE, _, THIS_MODULE = __name__.rpartition(".")
 FOLDERS = [str(Path(__file__).parent)]
 
 
-def found() -> Iterator[tuple[str, Optimizer]]:
+def discover_optimizers() -> Iterator[tuple[str, Optimizer]]:
     """Those of the room's files with their names, the default first."""
-    names = {one.name for one in iter_modules(FOLDERS)} - {OWN}
-    for name in sorted(names, key=lambda name: (name != DEFAULT, name)):
-        value = getattr(import_module(f"{ROOM}.{name}"), "OPTIMIZER", None)
+    names = {one.name for one in iter_modules(FOLDERS)} - {THIS_MODULE}
+    for name in sorted(names, key=lambda name: (name != DEFAULT_OPTIMIZER, name)):
+        value = getattr(import_module(f"{PACKAGE}.{name}"), "OPTIMIZER", None)
         if isinstance(value, Optimizer):
             yield name, value
 
 
-OPTIMIZERS: dict[str, Optimizer] = dict(found())
+OPTIMIZERS: dict[str, Optimizer] = dict(discover_optimizers())
 
 
 def optimizer_names() -> tuple[str, ...]:
@@ -32,13 +32,13 @@ def optimizer_names() -> tuple[str, ...]:
     return tuple(OPTIMIZERS)
 
 
-def optimizer_named(name: str) -> Optimizer:
+def get_optimizer(name: str) -> Optimizer:
     """An optimizer by name. Raises `InputError` that lists the names.
 
-    >>> optimizer_named("lion").state
+    >>> get_optimizer("lion").state
     ('master', 'exp_avg')
     """
-    return chosen(OPTIMIZERS, name, "optimizer")
+    return lookup(OPTIMIZERS, name, "optimizer")
 
 
 def optimizer_fields() -> dict[str, str]:

@@ -6,27 +6,27 @@ from typing import Any
 
 from shardwise.model.optimizers.adamw import OPTIMIZER as ADAMW
 from shardwise.model.optimizers.definition import (
-    BETA,
+    DECAY_LIMITS,
     GRADIENT,
     MASTER,
-    Field,
+    Granularity,
+    Hyperparameter,
     Optimizer,
-    Per,
-    Update,
-    decay_of_matrices,
+    StateUpdate,
+    matrix_weight_decay,
 )
 from shardwise.values.symbolic import Polynomial
 
 # A side of more rows, or columns, is left as it is. Source: Vyas et al. 2024, SOAP, whose implementation has `max_precond_dim`.
-LARGEST_SIDE = 10_000
+MAX_PRECONDITIONED_SIDE = 10_000
 # Steps from one inverse root to the next. Source: Vyas et al. 2024, SOAP, section 6: preconditioning frequency.
-EVERY = 10
-POWER = 4  # of the inverse root for each of two sides. Source: Gupta et al. 2018, algorithm 1: exponents of -1/4
+ROOT_INTERVAL = 10
+ROOT_POWER = 4  # of the inverse root for each of two sides. Source: Gupta et al. 2018, algorithm 1: exponents of -1/4
 # Steps of a coupled Newton iteration. Each brings what is far below 1 nearer to it by (1 + 1/4)^4 = 2.4, and near 1 squares what
 # is missing: from a damping of 1e-5 to 1 / 2.5 it takes 12, and 6 from there to double precision.
-ITERATIONS = 20
-PRODUCTS = 4  # of each step
-SMALLEST = 1e-30  # of norms: what no gradient has reached is left as it is
+NEWTON_ITERATIONS = 20
+PRODUCTS_PER_ITERATION = 4  # of each step
+MIN_NORM = 1e-30  # of norms: what no gradient has reached is left as it is
 
 
 def _identity(square: Any) -> Any:
@@ -39,40 +39,40 @@ def _inverse_root(damping: float, square: Any) -> Any:
     """Of each symmetric square the inverse fourth root, by a coupled Newton iteration, with `damping` of its norm added to the
     diagonal. What is added and multiplied commutes, so that every product is symmetric."""
     one = _identity(square)
-    norms = ((square * square).sum(axis=(-2, -1), keepdims=True) ** 0.5).clip(SMALLEST)
+    norms = ((square * square).sum(axis=(-2, -1), keepdims=True) ** 0.5).clip(MIN_NORM)
     damped = square / norms + damping * one  # its eigenvalues are between `damping` and 1 + `damping`
-    scale = (POWER + 1) / (2.0 * (1.0 + damping))
-    rest, root = scale * damped, (scale / norms) ** (1.0 / POWER) * one
-    for _ in range(ITERATIONS):
-        turn = ((POWER + 1) * one - rest) / POWER
+    scale = (ROOT_POWER + 1) / (2.0 * (1.0 + damping))
+    rest, root = scale * damped, (scale / norms) ** (1.0 / ROOT_POWER) * one
+    for _ in range(NEWTON_ITERATIONS):
+        turn = ((ROOT_POWER + 1) * one - rest) / ROOT_POWER
         squared = turn @ turn
         root, rest = root @ turn, squared @ squared @ rest
     return root
 
 
-def _averaged(v: Any, average: Any, found: Any) -> Any:
+def _update_average(v: Any, average: Any, found: Any) -> Any:
     return v.beta2 * average + (1.0 - v.beta2) * found
 
 
-def _left(v: Any, average: Any, matrices: Any) -> Any:
-    return _averaged(v, average, matrices @ matrices.mT) if average.shape[-1] else average
+def _update_left(v: Any, average: Any, matrices: Any) -> Any:
+    return _update_average(v, average, matrices @ matrices.mT) if average.shape[-1] else average
 
 
-def _right(v: Any, average: Any, matrices: Any) -> Any:
-    return _averaged(v, average, matrices.mT @ matrices) if average.shape[-1] else average
+def _update_right(v: Any, average: Any, matrices: Any) -> Any:
+    return _update_average(v, average, matrices.mT @ matrices) if average.shape[-1] else average
 
 
-def _root(v: Any, root: Any, average: Any) -> Any:
+def _update_root(v: Any, root: Any, average: Any) -> Any:
     """The inverse root as it is, but of each `precondition_every` steps in the first a new one."""
     is_due = (v.step - 1) % v.precondition_every == 0 and average.shape[-1] > 0
     return _inverse_root(v.damping, average / (1.0 - v.beta2**v.step)) if is_due else root
 
 
-def _preconditioned(v: Any, matrices: Any, left: Any, right: Any) -> Any:
+def _precondition(v: Any, matrices: Any, left: Any, right: Any) -> Any:
     """The gradient between the inverse roots of both sides, with elements of a root mean square of 1."""
     found = left @ matrices if left.shape[-1] else matrices
     found = found @ right if right.shape[-1] else found
-    return found / ((found * found).mean(axis=(-2, -1), keepdims=True) ** 0.5).clip(SMALLEST)
+    return found / ((found * found).mean(axis=(-2, -1), keepdims=True) ** 0.5).clip(MIN_NORM)
 
 
 def _step(v: Any, weight: Any, average: Any) -> Any:
@@ -81,48 +81,52 @@ def _step(v: Any, weight: Any, average: Any) -> Any:
 
 OPTIMIZER = Optimizer(
     fields={
-        "beta1": Field(default=0.9, limits=BETA, help="decay of the average of preconditioned gradients"),
-        "beta2": Field(default=0.95, limits=BETA, help="decay of the averages of products of gradients"),
-        "damping": Field(
+        "beta1": Hyperparameter(default=0.9, limits=DECAY_LIMITS, help="decay of the average of preconditioned gradients"),
+        "beta2": Hyperparameter(default=0.95, limits=DECAY_LIMITS, help="decay of the averages of products of gradients"),
+        "damping": Hyperparameter(
             default=1e-4, limits=(1e-5, 1.0), help="share of a side's norm that is added to its diagonal before the root"
         ),
-        "precondition_every": Field(
-            default=float(EVERY), limits=(1.0, 1e6), help="steps from one inverse root to the next", whole=True
+        "precondition_every": Hyperparameter(
+            default=float(ROOT_INTERVAL), limits=(1.0, 1e6), help="steps from one inverse root to the next", integer_only=True
         ),
         "epsilon": ADAMW.fields["epsilon"],
-        "weight_decay": decay_of_matrices(0.1),
+        "weight_decay": matrix_weight_decay(0.1),
     },
     updates={
-        "direction": Update((GRADIENT,), lambda v, gradient: gradient, kept=False),
-        "left": Update(
-            ("left", "direction'"), _left, of_squares=True, whole=True, per=Per.ROW_PAIR,
-            flops=lambda of: of.row_pairs * of.columns * 2.0, passing=lambda of: of.rows * of.columns + of.row_pairs * 2.0,
+        "direction": StateUpdate((GRADIENT,), lambda v, gradient: gradient, is_state=False),
+        "left": StateUpdate(
+            ("left", "direction'"), _update_left, is_second_moment=True, takes_whole_matrix=True,
+            granularity=Granularity.ROW_PAIR,
+            flops=lambda of: of.row_pairs * of.columns * 2.0, workspace=lambda of: of.rows * of.columns + of.row_pairs * 2.0,
         ),
-        "right": Update(
-            ("right", "direction'"), _right, of_squares=True, whole=True, per=Per.COLUMN_PAIR,
+        "right": StateUpdate(
+            ("right", "direction'"), _update_right, is_second_moment=True, takes_whole_matrix=True,
+            granularity=Granularity.COLUMN_PAIR,
             flops=lambda of: of.column_pairs * of.rows * 2.0,
-            passing=lambda of: of.rows * of.columns + of.column_pairs * 2.0,
+            workspace=lambda of: of.rows * of.columns + of.column_pairs * 2.0,
         ),
-        "left_root": Update(
-            ("left_root", "left'"), _root, of_squares=True, whole=True, per=Per.ROW_PAIR,
-            flops=lambda of: _root_flops(of.row_pairs, of.rows), passing=lambda of: of.row_pairs * 6.0,
+        "left_root": StateUpdate(
+            ("left_root", "left'"), _update_root, is_second_moment=True, takes_whole_matrix=True,
+            granularity=Granularity.ROW_PAIR,
+            flops=lambda of: _root_flops(of.row_pairs, of.rows), workspace=lambda of: of.row_pairs * 6.0,
         ),
-        "right_root": Update(
-            ("right_root", "right'"), _root, of_squares=True, whole=True, per=Per.COLUMN_PAIR,
-            flops=lambda of: _root_flops(of.column_pairs, of.columns), passing=lambda of: of.column_pairs * 6.0,
+        "right_root": StateUpdate(
+            ("right_root", "right'"), _update_root, is_second_moment=True, takes_whole_matrix=True,
+            granularity=Granularity.COLUMN_PAIR,
+            flops=lambda of: _root_flops(of.column_pairs, of.columns), workspace=lambda of: of.column_pairs * 6.0,
         ),
-        "preconditioned": Update(
-            ("direction'", "left_root'", "right_root'"), _preconditioned, kept=False, whole=True,
+        "preconditioned": StateUpdate(
+            ("direction'", "left_root'", "right_root'"), _precondition, is_state=False, takes_whole_matrix=True,
             flops=lambda of: of.row_pairs * of.columns * 2.0 + of.column_pairs * of.rows * 2.0,
-            passing=lambda of: of.rows * of.columns * 3.0,
+            workspace=lambda of: of.rows * of.columns * 3.0,
         ),
-        "exp_avg": Update(
+        "exp_avg": StateUpdate(
             ("exp_avg", "preconditioned'"), lambda v, average, found: v.beta1 * average + (1.0 - v.beta1) * found
         ),
-        MASTER: Update((MASTER, "exp_avg'"), _step),
+        MASTER: StateUpdate((MASTER, "exp_avg'"), _step),
     },
-    others=ADAMW,
-    largest_side=LARGEST_SIDE,
+    fallback=ADAMW,
+    max_preconditioned_side=MAX_PRECONDITIONED_SIDE,
     source="Gupta, Koren and Singer 2018, Shampoo: Preconditioned Stochastic Tensor Optimization, with averages in place of sums "
     "and bias correction as in Shi et al. 2023 (arXiv 2309.06497); steps of one size, SQRT_N among the graftings of Anil et al. "
     "2020 (arXiv 2002.09018); the rest by AdamW",
@@ -131,4 +135,4 @@ OPTIMIZER = Optimizer(
 
 def _root_flops(pairs: Polynomial, side: Polynomial) -> Polynomial:
     """Those of the iteration, as a mean over the steps for which its result serves by default."""
-    return pairs * side * (2.0 * PRODUCTS * ITERATIONS / EVERY)
+    return pairs * side * (2.0 * PRODUCTS_PER_ITERATION * NEWTON_ITERATIONS / ROOT_INTERVAL)

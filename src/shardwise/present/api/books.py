@@ -26,9 +26,9 @@ def rule(name: str, **values: Any) -> RuleValue:
     >>> sw.rule("fsdp_min_tokens_per_chip", alpha=found.value, num_axes=3).value
     850.0
     """
-    from shardwise.book_formulas.named_rules import evaluated, rule_named
+    from shardwise.book_formulas.named_rules import evaluate_rule, get_rule
 
-    return evaluated(rule_named(name), values)
+    return evaluate_rule(get_rule(name), values)
 
 
 @overload
@@ -51,11 +51,11 @@ def rules(
     >>> round(found["tokens_per_chip"].value), found["tokens_per_chip"].unit
     (468, 'tokens/chip')
     """
-    from shardwise.book_formulas.named_rules import named_rules
+    from shardwise.book_formulas.named_rules import rules_by_name
     from shardwise.book_formulas.rules import book_rules
 
     if model is None and cluster is None and job is None and not job_fields:
-        return tuple(named_rules().values())
+        return tuple(rules_by_name().values())
     if model is None or cluster is None:
         raise InputError(
             "rules: found no model or no cluster; both are required, or none of them for the list of all rules"

@@ -12,7 +12,7 @@ from shardwise.model.job import Job
 from shardwise.present.api.given import Model, Where, architecture_of, cluster_of, job_of, layout_of, resolved
 from shardwise.present.api.given import stack_of as named_stack_of
 from shardwise.price.estimate import Estimate
-from shardwise.values.errors import InputError, collect, did_you_mean, require
+from shardwise.values.errors import InputError, did_you_mean, raise_problems, run_all
 from shardwise.values.units import parse_count
 
 if TYPE_CHECKING:
@@ -42,15 +42,20 @@ def estimate(
     >>> abs(sum(found.time.values()) / found.step_time_s - 1) < 1e-12
     True
     """
-    from shardwise.layout.rules.stack_abilities import as_run, stack_of
+    from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of
     from shardwise.price.estimate import estimate as price
-    from shardwise.search.recompute_budget import within_budget
+    from shardwise.search.recompute_budget import fit_recompute_budget
 
-    chosen, (architecture, where, what) = collect(
+    chosen, (architecture, where, what) = run_all(
         lambda: layout_of(layout), lambda: resolved(model, cluster, job, stack, job_fields)
     )
     architecture.require_positions(what.seq_len)
-    return price(architecture, where, what, within_budget(architecture, where, what, as_run(stack_of(where), chosen)))
+    return price(
+        architecture,
+        where,
+        what,
+        fit_recompute_budget(architecture, where, what, layout_as_run(stack_of(where), chosen)),
+    )
 
 
 def memory(
@@ -68,17 +73,17 @@ def memory(
     >>> round(found.stages[0]["parameters"] / 1e9, 2)  # 8.03B parameters of 2 bytes over 8 devices, in GB
     2.01
     """
-    from shardwise.search.layout_memory import filling_job, layout_memory, usual_seq_len
+    from shardwise.search.layout_memory import default_seq_len, layout_memory, smallest_full_job
 
-    architecture, where, chosen = collect(
+    architecture, where, chosen = run_all(
         lambda: architecture_of(model), lambda: cluster_of(cluster, None), lambda: layout_of(layout)
     )
     if job is None:
-        job_fields = {"seq_len": usual_seq_len(architecture), **job_fields}
+        job_fields = {"seq_len": default_seq_len(architecture), **job_fields}
         whole = "global_batch_tokens" in job_fields
         fields = {"global_batch_tokens": job_fields["seq_len"], **job_fields}
         one = job_of(None, fields, named_stack_of([where], None))
-        what = one if whole else filling_job(one, chosen)
+        what = one if whole else smallest_full_job(one, chosen)
     else:
         what = job_of(job, job_fields)
     return layout_memory(architecture, where, what, chosen)
@@ -121,20 +126,22 @@ def roofline(
     >>> block.num_seqs, block.operations[1].bound
     (1, 'compute')
     """
-    from shardwise.book_formulas.rooflines import FORMS, block_roofline, chip_and_links, kernel_roofline
+    from shardwise.book_formulas.rooflines import KERNEL_FORMS, block_roofline, kernel_roofline, load_chip_and_links
 
-    one = chip if isinstance(chip, Chip) else chip_and_links(chip)[0]
+    one = chip if isinstance(chip, Chip) else load_chip_and_links(chip)[0]
     counts = {letter: parse_count(size, what=f"SIZES: {letter}") for letter, size in sizes.items()}
-    if isinstance(kernel, str) and kernel in FORMS:
+    if isinstance(kernel, str) and kernel in KERNEL_FORMS:
         return kernel_roofline(one, kernel, counts, dtype, weights, origin=origin, causal=causal, fused=fused)
     wrong = block_problems(counts)
-    hint = did_you_mean(kernel, FORMS)
-    model = _kernel_model(kernel, f"kernel: found {kernel!r}{hint}; one of {', '.join(FORMS)}, or a model is required")
+    hint = did_you_mean(kernel, KERNEL_FORMS)
+    model = _kernel_model(
+        kernel, f"kernel: found {kernel!r}{hint}; one of {', '.join(KERNEL_FORMS)}, or a model is required"
+    )
     usual = (dtype, weights, origin, causal, fused) == ("bf16", None, "hbm", False, True)
     wrong += (
         [] if usual else ["a model's block is bf16 from HBM, its attention causal and flash; options are for kernels"]
     )
-    require(wrong)
+    raise_problems(wrong)
     return block_roofline(model, one, counts.get("B", 1), counts["T"])
 
 

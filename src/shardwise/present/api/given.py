@@ -10,12 +10,12 @@ from typing import Any
 from shardwise.batch_size.noise_scale import NoiseScale
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.stacks import stack_names, usual_precision
+from shardwise.hardware.stacks import default_precision, stack_names
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.values.errors import InputError, collect, did_you_mean, require
+from shardwise.values.errors import InputError, did_you_mean, raise_problems, run_all
 from shardwise.values.units import parse_count, parse_quantity
 
 Model = str | os.PathLike[str] | Architecture
@@ -28,7 +28,7 @@ def resolved(
     model: Model, cluster: Where, job: Job | None, stack: str | None, job_fields: Mapping[str, Any]
 ) -> tuple[Architecture, Cluster, Job]:
     """The values that names and fields stand for. Raises `InputError` with all that is wrong with them."""
-    architecture, where, what = collect(
+    architecture, where, what = run_all(
         lambda: architecture_of(model),
         lambda: cluster_of(cluster, stack),
         lambda: job_of(job, job_fields, stack_of([cluster], stack)),
@@ -72,7 +72,9 @@ def job_of(job: Job | None, given: Mapping[str, Any], stack: str | None = None) 
     """The job with some of its fields replaced, or one of these fields alone, in the precision that is usual under a stack."""
     kinds = {field.name: str(field.type) for field in fields(Job)}
     strange = [name for name in given if name not in kinds]
-    require([f"job: no field {name!r}{did_you_mean(name, kinds)}; it has {', '.join(kinds)}" for name in strange])
+    raise_problems(
+        [f"job: no field {name!r}{did_you_mean(name, kinds)}; it has {', '.join(kinds)}" for name in strange]
+    )
     values = {name: _number(value, name, kinds[name]) for name, value in given.items()}
     if job is not None:
         return replace(job, **values)
@@ -87,7 +89,7 @@ def job_of(job: Job | None, given: Mapping[str, Any], stack: str | None = None) 
 
 def _usual_precision(stack: str | None) -> str:
     """That of a stack's users; what is wrong with its name is said where the cluster is loaded."""
-    return usual_precision(stack if stack in stack_names() else None)
+    return default_precision(stack if stack in stack_names() else None)
 
 
 def _number(value: Any, name: str, kind: str) -> Any:

@@ -10,11 +10,11 @@ from shardwise.present.api.given import Model, Where, architecture_of, cluster_o
 from shardwise.search.plan import Plan
 
 if TYPE_CHECKING:
-    from shardwise.interop.launches.export_launch import Exported
-    from shardwise.interop.launches.launch_advice import Verdict
+    from shardwise.interop.launches.export_launch import ExportedLaunch
+    from shardwise.interop.launches.launch_advice import PricedLaunch
 
 
-def export_plan(plan: Plan, target: str) -> Exported:
+def export_plan(plan: Plan, target: str) -> ExportedLaunch:
     """A plan as the launch of a training framework (`shardwise show targets`): its files, and the command that starts them.
 
     Raises `InputError` where the framework cannot run the plan, with each reason and the nearest layout that it can.
@@ -25,16 +25,16 @@ def export_plan(plan: Plan, target: str) -> Exported:
     >>> launch.command, list(launch.files), launch.not_expressible
     ('bash launch.sh', ['launch.sh', 'launch.slurm', 'README.md'], ())
     """
-    from shardwise.interop.frameworks.targets import target_named
+    from shardwise.interop.frameworks.targets import get_target
     from shardwise.interop.launches.export_launch import export
 
-    return export(plan, target_named(target))
+    return export(plan, get_target(target))
 
 
 def read_launch(
     files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], cluster: Where, *, target: str | None = None,
     model: Model | None = None, stack: str | None = None, beside: Mapping[str, int] | None = None,
-) -> Verdict:  # fmt: skip
+) -> PricedLaunch:  # fmt: skip
     """The launch of a framework from its files: what it costs on a cluster, and which of its options would make it faster.
 
     It is predicted for the framework's own stack, unless a `stack` is named or the cluster was measured. `target` names the
@@ -55,10 +55,10 @@ def read_launch(
     >>> found.plan.model.name, str(found.plan.layout)
     ('llama-3-8b', 'fsdp=4 tp=2 zero_stage=1 sequence_parallel=true micro_batch_seqs=1 recompute=none')
     """
-    from shardwise.interop.launches.launch_advice import judge_launch
+    from shardwise.interop.launches.launch_advice import price_launch
     from shardwise.interop.launches.read_launch import read_files
 
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     texts = read_files([os.fspath(path) for path in paths])
     given = None if model is None else architecture_of(model)
-    return judge_launch(texts, cluster_of(cluster, stack), target=target, model=given, beside=beside)
+    return price_launch(texts, cluster_of(cluster, stack), target=target, model=given, beside=beside)

@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardwise.batch_size.noise_scale import NoiseScale, noise_scale, published_noise_scale
+from shardwise.batch_size.noise_scale import NoiseScale, parse_noise_scale, published_noise_scale
 from shardwise.batch_size.tradeoff import LossTarget
-from shardwise.model.job import USUAL_SEQ_LEN, Job
+from shardwise.model.job import DEFAULT_SEQ_LEN, Job
 from shardwise.present.api.given import Noise, job_of
-from shardwise.values.errors import InputError, collect
+from shardwise.values.errors import InputError, run_all
 from shardwise.values.units import parse_count
 
 BATCH = "global_batch_tokens"
@@ -25,7 +25,7 @@ def loss_target(
     job: Job | None,
     given: Mapping[str, Any],
     *,
-    usual_seq_len: int = USUAL_SEQ_LEN,
+    usual_seq_len: int = DEFAULT_SEQ_LEN,
     stack: str | None = None,
 ) -> tuple[LossTarget, tuple[int, ...], Job]:
     """The target, the batches (none: doublings around the noise scale) and a job with the first of them, of sequences as usual
@@ -38,7 +38,7 @@ def loss_target(
     (524288.0, (524288, 1048576), 524288)
     """
     own = [given[BATCH]] if BATCH in given else [job.global_batch_tokens] if job else []
-    scale, *sizes = collect(
+    scale, *sizes = run_all(
         lambda: _scale(noise, loss), *(partial(parse_count, one, what="batches") for one in batches or own)
     )
     seq_len = given.get("seq_len", job.seq_len if job else usual_seq_len)
@@ -49,7 +49,7 @@ def loss_target(
 
 def _scale(noise: Noise | None, loss: float | None) -> NoiseScale:
     if noise is not None:
-        return noise_scale(Path(noise) if isinstance(noise, os.PathLike) else noise, "noise_scale")
+        return parse_noise_scale(Path(noise) if isinstance(noise, os.PathLike) else noise, "noise_scale")
     if loss is None:
         raise InputError(
             "noise_scale: missing; tokens such as '1.2Mi', the folder of a run, or to_loss=2.5, are required"

@@ -23,8 +23,8 @@ from shardwise.present.api.given import (
 )
 from shardwise.price.reliability import Reliability
 from shardwise.search.plan import Plan
-from shardwise.values.errors import collect
-from shardwise.values.progress import Progress, silent
+from shardwise.values.errors import run_all
+from shardwise.values.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
     from shardwise.layout.choices import Choices
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def plan(
     model: Model, cluster: Where, job: Job | None = None, *, stack: str | None = None, pins: Pins = "", maxima: Pins = "",
     choices: Choices | None = None, runnable: bool = False, divisible: bool = False, reliability: Reliability | None = None,
-    noise_scale: Noise | None = None, to_loss: float | None = None, progress: Progress = silent, **job_fields: Any,
+    noise_scale: Noise | None = None, to_loss: float | None = None, progress: Progress = ignore_progress, **job_fields: Any,
 ) -> Plan:  # fmt: skip
     """The best layout for a job on a cluster: the simplest of the fastest that fit, with its estimate and why others lost.
 
@@ -78,21 +78,21 @@ def plan(
         assert found.plan is not None  # without limits one is chosen
         return found.plan
     from shardwise.layout.choices import choices_from_pins
-    from shardwise.layout.rules.engine import runnable_job
-    from shardwise.search.planner import plan as search_plan
+    from shardwise.layout.rules.engine import job_for_engine
+    from shardwise.search.planner import make_plan as search_plan
 
     architecture, where, what = resolved(model, cluster, job, stack, job_fields)
     kept = choices_from_pins(
         pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices, runnable=runnable, divisible=divisible
     )
-    what = runnable_job(what) if runnable else what
+    what = job_for_engine(what) if runnable else what
     return search_plan(architecture, where, what, choices=kept, reliability=reliability, progress=progress)
 
 
 def plan_clusters(
     model: Model, clusters: Sequence[Where], job: Job | None = None, *, stack: str | None = None,
     limits: Limits | None = None, pins: Pins = "", maxima: Pins = "", choices: Choices | None = None,
-    reliability: Reliability | None = None, progress: Progress = silent, **job_fields: Any,
+    reliability: Reliability | None = None, progress: Progress = ignore_progress, **job_fields: Any,
 ) -> Comparison:  # fmt: skip
     """Plan a job on each of several clusters and choose one: the cheapest that meets all `limits`, or without limits the fastest.
 
@@ -107,7 +107,7 @@ def plan_clusters(
     from shardwise.layout.choices import choices_from_pins
     from shardwise.search.compare_clusters import plan_clusters as search_clusters
 
-    architecture, what, *several = collect(
+    architecture, what, *several = run_all(
         lambda: architecture_of(model),
         lambda: job_of(job, job_fields, stack_of(clusters, stack)),
         *(partial(cluster_of, one, stack) for one in clusters),
@@ -122,7 +122,7 @@ def plan_to_loss(
     model: Model, clusters: Sequence[Where], job: Job | None = None, *, noise_scale: Noise | None = None,
     to_loss: float | None = None, batches: Sequence[int | str] = (), goal: Goal | None = None, limits: Limits | None = None,
     stack: str | None = None, pins: Pins = "", maxima: Pins = "", choices: Choices | None = None, runnable: bool = False,
-    divisible: bool = False, reliability: Reliability | None = None, progress: Progress = silent, **job_fields: Any,
+    divisible: bool = False, reliability: Reliability | None = None, progress: Progress = ignore_progress, **job_fields: Any,
 ) -> LossSearch:  # fmt: skip
     """Plan every batch on every cluster, and choose what reaches a loss the soonest, or for the fewest dollars (`goal="usd"`).
 
@@ -142,30 +142,30 @@ def plan_to_loss(
     (1.5, 2.0, 2.0)
     """
     from shardwise.layout.choices import choices_from_pins
-    from shardwise.layout.rules.engine import runnable_job
+    from shardwise.layout.rules.engine import job_for_engine
     from shardwise.present.api.losses import loss_target
-    from shardwise.search.layout_memory import usual_seq_len
+    from shardwise.search.layout_memory import default_seq_len
     from shardwise.search.plan_to_target_loss import plan_to_loss as search_to_loss
 
-    architecture, *several = collect(
+    architecture, *several = run_all(
         lambda: architecture_of(model), *(partial(cluster_of, one, stack) for one in clusters)
     )
     target, sizes, what = loss_target(
         noise_scale, to_loss, batches, job, job_fields,
-        usual_seq_len=usual_seq_len(architecture), stack=stack_of(clusters, stack),
+        usual_seq_len=default_seq_len(architecture), stack=stack_of(clusters, stack),
     )  # fmt: skip
     kept = choices_from_pins(
         pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices, runnable=runnable, divisible=divisible
     )
     return search_to_loss(
-        architecture, several, runnable_job(what) if runnable else what, target, batches=sizes, limits=limits, goal=goal,
+        architecture, several, job_for_engine(what) if runnable else what, target, batches=sizes, limits=limits, goal=goal,
         choices=kept, reliability=reliability, progress=progress,
     )  # fmt: skip
 
 
 def explain(
     plan: Plan | str | os.PathLike[str], against: str | Layout | None = None, *, term: str | None = None,
-    progress: Progress = silent,
+    progress: Progress = ignore_progress,
 ) -> Explanation:  # fmt: skip
     """Why a plan is what it is: whether it fits, whether it reaches the batch, what bounds its throughput, and the alternatives.
 
@@ -183,25 +183,25 @@ def explain(
     True
     """
     from shardwise.layout.layout import parse_fields
-    from shardwise.search.explain.explanation import explain as explain_plan
-    from shardwise.search.loss_time import doublings
-    from shardwise.search.nearest_fitting_layout import chosen_for, filled, nearest_fitting
+    from shardwise.search.explain.explanation import explain_plan as explain_plan
+    from shardwise.search.loss_time import plan_doublings
+    from shardwise.search.nearest_fitting_layout import added_fields_text, complete_layout, find_nearest_fitting
     from shardwise.search.plan_file import load_plan
 
     of = plan if isinstance(plan, Plan) else load_plan(os.fspath(plan))
     other, chosen = against, ""
     if isinstance(other, str):
         said = parse_fields(other, what="against")
-        other = filled(of.model, of.cluster, of.job, said)
-        chosen = chosen_for(other, said)
-    nearest = partial(nearest_fitting, of.model, of.cluster, of.job, progress=progress)
+        other = complete_layout(of.model, of.cluster, of.job, said)
+        chosen = added_fields_text(other, said)
+    nearest = partial(find_nearest_fitting, of.model, of.cluster, of.job, progress=progress)
     return explain_plan(
         of,
         nearest,
         other=other,
         filled=chosen,
         term_name=term,
-        doubled=lambda plan: doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else (),
+        doubled=lambda plan: plan_doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else (),
     )
 
 

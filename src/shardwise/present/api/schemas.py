@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from shardwise.present.pictures.payload_schemas import json_schema
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 
 # Where the type of each payload of a verb is. The errors of all verbs are `ERROR`.
 PAYLOADS: Mapping[str, tuple[str, ...]] = {
@@ -16,7 +16,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
         "search.payloads:ToLossPayload",
     ),
     "estimate": ("search.plan_file:PlanPayload",),
-    "explain": ("search.payloads:ExplainPayload",),
+    "explain": ("search.payloads:ExplanationPayload",),
     "instructions": ("search.plan_instructions:InstructionsPayload",),
     "memory": ("search.layout_memory:MemoryPayload",),
     "kv-cache": ("book_formulas.kv_cache:CachePayload",),
@@ -37,7 +37,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "figures": ("present.api.figures.payload:FigurePayload", "present.api.figures.payload:FiguresPayload"),
     "validate": (
         "measure.calibrate.payloads:ValidatePayload", "measure.calibrate.payloads:FoldsPayload",
-        "measure.calibrate.payloads:GroupsPayload",
+        "measure.calibrate.payloads:LayoutGroupsPayload",
     ),
     "bench": ("measure.microbenchmarks.benchmark_lines:BenchPayload", "measure.microbenchmarks.machine_benchmark:MachinePayload"),
     "calibrate": ("measure.calibrate.payloads:CalibratePayload",),
@@ -67,7 +67,7 @@ def json_schemas(verb: str) -> dict[str, dict[str, Any]]:
     >>> sw.json_schemas("memory")["shardwise.memory/2"]["properties"]["model"]
     {'$ref': '#/$defs/Architecture'}
     """
-    found = (json_schema(_type(place)) for place in (*chosen(PAYLOADS, verb, "verb"), ERROR))
+    found = (json_schema(_type(place)) for place in (*lookup(PAYLOADS, verb, "verb"), ERROR))
     return {schema["title"]: schema for schema in found}
 
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 from shardwise.model.job import Job
 from shardwise.present.api.given import Model, Pins, Where, pins_of, resolved
 from shardwise.price.reliability import Reliability
-from shardwise.values.errors import InputError, collect
-from shardwise.values.progress import Progress, silent
+from shardwise.values.errors import InputError, run_all
+from shardwise.values.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
     from shardwise.layout.choices import Choices
-    from shardwise.search.plan_sweep import At, Case, Swept
+    from shardwise.search.plan_sweep import SweepCase, Swept, SweptValues
 
 
 def sweep(
     model: Model, cluster: Where, job: Job | None = None, *, over: str | Sequence[str], stack: str | None = None,
     pins: Pins = "", maxima: Pins = "", choices: Choices | None = None, reliability: Reliability | None = None,
-    progress: Progress = silent, **job_fields: Any,
+    progress: Progress = ignore_progress, **job_fields: Any,
 ) -> Swept:  # fmt: skip
     """Plan a job for each value of a range, or of two that make a grid, as `plan` does.
 
@@ -39,8 +39,8 @@ def sweep(
       gpus=8: step ..., MFU ...%, fsdp=8 ...
       gpus=16: step ..., MFU ...%, fsdp=16 ...
     """
-    from shardwise.search.plan_sweep import Swept, planned
-    from shardwise.search.sweep_values import grid, parse_sweeps
+    from shardwise.search.plan_sweep import Swept, plan_cases
+    from shardwise.search.sweep_values import grid_points, parse_sweeps
 
     sweeps = parse_sweeps([over] if isinstance(over, str) else over, "over")
     fixed, most = pins_of(pins, "pins"), pins_of(maxima, "maxima")
@@ -48,28 +48,28 @@ def sweep(
     if twice:
         raise InputError(f"pins: found {', '.join(twice)}, which is swept; leave out one of the two")
     given = partial(_case, model, cluster, job, stack, job_fields, fixed, most, choices)
-    cases: list[Case] = collect(*(partial(given, at) for at in grid(sweeps)))
-    points = tuple(planned(cases, reliability=reliability, progress=progress))
+    cases: list[SweepCase] = run_all(*(partial(given, at) for at in grid_points(sweeps)))
+    points = tuple(plan_cases(cases, reliability=reliability, progress=progress))
     return Swept(sweeps=sweeps, points=points, num_points=len(cases))
 
 
 def _case(
     model: Model, cluster: Where, job: Job | None, stack: str | None, job_fields: Mapping[str, Any], pins: Mapping[str, Any],
-    maxima: Mapping[str, Any], choices: Choices | None, at: At,
-) -> Case:  # fmt: skip
+    maxima: Mapping[str, Any], choices: Choices | None, at: SweptValues,
+) -> SweepCase:  # fmt: skip
     """The inputs of the plan at one point."""
     from shardwise.hardware.cluster import Cluster
     from shardwise.layout.choices import choices_from_pins
-    from shardwise.search.plan_sweep import Case
-    from shardwise.search.sweep_values import FIELDS, JOB, sized
+    from shardwise.search.plan_sweep import SweepCase
+    from shardwise.search.sweep_values import JOB_FIELDS, JOB_SWEEPS, resize_shorthand
 
     if "gpus" in at and isinstance(cluster, Cluster):
         raise InputError("over gpus: found a Cluster, which has one size; its name is required, such as 'h100:64'")
-    where = sized(str(cluster), at["gpus"]) if "gpus" in at else cluster
-    fields = {**job_fields, **{field: at[name] for name, field in FIELDS.items() if name in at}}
+    where = resize_shorthand(str(cluster), at["gpus"]) if "gpus" in at else cluster
+    fields = {**job_fields, **{field: at[name] for name, field in JOB_FIELDS.items() if name in at}}
     architecture, found, what = resolved(str(at["model"]) if "model" in at else model, where, job, stack, fields)
-    swept = {name: value for name, value in at.items() if name not in JOB}
-    return Case(
+    swept = {name: value for name, value in at.items() if name not in JOB_SWEEPS}
+    return SweepCase(
         at=at,
         model=architecture,
         cluster=found,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise.present.cli.verbs import CommandLine, VerbParser, add_verbs, listed
-from shardwise.values.argument_parser import USAGE, Parser, asks_for_json, complain, write
-from shardwise.values.errors import STOPPED, ShardwiseError, told
+from shardwise.values.argument_parser import EXIT_USAGE, Parser, wants_json, write_error, write_text
+from shardwise.values.errors import EXIT_INTERRUPTED, ShardwiseError, format_problems
 
 READER_LEFT = 0  # `| head` has all that it wanted
 
@@ -20,7 +20,7 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
         from shardwise.version import __version__
 
-        write(f"shardwise {__version__}\n", sys.stdout)
+        write_text(f"shardwise {__version__}\n", sys.stdout)
         parser.exit()
 
 
@@ -52,21 +52,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. Exit codes: 0 fine, 1 the output cannot be written or a rehearsal is not as planned, 2 the input is wrong,
     3 nothing fits or a limit is missed, 130 stopped by Ctrl-C. Without a verb it prints the help, on standard error."""
     words = sys.argv[1:] if argv is None else argv
-    as_json = asks_for_json(words)
+    as_json = wants_json(words)
     if not words:
-        complain(build_parser().format_help())
-        return USAGE
+        write_error(build_parser().format_help())
+        return EXIT_USAGE
     try:
         arguments = build_parser().parse_args(argv)
         from shardwise.present.cli.answer import answered  # behind --help, which does without
 
         answered(arguments, keeps=argv is None)  # a process of its own, not a call in another's
     except ShardwiseError as error:
-        _complain(told(error.problems, error.exit_code, as_json=as_json), as_json=as_json)
+        _complain(format_problems(error.problems, error.exit_code, as_json=as_json), as_json=as_json)
         return error.exit_code
     except KeyboardInterrupt:
-        complain((told(["stopped"], STOPPED, as_json=True) if as_json else "stopped") + "\n")
-        return STOPPED
+        write_error((format_problems(["stopped"], EXIT_INTERRUPTED, as_json=True) if as_json else "stopped") + "\n")
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         return READER_LEFT
     code: int = arguments.exit_code
@@ -76,4 +76,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _complain(said: str, *, as_json: bool) -> None:
     from shardwise.present.cli.answer import complained
 
-    complain(said + "\n") if as_json else complained(said)
+    write_error(said + "\n") if as_json else complained(said)

@@ -10,20 +10,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardwise.model.optimizers.registry import optimizer_names
-from shardwise.values.errors import InputError, collect
-from shardwise.values.overrides import parse_changes, replaced
+from shardwise.values.errors import InputError, run_all
+from shardwise.values.overrides import apply_overrides, parse_overrides
 from shardwise.values.units import parse_count, parse_quantity
 
 if TYPE_CHECKING:
     from shardwise.hardware.chips import Chip
     from shardwise.hardware.cluster import Cluster
-    from shardwise.hardware.cluster_files import Own
+    from shardwise.hardware.cluster_files import MeasuredCluster
     from shardwise.hardware.stacks import Stack
     from shardwise.layout.layout import Layout
     from shardwise.model.architecture import Architecture
     from shardwise.model.job import Job
     from shardwise.price.reliability import Reliability
-    from shardwise.values.argument_parser import Group, Parser
+    from shardwise.values.argument_parser import ArgumentGroup, Parser
 
 MODEL = "a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json"
 PLAN = "a file that `shardwise plan --out` wrote"
@@ -38,12 +38,12 @@ def policies() -> Collection[str]:
 
 def layout_help() -> str:
     """What a layout on the command line may look like."""
-    from shardwise.model.recompute_policies import FORMS
+    from shardwise.model.recompute_policies import POLICY_FORMS
     from shardwise.pipeline.registry import schedule_names
 
     return (
-        f'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of {", ".join((*policies(), *FORMS))}, schedule of '
-        f"{', '.join(schedule_names())}"
+        'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of '
+        f"{', '.join((*policies(), *POLICY_FORMS))}, schedule of {', '.join(schedule_names())}"
     )
 
 
@@ -95,7 +95,7 @@ def add_output_arguments(parser: Parser, *, verbose: bool = False) -> None:
     output.add_argument("--json", action="store_true", help="print the payload as JSON")
 
 
-def add_set_argument(group: Group, rooms: str, example: str) -> None:
+def add_set_argument(group: ArgumentGroup, rooms: str, example: str) -> None:
     """`--set`, which replaces values of the catalogue."""
     group.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
@@ -124,48 +124,48 @@ def resolve_several(
     arguments: argparse.Namespace, clusters: Iterable[str]
 ) -> tuple[Architecture, tuple[Cluster, ...], Job]:
     """Model, clusters and job; `--set chip.NAME` holds for the chips of all. Raises `InputError` with all that is wrong."""
-    from shardwise.hardware.cluster_loading import load_own
-    from shardwise.hardware.stacks import stack_named
+    from shardwise.hardware.cluster_loading import load_measured_cluster
+    from shardwise.hardware.stacks import get_stack
     from shardwise.model.load import load_model
 
-    changes = parse_changes(arguments.set)
+    changes = parse_overrides(arguments.set)
     clusters = [text.strip() for text in clusters]
     twice = sorted({text for text in clusters if clusters.count(text) > 1})
     if twice:
         raise InputError(f"cluster: found {', '.join(twice)} more than once; each cluster once is required")
-    model, job, stack, *found = collect(
+    model, job, stack, *found = run_all(
         lambda: load_model(arguments.model),
         lambda: _job(arguments, clusters, changes["job"]),
-        lambda: None if arguments.stack is None else stack_named(arguments.stack),
-        *(partial(load_own, text) for text in clusters),
+        lambda: None if arguments.stack is None else get_stack(arguments.stack),
+        *(partial(load_measured_cluster, text) for text in clusters),
     )
     if stack is not None and job.overlap is not None:
         raise InputError(
             f"--stack: found {stack.name} beside --overlap {job.overlap}: a stack predicts how much communication is exposed, a "
             "convention of overlap gives a bound; leave out one of the two"
         )
-    model = replaced(model, changes["model"], "model")
-    return model, tuple(collect(*(partial(_reached, own, changes["chip"], stack, job) for own in found))), job
+    model = apply_overrides(model, changes["model"], "model")
+    return model, tuple(run_all(*(partial(_reached, own, changes["chip"], stack, job) for own in found))), job
 
 
 def resolve_reliability(arguments: argparse.Namespace) -> Reliability:
     """How the cluster is run: the defaults, and what --set run.NAME=VALUE replaces. Raises `InputError`."""
     from shardwise.price.reliability import Reliability
 
-    reliability: Reliability = replaced(Reliability(), parse_changes(arguments.set)["run"], "run")
+    reliability: Reliability = apply_overrides(Reliability(), parse_overrides(arguments.set)["run"], "run")
     return reliability
 
 
-def _reached(own: Own, changes: Mapping[str, str], stack: Stack | None, job: Job) -> Cluster:
+def _reached(own: MeasuredCluster, changes: Mapping[str, str], stack: Stack | None, job: Job) -> Cluster:
     """The cluster as it is planned on, with values of its chip replaced; a fraction of a peak that is set takes the place of
     what was measured. Raises `InputError`."""
     from shardwise.hardware.calibration_constants import CONSTANTS
-    from shardwise.hardware.catalog_networks import with_chip
-    from shardwise.hardware.cluster_loading import reached
-    from shardwise.price.problem import as_planned
+    from shardwise.hardware.catalog_networks import replace_chip
+    from shardwise.hardware.cluster_loading import apply_stack
+    from shardwise.price.problem import with_problem_defaults
 
-    nominal = with_chip(own.nominal, _changed_chip(own.nominal.chip, changes))
-    cluster, _ = as_planned(reached(own._replace(nominal=nominal), stack), job)
+    nominal = replace_chip(own.nominal, _changed_chip(own.nominal.chip, changes))
+    cluster, _ = with_problem_defaults(apply_stack(own._replace(nominal=nominal), stack), job)
     calibration = cluster.calibration
     fractions = {name: getattr(nominal.chip, name) for name in changes if name in CONSTANTS}
     if calibration is None or not fractions:
@@ -181,7 +181,7 @@ def _reached(own: Own, changes: Mapping[str, str], stack: Stack | None, job: Job
 
 def _changed_chip(chip: Chip, changes: Mapping[str, str]) -> Chip:
     """The chip with the user's own values: they have no other source, and the user's own price not the catalogue's date."""
-    changed: Chip = replaced(chip, changes, "chip")
+    changed: Chip = apply_overrides(chip, changes, "chip")
     date = chip.price_date if "price_usd_per_hour" not in changes else None
     date = changed.price_date if "price_date" in changes else date
     own = {name: "set by hand" for name in changes if name != "sources"}
@@ -194,7 +194,7 @@ def _batch_tokens(text: str | None, clusters: Sequence[str]) -> int | None:
     >>> _batch_tokens("4Mi", ["h100:64"]), _batch_tokens("32Ki/device", ["h100:64"])
     (4194304, 2097152)
     """
-    from shardwise.hardware.cluster_loading import load_own
+    from shardwise.hardware.cluster_loading import load_measured_cluster
 
     if text is None:
         return None
@@ -205,7 +205,7 @@ def _batch_tokens(text: str | None, clusters: Sequence[str]) -> int | None:
         raise InputError(
             f"--batch-tokens: found {text!r}; tokens, or tokens per device such as 32Ki/device, are required"
         )
-    sizes = {load_own(cluster).nominal.num_devices for cluster in clusters}
+    sizes = {load_measured_cluster(cluster).nominal.num_devices for cluster in clusters}
     if len(sizes) > 1:
         raise InputError(
             f"--batch-tokens: found {text!r} for clusters of {', '.join(f'{size:,}' for size in sorted(sizes))} devices, which "
@@ -215,10 +215,10 @@ def _batch_tokens(text: str | None, clusters: Sequence[str]) -> int | None:
 
 
 def _job(arguments: argparse.Namespace, clusters: Sequence[str], changes: Mapping[str, str]) -> Job:
-    from shardwise.hardware.stacks import usual_precision
+    from shardwise.hardware.stacks import default_precision
     from shardwise.model.job import Job
 
-    batch, seq_len, tokens = collect(
+    batch, seq_len, tokens = run_all(
         lambda: _batch_tokens(arguments.batch_tokens, clusters),
         lambda: parse_count(arguments.seq_len, what="--seq-len"),
         lambda: parse_quantity(arguments.tokens, what="--tokens", unit="") if arguments.tokens else None,
@@ -228,19 +228,19 @@ def _job(arguments: argparse.Namespace, clusters: Sequence[str], changes: Mappin
         parse_count(changes["seq_len"], what="--set job.seq_len") if batch is None and "seq_len" in changes else seq_len
     )
     given = {"global_batch_tokens": batch or seq_len, "seq_len": seq_len, "tokens": tokens}
-    precision = arguments.precision or usual_precision(arguments.stack)
-    job: Job = replaced(Job(**given, precision=precision, overlap=arguments.overlap), changes, "job")
+    precision = arguments.precision or default_precision(arguments.stack)
+    job: Job = apply_overrides(Job(**given, precision=precision, overlap=arguments.overlap), changes, "job")
     return job
 
 
 def parse_layout_text(text: str, model: Architecture, job: Job, flag: str = "--layout") -> Layout:
     """The layout of a flag's text: `Layout.parse`, and what follows from it for a model and job may be said too."""
-    from shardwise.layout.layout import layout_of, parse_fields
-    from shardwise.layout.layout_from_payload import DERIVED, settled_layout
+    from shardwise.layout.layout import layout_from_fields, parse_fields
+    from shardwise.layout.layout_from_payload import DERIVED_FIELDS, check_derived_fields
 
-    found = parse_fields(text, what=flag, also=DERIVED)
-    given = {key: found.pop(key) for key in DERIVED if key in found}
-    return settled_layout(layout_of(found), given, model, job)
+    found = parse_fields(text, what=flag, also=DERIVED_FIELDS)
+    given = {key: found.pop(key) for key in DERIVED_FIELDS if key in found}
+    return check_derived_fields(layout_from_fields(found), given, model, job)
 
 
 def write_file(flag: str, target: str, text: str) -> None:

@@ -12,7 +12,7 @@ from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.pictures import picture_name
 from shardwise.present.cli.section import Report
 from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError, require
+from shardwise.values.errors import InputError, raise_problems
 
 DESCRIPTION = """How large a batch pays. `noise` gives the gradient noise scale that a run measured. `sweep` trains a plan's model
 at several batches to one loss. `branch` goes on from a run's checkpoint at several batches, over the same samples, and finds the
@@ -84,7 +84,7 @@ def _require_own(arguments: argparse.Namespace) -> None:
     for flag, (kinds, settings) in _flags().items():
         if arguments.what not in kinds and getattr(arguments, flag[2:].replace("-", "_")) != settings.get("default"):
             wrong.setdefault(" or ".join(f"`shardwise batch {name}`" for name in kinds), []).append(flag)
-    require(
+    raise_problems(
         [
             f"{', '.join(flags)}: not of `batch {arguments.what}`; leave out, or {verbs} is required"
             for verbs, flags in wrong.items()

@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardwise.batch_size.branch_losses import TOLERANCE
+from shardwise.batch_size.branch_losses import LOSS_TOLERANCE
 from shardwise.present.cli import batch_runs
 from shardwise.present.cli.pictures import write_picture
 from shardwise.present.cli.section import Block, Report, Row, Section, Table
-from shardwise.run.recipe import BATCH_RATES
+from shardwise.run.recipe import BATCH_LR_RULES
 from shardwise.values.errors import InputError
-from shardwise.values.units import counted, format_count, format_quantity
+from shardwise.values.units import format_count, format_quantity, pluralize
 
 if TYPE_CHECKING:
     from shardwise.batch_size.branch_losses import Branch, BranchPoint, ComparedBranches
@@ -26,12 +26,12 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--tokens": {"metavar": "N", "help": "the window: tokens that each branch is trained on"},
     "--step": {"metavar": "N", "help": "that of the checkpoint (default: the newest)"},
     "--batch-lr": {
-        "choices": tuple(BATCH_RATES), "default": RULE,
+        "choices": tuple(BATCH_LR_RULES), "default": RULE,
         "help": f"how the learning rate follows the batch: sqrt of Adam, linear of SGD (default: {RULE})",
     },
     "--tolerance": {
-        "default": str(TOLERANCE), "metavar": "X",
-        "help": f"nats above the best of smaller batches that count as nothing lost (default: {TOLERANCE:g})",
+        "default": str(LOSS_TOLERANCE), "metavar": "X",
+        "help": f"nats above the best of smaller batches that count as nothing lost (default: {LOSS_TOLERANCE:g})",
     },
 }  # fmt: skip
 OF_RUNS = ("--batches", "--data", "--out", "--processes", "--tokens", "--step")  # no use where nothing is run
@@ -56,9 +56,9 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def _branches(arguments: argparse.Namespace) -> tuple[BranchPoint, tuple[Branch, ...]]:
     """Those of a folder, or those that are made now."""
-    from shardwise.batch_size.branch_losses import holds_branches, read_branch_point, read_branches
+    from shardwise.batch_size.branch_losses import is_branch_folder, read_branch_point, read_branches
 
-    if holds_branches(arguments.source):
+    if is_branch_folder(arguments.source):
         given = [flag for flag in OF_RUNS if getattr(arguments, flag[2:])]
         if given:
             raise InputError(
@@ -67,14 +67,14 @@ def _branches(arguments: argparse.Namespace) -> tuple[BranchPoint, tuple[Branch,
             )
         return read_branch_point(arguments.source), read_branches(arguments.source)
     batch_runs.require_torch("batch branch")
-    from shardwise.measure.batch_experiments.checkpoint_branches import start
+    from shardwise.measure.batch_experiments.checkpoint_branches import run_checkpoint_branches
 
-    return start(arguments, batch_runs.say)
+    return run_checkpoint_branches(arguments, batch_runs.say)
 
 
 def branches_report(point: BranchPoint, found: ComparedBranches) -> Report:
     """The critical batch, and each branch beside those of smaller batches."""
-    count = counted(len(found.compared), "branch")
+    count = pluralize(len(found.compared), "branch")
     title = f"{count} from step {point.step:,} of {point.run}, {format_count(point.window_tokens)} tokens each"
     return [
         Section(list(_head(point, found)), title=title),

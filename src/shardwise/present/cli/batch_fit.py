@@ -19,12 +19,12 @@ PICTURE = "steps against tokens, and the knee"
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The fit, as a report or as JSON, and its picture."""
-    from shardwise.batch_size.batch_sweep_fit import fit_tradeoff, read_runs
+    from shardwise.batch_size.batch_sweep_fit import fit_tradeoff, read_batch_runs
     from shardwise.batch_size.payloads import fit_payload
     from shardwise.present.draw.charts import draw_chart
     from shardwise.present.pictures.batch_tradeoff_chart import pareto_chart
 
-    found = fit_tradeoff(read_runs(arguments.source))
+    found = fit_tradeoff(read_batch_runs(arguments.source))
     if arguments.plot:
         write_picture("--plot", arguments.plot, draw_chart(pareto_chart(found)))
     return json.dumps(fit_payload(found), indent=2) if arguments.json else fit_report(found, arguments.source)
@@ -40,10 +40,10 @@ def fit_report(found: TradeoffFit, source: str) -> Report:
 
 
 def _counts(found: TradeoffFit) -> str:
-    from shardwise.values.units import counted
+    from shardwise.values.units import pluralize
 
     loss = "" if found.target_loss is None else f" of {found.target_loss:g}"
-    return f"{counted(len(found.runs), 'run')} to the loss{loss}, {len(found.batches)} batches"
+    return f"{pluralize(len(found.runs), 'run')} to the loss{loss}, {len(found.batches)} batches"
 
 
 def _head(found: TradeoffFit) -> Iterator[Block]:

@@ -32,9 +32,9 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def noise_report(found: RunNoise) -> Report:
     """The noise scale with its interval, what the batch is beside it, and the run in parts."""
-    from shardwise.values.units import counted
+    from shardwise.values.units import pluralize
 
-    title = f"{found.path}: {counted(found.num_measured, 'step')} measured the noise scale"
+    title = f"{found.path}: {pluralize(found.num_measured, 'step')} measured the noise scale"
     return [Section(list(_head(found)), title=title), Section([_table(found)])]
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.present.cli import batch_runs
 from shardwise.present.cli.section import Block, Report, Row, Section, Table
-from shardwise.values.units import counted, format_count, format_quantity
+from shardwise.values.units import format_count, format_quantity, pluralize
 
 if TYPE_CHECKING:
     from shardwise.batch_size.batch_sweep_fit import BatchRun
@@ -41,16 +41,16 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
 def run(arguments: argparse.Namespace) -> str | Report:
     """What the runs came to, when all have ended. Raises `InputError`, and `SystemExit` where it was asked to stop."""
     batch_runs.require_torch("batch sweep")
-    from shardwise.batch_size.batch_sweep_fit import best_runs
+    from shardwise.batch_size.batch_sweep_fit import select_best_runs
     from shardwise.batch_size.payloads import batch_runs_payload
-    from shardwise.measure.batch_experiments.batch_sweep import start
+    from shardwise.measure.batch_experiments.batch_sweep import run_batch_sweep
 
-    found = start(arguments, batch_runs.say)
+    found = run_batch_sweep(arguments, batch_runs.say)
     if arguments.json:
         return json.dumps(batch_runs_payload(found), indent=2)
-    title = f"{arguments.out}: {counted(len(found), 'run')} to a loss of {arguments.to_loss}"
+    title = f"{arguments.out}: {pluralize(len(found), 'run')} to a loss of {arguments.to_loss}"
     return [
-        Section([_table(best_runs(found))], title=title),
+        Section([_table(select_best_runs(found))], title=title),
         Section(list(_failed(found))),
         Section([f"next: shardwise batch fit {arguments.out}"]),
     ]

@@ -63,23 +63,28 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
     if importlib.util.find_spec("torch") is None:
         raise InputError("bench: PyTorch is not installed; pip install shardwise[train]")
-    from shardwise.measure.microbenchmarks.benchmark_lines import append, bench_payload, left_over, measured_before
-    from shardwise.measure.microbenchmarks.timing import describe, device_of
+    from shardwise.measure.microbenchmarks.benchmark_lines import (
+        append_line,
+        bench_payload,
+        read_measured_keys,
+        remaining_lines,
+    )
+    from shardwise.measure.microbenchmarks.timing import describe_device, select_device
     from shardwise.present.cli.bench_report import bench_report
 
-    device = device_of(arguments.device)
+    device = select_device(arguments.device)
     if arguments.what == "machine":
         return _machine(arguments, device)
-    machine, out = describe(device), Path(arguments.out) if arguments.out is not None else None
+    machine, out = describe_device(device), Path(arguments.out) if arguments.out is not None else None
     wanted = list(_lines(arguments, device))
-    todo = left_over(wanted, measured_before(out, machine) if out else set())
+    todo = remaining_lines(wanted, read_measured_keys(out, machine) if out else set())
     lines = []
     for number, (line, found) in enumerate(_measured(todo, device), start=1):
         whole = {**line, "seconds": found.seconds, "low": found.low, "high": found.high, "repeats": found.repeats,
                  "machine": machine}  # fmt: skip
         lines.append(whole)
         if out:
-            append(out, whole)
+            append_line(out, whole)
         arguments.progress("micro-benchmarks", number, len(todo))
     if arguments.json:
         return json.dumps(bench_payload(machine, lines), indent=2)
@@ -88,14 +93,14 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def _machine(arguments: argparse.Namespace, device: str) -> str | Report:
     """Measure the whole machine, write its cluster file, and say what came out."""
-    from shardwise.measure.microbenchmarks.machine_benchmark import FORMATS, machine, write
+    from shardwise.measure.microbenchmarks.machine_benchmark import DTYPES, measure_machine, write_cluster_file
     from shardwise.present.cli.bench_report import machine_report
     from shardwise.values.errors import InputError
     from shardwise.values.writable_path import require_writable
 
     if arguments.dtype:
         raise InputError(
-            f"bench: found --dtype {arguments.dtype[0]} for machine; it measures {' and '.join(FORMATS)}, and takes none"
+            f"bench: found --dtype {arguments.dtype[0]} for machine; it measures {' and '.join(DTYPES)}, and takes none"
         )
     if device != "cpu":
         raise InputError(
@@ -108,9 +113,9 @@ def _machine(arguments: argparse.Namespace, device: str) -> str | Report:
         if not arguments.out.endswith(".toml"):
             raise InputError(f"bench: found --out {arguments.out}; a name that ends in .toml is required for a machine")
         require_writable(arguments.out)
-    found = machine(processes, progress=arguments.progress)
+    found = measure_machine(processes, progress=arguments.progress)
     if arguments.out is not None:
-        write(found, Path(arguments.out))
+        write_cluster_file(found, Path(arguments.out))
     if arguments.json:
         return json.dumps(found.payload(), indent=2)
     return machine_report(found, arguments.out)
@@ -137,29 +142,29 @@ def _require_processes(processes: int, device: str, *, least: int, what: str) ->
 
 
 def _lines(arguments: argparse.Namespace, device: str) -> Iterator[Mapping[str, Any]]:
-    from shardwise.measure.microbenchmarks.benchmark_lines import KINDS, shapes
+    from shardwise.measure.microbenchmarks.benchmark_lines import BENCHMARK_KINDS, list_benchmark_lines
     from shardwise.measure.microbenchmarks.timing import DTYPES
-    from shardwise.values.errors import InputError, unknown
+    from shardwise.values.errors import InputError, describe_unknown
 
     dtypes = tuple(arguments.dtype or (("bf16",) if device == "cuda" else ("fp32",)))
     strange = [name for name in dtypes if name not in DTYPES]
     if strange:
-        raise InputError(f"bench: --dtype: {unknown(strange[0], DTYPES)}")
+        raise InputError(f"bench: --dtype: {describe_unknown(strange[0], DTYPES)}")
     processes = _processes(arguments, device)
-    kinds = KINDS if arguments.what == "all" else (arguments.what,)
+    kinds = BENCHMARK_KINDS if arguments.what == "all" else (arguments.what,)
     if "collectives" in kinds:
         _require_processes(processes, device, least=2, what="collectives")
     for kind in kinds:
-        yield from shapes(kind, device, dtypes, processes)
+        yield from list_benchmark_lines(kind, device, dtypes, processes)
 
 
 def _measured(lines: Sequence[Mapping[str, Any]], device: str) -> Iterator[tuple[Mapping[str, Any], Timing]]:
     """Each line with its timing; collectives in one start of their processes."""
-    from shardwise.measure.microbenchmarks.timing import measure, measure_all
+    from shardwise.measure.microbenchmarks.timing import time_collectives, time_line
 
     for line in lines:
         if line["bench"] != "collective":
-            yield line, measure(line, device)
+            yield line, time_line(line, device)
     together = [line for line in lines if line["bench"] == "collective"]
     if together:
-        yield from measure_all(together, device, together[0]["devices"])
+        yield from time_collectives(together, device, together[0]["devices"])

@@ -14,8 +14,8 @@ from shardwise.present.cli.section import Report
 from shardwise.values.argument_parser import Parser
 
 if TYPE_CHECKING:
-    from shardwise.measure.calibrate.user_cluster_fit import OwnFit
-    from shardwise.measure.calibrate.user_runs import Usable
+    from shardwise.measure.calibrate.user_cluster_fit import UserClusterFit
+    from shardwise.measure.calibrate.user_runs import PricedRun
 
 DESCRIPTION = """Fit what a chip, its network and a software stack reach to runs and micro-benchmarks on a cluster, from where the
 published runs leave it, and write a cluster file that every verb then predicts with.
@@ -71,24 +71,24 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON; the file is written first."""
-    from shardwise.hardware.cluster_loading import load_own
-    from shardwise.hardware.stacks import stack_named
+    from shardwise.hardware.cluster_loading import load_measured_cluster
+    from shardwise.hardware.stacks import get_stack
     from shardwise.measure.calibrate.payloads import calibrate_payload
     from shardwise.measure.calibrate.published_runs.run_table import read_rows
-    from shardwise.measure.calibrate.user_cluster_fit import fit_own
+    from shardwise.measure.calibrate.user_cluster_fit import fit_user_cluster
     from shardwise.present.cli.calibrate_report import calibrate_report
-    from shardwise.values.errors import InputError, collect
+    from shardwise.values.errors import InputError, run_all
 
     if arguments.runs is None and arguments.bench is None and not arguments.own:
         raise InputError("calibrate: found neither --runs nor --run nor --bench; one of them, or several, is required")
-    own, stack, rows, out, logged = collect(
-        lambda: load_own(arguments.cluster),
-        lambda: stack_named(arguments.stack) if arguments.stack else None,
+    own, stack, rows, out, logged = run_all(
+        lambda: load_measured_cluster(arguments.cluster),
+        lambda: get_stack(arguments.stack) if arguments.stack else None,
         lambda: read_rows(arguments.runs, "--runs") if arguments.runs is not None else (),
         lambda: _out(arguments.out),
         lambda: _logged(arguments.own, arguments.cluster),
     )
-    found = fit_own(own, rows, arguments.bench, stack, arguments.progress, logged=logged)
+    found = fit_user_cluster(own, rows, arguments.bench, stack, arguments.progress, logged=logged)
     source = _source(found, arguments)
     name = arguments.name or (out.stem if out else own.nominal.name)
     if out:
@@ -98,31 +98,31 @@ def run(arguments: argparse.Namespace) -> str | Report:
     return calibrate_report(found, source, arguments.out)
 
 
-def _logged(given: Sequence[Sequence[str]], cluster: str) -> list[Usable]:
+def _logged(given: Sequence[Sequence[str]], cluster: str) -> list[PricedRun]:
     """Runs by their launches and logs. Raises `InputError` with what is wrong with any of them."""
     from functools import partial
 
-    from shardwise.values.errors import collect
+    from shardwise.values.errors import run_all
 
-    return collect(*(partial(_run_of, files, cluster) for files in given))
+    return run_all(*(partial(_run_of, files, cluster) for files in given))
 
 
-def _run_of(files: Sequence[str], cluster: str) -> Usable:
+def _run_of(files: Sequence[str], cluster: str) -> PricedRun:
     """A run: what ran, and behind it its log; or the folder of a run, which holds both."""
-    from shardwise.hardware.stacks import stack_of_software
-    from shardwise.measure.calibrate.user_runs import logged_run
-    from shardwise.measure.utilisation.measured_run import of_log
+    from shardwise.hardware.stacks import match_stack
+    from shardwise.measure.calibrate.user_runs import run_from_log
+    from shardwise.measure.utilisation.measured_run import read_measured_log
     from shardwise.present.cli.ran import ran_files
     from shardwise.values.errors import InputError
 
     *what, log = files
     if not what and not (Path(log) / "plan.json").is_file():
         raise InputError(f"--run: found {log} alone; what ran, a plan or a launch, and behind it the log is required")
-    ran, measured = of_log([Path(log)], ran_files(what or [str(Path(log) / "plan.json")], cluster))
+    ran, measured = read_measured_log([Path(log)], ran_files(what or [str(Path(log) / "plan.json")], cluster))
     if ran.layout is None or measured.step_time_s is None:
         raise InputError(f"--run: {log} has no time of a step, and nothing says its batch")
-    return logged_run(
-        log, ran.model, ran.cluster, ran.job, ran.layout, stack_of_software(ran.software), measured.step_time_s
+    return run_from_log(
+        log, ran.model, ran.cluster, ran.job, ran.layout, match_stack(ran.software), measured.step_time_s
     )  # fmt: skip
 
 
@@ -135,29 +135,29 @@ def _out(text: str | None) -> Path | None:
     return Path(text.strip()) if text is not None else None
 
 
-def _source(found: OwnFit, arguments: argparse.Namespace) -> str:
-    from shardwise.values.units import counted
+def _source(found: UserClusterFit, arguments: argparse.Namespace) -> str:
+    from shardwise.values.units import pluralize
 
     files = [Path(name).name for name in (arguments.runs, *(run[-1] for run in arguments.own)) if name is not None]
-    parts = [f"{counted(len(found.runs), 'run')} of {', '.join(files)}"] if files else []
+    parts = [f"{pluralize(len(found.runs), 'run')} of {', '.join(files)}"] if files else []
     if arguments.bench is not None:
-        parts.append(f"{counted(len(found.benches), 'micro-benchmark')} of {Path(arguments.bench).name}")
+        parts.append(f"{pluralize(len(found.benches), 'micro-benchmark')} of {Path(arguments.bench).name}")
     return f"fitted to {' and '.join(parts)}"
 
 
-def _write(out: Path, found: OwnFit, name: str, source: str) -> None:
+def _write(out: Path, found: UserClusterFit, name: str, source: str) -> None:
     from dataclasses import replace
 
-    from shardwise.hardware.cluster_files import cluster_toml
+    from shardwise.hardware.cluster_files import format_cluster_toml
     from shardwise.values.errors import InputError
 
     remarks = {
         one.name: f"± {one.after_deviation:.2g}" + ("" if one.identified else ", not identified")
         for one in found.constants
     }
-    nominal = replace(found.own.nominal, name=name)
+    nominal = replace(found.user_cluster.nominal, name=name)
     try:
-        out.write_text(cluster_toml(nominal, found.calibration(source), remarks), encoding="utf-8")
+        out.write_text(format_cluster_toml(nominal, found.calibration(source), remarks), encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"--out: cannot write {out}: {reason}; a path that can be written is required") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwise.hardware.calibration_constants import CONSTANTS
-from shardwise.measure.calibrate.user_cluster_fit import OwnFit
+from shardwise.measure.calibrate.user_cluster_fit import UserClusterFit
 from shardwise.present.cli.section import Report, Row, Section, Table
 from shardwise.values.units import format_seconds
 
@@ -13,12 +13,12 @@ MOST_SHOWN = 20  # residuals; --json has all
 UNIDENTIFIED = "not identified by these measurements"
 
 
-def calibrate_report(found: OwnFit, source: str, out: str | None) -> Report:
+def calibrate_report(found: UserClusterFit, source: str, out: str | None) -> Report:
     """What was fitted to what, how far each constant moved, what is off before and after, and the spread."""
     return [
         Section(
-            [f"set aside: {count} {reason}" for reason, count in found.aside.most_common()],
-            title=f"{found.own.nominal.name} under {found.stack.name}: {source}",
+            [f"set aside: {count} {reason}" for reason, count in found.skipped.most_common()],
+            title=f"{found.user_cluster.nominal.name} under {found.stack.name}: {source}",
         ),
         Section([_constants(found)]),
         Section([_errors(found)]),
@@ -28,7 +28,7 @@ def calibrate_report(found: OwnFit, source: str, out: str | None) -> Report:
     ]  # fmt: skip
 
 
-def _constants(found: OwnFit) -> Table:
+def _constants(found: UserClusterFit) -> Table:
     rows: list[Row] = [("constant", "before", "after", "moved", "(in widths of its prior)")]
     for one in found.constants:
         before, after = (f"{value:.3g} ± {deviation:.2g}" for value, deviation in (
@@ -39,7 +39,7 @@ def _constants(found: OwnFit) -> Table:
     return Table(rows=tuple(rows), right=(1, 2, 3), line="{:<21}{:>20}{:>20}{:>8}  {}")
 
 
-def _errors(found: OwnFit) -> Table:
+def _errors(found: UserClusterFit) -> Table:
     rows: list[Row] = [("|predicted / measured - 1|", "mean", "median", "worst", "bias")]
     for what, benches in (("runs", False), ("micro-benchmarks", True)):
         for when, after in (("before", False), ("after", True)):
@@ -50,7 +50,7 @@ def _errors(found: OwnFit) -> Table:
     return Table(rows=tuple(rows), right=range(1, 5), line="{:<38}{:>8}{:>8}{:>8}{:>8}")
 
 
-def _residuals(found: OwnFit) -> Table:
+def _residuals(found: UserClusterFit) -> Table:
     rows: list[Row] = [("predicted / measured - 1, largest first", "measured", "before", "after")]
     for one in found.residuals[:MOST_SHOWN]:
         errors = (f"{one.error(after):+.1%}" for after in (False, True))
@@ -58,13 +58,13 @@ def _residuals(found: OwnFit) -> Table:
     return Table(rows=tuple(rows), right=range(1, 4), line="{:<56}{:>10}{:>10}{:>10}")
 
 
-def _left(found: OwnFit) -> Iterator[str]:
+def _left(found: UserClusterFit) -> Iterator[str]:
     left = len(found.residuals) - MOST_SHOWN
     if left > 0:
         yield f"  and {left} smaller; --json has all"
 
 
-def _spread(found: OwnFit) -> Iterator[str]:
+def _spread(found: UserClusterFit) -> Iterator[str]:
     for kind, (low, high) in found.spread.items():
         count = sum(one.kind == kind for one in found.runs)
         yield f"  {kind:<8}{low:.2f} to {high:.2f}  ({count or 'no'} {'run' if count == 1 else 'runs'} of this kind)"

@@ -14,7 +14,7 @@ from shardwise.values.argument_parser import Parser
 if TYPE_CHECKING:
     from shardwise.hardware.network.collective_times import CollectiveReport
     from shardwise.hardware.network.links import Cut
-    from shardwise.hardware.network.nccl_bandwidths import Operation
+    from shardwise.hardware.network.nccl_bandwidths import CollectiveName
     from shardwise.hardware.network.topology import Topology
 
 DESCRIPTION = """How long a collective takes on a chip's network, what bounds it, and how else it could be carried out.
@@ -77,15 +77,15 @@ def run(arguments: argparse.Namespace) -> str | Report:
     return collective_sections(report, arguments.on, topology)
 
 
-def parse_operation(text: str) -> Operation:
+def parse_operation(text: str) -> CollectiveName:
     """The operation that OP names, with "-" or "_"."""
-    from shardwise.hardware.network.nccl_bandwidths import OPERATIONS
-    from shardwise.values.errors import InputError, unknown
+    from shardwise.hardware.network.nccl_bandwidths import COLLECTIVE_NAMES
+    from shardwise.values.errors import InputError, describe_unknown
 
-    for operation in OPERATIONS:
+    for operation in COLLECTIVE_NAMES:
         if text.lower().replace("-", "_") == operation:
             return operation
-    raise InputError(f"OP: {unknown(text, [name.replace('_', '-') for name in OPERATIONS])}")
+    raise InputError(f"OP: {describe_unknown(text, [name.replace('_', '-') for name in COLLECTIVE_NAMES])}")
 
 
 def array_bytes(text: str, dtype: str) -> float:
@@ -120,16 +120,16 @@ def parse_axes(text: str) -> tuple[int, ...]:
 
 def place_group(on: str, axes: tuple[int, ...]) -> tuple[Topology, list[Cut]]:
     """The network, and the part of each of its levels that the group spans."""
-    from shardwise.hardware.catalog_networks import topology_of_shape
+    from shardwise.hardware.catalog_networks import build_bare_chip_topology
     from shardwise.hardware.cluster_loading import is_cluster, load_cluster
     from shardwise.hardware.network.links import Cut
     from shardwise.hardware.network.switches import Switched
     from shardwise.hardware.network.torus import Torus
 
     if is_cluster(on):
-        topology = load_cluster(on).reached
+        topology = load_cluster(on).sustained_topology
     else:
-        topology = topology_of_shape(on.lower(), axes)
+        topology = build_bare_chip_topology(on.lower(), axes)
         if isinstance(topology, Torus):
             _check_sold(on.lower(), axes)
             return topology, [Cut(size, 1) for size in axes]
@@ -204,19 +204,19 @@ def _on_tiers(on: str, axes: tuple[int, ...], tiers: tuple[int, ...]) -> list[in
 
 def _draw(report: CollectiveReport, one_way: bool, target: str) -> None:
     """Write the simulated steps; behind switches those of one ring."""
-    from shardwise.hardware.network.message_simulation import KINDS, simulate
+    from shardwise.hardware.network.message_simulation import SIMULATED_KINDS, simulate_collective
     from shardwise.present.draw.strip import draw_strip
     from shardwise.present.pictures.collective_frames import MOST_DEVICES, strip_of
-    from shardwise.sharding.collectives import Kind
+    from shardwise.sharding.collectives import CollectiveKind
     from shardwise.values.errors import InputError
 
     if report.network == "pods":
         raise InputError("--draw: found a group over several pods; one inside a pod is drawn, such as --axes 4,4")
     direct = report.network == "switched" and report.kind == "all_to_all"
-    if report.kind not in KINDS or direct:
+    if report.kind not in SIMULATED_KINDS or direct:
         where = " on a torus" if direct else ""
         raise InputError(
-            f"--draw: found {report.kind.replace('_', '-')}; {', '.join(KINDS).replace('_', '-')}{where} are drawn"
+            f"--draw: found {report.kind.replace('_', '-')}; {', '.join(SIMULATED_KINDS).replace('_', '-')}{where} are drawn"
         )
     if report.num_devices > MOST_DEVICES:
         raise InputError(
@@ -225,5 +225,7 @@ def _draw(report: CollectiveReport, one_way: bool, target: str) -> None:
     ring = report.network == "switched"
     shape = (report.num_devices,) if ring else tuple(size for size in report.axes if size > 1)
     wraps = (True,) if ring else tuple(w for w, size in zip(report.wraps, report.axes, strict=True) if size > 1)
-    done = simulate(Kind(report.kind), report.bytes, shape, wraps, one_way=one_way or ring, split=False)
+    done = simulate_collective(
+        CollectiveKind(report.kind), report.bytes, shape, wraps, one_way=one_way or ring, split=False
+    )
     write_picture("--draw", target, draw_strip(strip_of(done)))

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.interval import INTERVAL, span_text
 from shardwise.present.cli.section import Report, Row, Section, Table
-from shardwise.search.compare_clusters import Comparison, Contender, misses, remedies
-from shardwise.values.progress import Progress, silent
+from shardwise.search.compare_clusters import Comparison, Contender, describe_missed_limits, suggest_remedies
+from shardwise.values.progress import Progress, ignore_progress
 from shardwise.values.units import format_count, format_days, format_energy, format_seconds, format_usd
 
 if TYPE_CHECKING:
@@ -108,14 +108,14 @@ def _absent(comparison: Comparison) -> Iterator[str]:
             yield f"{one.cluster}: no sourced {', '.join(one.run.missing)} of {one.chip}, so what follows from it is left out"
 
 
-def near_miss(comparison: Comparison, choices: Choices | None, progress: Progress = silent) -> Iterator[str]:
+def near_miss(comparison: Comparison, choices: Choices | None, progress: Progress = ignore_progress) -> Iterator[str]:
     """What each cluster misses, and for the one that misses by the least what would do."""
     limits = comparison.limits
     planned = [(one, one.plan, one.run) for one in comparison.contenders if one.plan and one.run]
     for one in comparison.contenders:
-        missed = misses(limits, one.run) if one.run else [one.problem or "nothing fits"]
+        missed = describe_missed_limits(limits, one.run) if one.run else [one.problem or "nothing fits"]
         yield from (f"{one.cluster}: {line}" for line in missed)
     by_days = limits.deadline_s is not None
     nearest, plan, _ = min(planned, key=lambda found: found[2].days if by_days else found[2].usd or math.inf)
-    for line in remedies(plan, limits, choices=choices, progress=progress):
+    for line in suggest_remedies(plan, limits, choices=choices, progress=progress):
         yield f"what would do for {nearest.cluster}: {line}"

@@ -12,8 +12,8 @@ from shardwise.values.argument_parser import Parser
 from shardwise.values.errors import InputError
 
 if TYPE_CHECKING:
-    from shardwise.interop.weights.convert import Converted
-    from shardwise.interop.weights.weight_formats import Choices
+    from shardwise.interop.weights.convert import ConvertedModel
+    from shardwise.interop.weights.weight_formats import ConvertOptions
 
 DESCRIPTION = """Write a model's weights as another framework reads them, one tensor at a time: those of a run (its latest
 checkpoint), of one of its checkpoints, or of a folder of Hugging Face, torchtitan or Megatron-LM. Formats are huggingface
@@ -71,10 +71,10 @@ def run(arguments: argparse.Namespace) -> str:
     return json.dumps(found.payload(), indent=2) if arguments.json else _text(found)
 
 
-def _choices(arguments: argparse.Namespace) -> Choices:
+def _choices(arguments: argparse.Namespace) -> ConvertOptions:
     """Raises `InputError` for flags that the format does not ask for."""
-    from shardwise.interop.weights.megatron_rank_files import Degrees
-    from shardwise.interop.weights.weight_formats import Choices
+    from shardwise.interop.weights.megatron_rank_files import RankDegrees
+    from shardwise.interop.weights.weight_formats import ConvertOptions
     from shardwise.values.units import parse_count
 
     given = {name: getattr(arguments, name) for name in (*DEGREES, "make_vocab_size_divisible_by", "transformer_impl")}
@@ -86,12 +86,14 @@ def _choices(arguments: argparse.Namespace) -> Choices:
         )
     implementation = given.pop("transformer_impl", "transformer_engine")
     numbers = {name: parse_count(text, what=f"--{name.replace('_', '-')}") for name, text in given.items()}
-    divisible = numbers.pop("make_vocab_size_divisible_by", Degrees().divisible)
+    divisible = numbers.pop("make_vocab_size_divisible_by", RankDegrees().divisible)
     seq_len = None if arguments.seq_len is None else parse_count(arguments.seq_len, what="--seq-len")
-    return Choices(seq_len=seq_len, degrees=Degrees(**numbers, divisible=divisible), implementation=implementation)
+    return ConvertOptions(
+        seq_len=seq_len, degrees=RankDegrees(**numbers, divisible=divisible), implementation=implementation
+    )
 
 
-def _text(found: Converted) -> str:
+def _text(found: ConvertedModel) -> str:
     from shardwise.model.parameters_and_flops import num_params
     from shardwise.values.units import format_count
 

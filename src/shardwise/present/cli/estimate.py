@@ -55,9 +55,11 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def _smallest_change(found: Plan, progress: Progress) -> str:
     """What to change so that the layout fits; only here is something searched."""
-    from shardwise.search.explain.other_layouts import smallest_change
-    from shardwise.search.nearest_fitting_layout import nearest_fitting
+    from shardwise.search.explain.other_layouts import describe_smallest_change
+    from shardwise.search.nearest_fitting_layout import find_nearest_fitting
 
-    return smallest_change(
-        found, found.layout, lambda layout: nearest_fitting(found.model, found.cluster, found.job, layout, progress)
+    return describe_smallest_change(
+        found,
+        found.layout,
+        lambda layout: find_nearest_fitting(found.model, found.cluster, found.job, layout, progress),
     )

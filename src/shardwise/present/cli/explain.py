@@ -42,16 +42,16 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The explanation, as text or as JSON."""
     from shardwise.present.cli.explain_report import explain_report
-    from shardwise.search.explain.explanation import explain
-    from shardwise.search.nearest_fitting_layout import nearest_fitting
+    from shardwise.search.explain.explanation import explain_plan
+    from shardwise.search.nearest_fitting_layout import find_nearest_fitting
     from shardwise.search.payloads import explanation_payload
     from shardwise.search.plan_file import load_plan
 
     plan = _with_noise(load_plan(arguments.plan), arguments.noise_scale)
     against = arguments.against
     other, filled = (None, "") if against is None else parse_against(plan, against)
-    found = explain(
-        plan, lambda layout: nearest_fitting(plan.model, plan.cluster, plan.job, layout, arguments.progress),
+    found = explain_plan(
+        plan, lambda layout: find_nearest_fitting(plan.model, plan.cluster, plan.job, layout, arguments.progress),
         other=other, filled=filled, term_name=arguments.term,
         doubled=lambda priced: _doubled(priced, arguments.progress),
     )  # fmt: skip
@@ -64,32 +64,32 @@ def _with_noise(plan: Plan, given: str | None) -> Plan:
     """The plan with a noise scale that is given: its tokens are then those to the loss with its batch."""
     from dataclasses import replace
 
-    from shardwise.batch_size.noise_scale import noise_scale
+    from shardwise.batch_size.noise_scale import parse_noise_scale
     from shardwise.batch_size.tradeoff import LossTarget
 
     if given is None:
         return plan
     batch = None if plan.job.tokens is None else float(plan.job.global_batch_tokens)
-    target = LossTarget(noise=noise_scale(given, "--noise-scale"), tokens=plan.job.tokens, batch_tokens=batch)
+    target = LossTarget(noise=parse_noise_scale(given, "--noise-scale"), tokens=plan.job.tokens, batch_tokens=batch)
     return replace(plan, to_loss=target)
 
 
 def _doubled(plan: Plan, progress: Progress) -> tuple[Doubling, ...]:
-    from shardwise.search.loss_time import doublings
+    from shardwise.search.loss_time import plan_doublings
 
-    return doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else ()
+    return plan_doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else ()
 
 
 def parse_against(plan: Plan, text: str) -> tuple[Layout, str]:
     """The other layout, with the choices that its text leaves out as a search makes them; and these choices."""
     from shardwise.layout.layout import parse_fields
-    from shardwise.layout.layout_from_payload import DERIVED, settled_layout
-    from shardwise.search.nearest_fitting_layout import chosen_for, filled
+    from shardwise.layout.layout_from_payload import DERIVED_FIELDS, check_derived_fields
+    from shardwise.search.nearest_fitting_layout import added_fields_text, complete_layout
     from shardwise.values.errors import InputError
 
-    said = parse_fields(text, what="--against", also=DERIVED)
+    said = parse_fields(text, what="--against", also=DERIVED_FIELDS)
     if not said:
         raise InputError(f"--against: found {text!r}; a part of a layout is required at least, such as tp=8")
-    derived = {key: said.pop(key) for key in DERIVED if key in said}
-    layout = filled(plan.model, plan.cluster, plan.job, said)
-    return settled_layout(layout, derived, plan.model, plan.job), chosen_for(layout, said)
+    derived = {key: said.pop(key) for key in DERIVED_FIELDS if key in said}
+    layout = complete_layout(plan.model, plan.cluster, plan.job, said)
+    return check_derived_fields(layout, derived, plan.model, plan.job), added_fields_text(layout, said)

@@ -12,12 +12,19 @@ from shardwise.present.cli.section import Block, Marked, Report, Row, Section, T
 from shardwise.present.cli.summary import overlap_text
 from shardwise.present.cli.to_loss_report import doublings_table, noise_text
 from shardwise.price.estimate import caveats as caveats_of
-from shardwise.price.term_inputs import Input
-from shardwise.search.explain.explanation import Explanation, Term
-from shardwise.search.explain.other_layouts import BATCH, FIT, LEGAL, THROUGHPUT, Against, Difference
-from shardwise.search.explain.playbook_steps import Share
+from shardwise.price.term_inputs import TermInput
+from shardwise.search.explain.explanation import Explanation, LayoutTerm
+from shardwise.search.explain.other_layouts import (
+    BATCH_STEP,
+    FIT_STEP,
+    LEGAL_STEP,
+    THROUGHPUT_STEP,
+    LayoutComparison,
+    TermDifference,
+)
+from shardwise.search.explain.playbook_steps import TermShare
 from shardwise.search.verdicts import RESOLUTION
-from shardwise.values.units import counted, format_bytes, format_quantity, format_seconds
+from shardwise.values.units import format_bytes, format_quantity, format_seconds, pluralize
 
 BEYOND = "rejected at step {}"  # options that end there
 MOST_NAMED = 1  # of runners-up and constants, in the short form
@@ -42,13 +49,13 @@ def explain_report(found: Explanation) -> Report:
             title="kept for the backward pass, and computed again",
             detail=True,
         ),
-        Section(_options(found, (LEGAL, FIT)), title=BEYOND.format(1), detail=True),
+        Section(_options(found, (LEGAL_STEP, FIT_STEP)), title=BEYOND.format(1), detail=True),
         Section(list(_batch(found))),
-        Section(_options(found, (BATCH,)), title=BEYOND.format(2), detail=True),
+        Section(_options(found, (BATCH_STEP,)), title=BEYOND.format(2), detail=True),
         Section(list(_throughput(found))),
         Section([_tree(step.time, bytes_=False)], title="time by term", detail=True),
         Section(
-            _options(found, (THROUGHPUT,)),
+            _options(found, (THROUGHPUT_STEP,)),
             title="layouts that fit and reach the batch, compared with the plan",
             detail=True,
         ),
@@ -69,7 +76,7 @@ def _fit(found: Explanation) -> Iterator[Block]:
     yield Marked(f"1. does it fit? {verdict}: {held}", "good" if fit.fits else "bad")
     yield (
         f"   weights, gradients and optimizer are {format_bytes(fit.state_bytes)}: the memory of "
-        f"{counted(fit.devices_for_state, 'device')}, and there are {fit.num_devices:,}"
+        f"{pluralize(fit.devices_for_state, 'device')}, and there are {fit.num_devices:,}"
     )
     yield f"   how: {fit.held}"
     yield f"   recomputation: {fit.because}"
@@ -101,7 +108,7 @@ def _throughput(found: Explanation) -> Iterator[str]:
     yield f"   hidden behind compute: {hidden or 'nothing'} ({overlap_text(step.overlap, step.exposed)})"
 
 
-def _tree(shares: Iterable[Share], *, bytes_: bool) -> Table:
+def _tree(shares: Iterable[TermShare], *, bytes_: bool) -> Table:
     form = format_bytes if bytes_ else format_seconds
     rows: tuple[Row, ...] = tuple((one.term, form(one.value), f"{one.share:.1%}", one.formula) for one in shares)
     return Table(rows=rows, right=(1, 2), head=False, indent=2)
@@ -182,7 +189,7 @@ def _constants(found: Explanation) -> Iterator[Section]:
     )
 
 
-def _against(other: Against, placement: str) -> Section:
+def _against(other: LayoutComparison, placement: str) -> Section:
     lines: list[Block] = [
         f"  {other.verdict}: {format_seconds(other.estimate.step_time_s)}, {format_bytes(other.estimate.memory_bytes)}"
     ]
@@ -195,7 +202,7 @@ def _against(other: Against, placement: str) -> Section:
     return Section(lines, title=f"against {other.layout}")
 
 
-def _differences(tree: str, terms: Mapping[str, Difference], *, bytes_: bool) -> Table:
+def _differences(tree: str, terms: Mapping[str, TermDifference], *, bytes_: bool) -> Table:
     form = format_bytes if bytes_ else format_seconds
     rows: list[Row] = [(tree, "plan", "other", "other - plan")]
     for name, one in terms.items():
@@ -204,7 +211,7 @@ def _differences(tree: str, terms: Mapping[str, Difference], *, bytes_: bool) ->
     return Table(rows=tuple(rows), right=(1, 2, 3), indent=2)
 
 
-def _term(one: Term) -> Section:
+def _term(one: LayoutTerm) -> Section:
     form = format_bytes if one.unit == "B" else format_seconds
     hidden = f"; {format_seconds(one.hidden_s)} more are hidden behind compute" if one.hidden_s else ""
     lines: list[Block] = [
@@ -220,7 +227,7 @@ def _term(one: Term) -> Section:
     return Section(lines, title=f"{one.name} of {one.layout}")
 
 
-def _number(given: Input) -> str:
+def _number(given: TermInput) -> str:
     if not given.unit:
         return f"{given.value:,g}"
     return format_seconds(given.value) if given.unit == "s" else format_quantity(given.value, given.unit)

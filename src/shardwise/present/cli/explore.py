@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import PLAN, add_output_arguments
 from shardwise.present.cli.section import Report, Section
-from shardwise.values.argument_parser import Parser, write
+from shardwise.values.argument_parser import Parser, write_text
 from shardwise.values.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _serve(arguments: argparse.Namespace, known: Known, query: str) -> Report:
         raise InputError(f"--port: found {port}; 0 to {MOST_PORT} is required")
     address = bound(arguments.host, port)
     url = address.url + (("&" if address.token else "?") + query if query else "")
-    write(f"{url}\nthe explorer is at this address; stop it with Ctrl-C\n", sys.stdout)
+    write_text(f"{url}\nthe explorer is at this address; stop it with Ctrl-C\n", sys.stdout)
     if not arguments.no_browser:
         import webbrowser
 

@@ -12,7 +12,7 @@ from shardwise.present.cli.section import Report, Section
 from shardwise.values.argument_parser import Parser
 
 if TYPE_CHECKING:
-    from shardwise.interop.launches.export_launch import Exported
+    from shardwise.interop.launches.export_launch import ExportedLaunch
     from shardwise.search.plan import Plan
 
 DESCRIPTION = """Write a plan as the launch of a framework: its configuration, a script that starts it, a batch script for SLURM
@@ -42,11 +42,11 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """What was written, or the files themselves."""
-    from shardwise.interop.frameworks.targets import target_named
+    from shardwise.interop.frameworks.targets import get_target
     from shardwise.interop.launches.export_launch import export
     from shardwise.search.plan_file import load_plan
 
-    found = export(load_plan(arguments.plan), target_named(arguments.to))
+    found = export(load_plan(arguments.plan), get_target(arguments.to))
     if arguments.out:
         write_folder(arguments.out, found.files)
     return json.dumps(found.payload(), indent=2) if arguments.json else _answer(found, arguments.out)
@@ -54,11 +54,11 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def write_launch(plan: Plan, folder: str) -> None:
     """Write the launch of the framework that a plan's stack is. Raises `InputError` where no framework runs the plan."""
-    from shardwise.interop.frameworks.targets import TARGETS, target_for
+    from shardwise.interop.frameworks.targets import TARGETS, find_target
     from shardwise.interop.launches.export_launch import export
     from shardwise.values.errors import InputError
 
-    target = target_for(plan)
+    target = find_target(plan)
     if target is None:
         raise InputError(
             f"--export: no framework of this plan's stack runs it; `shardwise export PLAN --to TARGET` with one of "
@@ -81,7 +81,7 @@ def write_folder(folder: str, files: Any) -> None:
         raise InputError(f"--out: cannot write {folder}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _answer(found: Exported, folder: str | None) -> str | Report:
+def _answer(found: ExportedLaunch, folder: str | None) -> str | Report:
     """The files by name with what to know of them; the texts themselves, whole, where they are written nowhere."""
     listed = [f"not expressible: {text}" for text in found.not_expressible] + [
         f"note: {text}" for text in found.warnings

@@ -43,9 +43,9 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The list of figures, or where they were drawn to."""
     from shardwise.present.api.figures import FIGURES, figure, figure_payload, figures_payload
-    from shardwise.values.errors import collect
+    from shardwise.values.errors import run_all
 
-    chosen = collect(*((lambda name=name: figure(name)) for name in arguments.names)) or list(FIGURES.values())
+    chosen = run_all(*((lambda name=name: figure(name)) for name in arguments.names)) or list(FIGURES.values())
     written = _write(chosen, arguments.out, arguments.progress) if arguments.out else []
     if arguments.json:
         return json.dumps(figure_payload(chosen[0]) if len(chosen) == 1 else figures_payload(chosen), indent=2)

@@ -12,7 +12,7 @@ from shardwise.present.cli.section import Report, Row, Section, Table
 from shardwise.values.argument_parser import Parser
 
 if TYPE_CHECKING:
-    from shardwise.price.instruction_prices import Priced
+    from shardwise.price.instruction_prices import PricedInstruction
     from shardwise.search.plan_instructions import Segment
 
 DESCRIPTION = """What each device does in a step of a plan, in order: kernels, collectives where they start and where they are
@@ -38,10 +38,10 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The list, as text or as JSON."""
     from shardwise.search.plan_file import load_plan
-    from shardwise.search.plan_instructions import instructions, instructions_payload
+    from shardwise.search.plan_instructions import instructions_payload, list_instructions
 
     plan = load_plan(arguments.plan)
-    found = instructions(plan, stage=arguments.stage, passes=arguments.passes or PASSES, unit=arguments.unit)
+    found = list_instructions(plan, stage=arguments.stage, passes=arguments.passes or PASSES, unit=arguments.unit)
     if arguments.json:
         return json.dumps(instructions_payload(plan, found, arguments.stage), indent=2)
     head = f"{plan.model.name}: {plan.layout}" + (f", stage {arguments.stage}" if plan.layout.pp > 1 else "")
@@ -64,7 +64,7 @@ def _segment(found: Segment, *, whole: bool) -> Section:
     )
 
 
-def _row(one: Priced) -> Row:
+def _row(one: PricedInstruction) -> Row:
     from shardwise.values.units import format_bytes, format_seconds
 
     what = " ".join(_words(one))
@@ -72,7 +72,7 @@ def _row(one: Priced) -> Row:
     return one.stream, what, format_bytes(one.num_bytes) if one.num_bytes else "", takes, one.why
 
 
-def _words(one: Priced) -> Iterator[str]:
+def _words(one: PricedInstruction) -> Iterator[str]:
     """What is done, with which tensors."""
     match one.kind:
         case "launch":

@@ -8,7 +8,7 @@ import json
 from shardwise.present.cli.arguments import MODEL, add_output_arguments, add_set_argument
 from shardwise.present.cli.section import Report
 from shardwise.values.argument_parser import Parser
-from shardwise.values.overrides import parse_changes, replaced
+from shardwise.values.overrides import apply_overrides, parse_overrides
 
 MOST = 10**18  # of tokens and sequences
 DESCRIPTION = """What the keys and values of a model take: a token, a sequence, a batch; with --on how many sequences fit on a
@@ -54,21 +54,21 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.values.errors import InputError
     from shardwise.values.units import parse_count
 
-    changes = parse_changes(arguments.set, ("model", "chip"))
+    changes = parse_overrides(arguments.set, ("model", "chip"))
     if changes["chip"] and not arguments.on:
         raise InputError("--set: a chip is that of --on, which is missing; give a cluster, such as --on h100:8")
     if arguments.no_runtime and not arguments.on:
         raise InputError(
             "--no-runtime: the runtime is that of --on, which is missing; give a cluster, such as --on h100:8"
         )
-    model = replaced(load_model(arguments.model), changes["model"], "model")
+    model = apply_overrides(load_model(arguments.model), changes["model"], "model")
     context = parse_count(arguments.context, what="--context")
     batch = parse_count(arguments.batch, what="--batch")
     if max(context, batch) > MOST:
         raise InputError(f"--context and --batch: found {context:.3g} and {batch:.3g}; at most {MOST:.0e} is required")
     cluster = load_cluster(arguments.on) if arguments.on else None
     if cluster:
-        cluster = replace(cluster, chip=replaced(cluster.chip, changes["chip"], "chip"))
+        cluster = replace(cluster, chip=apply_overrides(cluster.chip, changes["chip"], "chip"))
     cache = KvCache(architecture=model, dtype=arguments.dtype)
     payload = cache_payload(cache, context, batch, cluster, arguments.weights, runtime=not arguments.no_runtime)
     return json.dumps(payload, indent=2) if arguments.json else cache_report(payload)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.model.job import USUAL_SEQ_LEN
+from shardwise.model.job import DEFAULT_SEQ_LEN
 from shardwise.present.cli.arguments import (
     add_job_arguments,
     add_output_arguments,
@@ -37,7 +37,7 @@ EXAMPLES = (
 
 def configure(parser: Parser) -> None:
     """Declare the arguments."""
-    add_job_arguments(parser, sizes=(BATCH, str(USUAL_SEQ_LEN)))
+    add_job_arguments(parser, sizes=(BATCH, str(DEFAULT_SEQ_LEN)))
     job, output = parser.groups("job", "output")
     job.add_argument(
         "--layout", type=str, required=True, action="append", metavar="TEXT",
@@ -72,13 +72,13 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def _resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
     """Model, cluster and job; a sequence that is left out has the usual length."""
-    from shardwise.search.layout_memory import usual_seq_len
+    from shardwise.search.layout_memory import default_seq_len
 
     asked = arguments.seq_len
-    arguments.seq_len = str(USUAL_SEQ_LEN) if asked is None else asked
+    arguments.seq_len = str(DEFAULT_SEQ_LEN) if asked is None else asked
     found = resolve(arguments)
-    if asked is None and usual_seq_len(found[0]) != USUAL_SEQ_LEN:
-        arguments.seq_len = str(usual_seq_len(found[0]))
+    if asked is None and default_seq_len(found[0]) != DEFAULT_SEQ_LEN:
+        arguments.seq_len = str(default_seq_len(found[0]))
         return resolve(arguments)
     return found
 
@@ -92,7 +92,7 @@ def parse_layouts(
     texts: Sequence[str], model: Architecture, job: Job, *, full_batch: bool = False
 ) -> list[tuple[Job, Layout]]:
     """Every layout with its job. Raises `InputError` with the problems of all."""
-    from shardwise.values.errors import InputError, require
+    from shardwise.values.errors import InputError, raise_problems
 
     layouts: list[tuple[Job, Layout]] = []
     problems: list[str] = []
@@ -102,18 +102,20 @@ def parse_layouts(
             layouts.append((own, parse_layout_text(text, model, own)))
         except InputError as error:
             problems += error.problems
-    require(problems)
+    raise_problems(problems)
     return layouts
 
 
 def _filling_job(text: str, job: Job) -> Job:
     """The job with the smallest batch that fills a layout, whatever its text says that follows from the batch."""
-    from shardwise.layout.layout import layout_of, parse_fields
-    from shardwise.layout.layout_from_payload import DERIVED
-    from shardwise.search.layout_memory import filling_job
+    from shardwise.layout.layout import layout_from_fields, parse_fields
+    from shardwise.layout.layout_from_payload import DERIVED_FIELDS
+    from shardwise.search.layout_memory import smallest_full_job
 
-    found = parse_fields(text, what="--layout", also=DERIVED)
-    return filling_job(job, layout_of({key: value for key, value in found.items() if key not in DERIVED}))
+    found = parse_fields(text, what="--layout", also=DERIVED_FIELDS)
+    return smallest_full_job(
+        job, layout_from_fields({key: value for key, value in found.items() if key not in DERIVED_FIELDS})
+    )
 
 
 def _plot_kept(model: Architecture, cluster: Cluster, layouts: Sequence[tuple[Job, Layout]], target: str) -> None:

@@ -12,8 +12,8 @@ from shardwise.present.cli.section import Report
 from shardwise.values.argument_parser import Parser
 
 if TYPE_CHECKING:
-    from shardwise.measure.calibrate.user_runs import OwnRow
-    from shardwise.measure.utilisation.measured_run import Measured, MeasuredRun, Ran
+    from shardwise.measure.calibrate.user_runs import RunAsRow
+    from shardwise.measure.utilisation.measured_run import MeasuredStep, RunSetup, UtilisationReport
 
 DESCRIPTION = """The model FLOPs utilisation and tokens/s of a measured training run. With a layout, also where the rest of the
 step goes according to the prediction for its software, and how much of it nothing predicts. The measurement is given, or read
@@ -85,33 +85,33 @@ def run(arguments: argparse.Namespace) -> str | Report:
     return mfu_report(found, arguments.row, otherwise or ())
 
 
-def find(arguments: argparse.Namespace) -> MeasuredRun:
+def find(arguments: argparse.Namespace) -> UtilisationReport:
     """What ran and what was measured of it, against the prediction. Raises `InputError` with what is missing."""
-    from shardwise.measure.utilisation.measured_run import MeasuredRun
-    from shardwise.measure.utilisation.step_breakdown import account, utilisation
+    from shardwise.measure.utilisation.measured_run import UtilisationReport
+    from shardwise.measure.utilisation.step_breakdown import break_down_step, compute_utilisation
     from shardwise.present.cli.ran import ran_of
     from shardwise.search.layout_plan import plan_layout
-    from shardwise.search.planner import plan
+    from shardwise.search.planner import make_plan
 
     arguments = _with_plan(arguments)
     require_one_measurement(arguments)
     ran, measured = measure(arguments, ran_of(arguments))
-    used = utilisation(ran.model, ran.cluster, ran.job, measured.tokens_per_s_per_device, ran.layout)
+    used = compute_utilisation(ran.model, ran.cluster, ran.job, measured.tokens_per_s_per_device, ran.layout)
     if measured.step_time_s is None:
-        return MeasuredRun(ran, measured, used, None, None)
+        return UtilisationReport(ran, measured, used, None, None)
     if ran.layout is None:
-        best = plan(ran.model, ran.cluster, ran.job, progress=arguments.progress, elsewhere=False)
-        return MeasuredRun(ran, measured, used, best, None)
+        best = make_plan(ran.model, ran.cluster, ran.job, progress=arguments.progress, elsewhere=False)
+        return UtilisationReport(ran, measured, used, best, None)
     priced = plan_layout(ran.model, ran.cluster, ran.job, ran.layout)
-    return MeasuredRun(ran, measured, used, priced, account(priced, measured.step_time_s, used))
+    return UtilisationReport(ran, measured, used, priced, break_down_step(priced, measured.step_time_s, used))
 
 
 def _with_plan(arguments: argparse.Namespace) -> argparse.Namespace:
     """The arguments with a plan's file that stands where logs do as their `--plan`. Raises `InputError` for a second plan."""
-    from shardwise.search.plan_file import is_plan
+    from shardwise.search.plan_file import is_plan_file
     from shardwise.values.errors import InputError
 
-    plans = [path for path in arguments.logs if is_plan(path)]
+    plans = [path for path in arguments.logs if is_plan_file(path)]
     if not plans:
         return arguments
     named = [*([arguments.plan] if arguments.plan else []), *plans]
@@ -133,23 +133,23 @@ def require_one_measurement(arguments: argparse.Namespace) -> None:
         raise InputError(f"mfu: found {' and '.join(names) or 'no measurement'}; one of {', '.join(given)} is required")
 
 
-def measure(arguments: argparse.Namespace, ran: Ran) -> tuple[Ran, Measured]:
+def measure(arguments: argparse.Namespace, ran: RunSetup) -> tuple[RunSetup, MeasuredStep]:
     """What was measured of a run; its batch is then known where the log says it."""
-    from shardwise.measure.utilisation.measured_run import Measured, of_log
+    from shardwise.measure.utilisation.measured_run import MeasuredStep, read_measured_log
     from shardwise.values.errors import InputError
     from shardwise.values.units import parse_duration
 
     devices = ran.cluster.num_devices
     if arguments.logs:
-        return of_log([Path(path) for path in arguments.logs], ran)
+        return read_measured_log([Path(path) for path in arguments.logs], ran)
     batch = ran.batch_tokens
     if arguments.step_time is not None:
         seconds = parse_duration(arguments.step_time, what="--step-time")
         if batch is None:
             raise InputError("--batch-tokens: missing; the tokens of a step that took --step-time are required")
-        return ran, Measured(batch / seconds / devices, seconds)
+        return ran, MeasuredStep(batch / seconds / devices, seconds)
     rate = _rate(arguments.tokens_per_s, devices)
-    return ran, Measured(rate, batch / rate / devices if batch else None)
+    return ran, MeasuredStep(rate, batch / rate / devices if batch else None)
 
 
 def _rate(text: str, devices: int) -> float:
@@ -164,32 +164,32 @@ def _rate(text: str, devices: int) -> float:
     return value if slash else value / devices
 
 
-def append_row(path: str, found: MeasuredRun) -> tuple[str, ...]:
+def append_row(path: str, found: UtilisationReport) -> tuple[str, ...]:
     """Append a run to a CSV file; what of it the row says otherwise. Raises `InputError` for a run that has no row."""
-    from shardwise.measure.calibrate.user_runs import append
+    from shardwise.measure.calibrate.user_runs import append_row
 
     row = row_of_run(found.ran, found.measured, ", ".join(map(str, found.measured.paths)))
-    append(Path(path), row)
-    return row.otherwise
+    append_row(Path(path), row)
+    return row.lost_fields
 
 
-def row_of_run(ran: Ran, measured: Measured, name: str) -> OwnRow:
+def row_of_run(ran: RunSetup, measured: MeasuredStep, name: str) -> RunAsRow:
     """A measured run as a row. Raises `InputError` where there is no layout or no time of a step."""
     from dataclasses import replace
 
-    from shardwise.measure.calibrate.user_runs import row_of
-    from shardwise.price.roofline import loss_of
+    from shardwise.measure.calibrate.user_runs import run_to_row
+    from shardwise.price.roofline import loss_kind
     from shardwise.values.errors import InputError
 
     if ran.layout is None or measured.step_time_s is None:
         raise InputError("row: a run without a layout or the time of a step; --layout, --plan or --launch is required")
-    job = replace(ran.job, loss=loss_of(ran.cluster, ran.job))
-    return row_of(
+    job = replace(ran.job, loss=loss_kind(ran.cluster, ran.job))
+    return run_to_row(
         ran.model, ran.cluster, job, ran.layout, ran.software, measured.step_time_s, name=name, **_peak(measured)
     )  # fmt: skip
 
 
-def _peak(measured: Measured) -> dict[str, Any]:
+def _peak(measured: MeasuredStep) -> dict[str, Any]:
     """The memory that a log says, and how it was measured."""
     log = measured.log
     return {} if log is None or log.memory_bytes is None else {

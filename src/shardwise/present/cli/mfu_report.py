@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.interval import step_text
 from shardwise.present.cli.section import STEPS, Bar, Line, Marked, Report, Row, Section, Table
-from shardwise.values.units import counted, format_bytes, format_quantity, format_seconds
+from shardwise.values.units import format_bytes, format_quantity, format_seconds, pluralize
 
 if TYPE_CHECKING:
-    from shardwise.measure.utilisation.measured_run import Measured, MeasuredRun
-    from shardwise.measure.utilisation.step_breakdown import Account
+    from shardwise.measure.utilisation.measured_run import MeasuredStep, UtilisationReport
+    from shardwise.measure.utilisation.step_breakdown import StepBreakdown
     from shardwise.records.logs.training_log import TrainingLog
     from shardwise.search.plan import Plan
 
@@ -22,7 +22,7 @@ VERDICTS = {
 }
 
 
-def mfu_report(found: MeasuredRun, row: str | None, otherwise: tuple[str, ...] = ()) -> Report:
+def mfu_report(found: UtilisationReport, row: str | None, otherwise: tuple[str, ...] = ()) -> Report:
     """What was measured, what that is, the prediction beside it, where the time goes.
 
     `row`: the file that a row was added to, with the fields of the run that are `otherwise`.
@@ -45,7 +45,7 @@ def mfu_report(found: MeasuredRun, row: str | None, otherwise: tuple[str, ...] =
     return [*sections, Section(unknown), Section(list(_row(row, otherwise)) if row else [])]
 
 
-def _headline(found: MeasuredRun) -> Iterator[str]:
+def _headline(found: UtilisationReport) -> Iterator[str]:
     ran, measured = found.ran, found.measured
     rate = measured.tokens_per_s_per_device
     batch = f"{ran.batch_tokens:,} tokens per batch, " if ran.batch_tokens else ""
@@ -57,7 +57,7 @@ def _headline(found: MeasuredRun) -> Iterator[str]:
     yield f"  {step}{rate:,.0f} tokens/s per device, {rate * ran.cluster.num_devices:,.0f} in all"
 
 
-def _utilisation(found: MeasuredRun) -> Iterator[str]:
+def _utilisation(found: UtilisationReport) -> Iterator[str]:
     used = found.used
     hfu = f"   HFU {used.hfu:.1%}" if used.hfu is not None else ""
     yield f"  MFU {used.mfu:.1%} (causal attention)   {used.mfu_full:.1%} (full attention){hfu}"
@@ -68,19 +68,19 @@ def _utilisation(found: MeasuredRun) -> Iterator[str]:
     )
 
 
-def _log(measured: Measured) -> Iterator[str]:
+def _log(measured: MeasuredStep) -> Iterator[str]:
     from shardwise.records.logs.steady_state import RULE
 
     log, steady = measured.log, measured.steady
     if log is None or steady is None:
         return
     span = " to ".join(f"{1 / pace:,.0f}" for pace in (steady.high, steady.low))
-    lines = counted(steady.num_lines, "line")
+    lines = pluralize(steady.num_lines, "line")
     yield f"{log.medium} of {log.format.title}: {lines} of steps {log.first.step:,} to {log.steps[-1].step:,}"
     if log.by_clock:
         yield "  without times of steps: each is the time since the line before it was logged"
     yield (
-        f"  {counted(steady.num_steady, 'line')} counted, 80% of them between {span} tokens/s per device; left out: "
+        f"  {pluralize(steady.num_steady, 'line')} counted, 80% of them between {span} tokens/s per device; left out: "
         f"{steady.num_warm_up} of warm-up, {steady.num_outliers} far off, {steady.num_other_batch} of another batch or untimed"
     )
     yield f"  rule: {RULE}"
@@ -88,7 +88,7 @@ def _log(measured: Measured) -> Iterator[str]:
         yield f"  with those far off (checkpoints, evaluation, stalls) a step takes {steady.overhead:.1%} longer on average"
     yield from _said(log, steady.mfu, steady.tflops)
     if log.torn:
-        yield f"  {counted(log.torn, 'line')} of steps could not be read: cut off, or written over by another rank"
+        yield f"  {pluralize(log.torn, 'line')} of steps could not be read: cut off, or written over by another rank"
 
 
 def _said(log: TrainingLog, mfu: float | None, tflops: float | None) -> Iterator[str]:
@@ -101,7 +101,7 @@ def _said(log: TrainingLog, mfu: float | None, tflops: float | None) -> Iterator
         yield f"  loss {log.first.loss:.4f} at first, {log.steps[-1].loss:.4f} at last"
 
 
-def _prediction(found: MeasuredRun, plan: Plan, account: Account) -> Iterator[Line]:
+def _prediction(found: UtilisationReport, plan: Plan, account: StepBreakdown) -> Iterator[Line]:
     ratio, calibration = account.measured_s / account.predicted_s, plan.cluster.calibration
     stack = calibration.stack if calibration else ""
     if account.interval90 is None:
@@ -119,22 +119,22 @@ def _prediction(found: MeasuredRun, plan: Plan, account: Account) -> Iterator[Li
         yield "  this run measured each term itself: shardwise reconcile compares them"
 
 
-def _memory(found: MeasuredRun, plan: Plan) -> Iterator[str]:
+def _memory(found: UtilisationReport, plan: Plan) -> Iterator[str]:
     """The measured peak beside what the same instrument would read of the prediction."""
-    from shardwise.measure.calibrate.published_runs.run_table import read_bytes
-    from shardwise.price.roofline import loss_of
+    from shardwise.measure.calibrate.published_runs.run_table import instrument_reading
+    from shardwise.price.roofline import loss_kind
 
     log = found.measured.log
     if log is None or log.memory_bytes is None:
         return
-    expected = read_bytes(plan.estimate.memory, loss_of(plan.cluster, plan.job), log.format.memory_kind)
+    expected = instrument_reading(plan.estimate.memory, loss_kind(plan.cluster, plan.job), log.format.memory_kind)
     yield (
         f"  memory {format_bytes(log.memory_bytes)} ({log.format.memory_kind}), {format_bytes(expected)} predicted of "
         f"{format_bytes(plan.estimate.memory_capacity_bytes)}"
     )
 
 
-def _parts(account: Account) -> Section:
+def _parts(account: StepBreakdown) -> Section:
     rows: tuple[Row, ...] = tuple(
         (
             part.name, f"{'-' if part.seconds < 0 else ''}{format_seconds(abs(part.seconds)):>10}", f"{part.share:.1%}",
@@ -146,7 +146,7 @@ def _parts(account: Account) -> Section:
     return Section([table], title="where the measured step goes, by the prediction")
 
 
-def _choice(found: MeasuredRun, plan: Plan) -> Iterator[str]:
+def _choice(found: UtilisationReport, plan: Plan) -> Iterator[str]:
     """The layout to take, where that of the run is not known."""
     assert found.measured.step_time_s is not None, "a plan is made where the batch is known"
     priced = plan.estimate

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from shardwise.model.job import USUAL_SEQ_LEN
+from shardwise.model.job import DEFAULT_SEQ_LEN
 from shardwise.present.cli.arguments import (
     add_job_arguments,
     add_output_arguments,
@@ -21,7 +21,7 @@ from shardwise.present.cli.section import Report, Section
 from shardwise.present.cli.sweep import add_sweep_arguments, require_no_sweep, run_sweep
 from shardwise.present.cli.to_loss import add_to_loss_arguments, is_to_loss, require_sizes, run_to_loss
 from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, collect
+from shardwise.values.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, run_all
 from shardwise.values.units import parse_duration, parse_usd
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ AROUND = "with --noise-scale, doublings around it"  # of the batch that is left 
 
 def configure(parser: Parser) -> None:
     """Declare the arguments."""
-    from shardwise.model.recompute_policies import FORMS
+    from shardwise.model.recompute_policies import POLICY_FORMS
 
-    add_job_arguments(parser, several=True, sizes=(AROUND, f"with --noise-scale, {USUAL_SEQ_LEN}"))
+    add_job_arguments(parser, several=True, sizes=(AROUND, f"with --noise-scale, {DEFAULT_SEQ_LEN}"))
     add_schedule_argument(parser.group("job"))
     search, output = parser.groups("search", "output")
     search.add_argument("--deadline", metavar="TIME", help="finish the --tokens within this, such as 30d, 12h or 2w")
@@ -59,7 +59,7 @@ def configure(parser: Parser) -> None:
     search.add_argument(
         "--pin", action="append", default=[], metavar="KEY=VALUE",
         help="search only layouts with this, such as tp=8, offload=optimizer or recompute=full, which is one of "
-        f"{', '.join((*policies(), *FORMS))}; may be repeated",
+        f"{', '.join((*policies(), *POLICY_FORMS))}; may be repeated",
     )  # fmt: skip
     search.add_argument(
         "--max", action="append", default=[], metavar="KEY=VALUE",
@@ -87,17 +87,17 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The plan, as a report or as JSON; for several clusters their comparison, for several values a sweep."""
-    from shardwise.hardware.cluster import several
+    from shardwise.hardware.cluster import expand_sizes
     from shardwise.layout.choices import choices_from_pins, parse_pins
-    from shardwise.layout.rules.engine import runnable_job
+    from shardwise.layout.rules.engine import job_for_engine
     from shardwise.present.cli.export import write_launch
     from shardwise.search.compare_clusters import plan_clusters
     from shardwise.search.plan_file import dump_plan
-    from shardwise.search.planner import plan
+    from shardwise.search.planner import make_plan
     from shardwise.values.writable_path import require_writable
 
     pins, maxima = parse_pins(arguments.pin, "--pin"), parse_pins(arguments.max, "--max")
-    arguments.cluster = [one for text in arguments.cluster for one in several(text)]
+    arguments.cluster = [one for text in arguments.cluster for one in expand_sizes(text)]
     choices = choices_from_pins(pins, maxima, runnable=arguments.runnable, divisible=arguments.divisible)
     if is_to_loss(arguments):
         _require_tokens(arguments, arguments.tokens)
@@ -109,13 +109,13 @@ def run(arguments: argparse.Namespace) -> str | Report:
     require_no_sweep(arguments)
     limits = _limits(arguments)
     model, clusters, job = resolve_several(arguments, arguments.cluster)
-    job = runnable_job(job) if arguments.runnable else job
+    job = job_for_engine(job) if arguments.runnable else job
     reliability, progress = resolve_reliability(arguments), arguments.progress
     _require_tokens(arguments, job.tokens)
     if arguments.out:
         require_writable(arguments.out)
     if len(clusters) == 1:
-        chosen = plan(model, clusters[0], job, choices=choices, reliability=reliability, progress=progress)
+        chosen = make_plan(model, clusters[0], job, choices=choices, reliability=reliability, progress=progress)
         chosen = with_schedule(arguments, chosen, reliability)
         _require_within(chosen, limits, choices, progress)
         found: Plan | Comparison = chosen
@@ -138,7 +138,7 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     """The deadline and the budget. Raises `InputError` with what is wrong with both."""
     from shardwise.price.problem import Limits
 
-    deadline, budget = collect(
+    deadline, budget = run_all(
         lambda: None if arguments.deadline is None else parse_duration(arguments.deadline, what="--deadline"),
         lambda: None if arguments.budget is None else parse_usd(arguments.budget, what="--budget"),
     )
@@ -169,23 +169,23 @@ def _require_within(found: Plan, limits: Limits, choices: Choices | None, progre
 
     A budget without a price is wrong input: `MissingValueError` names the value.
     """
-    from shardwise.search.compare_clusters import misses, remedies
+    from shardwise.search.compare_clusters import describe_missed_limits, suggest_remedies
 
     if not limits or limits.met(found.run):
         return
     assert found.run is not None
     if limits.budget_usd is not None and found.run.usd is None:
         raise _no_price([found.cluster.chip.name])
-    lines = [f"{found.cluster.name}: {line}" for line in misses(limits, found.run)]
-    lines += [f"what would do: {line}" for line in remedies(found, limits, choices=choices, progress=progress)]
+    lines = [f"{found.cluster.name}: {line}" for line in describe_missed_limits(limits, found.run)]
+    lines += [f"what would do: {line}" for line in suggest_remedies(found, limits, choices=choices, progress=progress)]
     raise MissedLimitError("\n".join(lines))
 
 
 def _no_price(chips: Iterable[str]) -> MissingValueError:
-    from shardwise.price.problem import PRICE
+    from shardwise.price.problem import PRICE_FIELD
 
     return MissingValueError(
-        f"--budget: no sourced {PRICE} of {', '.join(sorted(set(chips)))}; give one with --set chip.{PRICE}=VALUE"
+        f"--budget: no sourced {PRICE_FIELD} of {', '.join(sorted(set(chips)))}; give one with --set chip.{PRICE_FIELD}=VALUE"
     )
 
 
@@ -211,11 +211,11 @@ def _report(found: Plan | Comparison, limits: Limits) -> Report:
 
 def _next(chosen: Plan, file: str | None, folder: str | None) -> Iterator[str]:
     """Where the launch was written, and what to do with the plan now."""
-    from shardwise.interop.frameworks.targets import target_for
+    from shardwise.interop.frameworks.targets import find_target
 
     if folder:
         yield f"launch written to {folder}"
-    target = target_for(chosen)
+    target = find_target(chosen)
     name = file or "plan.json"
     to_do = [f"shardwise explain {name}"]
     to_do += [f"shardwise export {name} --to {target.name} --out run/"] if target and not folder else []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from shardwise.layout.degrees import atomic_degrees, degrees_of
-from shardwise.layout.layers_per_stage import held_layers
+from shardwise.layout.degrees import atomic_degrees, layout_degrees
+from shardwise.layout.layers_per_stage import layers_by_stage
 from shardwise.layout.layout import AXES
-from shardwise.layout.placement import Placement, between_pods
+from shardwise.layout.placement import Placement, degrees_across_pods
 from shardwise.model.job import Job
 from shardwise.present.cli.interval import rate_text
 from shardwise.present.cli.run_report import run_lines
@@ -15,7 +15,7 @@ from shardwise.present.cli.section import Block, Report, Row, Section, Table, ba
 from shardwise.present.cli.summary import summary
 from shardwise.price.estimate import Estimate, mfu_format
 from shardwise.search.plan import Plan
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 from shardwise.values.units import format_bytes, format_seconds
 
 OFFLOADED = {
@@ -63,7 +63,7 @@ def _bound(plan: Plan) -> Iterator[str]:
         bound, low = f"{format_seconds(plan.bound_s)}, MFU {mfu:.1%}", plan.bound_s <= plan.estimate.step_time_s
         yield (
             f"  {'lower bound ' if low else ''}{bound}: kernels and links at the best that micro-benchmarks reach"
-            + ("" if low else f", overlap convention {plan.job.convention}")
+            + ("" if low else f", overlap convention {plan.job.overlap_convention}")
         )
 
 
@@ -80,7 +80,7 @@ def _mfu_range(estimate: Estimate) -> str:
 def _against_peak(job: Job) -> str:
     """Which peak an MFU is measured against, where products run in another format."""
     fmt = mfu_format(job)
-    return f", of the {fmt} peak" if precision_named(job.precision).product_format != fmt else ""
+    return f", of the {fmt} peak" if get_precision(job.precision).matmul_format != fmt else ""
 
 
 def _layout(plan: Plan) -> Iterator[str]:
@@ -102,14 +102,16 @@ def _layout(plan: Plan) -> Iterator[str]:
     if layout.async_tp:
         yield "  tensor parallelism in pieces, overlapped with matmuls"
     if layout.pp > 1:
-        layers = _runs(held_layers(plan.model, layout))
+        layers = _runs(layers_by_stage(plan.model, layout))
         yield f"  schedule {layout.schedule}, {layout.num_virtual_stages} virtual stages, blocks per stage {layers}"
     if layout.placement:
         yield f"  placement {layout.placement}{_between_pods(plan, layout.placement)}"
 
 
 def _between_pods(plan: Plan, placement: Placement) -> str:
-    found = between_pods(plan.cluster.topology, placement, atomic_degrees(plan.model, degrees_of(plan.layout)))
+    found = degrees_across_pods(
+        plan.cluster.topology, placement, atomic_degrees(plan.model, layout_degrees(plan.layout))
+    )
     return f"   between pods {' '.join(f'{axis}={size}' for axis, size in found.items())}" if found else ""
 
 

@@ -37,11 +37,11 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The table of formats, as text or as JSON."""
     from shardwise.present.pictures.number_format_payload import formats_payload
-    from shardwise.values.dtypes import FORMATS, format_named
-    from shardwise.values.errors import collect
+    from shardwise.values.dtypes import NUMBER_FORMATS, get_number_format
+    from shardwise.values.errors import run_all
 
-    names = list(dict.fromkeys(arguments.formats)) or list(FORMATS)
-    formats = collect(*(partial(format_named, name) for name in names))
+    names = list(dict.fromkeys(arguments.formats)) or list(NUMBER_FORMATS)
+    formats = run_all(*(partial(get_number_format, name) for name in names))
     if arguments.plot:
         _draw(formats, arguments.plot)
     return json.dumps(formats_payload(formats), indent=2) if arguments.json else _report(formats)

@@ -17,7 +17,7 @@ from shardwise.values.units import format_bytes, format_quantity, parse_count
 if TYPE_CHECKING:
     from shardwise.derive.expression import ShardedExpression
     from shardwise.price.product import ProductReport, ProgramCost
-    from shardwise.sharding.notation import Expression
+    from shardwise.sharding.notation import EinsumExpression
     from shardwise.verify.xla_compile import XlaReport
 
 MOST_DRAWN = 1024  # devices; a drawing of more cells is unreadable
@@ -99,7 +99,7 @@ def _made(arguments: argparse.Namespace, one_operand: bool) -> ShardedExpression
     return shard_expression(expression, mesh, _assignments(arguments.size or "", "--size"), arguments.dtype)
 
 
-def _is_reshard(expression: Expression) -> bool:
+def _is_reshard(expression: EinsumExpression) -> bool:
     if len(expression.operands) != 1 or expression.result is None:
         return False
     return set(expression.operands[0].spec.dims) == set(expression.result.spec.dims)
@@ -122,10 +122,10 @@ def _assignments(text: str, what: str) -> dict[str, int]:
 def _ran(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, list[Section]]:
     if not arguments.framework:
         return {}, []
-    from shardwise.verify.product_runs import run, run_payload
+    from shardwise.verify.product_runs import run_payload, run_product
 
     arguments.progress(f"running with {arguments.framework}")
-    result = run(report.made, report.steps, arguments.framework)
+    result = run_product(report.expression, report.steps, arguments.framework)
     where = f"run with {arguments.framework} on {result.num_devices} devices"
     return run_payload(result), [Section([f"{where}: largest relative error {result.max_relative_error:.1e}"])]
 
@@ -133,17 +133,17 @@ def _ran(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload,
 def _verified(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, list[Section]]:
     if not arguments.verify:
         return {}, []
-    from shardwise.verify.product_runs import verify_payload
-    from shardwise.verify.xla_compile import verify
+    from shardwise.verify.product_runs import compile_payload
+    from shardwise.verify.xla_compile import compile_product
 
     arguments.progress("compiling with XLA")
-    found = verify(report.made, backend=_BACKENDS[arguments.verify])
+    found = compile_product(report.expression, backend=_BACKENDS[arguments.verify])
     lines = [f"XLA ({found.backend}) moves {format_bytes(found.bytes_per_device)} to each device, "
              f"{format_quantity(found.flops_per_device, 'FLOP')}"]  # fmt: skip
     for one in found.collectives:
         axes = ",".join(one.axes) if one.axes else "no set of axes"
         lines.append(f"  {one.op} over {axes}: {format_bytes(one.bytes)}")
-    return verify_payload(found), [Section([*lines, f"  {_compared(report.best, found)}"])]
+    return compile_payload(found), [Section([*lines, f"  {_compared(report.best, found)}"])]
 
 
 def _compared(ours: ProgramCost, xla: XlaReport) -> str:
@@ -174,7 +174,7 @@ def _drawn(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payloa
     from shardwise.present.pictures.shard_holder_grids import draw_text, shards_chart
     from shardwise.present.pictures.sharded_product_steps import moments
 
-    made = report.made
+    made = report.expression
     lying = list(moments(made, report.steps))
     if arguments.draw == "-":
         return {}, [Section([_whole(draw_text(one.name, one.spec, made.mesh))], title=one.heading) for one in lying]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from shardwise.present.cli.section import Block, Row, Section, Table
 from shardwise.price.product import ProductReport, ProgramCost, StepCost, TensorFacts
-from shardwise.sharding.notation import notes
+from shardwise.sharding.notation import explain_sums
 from shardwise.values.units import format_bytes, format_quantity, format_seconds
 
 
 def product_report(report: ProductReport) -> list[Section]:
     """The tensors, the cheapest program, other ways, and the four cases from the left."""
-    made = report.made
+    made = report.expression
     sizes = ", ".join(f"{dim}={size}" for dim, size in made.sizes.items())
     mesh = f"  mesh {', '.join(f'{a}={n}' for a, n in made.mesh.axes)}   {sizes}   {made.dtype}"
     tensors = Table(rows=tuple(map(_tensor, report.tensors)), head=False, indent=2, line="  {:<22} {}")
     sections = [
         Section([mesh], title=str(made.expression)),
-        Section([tensors, *(f"  note: {note}" for note in notes(made.expression))]),
+        Section([tensors, *(f"  note: {note}" for note in explain_sums(made.expression))]),
         Section(_program(report.best), title=f"cheapest by {report.objective}"),
         *(Section(_program(cost), title=f"another way: {reason}") for cost, reason in report.alternatives),
         Section(_program(report.by_cases, reasons=True), title="by the four cases, from the left"),

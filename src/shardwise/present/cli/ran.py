@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from shardwise.hardware.cluster import Cluster
-    from shardwise.measure.utilisation.measured_run import Ran
+    from shardwise.measure.utilisation.measured_run import RunSetup
     from shardwise.search.plan import Plan
 
 # What a plan and a launch say themselves.
@@ -17,7 +17,7 @@ OF_LAUNCH = ("batch_tokens", "seq_len", "layout", "precision", "set")
 REQUIRED = ("model", "cluster", "seq_len")
 
 
-def ran_of(arguments: argparse.Namespace) -> Ran:
+def ran_of(arguments: argparse.Namespace) -> RunSetup:
     """What ran. Raises `InputError` with what is missing, or said twice."""
     from shardwise.search.plan_file import load_plan
 
@@ -39,54 +39,56 @@ def _plan_of_folder(arguments: argparse.Namespace) -> Path | None:
     return found if found is not None and found.exists() and not said else None
 
 
-def ran_plan(plan: Plan, stack: str | None) -> Ran:
+def ran_plan(plan: Plan, stack: str | None) -> RunSetup:
     """What a plan says; a stack takes the place of the plan's."""
-    from shardwise.hardware.published_constants import predicted, rated
-    from shardwise.hardware.stacks import stack_named
-    from shardwise.measure.utilisation.measured_run import Ran
+    from shardwise.hardware.published_constants import with_published_constants, without_calibration
+    from shardwise.hardware.stacks import get_stack
+    from shardwise.measure.utilisation.measured_run import RunSetup
 
-    cluster = plan.cluster if stack is None else predicted(rated(plan.cluster), stack_named(stack))
-    return Ran(
+    cluster = (
+        plan.cluster if stack is None else with_published_constants(without_calibration(plan.cluster), get_stack(stack))
+    )
+    return RunSetup(
         model=plan.model, cluster=cluster, job=plan.job, layout=plan.layout, batch_tokens=plan.job.global_batch_tokens,
         software=_software(cluster),
     )  # fmt: skip
 
 
-def ran_launch(files: list[str], cluster: str | None, model: str | None, stack: str | None) -> Ran:
+def ran_launch(files: list[str], cluster: str | None, model: str | None, stack: str | None) -> RunSetup:
     """What the launch of a framework says."""
-    from shardwise.hardware.cluster_loading import load_own, reached
-    from shardwise.hardware.stacks import stack_named
-    from shardwise.interop.launches.launch import machines_of
-    from shardwise.interop.launches.read_launch import read, read_files
-    from shardwise.measure.utilisation.measured_run import Ran
+    from shardwise.hardware.cluster_loading import apply_stack, load_measured_cluster
+    from shardwise.hardware.stacks import get_stack
+    from shardwise.interop.launches.launch import cluster_machines
+    from shardwise.interop.launches.read_launch import parse_launch, read_files
+    from shardwise.measure.utilisation.measured_run import RunSetup
     from shardwise.model.load import load_model
-    from shardwise.price.problem import as_planned
+    from shardwise.price.problem import with_problem_defaults
     from shardwise.values.errors import InputError
 
     if cluster is None:
         raise InputError("--cluster: missing; what the launch ran on is required, such as h100:64")
-    own = load_own(cluster)
-    heard = read(read_files(files), machines_of(own.nominal), model=load_model(model) if model else None)
+    own = load_measured_cluster(cluster)
+    heard = parse_launch(read_files(files), cluster_machines(own.nominal), model=load_model(model) if model else None)
     # A user's own calibration is of the software that ran; otherwise the framework's stack.
     named = stack or (None if own.calibration else heard.target.stack)
-    found, job = as_planned(reached(own, stack_named(named) if named else None), heard.launch.job)
-    return Ran(
+    found, job = with_problem_defaults(apply_stack(own, get_stack(named) if named else None), heard.launch.job)
+    return RunSetup(
         model=heard.launch.model, cluster=found, job=job, layout=heard.launch.layout, batch_tokens=job.global_batch_tokens,
         software=stack or heard.target.stack, unknown=heard.unknown,
     )  # fmt: skip
 
 
-def ran_files(files: list[str], cluster: str) -> Ran:
+def ran_files(files: list[str], cluster: str) -> RunSetup:
     """What a plan, or the files of a launch, say."""
-    from shardwise.search.plan_file import is_plan, load_plan
+    from shardwise.search.plan_file import is_plan_file, load_plan
 
-    if len(files) == 1 and is_plan(files[0]):
+    if len(files) == 1 and is_plan_file(files[0]):
         return ran_plan(load_plan(files[0]), None)
     return ran_launch(files, cluster, None, None)
 
 
-def _ran_flags(arguments: argparse.Namespace) -> Ran:
-    from shardwise.measure.utilisation.measured_run import Ran
+def _ran_flags(arguments: argparse.Namespace) -> RunSetup:
+    from shardwise.measure.utilisation.measured_run import RunSetup
     from shardwise.present.cli.arguments import parse_layout_text, resolve
     from shardwise.values.errors import InputError
 
@@ -97,7 +99,7 @@ def _ran_flags(arguments: argparse.Namespace) -> Ran:
     given = {"tokens": None, "overlap": None}
     model, cluster, job = resolve(argparse.Namespace(**{**vars(arguments), **given}))
     layout = parse_layout_text(arguments.layout, model, job) if arguments.layout else None
-    return Ran(
+    return RunSetup(
         model=model, cluster=cluster, job=job, layout=layout, software=_software(cluster),
         batch_tokens=job.global_batch_tokens if arguments.batch_tokens else None,
     )  # fmt: skip

@@ -47,7 +47,7 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
     from shardwise.hardware.cluster_loading import load_cluster
-    from shardwise.interop.launches.launch_advice import judge_launch
+    from shardwise.interop.launches.launch_advice import price_launch
     from shardwise.interop.launches.read_launch import read_files
     from shardwise.model.load import load_model
     from shardwise.present.cli.read_report import verdict_report
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     if arguments.out:
         require_writable(arguments.out)
     files = read_files(arguments.files)
-    found = judge_launch(files, cluster, target=arguments.target, model=model, beside=_beside(arguments))
+    found = price_launch(files, cluster, target=arguments.target, model=model, beside=_beside(arguments))
     if arguments.out:
         dump_plan(found.plan, arguments.out)
     return json.dumps(found.payload(), indent=2) if arguments.json else verdict_report(found)
@@ -67,8 +67,10 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def _beside(arguments: argparse.Namespace) -> dict[str, int]:
     """Parts of the launch that the command says."""
-    from shardwise.interop.launches.read_launch import BESIDE
+    from shardwise.interop.launches.read_launch import USER_FIELDS
     from shardwise.values.units import parse_count
 
-    said = {part: (option, getattr(arguments, option.strip("-").replace("-", "_"))) for part, option in BESIDE.items()}
+    said = {
+        part: (option, getattr(arguments, option.strip("-").replace("-", "_"))) for part, option in USER_FIELDS.items()
+    }
     return {part: parse_count(text, what=option) for part, (option, text) in said.items() if text is not None}

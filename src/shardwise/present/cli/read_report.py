@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.interop.launches.launch_advice import Verdict
+from shardwise.interop.launches.launch_advice import PricedLaunch
 from shardwise.model.parameters_and_flops import num_params
 from shardwise.present.cli.interval import step_text
 from shardwise.present.cli.section import Cell, Marked, Report, Row, Section, Table, lines_table
@@ -12,9 +12,9 @@ from shardwise.present.cli.summary import fit_cell
 from shardwise.values.units import format_bytes, format_count, format_seconds
 
 
-def verdict_report(found: Verdict) -> Report:
+def verdict_report(found: PricedLaunch) -> Report:
     """The launch with its cost, and what of its options would change that."""
-    plan, heard = found.plan, found.heard
+    plan, heard = found.plan, found.parsed
     head = (
         f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name}, as {heard.target.title} "
         f"{heard.target.version} would run it"
@@ -32,8 +32,8 @@ def verdict_report(found: Verdict) -> Report:
     ]
 
 
-def _lines(found: Verdict) -> Iterator[tuple[str, Cell]]:
-    plan, heard = found.plan, found.heard
+def _lines(found: PricedLaunch) -> Iterator[tuple[str, Cell]]:
+    plan, heard = found.plan, found.parsed
     job, estimate = plan.job, plan.estimate
     yield (
         "job",
@@ -49,7 +49,7 @@ def _lines(found: Verdict) -> Iterator[tuple[str, Cell]]:
         yield "not understood", Marked(f"{name} is not an option of {heard.target.title} {heard.target.version}", "bad")
 
 
-def _changes(found: Verdict) -> Section:
+def _changes(found: PricedLaunch) -> Section:
     """Each change as options with their values, the step and the memory with them."""
     before = found.plan.estimate
     if not found.better:

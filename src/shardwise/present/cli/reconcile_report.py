@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from shardwise.measure.reconcile.reconciliation import REST, Reconciliation
+from shardwise.measure.reconcile.reconciliation import LARGEST_REST, Reconciliation
 from shardwise.measure.reconcile.step_terms import MEMORY_TOLERANCE as MEMORY_CLOSE
 from shardwise.measure.reconcile.step_terms import (
     TIME_TOLERANCE,
     Attribution,
-    Collectives,
+    CollectiveComparison,
     MemoryTerm,
     StepMemory,
     StepTime,
@@ -18,7 +18,7 @@ from shardwise.measure.reconcile.step_terms import (
 from shardwise.present.cli.interval import INTERVAL, span_text
 from shardwise.present.cli.section import STEPS, Bar, Report, Row, Section, Table
 from shardwise.search.plan import Plan
-from shardwise.values.units import counted, format_bytes, format_seconds
+from shardwise.values.units import format_bytes, format_seconds, pluralize
 
 BARS = Table(
     rows=((Bar("#"), "predicted and measured", Bar("+"), "measured only", Bar("-"), "predicted only"),),
@@ -33,7 +33,7 @@ ROUNDING = 1e-9  # of the whole: a smaller difference is none, only how sums rou
 
 def reconcile_report(plan: Plan, found: Reconciliation, folder: str) -> Report:
     """The verdict, the terms of the time, what was issued, and what to mend; in detail the terms of the memory."""
-    head = f"{plan.model.name}, {counted(plan.layout.num_devices, 'device')}: {plan.layout}, against {folder}"
+    head = f"{plan.model.name}, {pluralize(plan.layout.num_devices, 'device')}: {plan.layout}, against {folder}"
     lines = [f"  {remark}" for remark in found.remarks]
     lines += [f"  ran on {found.machine}{_steady(found)}", *(f"  {line}" for line in _verdict(found))]
     verdict, *issued = collective_lines(found.collectives)
@@ -67,8 +67,8 @@ def _verdict(found: Reconciliation) -> Iterator[str]:
         yield from _attribution(found.attribution)
     elif not found.noisy:
         yield f"no attribution: the step is as predicted, within {TIME_TOLERANCE:.0%}"
-    side = "under" if time.rest_share < REST else "above"
-    yield f"unexplained {format_seconds(time.rest_s)}, {time.rest_share:.1%} of the step ({side} {REST:.0%})"
+    side = "under" if time.rest_share < LARGEST_REST else "above"
+    yield f"unexplained {format_seconds(time.rest_s)}, {time.rest_share:.1%} of the step ({side} {LARGEST_REST:.0%})"
 
 
 def _attribution(attribution: Attribution) -> Iterator[str]:
@@ -160,7 +160,7 @@ def _holds(within: bool | None) -> str:
     return "" if within is None else f"within {MEMORY_CLOSE:.0%}" if within else f"NOT within {MEMORY_CLOSE:.0%}"
 
 
-def collective_lines(found: Collectives) -> Iterator[str]:
+def collective_lines(found: CollectiveComparison) -> Iterator[str]:
     if not found.planned and not found.found:
         yield "collectives of a step: none planned, none issued"
         return

@@ -39,19 +39,19 @@ def run(arguments: argparse.Namespace) -> str | Report:
         raise InputError("rehearse: PyTorch is not installed; pip install shardwise[train]")
     from shardwise.layout.rules.engine import require_runnable
     from shardwise.measure.reconcile.payloads import rehearsal_payload
-    from shardwise.measure.reconcile.rehearsal import rehearsal
+    from shardwise.measure.reconcile.rehearsal import compare_rehearsal
     from shardwise.present.cli.rehearse_report import rehearsal_report
-    from shardwise.run.recipe import Recipe
-    from shardwise.run.trainer.flags import changed
+    from shardwise.run.recipe import TrainingRecipe
+    from shardwise.run.trainer.flags import apply_changes
     from shardwise.search.plan_file import load_plan
-    from shardwise.values.overrides import parse_changes
-    from shardwise.values.precision import precision_named
+    from shardwise.values.overrides import parse_overrides
+    from shardwise.values.precision import get_precision
 
     plan = load_plan(arguments.plan)
-    recipe = changed(Recipe(steps=1), parse_changes(arguments.set, rooms=("recipe",))["recipe"])
-    require_runnable(plan.model, plan.layout, precision_named(plan.job.precision), plan.job.optimizer)
-    from shardwise.run.trainer.rehearsal import rehearse
+    recipe = apply_changes(TrainingRecipe(steps=1), parse_overrides(arguments.set, rooms=("recipe",))["recipe"])
+    require_runnable(plan.model, plan.layout, get_precision(plan.job.precision), plan.job.optimizer)
+    from shardwise.run.trainer.rehearsal import rehearse_rank
 
-    found = rehearsal(plan, recipe, rehearse(plan, recipe, arguments.rank))
+    found = compare_rehearsal(plan, recipe, rehearse_rank(plan, recipe, arguments.rank))
     arguments.exit_code = 0 if found.ok else NOT_AS_PLANNED
     return json.dumps(rehearsal_payload(plan, found), indent=2) if arguments.json else rehearsal_report(plan, found)

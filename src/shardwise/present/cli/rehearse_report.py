@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shardwise.measure.reconcile.rehearsal import CLOSE, Rehearsal, is_judged
+from shardwise.measure.reconcile.rehearsal import REHEARSAL_TOLERANCE, Rehearsal, is_judged
 from shardwise.measure.reconcile.step_terms import MemoryTerm
 from shardwise.present.cli.reconcile_report import collective_lines
 from shardwise.present.cli.section import Marked, Report, Row, Section, Table
@@ -14,7 +14,7 @@ from shardwise.values.units import format_bytes
 
 def rehearsal_report(plan: Plan, found: Rehearsal) -> Report:
     """Where the rank is, its groups, what it issued, what it held, and whether that is as planned."""
-    head = f"{plan.model.name}, rank {found.seen.rank:,} of {found.ranks:,}: {plan.layout}"
+    head = f"{plan.model.name}, rank {found.rehearsed.rank:,} of {found.ranks:,}: {plan.layout}"
     terms = [_row(one, found.memory.total) for one in found.terms]
     rows: tuple[Row, ...] = (("memory of the rank", "planned", "executed", "difference", ""), *terms)
     return [
@@ -27,7 +27,7 @@ def rehearsal_report(plan: Plan, found: Rehearsal) -> Report:
 
 
 def _head(found: Rehearsal) -> Iterator[str]:
-    seen = found.seen
+    seen = found.rehearsed
     at = " ".join(
         f"{axis}={place}" for axis, place in seen.coordinate.items() if any(axis in one for one in seen.groups)
     )
@@ -40,7 +40,7 @@ def _head(found: Rehearsal) -> Iterator[str]:
 
 def _groups(found: Rehearsal) -> Iterator[Table]:
     rows: list[Row] = [
-        (f"  {', '.join(axes)}", f"{len(ranks):,}", _ranks(ranks)) for axes, ranks in found.seen.groups.items()
+        (f"  {', '.join(axes)}", f"{len(ranks):,}", _ranks(ranks)) for axes, ranks in found.rehearsed.groups.items()
     ]
     if rows:
         yield Table(rows=(("its groups over", "ranks", ""), *rows), right=(1,))
@@ -64,12 +64,12 @@ def _row(term: MemoryTerm, peak: MemoryTerm) -> Row:
     planned = "" if term.predicted is None else format_bytes(term.predicted)
     difference = f"{term.difference / term.predicted:+.2%}" if term.predicted else ""
     word = "" if is_judged(term, peak) else "in the peak"
-    return f"  {term.name}", planned, format_bytes(term.judged), difference, word
+    return f"  {term.name}", planned, format_bytes(term.compared_bytes), difference, word
 
 
 def _verdict(found: Rehearsal) -> str:
     if found.ok:
-        return f"ok: the list of collectives is the planned one, memory within {CLOSE:.0%} by term"
-    off = [f"{one.name} is not within {CLOSE:.0%}" for one in found.off]
+        return f"ok: the list of collectives is the planned one, memory within {REHEARSAL_TOLERANCE:.0%} by term"
+    off = [f"{one.name} is not within {REHEARSAL_TOLERANCE:.0%}" for one in found.failed_terms]
     unequal = [] if found.collectives.equal else ["the list of collectives is not the planned one"]
     return f"NOT ok: {'; '.join(unequal + off)}"

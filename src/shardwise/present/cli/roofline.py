@@ -12,7 +12,7 @@ from shardwise.present.cli.pictures import picture_name, write_picture
 from shardwise.present.cli.section import Report
 from shardwise.values.argument_parser import Parser
 from shardwise.values.errors import did_you_mean
-from shardwise.values.overrides import parse_changes, replaced
+from shardwise.values.overrides import apply_overrides, parse_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 MOST = 10**18  # of any size: products of six of them stay finite
 EXAMPLE = "B=240,D=8192,F=28672"
-# Letters of the kernels, for the help, which loads nothing; a test compares them with `book_formulas.rooflines.FORMS`.
+# Letters of the kernels, for the help, which loads nothing; a test compares them with `book_formulas.rooflines.KERNEL_FORMS`.
 KERNELS = """kernels and their sizes (in brackets: may be left out)
   dot          [N] · [N]                             N
   elementwise  A arrays [N] -> [N]                   N [A=2]
@@ -83,17 +83,17 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
-    from shardwise.book_formulas.rooflines import FORMS, chip_and_links
+    from shardwise.book_formulas.rooflines import KERNEL_FORMS, load_chip_and_links
 
-    changes = parse_changes(arguments.set, ("chip",))
-    chip, links = chip_and_links(arguments.chip)
-    chip = replaced(chip, changes["chip"], "chip")
-    report = _report_kernels if arguments.kernel in FORMS else _report_block
+    changes = parse_overrides(arguments.set, ("chip",))
+    chip, links = load_chip_and_links(arguments.chip)
+    chip = apply_overrides(chip, changes["chip"], "chip")
+    report = _report_kernels if arguments.kernel in KERNEL_FORMS else _report_block
     return report(arguments, chip, links)
 
 
 def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str | Report:
-    from shardwise.book_formulas.rooflines import bandwidths
+    from shardwise.book_formulas.rooflines import link_bandwidths
     from shardwise.book_formulas.rooflines.payloads import kernel_label, kernels_payload
     from shardwise.present.cli.roofline_report import kernel_report, kernels_report
     from shardwise.present.draw.line_chart import Point
@@ -106,7 +106,7 @@ def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[st
     found = _kernels(arguments, chip)
     if arguments.plot:
         points = [Point(label=kernel_label(one), x=one.cost.intensity, y=one.attainable_flops_per_s) for one in found]
-        chart = roofline_chart(chip, bandwidths(chip, links), points, arguments.dtype)
+        chart = roofline_chart(chip, link_bandwidths(chip, links), points, arguments.dtype)
         write_picture("--plot", arguments.plot, draw_lines(chart))
     payload = kernels_payload(found, chip, arguments.origin, links)
     if arguments.json:
@@ -116,13 +116,13 @@ def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[st
 
 def _kernels(arguments: argparse.Namespace, chip: Chip) -> list[KernelRoofline]:
     """The kernel and those beside it; an option reaches the kernels that have it, or the only one."""
-    from shardwise.book_formulas.rooflines import kernel_form, kernel_roofline
+    from shardwise.book_formulas.rooflines import get_kernel_form, kernel_roofline
 
     texts = [f"{arguments.kernel} {','.join(arguments.sizes)}", *arguments.others]
     found = []
     for text in texts:
         name, _, sizes = text.strip().partition(" ")
-        form, alone = kernel_form(name), len(texts) == 1
+        form, alone = get_kernel_form(name), len(texts) == 1
         masked = alone or form.attention
         found.append(
             kernel_roofline(
@@ -153,16 +153,16 @@ def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str,
 
 def _model_and_sizes(arguments: argparse.Namespace) -> tuple[Architecture, dict[str, int]]:
     """The model that KERNEL names, B and T. Raises `InputError` with everything that a model's block does not have."""
-    from shardwise.book_formulas.rooflines import FORMS
+    from shardwise.book_formulas.rooflines import KERNEL_FORMS
     from shardwise.model.load import load_model
     from shardwise.present.api.costs import block_problems
-    from shardwise.values.errors import InputError, require
+    from shardwise.values.errors import InputError, raise_problems
 
     try:
         model = load_model(arguments.kernel)
     except InputError as error:
-        hint = did_you_mean(arguments.kernel, FORMS)
-        kernels = f"KERNEL: found {arguments.kernel!r}{hint}; one of {', '.join(FORMS)}, or a model is required"
+        hint = did_you_mean(arguments.kernel, KERNEL_FORMS)
+        kernels = f"KERNEL: found {arguments.kernel!r}{hint}; one of {', '.join(KERNEL_FORMS)}, or a model is required"
         raise InputError(kernels, *error.problems) from None
     sizes = parse_sizes(",".join(arguments.sizes))
     problems = block_problems(sizes)
@@ -175,13 +175,13 @@ def _model_and_sizes(arguments: argparse.Namespace) -> tuple[Architecture, dict[
         for flag, used in given.items()
         if used
     ]
-    require(problems)
+    raise_problems(problems)
     return model, sizes
 
 
 def parse_sizes(text: str) -> dict[str, int]:
     """Sizes by letter. Raises `InputError` with everything that is wrong."""
-    from shardwise.values.errors import InputError, require
+    from shardwise.values.errors import InputError, raise_problems
     from shardwise.values.units import parse_count
 
     problems: list[str] = []
@@ -198,5 +198,5 @@ def parse_sizes(text: str) -> dict[str, int]:
                 problems.append(f"SIZES: {letter}: found {value!r}; at most {MOST:.0e} is required")
         except InputError as error:
             problems += error.problems
-    require(problems)
+    raise_problems(problems)
     return sizes

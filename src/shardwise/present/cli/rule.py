@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.section import Report
 from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import require
+from shardwise.values.errors import raise_problems
 
 DESCRIPTION = """Work out one of the books' rules: its value and unit, its formula and its source. The name alone says what the
 rule takes; `show rules` lists all."""
@@ -34,19 +34,19 @@ def configure(parser: Parser) -> None:
 
 def _keys(before: Sequence[str]) -> list[str]:
     """What the rule that was named takes beside the values that it has, each with its sign of equality."""
-    from shardwise.book_formulas.named_rules import named_rules
+    from shardwise.book_formulas.named_rules import rules_by_name
 
-    rule, given = named_rules().get(before[0]), {word.partition("=")[0] for word in before[1:]}
+    rule, given = rules_by_name().get(before[0]), {word.partition("=")[0] for word in before[1:]}
     return [f"{one.name}=" for one in rule.parameters if one.name not in given] if rule else []
 
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """What the rule is, or with values what it gives; as text or as JSON."""
-    from shardwise.book_formulas.named_rules import evaluated, rule_named, rule_payload
+    from shardwise.book_formulas.named_rules import evaluate_rule, get_rule, rule_payload
     from shardwise.present.cli.rule_report import rule_report, value_report
 
-    rule, values = rule_named(arguments.name.strip()), parse_values(arguments.values)
-    found = evaluated(rule, values) if values or not rule.parameters else None
+    rule, values = get_rule(arguments.name.strip()), parse_values(arguments.values)
+    found = evaluate_rule(rule, values) if values or not rule.parameters else None
     if arguments.json:
         return json.dumps(rule_payload(rule, found), indent=2)
     return value_report(found) if found else rule_report(rule)
@@ -62,7 +62,7 @@ def parse_values(words: list[str]) -> dict[str, str]:
     keys = [key.strip() for key, _, _ in pairs]
     wrong = [word for word in words if not all(word.partition("="))]
     twice = sorted({key for key in keys if keys.count(key) > 1})
-    require([
+    raise_problems([
         *(f"KEY=VALUE: found {word!r}; such as tokens=4Ki is required" for word in wrong),
         *(f"KEY=VALUE: found {key} {keys.count(key)} times; once is required" for key in twice),
     ])  # fmt: skip

@@ -8,7 +8,7 @@ from shardwise.present.cli.section import Report, Row, Section, Table, lines_tab
 
 if TYPE_CHECKING:
     from shardwise.book_formulas.named_rules import NamedRule, RuleValue
-    from shardwise.book_formulas.rule_parameters import Parameter
+    from shardwise.book_formulas.rule_parameters import RuleParameter
 
 
 def rule_report(rule: NamedRule) -> Report:
@@ -23,7 +23,7 @@ def rule_report(rule: NamedRule) -> Report:
 def value_report(found: RuleValue) -> Report:
     """What a rule gives with its numbers, from which values, how and after whom."""
     rule, parts = found.rule, found.parts
-    told = [one for one in rule.parameters if found.given[one.name] is not None]
+    told = [one for one in rule.parameters if found.arguments[one.name] is not None]
     given = ", ".join(f"{one.name} = {_given(one, found)}" for one in told)
     facts = _told([("given", given), *_facts(rule)])
     if len(parts) == 1:
@@ -32,7 +32,7 @@ def value_report(found: RuleValue) -> Report:
     return [Section([f"  {rule.summary}"], title=rule.name), Section([table]), Section([facts])]
 
 
-def _takes(one: Parameter) -> Row:
+def _takes(one: RuleParameter) -> Row:
     default = "required" if one.required else one.default_text or "none"
     choices = f" (one of {', '.join(one.choices)})" if one.choices else ""
     return (one.name, one.unit or "-", default + choices)
@@ -46,9 +46,9 @@ def _told(facts: list[tuple[str, str]]) -> Table:
     return lines_table([(name, text) for name, text in facts if text])
 
 
-def _given(one: Parameter, found: RuleValue) -> str:
+def _given(one: RuleParameter, found: RuleValue) -> str:
     """A value as a report says it: a model by its name."""
     from shardwise.book_formulas.rule_parameters import quantity_text
 
-    value = found.given[one.name]
+    value = found.arguments[one.name]
     return quantity_text(value, one.unit) if isinstance(value, (int, float)) else str(getattr(value, "name", value))

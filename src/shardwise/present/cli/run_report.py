@@ -9,13 +9,13 @@ from shardwise.price.problem import Limits
 from shardwise.price.training_run import Run
 from shardwise.values.units import (
     SECONDS_PER_DAY,
-    counted,
     format_bytes,
     format_count,
     format_days,
     format_energy,
     format_seconds,
     format_usd,
+    pluralize,
 )
 
 
@@ -29,7 +29,7 @@ def run_lines(run: Run) -> Iterator[str]:
     """The run: days, what interruptions take of them, chip-hours, dollars, energy."""
     days = f"{run.days:.1f}" if run.ideal_days >= 1 else format_days(run.days)
     yield (
-        f"{format_count(run.tokens)} tokens are {counted(run.num_steps, 'step')}: {format_days(run.ideal_days)} without "
+        f"{format_count(run.tokens)} tokens are {pluralize(run.num_steps, 'step')}: {format_days(run.ideal_days)} without "
         f"interruptions, {days} with them"
     )
     yield _goodput(run)
@@ -52,7 +52,7 @@ def _phases(run: Run) -> Iterator[str]:
     for phase in run.phases:
         dollars = "" if phase.usd is None else f", {format_usd(phase.usd)}"
         yield (
-            f"  {phase.batch_tokens:,} tokens: {counted(math.ceil(phase.num_steps), 'step')} of "
+            f"  {phase.batch_tokens:,} tokens: {pluralize(math.ceil(phase.num_steps), 'step')} of "
             f"{format_seconds(phase.step_time_s)}, {format_days(phase.days)}{dollars}"
         )
 

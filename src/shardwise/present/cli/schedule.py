@@ -12,7 +12,7 @@ from shardwise.present.cli.section import Report
 from shardwise.values.argument_parser import Parser
 
 if TYPE_CHECKING:
-    from shardwise.pipeline.compare_schedules import Times
+    from shardwise.pipeline.compare_schedules import PassTimes
     from shardwise.pipeline.timeline import Timeline
 
 COMPARE = "compare"
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 
 def _compare(arguments: argparse.Namespace) -> str | Report:
-    from shardwise.pipeline.compare_schedules import compared, comparison_payload
+    from shardwise.pipeline.compare_schedules import compare_schedules, comparison_payload
     from shardwise.present.cli.schedule_report import comparison_report
     from shardwise.values.errors import InputError
 
@@ -89,14 +89,15 @@ def _compare(arguments: argparse.Namespace) -> str | Report:
         raise InputError(f"{flags}: of one schedule, and compare has them all; name one, such as 1f1b")
     stages, micro_batches = _sizes(arguments)
     rows = list(
-        compared(stages, micro_batches, _count(arguments, "virtual_stages"), parse_times(arguments.times), _limit(arguments))
+        compare_schedules(stages, micro_batches, _count(arguments, "virtual_stages"), parse_times(arguments.times),
+        _limit(arguments))
     )  # fmt: skip
     return json.dumps(comparison_payload(rows), indent=2) if arguments.json else comparison_report(rows)
 
 
 def _timeline(arguments: argparse.Namespace) -> Timeline:
     """What is asked for, played. Raises `InputError`."""
-    from shardwise.pipeline.compare_schedules import timeline
+    from shardwise.pipeline.compare_schedules import play_schedule
     from shardwise.values.errors import InputError
 
     if arguments.name.casefold().endswith(".csv"):
@@ -106,7 +107,7 @@ def _timeline(arguments: argparse.Namespace) -> Timeline:
         raise InputError(
             f"--micro-batches: found {arguments.micro_batches!r}; one number, or `schedule compare`, is required"
         )
-    return timeline(
+    return play_schedule(
         arguments.name, stages, micro_batches, _count(arguments, "virtual_stages"), parse_times(arguments.times),
         _limit(arguments), _count(arguments, "round_size"),
     )  # fmt: skip
@@ -115,8 +116,8 @@ def _timeline(arguments: argparse.Namespace) -> Timeline:
 def _from_file(arguments: argparse.Namespace) -> Timeline:
     from pathlib import Path
 
-    from shardwise.pipeline.registry import check_limit
-    from shardwise.pipeline.timeline import play
+    from shardwise.pipeline.registry import check_memory_limit
+    from shardwise.pipeline.timeline import play_actions
     from shardwise.pipeline.torch_csv import from_csv
     from shardwise.values.errors import InputError
 
@@ -129,8 +130,8 @@ def _from_file(arguments: argparse.Namespace) -> Timeline:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{arguments.name}: cannot read it: {getattr(error, 'strerror', None) or error}") from None
     actions = from_csv(text, Path(arguments.name).stem)
-    check_limit(actions, _limit(arguments))
-    return play(actions, parse_times(arguments.times).durations(actions.num_stages, actions.num_virtual_stages))
+    check_memory_limit(actions, _limit(arguments))
+    return play_actions(actions, parse_times(arguments.times).durations(actions.num_stages, actions.num_virtual_stages))
 
 
 def _sizes(arguments: argparse.Namespace) -> tuple[int, list[int]]:
@@ -156,26 +157,28 @@ def _limit(arguments: argparse.Namespace) -> float | None:
     return None if arguments.memory_limit is None else at_least(0.0, arguments.memory_limit, "--memory-limit")
 
 
-def parse_times(text: str | None) -> Times:
+def parse_times(text: str | None) -> PassTimes:
     """The seconds of `--times`. Raises `InputError`.
 
     >>> parse_times("f=1,b=2,p2p=0.1")
-    Times(forward_s=1.0, input_s=1.0, weight_s=1.0, together_s=None, message_s=0.1)
+    PassTimes(forward_s=1.0, input_s=1.0, weight_s=1.0, together_s=None, message_s=0.1)
     """
-    from shardwise.pipeline.compare_schedules import Times
-    from shardwise.values.errors import InputError, unknown
+    from shardwise.pipeline.compare_schedules import PassTimes
+    from shardwise.values.errors import InputError, describe_unknown
 
     given: dict[str, float] = {}
     for part in (text or "").split(",") if text else ():
         key, equals, value = part.strip().partition("=")
         if key not in TIMES or not equals:
-            raise InputError(f"--times: {unknown(part.strip() if not equals else key, TIMES)}, such as f=1,b=1,w=1")
+            raise InputError(
+                f"--times: {describe_unknown(part.strip() if not equals else key, TIMES)}, such as f=1,b=1,w=1"
+            )
         if key in given:
             raise InputError(f"--times: found {key} more than once; each of them once is required")
         given[key] = at_least(0.0, value, f"--times {key}")
     halves = 2.0 if "b" in given and "w" not in given else 1.0
     backward = given.get("b", 1.0) / halves
-    return Times(
+    return PassTimes(
         forward_s=given.get("f", 1.0), input_s=backward, weight_s=given.get("w", backward if halves > 1 else 1.0),
         together_s=given.get("fb"), message_s=given.get("p2p", 0.0),
     )  # fmt: skip

@@ -6,14 +6,14 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardwise.values.argument_parser import Group
+from shardwise.values.argument_parser import ArgumentGroup
 
 if TYPE_CHECKING:
     from shardwise.price.reliability import Reliability
     from shardwise.search.plan import Plan
 
 
-def add_schedule_argument(group: Group) -> None:
+def add_schedule_argument(group: ArgumentGroup) -> None:
     """The flag."""
     group.add_argument(
         "--batch-schedule", metavar="TEXT",
@@ -24,11 +24,11 @@ def add_schedule_argument(group: Group) -> None:
 
 def with_schedule(arguments: argparse.Namespace, plan: Plan, reliability: Reliability) -> Plan:
     """The plan whose run has the phases of the schedule; the same without one. Raises `InputError`."""
-    from shardwise.batch_size.batch_schedule import parse_schedule
-    from shardwise.price.training_run import scheduled_run
+    from shardwise.batch_size.batch_schedule import parse_batch_schedule
+    from shardwise.price.training_run import price_scheduled_run
 
     if arguments.batch_schedule is None:
         return plan
-    schedule = parse_schedule(arguments.batch_schedule)
-    run = scheduled_run(plan.model, plan.cluster, plan.job, plan.layout, schedule, reliability)
+    schedule = parse_batch_schedule(arguments.batch_schedule)
+    run = price_scheduled_run(plan.model, plan.cluster, plan.job, plan.layout, schedule, reliability)
     return replace(plan, run=run)

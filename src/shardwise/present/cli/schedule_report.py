@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT, Slot
-from shardwise.pipeline.compare_schedules import Scheduled
-from shardwise.pipeline.messages import num_messages
+from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Slot
+from shardwise.pipeline.compare_schedules import ScheduleFigures
+from shardwise.pipeline.messages import count_messages
 from shardwise.pipeline.timeline import Timeline
 from shardwise.present.cli.section import Fitted, Report, Row, Section, Table
 from shardwise.present.pictures.pipeline_schedule_timeline import bubble_text, title_of
@@ -15,12 +15,12 @@ from shardwise.values.units import format_percent
 WIDEST = 116  # columns, where there is no terminal
 IDLE, PAIR = ".", "&"
 DEFAULT_TIMES = "  F, I and W take 1 s each, and B is I and W; --times sets others"
-FILL = {FORWARD: ">", BACKWARD: "<", INPUT: "<", WEIGHT: "="}
+FILL = {FORWARD: ">", FULL_BACKWARD: "<", BACKWARD_INPUT: "<", BACKWARD_WEIGHT: "="}
 LEGEND = {
     FORWARD: "F> forward",
-    BACKWARD: "B< backward",
-    INPUT: "I< backward for activations",
-    WEIGHT: "W= backward for weights",
+    FULL_BACKWARD: "B< backward",
+    BACKWARD_INPUT: "I< backward for activations",
+    BACKWARD_WEIGHT: "W= backward for weights",
 }
 
 
@@ -30,7 +30,7 @@ def timeline_report(line: Timeline, *, defaults: bool = False) -> Report:
     legend = [words for kind, words in LEGEND.items() if kind in kinds]
     if any(len(slot) > 1 for slots in line.actions.order for slot in slots):
         legend.append("F1&B0 together")
-    total = sum(num_messages(line.actions).values())
+    total = sum(count_messages(line.actions).values())
     drawn = Fitted(lambda width: bars(line, width or WIDEST))
     return [
         Section(
@@ -96,7 +96,7 @@ def _ranks(line: Timeline) -> Table:
     return Table(rows=tuple(rows), right=range(5))
 
 
-def comparison_report(rows: Sequence[Scheduled]) -> Report:
+def comparison_report(rows: Sequence[ScheduleFigures]) -> Report:
     """A table for each number of micro-batches."""
     head = ("schedule", "virtual stages", "bubble", "holds at most", "messages")
     sections = []

@@ -204,7 +204,7 @@ def _precisions(names: Sequence[str]) -> Report:
             recipe.master or "-",
             moments,
             recipe.activations,
-            recipe.product_format,
+            recipe.matmul_format,
         )
         rows.append((name, f"{bytes_per_parameter(recipe):g}", *formats, first_words(recipe.source)))
     return [Section([Table(rows=tuple(rows), right=(1,))])]

@@ -44,10 +44,10 @@ def cluster_names() -> tuple[str, ...]:
 
 def _known_clusters() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each chip with the shorthands of one host or node and of the largest that has one shape."""
-    from shardwise.hardware.chips import catalogue_entry
+    from shardwise.hardware.chips import get_catalog_entry
 
     for name in chip_names():
-        entry = catalogue_entry(name)
+        entry = get_catalog_entry(name)
         if "torus" in entry:
             pod = [entry["torus"]["pod"]] if "pod" in entry["torus"] else []
             yield name, (*_forms(name, [entry["host_shape"], *pod]), *_special_forms(name, entry))

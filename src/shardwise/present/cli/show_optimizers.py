@@ -10,7 +10,7 @@ from shardwise.present.cli.show_values import first_words
 from shardwise.values.sourced_value import SourcedValue
 
 if TYPE_CHECKING:
-    from shardwise.model.optimizers.definition import Field, Optimizer
+    from shardwise.model.optimizers.definition import Hyperparameter, Optimizer
     from shardwise.values.precision import Precision
 
 
@@ -23,11 +23,11 @@ def optimizer_names() -> tuple[str, ...]:
 def values_of(name: str, precision: str | None = None) -> list[SourcedValue]:
     """State and bytes of a parameter, of matrices and of all else where these differ, and every field."""
     from shardwise.model.optimizer_state import factor_bytes
-    from shardwise.model.optimizers.registry import optimizer_named
+    from shardwise.model.optimizers.registry import get_optimizer
 
-    one, recipe = optimizer_named(name), _recipe(precision)
+    one, recipe = get_optimizer(name), _recipe(precision)
     found: list[SourcedValue] = [
-        ("whole_matrices", one.takes_whole, one.source),
+        ("whole_matrices", one.updates_whole_matrices, one.source),
         ("others", _others(name, one), one.source),
         ("precision", recipe.name, recipe.source),
     ]
@@ -47,34 +47,34 @@ def values_of(name: str, precision: str | None = None) -> list[SourcedValue]:
     return found
 
 
-def _values_of_field(field: Field) -> dict[str, object]:
+def _values_of_field(field: Hyperparameter) -> dict[str, object]:
     low, high = field.limits
     return {
-        "default": field.default, "minimum": low, "below": high, "whole": field.whole, "of_matrices": field.of_matrices,
+        "default": field.default, "minimum": low, "below": high, "whole": field.integer_only, "of_matrices": field.matrices_only,
         "meaning": field.help,
     }  # fmt: skip
 
 
 def _recipe(precision: str | None) -> Precision:
-    from shardwise.values.precision import precision_named
+    from shardwise.values.precision import get_precision
 
-    return precision_named(precision or "bf16")
+    return get_precision(precision or "bf16")
 
 
 def _kinds(one: Optimizer) -> Iterator[tuple[str, Optimizer]]:
     """What updates matrices, and what updates all else where that is another one, with the prefix of its values."""
     yield "", one
-    if one.others is not None:
-        yield "others.", one.others
+    if one.fallback is not None:
+        yield "others.", one.fallback
 
 
 def _others(name: str, one: Optimizer) -> str | None:
     """The optimizer that updates what is no matrix, where that is another one or has other tensors of state."""
     from shardwise.model.optimizers.registry import OPTIMIZERS
 
-    if one.others is None:
+    if one.fallback is None:
         return None
-    return next((other for other, value in OPTIMIZERS.items() if value is one.others), name)
+    return next((other for other, value in OPTIMIZERS.items() if value is one.fallback), name)
 
 
 def _formats(one: Optimizer, recipe: Precision) -> dict[str, str]:
@@ -108,22 +108,26 @@ def _shown_bytes(one: Optimizer, recipe: Precision) -> str:
 
 def _sides(one: Optimizer) -> tuple[str, ...]:
     """What moments that are no elements' have a number for, each once."""
-    from shardwise.model.optimizers.definition import PAIRS, Per
+    from shardwise.model.optimizers.definition import PAIR_GRANULARITIES, Granularity
 
-    every = (one.per(name) for name in one.moments)
+    every = (one.granularity(name) for name in one.moments)
     return tuple(
-        dict.fromkeys("pair of a side" if per in PAIRS else str(per) for per in every if per is not Per.ELEMENT)
+        dict.fromkeys(
+            "pair of a side" if per in PAIR_GRANULARITIES else str(per)
+            for per in every
+            if per is not Granularity.ELEMENT
+        )
     )
 
 
 def optimizers_table(names: Sequence[str], precision: str | None = None) -> Report:
     """Optimizers with their state and its bytes."""
-    from shardwise.model.optimizers.registry import optimizer_named
+    from shardwise.model.optimizers.registry import get_optimizer
 
     recipe = _recipe(precision)
     rows: list[Row] = [("optimizer", "state", "bytes/parameter", "others by", "fields", "source")]
     for name in names:
-        one = optimizer_named(name)
+        one = get_optimizer(name)
         tensors, others = ", ".join(_formats(one, recipe)) or "none", _others(name, one) or "-"
         rows.append((name, tensors, _shown_bytes(one, recipe), others, f"{len(one.fields)}", first_words(one.source)))
     return [Section([Table(rows=tuple(rows), right=(2, 4))]), Section([_remark(recipe)])]
@@ -142,16 +146,20 @@ def _remark(recipe: Precision) -> str:
 def optimizer_entry(name: str, precision: str | None = None) -> Report:
     """The state of a parameter, tensor by tensor, and the fields with their defaults and limits."""
     from shardwise.model.optimizer_state import factor_bytes
-    from shardwise.model.optimizers.registry import optimizer_named
+    from shardwise.model.optimizers.registry import get_optimizer
 
-    one, recipe = optimizer_named(name), _recipe(precision)
+    one, recipe = get_optimizer(name), _recipe(precision)
     blocks: list[Block] = []
     for prefix, part in _kinds(one):
-        matrices = " of matrices" + (" of blocks" if not one.tables else "") + (", whole" if one.takes_whole else "")
-        of = "" if one.others is None else f" of all else, by {_others(name, one)}" if prefix else matrices
+        matrices = (
+            " of matrices"
+            + (" of blocks" if not one.covers_vocabulary else "")
+            + (", whole" if one.updates_whole_matrices else "")
+        )
+        of = "" if one.fallback is None else f" of all else, by {_others(name, one)}" if prefix else matrices
         factor = factor_bytes(recipe, part)
         further = f", {factor:g} of each moment's {' or '.join(_sides(part))}" if factor else ""
-        further += f" of up to {part.largest_side:,}" if part.largest_side else ""
+        further += f" of up to {part.max_preconditioned_side:,}" if part.max_preconditioned_side else ""
         blocks += [f"  state{of}: {_bytes(part, recipe):g} bytes of a parameter{further}", _state_table(part, recipe)]
     blocks += ["  fields", _fields_table(one), f"  source: {one.source}", f"  source of the formats: {recipe.source}"]
     return [Section(blocks, title=f"{name} under {recipe.name}")]
@@ -162,7 +170,7 @@ def _state_table(one: Optimizer, recipe: Precision) -> Table:
 
     rows: list[Row] = [("tensor", "format", "one for each", "bytes")]
     rows += [
-        (tensor, format, str(one.per(tensor)), f"{bytes_per_element(format):.7g}")
+        (tensor, format, str(one.granularity(tensor)), f"{bytes_per_element(format):.7g}")
         for tensor, format in _formats(one, recipe).items()
     ]
     return Table(rows=tuple(rows), right=(3,), indent=4)
@@ -172,8 +180,13 @@ def _fields_table(one: Optimizer) -> Table:
     rows: list[Row] = [("field", "default", "limits", "meaning")]
     for name, field in one.fields.items():
         low, high = field.limits
-        limits = f"{'whole, ' if field.whole else ''}at least {low:g}, below {high:g}"
+        limits = f"{'whole, ' if field.integer_only else ''}at least {low:g}, below {high:g}"
         rows.append(
-            (name, f"{field.default:g}", limits, field.help + ("; 0 for norms and biases" if field.of_matrices else ""))
+            (
+                name,
+                f"{field.default:g}",
+                limits,
+                field.help + ("; 0 for norms and biases" if field.matrices_only else ""),
+            )
         )
     return Table(rows=tuple(rows), right=(1,), indent=4)

@@ -10,22 +10,22 @@ from shardwise.values.sourced_value import SourcedValue
 
 
 def rule_names() -> tuple[str, ...]:
-    from shardwise.book_formulas.named_rules import named_rules
+    from shardwise.book_formulas.named_rules import rules_by_name
 
-    return tuple(named_rules())
+    return tuple(rules_by_name())
 
 
 def values_of(name: str) -> list[SourcedValue]:
-    from shardwise.book_formulas.named_rules import rule_named, rule_values
+    from shardwise.book_formulas.named_rules import get_rule, rule_values
 
-    return rule_values(rule_named(name))
+    return rule_values(get_rule(name))
 
 
 def rules_table(names: Sequence[str]) -> Report:
     """The rules by topic, a line for each."""
-    from shardwise.book_formulas.named_rules import rule_named
+    from shardwise.book_formulas.named_rules import get_rule
 
-    groups = groupby(map(rule_named, names), key=lambda one: one.topic)
+    groups = groupby(map(get_rule, names), key=lambda one: one.topic)
     sections = [
         Section([Table(rows=tuple((one.name, one.summary) for one in group), head=False, indent=2)], title=topic)
         for topic, group in groups
@@ -34,7 +34,7 @@ def rules_table(names: Sequence[str]) -> Report:
 
 
 def rule_entry(name: str) -> Report:
-    from shardwise.book_formulas.named_rules import rule_named
+    from shardwise.book_formulas.named_rules import get_rule
     from shardwise.present.cli.rule_report import rule_report
 
-    return rule_report(rule_named(name))
+    return rule_report(get_rule(name))

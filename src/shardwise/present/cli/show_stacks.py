@@ -15,10 +15,10 @@ def stack_names() -> tuple[str, ...]:
 
 def stack_entry(name: str, chip: str | None = None) -> Report:
     """A line for each constant and for each ability, each source once."""
-    from shardwise.hardware.stacks import stack_named
+    from shardwise.hardware.stacks import get_stack
     from shardwise.present.pictures.catalogue.sourced_stacks import stack_constants
 
-    stack, found = stack_named(name), list(stack_constants(name, chip))
+    stack, found = get_stack(name), list(stack_constants(name, chip))
     facts = ", attention writes its scores to memory" * stack.unfused_attention
     facts += ", overlaps tensor parallelism with products" * stack.overlaps_tp
     facts += ", casts operands of narrow products in these alone" * (stack.casts == "in_products")
@@ -51,17 +51,17 @@ def _values(values: bool | Sequence[object]) -> str:
 
 def stacks_table(names: Sequence[str]) -> Report:
     """Stacks and kinds with their four constants."""
-    from shardwise.hardware.published_constants import fitted, is_measured
-    from shardwise.hardware.stacks import stack_named
+    from shardwise.hardware.published_constants import is_measured, load_published_fit
+    from shardwise.hardware.stacks import get_stack
     from shardwise.present.pictures.catalogue.sourced_stacks import stack_constants
 
     every = {name: list(stack_constants(name, None)) for name in names}
     known = next(iter(every.values()))
     rows: list[Row] = [("stack", "kind", *(one.name for one in known), "from")]
     for name, found in every.items():
-        stack = stack_named(name)
+        stack = get_stack(name)
         origin = "runs" if is_measured(stack) else "expected of its kind"
         rows.append((name, stack.kind, *(f"{one.value:.3g}" for one in found), origin))
     meanings = [f"{one.name}: {one.meaning}" for one in known]
     table = Table(rows=tuple(rows), right=range(2, 2 + len(known)))
-    return [Section([table]), Section([*meanings, f"runs: {fitted()['source']}"])]
+    return [Section([table]), Section([*meanings, f"runs: {load_published_fit()['source']}"])]

@@ -15,11 +15,11 @@ def target_names() -> tuple[str, ...]:
 
 def targets_table(names: Sequence[str]) -> Report:
     """Targets with their releases and stacks."""
-    from shardwise.interop.frameworks.targets import target_named
+    from shardwise.interop.frameworks.targets import get_target
 
     rows: list[Row] = [("target", "framework", "release", "stack", "says the model", "options")]
     for name in names:
-        target = target_named(name)
-        says = "yes" if target.says_model else "no: --model"
+        target = get_target(name)
+        says = "yes" if target.includes_model else "no: --model"
         rows.append((name, target.title, target.version, target.stack, says, f"{len(target.options):,}"))
     return [Section([Table(rows=tuple(rows), right=(5,))])]

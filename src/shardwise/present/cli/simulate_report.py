@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from shardwise.present.cli.section import Report, Row, Section, Table
 from shardwise.present.cli.summary import overlap_text
 from shardwise.present.pictures.pipeline_schedule_timeline import title_of
-from shardwise.price.simulation.critical_path import Part, legs
-from shardwise.price.simulation.result import Simulation, runs
+from shardwise.price.simulation.critical_path import CriticalPart, critical_passes
+from shardwise.price.simulation.result import Simulation, split_by_rank
 from shardwise.price.simulation.stage_passes import LIST
 from shardwise.search.plan import Plan
 from shardwise.values.units import format_bytes, format_percent, format_seconds
@@ -26,7 +26,7 @@ def simulation_report(found: Simulation, plan: Plan) -> Report:
     head = [
         f"  step {format_seconds(found.step_time_s)} simulated ({how}{contention}), "
         f"{format_seconds(plan.estimate.step_time_s)} estimated "
-        f"({overlap_text(plan.job.convention, plan.exposed_share)}): {difference:+.1%}",
+        f"({overlap_text(plan.job.overlap_convention, plan.exposed_share)}): {difference:+.1%}",
         f"  memory {format_bytes(found.peak_bytes)} simulated, {format_bytes(plan.estimate.memory_bytes)} estimated",
     ]
     if plan.layout.pp > 1:
@@ -66,13 +66,13 @@ def _path(found: Simulation) -> Table:
     return Table(rows=tuple(rows), right=(1, 2))
 
 
-def _words(part: Part) -> str:
+def _words(part: CriticalPart) -> str:
     return f"{part.axis} of {part.unit}" if part.axis else f"{part.unit} {part.phase}"
 
 
 def _across(found: Simulation) -> Iterator[str]:
     """Of a pipeline the ranks that the path goes through."""
-    pieces = runs(legs(found.found))
+    pieces = split_by_rank(critical_passes(found.found))
     if len(found.found.ranks) == 1:
         return
     longest = max(pieces, key=lambda one: one[-1].end - one[0].start)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shardwise.hardware.chips import LOCAL, LOCAL_IS
-from shardwise.layout.degrees import degrees_of, num_micro_batches
-from shardwise.model.optimizers.registry import DEFAULT
+from shardwise.hardware.chips import LOCAL, LOCAL_NOTE
+from shardwise.layout.degrees import layout_degrees, num_micro_batches
+from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER
 from shardwise.model.parameters_and_flops import num_params
 from shardwise.present.cli.interval import step_text
 from shardwise.present.cli.layout_words import layout_words
@@ -15,8 +15,8 @@ from shardwise.present.cli.run_report import run_text
 from shardwise.present.cli.section import Cell, Marked, Section, lines_table
 from shardwise.price.estimate import Estimate
 from shardwise.search.plan import Plan
-from shardwise.values.estimate_terms import COMMUNICATION
-from shardwise.values.units import counted, format_bytes, format_count, format_seconds
+from shardwise.values.estimate_terms import COMMUNICATION_TERMS
+from shardwise.values.units import format_bytes, format_count, format_seconds, pluralize
 
 
 def summary(plan: Plan, smallest_change: str | None = None) -> Section:
@@ -24,23 +24,23 @@ def summary(plan: Plan, smallest_change: str | None = None) -> Section:
     job = plan.job
     head = (
         f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name} "
-        f"({counted(plan.cluster.num_devices, 'device')}), {job.global_batch_tokens:,} tokens per batch, "
+        f"({pluralize(plan.cluster.num_devices, 'device')}), {job.global_batch_tokens:,} tokens per batch, "
         f"sequences of {job.seq_len:,}, precision {job.precision}"
-        + (f", updated by {job.optimizer}" if job.optimizer != DEFAULT else "")
+        + (f", updated by {job.optimizer}" if job.optimizer != DEFAULT_OPTIMIZER else "")
     )
     return Section([lines_table([*_decided_by(plan, smallest_change), *notes(plan)])], title=head)
 
 
 def _decided_by(plan: Plan, smallest_change: str | None) -> Iterator[tuple[str, Cell]]:
     layout, estimate = plan.layout, plan.estimate
-    micro_batches = counted(num_micro_batches(plan.job, degrees_of(layout)), "micro-batch")
+    micro_batches = pluralize(num_micro_batches(plan.job, layout_degrees(layout)), "micro-batch")
     yield "layout", str(replace(layout, placement=None))
     yield "", layout_words(layout)
     yield (
         "batch",
         (
-            f"{counted(layout.num_replicas, 'replica')}, "
-            f"{micro_batches} of {counted(layout.micro_batch_seqs, 'sequence')} each"
+            f"{pluralize(layout.num_replicas, 'replica')}, "
+            f"{micro_batches} of {pluralize(layout.micro_batch_seqs, 'sequence')} each"
         ),
     )
     yield "memory", fit_cell(estimate)
@@ -48,7 +48,7 @@ def _decided_by(plan: Plan, smallest_change: str | None) -> Iterator[tuple[str, 
         yield "", f"smallest change that fits: {smallest_change}"
     yield "step", _seconds(plan)
     yield "", f"{estimate.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {estimate.mfu:.1%}"
-    overlap = overlap_text(plan.job.convention, plan.exposed_share)
+    overlap = overlap_text(plan.job.overlap_convention, plan.exposed_share)
     yield "bound by", f"{estimate.bound} ({estimate.bound_share:.0%} of the step); {overlap}{_lost_s(estimate)}"
     if plan.run:
         yield "run", run_text(plan.run)
@@ -56,7 +56,7 @@ def _decided_by(plan: Plan, smallest_change: str | None) -> Iterator[tuple[str, 
 
 def _lost_s(estimate: Estimate) -> str:
     """Seconds of a step that exposed communication and the pipeline's bubble take."""
-    exposed, bubble = sum(estimate.time[axis] for axis in COMMUNICATION), estimate.time["bubble"]
+    exposed, bubble = sum(estimate.time[axis] for axis in COMMUNICATION_TERMS), estimate.time["bubble"]
     found = f", {format_seconds(exposed)}" if exposed else ""
     return found + (f"; pipeline bubble {format_seconds(bubble)}" if bubble else "")
 
@@ -86,7 +86,7 @@ def overlap_text(convention: str, exposed: float | None) -> str:
 def notes(plan: Plan) -> Iterator[tuple[str, Cell]]:
     """What changes how the numbers are to be taken: of the machine, of the estimate, of the batch, of other software."""
     if plan.cluster.chip.name == LOCAL:
-        yield "note", f"{LOCAL_IS} (show chips cpu), not this machine: for that give your own .toml file"
+        yield "note", f"{LOCAL_NOTE} (show chips cpu), not this machine: for that give your own .toml file"
     for note in plan.estimate.caveats:
         yield "note", Marked(note, "note")
     if "sequences" in plan.estimate.waste:

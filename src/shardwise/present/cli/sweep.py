@@ -12,13 +12,20 @@ from shardwise.present.cli.arguments import resolve, resolve_reliability, write_
 from shardwise.present.cli.html import write_report
 from shardwise.present.cli.pictures import picture_name, write_picture
 from shardwise.present.cli.section import Report
-from shardwise.values.argument_parser import Parser, complain
-from shardwise.values.errors import STOPPED, InputError, NothingFitsError, collect, require, told
-from shardwise.values.overrides import parse_changes
+from shardwise.values.argument_parser import Parser, write_error
+from shardwise.values.errors import (
+    EXIT_INTERRUPTED,
+    InputError,
+    NothingFitsError,
+    format_problems,
+    raise_problems,
+    run_all,
+)
+from shardwise.values.overrides import parse_overrides
 
 if TYPE_CHECKING:
     from shardwise.layout.choices import Choices
-    from shardwise.search.plan_sweep import At, Case, Point, Swept
+    from shardwise.search.plan_sweep import SweepCase, SweepPoint, Swept, SweptValues
 
 OF_ONE_PLAN = ("out", "export", "deadline", "budget")
 OF_SWEEPS = ("draw", "csv")
@@ -56,12 +63,12 @@ def run_sweep(arguments: argparse.Namespace, pins: Mapping[str, Any], maxima: Ma
     Raises what kept the points from a plan where none has one.
     """
     from shardwise.search.plan_sweep import Swept
-    from shardwise.search.sweep_values import grid, parse_sweeps
+    from shardwise.search.sweep_values import grid_points, parse_sweeps
     from shardwise.values.writable_path import require_writable
 
     sweeps = parse_sweeps(arguments.sweep)
     _require_alone(arguments, pins, [sweep.name for sweep in sweeps])
-    cases: list[Case] = collect(*(partial(_case, arguments, at, pins, maxima) for at in grid(sweeps)))
+    cases: list[SweepCase] = run_all(*(partial(_case, arguments, at, pins, maxima) for at in grid_points(sweeps)))
     for target in filter(None, (arguments.draw, arguments.csv, arguments.report)):
         require_writable(target)
     points = _planned(arguments, cases)
@@ -69,30 +76,30 @@ def run_sweep(arguments: argparse.Namespace, pins: Mapping[str, Any], maxima: Ma
     return _written(arguments, Swept(sweeps=sweeps, points=points, num_points=len(cases)))
 
 
-def _planned(arguments: argparse.Namespace, cases: list[Case]) -> tuple[Point, ...]:
+def _planned(arguments: argparse.Namespace, cases: list[SweepCase]) -> tuple[SweepPoint, ...]:
     """The points; after Ctrl-C those that were planned by then, if one of them has a plan."""
-    from shardwise.search.plan_sweep import planned
+    from shardwise.search.plan_sweep import plan_cases
 
-    points: list[Point] = []
+    points: list[SweepPoint] = []
     try:
-        for point in planned(cases, reliability=resolve_reliability(arguments), progress=arguments.progress):
+        for point in plan_cases(cases, reliability=resolve_reliability(arguments), progress=arguments.progress):
             points.append(point)
     except KeyboardInterrupt:
         if not any(point.plan for point in points):
             raise
         said = f"stopped after {len(points)} of {len(cases)} points"
-        complain((told([said], STOPPED, as_json=True) if arguments.json else said) + "\n")
-        arguments.exit_code = STOPPED
+        write_error((format_problems([said], EXIT_INTERRUPTED, as_json=True) if arguments.json else said) + "\n")
+        arguments.exit_code = EXIT_INTERRUPTED
     return tuple(points)
 
 
 def _require_alone(arguments: argparse.Namespace, pins: Mapping[str, Any], names: list[str]) -> None:
     """Raise `InputError` for what a sweep cannot stand beside."""
-    from shardwise.search.sweep_values import FIELDS
+    from shardwise.search.sweep_values import JOB_FIELDS
 
-    fixed = parse_changes(arguments.set)["job"]
+    fixed = parse_overrides(arguments.set)["job"]
     given = [(f"--pin {name}", name) for name in pins if name in names]
-    given += [(f"--set job.{field}", name) for name, field in FIELDS.items() if name in names and field in fixed]
+    given += [(f"--set job.{field}", name) for name, field in JOB_FIELDS.items() if name in names and field in fixed]
     problems = [f"{flag}: found --sweep {name} with it; leave out one of the two" for flag, name in given]
     alone = ", ".join(f"--{name}" for name in OF_ONE_PLAN if getattr(arguments, name) is not None)
     if alone:
@@ -100,33 +107,35 @@ def _require_alone(arguments: argparse.Namespace, pins: Mapping[str, Any], names
     if len(arguments.cluster) > 1:
         clusters = ", ".join(arguments.cluster)
         problems.append(f"--sweep: found {len(arguments.cluster)} clusters ({clusters}); one is required")
-    require(problems)
+    raise_problems(problems)
 
 
-def _case(arguments: argparse.Namespace, at: At, pins: Mapping[str, Any], maxima: Mapping[str, Any]) -> Case:
+def _case(
+    arguments: argparse.Namespace, at: SweptValues, pins: Mapping[str, Any], maxima: Mapping[str, Any]
+) -> SweepCase:
     """What the command line stands for with the values of a point in it."""
     from shardwise.layout.choices import choices_from_pins
-    from shardwise.layout.rules.engine import runnable_job
-    from shardwise.search.plan_sweep import Case
-    from shardwise.search.sweep_values import JOB, sized
+    from shardwise.layout.rules.engine import job_for_engine
+    from shardwise.search.plan_sweep import SweepCase
+    from shardwise.search.sweep_values import JOB_SWEEPS, resize_shorthand
 
-    given = {name: str(value) for name, value in at.items() if name in JOB}
+    given = {name: str(value) for name, value in at.items() if name in JOB_SWEEPS}
     own = argparse.Namespace(**vars(arguments))
     own.model, own.seq_len = given.get("model", arguments.model), given.get("seq_len", arguments.seq_len)
     own.batch_tokens = given.get("batch", arguments.batch_tokens)
     (cluster,) = arguments.cluster
-    own.cluster = sized(cluster, at["gpus"]) if "gpus" in at else cluster
+    own.cluster = resize_shorthand(cluster, at["gpus"]) if "gpus" in at else cluster
     model, where, job = resolve(own)
     choices: Choices | None = choices_from_pins(
-        {**pins, **{name: value for name, value in at.items() if name not in JOB}}, maxima,
+        {**pins, **{name: value for name, value in at.items() if name not in JOB_SWEEPS}}, maxima,
         runnable=arguments.runnable, divisible=arguments.divisible,
     )  # fmt: skip
-    return Case(
-        at=at, model=model, cluster=where, job=runnable_job(job) if arguments.runnable else job, choices=choices
+    return SweepCase(
+        at=at, model=model, cluster=where, job=job_for_engine(job) if arguments.runnable else job, choices=choices
     )
 
 
-def _require_a_plan(points: Sequence[Point]) -> None:
+def _require_a_plan(points: Sequence[SweepPoint]) -> None:
     """Raise where no point has a plan: nothing fits, or where that is said of none of them the input is wrong."""
     if any(point.plan for point in points):
         return

@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from shardwise.model.job import USUAL_SEQ_LEN
+from shardwise.model.job import DEFAULT_SEQ_LEN
 from shardwise.present.cli.arguments import resolve_reliability, resolve_several
 from shardwise.present.cli.html import write_plan_report
 from shardwise.present.cli.pictures import write_picture
 from shardwise.present.cli.section import Report, Section
 from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError, MissedLimitError, collect, require
+from shardwise.values.errors import InputError, MissedLimitError, raise_problems, run_all
 
 if TYPE_CHECKING:
     from shardwise.batch_size.tradeoff import LossTarget
@@ -66,14 +66,14 @@ def require_sizes(arguments: argparse.Namespace) -> None:
         problems.append(
             "--minimise: found it without --noise-scale; it is of plans to a loss, so one of the two is required"
         )
-    require(problems)
+    raise_problems(problems)
 
 
 def run_to_loss(arguments: argparse.Namespace, choices: Choices | None, limits: Limits) -> str | Report:
     """The search, as a report or as JSON, and its files. Raises `MissedLimitError` where nothing meets the limits."""
     from shardwise.present.cli.to_loss_report import to_loss_report
     from shardwise.present.pictures.plan_to_target_loss_charts import search_chart
-    from shardwise.search.payloads import search_payload
+    from shardwise.search.payloads import to_loss_payload
     from shardwise.search.plan_file import dump_plan
     from shardwise.values.writable_path import require_writable
 
@@ -93,7 +93,7 @@ def run_to_loss(arguments: argparse.Namespace, choices: Choices | None, limits: 
     write_plan_report(arguments.report, found.plan)
     doubled = _doublings(found, choices, arguments)
     if arguments.json:
-        return json.dumps(search_payload(found, doubled), indent=2)
+        return json.dumps(to_loss_payload(found, doubled), indent=2)
     return [*to_loss_report(found, doubled), Section([_next(arguments.out)])]
 
 
@@ -105,21 +105,21 @@ def _searched(
     arguments: argparse.Namespace, target: LossTarget, batches: tuple[int, ...],
     asked: tuple[Architecture, tuple[Cluster, ...], Job], choices: Choices | None, limits: Limits,
 ) -> LossSearch:  # fmt: skip
-    from shardwise.layout.rules.engine import runnable_job
+    from shardwise.layout.rules.engine import job_for_engine
     from shardwise.search.plan_to_target_loss import plan_to_loss
 
     model, clusters, job = asked
     return plan_to_loss(
-        model, clusters, runnable_job(job) if arguments.runnable else job, target, batches=batches, limits=limits,
+        model, clusters, job_for_engine(job) if arguments.runnable else job, target, batches=batches, limits=limits,
         goal=arguments.minimise, choices=choices, reliability=resolve_reliability(arguments), progress=arguments.progress,
     )  # fmt: skip
 
 
 def _doublings(found: LossSearch, choices: Choices | None, arguments: argparse.Namespace) -> tuple[Any, ...]:
-    from shardwise.search.loss_time import doublings
+    from shardwise.search.loss_time import plan_doublings
 
     assert found.plan is not None
-    return doublings(found.plan, found.target, choices=choices, progress=arguments.progress)
+    return plan_doublings(found.plan, found.target, choices=choices, progress=arguments.progress)
 
 
 def _require_alone(arguments: argparse.Namespace) -> None:
@@ -135,7 +135,7 @@ def _require_alone(arguments: argparse.Namespace) -> None:
         f"--set {text}: found beside --noise-scale or --to-loss; --batch-tokens and --tokens are required"
         for text in fixed
     ]
-    require(problems)
+    raise_problems(problems)
 
 
 def _asked(
@@ -147,7 +147,7 @@ def _asked(
     from shardwise.values.units import parse_count
 
     seq_len = _seq_len(arguments)
-    (noise, loss), given, length = collect(
+    (noise, loss), given, length = run_all(
         lambda: _noise(arguments), lambda: _batches(arguments), lambda: parse_count(seq_len, what="--seq-len")
     )
     batches = given or batches_around(noise.tokens, length)
@@ -176,24 +176,24 @@ def _seq_len(arguments: argparse.Namespace) -> str:
     if arguments.seq_len is not None:
         return str(arguments.seq_len)
     from shardwise.model.load import load_model
-    from shardwise.search.layout_memory import usual_seq_len
+    from shardwise.search.layout_memory import default_seq_len
 
     try:
-        return str(usual_seq_len(load_model(arguments.model)))
+        return str(default_seq_len(load_model(arguments.model)))
     except InputError:  # which is said with what else is wrong
-        return str(USUAL_SEQ_LEN)
+        return str(DEFAULT_SEQ_LEN)
 
 
 def _noise(arguments: argparse.Namespace) -> tuple[Any, float | None]:
     """The noise scale, and the loss; a loss alone has the noise scale of the published law."""
-    from shardwise.batch_size.noise_scale import noise_scale, published_noise_scale
+    from shardwise.batch_size.noise_scale import parse_noise_scale, published_noise_scale
     from shardwise.values.units import parse_quantity
 
     loss = None if arguments.to_loss is None else parse_quantity(arguments.to_loss, what="--to-loss", unit="")
     published = None if loss is None else published_noise_scale(loss, "--to-loss")
     if arguments.noise_scale is None:
         return published, loss
-    return noise_scale(arguments.noise_scale, "--noise-scale"), loss
+    return parse_noise_scale(arguments.noise_scale, "--noise-scale"), loss
 
 
 def _batches(arguments: argparse.Namespace) -> tuple[int, ...] | None:
@@ -211,13 +211,13 @@ def _batches(arguments: argparse.Namespace) -> tuple[int, ...] | None:
 
 def _missed(found: LossSearch) -> Iterable[str]:
     """What no point meets, and by how much the nearest misses it."""
-    from shardwise.search.compare_clusters import misses
-    from shardwise.search.loss_time import loss_run
+    from shardwise.search.compare_clusters import describe_missed_limits
+    from shardwise.search.loss_time import training_run_to_loss
     from shardwise.values.units import format_binary
 
     yield found.reason
-    runs = [(point, loss_run(point.plan, found.target)) for point in found.points if point.plan]
+    runs = [(point, training_run_to_loss(point.plan, found.target)) for point in found.points if point.plan]
     by_days = found.limits.deadline_s is not None
     point, run = min(runs, key=lambda pair: pair[1].days if by_days else pair[1].chip_hours)
     place = f"{point.cluster} with batches of {format_binary(point.batch_tokens)}"
-    yield from (f"the nearest, {place}: {line}" for line in misses(found.limits, run))
+    yield from (f"the nearest, {place}: {line}" for line in describe_missed_limits(found.limits, run))

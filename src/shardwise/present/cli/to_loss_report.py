@@ -8,8 +8,8 @@ from shardwise.batch_size.noise_scale import NoiseScale
 from shardwise.batch_size.tradeoff import LossTarget
 from shardwise.present.cli.section import Block, Marked, Report, Row, Section, Table
 from shardwise.present.cli.summary import summary
-from shardwise.search.explain.explanation import side_text
-from shardwise.search.loss_time import Doubling, LossPoint, LossSearch, LossTime, Sensitivity
+from shardwise.search.explain.explanation import critical_batch_text
+from shardwise.search.loss_time import Doubling, LossPoint, LossSearch, LossTime, NoiseSensitivity
 from shardwise.values.units import format_binary, format_count, format_seconds, format_usd
 
 ABSENT = "-"
@@ -26,7 +26,7 @@ def to_loss_report(found: LossSearch, doublings: Sequence[Doubling]) -> Report:
     return [
         Section(list(_head(found)), title=_title(found)),
         Section([_points(found.best, mark)], title="the best batch of each cluster"),
-        Section([f"chosen: {place}, {found.reason}", f"  {side_text(mark.time, found.target)}"]),
+        Section([f"chosen: {place}, {found.reason}", f"  {critical_batch_text(mark.time, found.target)}"]),
         Section(list(_diagonal(found))),
         Section([doublings_table(doublings)], title="the next doubling of the chosen plan"),
         Section(list(_sensitivity(found))),
@@ -138,7 +138,7 @@ def _sensitivity(found: LossSearch) -> Iterator[str]:
         yield from (f"  {_other(one, mark, found.goal)}" for one in found.sensitivity)
 
 
-def _other(one: Sensitivity, mark: LossPoint, goal: str) -> str:
+def _other(one: NoiseSensitivity, mark: LossPoint, goal: str) -> str:
     tokens = format_count(one.noise_tokens)
     if one.cluster is None or one.batch_tokens is None:
         return f"{tokens}: nothing meets the limits"

@@ -11,8 +11,8 @@ from shardwise.present.cli.section import Report, Row, Section, Table
 from shardwise.values.argument_parser import Parser
 
 if TYPE_CHECKING:
-    from shardwise.run.data.documents import Source
-    from shardwise.run.data.shard_index import Index
+    from shardwise.run.data.documents import TextFile
+    from shardwise.run.data.shard_index import ShardIndex
     from shardwise.run.data.tokenizer import Tokenizer
 
 DESCRIPTION = """Write the tokens of text files as shards that a trainer maps into memory, with the tokenizer beside them.
@@ -59,10 +59,10 @@ def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON; the shards are written first."""
     from shardwise.run.data.corpus_writer import DEFAULT_VOCAB, write_corpus
     from shardwise.run.data.shard_index import corpus_payload
-    from shardwise.values.errors import collect
+    from shardwise.values.errors import run_all
     from shardwise.values.units import parse_count, parse_quantity
 
-    sources, tokenizer, vocab_size, held_out = collect(
+    sources, tokenizer, vocab_size, held_out = run_all(
         lambda: _sources(arguments),
         lambda: _tokenizer(arguments),
         lambda: parse_count(arguments.vocab_size, what="--vocab-size") if arguments.vocab_size else DEFAULT_VOCAB,
@@ -75,18 +75,18 @@ def run(arguments: argparse.Namespace) -> str | Report:
     return json.dumps(corpus_payload(index), indent=2) if arguments.json else _report(index, trained=tokenizer is None)
 
 
-def _sources(arguments: argparse.Namespace) -> tuple[Source, ...]:
-    from shardwise.run.data.documents import GLOBS, find_sources, python_library
+def _sources(arguments: argparse.Namespace) -> tuple[TextFile, ...]:
+    from shardwise.run.data.documents import GLOBS, find_text_files, python_library
     from shardwise.values.errors import InputError
     from shardwise.values.units import parse_quantity
 
     if not arguments.sources and arguments.python_library is None:
         raise InputError("tokenize: found no text; a folder, a file or --python-library SIZE is required")
-    library: tuple[Source, ...] = ()
+    library: tuple[TextFile, ...] = ()
     if arguments.python_library is not None:
         size = parse_quantity(arguments.python_library, what="--python-library", unit="B")
         library = python_library(int(size))
-    return (*find_sources(arguments.sources, arguments.glob or GLOBS), *library)
+    return (*find_text_files(arguments.sources, arguments.glob or GLOBS), *library)
 
 
 def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
@@ -102,9 +102,9 @@ def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
     return load_tokenizer(arguments.tokenizer, arguments.end_of_document)
 
 
-def _report(index: Index, *, trained: bool) -> Report:
+def _report(index: ShardIndex, *, trained: bool) -> Report:
     from shardwise.run.data.shard_index import SPLITS
-    from shardwise.values.units import counted, format_bytes
+    from shardwise.values.units import format_bytes, pluralize
 
     rows: list[Row] = []
     for name in SPLITS:
@@ -113,8 +113,8 @@ def _report(index: Index, *, trained: bool) -> Report:
             rows.append((name, f"{'none':<21}", ""))
             continue
         said = (
-            f"of {counted(split.num_documents, 'document')}, {format_bytes(split.text_bytes)} of text "
-            f"({split.text_bytes / split.num_tokens:.2f} bytes per token), in {counted(len(split.shards), 'shard')} of "
+            f"of {pluralize(split.num_documents, 'document')}, {format_bytes(split.text_bytes)} of text "
+            f"({split.text_bytes / split.num_tokens:.2f} bytes per token), in {pluralize(len(split.shards), 'shard')} of "
             f"{index.dtype}"
         )
         rows.append((name, f"{split.num_tokens:,} tokens", said))

@@ -11,7 +11,7 @@ from shardwise.present.cli.pictures import picture_name, write_picture
 from shardwise.values.argument_parser import Parser
 
 if TYPE_CHECKING:
-    from shardwise.measure.reconcile.trace_analysis import Traced
+    from shardwise.measure.reconcile.trace_analysis import TraceAnalysis
     from shardwise.present.cli.section import Report
     from shardwise.records.run_folder import RunFolder
 
@@ -52,29 +52,29 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from pathlib import Path
 
     from shardwise.measure.reconcile.payloads import trace_payload
-    from shardwise.measure.reconcile.trace_analysis import read_traced
+    from shardwise.measure.reconcile.trace_analysis import load_trace_analysis
     from shardwise.present.cli.trace_report import trace_report
     from shardwise.records.run_folder import RunFolder
     from shardwise.values.units import parse_count
 
     folder = RunFolder(Path(arguments.folder))
-    folder.require_traced()
+    folder.require_run_to_trace()
     step = None if arguments.step is None else parse_count(arguments.step, what="--step")
-    found = read_traced(folder, step)
+    found = load_trace_analysis(folder, step)
     _write_files(arguments, found, folder)
     if arguments.json:
         return json.dumps(trace_payload(found, bottlenecks=arguments.bottlenecks), indent=2)
     return trace_report(found, str(folder.path), bottlenecks=arguments.bottlenecks)
 
 
-def _write_files(arguments: argparse.Namespace, found: Traced, folder: RunFolder) -> None:
+def _write_files(arguments: argparse.Namespace, found: TraceAnalysis, folder: RunFolder) -> None:
     from shardwise.present.draw.lines import draw_lines
     from shardwise.present.pictures.measured_and_planned_trace import both_traces
     from shardwise.present.pictures.memory_over_steps_chart import anatomy_chart
-    from shardwise.records.step_memory_and_collectives import read_memory
+    from shardwise.records.step_memory_and_collectives import read_memory_traces
 
     if arguments.memory:
         about = f"{found.plan.model.name}, {found.plan.layout}"
-        write_picture("--memory", arguments.memory, draw_lines(anatomy_chart(read_memory(folder), about)))
+        write_picture("--memory", arguments.memory, draw_lines(anatomy_chart(read_memory_traces(folder), about)))
     if arguments.out:
         write_file("--out", arguments.out, both_traces(found.step, found.planned.found) + "\n")

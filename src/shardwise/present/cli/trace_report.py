@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwise.measure.reconcile.rank_time import Occupancy
-from shardwise.measure.reconcile.trace_analysis import LEAST, Bottleneck, Traced
+from shardwise.measure.reconcile.trace_analysis import LEAST_SHARE, Bottleneck, TraceAnalysis
 from shardwise.present.cli.section import Report, Row, Section, Table
-from shardwise.values.estimate_terms import COMMUNICATION
-from shardwise.values.units import counted, format_percent, format_seconds
+from shardwise.values.estimate_terms import COMMUNICATION_TERMS
+from shardwise.values.units import format_percent, format_seconds, pluralize
 
 MOST = 5  # bottlenecks and stalls in text, and differences in the short form
-AXES = (*COMMUNICATION, "control")
+AXES = (*COMMUNICATION_TERMS, "control")
 
 
-def trace_report(found: Traced, folder: str, *, bottlenecks: bool = False) -> Report:
+def trace_report(found: TraceAnalysis, folder: str, *, bottlenecks: bool = False) -> Report:
     """The step, where each rank's time went, where it differs from the planned one, who came late, and what holds it up."""
     plan, step = found.plan, found.step
-    head = (
-        f"{plan.model.name}, {counted(plan.layout.num_devices, 'device')}: {plan.layout}, step {step.step} of {folder}"
-    )
+    head = f"{plan.model.name}, {pluralize(plan.layout.num_devices, 'device')}: {plan.layout}, step {step.step} of {folder}"
     lines = [f"  step {format_seconds(step.seconds)} measured, {format_seconds(found.planned.step_time_s)} planned"]
     if len(step.ranks) > 1:
         lines.append(f"  clocks of the ranks compared within {format_seconds(step.error_s)}")
@@ -35,7 +33,7 @@ def trace_report(found: Traced, folder: str, *, bottlenecks: bool = False) -> Re
     return [*sections, Section([_differences(found)], name="all differences"), *_stalls(found)]
 
 
-def _bottlenecks(found: Traced) -> Section:
+def _bottlenecks(found: TraceAnalysis) -> Section:
     """What holds the step up, and what would mend it."""
     lines = []
     for number, one in enumerate(found.bottlenecks[:MOST], start=1):
@@ -44,7 +42,9 @@ def _bottlenecks(found: Traced) -> Section:
             f"     {one.what}", f"     {_mended(one)}",
         ]  # fmt: skip
     lines += _others(len(found.bottlenecks))
-    return Section(lines or [f"  nothing takes {format_percent(LEAST)} of the step"], title="what holds the step up")
+    return Section(
+        lines or [f"  nothing takes {format_percent(LEAST_SHARE)} of the step"], title="what holds the step up"
+    )
 
 
 def _others(number: int) -> list[str]:
@@ -59,7 +59,7 @@ def _mended(one: Bottleneck) -> str:
     return f"{change.what}: {change.layout} would save about {format_seconds(change.saves_s)}; generally {one.advice}"
 
 
-def _differences(found: Traced) -> Table:
+def _differences(found: TraceAnalysis) -> Table:
     """The largest, each with its cause."""
     rows: list[Row] = [("difference", "of", "expected", "measured", "cause")]
     for one in found.differences:
@@ -68,7 +68,7 @@ def _differences(found: Traced) -> Table:
     return Table(rows=tuple(rows), right=(2, 3), brief=MOST)
 
 
-def _ranks(found: Traced) -> Table:
+def _ranks(found: TraceAnalysis) -> Table:
     """Seconds of each rank, which add up to its step."""
     ranks = found.occupancies
     axes = [axis for axis in AXES if any(one.exposed.get(axis) for one in ranks)]
@@ -88,7 +88,7 @@ def _gaps(one: Occupancy) -> str:
     return f"{format_seconds(one.gaps_s)} in {one.num_gaps:,}"
 
 
-def _overlaps(found: Traced) -> Table:
+def _overlaps(found: TraceAnalysis) -> Table:
     rows: list[Row] = [("traffic", "rank", "on its way", "behind kernels", "share")]
     for one in found.occupancies:
         for traffic in one.overlaps:
@@ -97,7 +97,7 @@ def _overlaps(found: Traced) -> Table:
     return Table(rows=tuple(rows), right=(1, 2, 3, 4))
 
 
-def _late(found: Traced) -> Table:
+def _late(found: TraceAnalysis) -> Table:
     rows: list[Row] = [("arrival at collectives", "came last to", "others waited", "for it")]
     for one in found.lateness:
         rows.append(
@@ -111,7 +111,7 @@ def _late(found: Traced) -> Table:
     return Table(rows=tuple(rows), right=(1, 2, 3))
 
 
-def _stalls(found: Traced) -> Iterator[Section]:
+def _stalls(found: TraceAnalysis) -> Iterator[Section]:
     if found.stalls:
         lines = [
             f"  rank {one.rank}: {format_seconds(one.seconds)} in {one.where}, where {format_seconds(one.usual_s)} is usual"

@@ -22,8 +22,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
     """The run's summary, as text or as JSON, when it has ended."""
     if importlib.util.find_spec("torch") is None:
         raise InputError("train: PyTorch is not installed; pip install shardwise[train]")
-    from shardwise.records.run_summary import shown, summary_text
-    from shardwise.train import start
+    from shardwise.records.run_summary import format_summary, summary_text
+    from shardwise.train import start_run
 
-    summary = start(arguments)
-    return shown(summary, as_json=True) if arguments.json else paragraphs(summary_text(summary))
+    summary = start_run(arguments)
+    return format_summary(summary, as_json=True) if arguments.json else paragraphs(summary_text(summary))

@@ -14,7 +14,7 @@ from shardwise.present.cli.section import Report, paragraphs
 from shardwise.values.argument_parser import Parser
 
 if TYPE_CHECKING:
-    from shardwise.measure.calibrate.published_runs.run_table import Row
+    from shardwise.measure.calibrate.published_runs.run_table import RunRow
     from shardwise.values.progress import Progress
 
 DESCRIPTION = """Predict the step time and the peak memory of published training runs, and compare. What was measured is
@@ -66,7 +66,7 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
     from shardwise.measure.calibrate.payloads import validate_payload
-    from shardwise.measure.calibrate.prediction_errors import judge
+    from shardwise.measure.calibrate.prediction_errors import predict_rows
     from shardwise.measure.calibrate.published_runs.run_table import published_rows, read_rows
     from shardwise.present.cli.validate_report import validate_report
 
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     if arguments.folds:
         whole = (arguments.rows, arguments.chip, arguments.source) == (None, None, None)
         return _folds(None if whole else chosen, arguments.progress, as_json=arguments.json)
-    judged = judge(chosen, bound=arguments.bound, progress=arguments.progress)
+    judged = predict_rows(chosen, bound=arguments.bound, progress=arguments.progress)
     if arguments.plot:
         from shardwise.present.pictures.prediction_accuracy_charts import draw_accuracy
 
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     return json.dumps(validate_payload(judged), indent=2) if arguments.json else validate_report(judged)
 
 
-def _folds(rows: Sequence[Row] | None, progress: Progress, *, as_json: bool) -> str | Report:
+def _folds(rows: Sequence[RunRow] | None, progress: Progress, *, as_json: bool) -> str | Report:
     """Errors of runs that were left out of the fit; of the package's (None) with what it is fitted to beside them.
 
     Raises `InputError` when too few runs can be fitted.
@@ -112,11 +112,11 @@ def _groups(arguments: argparse.Namespace) -> str | Report:
     return json.dumps(groups_payload(found), indent=2) if arguments.json else paragraphs(groups_report(found))
 
 
-def _chosen(rows: Sequence[Row], chip: str | None, source: str | None) -> list[Row]:
+def _chosen(rows: Sequence[RunRow], chip: str | None, source: str | None) -> list[RunRow]:
     """The rows of a chip and of a source. Raises `InputError` when none is left."""
     from shardwise.values.errors import InputError
 
-    def has(row: Row) -> bool:
+    def has(row: RunRow) -> bool:
         where = " ".join((row.family, row.source, row.cell("software"))).lower()
         return (chip or "").lower() in row.cell("chip").lower() and (source or "").lower() in where
 

@@ -6,24 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from shardwise.measure.calibrate.prediction_errors import (
     ErrorStatistics,
-    Judged,
-    guess,
-    memory_summary,
-    refuted_fits,
-    skipped_kinds,
-    summary,
-    worst,
+    EvaluatedRun,
+    count_refuted_fits,
+    count_skipped,
+    error_tables,
+    guess_cause,
+    largest_errors,
+    memory_error_tables,
 )
-from shardwise.measure.calibrate.published_runs.run_table import unreadable
+from shardwise.measure.calibrate.published_runs.run_table import unreadable_cells
 from shardwise.present.cli.section import Report, Row, Section, Table
 from shardwise.values.units import format_seconds
 
 WORST = 10
 
 
-def validate_report(judged: Sequence[Judged]) -> Report:
+def validate_report(judged: Sequence[EvaluatedRun]) -> Report:
     """Errors of step times and of memory by group, the largest of them, and what has no prediction."""
-    times, memory = summary(judged), memory_summary(judged)
+    times, memory = error_tables(judged), memory_error_tables(judged)
     predicted = sum(one.prediction is not None for one in judged)
     head = (
         f"{len(judged)} runs, {predicted} with a prediction; those of quality A and A- count, weighted 1/duplicates; "
@@ -32,7 +32,7 @@ def validate_report(judged: Sequence[Judged]) -> Report:
     sections = [Section([head])]
     if times["overall"]:
         sections.append(Section([_table("step time, |predicted / measured - 1|", times)]))
-        largest = [line for one in worst(judged, WORST) for line in _worst(one)]
+        largest = [line for one in largest_errors(judged, WORST) for line in _worst(one)]
         sections.append(Section(largest, title="largest errors"))
     else:
         sections.append(Section(["no run that counts has both a prediction and a measured step time"]))
@@ -55,7 +55,7 @@ def _table(title: str, tables: Mapping[str, Mapping[str, ErrorStatistics]]) -> T
     return Table(rows=tuple(rows), right=range(1, 9), line="{:<42}" + "{:>8}" * len(columns))
 
 
-def _worst(one: Judged) -> Iterator[str]:
+def _worst(one: EvaluatedRun) -> Iterator[str]:
     assert one.prediction is not None
     case, seconds = one.prediction.case, one.row.step_time_s or 0.0
     yield (
@@ -63,11 +63,11 @@ def _worst(one: Judged) -> Iterator[str]:
         f"{format_seconds(seconds)}; {case.architecture.name} on {case.cluster.name}"
     )
     yield f"      {case.layout}"
-    yield f"      {guess(one)}"
+    yield f"      {guess_cause(one)}"
 
 
-def _refuted(judged: Sequence[Judged]) -> Iterator[str]:
-    stated, over, far = refuted_fits(judged)
+def _refuted(judged: Sequence[EvaluatedRun]) -> Iterator[str]:
+    stated, over, far = count_refuted_fits(judged)
     if stated:
         yield (
             f"{over} of {stated} runs that say what they recompute would not fit by the memory model, though they ran, "
@@ -75,15 +75,15 @@ def _refuted(judged: Sequence[Judged]) -> Iterator[str]:
         )
 
 
-def _unreadable(judged: Sequence[Judged]) -> Iterator[str]:
-    found = unreadable(one.row for one in judged)
+def _unreadable(judged: Sequence[EvaluatedRun]) -> Iterator[str]:
+    found = unreadable_cells(one.row for one in judged)
     if found:
         row, column, text = found[0]
         yield f"{len(found)} measured cells are not numbers above 0 and are ignored: {row}, {column}: found {text[:40]!r}"
 
 
-def _skipped(judged: Sequence[Judged]) -> Iterator[Section]:
-    kinds = skipped_kinds(judged)
+def _skipped(judged: Sequence[EvaluatedRun]) -> Iterator[Section]:
+    kinds = count_skipped(judged)
     if kinds:
         rows: tuple[Row, ...] = tuple((kind, str(rows), f"({scored})") for kind, (rows, scored) in kinds.items())
         table = Table(rows=rows, right=(1,), head=False, indent=2, line="  {:<44}{:>5} {}")

@@ -14,7 +14,7 @@ from shardwise.values.argument_parser import Parser
 from shardwise.values.errors import InputError
 
 if TYPE_CHECKING:
-    from shardwise.verify.training.plan_verification import Verification, Verified
+    from shardwise.verify.training.plan_verification import MeshVerification, PlanVerification
 
 DESCRIPTION = """Check that the layout of a plan trains right. A small model with the plan's structure is trained for some steps
 on meshes of at most 8 ranks that have all axes and variants of the plan's layout, in float64 on this machine's CPU, and on one
@@ -46,20 +46,20 @@ def run(arguments: argparse.Namespace) -> str | Report:
     if importlib.util.find_spec("torch") is None:
         raise InputError("verify: PyTorch is not installed; pip install shardwise[train]")
     from shardwise.search.plan_file import load_plan
-    from shardwise.verify.training.plan_verification import verify, verify_payload
-    from shardwise.verify.training.small_case import recipe_of
+    from shardwise.verify.training.plan_verification import verify_payload, verify_plan
+    from shardwise.verify.training.small_case import small_recipe
 
     plan = load_plan(arguments.plan)
-    found = verify(plan, recipe_of(plan, arguments.steps, arguments.seed, arguments.set), arguments.progress)
+    found = verify_plan(plan, small_recipe(plan, arguments.steps, arguments.seed, arguments.set), arguments.progress)
     arguments.exit_code = 0 if found.ok else NOT_RIGHT
     return json.dumps(verify_payload(found), indent=2) if arguments.json else _report(str(plan.layout), found)
 
 
-def _report(layout: str, found: Verification) -> Report:
-    from shardwise.verify.training.compare_runs import LIMITS
+def _report(layout: str, found: PlanVerification) -> Report:
+    from shardwise.verify.training.compare_runs import ERROR_LIMITS
 
-    limits = ("limit", "", *(f"{limit:.0e}" for limit in LIMITS.values()), "")
-    rows: tuple[Row, ...] = (("mesh", "ranks", *LIMITS, "collectives"), *map(_row, found.meshes), limits)
+    limits = ("limit", "", *(f"{limit:.0e}" for limit in ERROR_LIMITS.values()), "")
+    rows: tuple[Row, ...] = (("mesh", "ranks", *ERROR_LIMITS, "collectives"), *map(_row, found.meshes), limits)
     right = "the layout trains as one process does, and issues what the instruction list has"
     wrong = "the layout does NOT train as one process does, or issues other collectives than listed"
     return [
@@ -69,21 +69,21 @@ def _report(layout: str, found: Verification) -> Report:
     ]
 
 
-def _row(one: Verified) -> Row:
+def _row(one: MeshVerification) -> Row:
     count = one.case.instance.issued(one.case.num_micro_batches).total()
     collectives = f"{count} of {count} as listed" if not one.differing else "differ"
     errors = (f"{error:.1e}" for error in one.errors.largest.values())
     return _name(one), str(one.case.layout.num_devices), *errors, collectives
 
 
-def _name(one: Verified) -> str:
+def _name(one: MeshVerification) -> str:
     return " ".join(f"{atom}={degree}" for atom, degree in one.degrees.items()) or "one device"
 
 
-def _problems(one: Verified, most: int = 8) -> Iterator[str]:
+def _problems(one: MeshVerification, most: int = 8) -> Iterator[str]:
     """What of a mesh is not compared, which gradient and weight are farthest off, and the first collectives that differ."""
-    if one.errors.idle:
-        yield f"{_name(one)}: without a gradient, and not compared: {', '.join(one.errors.idle)}"
+    if one.errors.without_gradient:
+        yield f"{_name(one)}: without a gradient, and not compared: {', '.join(one.errors.without_gradient)}"
     if not one.errors.ok:
         yield f"{_name(one)}: farthest off are the gradient of {one.errors.gradient} and the weight {one.errors.weight}"
     more = len(one.differing) - most

@@ -17,7 +17,7 @@ from shardwise.present.explore.known import Known
 from shardwise.present.explore.state import State
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
-from shardwise.values.errors import ShardwiseError, require
+from shardwise.values.errors import ShardwiseError, raise_problems
 
 WORKED_OUT = ("plan", "problems", "measured")  # of a layout, whatever the view
 
@@ -49,7 +49,7 @@ class Asked:
 
     def require_legal(self) -> None:
         """Raise `InputError` with everything that is wrong with the layout."""
-        require(self.problems)
+        raise_problems(self.problems)
 
     @cached_property
     def plan(self) -> Plan:

@@ -24,7 +24,7 @@ from shardwise.present.explore.views.run import run
 from shardwise.present.explore.views.schedule import schedule
 from shardwise.present.explore.views.timeline import timeline
 from shardwise.present.explore.views.why import why
-from shardwise.values.errors import ShardwiseError, chosen
+from shardwise.values.errors import ShardwiseError, lookup
 
 KEPT = 32  # layouts with their plans, some 100 KB each
 
@@ -51,7 +51,7 @@ class Explorer:
 
         Raises `ShardwiseError` for a state that cannot be: an address or a name that is none.
         """
-        ask = chosen(QUESTIONS, question, "question")
+        ask = lookup(QUESTIONS, question, "question")
         found = self.asked(self.state(query))
         try:
             return ask(found)

@@ -17,11 +17,11 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.load import load_model, model_names
 from shardwise.present.explore.state import ROOMS, State
-from shardwise.price.problem import as_planned
-from shardwise.price.roofline import loss_of
+from shardwise.price.problem import with_problem_defaults
+from shardwise.price.roofline import loss_kind
 from shardwise.search.plan import Plan
-from shardwise.values.errors import InputError, ShardwiseError, require, unknown
-from shardwise.values.overrides import parse_changes, replaced
+from shardwise.values.errors import InputError, ShardwiseError, describe_unknown, raise_problems
+from shardwise.values.overrides import apply_overrides, parse_overrides
 
 OPENED = "@plan"  # behind the name of a model or a cluster of the opened plan that the catalogue has otherwise
 # What is answered while something is dragged; what is larger belongs on the command line.
@@ -83,7 +83,7 @@ def known_of(plan: Plan, run: Path | None = None) -> Known:
 def _rest(plan: Plan) -> Mapping[str, object]:
     """What a job has beyond the fields of a state."""
     job = plan.job
-    filled = loss_of(plan.cluster, replace(job, loss=None))
+    filled = loss_kind(plan.cluster, replace(job, loss=None))
     values = {"loss": None if job.loss == filled else job.loss, "document_tokens": job.document_tokens}
     values["optimizer"] = job.optimizer if job.optimizer != Job(global_batch_tokens=1, seq_len=1).optimizer else None
     return {name: value for name, value in values.items() if value is not None}
@@ -103,7 +103,7 @@ def _catalogued_cluster(state: State) -> Cluster | None:
 @lru_cache(maxsize=KEPT)
 def _model(name: str) -> Architecture:
     if name not in model_names():
-        raise InputError(f"model: {unknown(name[:60], model_names())}")
+        raise InputError(f"model: {describe_unknown(name[:60], model_names())}")
     return load_model(name)
 
 
@@ -116,15 +116,15 @@ def _cluster(name: str, stack: str | None, overlap: str | None) -> Cluster:
     if found.num_devices > MOST_DEVICES:
         raise InputError(f"cluster: found {found.num_devices:,} devices; at most {MOST_DEVICES:,} are explored")
     probe = Job(global_batch_tokens=1, seq_len=1, overlap=overlap)  # type: ignore[arg-type]
-    return as_planned(found, probe)[0]
+    return with_problem_defaults(found, probe)[0]
 
 
 def _changed(value: Value, state: State, room: str) -> Value:
     """A model or a job with the values of the address in place of its own."""
-    texts = parse_changes((f"{key}={text}" for key, text in state.changes), ROOMS)[room]
-    changed: Value = replaced(value, texts, room)
+    texts = parse_overrides((f"{key}={text}" for key, text in state.changes), ROOMS)[room]
+    changed: Value = apply_overrides(value, texts, room)
     sizes = {name: getattr(changed, name) for name in texts} if room == "model" else {}
-    require([
+    raise_problems([
         f"{room}.{name}: found {size}; at most {MOST_OF_MODEL.get(name, MOST_SIZE):,} is explored" for name, size in sizes.items()
         if isinstance(size, int) and size > MOST_OF_MODEL.get(name, MOST_SIZE)
     ])  # fmt: skip

@@ -18,10 +18,10 @@ from shardwise.layout.rules.stack_abilities import stack_of
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.present.explore.state import layout_text
-from shardwise.price.problem import as_planned
+from shardwise.price.problem import with_problem_defaults
 from shardwise.search.plan import Plan
-from shardwise.search.planner import plan
-from shardwise.search.vectorised.search_layouts import Found, SearchResult, search
+from shardwise.search.planner import make_plan
+from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
 from shardwise.values.errors import ShardwiseError
 
 MOST_POINTS = 300  # layouts beside the front: more are no picture
@@ -30,22 +30,22 @@ MOST_POINTS = 300  # layouts beside the front: more are no picture
 def found_for(model: Architecture, cluster: Cluster, job: Job) -> Iterator[dict[str, Any]]:
     """What searches of a job find, as they find it: the plan that `shardwise plan` takes, then the front."""
     try:
-        chosen = plan(model, cluster, job)
+        chosen = make_plan(model, cluster, job)
     except ShardwiseError as error:
         yield {"state": "done", "best": None, "problems": list(error.problems)}
         return
     best = _best(chosen)
     yield {"state": "searching", "best": best, "problems": []}
-    planned_cluster, planned_job = as_planned(cluster, job)
-    choices = Choices().of_stack(stack_of(planned_cluster), model, job, planned_cluster.scale_up_size)
-    result = search(model, planned_cluster, planned_job, choices=choices)
+    planned_cluster, planned_job = with_problem_defaults(cluster, job)
+    choices = Choices().limit_to_stack(stack_of(planned_cluster), model, job, planned_cluster.scale_up_size)
+    result = search_layouts(model, planned_cluster, planned_job, choices=choices)
     yield {"state": "done", "best": best, "problems": [], **_front(result)}
 
 
 def searched(chosen: Plan) -> dict[str, Any]:
     """The same for a plan that is there: its search again, for the front."""
-    choices = Choices().of_stack(stack_of(chosen.cluster), chosen.model, chosen.job, chosen.cluster.scale_up_size)
-    result = search(chosen.model, chosen.cluster, chosen.job, choices=choices)
+    choices = Choices().limit_to_stack(stack_of(chosen.cluster), chosen.model, chosen.job, chosen.cluster.scale_up_size)
+    result = search_layouts(chosen.model, chosen.cluster, chosen.job, choices=choices)
     return {"state": "done", "best": _best(chosen), "problems": [], **_front(result)}
 
 
@@ -74,7 +74,7 @@ def _front(result: SearchResult) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _points(rows: Sequence[Found]) -> list[dict[str, Any]]:
+def _points(rows: Sequence[PricedLayout]) -> list[dict[str, Any]]:
     return [_point(one.layout, one.step_time_s, one.memory_bytes) for one in rows]
 
 

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from shardwise.present.explore.explorer import QUESTIONS, Explorer
 from shardwise.present.explore.guard import Guard, refusal
 from shardwise.present.explore.pages import Page, pages
-from shardwise.values.errors import SCHEMA, ShardwiseError, told
+from shardwise.values.errors import SCHEMA, ShardwiseError, format_problems
 
 COMPRESSION = 4  # of gzip: a third of the time of 9, 5% more bytes
 MOST_WAITING = 32  # questions at a time; a page asks a handful
@@ -58,9 +58,11 @@ class Server:
         try:
             return dumped(self.explorer.answer(name, query)), 200
         except ShardwiseError as error:
-            return told(error.problems, error.exit_code, as_json=True), 422
+            return format_problems(error.problems, error.exit_code, as_json=True), 422
         except (ArithmeticError, MemoryError, RecursionError):  # sizes of which no number comes
-            return told(["query: sizes whose costs are not finite; smaller ones are required"], 2, as_json=True), 422
+            return format_problems(
+                ["query: sizes whose costs are not finite; smaller ones are required"], 2, as_json=True
+            ), 422
 
 
 def dumped(payload: Any) -> str:

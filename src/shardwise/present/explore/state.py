@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from shardwise.layout.layout import Layout
-from shardwise.values.errors import InputError, did_you_mean, require
-from shardwise.values.overrides import parse_changes
+from shardwise.values.errors import InputError, did_you_mean, raise_problems
+from shardwise.values.overrides import parse_overrides
 from shardwise.values.units import format_binary, parse_count, parse_quantity
 
 VIEWS = ("overview", "notation", "memory", "schedule", "batch", "run")
@@ -77,7 +77,7 @@ def parse_query(query: str) -> State:
         for key, value in long.items()
     ]
     problems += [f"{key}: found no value; one is required" for key, value in given.items() if "." in key and not value]
-    require(problems)
+    raise_problems(problems)
     if given.get("view", VIEWS[0]) not in VIEWS:
         raise InputError(f"view: found {given['view']!r}; one of {', '.join(VIEWS)} is required")
     fields: dict[str, Any] = {key: given[key] for key in ("view", *TEXTS) if given.get(key)}
@@ -89,7 +89,7 @@ def parse_query(query: str) -> State:
     changes = {key: value for key, value in given.items() if "." in key}
     if len(changes) > MOST_CHANGES:
         raise InputError(f"query: found {len(changes)} changed values; at most {MOST_CHANGES} are required")
-    parse_changes((f"{key}={value}" for key, value in changes.items()), ROOMS)
+    parse_overrides((f"{key}={value}" for key, value in changes.items()), ROOMS)
     details = tuple((key, given[key]) for key in DETAILS if given.get(key))
     return State(**fields, changes=tuple(sorted(changes.items())), details=details)
 
@@ -104,7 +104,7 @@ def _pairs(query: str) -> Mapping[str, str]:
         raise InputError(f"query: not UTF-8, or more than {MOST_KEYS} keys; KEY=VALUE&KEY=VALUE is required") from None
     keys = [key for key, _ in pairs]
     twice = sorted({key[:60] for key in keys if keys.count(key) > 1})
-    require([f"query: found {key!r} more than once; each key once is required" for key in twice])
+    raise_problems([f"query: found {key!r} more than once; each key once is required" for key in twice])
     return dict(pairs)
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from shardwise.measure.reconcile.aligned_traces import TracedStep, axis_of
+from shardwise.measure.reconcile.aligned_traces import TracedStep, event_axis
 from shardwise.present.draw.trace import Event, chrome_trace
 from shardwise.present.pictures.simulated_step_timeline import planned_events
-from shardwise.price.simulation.simulated_step import Simulated
+from shardwise.price.simulation.simulated_step import SimulatedStep
 from shardwise.records.step_trace import COLLECTIVE, WAIT, TraceEvent
 
 ABOUT = ("path", "unit", "action", "role", "num_bytes")
 
 
-def both_traces(step: TracedStep, planned: Simulated) -> str:
+def both_traces(step: TracedStep, planned: SimulatedStep) -> str:
     """The JSON of both: measured ranks first, then the planned stages."""
     num_ranks = len(step.ranks)
     names = [f"rank {rank.trace.rank}, measured" for rank in step.ranks]
@@ -37,4 +37,4 @@ def _measured(step: TracedStep) -> Iterator[Event]:
 
 def _about(event: TraceEvent) -> dict[str, Any]:
     found = {name: value for name in ABOUT if (value := getattr(event, name))}
-    return {**found, "axis": axis_of(event)} if event.axes else found
+    return {**found, "axis": event_axis(event)} if event.axes else found

@@ -23,14 +23,18 @@ def anatomy_chart(steps: Sequence[MemoryTrace], about: str) -> LineChart:
     bands = []
     for place, term in enumerate(terms):
         edges = tuple(
-            (begin + sample.seconds, float(sum(sample.held[:place])), float(sum(sample.held[: place + 1])))
+            (
+                begin + sample.seconds,
+                float(sum(sample.bytes_by_term[:place])),
+                float(sum(sample.bytes_by_term[: place + 1])),
+            )
             for begin, step in zip(begins, steps, strict=True)
             for sample in step.samples
         )
         if any(high > low for _, low, high in edges):
             bands.append(Band(label=term, edges=edges))
     whole = tuple(
-        (begin + sample.seconds, float(sum(sample.held)))
+        (begin + sample.seconds, float(sum(sample.bytes_by_term)))
         for begin, step in zip(begins, steps, strict=True)
         for sample in step.samples
     )

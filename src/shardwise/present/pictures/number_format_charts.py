@@ -9,7 +9,7 @@ import numpy as np
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Line, LineChart
 from shardwise.values.dtypes import NumberFormat
-from shardwise.values.quantization import rounded
+from shardwise.values.quantization import round_to_format
 
 NUM_POINTS = 10_000  # Nanotron team 2025, The Ultra-Scale Playbook, mixed precision training
 
@@ -53,7 +53,7 @@ def _steps(one: NumberFormat) -> Iterator[tuple[float, float]]:
     Where nearly every point is a number of its own the staircase is a straight line, to less than a pixel.
     """
     x = 1.0 + np.arange(NUM_POINTS) / (NUM_POINTS - 1)
-    y = rounded(x, one)
+    y = round_to_format(x, one)
     changes = np.flatnonzero(np.diff(y))
     corners = np.unique(np.concatenate([[0], changes, changes + 1, [NUM_POINTS - 1]]))
     if len(corners) > NUM_POINTS // 2:

@@ -43,8 +43,8 @@ class PrecisionPayload(TypedDict):
 def formats_payload(formats: Sequence[NumberFormat]) -> dict[str, Any]:
     """What `shardwise precision --json` prints.
 
-    >>> from shardwise.values.dtypes import FORMATS
-    >>> formats_payload([FORMATS["e5m2"]])["formats"][0]["max"]
+    >>> from shardwise.values.dtypes import NUMBER_FORMATS
+    >>> formats_payload([NUMBER_FORMATS["e5m2"]])["formats"][0]["max"]
     57344.0
     """
     return {"schema": SCHEMA, "formats": [_payload(one) for one in formats]}

@@ -21,7 +21,7 @@ class Told(TypedDict):
 
 
 class ErrorPayload(TypedDict):
-    """Stands on the error stream in place of a payload (`values.errors.told`); here, for every command loads that."""
+    """Stands on the error stream in place of a payload (`values.errors.format_problems`); here, for every command loads that."""
 
     schema: Literal["shardwise.error/1"]
     error: Told

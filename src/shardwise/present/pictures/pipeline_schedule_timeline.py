@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from shardwise.pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT, Action, ActionList, Slot
-from shardwise.pipeline.messages import needs
+from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Action, ActionList, Slot
+from shardwise.pipeline.messages import remote_dependencies
 from shardwise.pipeline.timeline import Timeline
 from shardwise.present.draw.notebook import Shown, Table
 from shardwise.present.draw.palette import TERM_COLOURS, Colour
 from shardwise.present.draw.timeline import Part, Row, Span, TimelineChart
 from shardwise.present.draw.trace import Arrow, Event, chrome_trace
 from shardwise.values.errors import InputError
-from shardwise.values.units import counted, format_percent
+from shardwise.values.units import format_percent, pluralize
 
 MOST_DRAWN = 8192  # slots: more are no picture that a browser shows well
-TERMS = {FORWARD: "forward", BACKWARD: "backward", INPUT: "backward for activations", WEIGHT: "backward for weights"}
+TERMS = {
+    FORWARD: "forward",
+    FULL_BACKWARD: "backward",
+    BACKWARD_INPUT: "backward for activations",
+    BACKWARD_WEIGHT: "backward for weights",
+}
 
 
 def legend_of(line: ActionList) -> tuple[tuple[Colour, str], ...]:
@@ -57,7 +62,7 @@ def title_of(actions: ActionList) -> str:
     virtual = f", {v:g} virtual stages on each" if v != 1 else ""
     many = "es" if actions.num_micro_batches > 1 else ""
     stages = (
-        f"{actions.name}: {counted(actions.num_ranks, 'stage')}{virtual}" if actions.num_ranks > 1 else "no pipeline"
+        f"{actions.name}: {pluralize(actions.num_ranks, 'stage')}{virtual}" if actions.num_ranks > 1 else "no pipeline"
     )
     return f"{stages}, {actions.num_micro_batches:,} micro-batch{many}"
 
@@ -107,7 +112,7 @@ def trace_text(line: Timeline) -> str:
 def arrows_of(actions: ActionList, events: Mapping[Action, Event]) -> Iterator[Arrow]:
     """An arrow for each message between ranks."""
     for action, event in events.items():
-        for needed in needs(actions, action):
+        for needed in remote_dependencies(actions, action):
             if needed in events and events[needed].process != event.process:
                 yield Arrow(name=str(needed), source=events[needed], target=event)
 

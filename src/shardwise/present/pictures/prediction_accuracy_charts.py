@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from shardwise.measure.calibrate.prediction_errors import Judged, summary
+from shardwise.measure.calibrate.prediction_errors import EvaluatedRun, error_tables
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.drawing import Drawing, below
 from shardwise.present.draw.line_chart import Band, Cloud, Line, LineChart
@@ -17,7 +17,7 @@ Pairs = Mapping[str, Sequence[tuple[float, float]]]
 MEASURED = Axis(title="measured step time", unit="s")
 
 
-def draw_accuracy(judged: Sequence[Judged]) -> Drawing:
+def draw_accuracy(judged: Sequence[EvaluatedRun]) -> Drawing:
     """Predicted against measured step time, and under it their quotient, a mark a row; a band of 10% either way.
 
     Raises `InputError` where no row that counts has both.
@@ -25,7 +25,7 @@ def draw_accuracy(judged: Sequence[Judged]) -> Drawing:
     pairs = _pairs(judged)
     if not pairs:
         raise InputError("--plot: no row of quality A or A- has both a prediction and a measured step time")
-    overall = summary(judged)["overall"]["all"]
+    overall = error_tables(judged)["overall"]["all"]
     said = (
         f"{overall.num_rows} runs of quality A and A-: mean error {overall.mean:.1%}, median {overall.median:.1%}, "
         f"bias {overall.bias:+.1%}, weighted by duplicates"
@@ -33,7 +33,7 @@ def draw_accuracy(judged: Sequence[Judged]) -> Drawing:
     return below([draw_lines(accuracy_chart(pairs, said)), draw_lines(residual_chart(pairs), RESIDUAL_HEIGHT)])
 
 
-def _pairs(judged: Sequence[Judged]) -> Pairs:
+def _pairs(judged: Sequence[EvaluatedRun]) -> Pairs:
     """Measured and predicted seconds of the rows that count, by chip."""
     pairs: dict[str, list[tuple[float, float]]] = {}
     for one in judged:

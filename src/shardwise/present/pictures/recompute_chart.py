@@ -12,8 +12,8 @@ from shardwise.model.recompute_policies import POLICIES
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Line, LineChart, Point
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.problem import as_planned
-from shardwise.search.recompute_budget import layers_of, layers_recomputed
+from shardwise.price.problem import with_problem_defaults
+from shardwise.search.recompute_budget import list_layer_recompute, recompute_layers
 
 
 def kept_chart(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> LineChart:
@@ -29,22 +29,22 @@ def kept_chart(architecture: Architecture, cluster: Cluster, job: Job, layout: L
     >>> [line.label for line in chart.lines], [point.label for point in chart.points]
     (['block'], ['the layout', 'none', 'selective', 'full'])
     """
-    where, what = as_planned(cluster, job)
+    where, what = with_problem_defaults(cluster, job)
 
     def priced(policy: str) -> Pricing:
         return Pricing(architecture, where, what, replace(layout, recompute=policy, recompute_layers=None))
 
-    always = {one.layer: one.kept_bytes for one in layers_recomputed(priced("full"))}
+    always = {one.layer: one.kept_bytes for one in list_layer_recompute(priced("full"))}
     lines = tuple(
         Line(label=kind, points=tuple((always[kind] + one.num_bytes, one.seconds) for one in layer.savings))
-        for kind, layer in layers_of(priced("full")).items()
+        for kind, layer in recompute_layers(priced("full")).items()
     )
-    most = max(layers_recomputed(priced("full")), key=lambda one: one.num_layers).layer
+    most = max(list_layer_recompute(priced("full")), key=lambda one: one.num_layers).layer
     policies = {"the layout": layout.recompute, **{name: name for name in POLICIES if name != layout.recompute}}
     points = (
         Point(label=label, x=one.kept_bytes, y=one.seconds)
         for label, policy in policies.items()
-        for one in layers_recomputed(priced(policy))
+        for one in list_layer_recompute(priced(policy))
         if one.layer == most
     )
     return LineChart(

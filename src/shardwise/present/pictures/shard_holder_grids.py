@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwise.present.draw.grids import Grid, GridChart
-from shardwise.sharding.device_shards import holders
+from shardwise.sharding.device_shards import shard_holders
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Spec
 
@@ -25,7 +25,7 @@ def _hidden(spec: Spec) -> list[str]:
 
 def draw_text(name: str, spec: Spec, mesh: Mesh) -> str:
     """The grid of shards in characters; devices are numbered with the mesh's first axis the slowest."""
-    (rows, columns), grid = holders(spec, mesh)
+    (rows, columns), grid = shard_holders(spec, mesh)
     cells = [[_holding(grid[row, column]) for column in range(columns)] for row in range(rows)]
     width = max(len(cell) for line in cells for cell in line)
     rule = "+" + "+".join("-" * (width + 2) for _ in range(columns)) + "+"
@@ -86,7 +86,7 @@ def shards_chart(title: str, moments: Iterable[Moment], mesh: Mesh) -> GridChart
 
 
 def _grid(moment: Moment, mesh: Mesh) -> Grid:
-    (rows, columns), cells = holders(moment.spec, mesh)
+    (rows, columns), cells = shard_holders(moment.spec, mesh)
     return Grid(
         heading=moment.heading, caption=caption(moment.name, moment.spec), rows=rows, columns=columns,
         labels={place: _holding(summands) for place, summands in cells.items()}, ringed=bool(moment.spec.partial),

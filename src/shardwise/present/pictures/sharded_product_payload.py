@@ -8,7 +8,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from shardwise.price.product import Objective, ProductReport, ProgramCost, StepCost, TensorFacts
-from shardwise.sharding.notation import notes
+from shardwise.sharding.notation import explain_sums
 
 SCHEMA = "shardwise.matmul/1"
 RESHARD_SCHEMA = "shardwise.reshard/1"
@@ -91,14 +91,14 @@ class ReshardPayload(ProductPayload):
 
 def product_payload(report: ProductReport, schema: str = SCHEMA) -> dict[str, Any]:
     """The text and sizes of a product, the placement of its tensors, and its programs with their costs."""
-    made = report.made
+    made = report.expression
     return {
         "schema": schema,
         "expression": str(made.expression),
         "mesh": dict(made.mesh.axes),
         "sizes": dict(made.sizes),
         "dtype": made.dtype,
-        "notes": list(notes(made.expression)),
+        "notes": list(explain_sums(made.expression)),
         "tensors": [asdict(tensor) for tensor in report.tensors],
         "objective": report.objective,
         **_cost(report.best),

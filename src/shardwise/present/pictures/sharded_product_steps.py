@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwise.derive.expression import ShardedExpression
-from shardwise.derive.sharded_program import Communicate, ShardedProgram
+from shardwise.derive.sharded_program import CollectiveStep, ShardedProgram
 from shardwise.present.pictures.shard_holder_grids import Moment
 
 
@@ -14,7 +14,7 @@ def moments(made: ShardedExpression, program: ShardedProgram) -> Iterator[Moment
     for name, spec in zip(made.names, made.operands, strict=True):
         yield Moment(heading="start", name=name, spec=spec)
     for number, step in enumerate(program.steps, 1):
-        if isinstance(step, Communicate):
+        if isinstance(step, CollectiveStep):
             collective = step.collective
             what = f"{collective.kind} over {','.join(collective.axes)}"
             yield Moment(heading=f"{number}: {what}", name=step.tensor.name, spec=collective.after)

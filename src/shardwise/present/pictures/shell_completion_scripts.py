@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 
 SCHEMA = "shardwise.completion/1"
 
@@ -58,4 +58,4 @@ class CompletionPayload(TypedDict):
 
 def completion_payload(shell: str, candidates: list[str] | None) -> dict[str, Any]:
     """What `shardwise completion --json` prints. Raises `InputError` for a shell that has no script."""
-    return {"schema": SCHEMA, "shell": shell, "script": chosen(SCRIPTS, shell, "shell"), "candidates": candidates}
+    return {"schema": SCHEMA, "shell": shell, "script": lookup(SCRIPTS, shell, "shell"), "candidates": candidates}

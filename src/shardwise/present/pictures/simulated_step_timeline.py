@@ -11,10 +11,10 @@ from shardwise.present.draw.palette import INK, TERM_COLOURS, Colour
 from shardwise.present.draw.timeline import Part, Row, Span, TimelineChart
 from shardwise.present.draw.trace import Event, chrome_trace
 from shardwise.present.pictures.pipeline_schedule_timeline import arrows_of, legend_of, parts_of, title_of
-from shardwise.price.simulation.result import AXES, RankMemory, Simulation
-from shardwise.price.simulation.simulated_step import Simulated
-from shardwise.price.simulation.streams import Event as Done
-from shardwise.price.simulation.streams import Kernel
+from shardwise.price.simulation.result import EXPOSED_AXES, MemoryCurve, Simulation
+from shardwise.price.simulation.simulated_step import SimulatedStep
+from shardwise.price.simulation.streams import StreamEvent as Done
+from shardwise.price.simulation.streams import TimedKernel
 from shardwise.step.instructions import COMPUTE
 from shardwise.values.errors import InputError
 from shardwise.values.units import format_bytes, format_percent, format_seconds
@@ -56,14 +56,14 @@ def shown_simulation(simulation: Simulation) -> Shown:
     return Shown(title=title, tables=(Table.of(facts),), charts=lambda: (step_chart(simulation),))
 
 
-def _streams(found: Simulated) -> tuple[str, ...]:
+def _streams(found: SimulatedStep) -> tuple[str, ...]:
     """The communication streams of any rank, in the order of the axes."""
-    every = (event.stream for one in ({*chain(*found.plays)} | {*found.updates}) for event in one.events)
+    every = (event.stream for one in ({*chain(*found.slot_timelines)} | {*found.updates}) for event in one.events)
     used = {stream for stream in every if stream != COMPUTE}
-    return tuple(sorted(used, key=[*AXES, *sorted(used)].index))
+    return tuple(sorted(used, key=[*EXPOSED_AXES, *sorted(used)].index))
 
 
-def _rows(found: Simulated, memories: Sequence[RankMemory], streams: Sequence[str]) -> Iterator[Row]:
+def _rows(found: SimulatedStep, memories: Sequence[MemoryCurve], streams: Sequence[str]) -> Iterator[Row]:
     for rank, memory in enumerate(memories):
         idle = found.ranks[rank].bubble_s / found.step_time_s
         held = tuple((when, held / 1e9) for when, held in memory.curve)
@@ -75,7 +75,7 @@ def _rows(found: Simulated, memories: Sequence[RankMemory], streams: Sequence[st
             yield Row(label=stream, note="", spans=spans, thin=True)
 
 
-def _computing(found: Simulated, rank: int) -> Iterator[Span]:
+def _computing(found: SimulatedStep, rank: int) -> Iterator[Span]:
     """The kernels of each pass, and of the update; the first span of a pass that has room for it has its micro-batch."""
     own = found.held[rank]
     for slot, played, start, _ in found.slots(rank):
@@ -100,7 +100,7 @@ def _colour(term: str) -> Colour:
     return TERM_COLOURS.get(term, INK)
 
 
-def _merged(found: Simulated, times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def _merged(found: SimulatedStep, times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Intervals in order; those too close to be distinguished are merged."""
     merged: list[tuple[float, float]] = []
     for start, end in times:
@@ -111,9 +111,9 @@ def _merged(found: Simulated, times: Iterable[tuple[float, float]]) -> list[tupl
     return merged
 
 
-def events(found: Simulated, rank: int) -> Iterator[tuple[Done, float, float]]:
+def events(found: SimulatedStep, rank: int) -> Iterator[tuple[Done, float, float]]:
     """The work of a rank's streams in the step, with start and end."""
-    left = {(one.slot, one.event): one for one in found.left[rank]}
+    left = {(one.slot, one.event): one for one in found.trailing[rank]}
     for number, (_, played, begin, _) in enumerate(found.slots(rank)):
         for place, one in enumerate(played.events):
             late = left.get((number, place))
@@ -122,12 +122,12 @@ def events(found: Simulated, rank: int) -> Iterator[tuple[Done, float, float]]:
         yield one, found.passes_s + one.start, found.passes_s + one.end
 
 
-def trace_text(found: Simulated) -> str:
+def trace_text(found: SimulatedStep) -> str:
     """The step as a trace for Chrome and Perfetto: a process for each stage, with the passes, every kernel and every transfer
     on its stream; arrows are messages between stages. Raises `InputError` for more events than a browser opens.
     """
     ranks = range(found.actions.num_ranks)
-    number = sum(len(played.events) for plays in found.plays for played in plays)
+    number = sum(len(played.events) for plays in found.slot_timelines for played in plays)
     if number > MOST_TRACED:
         raise InputError(
             f"--trace: found {number:,} kernels and transfers; at most {MOST_TRACED:,} are written: a plan of fewer micro-batches"
@@ -137,7 +137,7 @@ def trace_text(found: Simulated) -> str:
     return chrome_trace(names, [*passes.values(), *done], arrows_of(found.actions, passes))
 
 
-def planned_events(found: Simulated, first: int = 0) -> tuple[dict[Action, Event], list[Event]]:
+def planned_events(found: SimulatedStep, first: int = 0) -> tuple[dict[Action, Event], list[Event]]:
     """The passes of all stages, and every kernel and transfer; the process of the first stage has the number `first`."""
     ranks = range(found.actions.num_ranks)
     passes = {
@@ -154,7 +154,7 @@ def planned_events(found: Simulated, first: int = 0) -> tuple[dict[Action, Event
 
 def _traced(one: Done, rank: int, start: float, end: float) -> Event:
     what = one.what
-    if isinstance(what, Kernel):
+    if isinstance(what, TimedKernel):
         return Event(
             name=what.name, process=rank, stream=one.stream, start=start, end=end, category=what.phase, args={"unit": what.unit}
         )  # fmt: skip

@@ -10,10 +10,10 @@ from shardwise.layout.layout import AXES
 from shardwise.present.draw.heat_map import HeatMap
 from shardwise.present.draw.notebook import Shown, Table
 from shardwise.present.draw.panels import Column, Panel, PanelChart
-from shardwise.search.payloads import micro_batches
+from shardwise.search.payloads import accumulation_steps
 from shardwise.search.plan import Plan
-from shardwise.search.plan_sweep import Point, Swept, knee, parts
-from shardwise.search.sweep_values import shown
+from shardwise.search.plan_sweep import SweepPoint, Swept, find_knee, step_time_parts
+from shardwise.search.sweep_values import format_value
 from shardwise.values.errors import InputError
 from shardwise.values.estimate_terms import MEMORY_TERMS
 from shardwise.values.units import format_bytes, format_seconds
@@ -32,13 +32,13 @@ def sweep_chart(swept: Swept) -> PanelChart | HeatMap:
 def shown_sweep(swept: Swept) -> Shown:
     """A sweep in a notebook: a row for each point, and its chart where any point has a plan."""
     names = [sweep.name for sweep in swept.sweeps]
-    rows = tuple((*(shown(point.at[name]) for name in names), *_said(point)) for point in swept.points)
+    rows = tuple((*(format_value(point.at[name]) for name in names), *_said(point)) for point in swept.points)
     table = Table(head=(*names, "step", "MFU", "memory", "bound by", "layout"), rows=rows)
     title, job = what_is_planned(swept)
     return Shown(title=f"{title}, {job}", tables=(table,), charts=lambda: (sweep_chart(swept),))
 
 
-def _said(point: Point) -> tuple[str, ...]:
+def _said(point: SweepPoint) -> tuple[str, ...]:
     if point.plan is None:
         return absent(point), "", "", "", ""
     found = point.plan.estimate
@@ -71,14 +71,17 @@ def layout_lines(plan: Plan) -> tuple[str, ...]:
     """The layout in short lines: degrees above one, gradient accumulation and micro-batch, ZeRO stage, recomputation."""
     layout = plan.layout
     degrees = " ".join(f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1)
-    found = [*textwrap.wrap(degrees or "one device", WIDTH), f"gas={micro_batches(plan)} mbs={layout.micro_batch_seqs}"]
+    found = [
+        *textwrap.wrap(degrees or "one device", WIDTH),
+        f"gas={accumulation_steps(plan)} mbs={layout.micro_batch_seqs}",
+    ]
     found += [f"ZeRO {layout.zero_stage}"] if layout.fsdp > 1 or layout.zero_stage else []
     if layout.recompute != "none":
         found.append(f"recompute {layout.recompute}")
     return tuple(found)
 
 
-def absent(point: Point | None) -> str:
+def absent(point: SweepPoint | None) -> str:
     """Why a point has no plan, in two or three words."""
     if point is None:
         return "not planned"
@@ -88,22 +91,22 @@ def absent(point: Point | None) -> str:
 def panel_chart(swept: Swept) -> PanelChart:
     """Step, MFU, dollars for each billion tokens, where the step's time goes, and memory, over the values of one sweep."""
     (sweep,), points = swept.sweeps, swept.points
-    found = knee(points) if sweep.ordered else None
+    found = find_knee(points) if sweep.is_ordered else None
     title, job = what_is_planned(swept)
-    ends = f" from {shown(sweep.values[0])} to {shown(sweep.values[-1])}" if sweep.ordered else ""
+    ends = f" from {format_value(sweep.values[0])} to {format_value(sweep.values[-1])}" if sweep.is_ordered else ""
     return PanelChart(
         title=f"{title}: plans by {sweep.name}{ends}", subtitle=job,
         axis_title=f"{sweep.name}; under it the layout: gas micro-batches of mbs sequences",
         columns=tuple(
-            Column(label=shown(point.at[sweep.name]), lines=layout_lines(point.plan) if point.plan else (absent(point),))
+            Column(label=format_value(point.at[sweep.name]), lines=layout_lines(point.plan) if point.plan else (absent(point),))
             for point in points
         ),
-        panels=tuple(_panels(points, joined=sweep.ordered, ideal=sweep.name == "gpus")),
+        panels=tuple(_panels(points, joined=sweep.is_ordered, ideal=sweep.name == "gpus")),
         mark=points.index(found.point) if found else None, mark_label=f"knee: {found.reason}" if found else "",
     )  # fmt: skip
 
 
-def _panels(points: Sequence[Point], *, joined: bool, ideal: bool) -> list[Panel]:
+def _panels(points: Sequence[SweepPoint], *, joined: bool, ideal: bool) -> list[Panel]:
     """The panels; dollars only where the chip has a price, the ideal step only where devices are swept and the batch is not."""
 
     def of(value: Callable[[Plan], float]) -> tuple[float | None, ...]:
@@ -130,7 +133,7 @@ def _panels(points: Sequence[Point], *, joined: bool, ideal: bool) -> list[Panel
     ]
 
 
-def _ideal(points: Sequence[Point]) -> tuple[float | None, ...]:
+def _ideal(points: Sequence[SweepPoint]) -> tuple[float | None, ...]:
     """Seconds of a step if every device were as fast as at the first point."""
     first = next((point for point in points if point.plan), None)
     if first is None or first.plan is None:
@@ -139,13 +142,16 @@ def _ideal(points: Sequence[Point]) -> tuple[float | None, ...]:
     return tuple(seconds / point.case.cluster.num_devices if point.plan else None for point in points)
 
 
-def _shares(points: Sequence[Point]) -> Mapping[str, tuple[float | None, ...]]:
-    found = [(parts(point.plan.estimate), point.plan.estimate.step_time_s) if point.plan else None for point in points]
+def _shares(points: Sequence[SweepPoint]) -> Mapping[str, tuple[float | None, ...]]:
+    found = [
+        (step_time_parts(point.plan.estimate), point.plan.estimate.step_time_s) if point.plan else None
+        for point in points
+    ]
     names = next(one[0] for one in found if one)
     return {name: tuple(one[0][name] / one[1] if one else None for one in found) for name in names}
 
 
-def _memory(points: Sequence[Point]) -> Mapping[str, tuple[float | None, ...]]:
+def _memory(points: Sequence[SweepPoint]) -> Mapping[str, tuple[float | None, ...]]:
     found = [point.plan.estimate.memory if point.plan else None for point in points]
     return {name: tuple(one[name] if one else None for one in found) for name in MEMORY_TERMS}
 
@@ -163,7 +169,7 @@ def heat_map(swept: Swept) -> HeatMap:
     return HeatMap(
         title=f"{title}: best layouts by {rows.name} and {columns.name}", subtitle=job,
         row_title=rows.name, column_title=columns.name,
-        rows=tuple(map(shown, rows.values)), columns=tuple(map(shown, columns.values)),
+        rows=tuple(map(format_value, rows.values)), columns=tuple(map(format_value, columns.values)),
         values=tuple(tuple(one.plan.estimate.mfu if one and one.plan else None for one in row) for row in cells),
         notes=tuple(tuple(layout_lines(one.plan) if one and one.plan else (absent(one),) for one in row) for row in cells),
         absent="no plan; the report says why", scale=f"MFU, predicted for {stack}" if stack else "MFU at most, an upper bound",

@@ -5,6 +5,6 @@ convention (`stage_passes`), and are played on one compute stream and one stream
 passes then go through the clock of the pipeline schedule (`simulated_step`), from which the critical path and memory over time
 are read off.
 
-Entry points: `result.simulate`; `simulated_step.simulated` for a layout that is priced already. May import: what `price` may,
-and `price` itself.
+Entry points: `result.simulate`; `simulated_step.simulate_step` for a layout that is priced already. May import: what `price`
+may, and `price` itself.
 """

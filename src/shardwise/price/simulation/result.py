@@ -23,26 +23,26 @@ from shardwise.layout.rules.table import require_legal
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.payload import ModelPayload, model_payload
-from shardwise.pipeline.actions import BACKWARD, FORWARD, INPUT, Slot
+from shardwise.pipeline.actions import BACKWARD_INPUT, FORWARD, FULL_BACKWARD, Slot
 from shardwise.present.draw.notebook import Pictured, Shown
-from shardwise.price.device_memory import Memory
+from shardwise.price.device_memory import DeviceMemory
 from shardwise.price.estimate import Estimate
 from shardwise.price.estimate_terms import MEMORY
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.simulation.critical_path import Leg, Part, critical_path, legs
-from shardwise.price.simulation.simulated_step import Simulated, simulated
+from shardwise.price.simulation.critical_path import CriticalPart, CriticalPass, critical_passes, find_critical_path
+from shardwise.price.simulation.simulated_step import SimulatedStep, simulate_step
 from shardwise.price.simulation.stage_passes import LIST
-from shardwise.price.simulation.streams import CONTENTION, HOST, Played
-from shardwise.price.simulation.timed_instructions import Stage
-from shardwise.values.estimate_terms import COMMUNICATION
-from shardwise.values.payload_fields import Fields
+from shardwise.price.simulation.streams import CONTENTION, HOST, StreamTimeline
+from shardwise.price.simulation.timed_instructions import VirtualStage
+from shardwise.values.estimate_terms import COMMUNICATION_TERMS
+from shardwise.values.payload_fields import MergedFields
 from shardwise.values.units import format_bytes, format_percent, format_seconds
 
-WORKING = ("workspace", "logits")  # terms of a backward pass; others but activations are there all the time
-ACTIVATIONS = "activations"
+WORKING_TERMS = ("workspace", "logits")  # terms of a backward pass; others but activations are there all the time
+ACTIVATIONS_TERM = "activations"
 
 
-class RankMemory(NamedTuple):
+class MemoryCurve(NamedTuple):
     """Bytes on a device of a rank: the constant part, and the rest over time as (seconds, live bytes from then on)."""
 
     constant_bytes: float
@@ -54,48 +54,48 @@ class RankMemory(NamedTuple):
         return max(held for _, held in self.curve)
 
 
-def memory_over_time(found: Simulated) -> tuple[RankMemory, ...]:
+def memory_over_time(found: SimulatedStep) -> tuple[MemoryCurve, ...]:
     """Memory over time of every rank."""
     memories = found.pricing.memories(found.pricing.stages())
-    return tuple(_of_rank(found, rank, memory) for rank, memory in enumerate(memories))
+    return tuple(_rank_curve(found, rank, memory) for rank, memory in enumerate(memories))
 
 
-def _of_rank(found: Simulated, rank: int, memory: Memory) -> RankMemory:
+def _rank_curve(found: SimulatedStep, rank: int, memory: DeviceMemory) -> MemoryCurve:
     terms = MEMORY.values(memory)
-    on_host = terms[ACTIVATIONS] if memory.stage.host.activations else 0.0  # those of the layers on their way
-    working = sum(terms[name] for name in WORKING)
-    constant = on_host + sum(held for name, held in terms.items() if name not in (*WORKING, ACTIVATIONS))
-    known: dict[Played, tuple[float, float]] = {}
+    on_host = terms[ACTIVATIONS_TERM] if memory.stage.host.activations else 0.0  # those of the layers on their way
+    working = sum(terms[name] for name in WORKING_TERMS)
+    constant = on_host + sum(held for name, held in terms.items() if name not in (*WORKING_TERMS, ACTIVATIONS_TERM))
+    known: dict[StreamTimeline, tuple[float, float]] = {}
     now, held = 0.0, constant
     curve: list[tuple[float, float]] = []
     for slot, played, start, end in found.slots(rank):
         changes = known.get(played)
         if changes is None:
-            changes = known[played] = _changes(found.stages, slot, working)
+            changes = known[played] = _slot_changes(found.stages, slot, working)
         if start > now or not curve:
             curve.append((now, held))
         held += changes[0]
         curve.append((start, held))
         held += changes[1]
         now = end
-    return RankMemory(constant, (*curve, (now, held), (found.step_time_s, held)))
+    return MemoryCurve(constant, (*curve, (now, held), (found.step_time_s, held)))
 
 
-def _changes(stages: Sequence[Stage], slot: Slot, working: float) -> tuple[float, float]:
+def _slot_changes(stages: Sequence[VirtualStage], slot: Slot, working: float) -> tuple[float, float]:
     """Changes of a rank's live bytes as a slot starts, and as it ends."""
-    both = [_kept(stages, one.kind, one.stage) for one in slot]
-    beside = working if any(one.kind in (BACKWARD, INPUT) for one in slot) else 0.0
+    both = [_pass_changes(stages, one.kind, one.stage) for one in slot]
+    beside = working if any(one.kind in (FULL_BACKWARD, BACKWARD_INPUT) for one in slot) else 0.0
     return sum(taken for taken, _ in both) + beside, sum(left for _, left in both) - beside
 
 
-def _kept(stages: Sequence[Stage], kind: str, number: int) -> tuple[float, float]:
+def _pass_changes(stages: Sequence[VirtualStage], kind: str, number: int) -> tuple[float, float]:
     """Changes of the saved bytes as a pass starts, and as it ends."""
     stage = stages[number]
     if kind == FORWARD:
         return stage.saved_bytes, 0.0
-    if kind == BACKWARD:
+    if kind == FULL_BACKWARD:
         return 0.0, -stage.saved_bytes
-    return (0.0, stage.waiting_bytes - stage.saved_bytes) if kind == INPUT else (0.0, -stage.waiting_bytes)
+    return (0.0, stage.waiting_bytes - stage.saved_bytes) if kind == BACKWARD_INPUT else (0.0, -stage.waiting_bytes)
 
 
 SCHEMA = "shardwise.simulation/2"
@@ -103,7 +103,7 @@ SCHEMA = "shardwise.simulation/2"
 PHASES: Mapping[str, str] = {
     "forward": "forward", "backward": "backward", "recompute": "recompute", "optimizer": "update",
 }  # fmt: skip
-AXES = (*COMMUNICATION, "control", HOST)
+EXPOSED_AXES = (*COMMUNICATION_TERMS, "control", HOST)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Simulation(Pictured):
     (True, 0.0)
     """
 
-    found: Simulated
+    found: SimulatedStep
 
     def shown(self) -> Shown:
         """The timeline and the memory over time as text and picture, as a notebook displays them."""
@@ -143,17 +143,17 @@ class Simulation(Pictured):
     def exposed(self) -> dict[str, float]:
         """Exposed communication: seconds that the compute stream waits, by mesh axis; `host`: for copies to and from the host."""
         exposed = self.found.ranks[self.found.busiest].exposed
-        return {axis: exposed[axis] for axis in AXES if exposed.get(axis, 0.0) > 0.0}
+        return {axis: exposed[axis] for axis in EXPOSED_AXES if exposed.get(axis, 0.0) > 0.0}
 
     @cached_property
     def time(self) -> dict[str, float]:
         """Seconds by the terms of an estimate; they add up to the step."""
         computed = self.found.ranks[self.found.busiest].computed
         kernels = {term: computed.get(phase, 0.0) for term, phase in PHASES.items()}
-        return {**kernels, **{axis: self.exposed.get(axis, 0.0) for axis in AXES}, "bubble": self.bubble_s}
+        return {**kernels, **{axis: self.exposed.get(axis, 0.0) for axis in EXPOSED_AXES}, "bubble": self.bubble_s}
 
     @cached_property
-    def memories(self) -> tuple[RankMemory, ...]:
+    def memories(self) -> tuple[MemoryCurve, ...]:
         """Live bytes of a device of each rank, over time."""
         return memory_over_time(self.found)
 
@@ -163,9 +163,9 @@ class Simulation(Pictured):
         return max(memory.peak_bytes for memory in self.memories)
 
     @cached_property
-    def critical_path(self) -> tuple[Part, ...]:
+    def critical_path(self) -> tuple[CriticalPart, ...]:
         """The parts of the step's critical path, the longest first; their seconds add up to the step."""
-        return critical_path(self.found)
+        return find_critical_path(self.found)
 
     def __repr__(self) -> str:
         exposed = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in self.exposed.items())
@@ -187,10 +187,10 @@ def simulate(
     overlap, and for a contention below 1.
     """
     require_legal(architecture, job, cluster.num_devices, layout)
-    return Simulation(simulated(Pricing(architecture, cluster, job, layout), overlap, contention))
+    return Simulation(simulate_step(Pricing(architecture, cluster, job, layout), overlap, contention))
 
 
-class Share(TypedDict):
+class StepShare(TypedDict):
     """Of the step's time."""
 
     share: float
@@ -206,7 +206,7 @@ class PassesPayload(TypedDict):
     seconds: float
 
 
-class RankPayload(TypedDict):
+class SimulatedRankPayload(TypedDict):
     """A rank of the pipeline: its computation, exposed communication, waiting for other stages, and memory."""
 
     rank: int
@@ -240,9 +240,9 @@ class SimulationPayload(TypedDict):
     bubble_s: float
     bubble: float
     peak_bytes: float
-    critical_path: list[Annotated[dict[str, Any], Fields(Part, Share)]]
+    critical_path: list[Annotated[dict[str, Any], MergedFields(CriticalPart, StepShare)]]
     critical_passes: list[PassesPayload]
-    ranks: list[RankPayload]
+    ranks: list[SimulatedRankPayload]
     estimate: EstimatePayload
 
 
@@ -250,12 +250,12 @@ def simulation_payload(simulation: Simulation, estimate: Estimate) -> dict[str, 
     """The versioned payload that `--json` prints: seconds and bytes, with the estimate of the same layout."""
     found, step_s = simulation.found, simulation.step_time_s
     return {
-        "schema": SCHEMA, "model": model_payload(found.pricing.architecture), "layout": _layout(found.pricing),
+        "schema": SCHEMA, "model": model_payload(found.pricing.architecture), "layout": _layout_payload(found.pricing),
         "overlap": found.overlap, "contention": found.contention, "step_time_s": step_s, "time": simulation.time,
         "exposed": simulation.exposed, "bubble_s": simulation.bubble_s, "bubble": simulation.bubble,
         "peak_bytes": simulation.peak_bytes,
         "critical_path": [{**part._asdict(), "share": part.seconds / step_s} for part in simulation.critical_path],
-        "critical_passes": [_run_payload(run) for run in runs(legs(found))],
+        "critical_passes": [_passes_payload(run) for run in split_by_rank(critical_passes(found))],
         "ranks": [
             {"rank": number, "computed_s": dict(rank.computed), "exposed_s": dict(rank.exposed), "bubble_s": rank.bubble_s,
              "constant_bytes": memory.constant_bytes, "peak_bytes": memory.peak_bytes}
@@ -268,13 +268,13 @@ def simulation_payload(simulation: Simulation, estimate: Estimate) -> dict[str, 
     }  # fmt: skip
 
 
-def _layout(of: Pricing) -> dict[str, Any]:
+def _layout_payload(of: Pricing) -> dict[str, Any]:
     return layout_payload(of.layout, of.architecture, of.job, of.cluster.topology)
 
 
-def runs(path: list[Leg]) -> list[list[Leg]]:
+def split_by_rank(path: list[CriticalPass]) -> list[list[CriticalPass]]:
     """The passes of a path in pieces, each on one rank."""
-    found: list[list[Leg]] = []
+    found: list[list[CriticalPass]] = []
     for leg in path:
         if found and found[-1][-1].rank == leg.rank:
             found[-1].append(leg)
@@ -283,7 +283,7 @@ def runs(path: list[Leg]) -> list[list[Leg]]:
     return found
 
 
-def _run_payload(run: list[Leg]) -> dict[str, Any]:
+def _passes_payload(run: list[CriticalPass]) -> dict[str, Any]:
     first, last = run[0], run[-1]
     return {
         "rank": first.rank, "first": "&".join(map(str, first.slot)), "last": "&".join(map(str, last.slot)),

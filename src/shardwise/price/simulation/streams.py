@@ -19,7 +19,7 @@ HOST = "host"  # the axis of copies to and from the host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class TimedKernel:
     """A kernel of a unit on the compute stream; `results` are the tensors that it makes."""
 
     seconds: float
@@ -33,8 +33,8 @@ class Kernel:
 class Transfer:
     """A collective, or a copy to or from the host, charged to an axis; each is one of its own.
 
-    `carries`: the tensors that it moves. `beside_s`: of one that runs in pieces beside kernels, the seconds of these.
-    `one_behind`: it is waited for when the next one of its kind begins.
+    `carries`: the tensors that it moves. `chunked_kernels_s`: of one that runs in pieces beside kernels, the seconds of these.
+    `waits_one_behind`: it is waited for when the next one of its kind begins.
     """
 
     seconds: float
@@ -43,17 +43,17 @@ class Transfer:
     name: str
     role: str = ACTIVATION
     carries: tuple[str, ...] = ()
-    beside_s: float = 0.0
-    one_behind: bool = False
+    chunked_kernels_s: float = 0.0
+    waits_one_behind: bool = False
 
     @property
     def exposed_s(self) -> float:
         """The rest of it after the kernels that it overlaps with."""
-        return max(self.seconds - self.beside_s, 0.0)
+        return max(self.seconds - self.chunked_kernels_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class StartTransfer:
     """A transfer starts when its stream is free and its payload is ready."""
 
     transfer: Transfer
@@ -61,38 +61,38 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Await:
+class WaitTransfer:
     """Later work on the compute stream waits for a transfer."""
 
     transfer: Transfer
 
 
-Work = Kernel | Begin | Await
+TimedInstruction = TimedKernel | StartTransfer | WaitTransfer
 
 
-def begun(transfer: Transfer) -> Begin:
+def start_transfer(transfer: Transfer) -> StartTransfer:
     """Its start, on the stream of its axis."""
-    return Begin(transfer, transfer.axis)
+    return StartTransfer(transfer, transfer.axis)
 
 
-def transfers(works: Iterable[Work]) -> Iterator[Transfer]:
+def started_transfers(works: Iterable[TimedInstruction]) -> Iterator[Transfer]:
     """Those that begin, in order."""
-    return (one.transfer for one in works if isinstance(one, Begin))
+    return (one.transfer for one in works if isinstance(one, StartTransfer))
 
 
-def again(works: Iterable[Work]) -> list[Work]:
+def copy_with_new_transfers(works: Iterable[TimedInstruction]) -> list[TimedInstruction]:
     """The same once more, with transfers of its own."""
     own: dict[Transfer, Transfer] = {}
-    found: list[Work] = []
+    found: list[TimedInstruction] = []
     for one in works:
         match one:
-            case Kernel():
+            case TimedKernel():
                 found.append(one)
-            case Begin():
+            case StartTransfer():
                 own[one.transfer] = replace(one.transfer)
-                found.append(Begin(own[one.transfer], one.stream))
-            case Await():
-                found.append(Await(own[one.transfer]))
+                found.append(StartTransfer(own[one.transfer], one.stream))
+            case WaitTransfer():
+                found.append(WaitTransfer(own[one.transfer]))
     return found
 
 
@@ -100,13 +100,13 @@ def again(works: Iterable[Work]) -> list[Work]:
 # Source: none that holds for the chips of the catalogue, and no calibration of a stack has it: what published steps show is
 # traffic that is exposed and kernels that are slowed together (`exposed`). So it is 1, no contention; a caller may set another.
 CONTENTION = 1.0
-BEGINNING = -1  # in place of an event's index: the start of the pass
+PASS_START = -1  # in place of an event's index: the start of the pass
 
 
-class Event(NamedTuple):
+class StreamEvent(NamedTuple):
     """A piece of work on a stream. `cause`: the index of the event at whose end it started."""
 
-    what: Kernel | Transfer
+    what: TimedKernel | Transfer
     stream: str
     start: float
     end: float
@@ -114,58 +114,58 @@ class Event(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Played:
+class StreamTimeline:
     """What streams did: events in the order in which they were decided, seconds until all that is waited for is done, and the
-    seconds that the compute stream waited, by the axis that it waited for. `last`: the number of the event that ends it, `left`
-    those of transfers that nothing waits for."""
+    seconds that the compute stream waited, by the axis that it waited for. `last`: the number of the event that ends it,
+    `trailing` those of transfers that nothing waits for."""
 
-    events: tuple[Event, ...]
+    events: tuple[StreamEvent, ...]
     seconds: float
     exposed: dict[str, float]
     last: int
-    left: tuple[int, ...]
+    trailing: tuple[int, ...]
 
     @cached_property
     def computed(self) -> dict[str, float]:
         """Seconds of kernels by phase."""
         found: dict[str, float] = {}
         for one in self.events:
-            if isinstance(one.what, Kernel):
+            if isinstance(one.what, TimedKernel):
                 found[one.what.phase] = found.get(one.what.phase, 0.0) + one.end - one.start
         return found
 
-    def path(self, last: int | None = None) -> list[Event]:
+    def path(self, last: int | None = None) -> list[StreamEvent]:
         """The events that decide when it ends, or when the event `last` does, in order.
 
         Each starts when the one before it ends, the first one at the beginning.
         """
         found, place = [], self.last if last is None else last
-        while place != BEGINNING:
+        while place != PASS_START:
             found.append(self.events[place])
             place = found[-1].cause
         return found[::-1]
 
 
-def play_streams(lists: Sequence[Sequence[Work]], contention: float = CONTENTION) -> Played:
+def play_streams(lists: Sequence[Sequence[TimedInstruction]], contention: float = CONTENTION) -> StreamTimeline:
     """Lists of work on the streams of one rank, from 0 on. `contention`: see `CONTENTION`.
 
     >>> send = Transfer(seconds=3.0, axis="tp", unit="block", name="all_gather")
-    >>> kernels = [Kernel(seconds=s, unit="block", phase="forward", name="contract") for s in (2.0, 1.0)]
-    >>> found = play_streams([[Begin(send, "tp"), kernels[0], Await(send), kernels[1]]])
+    >>> kernels = [TimedKernel(seconds=s, unit="block", phase="forward", name="contract") for s in (2.0, 1.0)]
+    >>> found = play_streams([[StartTransfer(send, "tp"), kernels[0], WaitTransfer(send), kernels[1]]])
     >>> found.seconds, found.exposed
     (4.0, {'tp': 1.0})
     """
-    return _Streams(lists, contention).play()
+    return _StreamPlayer(lists, contention).play()
 
 
 @dataclass
-class _Program:
+class _StreamProgram:
     """A list, how far it has come, when, and which event that is the end of; what it has waited for since its last kernel."""
 
-    works: Sequence[Work]
+    works: Sequence[TimedInstruction]
     place: int = 0
     now: float = 0.0
-    cause: int = BEGINNING
+    cause: int = PASS_START
     waits: list[tuple[str, float, float]] = field(default_factory=list)
 
     @property
@@ -173,69 +173,69 @@ class _Program:
         return self.place < len(self.works)
 
 
-class _Streams:
-    def __init__(self, lists: Iterable[Sequence[Work]], contention: float) -> None:
-        self.programs, self.contention = [_Program(works) for works in lists], contention
-        self.events: list[Event] = []
+class _StreamPlayer:
+    def __init__(self, lists: Iterable[Sequence[TimedInstruction]], contention: float) -> None:
+        self.programs, self.contention = [_StreamProgram(works) for works in lists], contention
+        self.events: list[StreamEvent] = []
         self.free: dict[str, tuple[float, int]] = {}  # by stream: when it is free, and its last event
         self.done: dict[Transfer, int] = {}
         self.awaited: set[int] = set()
         self.exposed: dict[str, float] = {}
         self.moving_until = 0.0  # transfers follow one another without a gap, so one runs at every moment until then
 
-    def play(self) -> Played:
+    def play(self) -> StreamTimeline:
         if len(self.programs) == 1:
             (program,) = self.programs
             while program.left:
                 self.step(program)
         while going := [one for one in self.programs if one.left]:
             self.step(min(going, key=self.next_at))
-        return self.ended()
+        return self.finish()
 
-    def next_at(self, program: _Program) -> float:
+    def next_at(self, program: _StreamProgram) -> float:
         """When the next item of a program takes effect."""
         work = program.works[program.place]
-        if isinstance(work, Await):
+        if isinstance(work, WaitTransfer):
             return max(program.now, self.events[self.done[work.transfer]].end)
-        return max(program.now, self.free.get(COMPUTE, (0.0, 0))[0]) if isinstance(work, Kernel) else program.now
+        return max(program.now, self.free.get(COMPUTE, (0.0, 0))[0]) if isinstance(work, TimedKernel) else program.now
 
-    def step(self, program: _Program) -> None:
+    def step(self, program: _StreamProgram) -> None:
         work = program.works[program.place]
         program.place += 1
         match work:
-            case Kernel():
+            case TimedKernel():
                 self.launch(program, work)
-            case Begin():
+            case StartTransfer():
                 self.begin(program, work)
-            case Await():
+            case WaitTransfer():
                 self.wait(program, work.transfer)
 
-    def launch(self, program: _Program, kernel: Kernel) -> None:
-        free, last = self.free.get(COMPUTE, (0.0, BEGINNING))
+    def launch(self, program: _StreamProgram, kernel: TimedKernel) -> None:
+        free, last = self.free.get(COMPUTE, (0.0, PASS_START))
         start = max(program.now, free)
         self.charge(program, free, start)
         program.cause = self.put(
             kernel,
             COMPUTE,
             start,
-            start + self.slowed(start, kernel.seconds),
+            start + self.contended_s(start, kernel.seconds),
             program.cause if program.now >= free else last,
         )
         program.now = self.events[program.cause].end
 
-    def slowed(self, start: float, seconds: float) -> float:
+    def contended_s(self, start: float, seconds: float) -> float:
         """Seconds of a kernel with the transfers that run concurrently."""
         beside = min(max(self.moving_until - start, 0.0), seconds * self.contention)
         return seconds + beside * (1.0 - 1.0 / self.contention)
 
-    def begin(self, program: _Program, work: Begin) -> None:
-        free, last = self.free.get(work.stream, (0.0, BEGINNING))
+    def begin(self, program: _StreamProgram, work: StartTransfer) -> None:
+        free, last = self.free.get(work.stream, (0.0, PASS_START))
         start, cause = (free, last) if free > program.now else (program.now, program.cause)
         end = start + work.transfer.seconds
         self.done[work.transfer] = self.put(work.transfer, work.stream, start, end, cause)
         self.moving_until = max(self.moving_until, end)
 
-    def wait(self, program: _Program, transfer: Transfer) -> None:
+    def wait(self, program: _StreamProgram, transfer: Transfer) -> None:
         number = self.done[transfer]
         self.awaited.add(number)
         end = self.events[number].end
@@ -243,12 +243,12 @@ class _Streams:
             program.waits.append((transfer.axis, program.now, end))
             program.now, program.cause = end, number
 
-    def put(self, what: Kernel | Transfer, stream: str, start: float, end: float, cause: int) -> int:
-        self.events.append(Event(what, stream, start, end, cause))
+    def put(self, what: TimedKernel | Transfer, stream: str, start: float, end: float, cause: int) -> int:
+        self.events.append(StreamEvent(what, stream, start, end, cause))
         self.free[stream] = end, len(self.events) - 1
         return len(self.events) - 1
 
-    def charge(self, program: _Program, begin: float, end: float) -> None:
+    def charge(self, program: _StreamProgram, begin: float, end: float) -> None:
         """The time in which the compute stream had nothing to do, to the axes that the program waited for meanwhile."""
         for axis, since, until in program.waits:
             seconds = min(until, end) - max(since, begin)
@@ -256,9 +256,11 @@ class _Streams:
                 self.exposed[axis] = self.exposed.get(axis, 0.0) + seconds
         program.waits.clear()
 
-    def ended(self) -> Played:
+    def finish(self) -> StreamTimeline:
         latest = max(self.programs, key=lambda one: one.now)
-        free, _ = self.free.get(COMPUTE, (0.0, BEGINNING))
+        free, _ = self.free.get(COMPUTE, (0.0, PASS_START))
         self.charge(latest, free, latest.now)
         left = tuple(number for number in self.done.values() if number not in self.awaited)
-        return Played(events=tuple(self.events), seconds=latest.now, exposed=self.exposed, last=latest.cause, left=left)
+        return StreamTimeline(
+            events=tuple(self.events), seconds=latest.now, exposed=self.exposed, last=latest.cause, trailing=left
+        )

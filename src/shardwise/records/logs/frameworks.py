@@ -19,13 +19,13 @@ from shardwise.records.logs.logged_steps import (
     MIB,
     LogFormat,
     LoggedStep,
-    Point,
     Tag,
-    above_zero,
-    number,
-    of_unit,
-    percent,
-    step_of,
+    TaggedValues,
+    parse_finite,
+    parse_percent,
+    parse_positive,
+    parse_scaled,
+    to_step,
 )
 from shardwise.records.step_log import INSPECTED
 
@@ -48,13 +48,14 @@ def _parse_torchtitan_step(text: str) -> LoggedStep | None:
     glued = _TORCHTITAN_STEP.search(text, found.end())  # another rank's line behind this one
     own = text[found.end() - 1 : glued.start() if glued else None]
     said = {name: match[1] for name, field in _TORCHTITAN_FIELDS.items() if (match := field.search(own))}
-    tokens_per_s, loss = above_zero(said.get("tps")), number(said.get("loss"))
+    tokens_per_s, loss = parse_positive(said.get("tps")), parse_finite(said.get("loss"))
     if tokens_per_s is None:
         return None
     return LoggedStep(
-        step=int(found[1]), tokens_per_s=tokens_per_s, tflops=above_zero(said.get("tflops")), mfu=percent(said.get("mfu")),
+        step=int(found[1]), tokens_per_s=tokens_per_s, tflops=parse_positive(said.get("tflops")),
+        mfu=parse_percent(said.get("mfu")),
         loss=loss if loss is None or loss >= 0 else None,  # ranks in front of a pipeline's last stage print -1
-        memory_bytes=of_unit(said.get("memory"), GIB),
+        memory_bytes=parse_scaled(said.get("memory"), GIB),
     )  # fmt: skip
 
 
@@ -64,7 +65,7 @@ TORCHTITAN_TAGS = {
 }  # fmt: skip
 TORCHTITAN = LogFormat(
     name="torchtitan", title="torchtitan", source="torchtitan 0.2.2 and 0.3.0, components/metrics.py, MetricsProcessor.log",
-    markers=(b"tps:",), others=(b"validate step:",), step=_parse_torchtitan_step, tags=TORCHTITAN_TAGS,
+    markers=(b"tps:",), excluded_markers=(b"validate step:",), step=_parse_torchtitan_step, tags=TORCHTITAN_TAGS,
 )  # fmt: skip
 
 # A field ends with a bar; what has none was cut off.
@@ -84,19 +85,19 @@ _MEGATRON_MEMORY = re.compile(r"max reserved: ([\d.]{1,32})(?:\s|$)")
 def _parse_megatron_step(text: str) -> LoggedStep | None:
     found = _MEGATRON_ITERATION.search(text)
     said = {name: match[1] for name, field in _MEGATRON_FIELDS.items() if (match := field.search(text))}
-    seconds = of_unit(said.get("milliseconds"), 1e-3)
+    seconds = parse_scaled(said.get("milliseconds"), 1e-3)
     if not found or seconds is None:
         return None
-    batch = above_zero(said.get("batch"))
+    batch = parse_positive(said.get("batch"))
     return LoggedStep(
-        step=int(found[1]), step_time_s=seconds, tflops=above_zero(said.get("tflops")), loss=number(said.get("loss")),
+        step=int(found[1]), step_time_s=seconds, tflops=parse_positive(said.get("tflops")), loss=parse_finite(said.get("loss")),
         batch_seqs=None if batch is None else int(batch),
     )  # fmt: skip
 
 
 def _parse_megatron_memory(text: str) -> float | None:
     found = _MEGATRON_MEMORY.search(text)
-    return of_unit(found[1], MIB) if found else None
+    return parse_scaled(found[1], MIB) if found else None
 
 
 MEGATRON = LogFormat(
@@ -121,7 +122,7 @@ def _parse_nemo_step(text: str) -> LoggedStep | None:
     said = {match[1]: float(match[2]) for match in _NEMO_FIELD.finditer(text) if match[2].count(".") < 2}
     if "global_step" not in said or "train_step_timing in s" not in said:
         return None
-    return step_of(Point(int(said["global_step"]), said), NEMO)
+    return to_step(TaggedValues(int(said["global_step"]), said), NEMO)
 
 
 NEMO = LogFormat(
@@ -143,7 +144,7 @@ AUTOMODEL = LogFormat(
         "tps_per_gpu": Tag("tokens_per_s"), "num_tokens_per_step": Tag("batch_tokens"), "loss": Tag("loss"),
         "mfu": Tag("mfu", 0.01), "mem": Tag("memory_bytes", GIB),
     },
-    telling="tps_per_gpu", memory_kind="allocated",
+    identifying_tag="tps_per_gpu", memory_kind="allocated",
 )  # fmt: skip
 
 _NANOTRON_ITERATION = re.compile(r"\biteration: (\d{1,12}) / \d{1,12} \|")
@@ -159,21 +160,21 @@ def _parse_nanotron_step(text: str) -> LoggedStep | None:
     said = {
         match[1]: str(float(match[2]) * _NANOTRON_PREFIXES[match[3]])
         for match in _NANOTRON_FIELD.finditer(text)
-        if number(match[2])
+        if parse_finite(match[2])
     }
-    seconds = of_unit(next((said[name] for name in NANOTRON_TIMES if name in said), None), 1e-3)
+    seconds = parse_scaled(next((said[name] for name in NANOTRON_TIMES if name in said), None), 1e-3)
     if not found or seconds is None or "tokens_per_sec_per_gpu" not in said:
         return None
     return LoggedStep(
-        step=int(found[1]), step_time_s=seconds, tokens_per_s=above_zero(said["tokens_per_sec_per_gpu"]),
-        loss=number(said.get("lm_loss")), tflops=above_zero(said.get("model_tflops_per_gpu")),
-        memory_bytes=above_zero(said.get("cuda_max_memory_reserved")),
+        step=int(found[1]), step_time_s=seconds, tokens_per_s=parse_positive(said["tokens_per_sec_per_gpu"]),
+        loss=parse_finite(said.get("lm_loss")), tflops=parse_positive(said.get("model_tflops_per_gpu")),
+        memory_bytes=parse_positive(said.get("cuda_max_memory_reserved")),
     )  # fmt: skip
 
 
 def _parse_nanotron_memory(text: str) -> float | None:
     found = _NANOTRON_MEMORY.search(text)
-    return of_unit(found[1], MIB) if found else None
+    return parse_scaled(found[1], MIB) if found else None
 
 
 NANOTRON = LogFormat(
@@ -195,18 +196,18 @@ MAXTEXT_RAMP_UP = "[Rampup Batch Size Phase]"  # steps of a smaller batch, whose
 
 def _parse_maxtext_step(text: str) -> LoggedStep | None:
     found, said = _MAXTEXT_STEP.search(text), dict(_MAXTEXT_FIELD.findall(text))
-    if not found or above_zero(found[2]) is None:
+    if not found or parse_positive(found[2]) is None:
         return None
     return LoggedStep(
-        step=int(found[1]), step_time_s=None if MAXTEXT_RAMP_UP in text else above_zero(found[2]),
-        tokens_per_s=above_zero(said.get("Tokens/s/device")), tflops=above_zero(said.get("TFLOP/s/device")),
-        loss=number(said.get("loss")),
+        step=int(found[1]), step_time_s=None if MAXTEXT_RAMP_UP in text else parse_positive(found[2]),
+        tokens_per_s=parse_positive(said.get("Tokens/s/device")), tflops=parse_positive(said.get("TFLOP/s/device")),
+        loss=parse_finite(said.get("loss")),
     )  # fmt: skip
 
 
 def _parse_maxtext_memory(text: str) -> float | None:
     found = _MAXTEXT_MEMORY.search(text)
-    return of_unit(found[1], GIB) if found else None  # bytes_to_gb divides by 1024**3
+    return parse_scaled(found[1], GIB) if found else None  # bytes_to_gb divides by 1024**3
 
 
 MAXTEXT = LogFormat(
@@ -223,7 +224,7 @@ MAXTEXT = LogFormat(
 # Memory is that of a GPU; of a CPU there is the whole process, with its interpreter, under another name.
 SHARDWISE = LogFormat(
     name="shardwise", title="shardwise train", source="shardwise, records/step_log.py",
-    tags={**TORCHTITAN_TAGS, "num_tokens": Tag("batch_tokens")}, telling="num_tokens", untimed=INSPECTED,
+    tags={**TORCHTITAN_TAGS, "num_tokens": Tag("batch_tokens")}, identifying_tag="num_tokens", untimed=INSPECTED,
 )  # fmt: skip
 
 FORMATS: Mapping[str, LogFormat] = {

@@ -39,11 +39,11 @@ class LoggedStep:
         """Whether it says how fast it was."""
         return bool(self.step_time_s or self.tokens_per_s)
 
-    def untimed(self) -> LoggedStep:
+    def without_timing(self) -> LoggedStep:
         """The step without how fast it was."""
         return replace(self, step_time_s=None, tokens_per_s=None, tflops=None, mfu=None)
 
-    def merged(self, later: LoggedStep) -> LoggedStep:
+    def merge(self, later: LoggedStep) -> LoggedStep:
         """The step when it was printed once more, by another rank or after a restart: the later values, the larger memory."""
         said = {one.name: getattr(later, one.name) for one in fields(later)}
         found = replace(self, **{name: value for name, value in said.items() if value is not None})
@@ -62,11 +62,11 @@ class Tag(NamedTuple):
 class LogFormat:
     """A framework's log. `source` is where its lines and tags are made, at a release.
 
-    `markers`: a line of a step has one of them, and none of `others`. `step` reads such a line; None: it is torn. `memory` reads
-    the peak of one device, in bytes, off a line with `memory_marker`; `memory_kind` is the instrument.
+    `markers`: a line of a step has one of them, and none of `excluded_markers`. `step` reads such a line; None: it is torn.
+    `memory` reads the peak of one device, in bytes, off a line with `memory_marker`; `memory_kind` is the instrument.
 
-    `tags`: its names of numbers in TensorBoard, in W&B and in lines of JSON; the name `telling` identifies the framework, where
-    the others are common. A step with a number other than 0 for `untimed` was slowed down by a profiler or the like.
+    `tags`: its names of numbers in TensorBoard, in W&B and in lines of JSON; the name `identifying_tag` identifies the framework,
+    where the others are common. A step with a number other than 0 for `untimed` was slowed down by a profiler or the like.
     """
 
     name: str
@@ -74,9 +74,9 @@ class LogFormat:
     source: str
     markers: tuple[bytes, ...] = ()
     step: Callable[[str], LoggedStep | None] = lambda text: None
-    others: tuple[bytes, ...] = ()
+    excluded_markers: tuple[bytes, ...] = ()
     tags: Mapping[str, Tag] = field(default_factory=dict)
-    telling: str | None = None
+    identifying_tag: str | None = None
     untimed: str | None = None
     memory_marker: bytes | None = None
     memory: Callable[[str], float | None] = lambda text: None
@@ -84,16 +84,18 @@ class LogFormat:
 
     def has_step(self, line: bytes) -> bool:
         """Whether a line is one of a step, as far as its words tell; it may be torn."""
-        return any(marker in line for marker in self.markers) and not any(other in line for other in self.others)
+        return any(marker in line for marker in self.markers) and not any(
+            other in line for other in self.excluded_markers
+        )
 
     @property
-    def told_by(self) -> tuple[str, ...]:
+    def identifying_tags(self) -> tuple[str, ...]:
         """The tags of which one shows that others are its own: they say how fast a step was, or its loss."""
         named = [tag for tag, (name, _) in self.tags.items() if name in ("step_time_s", "tokens_per_s", "loss")]
-        return (self.telling,) if self.telling else tuple(named)
+        return (self.identifying_tag,) if self.identifying_tag else tuple(named)
 
 
-def number(text: str | None) -> float | None:
+def parse_finite(text: str | None) -> float | None:
     """A finite number; None for what is none, such as `nan`, or a value that was not printed."""
     try:
         value = float(text.replace(",", "")) if text is not None else math.nan
@@ -102,32 +104,32 @@ def number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def above_zero(text: str | None) -> float | None:
+def parse_positive(text: str | None) -> float | None:
     """A number above 0: what times, rates and memory are."""
-    value = number(text)
+    value = parse_finite(text)
     return value if value is not None and value > 0 else None
 
 
-def percent(text: str | None) -> float | None:
+def parse_percent(text: str | None) -> float | None:
     """A part of a whole that was printed in percent."""
-    value = above_zero(text)
+    value = parse_positive(text)
     return None if value is None else value / 100.0
 
 
-def of_unit(text: str | None, unit: float) -> float | None:
+def parse_scaled(text: str | None, unit: float) -> float | None:
     """A size above 0 that was printed in a unit."""
-    value = above_zero(text)
+    value = parse_positive(text)
     return None if value is None else value * unit
 
 
-MOST_STEP = 10**12
+LARGEST_STEP = 10**12
 # What a tracker calls the step, the most telling first. Sources: nanotron 0.4, trainer.py; Lightning 2.5, loggers/wandb.py; W&B's
 # own, in its history and on the axis of its charts; MaxText e591f30c, metric_logger.py.
-STEPS = ("iteration_step", "trainer/global_step", "_step", "Step", "step", "global_step")
-CLOCKS = ("_timestamp", "_runtime")  # seconds, of W&B's history
+STEP_COLUMNS = ("iteration_step", "trainer/global_step", "_step", "Step", "step", "global_step")
+CLOCK_COLUMNS = ("_timestamp", "_runtime")  # seconds, of W&B's history
 
 
-class Point(NamedTuple):
+class TaggedValues(NamedTuple):
     """Numbers that were logged of a step, by tag, and the second at which they were, where it is known."""
 
     step: int
@@ -135,59 +137,63 @@ class Point(NamedTuple):
     clock_s: float | None = None
 
 
-def point_of(row: Mapping[str, Any], tags: Collection[str]) -> Point | None:
+def row_to_values(row: Mapping[str, Any], tags: Collection[str]) -> TaggedValues | None:
     """What a row by column has of some tags; None for one without a step."""
-    step = next((found for name in STEPS if (found := _plain(row.get(name))) is not None), None)
+    step = next((found for name in STEP_COLUMNS if (found := _to_number(row.get(name))) is not None), None)
     if step is None:
         return None
-    said = {tag: value for tag in tags if (value := _plain(row.get(tag))) is not None}
-    return Point(
-        int(step), said, next((found for name in CLOCKS if (found := _plain(row.get(name))) is not None), None)
+    said = {tag: value for tag in tags if (value := _to_number(row.get(tag))) is not None}
+    return TaggedValues(
+        int(step),
+        said,
+        next((found for name in CLOCK_COLUMNS if (found := _to_number(row.get(name))) is not None), None),
     )
 
 
-def _plain(value: Any) -> float | None:
+def _to_number(value: Any) -> float | None:
     if isinstance(value, bool):
         return float(value)
-    return number(str(value)) if isinstance(value, (int, float, str)) else None
+    return parse_finite(str(value)) if isinstance(value, (int, float, str)) else None
 
 
-def format_of(tags: Set[str], formats: Iterable[LogFormat]) -> LogFormat | None:
+def detect_format(tags: Set[str], formats: Iterable[LogFormat]) -> LogFormat | None:
     """The framework of which some tags are: that with most of them; None for tags that say neither pace nor loss of any."""
-    told = [one for one in formats if not tags.isdisjoint(one.told_by)]
+    told = [one for one in formats if not tags.isdisjoint(one.identifying_tags)]
     return max(told, key=lambda one: len(tags & one.tags.keys()), default=None)
 
 
-def gathered(points: Iterable[Point | None], most: int) -> tuple[dict[int, Point], int]:
+def merge_by_step(points: Iterable[TaggedValues | None], most: int) -> tuple[dict[int, TaggedValues], int]:
     """Points by step, each with all that was logged of it, in the order in which they were last; of more than `most` the last.
 
     Beside them how many were None, which stands for one that is torn.
     """
-    found: dict[int, Point] = {}
+    found: dict[int, TaggedValues] = {}
     torn = 0
     for point in points:
         if point is None:
             torn += 1
             continue
         earlier = found.pop(point.step, None)
-        found[point.step] = Point(point.step, {**earlier.values, **point.values}, point.clock_s) if earlier else point
+        found[point.step] = (
+            TaggedValues(point.step, {**earlier.values, **point.values}, point.clock_s) if earlier else point
+        )
         if len(found) > most:
             del found[next(iter(found))]
     return found, torn
 
 
-def steps_of(points: Iterable[Point], form: LogFormat) -> Iterator[LoggedStep]:
+def to_steps(points: Iterable[TaggedValues], form: LogFormat) -> Iterator[LoggedStep]:
     """The steps of a framework.
 
     Where others have a rate, the time of a step without one does not count: it was one of another batch, or was torn.
     """
-    steps = [step_of(point, form) for point in points if 0 <= point.step <= MOST_STEP]
+    steps = [to_step(point, form) for point in points if 0 <= point.step <= LARGEST_STEP]
     rated = any(step.tokens_per_s for step in steps)
     for step in steps:
         yield replace(step, step_time_s=None) if rated and not step.tokens_per_s else step
 
 
-def step_of(point: Point, form: LogFormat) -> LoggedStep:
+def to_step(point: TaggedValues, form: LogFormat) -> LoggedStep:
     """The step of a framework that a point is. Numbers that are not finite, and times and sizes not above 0, were not logged."""
     said: dict[str, Any] = {}
     for tag, (name, unit) in form.tags.items():
@@ -196,10 +202,10 @@ def step_of(point: Point, form: LogFormat) -> LoggedStep:
             said[name] = int(value) if name.startswith("batch_") else value
     clock = point.clock_s if point.clock_s is not None and math.isfinite(point.clock_s) else None
     step = LoggedStep(step=point.step, clock_s=clock, **said)
-    return step.untimed() if form.untimed and point.values.get(form.untimed) else step
+    return step.without_timing() if form.untimed and point.values.get(form.untimed) else step
 
 
-def by_the_clock(steps: Iterable[LoggedStep]) -> Iterator[LoggedStep]:
+def fill_clock_times(steps: Iterable[LoggedStep]) -> Iterator[LoggedStep]:
     """The steps with the time between when each was logged and the one before it was, over the steps between them."""
     before: LoggedStep | None = None
     for step in steps:

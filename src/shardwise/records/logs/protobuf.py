@@ -11,27 +11,32 @@ from pathlib import Path
 from shardwise.values.errors import InputError
 
 LONGEST_VARINT = 10  # bytes of 7 bits each that 64 bits take
-VARINT, EIGHT_BYTES, COUNTED, FOUR_BYTES = 0, 1, 2, 5  # wire types; 3 and 4 are groups, which no longer are in use
+VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = (
+    0,
+    1,
+    2,
+    5,
+)  # wire types; 3 and 4 are groups, which no longer are in use
 
 
-def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+def parse_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """The fields of a message in order, each with its number: a varint as an integer, all else as its bytes.
 
     Raises `ValueError` for what is no message.
 
-    >>> list(fields(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69])))
+    >>> list(parse_fields(bytes([0x08, 0x96, 0x01, 0x12, 0x02, 0x68, 0x69])))
     [(1, 150), (2, b'hi')]
     """
     at = 0
     while at < len(message):
-        key, at = varint(message, at)
+        key, at = read_varint(message, at)
         number, kind = key >> 3, key & 7
         if kind == VARINT:
-            value, at = varint(message, at)
+            value, at = read_varint(message, at)
             yield number, value
             continue
-        if kind == COUNTED:
-            size, at = varint(message, at)
+        if kind == LENGTH_DELIMITED:
+            size, at = read_varint(message, at)
         elif kind in (EIGHT_BYTES, FOUR_BYTES):
             size = 8 if kind == EIGHT_BYTES else 4
         else:
@@ -42,7 +47,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         at += size
 
 
-def varint(message: bytes, at: int) -> tuple[int, int]:
+def read_varint(message: bytes, at: int) -> tuple[int, int]:
     """The integer without a sign that starts at a byte, and where the next field does. Raises `ValueError` for none."""
     value = 0
     for index, byte in enumerate(message[at : at + LONGEST_VARINT]):
@@ -52,7 +57,7 @@ def varint(message: bytes, at: int) -> tuple[int, int]:
     raise ValueError("a varint without an end")
 
 
-def damaged(path: Path, at: int) -> InputError:
+def checksum_error(path: Path, at: int) -> InputError:
     """The error for a checksum that is not that of its bytes."""
     return InputError(
         f"log: {path} is damaged at byte {at:,}: a checksum is not that of its bytes; the file as its writer left it is required"

@@ -17,7 +17,7 @@ WARM_UP, LEAST_WARM_UP, MOST_WARM_UP = 0.1, 3, 50
 # Of the rest those that lie far off: a modified z-score above 3.5 (Iglewicz and Hoaglin 1993, How to Detect and Handle Outliers:
 # 0.6745 (x - median) / MAD), and more than a twentieth, by which steps of one job differ (docs/accuracy.md). They are steps
 # with a checkpoint, an evaluation or a stall. Where more than a quarter would be, the run has several speeds, and all count.
-Z_SCORE, NORMAL, NEAR, MOST_FAR = 3.5, 0.6745, 0.05, 0.25
+Z_SCORE, NORMAL_MAD, CLOSE_PART, MOST_OUTLIERS = 3.5, 0.6745, 0.05, 0.25
 RULE = (
     "the median of the lines behind the first tenth (at least 3, at most 50), without those of another batch and those that are "
     "over 5% and a modified z-score of 3.5 off (at most a quarter)"
@@ -25,7 +25,7 @@ RULE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steady:
+class SteadyState:
     """What a run took when nothing disturbed it.
 
     `device_s_per_token`: seconds of a device for a token: the inverse of tokens/s of one device. `low` and `high`: its 10th and
@@ -51,12 +51,14 @@ class Steady:
         return self.num_lines - self.num_warm_up - self.num_other_batch - self.num_outliers
 
 
-def steady(log: TrainingLog, num_devices: int, seq_len: int, batch_tokens: int | None = None) -> Steady:
+def measure_steady_state(
+    log: TrainingLog, num_devices: int, seq_len: int, batch_tokens: int | None = None
+) -> SteadyState:
     """How fast a run was. `batch_tokens`: of the global batch, where the log does not say them.
 
     Raises `InputError` where no line has a time or a rate, and for a batch that is not the log's.
     """
-    timed = [(one, _batch(one, seq_len)) for one in log.steps if one.is_timed]
+    timed = [(one, _batch_tokens(one, seq_len)) for one in log.steps if one.is_timed]
     if not timed:
         raise InputError(f"log: no step of {log.format.title} in it has a time or a rate; a log with one is required")
     own = timed[-1][1]
@@ -71,13 +73,14 @@ def steady(log: TrainingLog, num_devices: int, seq_len: int, batch_tokens: int |
     kept = same[warm_up:]
     _require_batch(kept, num_devices, batch)
     paces = [_pace(one, num_devices, batch) for one in kept]
-    near = undisturbed(paces)
+    near = drop_outliers(paces)
     middle = median(near)
-    return Steady(
-        device_s_per_token=middle, low=percentile(near, 0.1), high=percentile(near, 0.9),
+    return SteadyState(
+        device_s_per_token=middle, low=interpolated_percentile(near, 0.1), high=interpolated_percentile(near, 0.9),
         overhead=sum(paces) / len(paces) / (sum(near) / len(near)) - 1.0, num_lines=len(log.steps),
         num_warm_up=warm_up, num_other_batch=len(log.steps) - len(same), num_outliers=len(paces) - len(near),
-        batch_tokens=own, mfu=_middle([one.mfu for one in kept]), tflops=_middle([one.tflops for one in kept]),
+        batch_tokens=own, mfu=_median_of_stated([one.mfu for one in kept]),
+        tflops=_median_of_stated([one.tflops for one in kept]),
     )  # fmt: skip
 
 
@@ -90,20 +93,20 @@ def num_warm_up(num_lines: int) -> int:
     return min(max(math.ceil(WARM_UP * num_lines), LEAST_WARM_UP), MOST_WARM_UP, num_lines // 2)
 
 
-def undisturbed(paces: Sequence[float]) -> list[float]:
+def drop_outliers(paces: Sequence[float]) -> list[float]:
     """Those that are not far off (`RULE`).
 
-    >>> undisturbed([1.0, 1.01, 0.99, 1.02, 7.0])
+    >>> drop_outliers([1.0, 1.01, 0.99, 1.02, 7.0])
     [1.0, 1.01, 0.99, 1.02]
     """
     middle = median(paces)
     spread = median(abs(pace - middle) for pace in paces)
-    far = max(Z_SCORE / NORMAL * spread, NEAR * middle)
+    far = max(Z_SCORE / NORMAL_MAD * spread, CLOSE_PART * middle)
     near = [pace for pace in paces if abs(pace - middle) <= far]
-    return near if len(paces) - len(near) <= MOST_FAR * len(paces) else list(paces)
+    return near if len(paces) - len(near) <= MOST_OUTLIERS * len(paces) else list(paces)
 
 
-def percentile(values: Sequence[float], share: float) -> float:
+def interpolated_percentile(values: Sequence[float], share: float) -> float:
     """A percentile of some values, straight lines between them."""
     ordered = sorted(values)
     at = share * (len(ordered) - 1)
@@ -111,11 +114,11 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
 
 
-def _batch(step: LoggedStep, seq_len: int) -> int | None:
+def _batch_tokens(step: LoggedStep, seq_len: int) -> int | None:
     return step.batch_tokens or (step.batch_seqs * seq_len if step.batch_seqs else None)
 
 
-def _paces(step: LoggedStep, num_devices: int, batch_tokens: int | None) -> tuple[float | None, float | None]:
+def _both_paces(step: LoggedStep, num_devices: int, batch_tokens: int | None) -> tuple[float | None, float | None]:
     """Seconds of a device for a token, by the step's time and by its rate."""
     by_time = step.step_time_s * num_devices / batch_tokens if step.step_time_s and batch_tokens else None
     return by_time, 1.0 / step.tokens_per_s if step.tokens_per_s else None
@@ -123,9 +126,9 @@ def _paces(step: LoggedStep, num_devices: int, batch_tokens: int | None) -> tupl
 
 def _require_batch(steps: Sequence[LoggedStep], num_devices: int, batch_tokens: int | None) -> None:
     """Raise `InputError` where times and rates are not of this batch on so many devices."""
-    both = [(pace, step) for step in steps if all(pace := _paces(step, num_devices, batch_tokens))]
+    both = [(pace, step) for step in steps if all(pace := _both_paces(step, num_devices, batch_tokens))]
     ratios = [by_time / by_rate for (by_time, by_rate), _ in both if by_time and by_rate]
-    if not ratios or 1 - NEAR < median(ratios) < 1 + NEAR:
+    if not ratios or 1 - CLOSE_PART < median(ratios) < 1 + CLOSE_PART:
         return
     step = both[len(both) // 2][1]
     raise InputError(
@@ -140,8 +143,8 @@ def _pace(step: LoggedStep, num_devices: int, batch_tokens: int | None) -> float
 
     By the rate where they differ: torchtitan's time is that of `log_freq` steps, also where fewer ran since the last line.
     """
-    by_time, by_rate = _paces(step, num_devices, batch_tokens)
-    if by_time and by_rate and not 1 - NEAR < by_time / by_rate < 1 + NEAR:
+    by_time, by_rate = _both_paces(step, num_devices, batch_tokens)
+    if by_time and by_rate and not 1 - CLOSE_PART < by_time / by_rate < 1 + CLOSE_PART:
         return by_rate
     found = by_time or by_rate
     if found is None:
@@ -151,6 +154,6 @@ def _pace(step: LoggedStep, num_devices: int, batch_tokens: int | None) -> float
     return found
 
 
-def _middle(values: Sequence[float | None]) -> float | None:
+def _median_of_stated(values: Sequence[float | None]) -> float | None:
     said = [value for value in values if value is not None]
     return median(said) if said else None

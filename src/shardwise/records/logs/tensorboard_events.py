@@ -15,14 +15,16 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from shardwise.records.logs.logged_steps import Point
-from shardwise.records.logs.protobuf import damaged, fields
+from shardwise.records.logs.logged_steps import TaggedValues
+from shardwise.records.logs.protobuf import checksum_error, parse_fields
 from shardwise.values.errors import InputError
 
 CASTAGNOLI = 0x82F63B78  # the polynomial, lowest bit first. Source: RFC 3720, appendix B.4
 MASK = 0xA282EAD8
 HEAD, TAIL = struct.Struct("<QI"), struct.Struct("<I")
-LONGEST = 1 << 16  # bytes of a record that is read: one of scalars has about a hundred, graphs and images have more
+LONGEST_RECORD = (
+    1 << 16
+)  # bytes of a record that is read: one of scalars has about a hundred, graphs and images have more
 
 
 def _table() -> Iterator[int]:
@@ -32,7 +34,7 @@ def _table() -> Iterator[int]:
         yield byte
 
 
-_OF_BYTE = tuple(_table())
+_CRC_OF_BYTE = tuple(_table())
 
 
 def crc32c(data: bytes) -> int:
@@ -43,11 +45,11 @@ def crc32c(data: bytes) -> int:
     """
     crc = 0xFFFF_FFFF
     for byte in data:
-        crc = _OF_BYTE[(crc ^ byte) & 0xFF] ^ crc >> 8
+        crc = _CRC_OF_BYTE[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFF_FFFF
 
 
-def masked(data: bytes) -> int:
+def masked_crc32c(data: bytes) -> int:
     """The checksum as it stands in a file, so that checksums of data that hold checksums stay apart."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + MASK) & 0xFFFF_FFFF
@@ -55,38 +57,38 @@ def masked(data: bytes) -> int:
 
 def starts_record(head: bytes) -> bool:
     """Whether some bytes are the start of a file of records: a length and its checksum."""
-    return len(head) >= HEAD.size and masked(head[:8]) == HEAD.unpack_from(head)[1]
+    return len(head) >= HEAD.size and masked_crc32c(head[:8]) == HEAD.unpack_from(head)[1]
 
 
-def records(path: Path) -> Iterator[bytes | None]:
+def read_records(path: Path) -> Iterator[bytes | None]:
     """The records of a file; None at last where it ends within one, as that of a run which is writing, or was killed.
 
-    Those above `LONGEST` are passed over. Raises `InputError` for a checksum that is not that of the bytes.
+    Those above `LONGEST_RECORD` are passed over. Raises `InputError` for a checksum that is not that of the bytes.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         while head := file.read(HEAD.size):
             at = file.tell() - len(head)
             if len(head) == HEAD.size and not starts_record(head):
-                raise damaged(path, at)
+                raise checksum_error(path, at)
             if len(head) < HEAD.size or HEAD.unpack(head)[0] + TAIL.size > size - file.tell():
                 yield None
                 return
             length = HEAD.unpack(head)[0]
-            if length > LONGEST:
+            if length > LONGEST_RECORD:
                 file.seek(length + TAIL.size, os.SEEK_CUR)
             else:
-                yield _checked(file, length, path, at)
+                yield _read_checked(file, length, path, at)
 
 
-def _checked(file: BinaryIO, length: int, path: Path, at: int) -> bytes:
+def _read_checked(file: BinaryIO, length: int, path: Path, at: int) -> bytes:
     data = file.read(length)
-    if TAIL.unpack(file.read(TAIL.size))[0] != masked(data):
-        raise damaged(path, at)
+    if TAIL.unpack(file.read(TAIL.size))[0] != masked_crc32c(data):
+        raise checksum_error(path, at)
     return data
 
 
-NAMED = "tfevents"  # in the name of each event file
+NAME_PART = "tfevents"  # in the name of each event file
 WALL_TIME, STEP, SUMMARY = 1, 2, 5  # of Event
 VALUE = 1  # of Summary
 TAG, SIMPLE_VALUE, TENSOR = 1, 2, 8  # of Summary.Value
@@ -95,25 +97,25 @@ DTYPE, CONTENT = 1, 4  # of TensorProto
 ELEMENT = {1: ("<f", 5), 2: ("<d", 6)}
 
 
-def is_events(path: Path) -> bool:
+def is_event_file(path: Path) -> bool:
     """Whether a file is one of events, by its first record, or of a run that has written none by its name."""
     with path.open("rb") as file:
         head = file.read(HEAD.size)
-    return starts_record(head) or NAMED in path.name
+    return starts_record(head) or NAME_PART in path.name
 
 
-def event_points(path: Path, tags: Collection[str]) -> Iterator[Point | None]:
+def read_scalars(path: Path, tags: Collection[str]) -> Iterator[TaggedValues | None]:
     """What some tags have in a file, an event each; None at last where the file ends within one.
 
     Raises `InputError` for a file that is damaged.
     """
     said = re.compile(b"|".join(re.escape(tag.encode()) for tag in sorted(tags)))
-    for record in records(path):
+    for record in read_records(path):
         if record is None:
             yield None
         elif said.search(record):
             try:
-                point = _point(record, tags)
+                point = _parse_event(record, tags)
             except ValueError as error:
                 raise InputError(
                     f"log: {path} has a record that is not an event: {error}; an event file is required"
@@ -122,44 +124,44 @@ def event_points(path: Path, tags: Collection[str]) -> Iterator[Point | None]:
                 yield point
 
 
-def _point(event: bytes, tags: Collection[str]) -> Point:
+def _parse_event(event: bytes, tags: Collection[str]) -> TaggedValues:
     clock: float | None = None
     step = 0
     values: dict[str, float] = {}
-    for number, value in fields(event):
+    for number, value in parse_fields(event):
         if number == WALL_TIME:
-            clock = _unpacked("<d", value)
+            clock = _unpack("<d", value)
         elif number == STEP and isinstance(value, int):
             step = value
         elif number == SUMMARY and isinstance(value, bytes):
             values |= dict(_scalars(value, tags))
-    return Point(step, values, clock)
+    return TaggedValues(step, values, clock)
 
 
 def _scalars(summary: bytes, tags: Collection[str]) -> Iterator[tuple[str, float]]:
     """The finite ones; what is not was as good as not logged."""
-    for number, message in fields(summary):
+    for number, message in parse_fields(summary):
         if number != VALUE or not isinstance(message, bytes):
             continue
-        found = dict(fields(message))
+        found = dict(parse_fields(message))
         tag = found.get(TAG)
         name = tag.decode("utf-8", errors="replace") if isinstance(tag, bytes) else ""
-        scalar = _unpacked("<f", found.get(SIMPLE_VALUE)) if SIMPLE_VALUE in found else _element(found.get(TENSOR))
+        scalar = _unpack("<f", found.get(SIMPLE_VALUE)) if SIMPLE_VALUE in found else _tensor_element(found.get(TENSOR))
         if name in tags and scalar is not None and math.isfinite(scalar):
             yield name, scalar
 
 
-def _element(tensor: int | bytes | None) -> float | None:
+def _tensor_element(tensor: int | bytes | None) -> float | None:
     """The element of a tensor that has one."""
-    found = dict(fields(tensor)) if isinstance(tensor, bytes) else {}
+    found = dict(parse_fields(tensor)) if isinstance(tensor, bytes) else {}
     dtype = found.get(DTYPE)
     if not isinstance(dtype, int) or dtype not in ELEMENT:
         return None
     form, field = ELEMENT[dtype]
-    return _unpacked(form, found.get(CONTENT) or found.get(field))
+    return _unpack(form, found.get(CONTENT) or found.get(field))
 
 
-def _unpacked(form: str, value: int | bytes | None) -> float | None:
+def _unpack(form: str, value: int | bytes | None) -> float | None:
     if not isinstance(value, bytes) or len(value) != struct.calcsize(form):
         return None
     return float(struct.unpack(form, value)[0])

@@ -17,42 +17,48 @@ from shardwise.records.logs.frameworks import FORMATS
 from shardwise.records.logs.logged_steps import (
     LogFormat,
     LoggedStep,
-    Point,
-    by_the_clock,
-    format_of,
-    gathered,
-    point_of,
-    steps_of,
+    TaggedValues,
+    detect_format,
+    fill_clock_times,
+    merge_by_step,
+    row_to_values,
+    to_steps,
 )
-from shardwise.records.logs.tensorboard_events import NAMED, event_points, is_events
-from shardwise.records.logs.wandb_history import SUFFIX, datastore_points, is_datastore, is_table, table_points
+from shardwise.records.logs.tensorboard_events import NAME_PART, is_event_file, read_scalars
+from shardwise.records.logs.wandb_history import (
+    WANDB_SUFFIX,
+    is_csv_export,
+    is_wandb_file,
+    read_csv_export,
+    read_wandb_file,
+)
 from shardwise.records.run_folder import RunFolder
 from shardwise.values.errors import InputError
 
-BLOCK = 1 << 20  # bytes read at a time
-LONGEST = 1 << 16  # bytes kept of a line: lines of steps are a few hundred long
+BLOCK_BYTES = 1 << 20  # bytes read at a time
+LONGEST_LINE = 1 << 16  # bytes kept of a line: lines of steps are a few hundred long
 # Colours and cursors of terminals, and how `cat -v`, syslog and JSON write them.
 _ESCAPES = re.compile(rb"(?:\x1b|\^\[|#033|\\x1b|\\u001b)\[[0-9;?]*[A-Za-z]")
 
 
-def lines_of(path: Path) -> Iterator[bytes]:
-    """The lines of a file, however they end; of a longer one its last `LONGEST` bytes."""
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, however they end; of a longer one its last `LONGEST_LINE` bytes."""
     with path.open("rb") as file:
         rest = b""
-        while block := file.read(BLOCK):
+        while block := file.read(BLOCK_BYTES):
             *whole, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
             yield from whole
-            rest = rest[-LONGEST:]
+            rest = rest[-LONGEST_LINE:]
         if rest:
             yield rest
 
 
-def text_of(line: bytes) -> str:
+def decode_line(line: bytes) -> str:
     """A line as text, without what colours it."""
-    return _ESCAPES.sub(b"", line[-LONGEST:]).decode("utf-8", errors="replace")
+    return _ESCAPES.sub(b"", line[-LONGEST_LINE:]).decode("utf-8", errors="replace")
 
 
-def json_line(text: str) -> dict[str, Any] | None:
+def parse_json_line(text: str) -> dict[str, Any] | None:
     """The object that a line is, in front of which a launcher may have written whose it is; None for none."""
     try:
         found = json.loads(text[text.find("{") :])
@@ -61,15 +67,15 @@ def json_line(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-PATTERNS = (f"*{NAMED}*", f"*{SUFFIX}")  # of TensorBoard, of W&B
+TRACKER_PATTERNS = (f"*{NAME_PART}*", f"*{WANDB_SUFFIX}")  # of TensorBoard, of W&B
 
 
-def tracked_files(folder: Path) -> list[Path]:
+def find_tracker_files(folder: Path) -> list[Path]:
     """The event files of a run, in the order of their names, which is that of their beginnings; without any those of W&B.
 
     Raises `InputError` for a folder without any, and for one of several runs.
     """
-    each = (sorted(path for path in folder.rglob(pattern) if path.is_file()) for pattern in PATTERNS)
+    each = (sorted(path for path in folder.rglob(pattern) if path.is_file()) for pattern in TRACKER_PATTERNS)
     found = next((files for files in each if files), [])
     if not found:
         raise InputError(
@@ -85,10 +91,12 @@ def tracked_files(folder: Path) -> list[Path]:
 
 
 MOST_STEPS = 200_000  # kept of a log, the last ones
-TAGS = frozenset(tag for one in FORMATS.values() for tag in (*one.tags, *((one.untimed,) if one.untimed else ())))
+ALL_TAGS = frozenset(tag for one in FORMATS.values() for tag in (*one.tags, *((one.untimed,) if one.untimed else ())))
 # A line that is an object with a tag which tells whose it is.
-_TOLD = re.compile(
-    b'\\{.*"(?:' + b"|".join(re.escape(tag.encode()) for one in FORMATS.values() for tag in one.told_by) + b')"'
+_IDENTIFYING_LINE = re.compile(
+    b'\\{.*"(?:'
+    + b"|".join(re.escape(tag.encode()) for one in FORMATS.values() for tag in one.identifying_tags)
+    + b')"'
 )
 LINES, EVENTS, HISTORY, TABLE = "a log", "TensorBoard events", "a W&B history", "a table"
 
@@ -111,7 +119,7 @@ class TrainingLog:
 
 
 @dataclass(slots=True)
-class _Reading:
+class _LogReader:
     format: LogFormat | None = None
     medium: str = LINES
     first: LoggedStep | None = None
@@ -120,64 +128,64 @@ class _Reading:
     torn: int = 0
     num_taken: int = 0
 
-    def file(self, path: Path) -> int:
+    def add_file(self, path: Path) -> int:
         """Take a file; how many steps it has."""
         before = self.num_taken
         whole = path.is_file()  # rather than a pipe, which cannot be looked at twice
-        if whole and is_events(path):
-            self._points(event_points(path, TAGS), EVENTS)
-        elif whole and is_datastore(path):
-            self._points(datastore_points(path, TAGS), HISTORY)
-        elif whole and is_table(path):
-            self._points(table_points(path, TAGS), TABLE)
+        if whole and is_event_file(path):
+            self._add_values(read_scalars(path, ALL_TAGS), EVENTS)
+        elif whole and is_wandb_file(path):
+            self._add_values(read_wandb_file(path, ALL_TAGS), HISTORY)
+        elif whole and is_csv_export(path):
+            self._add_values(read_csv_export(path, ALL_TAGS), TABLE)
         else:
-            self._points(self._lines(path), LINES)
+            self._add_values(self._add_lines(path), LINES)
         return self.num_taken - before
 
-    def _lines(self, path: Path) -> Iterator[Point | None]:
+    def _add_lines(self, path: Path) -> Iterator[TaggedValues | None]:
         """Take the lines of a file; those that are objects as points, None for one that is torn."""
-        for line in lines_of(path):
-            if _TOLD.search(line):
-                row = json_line(text_of(line))
-                yield point_of(row, TAGS) if row else None
+        for line in read_lines(path):
+            if _IDENTIFYING_LINE.search(line):
+                row = parse_json_line(decode_line(line))
+                yield row_to_values(row, ALL_TAGS) if row else None
             else:
-                self._line(line)
+                self._add_line(line)
 
-    def _line(self, line: bytes) -> None:
+    def _add_line(self, line: bytes) -> None:
         for one in FORMATS.values() if self.format is None else (self.format,):
             if one.has_step(line):
-                found = one.step(text_of(line))
+                found = one.step(decode_line(line))
                 if found is not None:
                     self.format = one
-                    self._add(found)
+                    self._add_step(found)
                     return
                 self.torn += self.format is not None
             elif one.memory_marker is not None and one.memory_marker in line:
-                self._peak(one.memory(text_of(line)))
+                self._add_peak(one.memory(decode_line(line)))
 
-    def _points(self, points: Iterable[Point | None], medium: str) -> None:
+    def _add_values(self, points: Iterable[TaggedValues | None], medium: str) -> None:
         """Take points, if they are those of a framework."""
-        found, torn = gathered(points, MOST_STEPS)
+        found, torn = merge_by_step(points, MOST_STEPS)
         tags = {tag for point in found.values() for tag in point.values}
-        form = format_of(tags, FORMATS.values() if self.format is None else (self.format,))
+        form = detect_format(tags, FORMATS.values() if self.format is None else (self.format,))
         if form is not None:
             self.format, self.medium = form, medium
             self.torn += torn
-            for step in steps_of(found.values(), form):
-                self._add(step)
+            for step in to_steps(found.values(), form):
+                self._add_step(step)
 
-    def _add(self, found: LoggedStep) -> None:
+    def _add_step(self, found: LoggedStep) -> None:
         self.num_taken += 1
         earlier = self.steps.pop(found.step, None)
-        self.steps[found.step] = earlier.merged(found) if earlier else found
+        self.steps[found.step] = earlier.merge(found) if earlier else found
         self.first = self.first or found
         if self.first.step == found.step:
             self.first = self.steps[found.step]
-        self._peak(found.memory_bytes)
+        self._add_peak(found.memory_bytes)
         if len(self.steps) > MOST_STEPS:
             del self.steps[next(iter(self.steps))]
 
-    def _peak(self, memory_bytes: float | None) -> None:
+    def _add_peak(self, memory_bytes: float | None) -> None:
         if memory_bytes is not None:
             self.memory_bytes = max(memory_bytes, self.memory_bytes or 0.0)
 
@@ -191,11 +199,11 @@ def read_training_log(paths: Sequence[Path]) -> TrainingLog:
     """
     if not paths:
         raise InputError("log: none given; the log of a training run is required")
-    reading = _Reading()
+    reading = _LogReader()
     for path in paths:
         try:
-            if not sum(map(reading.file, _files(path))):
-                raise InputError(_nothing(path, reading.format))
+            if not sum(map(reading.add_file, _find_files(path))):
+                raise InputError(_no_step_message(path, reading.format))
         except OSError as error:
             where = error.filename or path
             raise InputError(
@@ -204,22 +212,22 @@ def read_training_log(paths: Sequence[Path]) -> TrainingLog:
     assert reading.format is not None, "a file with a step has a format"
     assert reading.first is not None, "a file with a step has a first one"
     by_clock = not any(step.is_timed for step in reading.steps.values())
-    steps = by_the_clock(reading.steps.values()) if by_clock else reading.steps.values()
+    steps = fill_clock_times(reading.steps.values()) if by_clock else reading.steps.values()
     return TrainingLog(
         format=reading.format, medium=reading.medium, first=reading.first, steps=tuple(steps),
         memory_bytes=reading.memory_bytes, torn=reading.torn, by_clock=by_clock,
     )  # fmt: skip
 
 
-def _files(path: Path) -> list[Path]:
+def _find_files(path: Path) -> list[Path]:
     """The files of a log: of the folder of a run its own one, of another one what a tracker keeps there."""
     if not path.is_dir():
         return [path]
     own = RunFolder(path).log
-    return [own] if own.exists() else tracked_files(path)
+    return [own] if own.exists() else find_tracker_files(path)
 
 
-def _nothing(path: Path, known: LogFormat | None) -> str:
+def _no_step_message(path: Path, known: LogFormat | None) -> str:
     titles = ", ".join(one.title for one in FORMATS.values())
     of = f"a step of {known.title}, as the file before it," if known else f"a log of {titles}"
     return f"log: found no step in {path}; {of} with lines or tags of steps is required"

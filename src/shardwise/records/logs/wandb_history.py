@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from shardwise.records.logs.logged_steps import CLOCKS, STEPS, Point, point_of
-from shardwise.records.logs.protobuf import damaged, fields
+from shardwise.records.logs.logged_steps import CLOCK_COLUMNS, STEP_COLUMNS, TaggedValues, row_to_values
+from shardwise.records.logs.protobuf import checksum_error, parse_fields
 from shardwise.values.errors import InputError
 
-SUFFIX, IDENTITY, HEADER_BYTES = ".wandb", b":W&B", 7
+WANDB_SUFFIX, IDENTITY, HEADER_BYTES = ".wandb", b":W&B", 7
 BLOCK, FRAME = 1 << 15, struct.Struct("<IHB")  # checksum, length, kind
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 LONGEST_RECORD = 1 << 20  # bytes of a record that is read: one of a step has some hundred, of pictures and tables more
@@ -26,40 +26,40 @@ HISTORY, ITEM = 2, 1  # of Record, of HistoryRecord
 KEY, NESTED_KEY, JSON = 1, 2, 16  # of HistoryItem
 
 
-def is_datastore(path: Path) -> bool:
+def is_wandb_file(path: Path) -> bool:
     """Whether a file is one of W&B's own."""
     with path.open("rb") as file:
         return file.read(len(IDENTITY)) == IDENTITY
 
 
-def datastore_points(path: Path, tags: Collection[str]) -> Iterator[Point | None]:
+def read_wandb_file(path: Path, tags: Collection[str]) -> Iterator[TaggedValues | None]:
     """What some tags have in a run's history, a row each; None at last where the file ends within one.
 
     Raises `InputError` for a file that is damaged.
     """
-    for record in _records(path):
+    for record in _read_records(path):
         try:
-            row = None if record is None else _row(record)
+            row = None if record is None else _history_row(record)
         except ValueError as error:
             raise InputError(
                 f"log: {path} has a record that is not a message: {error}; a file of W&B's is required"
             ) from None
-        point = point_of(row, tags) if row else None
+        point = row_to_values(row, tags) if row else None
         if record is None or (point is not None and point.values):
             yield point
 
 
-def _row(record: bytes) -> dict[str, str]:
+def _history_row(record: bytes) -> dict[str, str]:
     """The numbers of a row of history by key, as texts of JSON; nothing of another record."""
-    items = [item for number, history in fields(record) if number == HISTORY and isinstance(history, bytes)
-             for kind, item in fields(history) if kind == ITEM and isinstance(item, bytes)]  # fmt: skip
-    return dict(_item(item) for item in items)
+    items = [item for number, history in parse_fields(record) if number == HISTORY and isinstance(history, bytes)
+             for kind, item in parse_fields(history) if kind == ITEM and isinstance(item, bytes)]  # fmt: skip
+    return dict(_history_item(item) for item in items)
 
 
-def _item(item: bytes) -> tuple[str, str]:
+def _history_item(item: bytes) -> tuple[str, str]:
     keys: list[str] = []
     value = ""
-    for number, said in fields(item):
+    for number, said in parse_fields(item):
         if isinstance(said, bytes):
             text = said.decode("utf-8", errors="replace")
             keys += [text] if number in (KEY, NESTED_KEY) else []
@@ -67,10 +67,10 @@ def _item(item: bytes) -> tuple[str, str]:
     return ".".join(keys), value
 
 
-def _records(path: Path) -> Iterator[bytes | None]:
+def _read_records(path: Path) -> Iterator[bytes | None]:
     """Records from their pieces; None at last where the file ends within one."""
     whole, is_whole = bytearray(), True
-    for frame in _frames(path):
+    for frame in _read_frames(path):
         kind, piece = frame or (FIRST, b"")
         if kind in (FULL, FIRST):
             whole.clear()
@@ -82,7 +82,7 @@ def _records(path: Path) -> Iterator[bytes | None]:
         yield None
 
 
-def _frames(path: Path) -> Iterator[tuple[int, bytes] | None]:
+def _read_frames(path: Path) -> Iterator[tuple[int, bytes] | None]:
     """Kinds and bytes of pieces. None is within a block where fewer bytes are left than a frame takes."""
     with path.open("rb") as file:
         file.seek(HEADER_BYTES)
@@ -99,69 +99,77 @@ def _frames(path: Path) -> Iterator[tuple[int, bytes] | None]:
                 yield None
                 return
             if zlib.crc32(piece, zlib.crc32(bytes([kind]))) != checksum:
-                raise damaged(path, at)
+                raise checksum_error(path, at)
             yield kind, piece
 
 
 LONGEST_ROW = 1 << 22  # characters of a row: a history with histograms has some 10,000
-EXPORT = 'pandas.DataFrame(wandb.Api().run("ENTITY/PROJECT/ID").scan_history()).to_csv("history.csv") writes one'
+EXPORT_COMMAND = (
+    'pandas.DataFrame(wandb.Api().run("ENTITY/PROJECT/ID").scan_history()).to_csv("history.csv") writes one'
+)
 
 
-def is_table(path: Path) -> bool:
+def is_csv_export(path: Path) -> bool:
     """Whether a file is a table with a column of steps. Raises `InputError` for a .csv without one."""
     with path.open("rb") as file:
-        columns = _columns(file.readline(LONGEST_ROW).decode("utf-8-sig", errors="replace"))
-    if len(columns) > 1 and not set(STEPS).isdisjoint(map(_of_chart, columns)):
+        columns = _parse_header(file.readline(LONGEST_ROW).decode("utf-8-sig", errors="replace"))
+    if len(columns) > 1 and not set(STEP_COLUMNS).isdisjoint(map(_tag_of_column, columns)):
         return True
     if path.suffix.lower() == ".csv":
         found = ", ".join(columns[:4]) + (", ..." if len(columns) > 4 else "")
         raise InputError(
-            f"log: {path} has the columns {found or 'of nothing'}; one of steps ({', '.join(STEPS)}) is required, as {EXPORT}; a "
-            "chart is exported with Step on its x-axis"
+            f"log: {path} has the columns {found or 'of nothing'}; one of steps ({', '.join(STEP_COLUMNS)}) is required, as "
+            f"{EXPORT_COMMAND}; a chart is exported with Step on its x-axis"
         )
     return False
 
 
-def _columns(line: str) -> list[str]:
+def _parse_header(line: str) -> list[str]:
     try:
         return next(csv.reader([line]), [])
     except csv.Error:  # no text, or a field that is longer than any name
         return []
 
 
-def table_points(path: Path, tags: Collection[str]) -> Iterator[Point | None]:
+def read_csv_export(path: Path, tags: Collection[str]) -> Iterator[TaggedValues | None]:
     """What some tags have in a table, a row each; None for one with fewer or more cells than columns.
 
     Raises `InputError` for what is no table, and for one of several runs.
     """
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        rows = csv.reader(_lines(file))
+        rows = csv.reader(_read_lines(file))
         try:
-            columns = _names(path, next(rows, []), tags)
+            columns = _column_tags(path, next(rows, []), tags)
             for cells in rows:
-                point = point_of(dict(zip(columns, cells, strict=True)), tags) if len(cells) == len(columns) else None
+                point = (
+                    row_to_values(dict(zip(columns, cells, strict=True)), tags) if len(cells) == len(columns) else None
+                )
                 if point is None or point.values:
                     yield point
         except csv.Error as error:
-            raise InputError(f"log: {path}, line {rows.line_num}: {error}; a table is required: {EXPORT}") from None
+            raise InputError(
+                f"log: {path}, line {rows.line_num}: {error}; a table is required: {EXPORT_COMMAND}"
+            ) from None
 
 
-def _lines(file: TextIO) -> Iterator[str]:
+def _read_lines(file: TextIO) -> Iterator[str]:
     while line := file.readline(LONGEST_ROW):
         if len(line) == LONGEST_ROW:
             raise csv.Error(f"a line of more than {LONGEST_ROW:,} characters")
         yield line
 
 
-def _of_chart(column: str) -> str:
+def _tag_of_column(column: str) -> str:
     """What a column has: of an exported chart's, which are called RUN - TAG, the tag alone."""
     return column.rpartition(" - ")[2]
 
 
-def _names(path: Path, columns: list[str], tags: Collection[str]) -> list[str]:
+def _column_tags(path: Path, columns: list[str], tags: Collection[str]) -> list[str]:
     """What each column has. Raises `InputError` for those of several runs."""
-    known = {*tags, *STEPS, *CLOCKS}
-    charted = {column: _of_chart(column) for column in columns if column not in known and _of_chart(column) in known}
+    known = {*tags, *STEP_COLUMNS, *CLOCK_COLUMNS}
+    charted = {
+        column: _tag_of_column(column) for column in columns if column not in known and _tag_of_column(column) in known
+    }
     runs = sorted({column.rpartition(" - ")[0] for column in charted})
     if len(runs) > 1:
         named = ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")

@@ -4,15 +4,15 @@ A rank hands over its shards (boxes of named tensors) and plain values. A manife
 each part of a tensor lies. What fails on one rank is raised on all.
 
 Entry points: `Checkpointer` saves and restores the state of a run. `latest` finds the newest complete checkpoint; `load` fills
-the shards of a state from one, and `whole` reads the weights of one in a single process.
+the shards of a state from one, and `load_tensors` reads the weights of one in a single process.
 
 May import `values`, `records`, the reader of plan files, and of `run` the transport between ranks, the waits for other ranks and
 the name of the batch ramp in a state.
 """
 
-from shardwise.run.checkpoints.checkpointer import Checkpointer, Restored
-from shardwise.run.checkpoints.reader import load, whole
+from shardwise.run.checkpoints.checkpointer import Checkpointer, RestoreResult
+from shardwise.run.checkpoints.reader import load, load_tensors
 from shardwise.run.checkpoints.step_folders import latest
-from shardwise.run.checkpoints.tensor_shards import Json, Piece, State
+from shardwise.run.checkpoints.tensor_shards import CheckpointState, Json, TensorShard
 
-__all__ = ["Checkpointer", "Json", "Piece", "Restored", "State", "latest", "load", "whole"]
+__all__ = ["CheckpointState", "Checkpointer", "Json", "RestoreResult", "TensorShard", "latest", "load", "load_tensors"]

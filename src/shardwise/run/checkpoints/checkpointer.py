@@ -18,19 +18,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwise.run.checkpoints.process_group import Ranks
+from shardwise.run.checkpoints.process_group import CheckpointGroup
 from shardwise.run.checkpoints.reader import load
-from shardwise.run.checkpoints.step_folders import latest, newest_first, set_aside
-from shardwise.run.checkpoints.tensor_shards import Piece, State, split
-from shardwise.run.checkpoints.writer import write
-from shardwise.run.faults.rank_status import LostRankError, waits_for
+from shardwise.run.checkpoints.step_folders import latest, list_newest_first, set_damaged_aside
+from shardwise.run.checkpoints.tensor_shards import CheckpointState, TensorShard, split_state
+from shardwise.run.checkpoints.writer import write_checkpoint
+from shardwise.run.faults.rank_status import LostRankError, wait_for_ranks
 from shardwise.run.transport.interface import TIMEOUT
-from shardwise.values.checksums import DamagedError
+from shardwise.values.checksums import DamagedFileError
 from shardwise.values.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Restored:
+class RestoreResult:
     """What a state was filled from: the checkpoint of `step`, and its plain values. `damaged` are later ones that could not be
     read: the step of each, and what is wrong with it."""
 
@@ -40,7 +40,7 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SaveResult:
     """A save that is complete: its step, the seconds in which the training waited for it, those until it was on the disk, and on
     the first rank the bytes of all its files."""
 
@@ -63,13 +63,18 @@ class Checkpointer:
         for name, number, least in (("keep", keep, 1), ("keep_every", keep_every, 0)):
             if number < least:
                 raise InputError(f"checkpoint: {name} is {number}; at least {least} is required")
-        self.folder, self.keep, self.keep_every, self.ranks = Path(folder), keep, keep_every, Ranks.join(timeout)
+        self.folder, self.keep, self.keep_every, self.ranks = (
+            Path(folder),
+            keep,
+            keep_every,
+            CheckpointGroup.join(timeout),
+        )
         self._stall_s: dict[int, float] = {}  # of saves that were begun
-        self._written: list[tuple[int, float, int]] = []  # those that are complete
+        self._completed: list[tuple[int, float, int]] = []  # those that are complete
         self._buffers: dict[int, Tensor] = {}  # used again by every save: memory is slow to pin
-        self._under_way: tuple[int, Future[None]] | None = None
+        self._pending: tuple[int, Future[None]] | None = None
 
-    def save(self, step: int, state: State) -> None:
+    def save(self, step: int, state: CheckpointState) -> None:
         """Write the checkpoint of a step; it is complete on return.
 
         Raises `InputError` where the folder cannot be written, `ValueError` for a state that cannot be saved.
@@ -79,68 +84,76 @@ class Checkpointer:
         self.wait()
         self._stall_s[step] = time.perf_counter() - begun
 
-    def start(self, step: int, state: State) -> None:
+    def start(self, step: int, state: CheckpointState) -> None:
         """Copy the state and write it in the background; tensors may change when this returns. Raises as `save` does."""
         begun = time.perf_counter()
         self.wait()
-        pieces, values = split(state)
-        copied, done = self._copied(pieces), Future[None]()
+        pieces, values = split_state(state)
+        copied, done = self._copy_to_host(pieces), Future[None]()
 
         def run() -> None:
             try:
-                num_bytes = write(self.folder, step, copied, values, (self.keep, self.keep_every), self.ranks)
-                self._written.append((step, time.perf_counter() - begun, num_bytes))
+                num_bytes = write_checkpoint(
+                    self.folder, step, copied, values, (self.keep, self.keep_every), self.ranks
+                )
+                self._completed.append((step, time.perf_counter() - begun, num_bytes))
                 done.set_result(None)
             except BaseException as error:
                 done.set_exception(error)
 
-        self._under_way = (step, done)
+        self._pending = (step, done)
         threading.Thread(target=run, name="checkpoint", daemon=True).start()  # a daemon: a process may end without it
         self._stall_s[step] = time.perf_counter() - begun
 
-    def finished(self) -> list[Saved]:
+    def finished(self) -> list[SaveResult]:
         """The saves that were completed since this was last asked, on this rank."""
-        written, self._written = self._written, []
-        return [Saved(step, self._stall_s.pop(step), write_s, num_bytes) for step, write_s, num_bytes in written]
+        written, self._completed = self._completed, []
+        return [SaveResult(step, self._stall_s.pop(step), write_s, num_bytes) for step, write_s, num_bytes in written]
 
     def wait(self) -> None:
         """Until the save that is under way is complete; raises what it failed with."""
-        under_way, self._under_way = self._under_way, None
+        under_way, self._pending = self._pending, None
         if under_way is not None:
             step, done = under_way
-            with waits_for(f"the checkpoint of step {step}"):
+            with wait_for_ranks(f"the checkpoint of step {step}"):
                 done.exception()
             done.result()
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint, the same on all ranks: the one that the first rank sees."""
         self.wait()
-        found = self.ranks.from_first(lambda: _text(latest(self.folder)))
+        found = self.ranks.broadcast_from_first(lambda: _path_text(latest(self.folder)))
         return None if found is None else Path(found)
 
-    def load(self, path: str | Path, state: State) -> dict[str, Any]:
+    def load(self, path: str | Path, state: CheckpointState) -> dict[str, Any]:
         """Fill the pieces of `state` in place and give the plain values; see `reader.load`."""
         self.wait()
         return load(path, state, self.ranks)
 
-    def restore(self, state: State) -> Restored | None:
+    def restore(self, state: CheckpointState) -> RestoreResult | None:
         """Fill the pieces of `state` from the newest checkpoint that is as it was written; None where there is none at all.
 
-        Damaged ones are set aside. Raises `DamagedError` where all are damaged, and `InputError` as `load` does.
+        Damaged ones are set aside. Raises `DamagedFileError` where all are damaged, and `InputError` as `load` does.
         """
         self.wait()
-        found = self.ranks.from_first(lambda: [(step, str(path)) for step, path in newest_first(self.folder)])
+        found = self.ranks.broadcast_from_first(
+            lambda: [(step, str(path)) for step, path in list_newest_first(self.folder)]
+        )
         damaged: dict[int, str] = {}
         for step, path in found:
             try:
                 values = load(path, state, self.ranks)
-            except DamagedError as error:
+            except DamagedFileError as error:
                 damaged[step] = error.problems[0]
                 continue
-            self.ranks.on_first(lambda: [set_aside(Path(other)) for number, other in found if number in damaged])
-            return Restored(step, values, damaged)
+            self.ranks.run_on_first(
+                lambda: [set_damaged_aside(Path(other)) for number, other in found if number in damaged]
+            )
+            return RestoreResult(step, values, damaged)
         if damaged:
-            raise DamagedError(*damaged.values(), "no checkpoint of the run can be read: begin it again with --force")
+            raise DamagedFileError(
+                *damaged.values(), "no checkpoint of the run can be read: begin it again with --force"
+            )
         return None
 
     def close(self) -> None:
@@ -159,7 +172,7 @@ class Checkpointer:
         if not isinstance(error, LostRankError):  # a save waits for the lost rank too
             self.close()
 
-    def _copied(self, pieces: Sequence[tuple[str, Piece]]) -> list[tuple[str, Piece]]:
+    def _copy_to_host(self, pieces: Sequence[tuple[str, TensorShard]]) -> list[tuple[str, TensorShard]]:
         """The pieces in memory of the CPU, pinned for those of a GPU, so that their copies run beside one another."""
         copied = []
         for number, (name, piece) in enumerate(pieces):
@@ -173,5 +186,5 @@ class Checkpointer:
         return copied
 
 
-def _text(path: Path | None) -> str | None:
+def _path_text(path: Path | None) -> str | None:
     return None if path is None else str(path)

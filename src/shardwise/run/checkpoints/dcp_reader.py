@@ -3,7 +3,7 @@
 Their `.metadata` is a pickle, and so might run anything: it is read as plain data (`safe_pickle.py`). Elements are read by
 `torch.load(weights_only=True)`, which has an allow-list of its own.
 
-Checkpoints of schema shardwise.checkpoint/1 (`OlderFiles`) are such folders beside a checkpoint.json; they are read, and no
+Checkpoints of schema shardwise.checkpoint/1 (`Schema1Files`) are such folders beside a checkpoint.json; they are read, and no
 longer written. Of these only what PyTorch 2.13 writes is accepted: a file that names anything else is refused.
 """
 
@@ -21,13 +21,13 @@ from typing import IO, Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from shardwise.run.checkpoints.manifest import DTYPES, MANIFEST, WRITTEN, Part, StoredTensor, tensor_fault
-from shardwise.run.checkpoints.safe_pickle import PLAIN, Known, PlainUnpickler, Record, joined
-from shardwise.values.checksums import DamagedError, Sum
+from shardwise.run.checkpoints.manifest import DAMAGE_FIX, DTYPES, MANIFEST, StoredTensor, TensorChunk, tensor_problem
+from shardwise.run.checkpoints.safe_pickle import SAFE_CALLABLES, InertObject, KnownCallables, SafeUnpickler, join_path
+from shardwise.values.checksums import DamagedFileError, FileChecksum
 from shardwise.values.errors import InputError
-from shardwise.values.plain_data import parse
+from shardwise.values.plain_data import parse_dataclass
 
-METADATA = ".metadata"
+METADATA_FILE = ".metadata"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ class DcpFolder:
     tensors: Mapping[str, StoredTensor]
     lengths: Mapping[tuple[str, int], int]
 
-    def elements(self, part: Part) -> Tensor:
+    def read_chunk(self, part: TensorChunk) -> Tensor:
         """The elements of a part, in its shape. Raises `ValueError` for what is not a tensor of as many."""
         with (self.folder / part.file).open("rb") as file:
-            section = _Section(file, part.start, self.lengths[part.file, part.start])
+            section = _FileSection(file, part.start, self.lengths[part.file, part.start])
             found = torch.load(cast(IO[bytes], section), map_location="cpu", weights_only=True)
         if not isinstance(found, Tensor) or found.numel() != part.box.volume:
-            raise ValueError(f"it holds another tensor than {METADATA} says")
+            raise ValueError(f"it holds another tensor than {METADATA_FILE} says")
         return found.detach().view(part.lengths)
 
 
-def read_dcp(folder: Path, unpickler: type[PlainUnpickler] = PlainUnpickler) -> DcpFolder:
+def read_dcp(folder: Path, unpickler: type[SafeUnpickler] = SafeUnpickler) -> DcpFolder:
     """What `.metadata` tells. Raises `OSError` where there is none, and for what is none anything at all."""
-    found = unpickler(io.BytesIO((folder / METADATA).read_bytes())).load()
+    found = unpickler(io.BytesIO((folder / METADATA_FILE).read_bytes())).load()
     places = {(key.fqn, getattr(key, "offset", None)): info for key, info in found.storage_data.items()}
     lengths: dict[tuple[str, int], int] = {}
     tensors: dict[str, StoredTensor] = {}
@@ -60,20 +60,20 @@ def read_dcp(folder: Path, unpickler: type[PlainUnpickler] = PlainUnpickler) -> 
             for chunk in tensor.chunks:
                 info = places[name, chunk.offsets]
                 lengths[info.relative_path, info.offset] = info.length
-                parts.append(Part(chunk.offsets, chunk.sizes, _file(info), info.offset))
-            tensors[name] = _stored(name, tensor, tuple(parts))
+                parts.append(TensorChunk(chunk.offsets, chunk.sizes, _chunk_file(info), info.offset))
+            tensors[name] = _stored_tensor(name, tensor, tuple(parts))
     return DcpFolder(folder, tensors, lengths)
 
 
-def _stored(name: str, tensor: Any, parts: tuple[Part, ...]) -> StoredTensor:
-    dtype, *_ = tensor.properties.given
+def _stored_tensor(name: str, tensor: Any, parts: tuple[TensorChunk, ...]) -> StoredTensor:
+    dtype, *_ = tensor.properties.arguments
     stored = StoredTensor(tensor.size, dtype, parts)
-    if fault := tensor_fault(stored):
+    if fault := tensor_problem(stored):
         raise ValueError(f"{name} has {fault}")
     return stored
 
 
-def _file(info: Any) -> str:
+def _chunk_file(info: Any) -> str:
     name: str = info.relative_path
     if Path(name).name != name:
         raise ValueError(f"a file is called {name!r}")
@@ -82,7 +82,7 @@ def _file(info: Any) -> str:
     return name
 
 
-class _Section(io.RawIOBase):
+class _FileSection(io.RawIOBase):
     """Bytes of a file from a place on, as a file of their own."""
 
     def __init__(self, file: io.BufferedReader, start: int, length: int) -> None:
@@ -111,21 +111,21 @@ class _Section(io.RawIOBase):
 
 SCHEMA_1 = "shardwise.checkpoint/1"
 SCHEMA_1_FILE = re.compile(r"\.metadata|__\d+_\d+\.distcp")
-_TORCH = "torch.distributed.checkpoint"
+_DCP_MODULE = "torch.distributed.checkpoint"
 
 
-class _Unpickler(PlainUnpickler):
+class _Schema1Unpickler(SafeUnpickler):
     """Refuses what no such file names."""
 
-    known: ClassVar[Known] = {
-        **PLAIN,
+    known: ClassVar[KnownCallables] = {
+        **SAFE_CALLABLES,
         **{
-            (f"{_TORCH}.metadata", name): Record
+            (f"{_DCP_MODULE}.metadata", name): InertObject
             for name in ("Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "MetadataIndex",
                          "StorageMeta", "_MEM_FORMAT_ENCODING")
         },
-        (f"{_TORCH}.filesystem", "_StorageInfo"): Record,
-        ("torch.serialization", "_get_layout"): joined,
+        (f"{_DCP_MODULE}.filesystem", "_StorageInfo"): InertObject,
+        ("torch.serialization", "_get_layout"): join_path,
     }  # fmt: skip
 
     def find_class(self, module: str, name: str) -> Any:
@@ -135,50 +135,50 @@ class _Unpickler(PlainUnpickler):
 
 
 @dataclass(frozen=True, slots=True)
-class _Manifest:
+class _Schema1Manifest:
     step: int
     values: Mapping[str, Any]
-    files: Mapping[str, Sum]
+    files: Mapping[str, FileChecksum]
 
 
-class OlderFiles:
-    """A checkpoint of this schema. Raises `DamagedError` for what is not as it was written."""
+class Schema1Files:
+    """A checkpoint of this schema. Raises `DamagedFileError` for what is not as it was written."""
 
     def __init__(self, folder: Path, payload: Mapping[str, Any]) -> None:
         self.folder = folder
         own = {key: value for key, value in payload.items() if key != "schema"}
         try:
-            manifest: _Manifest = parse(_Manifest, own, f"checkpoint: {folder / MANIFEST}")
+            manifest: _Schema1Manifest = parse_dataclass(_Schema1Manifest, own, f"checkpoint: {folder / MANIFEST}")
         except InputError as error:
-            raise DamagedError(*error.problems) from None
+            raise DamagedFileError(*error.problems) from None
         self.step, self.values, self.files = manifest.step, manifest.values, manifest.files
         if others := [name for name in self.files if not SCHEMA_1_FILE.fullmatch(name)]:
-            raise DamagedError(f"checkpoint: {folder / MANIFEST}: a file is called {others[0]!r}; {WRITTEN}")
+            raise DamagedFileError(f"checkpoint: {folder / MANIFEST}: a file is called {others[0]!r}; {DAMAGE_FIX}")
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         """What `.metadata` tells."""
-        return self._held.tensors
+        return self._dcp_folder.tensors
 
     @cached_property
-    def _held(self) -> DcpFolder:
-        path = self.folder / METADATA
+    def _dcp_folder(self) -> DcpFolder:
+        path = self.folder / METADATA_FILE
         try:
-            found = read_dcp(self.folder, _Unpickler)
+            found = read_dcp(self.folder, _Schema1Unpickler)
             for name, _ in found.lengths:
                 if name not in self.files:
                     raise ValueError(f"a file is called {name!r}")
         except Exception as error:  # of what is no pickle, or another one, anything may be raised
-            raise DamagedError(f"checkpoint: {path} is not what was written: {error}; {WRITTEN}") from None
+            raise DamagedFileError(f"checkpoint: {path} is not what was written: {error}; {DAMAGE_FIX}") from None
         return found
 
-    def elements(self, part: Part, dtype: torch.dtype) -> Tensor:
+    def read_chunk(self, part: TensorChunk, dtype: torch.dtype) -> Tensor:
         """The elements of a part, in its shape."""
         path = self.folder / part.file
         try:
-            found = self._held.elements(part)
+            found = self._dcp_folder.read_chunk(part)
         except Exception as error:
             text = str(error).splitlines()[0]
-            raise DamagedError(f"checkpoint: {path} is not what was written: {text}; {WRITTEN}") from None
+            raise DamagedFileError(f"checkpoint: {path} is not what was written: {text}; {DAMAGE_FIX}") from None
         if found.dtype != dtype:
-            raise DamagedError(f"checkpoint: {path} holds another tensor than {METADATA} says; {WRITTEN}")
+            raise DamagedFileError(f"checkpoint: {path} holds another tensor than {METADATA_FILE} says; {DAMAGE_FIX}")
         return found

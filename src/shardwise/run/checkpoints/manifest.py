@@ -24,22 +24,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwise.run.checkpoints.tensor_shards import view_of
+from shardwise.run.checkpoints.tensor_shards import view_shape
 from shardwise.values.boxes import Box, Shape, tiles
-from shardwise.values.checksums import SEAL, DamagedError, Sum, seal_fault, sealed, write_synced
+from shardwise.values.checksums import (
+    CHECKSUM_KEY,
+    DamagedFileError,
+    FileChecksum,
+    add_checksum,
+    describe_checksum_problem,
+    write_synced,
+)
 from shardwise.values.errors import InputError
-from shardwise.values.plain_data import parse
+from shardwise.values.plain_data import parse_dataclass
 
 MANIFEST = "checkpoint.json"
 SCHEMA = "shardwise.checkpoint/2"
-FILE = re.compile(r"rank-\d{5,}\.bin")
-ALIGNED = 64  # bytes: a part begins at a multiple, so that any format can be read in place
+RANK_FILE_PATTERN = re.compile(r"rank-\d{5,}\.bin")
+ALIGNMENT_BYTES = 64  # bytes: a part begins at a multiple, so that any format can be read in place
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
-WRITTEN = "what was written is required: remove the folder, and the checkpoint before it is the latest"
+DAMAGE_FIX = "what was written is required: remove the folder, and the checkpoint before it is the latest"
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorChunk:
     """A box of a tensor, or an interval of the flattened one, and where its elements begin in a file."""
 
     offsets: Shape
@@ -58,10 +65,10 @@ class StoredTensor:
 
     shape: Shape
     dtype: str
-    parts: tuple[Part, ...]
+    parts: tuple[TensorChunk, ...]
 
     @property
-    def format(self) -> torch.dtype:
+    def torch_dtype(self) -> torch.dtype:
         return DTYPES[self.dtype]
 
     @property
@@ -76,88 +83,94 @@ class Manifest:
     step: int
     values: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
-    files: Mapping[str, Sum]
+    files: Mapping[str, FileChecksum]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write it, and have the system write it to the disk."""
-    content = json.dumps(sealed({"schema": SCHEMA, **asdict(manifest)}))
+    content = json.dumps(add_checksum({"schema": SCHEMA, **asdict(manifest)}))
     write_synced(folder / MANIFEST, content.encode("utf-8") + b"\n")
 
 
 def read_payload(folder: Path) -> dict[str, Any]:
-    """The content of the file. Raises `DamagedError` for a folder without one, and for a file that is damaged."""
+    """The content of the file. Raises `DamagedFileError` for a folder without one, and for a file that is damaged."""
     path = folder / MANIFEST
     try:
         text = path.read_text(encoding="utf-8")
         payload = json.loads(text)
     except OSError as error:
-        raise DamagedError(
+        raise DamagedFileError(
             f"checkpoint: cannot read {path}: {error.strerror}; a folder step-... that a run has written is required"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"checkpoint: {path} is not JSON: {error}; {WRITTEN}") from None
+        raise DamagedFileError(f"checkpoint: {path} is not JSON: {error}; {DAMAGE_FIX}") from None
     if not isinstance(payload, dict):
-        raise DamagedError(f"checkpoint: {path} holds a {type(payload).__name__}; {WRITTEN}")
-    if payload.get("schema") == SCHEMA and not seal_fault(payload) and text.removesuffix("\n") != json.dumps(payload):
-        raise DamagedError(f"checkpoint: {path} is damaged (the same content, written in another way); {WRITTEN}")
+        raise DamagedFileError(f"checkpoint: {path} holds a {type(payload).__name__}; {DAMAGE_FIX}")
+    if (
+        payload.get("schema") == SCHEMA
+        and not describe_checksum_problem(payload)
+        and text.removesuffix("\n") != json.dumps(payload)
+    ):
+        raise DamagedFileError(
+            f"checkpoint: {path} is damaged (the same content, written in another way); {DAMAGE_FIX}"
+        )
     return payload
 
 
-class CurrentFiles:
-    """A checkpoint of this schema. Raises `DamagedError` where its manifest is not as written, or contradicts itself."""
+class Schema2Files:
+    """A checkpoint of this schema. Raises `DamagedFileError` where its manifest is not as written, or contradicts itself."""
 
     def __init__(self, folder: Path, payload: Mapping[str, Any]) -> None:
         self.folder = folder
-        manifest = _parsed(folder / MANIFEST, payload)
+        manifest = _parse_manifest(folder / MANIFEST, payload)
         self.step, self.values, self.files = manifest.step, manifest.values, manifest.files
         self._tensors = manifest.tensors
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         return self._tensors
 
-    def elements(self, part: Part, dtype: torch.dtype) -> Tensor:
+    def read_chunk(self, part: TensorChunk, dtype: torch.dtype) -> Tensor:
         """The elements of a part, in its shape, mapped from its file."""
         num_bytes = part.box.volume * dtype.itemsize
         file = torch.from_file(str(self.folder / part.file), size=part.start + num_bytes, dtype=torch.uint8)
         return file[part.start :].view(dtype).view(part.lengths)
 
 
-def _parsed(path: Path, payload: Mapping[str, Any]) -> Manifest:
-    if fault := seal_fault(payload):
-        raise DamagedError(f"checkpoint: {path} {fault}; {WRITTEN}")
-    own = {key: value for key, value in payload.items() if key not in ("schema", SEAL)}
+def _parse_manifest(path: Path, payload: Mapping[str, Any]) -> Manifest:
+    if fault := describe_checksum_problem(payload):
+        raise DamagedFileError(f"checkpoint: {path} {fault}; {DAMAGE_FIX}")
+    own = {key: value for key, value in payload.items() if key not in ("schema", CHECKSUM_KEY)}
     try:
-        manifest: Manifest = parse(Manifest, own, f"checkpoint: {path}")
+        manifest: Manifest = parse_dataclass(Manifest, own, f"checkpoint: {path}")
     except InputError as error:
-        raise DamagedError(*error.problems) from None
-    for problem in _problems(manifest):
-        raise DamagedError(f"checkpoint: {path}: {problem}; {WRITTEN}")
+        raise DamagedFileError(*error.problems) from None
+    for problem in _manifest_problems(manifest):
+        raise DamagedFileError(f"checkpoint: {path}: {problem}; {DAMAGE_FIX}")
     return manifest
 
 
-def _problems(manifest: Manifest) -> Iterator[str]:
+def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     """What no manifest says that was written here: it may come from a stranger."""
-    yield from (f"a file is called {name!r}" for name in manifest.files if not FILE.fullmatch(name))
+    yield from (f"a file is called {name!r}" for name in manifest.files if not RANK_FILE_PATTERN.fullmatch(name))
     for name, tensor in manifest.tensors.items():
-        fault = tensor_fault(tensor)
-        misplaced = (part for part in tensor.parts if not fault and not _in_place(part, tensor, manifest))
+        fault = tensor_problem(tensor)
+        misplaced = (part for part in tensor.parts if not fault and not _lies_in_file(part, tensor, manifest))
         yield from (f"{name} has a part at byte {part.start:,} of {part.file!r}" for part in misplaced)
         if fault:
             yield f"{name} has {fault}"
 
 
-def tensor_fault(tensor: StoredTensor) -> str:
+def tensor_problem(tensor: StoredTensor) -> str:
     """What is wrong with a tensor's format and parts, in words; "" where nothing is."""
     if tensor.dtype not in DTYPES:
         return f"the format {tensor.dtype!r}"
     num_offsets = {len(part.offsets) for part in tensor.parts} or {1}
     if len(num_offsets) > 1 or not num_offsets <= {1, len(tensor.shape)}:
         return f"parts of {sorted(num_offsets)} dims and the shape {list(tensor.shape)}"
-    return tiles([part.box for part in tensor.parts], view_of(tensor.shape, *num_offsets))
+    return tiles([part.box for part in tensor.parts], view_shape(tensor.shape, *num_offsets))
 
 
-def _in_place(part: Part, tensor: StoredTensor, manifest: Manifest) -> bool:
+def _lies_in_file(part: TensorChunk, tensor: StoredTensor, manifest: Manifest) -> bool:
     file = manifest.files.get(part.file)
-    end = part.start + part.box.volume * tensor.format.itemsize
-    return file is not None and part.start >= 0 and part.start % ALIGNED == 0 and end <= file.bytes
+    end = part.start + part.box.volume * tensor.torch_dtype.itemsize
+    return file is not None and part.start >= 0 and part.start % ALIGNMENT_BYTES == 0 and end <= file.bytes

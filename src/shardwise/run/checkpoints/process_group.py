@@ -13,136 +13,138 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from shardwise.run.faults.rank_status import waits_for
+from shardwise.run.faults.rank_status import wait_for_ranks
 from shardwise.run.transport.current import current_transport
-from shardwise.run.transport.interface import TIMEOUT, Group
-from shardwise.values.checksums import DamagedError
+from shardwise.run.transport.interface import TIMEOUT, CollectiveGroup
+from shardwise.values.checksums import DamagedFileError
 from shardwise.values.errors import InputError
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 LENGTH_BYTES = 8  # of what travels, before it
-KINDS: Mapping[str, type[Exception]] = {
-    one.__name__: one for one in (InputError, DamagedError, ValueError, RuntimeError)
+ERROR_TYPES: Mapping[str, type[Exception]] = {
+    one.__name__: one for one in (InputError, DamagedFileError, ValueError, RuntimeError)
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Ranks:
+class CheckpointGroup:
     """All ranks of the job, over a gloo group of their own; or this process alone (no group).
 
     The group is no other one's: collectives that a background thread and the training issue on one group would mix. It is
     gloo on GPUs too, since all that travels is JSON. No wait for another rank is longer than its timeout: `LostRankError`.
     """
 
-    group: Group | None = None
+    group: CollectiveGroup | None = None
     rank: int = 0
     size: int = 1
 
     @classmethod
-    def join(cls, timeout: timedelta = TIMEOUT) -> Ranks:
+    def join(cls, timeout: timedelta = TIMEOUT) -> CheckpointGroup:
         """All ranks of the job, which must all call this; a lone process has no group."""
         transport = current_transport()
         if transport.size == 1:
             return cls()
-        with waits_for("the process group of checkpoints"):
+        with wait_for_ranks("the process group of checkpoints"):
             group = transport.host_group(timeout)
         return cls(group, transport.rank, transport.size)
 
-    def agree(self, action: Callable[[], Found]) -> list[Found]:
+    def all_gather(self, action: Callable[[], Result]) -> list[Result]:
         """What `action` gives on each rank, of JSON; where it fails on any, all raise.
 
-        `InputError`, `DamagedError` and `ValueError` are raised as they are, `OSError` as an `InputError`, others as a
+        `InputError`, `DamagedFileError` and `ValueError` are raised as they are, `OSError` as an `InputError`, others as a
         `RuntimeError` with their traceback.
         """
-        return _all_good([_unpacked(found) for found in self._all_gather(self._packed(action))])
+        return _raise_failures([_decompress(found) for found in self._all_gather_bytes(self._pack_outcome(action))])
 
-    def each(self, action: Callable[[], Found]) -> Found:
+    def run_on_all(self, action: Callable[[], Result]) -> Result:
         """What `action` gives on this rank, of any kind; where it fails on any rank, all raise."""
-        found: list[Found] = []
-        self.agree(lambda: found.append(action()))
+        found: list[Result] = []
+        self.all_gather(lambda: found.append(action()))
         return found[0]
 
-    def on_first(self, action: Callable[[], object]) -> None:
+    def run_on_first(self, action: Callable[[], object]) -> None:
         """Run `action` on the first rank; all wait for it, and fail where it fails."""
 
         def run() -> None:
             action()
 
-        self.from_first(run)
+        self.broadcast_from_first(run)
 
-    def from_first(self, action: Callable[[], Found]) -> Found:
+    def broadcast_from_first(self, action: Callable[[], Result]) -> Result:
         """What `action` gives on the first rank, of JSON; where it fails, all raise."""
-        found: Found = self.dealt(lambda: [action()] * self.size)
+        found: Result = self.scatter_from_first(lambda: [action()] * self.size)
         return found
 
-    def to_first(self, action: Callable[[], Found]) -> list[Found] | None:
-        """As `agree`, for what is large: the first rank alone has what the ranks give, and others None."""
-        gathered = self._gather(self._packed(action))
+    def gather_to_first(self, action: Callable[[], Result]) -> list[Result] | None:
+        """As `all_gather`, for what is large: the first rank alone has what the ranks give, and others None."""
+        gathered = self._gather_bytes(self._pack_outcome(action))
 
-        self.on_first(lambda: _all_good([_unpacked(found) for found in gathered or ()]))
-        return None if gathered is None else [_unpacked(found)["found"] for found in gathered]
+        self.run_on_first(lambda: _raise_failures([_decompress(found) for found in gathered or ()]))
+        return None if gathered is None else [_decompress(found)["found"] for found in gathered]
 
-    def dealt(self, action: Callable[[], Sequence[Any]]) -> Any:
+    def scatter_from_first(self, action: Callable[[], Sequence[Any]]) -> Any:
         """Of what `action` gives on the first rank, of JSON and one for each rank, this rank's. Where it fails, all raise."""
         parts: list[bytes] | None = None
         if self.rank == 0:
-            whole = _outcome(action, self.rank)
+            whole = _run_action(action, self.rank)
             each = whole.get("found")
-            parts = [_bytes(whole) if each is None else _bytes({"found": part}) for part in each or [None] * self.size]
-        return _all_good([_unpacked(self._scatter(parts))])[0]
+            parts = [
+                _compress(whole) if each is None else _compress({"found": part}) for part in each or [None] * self.size
+            ]
+        return _raise_failures([_decompress(self._scatter_bytes(parts))])[0]
 
-    def _packed(self, action: Callable[[], Any]) -> bytes:
-        return _bytes(_outcome(action, self.rank))
+    def _pack_outcome(self, action: Callable[[], Any]) -> bytes:
+        return _compress(_run_action(action, self.rank))
 
-    def _all_gather(self, here: bytes) -> list[bytes]:
+    def _all_gather_bytes(self, here: bytes) -> list[bytes]:
         if self.group is None:
             return [here]
-        with waits_for("the other ranks' parts of a checkpoint"):
-            mine = _tensor(here, _longest(len(here), self.group))
+        with wait_for_ranks("the other ranks' parts of a checkpoint"):
+            mine = _to_tensor(here, _max_length(len(here), self.group))
             whole = mine.new_empty(self.size * len(mine))
             self.group.all_gather(whole, mine).wait()
-        return [_content(part) for part in whole.view(self.size, len(mine))]
+        return [_from_tensor(part) for part in whole.view(self.size, len(mine))]
 
-    def _gather(self, here: bytes) -> list[bytes] | None:
+    def _gather_bytes(self, here: bytes) -> list[bytes] | None:
         if self.group is None:
             return [here]
-        with waits_for("the other ranks' parts of a checkpoint"):
-            mine = _tensor(here, _longest(len(here), self.group))
+        with wait_for_ranks("the other ranks' parts of a checkpoint"):
+            mine = _to_tensor(here, _max_length(len(here), self.group))
             parts = [torch.empty_like(mine) for _ in range(self.size)] if self.rank == 0 else None
             self.group.gather(parts, mine).wait()
-        return None if parts is None else [_content(part) for part in parts]
+        return None if parts is None else [_from_tensor(part) for part in parts]
 
-    def _scatter(self, parts: list[bytes] | None) -> bytes:
+    def _scatter_bytes(self, parts: list[bytes] | None) -> bytes:
         if self.group is None:
             assert parts is not None
             return parts[0]
-        with waits_for("the first rank's part of a checkpoint"):
-            room = _longest(max(map(len, parts)) if parts else 0, self.group)
+        with wait_for_ranks("the first rank's part of a checkpoint"):
+            room = _max_length(max(map(len, parts)) if parts else 0, self.group)
             mine = torch.empty(LENGTH_BYTES + room, dtype=torch.uint8)
-            sent = None if parts is None else [_tensor(part, room) for part in parts]
+            sent = None if parts is None else [_to_tensor(part, room) for part in parts]
             self.group.scatter(mine, sent).wait()
-        return _content(mine)
+        return _from_tensor(mine)
 
 
-def _longest(length: int, group: Group) -> int:
+def _max_length(length: int, group: CollectiveGroup) -> int:
     longest = torch.tensor([length])
     group.all_reduce(longest, "max").wait()
     return int(longest)
 
 
-def _outcome(action: Callable[[], Any], rank: int) -> dict[str, Any]:
+def _run_action(action: Callable[[], Any], rank: int) -> dict[str, Any]:
     """What an action gives, or how it fails, as it travels."""
     try:
         return {"found": action()}
     except Exception as error:
-        known = _known(error)
+        known = _translate_error(error)
         problems = known.problems if isinstance(known, InputError) else [str(known)]
         return {"kind": type(known).__name__, "problems": list(problems), "rank": rank}
 
 
-def _known(error: Exception) -> Exception:
+def _translate_error(error: Exception) -> Exception:
     """The error as one that callers know."""
-    if type(error) in (InputError, DamagedError, ValueError):
+    if type(error) in (InputError, DamagedFileError, ValueError):
         return error
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
@@ -152,36 +154,36 @@ def _known(error: Exception) -> Exception:
     return RuntimeError("".join(traceback.format_exception(error)))
 
 
-def _all_good(outcomes: Sequence[Mapping[str, Any]]) -> list[Any]:
+def _raise_failures(outcomes: Sequence[Mapping[str, Any]]) -> list[Any]:
     """What actions gave. Where any failed: all that users can mend, at once; before that, what they cannot."""
     failures = [outcome for outcome in outcomes if "kind" in outcome]
     if not failures:
         return [outcome["found"] for outcome in outcomes]
     for failure in failures:
-        if not issubclass(KINDS[failure["kind"]], InputError):
-            error = KINDS[failure["kind"]](*failure["problems"])
+        if not issubclass(ERROR_TYPES[failure["kind"]], InputError):
+            error = ERROR_TYPES[failure["kind"]](*failure["problems"])
             error.add_note(f"on rank {failure['rank']}")
             raise error
-    damaged = all(failure["kind"] == DamagedError.__name__ for failure in failures)
+    damaged = all(failure["kind"] == DamagedFileError.__name__ for failure in failures)
     problems = dict.fromkeys(problem for failure in failures for problem in failure["problems"])
-    raise (DamagedError if damaged else InputError)(*problems)
+    raise (DamagedFileError if damaged else InputError)(*problems)
 
 
-def _bytes(outcome: Mapping[str, Any]) -> bytes:
+def _compress(outcome: Mapping[str, Any]) -> bytes:
     return zlib.compress(json.dumps(outcome).encode(), level=1)
 
 
-def _unpacked(content: bytes) -> dict[str, Any]:
+def _decompress(content: bytes) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(zlib.decompress(content))
     return found
 
 
-def _tensor(content: bytes, room: int) -> Tensor:
+def _to_tensor(content: bytes, room: int) -> Tensor:
     """[LENGTH_BYTES + room]: how long the content is, and the content."""
     whole = len(content).to_bytes(LENGTH_BYTES, "little") + content.ljust(room, b"\0")
     return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
 
 
-def _content(tensor: Tensor) -> bytes:
+def _from_tensor(tensor: Tensor) -> bytes:
     whole = tensor.numpy().tobytes()
     return whole[LENGTH_BYTES : LENGTH_BYTES + int.from_bytes(whole[:LENGTH_BYTES], "little")]

@@ -1,7 +1,7 @@
 """Read a checkpoint: verify its checksums, fill the shards of a state on any number of ranks, or load its weights in one process.
 
-`load` fills a state on all ranks together. `whole` loads tensors by a prefix of their names. `opened` verifies a checkpoint and
-gives access to any box of any of its tensors.
+`load` fills a state on all ranks together. `load_tensors` loads tensors by a prefix of their names.
+`open_checkpoint` verifies a checkpoint and gives access to any box of any of its tensors.
 """
 
 from __future__ import annotations
@@ -15,16 +15,31 @@ import torch
 from torch import Tensor
 
 from shardwise.run.checkpoints import dcp_reader
-from shardwise.run.checkpoints.manifest import MANIFEST, SCHEMA, WRITTEN, CurrentFiles, Part, StoredTensor, read_payload
-from shardwise.run.checkpoints.process_group import Ranks
-from shardwise.run.checkpoints.tensor_shards import Piece, State, boxed, described, split, view_of
-from shardwise.run.trainer.batch_schedule import BATCH_RAMP
+from shardwise.run.checkpoints.manifest import (
+    DAMAGE_FIX,
+    MANIFEST,
+    SCHEMA,
+    Schema2Files,
+    StoredTensor,
+    TensorChunk,
+    read_payload,
+)
+from shardwise.run.checkpoints.process_group import CheckpointGroup
+from shardwise.run.checkpoints.tensor_shards import (
+    CheckpointState,
+    TensorShard,
+    describe_tensor,
+    split_into_boxes,
+    split_state,
+    view_shape,
+)
+from shardwise.run.trainer.batch_schedule import BATCH_RAMP_KEY
 from shardwise.values.boxes import Box, Shape
-from shardwise.values.checksums import SEAL, DamagedError, Sum, seal_fault
-from shardwise.values.errors import InputError, require
+from shardwise.values.checksums import CHECKSUM_KEY, DamagedFileError, FileChecksum, describe_checksum_problem
+from shardwise.values.errors import InputError, raise_problems
 
 
-class Files(Protocol):
+class CheckpointFiles(Protocol):
     """The files of a checkpoint of one schema or another, as far as checkpoint.json tells of them."""
 
     @property
@@ -32,51 +47,51 @@ class Files(Protocol):
     @property
     def values(self) -> Mapping[str, Any]: ...
     @property
-    def files(self) -> Mapping[str, Sum]: ...
+    def files(self) -> Mapping[str, FileChecksum]: ...
     def tensors(self) -> Mapping[str, StoredTensor]:
         """The tensors, once the files are known to be what was written."""
 
-    def elements(self, part: Part, dtype: torch.dtype) -> Tensor:
+    def read_chunk(self, part: TensorChunk, dtype: torch.dtype) -> Tensor:
         """The elements of a part, in its shape."""
 
 
-SCHEMAS: Mapping[str, Callable[[Path, Mapping[str, Any]], Files]] = {
-    SCHEMA: CurrentFiles,
-    dcp_reader.SCHEMA_1: dcp_reader.OlderFiles,
+SCHEMAS: Mapping[str, Callable[[Path, Mapping[str, Any]], CheckpointFiles]] = {
+    SCHEMA: Schema2Files,
+    dcp_reader.SCHEMA_1: dcp_reader.Schema1Files,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenCheckpoint:
     """A checkpoint whose files are what was written."""
 
-    files: Files
+    files: CheckpointFiles
     tensors: Mapping[str, StoredTensor]
 
     def read(self, name: str, shape: Shape, box: Box) -> Tensor:
         """A box of the tensor of that name, in `shape`, or whose flattened elements these are; nothing else of it is read."""
-        values = torch.empty(box.lengths, dtype=self.tensors[name].format)
-        self.fill(name, Piece(shape, box.offsets, values))
+        values = torch.empty(box.lengths, dtype=self.tensors[name].torch_dtype)
+        self.fill(name, TensorShard(shape, box.offsets, values))
         return values
 
-    def fill(self, name: str, piece: Piece) -> None:
+    def fill(self, name: str, piece: TensorShard) -> None:
         """Fill a piece of the tensor of that name in place; the kinds agree."""
         tensor = self.tensors[name]
         shape = common_shape(piece.shape, tensor.shape)
         assert shape is not None
         if len(piece.offsets) == 1 and all(len(part.offsets) == 1 for part in tensor.parts):
-            shape = view_of(shape, 1)
-        wanted = list(boxed(shape, piece.box, piece.values))
-        first, last = piece.box.span(view_of(shape, len(piece.offsets)))
+            shape = view_shape(shape, 1)
+        wanted = list(split_into_boxes(shape, piece.box, piece.values))
+        first, last = piece.box.span(view_shape(shape, len(piece.offsets)))
         for part in tensor.parts:
-            start, stop = part.box.span(view_of(shape, len(part.offsets)))
+            start, stop = part.box.span(view_shape(shape, len(part.offsets)))
             if piece.box.volume and start < last and first < stop:
-                _copy(shape, part, self.files.elements(part, tensor.format), wanted)
+                _copy_overlap(shape, part, self.files.read_chunk(part, tensor.torch_dtype), wanted)
 
 
-def _copy(shape: Shape, part: Part, values: Tensor, wanted: list[tuple[Any, Tensor]]) -> None:
+def _copy_overlap(shape: Shape, part: TensorChunk, values: Tensor, wanted: list[tuple[Any, Tensor]]) -> None:
     """Copy what a part has of the wanted boxes."""
-    for held, source in boxed(shape, part.box, values):
+    for held, source in split_into_boxes(shape, part.box, values):
         for box, target in wanted:
             shared = held.intersection(box)
             if shared is not None:
@@ -91,120 +106,122 @@ def common_shape(one: Shape, other: Shape) -> Shape | None:
         shape = other
     else:
         return None
-    return shape if view_of(one, 1) == view_of(other, 1) else None
+    return shape if view_shape(one, 1) == view_shape(other, 1) else None
 
 
-def opened(path: Path, ranks: Ranks) -> Opened:
+def open_checkpoint(path: Path, ranks: CheckpointGroup) -> OpenCheckpoint:
     """What a checkpoint holds. The sums of its files are looked at first, shared among the ranks, which all call this.
 
-    Raises on all ranks `DamagedError` for what is not as it was written, and `InputError` for another schema.
+    Raises on all ranks `DamagedFileError` for what is not as it was written, and `InputError` for another schema.
     """
-    payload = ranks.each(lambda: read_payload(path))
-    if len(set(map(str, ranks.agree(lambda: payload.get(SEAL))))) > 1:
+    payload = ranks.run_on_all(lambda: read_payload(path))
+    if len(set(map(str, ranks.all_gather(lambda: payload.get(CHECKSUM_KEY))))) > 1:
         raise InputError(f"checkpoint: ranks find different files as {path / MANIFEST}; one folder for all is required")
-    files = ranks.each(lambda: files_of(path, payload))
+    files = ranks.run_on_all(lambda: checkpoint_files(path, payload))
     _require_undamaged(path, files.files, ranks)
-    return Opened(files, ranks.each(files.tensors))
+    return OpenCheckpoint(files, ranks.run_on_all(files.tensors))
 
 
-def files_of(path: Path, payload: Mapping[str, Any]) -> Files:
-    """The files of a checkpoint by its checkpoint.json. Raises `DamagedError` for one that is not as it was written, and
+def checkpoint_files(path: Path, payload: Mapping[str, Any]) -> CheckpointFiles:
+    """The files of a checkpoint by its checkpoint.json. Raises `DamagedFileError` for one that is not as it was written, and
     `InputError` for another schema."""
     schema = str(payload.get("schema"))
     if schema not in SCHEMAS:
-        raise (DamagedError if seal_fault(payload) else InputError)(
+        raise (DamagedFileError if describe_checksum_problem(payload) else InputError)(
             f"checkpoint: {path / MANIFEST}: found schema {schema!r}; {' or '.join(SCHEMAS)} is required: read it with the "
             "version of Shardwise that wrote it"
         )
     return SCHEMAS[schema](path, payload)
 
 
-def _require_undamaged(path: Path, files: Mapping[str, Sum], ranks: Ranks) -> None:
-    """Raise `DamagedError`, on all ranks, that names the files that are not what was written."""
+def _require_undamaged(path: Path, files: Mapping[str, FileChecksum], ranks: CheckpointGroup) -> None:
+    """Raise `DamagedFileError`, on all ranks, that names the files that are not what was written."""
 
     def faults() -> list[str]:
         own = [name for number, name in enumerate(sorted(files)) if number % ranks.size == ranks.rank]
-        return [f"{path / name} {fault}" for name in own if (fault := files[name].fault(path / name))]
+        return [f"{path / name} {fault}" for name in own if (fault := files[name].describe_damage(path / name))]
 
-    found = [fault for rank in ranks.agree(faults) for fault in rank]
+    found = [fault for rank in ranks.all_gather(faults) for fault in rank]
     if found:
-        raise DamagedError(*(f"checkpoint: {fault}; {WRITTEN}" for fault in found))
+        raise DamagedFileError(*(f"checkpoint: {fault}; {DAMAGE_FIX}" for fault in found))
 
 
-SHOWN = 4  # names of tensors in a message
-MODEL = "model."  # what the names of a model's own weights begin with
-BUFFER = "buffer."  # and those of what a model has beside them (`Engine.buffers`)
-LEFT_OUT = "num_left_out"  # steps that did not update the weights
-ADDED = frozenset({LEFT_OUT, BATCH_RAMP})  # values that checkpoints of earlier versions lack
-FIX = "load it with the plan and the optimizer that it was saved with"
+MAX_NAMES_SHOWN = 4  # names of tensors in a message
+MODEL_PREFIX = "model."  # what the names of a model's own weights begin with
+BUFFER_PREFIX = "buffer."  # and those of what a model has beside them (`Engine.buffers`)
+NUM_LEFT_OUT = "num_left_out"  # steps that did not update the weights
+ADDED_VALUES = frozenset({NUM_LEFT_OUT, BATCH_RAMP_KEY})  # values that checkpoints of earlier versions lack
+LOAD_FIX = "load it with the plan and the optimizer that it was saved with"
 # What the names of scales have that belong to parts of a parameter (`run.parallel.sharded_optimizer`), before how many these are.
-OF_PARTS = "_scales_of_"
-FIX_OF_PARTS = (
+PARTIAL_SCALES = "_scales_of_"
+PARTIAL_SCALES_FIX = (
     "its moments have scales of the parts that tensor and expert parallelism make, which those degrees alone read: plan again "
     "with the degrees that it was saved with"
 )
-Wanted = tuple[str, Shape, str]  # the name of a piece, the shape of its tensor, and its format
+RequiredTensor = tuple[str, Shape, str]  # the name of a piece, the shape of its tensor, and its format
 
 
-def load(path: str | Path, state: State, ranks: Ranks | None = None) -> dict[str, Any]:
+def load(path: str | Path, state: CheckpointState, ranks: CheckpointGroup | None = None) -> dict[str, Any]:
     """Fill the pieces of `state` in place, on whatever ranks they are; the plain values come back.
 
     All ranks call this together (`ranks`: all of the job). Their names together must be those of the checkpoint; shapes and
     formats must agree, but for tensors that one of both knows flattened. Raises `InputError` on all ranks where they do not, and
-    `DamagedError`, which is one, for a folder that is damaged or no checkpoint; no piece is changed then.
+    `DamagedFileError`, which is one, for a folder that is damaged or no checkpoint; no piece is changed then.
     """
-    path, ranks = Path(path), ranks or Ranks.join()
-    checkpoint = opened(path, ranks)
-    pieces, values = split(state)
-    own = [(name, piece.shape, _name(piece.values.dtype)) for name, piece in pieces]
-    asked = ranks.to_first(lambda: (own, list(values)))
+    path, ranks = Path(path), ranks or CheckpointGroup.join()
+    checkpoint = open_checkpoint(path, ranks)
+    pieces, values = split_state(state)
+    own = [(name, piece.shape, _dtype_name(piece.values.dtype)) for name, piece in pieces]
+    asked = ranks.gather_to_first(lambda: (own, list(values)))
 
     def compare() -> None:
         wanted = dict.fromkeys((name, tuple(shape), dtype) for held, _ in asked or () for name, shape, dtype in held)
-        require(list(_problems(path, list(wanted), checkpoint.tensors)))
+        raise_problems(list(_tensor_problems(path, list(wanted), checkpoint.tensors)))
         names = {name for _, held in asked or () for name in held}
-        require(list(_name_problems(path, "values", names - ADDED, set(checkpoint.files.values) - ADDED)))
+        raise_problems(
+            list(_name_problems(path, "values", names - ADDED_VALUES, set(checkpoint.files.values) - ADDED_VALUES))
+        )
 
-    ranks.on_first(compare)
+    ranks.run_on_first(compare)
 
     def fill() -> None:
         for name, piece in pieces:
             checkpoint.fill(name, piece)
 
-    ranks.agree(fill)
+    ranks.all_gather(fill)
     return dict(checkpoint.files.values)
 
 
-def whole(path: str | Path, prefix: str = MODEL) -> dict[str, Tensor]:
+def load_tensors(path: str | Path, prefix: str = MODEL_PREFIX) -> dict[str, Tensor]:
     """All tensors of a checkpoint whose names begin with `prefix`, whole, on the CPU of this process.
 
     By the rest of their names: for "model." those of the parameters. Raises `InputError` as `load` does.
     """
     path = Path(path)
-    checkpoint = opened(path, Ranks())
+    checkpoint = open_checkpoint(path, CheckpointGroup())
     shapes = {name: one.shape for name, one in checkpoint.tensors.items() if name.startswith(prefix)}
     if not shapes:
-        found = _shown(sorted(checkpoint.tensors))
+        found = _join_names(sorted(checkpoint.tensors))
         raise InputError(f"checkpoint: no tensor of {path} begins with {prefix!r}; found {found}")
     boxes = {name: Box((0,) * len(shape), shape) for name, shape in shapes.items()}
     return {name.removeprefix(prefix): checkpoint.read(name, shapes[name], box) for name, box in boxes.items()}
 
 
-def _problems(path: Path, wanted: Sequence[Wanted], stored: Mapping[str, StoredTensor]) -> Iterator[str]:
+def _tensor_problems(path: Path, wanted: Sequence[RequiredTensor], stored: Mapping[str, StoredTensor]) -> Iterator[str]:
     yield from _name_problems(path, "tensors", {name for name, _, _ in wanted}, set(stored))
     differ = [
         (name, shape, dtype)
         for name, shape, dtype in wanted
-        if name in stored and not _fits(shape, dtype, stored[name])
+        if name in stored and not _matches_stored(shape, dtype, stored[name])
     ]
-    for name, shape, dtype in differ[:SHOWN]:
-        found = described(stored[name].shape, stored[name].dtype)
-        yield f"checkpoint: {path} has {found} as {name}; {described(shape, dtype)} is required: {FIX}"
-    if len(differ) > SHOWN:
-        yield f"checkpoint: {path} differs in {len(differ) - SHOWN} more tensors"
+    for name, shape, dtype in differ[:MAX_NAMES_SHOWN]:
+        found = describe_tensor(stored[name].shape, stored[name].dtype)
+        yield f"checkpoint: {path} has {found} as {name}; {describe_tensor(shape, dtype)} is required: {LOAD_FIX}"
+    if len(differ) > MAX_NAMES_SHOWN:
+        yield f"checkpoint: {path} differs in {len(differ) - MAX_NAMES_SHOWN} more tensors"
 
 
-def _fits(shape: Shape, dtype: str, stored: StoredTensor) -> bool:
+def _matches_stored(shape: Shape, dtype: str, stored: StoredTensor) -> bool:
     return dtype == stored.dtype and common_shape(shape, stored.shape) is not None
 
 
@@ -212,13 +229,13 @@ def _name_problems(path: Path, what: str, wanted: set[str], found: set[str]) -> 
     lists = {"lacks": sorted(wanted - found), "has, besides those of this run,": sorted(found - wanted)}
     for verb, names in lists.items():
         if names:
-            fix = FIX_OF_PARTS if any(OF_PARTS in name for name in wanted ^ found) else FIX
-            yield f"checkpoint: {path} {verb} {len(names)} {what}: {_shown(names)}; the same names are required: {fix}"
+            fix = PARTIAL_SCALES_FIX if any(PARTIAL_SCALES in name for name in wanted ^ found) else LOAD_FIX
+            yield f"checkpoint: {path} {verb} {len(names)} {what}: {_join_names(names)}; the same names are required: {fix}"
 
 
-def _shown(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+def _join_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
 
 
-def _name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

@@ -11,16 +11,16 @@ import torch
 
 from shardwise.run.checkpoints.manifest import DTYPES
 
-Known = Mapping[tuple[str, str], Callable[..., object]]
+KnownCallables = Mapping[tuple[str, str], Callable[..., object]]
 
 
-class Record:
+class InertObject:
     """A value whose fields are data: it stands for each class and each function that a pickle names."""
 
     def __init__(self, *given: object) -> None:
-        self.given = given
+        self.arguments = given
 
-    def __new__(cls, *given: object) -> Record:
+    def __new__(cls, *given: object) -> InertObject:
         return super().__new__(cls)
 
     def __hash__(self) -> int:
@@ -30,7 +30,7 @@ class Record:
         if isinstance(state, dict):
             self.__dict__.update(state)
         else:
-            self.given = state
+            self.arguments = state
 
     def __setitem__(self, key: object, value: object) -> None:
         """An entry of what is a kind of dict: it is not kept."""
@@ -39,36 +39,40 @@ class Record:
         """An element of what is a kind of list: it is not kept."""
 
 
-def joined(*given: object) -> str:
+def join_path(*given: object) -> str:
     """A path of its parts."""
     return "/".join(map(str, given))
 
 
-def sizes(given: Any = ()) -> tuple[int, ...]:
+def size_tuple(given: Any = ()) -> tuple[int, ...]:
     """A `torch.Size`."""
     return tuple(given)
 
 
-PLAIN: Known = {("torch", "Size"): sizes, ("pathlib", "PosixPath"): joined, ("pathlib", "WindowsPath"): joined}
+SAFE_CALLABLES: KnownCallables = {
+    ("torch", "Size"): size_tuple,
+    ("pathlib", "PosixPath"): join_path,
+    ("pathlib", "WindowsPath"): join_path,
+}
 
 
-class PlainUnpickler(pickle.Unpickler):
-    """Gives what `known` has for a name, formats of PyTorch by their name, and a `Record` for any other."""
+class SafeUnpickler(pickle.Unpickler):
+    """Gives what `known` has for a name, formats of PyTorch by their name, and a `InertObject` for any other."""
 
-    known: ClassVar[Known] = PLAIN
+    known: ClassVar[KnownCallables] = SAFE_CALLABLES
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in DTYPES:
             return name
-        return self.known.get((module, name), Record)
+        return self.known.get((module, name), InertObject)
 
 
-class PlainTensors:
+class SafeTensorPickle:
     """What `torch.load` takes for a module that unpickles: tensors are tensors, and all else is plain data."""
 
-    class Unpickler(PlainUnpickler):
-        known: ClassVar[Known] = {
-            **PLAIN,
+    class Unpickler(SafeUnpickler):
+        known: ClassVar[KnownCallables] = {
+            **SAFE_CALLABLES,
             ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
             ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,
             ("collections", "OrderedDict"): OrderedDict,

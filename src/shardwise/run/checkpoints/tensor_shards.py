@@ -16,7 +16,7 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class TensorShard:
     """A rank's part of a tensor whose whole shape is `shape`: the box that begins at `offsets`, with the shape of `values`.
 
     With one offset it is an interval of the flattened tensor (row-major), and `values` are [n]; otherwise offsets and values have
@@ -24,9 +24,9 @@ class Piece:
     otherwise theirs do not overlap. Raises `ValueError` for a box outside the tensor.
 
     >>> import torch
-    >>> Piece((4, 6), (2, 0), torch.zeros(2, 6)).box
+    >>> TensorShard((4, 6), (2, 0), torch.zeros(2, 6)).box
     Box(offsets=(2, 0), lengths=(2, 6))
-    >>> Piece((4, 6), (13,), torch.zeros(8)).view
+    >>> TensorShard((4, 6), (13,), torch.zeros(8)).view
     (24,)
     """
 
@@ -51,23 +51,23 @@ class Piece:
     @property
     def view(self) -> Shape:
         """The shape that offsets count in: the tensor's own, or that of the flattened tensor."""
-        return view_of(self.shape, len(self.offsets))
+        return view_shape(self.shape, len(self.offsets))
 
     @property
     def kind(self) -> str:
         """What must agree between a checkpoint and who reads it, in words."""
-        return described(self.shape, self.values.dtype)
+        return describe_tensor(self.shape, self.values.dtype)
 
 
-State = Mapping[str, Piece | tuple[Piece, ...] | Json]  # several pieces of one tensor as a tuple
+CheckpointState = Mapping[str, TensorShard | tuple[TensorShard, ...] | Json]  # several pieces of one tensor as a tuple
 
 
-def view_of(shape: Shape, num_offsets: int) -> Shape:
+def view_shape(shape: Shape, num_offsets: int) -> Shape:
     """The shape in which a box with so many offsets lies."""
     return shape if len(shape) == num_offsets else (math.prod(shape),)
 
 
-def boxed(shape: Shape, box: Box, values: Tensor) -> Iterator[tuple[Box, Tensor]]:
+def split_into_boxes(shape: Shape, box: Box, values: Tensor) -> Iterator[tuple[Box, Tensor]]:
     """The values of a box, or of an interval of the flattened tensor, as boxes of `shape`, each with its view of the values."""
     if len(box.offsets) == len(shape):
         yield box, values
@@ -79,16 +79,16 @@ def boxed(shape: Shape, box: Box, values: Tensor) -> Iterator[tuple[Box, Tensor]
         done += part.volume
 
 
-def described(shape: Shape, dtype: object) -> str:
+def describe_tensor(shape: Shape, dtype: object) -> str:
     return f"{list(shape)} of {str(dtype).removeprefix('torch.')}"
 
 
-def split(state: State) -> tuple[list[tuple[str, Piece]], dict[str, Any]]:
+def split_state(state: CheckpointState) -> tuple[list[tuple[str, TensorShard]], dict[str, Any]]:
     """The pieces by the names of their tensors, and the plain values of a state.
 
     Raises `ValueError` for a value that JSON would not give back as it is.
     """
-    several = {name: _pieces_of(value) for name, value in state.items()}
+    several = {name: _shards_of(value) for name, value in state.items()}
     pieces = [(name, piece) for name, found in several.items() for piece in found]
     values = {name: value for name, value in state.items() if not several[name]}
     for name, value in values.items():
@@ -101,6 +101,6 @@ def split(state: State) -> tuple[list[tuple[str, Piece]], dict[str, Any]]:
     return pieces, values
 
 
-def _pieces_of(value: object) -> tuple[Piece, ...]:
+def _shards_of(value: object) -> tuple[TensorShard, ...]:
     several = value if isinstance(value, tuple) else (value,)
-    return tuple(one for one in several if isinstance(one, Piece))
+    return tuple(one for one in several if isinstance(one, TensorShard))

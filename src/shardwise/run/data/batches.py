@@ -16,7 +16,7 @@ import numpy as np
 from shardwise.batch_size.batch_schedule import BatchRamp
 from shardwise.run.data.sample_order import Int64s, Mixture, sequence_numbers
 from shardwise.run.data.token_shards import TokenShards, require_one_tokenizer
-from shardwise.values.errors import InputError, collect, require
+from shardwise.values.errors import InputError, raise_problems, run_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Batch:
     @property
     def num_targets(self) -> int:
         """Targets that count in the loss."""
-        return int((self.targets_BT != IGNORED).sum())
+        return int((self.targets_BT != IGNORE_INDEX).sum())
 
 
 class Batches:
@@ -59,14 +59,14 @@ class Batches:
         """`batch`: sequences of the global batch. `seed`: of the order in each epoch; None: that of the text. `weights`: one for
         each source, by which its sequences are drawn; (): as many of each.
 
-        `ignore_boundaries`: the target behind a document's end, which is the start of another, is `IGNORED`. Raises
+        `ignore_boundaries`: the target behind a document's end, which is the start of another, is `IGNORE_INDEX`. Raises
         `InputError` for a split that is too short for one sequence, sources of different tokenizers, and weights that are not
         positive.
         """
         shards = (shards,) if isinstance(shards, TokenShards) else tuple(shards)
         self.ramp = BatchRamp(((0, batch),)) if isinstance(batch, int) else batch
         self.seq_len, self.seed = seq_len, seed
-        *sources, self.mixture, _ = collect(
+        *sources, self.mixture, _ = run_all(
             *(partial(Sequences, one, seq_len, ignore_boundaries=ignore_boundaries) for one in shards),
             lambda: Mixture(weights or [1] * len(shards)),
             lambda: require_one_tokenizer(shards),
@@ -93,7 +93,7 @@ class Batches:
     def sequence_numbers(self, step: int) -> Int64s:
         """The sequences of the global batch of a step, in order."""
         first = self.ramp.first_sample(step)
-        drawn, own = self.mixture.drawn(np.arange(first, first + self.ramp.sequences(step), dtype=np.int64))
+        drawn, own = self.mixture.draw(np.arange(first, first + self.ramp.sequences(step), dtype=np.int64))
         found: Int64s = self._sequence_starts[drawn]
         for source in np.unique(drawn):
             here = drawn == source
@@ -110,7 +110,7 @@ class Batches:
         return -(-self.ramp.sequences(step) // (num_replicas * micro_batch_seqs))
 
     def sequences(
-        self, step: int, replica: int, num_replicas: int, micro_batch_seqs: int, places: Places | None = None
+        self, step: int, replica: int, num_replicas: int, micro_batch_seqs: int, places: PositionRanges | None = None
     ) -> Iterator[Batch]:
         """The micro-batches of one replica in a step, as many for every replica.
 
@@ -147,7 +147,7 @@ class Batches:
         found: Int64s = np.searchsorted(self._sequence_starts, numbers, side="right") - 1
         return found
 
-    def _read(self, numbers: Int64s, places: Places | None = None) -> Batch:
+    def _read(self, numbers: Int64s, places: PositionRanges | None = None) -> Batch:
         num_places = self.seq_len if places is None else sum(count for _, count in places)
         inputs, targets, documents = np.empty((3, len(numbers), num_places), np.int64)
         begins = []
@@ -161,11 +161,11 @@ class Batches:
             inputs_BT=inputs,
             targets_BT=targets,
             documents_BT=documents,
-            begins_BN=_filled(begins, self.seq_len + 1),
+            begins_BN=_pad_rows(begins, self.seq_len + 1),
         )
 
 
-def _filled(rows: Sequence[Int64s], value: int) -> Int64s:
+def _pad_rows(rows: Sequence[Int64s], value: int) -> Int64s:
     """Rows of different lengths as one array, the shorter ones filled up with a value."""
     found = np.full((len(rows), max(map(len, rows), default=0)), value, np.int64)
     for into, row in zip(found, rows, strict=True):
@@ -181,14 +181,14 @@ def _require_replicas(replica: int, num_replicas: int, micro_batch_seqs: int) ->
         )
     if micro_batch_seqs < 1:
         problems.append(f"micro_batch_seqs: found {micro_batch_seqs}; at least 1 is required")
-    require(problems)
+    raise_problems(problems)
 
 
-Places = Sequence[tuple[int, int]]  # parts of each sequence: the first place of each, and how many
-IGNORED = -100  # the target that PyTorch's cross_entropy leaves out (its `ignore_index`)
+PositionRanges = Sequence[tuple[int, int]]  # parts of each sequence: the first place of each, and how many
+IGNORE_INDEX = -100  # the target that PyTorch's cross_entropy leaves out (its `ignore_index`)
 
 
-class Row(NamedTuple):
+class SequenceRow(NamedTuple):
     """A sequence, or some places of it, with the names of a `Batch`."""
 
     inputs_T: Int64s
@@ -221,17 +221,17 @@ class Sequences:
         starts = numbers * self.seq_len
         num_boundaries = 0
         if self.ignore_boundaries:
-            num_boundaries = (self.shards.num_ends(starts + self.seq_len) - self.shards.num_ends(starts)).sum()
+            num_boundaries = (self.shards.document_of(starts + self.seq_len) - self.shards.document_of(starts)).sum()
         return len(starts) * self.seq_len - int(num_boundaries)
 
-    def read(self, number: int, places: Places | None = None) -> Row:
+    def read(self, number: int, places: PositionRanges | None = None) -> SequenceRow:
         """A sequence, or some `places` of it: no other token is read but the one behind each part, its last target."""
         parts, start = places or ((0, self.seq_len),), number * self.seq_len
         place_T = np.concatenate([np.arange(first, first + count) for first, count in parts])
         tokens = [self.shards.tokens(start + first, start + first + count + 1) for first, count in parts]
         inputs, targets = (np.concatenate([one[cut] for one in tokens]) for cut in (np.s_[:-1], np.s_[1:]))
-        document, ends = self.shards.begins(start, start + self.seq_len + 1)
+        document, ends = self.shards.document_starts(start, start + self.seq_len + 1)
         begins = ends - start
         if self.ignore_boundaries:
-            targets[np.isin(place_T + 1, begins)] = IGNORED
-        return Row(inputs, targets, document + np.searchsorted(begins, place_T, side="right"), begins)
+            targets[np.isin(place_T + 1, begins)] = IGNORE_INDEX
+        return SequenceRow(inputs, targets, document + np.searchsorted(begins, place_T, side="right"), begins)

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardwise.values.errors import InputError
 
-BLOCK = (
+BLOCK_BYTES = (
     2**16
 )  # bytes with one CRC-32: some sequences, so that a sequence costs few times its own bytes, and sums 0.006% of them
 SUMS_DTYPE = np.dtype("<u4")
@@ -18,7 +18,7 @@ SUMS_DTYPE = np.dtype("<u4")
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class BlockWriter:
+class BlockChecksums:
     """Takes the CRC-32 of each block of what is written."""
 
     def __init__(self) -> None:
@@ -29,9 +29,9 @@ class BlockWriter:
         """What is written next."""
         rest = memoryview(data)
         while rest:
-            part, rest = rest[: BLOCK - self._filled], rest[BLOCK - self._filled :]
+            part, rest = rest[: BLOCK_BYTES - self._filled], rest[BLOCK_BYTES - self._filled :]
             self._crc, self._filled = zlib.crc32(part, self._crc), self._filled + len(part)
-            if self._filled == BLOCK:
+            if self._filled == BLOCK_BYTES:
                 self._end()
 
     def _end(self) -> None:
@@ -47,10 +47,10 @@ class BlockWriter:
 
 def num_blocks(num_bytes: int) -> int:
     """Blocks of so many bytes."""
-    return -(-num_bytes // BLOCK)
+    return -(-num_bytes // BLOCK_BYTES)
 
 
-class CheckedBlocks:
+class VerifiedBlocks:
     """The bytes of a file, and the sums of its blocks; nothing is read before it is asked for."""
 
     def __init__(self, path: Path, data: Array, sums: Array) -> None:
@@ -59,10 +59,10 @@ class CheckedBlocks:
 
     def require(self, start: int, stop: int, fix: str) -> None:
         """Raise `InputError` where a block of bytes `start` to `stop` is not what was written."""
-        for block in range(start // BLOCK, num_blocks(stop)):
+        for block in range(start // BLOCK_BYTES, num_blocks(stop)):
             if self._good[block]:
                 continue
-            first, last = block * BLOCK, min((block + 1) * BLOCK, len(self.data))
+            first, last = block * BLOCK_BYTES, min((block + 1) * BLOCK_BYTES, len(self.data))
             if zlib.crc32(self.data[first:last].data) != self.sums[block]:
                 raise InputError(
                     f"{self.path} is damaged (CRC-32 mismatch, bytes {first:,} to {last:,}); what was written is required: {fix}"

@@ -19,23 +19,23 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from shardwise.run.data.block_checksums import BlockWriter
-from shardwise.run.data.documents import Document, HeldOut, Source, held_out_documents, read_documents
+from shardwise.run.data.block_checksums import BlockChecksums
+from shardwise.run.data.documents import Document, HeldOutSplit, TextFile, held_out_documents, read_documents
 from shardwise.run.data.shard_index import (
     ENDS_DTYPE,
     INDEX_FILE,
     SHARD_FILE,
     SPLITS,
     TOKENIZER_FILE,
-    Index,
-    Shard,
-    Split,
+    ShardIndex,
+    SplitIndex,
+    TokenShard,
     index_payload,
 )
 from shardwise.run.data.tokenizer import Tokenizer, train_tokenizer
-from shardwise.values.checksums import sync, write_synced
+from shardwise.values.checksums import flush_to_disk, write_synced
 from shardwise.values.errors import InputError
-from shardwise.values.progress import Progress, silent
+from shardwise.values.progress import Progress, ignore_progress
 
 DEFAULT_VOCAB = 8192
 DEFAULT_HELD_OUT = 0.01
@@ -44,17 +44,17 @@ BATCH_CHARACTERS = 2**22  # of text that is encoded at once, on all cores
 
 
 def write_corpus(
-    sources: Sequence[Source], out: str | Path, *, tokenizer: Tokenizer | None = None, vocab_size: int = DEFAULT_VOCAB,
+    sources: Sequence[TextFile], out: str | Path, *, tokenizer: Tokenizer | None = None, vocab_size: int = DEFAULT_VOCAB,
     held_out: float = DEFAULT_HELD_OUT, force: bool = False, shard_tokens: int = SHARD_TOKENS,
-    progress: Progress = silent,
-) -> Index:  # fmt: skip
+    progress: Progress = ignore_progress,
+) -> ShardIndex:  # fmt: skip
     """Write the documents of `sources` as token shards into the folder `out`; the index that is written.
 
     Without a tokenizer one of at most `vocab_size` tokens is trained on the training documents. The part `held_out` of the
     documents, and at least one, is in shards of its own; 0 holds out none. Raises `InputError` for text that cannot be read,
     too few documents for both splits, and a place that cannot be written, where nothing is then left.
     """
-    with whole_folder(out, force=force) as folder:
+    with replace_folder(out, force=force) as folder:
         progress("reading the documents")
         split, num_documents = held_out_documents(read_documents(sources), held_out)
         if tokenizer is None:
@@ -67,9 +67,9 @@ def write_corpus(
 
 
 def _write_shards(
-    folder: Path, sources: Sequence[Source], tokenizer: Tokenizer, split: HeldOut, shard_tokens: int, progress: Progress,
+    folder: Path, sources: Sequence[TextFile], tokenizer: Tokenizer, split: HeldOutSplit, shard_tokens: int, progress: Progress,
     num_documents: int,
-) -> Index:  # fmt: skip
+) -> ShardIndex:  # fmt: skip
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     num_done = 0
     with ExitStack() as open_files:
@@ -86,7 +86,7 @@ def _write_shards(
             num_done += len(batch)
             progress("documents encoded", num_done, num_documents)
         written = {name: writer.finish() for name, writer in writers.items()}
-    return Index(
+    return ShardIndex(
         dtype=tokenizer.dtype.name, vocab_size=tokenizer.vocab_size, end_token=tokenizer.end_token, end_id=tokenizer.end_id,
         tokenizer_sha256=tokenizer.sha256, held_out_fraction=split.fraction, unigram_entropy_nats=unigram_entropy(counts),
         **written,
@@ -120,13 +120,13 @@ class SplitWriter:
 
     def __init__(self, folder: Path, name: str, shard_tokens: int) -> None:
         self.folder, self.name, self.shard_tokens = folder, name, shard_tokens
-        self.shards: list[Shard] = []
+        self.shards: list[TokenShard] = []
         self.text_bytes = 0
         self._file: BinaryIO | None = None
         self._begin()
 
     def _begin(self) -> None:
-        self._hash, self._blocks, self._ends = hashlib.sha256(), BlockWriter(), array("q")
+        self._hash, self._blocks, self._ends = hashlib.sha256(), BlockChecksums(), array("q")
 
     def add(self, tokens: Tokens, text_bytes: int) -> None:
         """Append a document: its tokens with its end."""
@@ -141,10 +141,10 @@ class SplitWriter:
         self._ends.append((self._ends[-1] if self._ends else 0) + len(tokens))
         self.text_bytes += text_bytes
 
-    def finish(self) -> Split:
+    def finish(self) -> SplitIndex:
         """Close the last shard; what was written."""
         self._close_shard()
-        return Split(shards=tuple(self.shards), text_bytes=self.text_bytes)
+        return SplitIndex(shards=tuple(self.shards), text_bytes=self.text_bytes)
 
     def abandon(self) -> None:
         """Close the open file without finishing it."""
@@ -157,10 +157,10 @@ class SplitWriter:
     def _close_shard(self) -> None:
         if self._file is None:
             return
-        sync(self._file)
+        flush_to_disk(self._file)
         self._file.close()
         ends, sums = np.array(self._ends, ENDS_DTYPE).tobytes(), self._blocks.finish()
-        shard = Shard(
+        shard = TokenShard(
             name=self._shard_name(), num_tokens=self._ends[-1], num_documents=len(self._ends),
             tokens_sha256=self._hash.hexdigest(), ends_crc32=zlib.crc32(ends), sums_crc32=zlib.crc32(sums),
         )  # fmt: skip
@@ -171,14 +171,14 @@ class SplitWriter:
         self._begin()
 
 
-def write_index(folder: Path, index: Index, tokenizer: bytes) -> None:
+def write_index(folder: Path, index: ShardIndex, tokenizer: bytes) -> None:
     """The tokenizer and, last of all files, the index."""
     write_synced(folder / TOKENIZER_FILE, tokenizer)
     write_synced(folder / INDEX_FILE, (json.dumps(index_payload(index), indent=2) + "\n").encode("utf-8"))
 
 
 @contextlib.contextmanager
-def whole_folder(out: str | Path, *, force: bool = False) -> Iterator[Path]:
+def replace_folder(out: str | Path, *, force: bool = False) -> Iterator[Path]:
     """A new folder beside `out` that takes its place when the block ends, and is gone when the block fails.
 
     Raises `InputError` before anything is written where `out` cannot be written, or holds something: with `force` token shards

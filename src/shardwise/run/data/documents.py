@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from shardwise.values.errors import InputError, require
+from shardwise.values.errors import InputError, raise_problems
 
 GLOBS = ("*.txt", "*.md", "*.rst", "*.py", "*.jsonl")
 # Not the library: what was installed later (PEP 370, Debian's Python policy), tests, caches.
-LEFT_OUT = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
-MOST_NAMED = 3  # of what was found, in an error
+EXCLUDED_FOLDERS = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
+MAX_NAMED = 3  # of what was found, in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,21 +27,21 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TextFile:
     """A file to read, and the name of its documents: its path below the folder that was given."""
 
     path: Path
     name: str
 
 
-def find_sources(places: Sequence[str | Path], globs: Sequence[str] = GLOBS) -> tuple[Source, ...]:
+def find_text_files(places: Sequence[str | Path], globs: Sequence[str] = GLOBS) -> tuple[TextFile, ...]:
     """The files given, and those of the folders given whose name matches one of `globs`; hidden ones are left out.
 
     A pattern with "/" is matched with the end of the path below the folder ("docs/*.md"). Files of a folder come in the order
     of their paths. Raises `InputError` with every place that is missing, or holds nothing that matches.
     """
     problems: list[str] = []
-    found: list[Source] = []
+    found: list[TextFile] = []
     for place in map(Path, places):
         if place.is_dir():
             inner = tuple(_walk(place, globs))
@@ -51,14 +51,14 @@ def find_sources(places: Sequence[str | Path], globs: Sequence[str] = GLOBS) -> 
                 )
             found += inner
         elif place.is_file():
-            found.append(Source(path=place, name=place.name))
+            found.append(TextFile(path=place, name=place.name))
         else:
             problems.append(f"{place}: no such file or folder; text is required")
-    require(problems)
-    return tuple(_distinct(found))
+    raise_problems(problems)
+    return tuple(_number_duplicates(found))
 
 
-def _distinct(sources: Iterable[Source]) -> Iterator[Source]:
+def _number_duplicates(sources: Iterable[TextFile]) -> Iterator[TextFile]:
     """A name that two places share gets a number, so that each document has its own hash."""
     times: Counter[str] = Counter()
     for source in sources:
@@ -66,7 +66,7 @@ def _distinct(sources: Iterable[Source]) -> Iterator[Source]:
         yield replace(source, name=f"{source.name}#{times[source.name]}") if times[source.name] > 1 else source
 
 
-def _walk(folder: Path, globs: Sequence[str], left_out: Iterable[str] = ()) -> Iterator[Source]:
+def _walk(folder: Path, globs: Sequence[str], left_out: Iterable[str] = ()) -> Iterator[TextFile]:
     names = []
     for here, inner, files in os.walk(folder, onerror=_cannot_list):
         inner[:] = [name for name in inner if not name.startswith(".") and name not in left_out]
@@ -74,14 +74,14 @@ def _walk(folder: Path, globs: Sequence[str], left_out: Iterable[str] = ()) -> I
         names += [(below / name).as_posix() for name in files if not name.startswith(".")]
     for name in sorted(names):
         if any(PurePosixPath(name).match(pattern) for pattern in globs):
-            yield Source(path=folder / name, name=name)
+            yield TextFile(path=folder / name, name=name)
 
 
 def _cannot_list(error: OSError) -> None:
     raise InputError(f"{error.filename}: cannot read: {error.strerror}; a readable folder is required") from None
 
 
-def python_library(max_bytes: int | None = None) -> tuple[Source, ...]:
+def python_library(max_bytes: int | None = None) -> tuple[TextFile, ...]:
     """The source files of this Python's standard library without its tests: text that every installation has.
 
     In the order of a hash of their names, so that the first `max_bytes` of them are a sample of the whole; at least one.
@@ -90,7 +90,7 @@ def python_library(max_bytes: int | None = None) -> tuple[Source, ...]:
     if max_bytes is not None and max_bytes < 1:
         raise InputError(f"python-library: found {max_bytes} bytes; a size above 0 is required, such as 4MB")
     folder = Path(os.__file__).parent
-    found = sorted(_walk(folder, ["*.py"], LEFT_OUT), key=lambda source: name_hash(source.name, "sample"))
+    found = sorted(_walk(folder, ["*.py"], EXCLUDED_FOLDERS), key=lambda source: name_hash(source.name, "sample"))
     if not found:
         raise InputError(f"{folder}: Python's library has no source files here; give files or folders of text instead")
     kept, total = 1, found[0].path.stat().st_size
@@ -102,13 +102,13 @@ def python_library(max_bytes: int | None = None) -> tuple[Source, ...]:
     return tuple(found[:kept])
 
 
-def read_documents(sources: Iterable[Source]) -> Iterator[Document]:
+def read_documents(sources: Iterable[TextFile]) -> Iterator[Document]:
     """The documents of files, one by one: a file each, or of a .jsonl file each line's "text". Empty ones are left out.
 
     Raises `InputError` for a file that cannot be read, is not UTF-8, or has a line without a text.
     """
     for source in sources:
-        documents = _lines(source) if source.path.suffix == ".jsonl" else _whole(source)
+        documents = _lines(source) if source.path.suffix == ".jsonl" else _whole_file(source)
         try:
             yield from (document for document in documents if document.text)
         except OSError as error:
@@ -120,11 +120,11 @@ def read_documents(sources: Iterable[Source]) -> Iterator[Document]:
             ) from None
 
 
-def _whole(source: Source) -> Iterator[Document]:
+def _whole_file(source: TextFile) -> Iterator[Document]:
     yield Document(name=source.name, text=source.path.read_bytes().decode("utf-8"))
 
 
-def _lines(source: Source) -> Iterator[Document]:
+def _lines(source: TextFile) -> Iterator[Document]:
     with source.path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
@@ -141,7 +141,7 @@ def _text_of(line: bytes, where: str) -> str:
     found = record.get("text") if isinstance(record, dict) else None
     if not isinstance(found, str):
         keys = (
-            f"keys {', '.join(map(repr, list(record)[:MOST_NAMED]))}"
+            f"keys {', '.join(map(repr, list(record)[:MAX_NAMED]))}"
             if isinstance(record, dict)
             else type(record).__name__
         )
@@ -161,7 +161,7 @@ def name_hash(name: str, purpose: str) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
+class HeldOutSplit:
     """Which documents are held out: those whose hash is in the lowest part `fraction` of all, or the one that is the lowest."""
 
     fraction: float
@@ -174,7 +174,7 @@ class HeldOut:
         return found < self.fraction * 2**64 or found == self.lowest
 
 
-def held_out_documents(documents: Iterable[Document], fraction: float) -> tuple[HeldOut, int]:
+def held_out_documents(documents: Iterable[Document], fraction: float) -> tuple[HeldOutSplit, int]:
     """The held-out split of a corpus, and its number of documents.
 
     A document is held out by its name alone: one that is added moves no other, but for the one of an otherwise empty split.
@@ -195,4 +195,4 @@ def held_out_documents(documents: Iterable[Document], fraction: float) -> tuple[
             f"held-out: a fraction of {fraction:g} holds out every document of {count:,}; one for training is required: "
             "give more documents, a smaller --held-out, or none with --held-out 0"
         )
-    return HeldOut(fraction=fraction, lowest=lowest), count
+    return HeldOutSplit(fraction=fraction, lowest=lowest), count

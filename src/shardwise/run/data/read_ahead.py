@@ -14,18 +14,18 @@ END_S = 10.0  # that the end of a process waits for a read: a file system that d
 DEPTH = 2  # items that wait to be taken: one in hand while the next is read
 
 
-class _End:
+class _StepEnd:
     """Behind a step's items: how it ended."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
-class _Reading(Generic[Item]):
+class _ReaderThread(Generic[Item]):
     """A thread that reads step by step, as far ahead as there is room."""
 
     def __init__(self, read: Callable[[int], Iterable[Item]], steps: range) -> None:
-        self.items: Queue[Item | _End] = Queue(DEPTH)
+        self.items: Queue[Item | _StepEnd] = Queue(DEPTH)
         self.steps, self.closed = steps, False
         self._thread = threading.Thread(target=self._run, args=(read, steps), name="data", daemon=True)
         self._thread.start()
@@ -40,7 +40,7 @@ class _Reading(Generic[Item]):
                         return
             except BaseException as caught:
                 error = caught
-            self.items.put(_End(error))
+            self.items.put(_StepEnd(error))
             if error or self.closed:
                 return
 
@@ -71,7 +71,7 @@ class ReadAhead(Generic[Item]):
 
     def __init__(self, read: Callable[[int], Iterable[Item]], stop: int) -> None:
         self.read, self.stop = read, stop
-        self._reading: _Reading[Item] | None = None
+        self._reading: _ReaderThread[Item] | None = None
         self._next = 0
         self.num_taken = self.num_waits = 0
 
@@ -81,7 +81,7 @@ class ReadAhead(Generic[Item]):
             self._begin(step)
         reading, self._next = self._reading, -1
         assert reading is not None
-        while not isinstance(item := self._taken(reading.items), _End):
+        while not isinstance(item := self._taken(reading.items), _StepEnd):
             yield item
         if item.error is not None:
             raise item.error
@@ -91,7 +91,7 @@ class ReadAhead(Generic[Item]):
         """What was read ahead is stale: the next step is read when it is asked for."""
         self._next = -1
 
-    def _taken(self, items: Queue[Item | _End]) -> Item | _End:
+    def _taken(self, items: Queue[Item | _StepEnd]) -> Item | _StepEnd:
         """What is next, counted, and whether it had to be waited for."""
         self.num_waits += items.empty()
         self.num_taken += 1
@@ -100,5 +100,5 @@ class ReadAhead(Generic[Item]):
     def _begin(self, step: int) -> None:
         if self._reading is not None:
             self._reading.close()
-        self._reading = _Reading(self.read, range(step, max(self.stop, step + 1)))
+        self._reading = _ReaderThread(self.read, range(step, max(self.stop, step + 1)))
         weakref.finalize(self, self._reading.end)

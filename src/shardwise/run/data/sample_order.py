@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.values.errors import InputError, require
+from shardwise.values.errors import InputError, raise_problems
 
 MAX_PERIOD = 100_000  # samples: weights of five digits, worked out once in less than a second
 
@@ -26,7 +26,7 @@ class Mixture:
     Proportionate progress: earliest deadline first). Shares are fractions, and the order repeats after their common denominator.
 
     >>> mixture = Mixture([0.5, 0.25, 0.25])
-    >>> mixture.drawn(np.arange(8))[0].tolist()
+    >>> mixture.draw(np.arange(8))[0].tolist()
     [0, 1, 0, 2, 0, 1, 0, 2]
     >>> mixture.counts(1_000_000_002)
     (500000001, 250000001, 250000000)
@@ -34,14 +34,14 @@ class Mixture:
 
     def __init__(self, weights: Sequence[float]) -> None:
         """Raises `InputError` for weights that are not positive, and for shares that do not repeat in `MAX_PERIOD` samples."""
-        require(
+        raise_problems(
             [
                 f"weights: found {weight}; a number above 0 is required"
                 for weight in weights
                 if not 0 < weight < math.inf
             ]
         )
-        self.num_draws = _smallest(weights)  # of each source in a period
+        self.num_draws = _smallest_ratio(weights)  # of each source in a period
         self.period = sum(self.num_draws)
         if self.period > MAX_PERIOD:
             found = ", ".join(f"{weight:g}" for weight in weights)
@@ -49,7 +49,7 @@ class Mixture:
                 f"weights: found {found}, whose order repeats after {self.period:,} samples; "
                 f"at most {MAX_PERIOD:,} is required: give shares of fewer digits, such as 0.713"
             )
-        self._sources = np.array(_period(self.num_draws), np.int64)
+        self._sources = np.array(_draw_period(self.num_draws), np.int64)
         self._own = np.empty_like(self._sources)  # the number of a draw among those of its source
         for source, count in enumerate(self.num_draws):
             self._own[self._sources == source] = np.arange(count)
@@ -59,7 +59,7 @@ class Mixture:
         """The weights, adding up to 1."""
         return tuple(count / self.period for count in self.num_draws)
 
-    def drawn(self, samples: Int64s) -> tuple[Int64s, Int64s]:
+    def draw(self, samples: Int64s) -> tuple[Int64s, Int64s]:
         """The source of each of `samples`, and which of that source's samples it is, both counted from 0."""
         periods, places = np.divmod(samples, self.period)
         sources: Int64s = self._sources[places]
@@ -72,14 +72,14 @@ class Mixture:
         return tuple(periods * count + more for count, more in zip(self.num_draws, begun, strict=True))
 
 
-def _smallest(weights: Sequence[float]) -> tuple[int, ...]:
+def _smallest_ratio(weights: Sequence[float]) -> tuple[int, ...]:
     """The smallest whole numbers in the ratio of weights, as these are written: 0.7 is 7/10."""
     exact = [Fraction(str(weight)) for weight in weights]
     whole = [int(one * math.lcm(*(other.denominator for other in exact))) for one in exact]
     return tuple(one // math.gcd(*whole) for one in whole)
 
 
-def _period(num_draws: Sequence[int]) -> list[int]:
+def _draw_period(num_draws: Sequence[int]) -> list[int]:
     """The source of each sample of a period."""
     period, done = sum(num_draws), [0] * len(num_draws)
     due = [-(-period // count) for count in num_draws]
@@ -113,11 +113,11 @@ def sequence_numbers(samples: Int64s, num_sequences: int, seed: int | None) -> I
     found = np.empty_like(positions)
     for epoch in np.unique(epochs):
         here = epochs == epoch
-        found[here] = permuted(positions[here], num_sequences, _key(seed, int(epoch)))
+        found[here] = permute(positions[here], num_sequences, _key(seed, int(epoch)))
     return found
 
 
-def permuted(positions: Int64s, size: int, key: int) -> Int64s:
+def permute(positions: Int64s, size: int, key: int) -> Int64s:
     """Where a permutation of [0, size) takes each of `positions`; it is one of many, chosen by `key`, and held nowhere.
 
     A balanced Feistel network permutes the next power of four; what falls outside is sent through again until it is inside
@@ -136,17 +136,17 @@ def _feistel(values: UInt64s, half: np.uint64, key: int) -> UInt64s:
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = values >> half, values & mask
     for turn in range(ROUNDS):
-        left, right = right, left ^ (_mixed(right ^ np.uint64(_key(key, turn))) & mask)
+        left, right = right, left ^ (_mix(right ^ np.uint64(_key(key, turn))) & mask)
     return (left << half) | right
 
 
 def _key(seed: int, number: int) -> int:
     """A number in [0, 2^64) of two others."""
-    first = _mixed(np.array([seed % 2**64], np.uint64))
-    return int(_mixed(first ^ np.array([number % 2**64], np.uint64))[0])
+    first = _mix(np.array([seed % 2**64], np.uint64))
+    return int(_mix(first ^ np.array([number % 2**64], np.uint64))[0])
 
 
-def _mixed(values: UInt64s) -> UInt64s:
+def _mix(values: UInt64s) -> UInt64s:
     values = values + _GAMMA
     for shift, factor in _MIX:
         values = (values ^ (values >> np.uint64(shift))) * factor

@@ -23,10 +23,10 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from shardwise.run.data.block_checksums import SUMS_DTYPE, num_blocks
-from shardwise.values.checksums import SEAL, seal_fault, sealed
-from shardwise.values.errors import InputError, require
-from shardwise.values.payload_fields import Fields
-from shardwise.values.plain_data import parse
+from shardwise.values.checksums import CHECKSUM_KEY, add_checksum, describe_checksum_problem
+from shardwise.values.errors import InputError, raise_problems
+from shardwise.values.payload_fields import MergedFields
+from shardwise.values.plain_data import parse_dataclass
 
 SCHEMA = "shardwise.tokens/2"
 IDENTITY = "shardwise.tokens/1"  # of what the fingerprint is a hash: the same in later schemas, so that runs go on
@@ -41,7 +41,7 @@ AGAIN = "tokenize again, with --force"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class TokenShard:
     """Three files, `name`.tokens, `name`.ends and `name`.crc32, what they hold, the first one's hash, the others' CRC-32."""
 
     name: str
@@ -73,10 +73,10 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class SplitIndex:
     """The shards of a split, in order, and the bytes of the text that they were made from (UTF-8)."""
 
-    shards: tuple[Shard, ...]
+    shards: tuple[TokenShard, ...]
     text_bytes: int
 
     @property
@@ -89,7 +89,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class ShardIndex:
     """What a folder of token shards holds.
 
     `unigram_entropy_nats`: entropy of the frequencies of the training tokens, in nats per token: the loss of a model that
@@ -103,8 +103,8 @@ class Index:
     tokenizer_sha256: str
     held_out_fraction: float
     unigram_entropy_nats: float
-    train: Split
-    held_out: Split
+    train: SplitIndex
+    held_out: SplitIndex
 
     def __post_init__(self) -> None:
         problems = []
@@ -121,13 +121,13 @@ class Index:
         names = [shard.name for shard in (*self.train.shards, *self.held_out.shards)]
         if len(set(names)) < len(names):
             problems.append("two shards have one name; names of their own are required")
-        require([f"{INDEX_FILE}: {problem}: {AGAIN}" for problem in problems])
+        raise_problems([f"{INDEX_FILE}: {problem}: {AGAIN}" for problem in problems])
 
-    def split(self, name: str) -> Split:
+    def split(self, name: str) -> SplitIndex:
         """The split of that name. Raises `InputError` for another than `SPLITS`."""
         if name not in SPLITS:
             raise InputError(f"split: found {name!r}; {' or '.join(SPLITS)} is required")
-        found: Split = getattr(self, name)
+        found: SplitIndex = getattr(self, name)
         return found
 
     @property
@@ -146,9 +146,9 @@ class Index:
         return sizes
 
 
-def index_payload(index: Index) -> dict[str, Any]:
+def index_payload(index: ShardIndex) -> dict[str, Any]:
     """What the index file holds."""
-    return sealed({"schema": SCHEMA, **asdict(index)})
+    return add_checksum({"schema": SCHEMA, **asdict(index)})
 
 
 class Sums(TypedDict):
@@ -163,14 +163,14 @@ class Corpus(TypedDict):
 
     schema: Literal["shardwise.tokens/2"]
     crc32: int
-    train: Annotated[dict[str, Any], Fields(Split, Sums)]
-    held_out: Annotated[dict[str, Any], Fields(Split, Sums)]
+    train: Annotated[dict[str, Any], MergedFields(SplitIndex, Sums)]
+    held_out: Annotated[dict[str, Any], MergedFields(SplitIndex, Sums)]
 
 
-CorpusPayload = Annotated[dict[str, Any], Fields(Index, Corpus)]
+CorpusPayload = Annotated[dict[str, Any], MergedFields(ShardIndex, Corpus)]
 
 
-def corpus_payload(index: Index) -> dict[str, Any]:
+def corpus_payload(index: ShardIndex) -> dict[str, Any]:
     """What `shardwise tokenize --json` prints: the index, and of each split the sums over its shards."""
     payload = index_payload(index)
     for name in SPLITS:
@@ -185,7 +185,7 @@ def _without_sums(payload: Any) -> Any:
     return [_without_sums(value) for value in payload] if isinstance(payload, (list, tuple)) else payload
 
 
-def read_index(folder: str | Path) -> Index:
+def read_index(folder: str | Path) -> ShardIndex:
     """The index of a folder, its files checked for being there in full.
 
     Raises `InputError` for a folder without an index, one that is damaged (it has its own sum) or of another version, and for
@@ -202,7 +202,7 @@ def read_index(folder: str | Path) -> Index:
             continue
         if found != size:
             problems.append(f"{place / name}: found {found:,} bytes; {size:,} are required: {AGAIN}")
-    require(problems)
+    raise_problems(problems)
     return index
 
 
@@ -217,10 +217,12 @@ def _payload(path: Path) -> Any:
         raise InputError(f"{path} is not JSON: {error}; {AGAIN}") from None
 
 
-def _parse(payload: Any, path: Path) -> Index:
+def _parse(payload: Any, path: Path) -> ShardIndex:
     schema = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__
     if schema != SCHEMA:
         raise InputError(f"{path}: found schema {schema!r}; {SCHEMA!r} is required: {AGAIN}")
-    if fault := seal_fault(payload):
+    if fault := describe_checksum_problem(payload):
         raise InputError(f"{path} {fault}; what was written is required: {AGAIN}")
-    return parse(Index, {key: value for key, value in payload.items() if key not in ("schema", SEAL)}, str(path))
+    return parse_dataclass(
+        ShardIndex, {key: value for key, value in payload.items() if key not in ("schema", CHECKSUM_KEY)}, str(path)
+    )

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.run.data.block_checksums import SUMS_DTYPE, CheckedBlocks
-from shardwise.run.data.shard_index import AGAIN, DTYPES, ENDS_DTYPE, TOKENIZER_FILE, Index, Shard, read_index
+from shardwise.run.data.block_checksums import SUMS_DTYPE, VerifiedBlocks
+from shardwise.run.data.shard_index import AGAIN, DTYPES, ENDS_DTYPE, TOKENIZER_FILE, ShardIndex, TokenShard, read_index
 from shardwise.run.data.tokenizer import Tokenizer, parse_tokenizer
-from shardwise.values.errors import InputError, require
+from shardwise.values.errors import InputError, raise_problems
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
@@ -26,7 +26,7 @@ class _Mapped:
 
     tokens: Array
     ends: Array
-    blocks: CheckedBlocks
+    blocks: VerifiedBlocks
 
     def read(self, start: int, stop: int) -> Array:
         """Tokens `start` to `stop`, as far as there are so many. Raises `InputError` where they are not what was written."""
@@ -41,7 +41,7 @@ class TokenShards:
     def __init__(self, folder: str | Path, split: str = "train") -> None:
         """Open a folder that `tokenize` wrote. Raises `InputError` for one that is damaged, and for a split that is empty."""
         self.folder, self.name = Path(folder), split
-        self.index: Index = read_index(folder)
+        self.index: ShardIndex = read_index(folder)
         self.split = self.index.split(split)
         if not self.split.shards:
             raise InputError(f"{folder}: no document is held out; one is required: tokenize again with --held-out 0.01")
@@ -105,19 +105,19 @@ class TokenShards:
 
     def documents(self, start: int, stop: int) -> Int64s:
         """The number of the document that each of the tokens `start` to `stop` is of, in the split."""
-        first, begins = self.begins(start, stop)
+        first, begins = self.document_starts(start, stop)
         return np.repeat(np.arange(first, first + len(begins) + 1), np.diff([start, *begins, stop]))
 
-    def begins(self, start: int, stop: int) -> tuple[int, Int64s]:
+    def document_starts(self, start: int, stop: int) -> tuple[int, Int64s]:
         """The number of the document that token `start` is of, and where up to `stop` each of the next ones begins.
 
         No token is read. Raises `InputError` for a range outside the split.
         """
         self._check(start, stop)
-        first, last = self.num_ends(np.array([start, stop - 1])).tolist()
+        first, last = self.document_of(np.array([start, stop - 1])).tolist()
         return first, np.array([self.end(number) for number in range(first, last)], np.int64)
 
-    def num_ends(self, positions: Int64s) -> Int64s:
+    def document_of(self, positions: Int64s) -> Int64s:
         """Documents that end at or before each of `positions`, before the token of that number: the number of its document."""
         numbers = np.minimum(np.searchsorted(self._token_starts, positions, side="right"), len(self._shards)) - 1
         found: Int64s = self._document_starts[numbers]
@@ -140,7 +140,7 @@ class TokenShards:
                 f"{self.folder}: found tokens {start:,} to {stop:,}; a range in 0 to {self.num_tokens:,} is required"
             )
 
-    def _map(self, shard: Shard) -> _Mapped:
+    def _map(self, shard: TokenShard) -> _Mapped:
         tokens, ends, sums = (
             self._mapped(name, dtype)
             for name, dtype in (
@@ -157,7 +157,7 @@ class TokenShards:
                 f"{self.folder / shard.ends_file}: the last document ends at {int(ends[-1])}; {shard.num_tokens} is required: "
                 f"{AGAIN}"
             )
-        return _Mapped(tokens, ends, CheckedBlocks(self.folder / shard.tokens_file, tokens, sums))
+        return _Mapped(tokens, ends, VerifiedBlocks(self.folder / shard.tokens_file, tokens, sums))
 
     def _mapped(self, name: str, dtype: np.dtype[Any]) -> Array:
         try:
@@ -171,7 +171,7 @@ class TokenShards:
 def require_one_tokenizer(sources: Sequence[TokenShards]) -> None:
     """Raise `InputError` that names each source whose tokens are of another tokenizer than the first one's."""
     required = sources[0].index.tokenizer_sha256
-    require(
+    raise_problems(
         [
             f"{one.folder}: its tokenizer's hash is {one.index.tokenizer_sha256[:12]}; {required[:12]} is required, that of "
             f"{sources[0].folder}: tokenize again with --tokenizer {sources[0].folder / TOKENIZER_FILE}"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 END_OF_DOCUMENT = "<|endoftext|>"
 # What ends a document in the tokenizers of published models: GPT-2 and Qwen, Llama 3, Llama 2 and Mistral, Gemma, DeepSeek.
 KNOWN_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>")
-LEAST_VOCAB = 256 + 1  # every byte, and the end of a document
+MIN_VOCAB = 256 + 1  # every byte, and the end of a document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +64,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     The same texts give the same tokenizer. A short corpus gives fewer tokens: no pair is left to merge. Raises `InputError` for
     a vocabulary without room for every byte and the end of a document.
     """
-    if vocab_size < LEAST_VOCAB:
+    if vocab_size < MIN_VOCAB:
         raise InputError(
-            f"vocab-size: found {vocab_size}; at least {LEAST_VOCAB} is required: 256 bytes and the end of a document"
+            f"vocab-size: found {vocab_size}; at least {MIN_VOCAB} is required: 256 bytes and the end of a document"
         )
     tokenizers = _import()
     engine = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -76,7 +76,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size, special_tokens=[END_OF_DOCUMENT], show_progress=False,
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
-    fed(lambda given: engine.train_from_iterator(given, trainer), texts)
+    run_interruptibly(lambda given: engine.train_from_iterator(given, trainer), texts)
     return _tokenizer(engine, engine.to_str(pretty=True).encode("utf-8"), END_OF_DOCUMENT)
 
 
@@ -134,7 +134,7 @@ def _import() -> ModuleType:
 Item = TypeVar("Item")
 
 
-def fed(work: Callable[[Iterator[Item]], object], items: Iterable[Item]) -> None:
+def run_interruptibly(work: Callable[[Iterator[Item]], object], items: Iterable[Item]) -> None:
     """Run `work` on the items in a thread of its own, and wait for its end or for Ctrl-C, which only the main thread receives.
 
     After Ctrl-C it gets no further item, and `KeyboardInterrupt` is raised as soon as it asks for none: what it then does

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shardwise.run.engine.call_builder import NOWHERE, Target
-from shardwise.run.engine.rank_coordinates import Exchange
-from shardwise.run.engine.ring_attention import Going
-from shardwise.run.kernels.matmul import Einsum, Product
+from shardwise.run.engine.call_builder import NO_TARGET, OutputTarget
+from shardwise.run.engine.rank_coordinates import CollectiveOps
+from shardwise.run.engine.ring_attention import RingTransfer
+from shardwise.run.kernels.matmul import Einsum, Matmul
 from shardwise.sharding.spec import Axes
 
 
 @dataclass(frozen=True)
-class Blocks:
+class RingBlocks:
     """A ring of `count` ranks, this one at `place`, whose tensor lies in blocks along `dim`."""
 
-    exchange: Exchange
+    exchange: CollectiveOps
     axes: Axes
     place: int
     count: int
@@ -35,28 +35,28 @@ class Blocks:
         width = whole.shape[dim] // self.count
         return whole.narrow(dim, place * width, width)
 
-    def room(self, shape: Sequence[int], dim: int, like: Tensor) -> Tensor:
+    def empty_blocks(self, shape: Sequence[int], dim: int, like: Tensor) -> Tensor:
         """For as many blocks of a shape, along a dim."""
         return like.new_empty([size * (self.count if at == dim else 1) for at, size in enumerate(shape)])
 
-    def send(self, block: Tensor) -> Going:
-        return Going(self.exchange, self.axes, [block])
+    def send(self, block: Tensor) -> RingTransfer:
+        return RingTransfer(self.exchange, self.axes, [block])
 
 
 @dataclass(frozen=True)
-class BlockProduct:
+class BlockMatmul:
     """A product whose operands lie in blocks along the dims `cuts`, and its result along `dim`; None: not in blocks."""
 
-    product: Product | Einsum
+    product: Matmul | Einsum
     cuts: tuple[int | None, ...]
     dim: int | None
 
-    def place(self, whole: Tensor | None, operands: Sequence[Tensor], ring: Blocks, place: int) -> Tensor:
+    def place(self, whole: Tensor | None, operands: Sequence[Tensor], ring: RingBlocks, place: int) -> Tensor:
         """The product of blocks to its place in the whole result."""
         assert self.dim is not None
         left, right = operands
         if whole is None:
-            whole = ring.room(self.product.shape(left, right), self.dim, left)
+            whole = ring.empty_blocks(self.product.shape(left, right), self.dim, left)
         target = ring.block(whole, self.dim, place)
         if target.is_contiguous():
             self.product.into(target, left, right, add=False)
@@ -74,35 +74,38 @@ class BlockProduct:
 
 
 @dataclass(frozen=True)
-class Gathering:
+class GatherMatmul:
     """Products that take what is gathered, each as its operand on one of the `sides`. `keeps`: that is put together as well."""
 
-    ring: Blocks
-    products: Sequence[BlockProduct]
+    ring: RingBlocks
+    products: Sequence[BlockMatmul]
     sides: Sequence[int]
     keeps: bool
 
     def __call__(self, own: Tensor, *others: Tensor) -> list[Tensor]:
         """The results of `others`, one for each product, with what all ranks have of the tensor."""
-        return self.into([NOWHERE] * len(self.products), own, *others)
+        return self.into([NO_TARGET] * len(self.products), own, *others)
 
-    def into(self, targets: Sequence[Target], own: Tensor, *others: Tensor) -> list[Tensor]:
+    def into(self, targets: Sequence[OutputTarget], own: Tensor, *others: Tensor) -> list[Tensor]:
         """The same, with the sums of products written to their targets."""
         ring, block = self.ring, own.contiguous()
         made = [target for target, _ in targets[: len(self.products)]]
-        whole = ring.room(own.shape, ring.dim, own) if self.keeps else None
+        whole = ring.empty_blocks(own.shape, ring.dim, own) if self.keeps else None
         for turn in range(ring.count):
             going = ring.send(block) if turn + 1 < ring.count else None
             at = (ring.place - turn) % ring.count
             if whole is not None:
                 ring.block(whole, ring.dim, at).copy_(block)
             adds = [turn > 0 or target[1] for target in targets]
-            made = [self._take(number, one, block, others, at, adds=adds[number]) for number, one in enumerate(made)]
+            made = [
+                self._multiply_block(number, one, block, others, at, adds=adds[number])
+                for number, one in enumerate(made)
+            ]
             if going is not None:
                 (block,) = going.wait()
         return [one for one in (*made, whole) if one is not None]
 
-    def _take(
+    def _multiply_block(
         self, number: int, made: Tensor | None, block: Tensor, others: Sequence[Tensor], at: int, *, adds: bool
     ) -> Tensor:
         """What a product has made with one block more."""
@@ -115,11 +118,11 @@ class Gathering:
 
 
 @dataclass(frozen=True)
-class Scattering:
+class MatmulScatter:
     """Products, and `terms` beside them, whose sum over all ranks is scattered."""
 
-    ring: Blocks
-    products: Sequence[BlockProduct]
+    ring: RingBlocks
+    products: Sequence[BlockMatmul]
 
     def __call__(self, *operands: Tensor) -> Tensor:
         """This rank's block of the sum, of both operands of each product and the terms. A block begins at the next rank, and

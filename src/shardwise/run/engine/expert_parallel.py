@@ -14,19 +14,25 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from shardwise.run.engine.call_builder import Call, Calls
-from shardwise.run.engine.collective_calls import MOVING, Moving, OnWay, ends_of, is_issued
-from shardwise.run.engine.rank_coordinates import Exchange, Pending
+from shardwise.run.engine.call_builder import CallBuilder, KernelCall
+from shardwise.run.engine.collective_calls import (
+    MOVING_PREFIX,
+    ArrivingTensor,
+    CollectiveInstruction,
+    endpoints,
+    is_issued_here,
+)
+from shardwise.run.engine.rank_coordinates import CollectiveHandle, CollectiveOps
 from shardwise.run.kernels import experts
 from shardwise.run.kernels.device_dispatch import on_host
-from shardwise.run.kernels.experts import Rows
-from shardwise.sharding.collectives import Kind
+from shardwise.run.kernels.experts import ExpertRows
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.step.instructions import Slice, Start, Traffic
+from shardwise.step.instructions import LocalSlice, StartCollective, UnitCollective
 
 
 @dataclass(frozen=True)
-class Lane(Rows):
+class DispatchedRows(ExpertRows):
     """A rank's rows of the tokens of a group, and how they come and go.
 
     `matrix` [n, E] are the rows that come from each rank of the group for each of this rank's experts; `sent` the rows that this
@@ -34,7 +40,7 @@ class Lane(Rows):
     send.
     """
 
-    exchange: Exchange
+    exchange: CollectiveOps
     axes: Axes
     matrix: Tensor
     sent: list[int] | None
@@ -56,7 +62,7 @@ class Lane(Rows):
         return sum(self.received)
 
     @property
-    def longest(self) -> int:
+    def max_received(self) -> int:
         """Of an AllGather the rows that each rank's are padded to."""
         return max(self.received)
 
@@ -67,7 +73,9 @@ class Lane(Rows):
         within = self.matrix.cumsum(dim=1) - self.matrix
         rows = self.matrix.sum(dim=1)
         starts = (
-            torch.arange(len(rows), device=rows.device) * self.longest if self.sent is None else rows.cumsum(0) - rows
+            torch.arange(len(rows), device=rows.device) * self.max_received
+            if self.sent is None
+            else rows.cumsum(0) - rows
         )
         begins = (starts[:, None] + within).t().flatten()
         shifts = (begins - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths, output_size=self.num_rows)
@@ -78,12 +86,12 @@ class Lane(Rows):
         """The inverse: of each row that came where it is now."""
         return self.order.argsort()
 
-    def start(self, x: Tensor) -> tuple[Pending, Tensor]:
+    def start(self, x: Tensor) -> tuple[CollectiveHandle, Tensor]:
         """Send rows [R, D] to where their experts are, or to all of the group."""
         if self.sent is None:
-            padded = x.new_zeros(self.longest, x.shape[1])
+            padded = x.new_zeros(self.max_received, x.shape[1])
             padded[: len(x)] = x
-            whole = x.new_empty(len(self.received) * self.longest, x.shape[1])
+            whole = x.new_empty(len(self.received) * self.max_received, x.shape[1])
             return self.exchange.all_gather(whole, padded, self.axes), whole
         arriving = x.new_empty(self.num_rows, x.shape[1])
         return self.exchange.all_to_all(arriving, x.contiguous(), self.axes, (self.received, self.sent)), arriving
@@ -92,29 +100,29 @@ class Lane(Rows):
         """What came in the order of the experts."""
         return arriving.index_select(0, self.order)
 
-    def start_back(self, x: Tensor) -> tuple[Pending, Tensor]:
+    def start_return(self, x: Tensor) -> tuple[CollectiveHandle, Tensor]:
         """Send rows back to where they came from; where all got all, each gets the sum of its own."""
         if self.sent is None:
-            padded = x.new_zeros(len(self.received) * self.longest, x.shape[1]).index_copy_(0, self.order, x)
-            part = x.new_empty(self.longest, x.shape[1])
+            padded = x.new_zeros(len(self.received) * self.max_received, x.shape[1]).index_copy_(0, self.order, x)
+            part = x.new_empty(self.max_received, x.shape[1])
             return self.exchange.reduce_scatter(part, padded, self.axes), part
         arriving = x.new_empty(self.own, x.shape[1])
         rows = x.index_select(0, self.places)
         return self.exchange.all_to_all(arriving, rows, self.axes, (self.sent, self.received)), arriving
 
-    def arrived_back(self, arriving: Tensor) -> Tensor:
+    def sort_returned(self, arriving: Tensor) -> Tensor:
         """This rank's own, as they were."""
         return arriving[: self.own]
 
 
 @dataclass(frozen=True)
-class Share(Rows):
+class LocalExpertRows(ExpertRows):
     """Of the rows of tokens that all ranks of a group have those of a part of the experts, one for each rank; this one is at
     `place` of so many `parts`."""
 
-    exchange: Exchange
+    exchange: CollectiveOps
     axes: Axes
-    whole: Rows
+    whole: ExpertRows
     place: int
     parts: int
 
@@ -143,7 +151,7 @@ class Share(Rows):
         self.cut(whole).copy_(x)
         return whole
 
-    def start_back(self, x: Tensor) -> tuple[Pending, Tensor]:
+    def start_return(self, x: Tensor) -> tuple[CollectiveHandle, Tensor]:
         """Send rows to all of the group, padded to the longest part."""
         longest = max(self.lengths)
         padded = x.new_zeros(longest, x.shape[1])
@@ -151,23 +159,23 @@ class Share(Rows):
         whole = x.new_empty(self.parts * longest, x.shape[1])
         return self.exchange.all_gather(whole, padded, self.axes), whole
 
-    def arrived_back(self, arriving: Tensor) -> Tensor:
+    def sort_returned(self, arriving: Tensor) -> Tensor:
         """All rows."""
         longest = max(self.lengths)
         return torch.cat([arriving[place * longest :][:length] for place, length in enumerate(self.lengths)])
 
 
-def dispatch_dx(drows: Tensor, routing: experts.Routing | Share) -> Tensor:
+def dispatch_dx(drows: Tensor, routing: experts.Routing | LocalExpertRows) -> Tensor:
     """Add up the gradients of the rows of each token, of those that this rank has, in one order on any device."""
-    if isinstance(routing, Share):
+    if isinstance(routing, LocalExpertRows):
         assert isinstance(routing.whole, experts.Routing), "what is shared is a router's choice"
         return dispatch_dx(routing.put(drows), routing.whole)
     return experts.dispatch_dx(drows, routing)
 
 
 def start_counts(
-    rows: Rows, exchange: Exchange, axes: Axes, num_ranks: int, *, to_all: bool, dtype: torch.dtype
-) -> tuple[Pending, Tensor]:
+    rows: ExpertRows, exchange: CollectiveOps, axes: Axes, num_ranks: int, *, to_all: bool, dtype: torch.dtype
+) -> tuple[CollectiveHandle, Tensor]:
     """Tell the ranks of a group how many rows go to each expert [n, E of a rank]."""
     counts = rows.counts.to(dtype)
     if to_all:
@@ -177,104 +185,116 @@ def start_counts(
     return exchange.all_to_all(matrix, counts, axes), matrix.view(num_ranks, -1)
 
 
-def lane(rows: Rows, exchange: Exchange, axes: Axes, matrix: Tensor, *, to_all: bool) -> Lane:
+def dispatched_rows(
+    rows: ExpertRows, exchange: CollectiveOps, axes: Axes, matrix: Tensor, *, to_all: bool
+) -> DispatchedRows:
     """From what the ranks of a group have told."""
     sent = None if to_all else torch.tensor(rows.sizes).view(len(matrix), -1).sum(dim=1).tolist()
-    return Lane(exchange, axes, matrix.to(torch.int64), sent, rows.num_rows)
+    return DispatchedRows(exchange, axes, matrix.to(torch.int64), sent, rows.num_rows)
 
 
-BACK = {Kind.REDUCE_SCATTER}  # kinds that bring rows back whatever they do to the experts' dim
-OF_LANES = (Kind.ALL_TO_ALL, Kind.ALL_GATHER, Kind.REDUCE_SCATTER)
+RETURNING_KINDS = {CollectiveKind.REDUCE_SCATTER}  # kinds that bring rows back whatever they do to the experts' dim
+ROW_KINDS = (CollectiveKind.ALL_TO_ALL, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 
 
-def moves_rows(one: Moving, calls: Calls) -> bool:
+def moves_expert_rows(one: CollectiveInstruction, calls: CallBuilder) -> bool:
     """Whether an instruction moves rows, or cuts them in place, and has to know whose they are."""
-    if isinstance(one, Slice):
-        before, after = _around(calls, one)
+    if isinstance(one, LocalSlice):
+        before, after = _specs_around(calls, one)
         return before != after and (calls.is_routed(one.step.tensor.name) or one.step.tensor.name == calls.gates)
-    traffic = one.traffic
-    return is_issued(calls, traffic) and traffic.kind in OF_LANES and calls.is_routed(traffic.tensors[0])
+    traffic = one.collective
+    return is_issued_here(calls, traffic) and traffic.kind in ROW_KINDS and calls.is_routed(traffic.tensors[0])
 
 
-def _around(calls: Calls, one: Slice) -> tuple[Spec, Spec]:
+def _specs_around(calls: CallBuilder, one: LocalSlice) -> tuple[Spec, Spec]:
     before, after = one.step.collective.before, one.step.collective.after
     return calls.rank.sharding(before), calls.rank.sharding(after)
 
 
-def row_calls(calls: Calls, one: Moving, phase: str) -> Call:
+def expert_row_call(calls: CallBuilder, one: CollectiveInstruction, phase: str) -> KernelCall:
     """The call of a start, a wait or a slice."""
-    if isinstance(one, Slice):
-        return _share(calls, one, phase)
-    if one.traffic.tells is not None:
-        return _counts(calls, one.traffic.tells, phase, starts=isinstance(one, Start))
-    return _start(calls, one.traffic, phase) if isinstance(one, Start) else _wait(calls, one.traffic, phase)
+    if isinstance(one, LocalSlice):
+        return _local_rows_call(calls, one, phase)
+    if one.collective.counts_rows_of is not None:
+        return _counts_call(calls, one.collective.counts_rows_of, phase, starts=isinstance(one, StartCollective))
+    return (
+        _start_call(calls, one.collective, phase)
+        if isinstance(one, StartCollective)
+        else _wait_call(calls, one.collective, phase)
+    )
 
 
-def _share(calls: Calls, one: Slice, phase: str) -> Call:
+def _local_rows_call(calls: CallBuilder, one: LocalSlice, phase: str) -> KernelCall:
     """Each rank of a group, which all have the same tokens, keeps the rows of its own experts; the router's choice is cut to what
     says which these are."""
-    (before, after), name, exchange = _around(calls, one), one.step.tensor.name, calls.rank.exchange
+    (before, after), name, exchange = _specs_around(calls, one), one.step.tensor.name, calls.rank.exchange
     axes = after.axes_of("E")[len(before.axes_of("E")) :]
     place, parts = calls.rank.position(axes), calls.rank.mesh.size(axes)
     key, cut = calls.key(name, before), calls.key(name, after)
     assert exchange is not None, "a rank of several has an exchange"
 
-    def share(routing: Rows) -> Share:
-        return Share(exchange, axes, routing, place, parts)
+    def share(routing: ExpertRows) -> LocalExpertRows:
+        return LocalExpertRows(exchange, axes, routing, place, parts)
 
-    def rows(x: Tensor, routing: Rows) -> tuple[Share, Tensor]:
+    def rows(x: Tensor, routing: ExpertRows) -> tuple[LocalExpertRows, Tensor]:
         found = share(routing)
         return found, found.cut(x)
 
     if name == calls.gates:
-        return Call(share, (key,), (cut,), phase, alone=True)
-    return Call(rows, (key, calls.rows(before)), (calls.rows(after), cut), phase, is_view=True, alone=True)
+        return KernelCall(share, (key,), (cut,), phase, never_compiled=True)
+    return KernelCall(
+        rows, (key, calls.rows(before)), (calls.rows(after), cut), phase, is_view=True, never_compiled=True
+    )
 
 
-def _counts(calls: Calls, traffic: Traffic, phase: str, *, starts: bool) -> Call:
+def _counts_call(calls: CallBuilder, traffic: UnitCollective, phase: str, *, starts: bool) -> KernelCall:
     """The number of rows for each expert is sent before the rows."""
     exchange = calls.rank.exchange
-    before, after, name = ends_of(calls, traffic)
-    rows, made, on_way = calls.rows(before), calls.rows(after), f"{MOVING} rows of {calls.key(name, after)}"
-    axes, to_all, dtype = calls.rank.several(traffic.axes), traffic.kind is Kind.ALL_GATHER, calls.statistics
+    before, after, name = endpoints(calls, traffic)
+    rows, made, on_way = calls.rows(before), calls.rows(after), f"{MOVING_PREFIX} rows of {calls.key(name, after)}"
+    axes, to_all, dtype = (
+        calls.rank.nontrivial_axes(traffic.axes),
+        traffic.kind is CollectiveKind.ALL_GATHER,
+        calls.statistics,
+    )
     ranks = calls.rank.mesh.size(axes)
     assert exchange is not None, "a rank of several has an exchange"
 
-    def start(own: Rows) -> OnWay:
-        return OnWay(*start_counts(own, exchange, axes, ranks, to_all=to_all, dtype=dtype))
+    def start(own: ExpertRows) -> ArrivingTensor:
+        return ArrivingTensor(*start_counts(own, exchange, axes, ranks, to_all=to_all, dtype=dtype))
 
-    def wait(told: OnWay, own: Rows) -> Lane:
+    def wait(told: ArrivingTensor, own: ExpertRows) -> DispatchedRows:
         told.pending.wait()
-        return lane(own, exchange, axes, told.arriving, to_all=to_all)
+        return dispatched_rows(own, exchange, axes, told.arriving, to_all=to_all)
 
     if starts:
-        return Call(start, (rows,), (on_way,), phase, alone=True)
-    return Call(wait, (on_way, rows), (made,), phase, alone=True)
+        return KernelCall(start, (rows,), (on_way,), phase, never_compiled=True)
+    return KernelCall(wait, (on_way, rows), (made,), phase, never_compiled=True)
 
 
-def _goes_back(before: Spec, after: Spec, kind: Kind) -> bool:
-    return kind in BACK or len(before.axes_of("E")) > len(after.axes_of("E"))
+def _returns_rows(before: Spec, after: Spec, kind: CollectiveKind) -> bool:
+    return kind in RETURNING_KINDS or len(before.axes_of("E")) > len(after.axes_of("E"))
 
 
-def _start(calls: Calls, traffic: Traffic, phase: str) -> Call:
-    before, after, name = ends_of(calls, traffic)
-    back = _goes_back(before, after, traffic.kind)
+def _start_call(calls: CallBuilder, traffic: UnitCollective, phase: str) -> KernelCall:
+    before, after, name = endpoints(calls, traffic)
+    back = _returns_rows(before, after, traffic.kind)
     key, rows = calls.key(name, before), calls.rows(before if back else after)
 
-    def start(x: Tensor, way: Lane) -> OnWay:  # or a `Share`, of which rows only come back
-        return OnWay(*(way.start_back(x) if back else way.start(x)))
+    def start(x: Tensor, way: DispatchedRows) -> ArrivingTensor:  # or a `LocalExpertRows`, of which rows only come back
+        return ArrivingTensor(*(way.start_return(x) if back else way.start(x)))
 
-    return Call(start, (key, rows), (f"{MOVING} {calls.key(name, after)}",), phase, alone=True)
+    return KernelCall(start, (key, rows), (f"{MOVING_PREFIX} {calls.key(name, after)}",), phase, never_compiled=True)
 
 
-def _wait(calls: Calls, traffic: Traffic, phase: str) -> Call:
-    before, after, name = ends_of(calls, traffic)
-    back = _goes_back(before, after, traffic.kind)
+def _wait_call(calls: CallBuilder, traffic: UnitCollective, phase: str) -> KernelCall:
+    before, after, name = endpoints(calls, traffic)
+    back = _returns_rows(before, after, traffic.kind)
     rows = calls.rows(before if back else after)
 
-    def wait(on_way: OnWay, x: Tensor, way: Lane) -> Tensor:
+    def wait(on_way: ArrivingTensor, x: Tensor, way: DispatchedRows) -> Tensor:
         on_way.pending.wait()
-        return way.arrived_back(on_way.arriving) if back else way.arrived(on_way.arriving)
+        return way.sort_returned(on_way.arriving) if back else way.arrived(on_way.arriving)
 
-    reads = (f"{MOVING} {calls.key(name, after)}", calls.key(name, before), rows)
-    return Call(wait, reads, (calls.key(name, after),), phase, alone=True)
+    reads = (f"{MOVING_PREFIX} {calls.key(name, after)}", calls.key(name, before), rows)
+    return KernelCall(wait, reads, (calls.key(name, after),), phase, never_compiled=True)

@@ -12,88 +12,88 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from shardwise.derive.sharded_program import Compute
+from shardwise.derive.sharded_program import ComputeStep
 from shardwise.model.operations import Accumulate, Contract, Map, Operation
 from shardwise.model.program import Program, Role
-from shardwise.run.engine.call_builder import TRAINS, Call, Calls
-from shardwise.run.engine.collective_calls import Moving, moving_calls
-from shardwise.run.engine.expert_parallel import moves_rows, row_calls
-from shardwise.run.engine.kernel_calls import call_of
-from shardwise.run.engine.ring_calls import Around, made_around, ring_call
-from shardwise.run.kernels.cross_entropy import SplitVocabulary, cross_entropy
-from shardwise.run.kernels.norms import NORMS, Norm
+from shardwise.run.engine.call_builder import TRAINS, CallBuilder, KernelCall
+from shardwise.run.engine.collective_calls import CollectiveInstruction, build_collective_calls
+from shardwise.run.engine.expert_parallel import expert_row_call, moves_expert_rows
+from shardwise.run.engine.kernel_calls import build_call
+from shardwise.run.engine.ring_calls import RingStep, build_ring_call, ring_outputs
+from shardwise.run.kernels.cross_entropy import VocabParallelCrossEntropy, cross_entropy
+from shardwise.run.kernels.norms import NORMS, NormKernels
 from shardwise.sharding.spec import Axes
-from shardwise.step.instructions import Slice
+from shardwise.step.instructions import LocalSlice
 
 
-class Fused(NamedTuple):
+class FusedCall(NamedTuple):
     """A call, the operations that it stands for, and what of their results it has no need to make."""
 
-    call: Call
+    call: KernelCall
     operations: tuple[Operation, ...]
     dropped: frozenset[str] = frozenset()
 
 
-class Phase(NamedTuple):
+class PhaseSteps(NamedTuple):
     """What is done in a phase, in order."""
 
     name: str
-    parts: Sequence[Compute | Moving | Around]
+    parts: Sequence[ComputeStep | CollectiveInstruction | RingStep]
 
     @property
-    def steps(self) -> list[Compute]:
+    def steps(self) -> list[ComputeStep]:
         """Its computations."""
-        return [part for part in self.parts if isinstance(part, Compute)]
+        return [part for part in self.parts if isinstance(part, ComputeStep)]
 
     @property
     def maps(self) -> Iterator[Map]:
         return (step.operation for step in self.steps if isinstance(step.operation, Map))
 
-    def made_by(self, operations: Iterable[Operation]) -> list[Compute]:
+    def steps_of(self, operations: Iterable[Operation]) -> list[ComputeStep]:
         """The steps of some operations."""
         wanted = {id(operation) for operation in operations}
         return [step for step in self.steps if id(step.operation) in wanted]
 
 
-SUMS = ("sum", "sum_square")
-SUMS_BACK = ("sum_to", "sum_square_dx")
+NORM_SUMS = ("sum", "sum_square")
+NORM_SUM_GRADIENTS = ("sum_to", "sum_square_dx")
 
 
-def norm_calls(calls: Calls, phase: Phase) -> Iterator[Fused]:
+def fuse_norms(calls: CallBuilder, phase: PhaseSteps) -> Iterator[FusedCall]:
     """All norms of a phase whose sums stay where they are made."""
-    moved = calls.moved()
-    for one in _norms_back(calls, phase) if phase.name == "backward" else _norms(calls, phase):
-        if moved.isdisjoint(_sums_of(one)):
+    moved = calls.reduced_statistics()
+    for one in _fuse_backward_norms(calls, phase) if phase.name == "backward" else _fuse_forward_norms(calls, phase):
+        if moved.isdisjoint(_norm_statistics(one)):
             yield one
 
 
-def _sums_of(one: Fused) -> Iterator[str]:
+def _norm_statistics(one: FusedCall) -> Iterator[str]:
     """The sums that a norm, or its gradient, makes or reads, and their gradients."""
     for operation in one.operations:
         of_norm = isinstance(operation, Map) and operation.function.startswith(tuple(NORMS))
         yield from operation.inputs if of_norm else (*operation.inputs, *operation.outputs)
 
 
-def _norm_of(program: Program, sums: str) -> Map:
+def _norm_reading(program: Program, sums: str) -> Map:
     """The norm that reads some sums."""
     norms = (one for one in program.operations if isinstance(one, Map) and one.function in NORMS)
     return next(one for one in norms if sums in one.inputs[1:-1])
 
 
-def _norms(calls: Calls, phase: Phase) -> Iterator[Fused]:
+def _fuse_forward_norms(calls: CallBuilder, phase: PhaseSteps) -> Iterator[FusedCall]:
     """Each norm with the sums that it reads; where these or its result alone are made again, they are made with it."""
     program, maps = calls.unit.forward.program, list(phase.maps)
-    sums = {one.outputs[0]: one for one in maps if one.function in SUMS}
+    sums = {one.outputs[0]: one for one in maps if one.function in NORM_SUMS}
     norms = [one for one in maps if one.function in NORMS]
-    for one in {id(norm): norm for norm in (*(_norm_of(program, name) for name in sums), *norms)}.values():
+    for one in {id(norm): norm for norm in (*(_norm_reading(program, name) for name in sums), *norms)}.values():
         x, *kept, weight = one.inputs
         made, results = [name for name in kept if name in sums], [*one.outputs] if one in norms else []
         places = [place for place, name in enumerate((*one.outputs, *kept)) if name in (*results, *made)]
-        call = Call(_norm_kernel(NORMS[one.function], calls, places), (x, weight), (*results, *made), phase.name)
-        yield Fused(call, (*(sums[name] for name in made), *([one] if results else [])))
+        call = KernelCall(_norm_kernel(NORMS[one.function], calls, places), (x, weight), (*results, *made), phase.name)
+        yield FusedCall(call, (*(sums[name] for name in made), *([one] if results else [])))
 
 
-def _norm_kernel(norm: Norm, calls: Calls, places: Sequence[int]) -> Any:
+def _norm_kernel(norm: NormKernels, calls: CallBuilder, places: Sequence[int]) -> Any:
     """Of the result and the sums those at some places, in a tuple where there are several."""
     epsilon, offset = calls.numerics.norm_epsilon, calls.numerics.norm_offset
 
@@ -105,7 +105,7 @@ def _norm_kernel(norm: Norm, calls: Calls, places: Sequence[int]) -> Any:
     return kernel
 
 
-def _norms_back(calls: Calls, phase: Phase) -> Iterator[Fused]:
+def _fuse_backward_norms(calls: CallBuilder, phase: PhaseSteps) -> Iterator[FusedCall]:
     maps = list(phase.maps)
     for one in maps:
         function = one.function.removesuffix("_dx")
@@ -116,15 +116,15 @@ def _norms_back(calls: Calls, phase: Phase) -> Iterator[Fused]:
             m for m in maps if m.function.startswith(f"{function}_d") and m.inputs[0] == dy and kept[0] in m.inputs
         ]
         through = {m.outputs[0] for m in of_norm if not m.function.endswith(("_dx", "_dweight"))}
-        sums = [m for m in maps if m.function in SUMS_BACK and m.inputs[0] in through]
+        sums = [m for m in maps if m.function in NORM_SUM_GRADIENTS and m.inputs[0] in through]
         x = next(m.inputs[1] for m in of_norm if m.function.endswith("_dsquares"))
         to_weight = [m.outputs[0] for m in of_norm if m.function.endswith("_dweight")]
-        kernel = _norm_gradient(NORMS[function], calls, needs_weight=bool(to_weight))
-        call = Call(kernel, (dy, x, *kept, weight), (*one.outputs, *to_weight), phase.name)
-        yield Fused(call, (*of_norm, *sums), frozenset(m.outputs[0] for m in sums))
+        kernel = _norm_gradient_kernel(NORMS[function], calls, needs_weight=bool(to_weight))
+        call = KernelCall(kernel, (dy, x, *kept, weight), (*one.outputs, *to_weight), phase.name)
+        yield FusedCall(call, (*of_norm, *sums), frozenset(m.outputs[0] for m in sums))
 
 
-def _norm_gradient(norm: Norm, calls: Calls, *, needs_weight: bool) -> Any:
+def _norm_gradient_kernel(norm: NormKernels, calls: CallBuilder, *, needs_weight: bool) -> Any:
     offset = calls.numerics.norm_offset
 
     def kernel(dy: Tensor, x: Tensor, *others: Tensor) -> Any:
@@ -136,25 +136,27 @@ def _norm_gradient(norm: Norm, calls: Calls, *, needs_weight: bool) -> Any:
     return kernel
 
 
-LOSS_BACK = ("scale", "token_loss_dsum", "negate", "sum_exp_dx")
+LOSS_GRADIENT_MAPS = ("scale", "token_loss_dsum", "negate", "sum_exp_dx")
 
 
-def loss_calls(calls: Calls, phase: Phase) -> Iterator[Fused]:
+def fuse_loss(calls: CallBuilder, phase: PhaseSteps) -> Iterator[FusedCall]:
     """Those of a head's phase."""
-    logits = _logits(calls)
+    logits = _logits_name(calls)
     if logits is None or phase.name == "recompute":
         return
-    group = _group(calls, phase, logits)
-    axes = calls.rank.several(calls.unit.forward.specs[logits].axes_of("V"))
+    group = _loss_operations(calls, phase, logits)
+    axes = calls.rank.nontrivial_axes(calls.unit.forward.specs[logits].axes_of("V"))
     if not group:
         return
     if phase.name == "forward":
-        yield from _split(calls, group, logits, axes) if axes else [_whole(calls, group, logits)]
+        yield from (
+            _parallel_loss(calls, group, logits, axes) if axes else [_whole_vocabulary_loss(calls, group, logits)]
+        )
     else:
-        yield _split_back(calls, group, logits, axes) if axes else _back(group, logits)
+        yield _parallel_gradient(calls, group, logits, axes) if axes else _whole_vocabulary_gradient(group, logits)
 
 
-def _group(calls: Calls, phase: Phase, logits: str) -> list[Operation]:
+def _loss_operations(calls: CallBuilder, phase: PhaseSteps, logits: str) -> list[Operation]:
     """What is made of the logits, or the gradient that is made of the loss's."""
     if phase.name == "forward":
         behind, group = {logits}, list[Operation]()
@@ -163,18 +165,18 @@ def _group(calls: Calls, phase: Phase, logits: str) -> list[Operation]:
                 group.append(step.operation)
                 behind |= set(step.operation.outputs)
         return group
-    return [step.operation for step in phase.steps if _is_of_loss(calls, step)]
+    return [step.operation for step in phase.steps if _is_loss_gradient(calls, step)]
 
 
-def _is_of_loss(calls: Calls, step: Compute) -> bool:
-    if getattr(step.operation, "function", "") in LOSS_BACK:
+def _is_loss_gradient(calls: CallBuilder, step: ComputeStep) -> bool:
+    if getattr(step.operation, "function", "") in LOSS_GRADIENT_MAPS:
         return True
     return calls.unit.tensors[step.operation.outputs[0]].role is Role.LOGITS and not isinstance(
         step.operation, Contract
     )
 
 
-def _whole(calls: Calls, group: list[Operation], logits: str) -> Fused:
+def _whole_vocabulary_loss(calls: CallBuilder, group: list[Operation], logits: str) -> FusedCall:
     """All in one; with a backward pass to come, logits become their gradient."""
     targets = next(one.inputs[1] for one in group if one.kind == "lookup")
     scale, cap = group[-1].inputs[1], calls.numerics.logit_cap
@@ -182,63 +184,64 @@ def _whole(calls: Calls, group: list[Operation], logits: str) -> Fused:
     def kernel(logits: Tensor, targets: Tensor, scale: Tensor, trains: bool) -> Tensor:
         return cross_entropy(logits, targets, scale, cap, replace=trains)
 
-    return Fused(Call(kernel, (logits, targets, scale, TRAINS), group[-1].outputs, "forward"), tuple(group))
+    return FusedCall(KernelCall(kernel, (logits, targets, scale, TRAINS), group[-1].outputs, "forward"), tuple(group))
 
 
-def _back(group: list[Operation], logits: str) -> Fused:
+def _whole_vocabulary_gradient(group: list[Operation], logits: str) -> FusedCall:
     """The gradient of the logits, which the forward pass has written over them."""
-    return Fused(Call(lambda x: x, (logits,), group[-1].outputs, "backward", is_view=True), tuple(group))
+    return FusedCall(KernelCall(lambda x: x, (logits,), group[-1].outputs, "backward", is_view=True), tuple(group))
 
 
-def _vocabulary(calls: Calls, axes: Axes) -> SplitVocabulary:
+def _local_vocabulary(calls: CallBuilder, axes: Axes) -> VocabParallelCrossEntropy:
     width, vocabulary = calls.sizes["V"] // calls.rank.mesh.size(axes), calls.architecture.vocab_size
     first = calls.rank.position(axes) * width
-    return SplitVocabulary(first, min(max(vocabulary - first, 0), width), calls.numerics.logit_cap)
+    return VocabParallelCrossEntropy(first, min(max(vocabulary - first, 0), width), calls.numerics.logit_cap)
 
 
-def _named(group: Iterable[Operation]) -> dict[str, Any]:
+def _by_function(group: Iterable[Operation]) -> dict[str, Any]:
     """The operations of a head's loss by what they do."""
     return {getattr(one, "function", one.kind): one for one in group}
 
 
-def _split(calls: Calls, group: list[Operation], logits: str, axes: Axes) -> Iterator[Fused]:
+def _parallel_loss(calls: CallBuilder, group: list[Operation], logits: str, axes: Axes) -> Iterator[FusedCall]:
     """Steps between which statistics are made whole."""
-    own, named = _vocabulary(calls, axes), _named(group)
+    own, named = _local_vocabulary(calls, axes), _by_function(group)
     largest, total, target = (named[name] for name in ("maximum", "sum_exp", "lookup"))
     token, last = named["token_loss"], named["scaled_sum"]
-    yield Fused(Call(own.largest, largest.inputs, largest.outputs, "forward"), (largest,))
-    yield Fused(Call(own.sum_exp, total.inputs, total.outputs, "forward"), (total,))
-    yield Fused(Call(own.target_logit, target.inputs, target.outputs, "forward"), (target,))
+    yield FusedCall(KernelCall(own.largest, largest.inputs, largest.outputs, "forward"), (largest,))
+    yield FusedCall(KernelCall(own.sum_exp, total.inputs, total.outputs, "forward"), (total,))
+    yield FusedCall(KernelCall(own.target_logit, target.inputs, target.outputs, "forward"), (target,))
     targets = calls.key(target.inputs[1], calls.unit.forward.specs[target.outputs[0]])
     reads = (*token.inputs, targets, last.inputs[1])
-    yield Fused(Call(own.loss, reads, last.outputs, "forward"), (token, last))
+    yield FusedCall(KernelCall(own.loss, reads, last.outputs, "forward"), (token, last))
 
 
-def _split_back(calls: Calls, group: list[Operation], logits: str, axes: Axes) -> Fused:
+def _parallel_gradient(calls: CallBuilder, group: list[Operation], logits: str, axes: Axes) -> FusedCall:
     """The gradient of this rank's logits, over them."""
-    named, forward = _named(group), _named(calls.unit.forward.program.operations)
+    named, forward = _by_function(group), _by_function(calls.unit.forward.program.operations)
     largest, total = forward["maximum"].outputs[0], forward["sum_exp"].outputs[0]
     targets, scale = forward["lookup"].inputs[1], named["scale"].inputs[1]
     reads = (logits, largest, total, targets, scale)
-    return Fused(
-        Call(_vocabulary(calls, axes).gradient, reads, group[-1].outputs, "backward", is_view=True), tuple(group)
+    return FusedCall(
+        KernelCall(_local_vocabulary(calls, axes).gradient, reads, group[-1].outputs, "backward", is_view=True),
+        tuple(group),
     )
 
 
-def _logits(calls: Calls) -> str | None:
+def _logits_name(calls: CallBuilder) -> str | None:
     operations: Iterable[Operation] = calls.unit.forward.program.operations
     made = (one.outputs[0] for one in operations if isinstance(one, Contract))
     return next((name for name in made if calls.unit.tensors[name].role is Role.LOGITS), None)
 
 
-def fused(calls: Calls, phase: Phase) -> list[Fused]:
+def find_fused_groups(calls: CallBuilder, phase: PhaseSteps) -> list[FusedCall]:
     """All groups of a phase that have a kernel of their own."""
-    return [*norm_calls(calls, phase), *loss_calls(calls, phase)]
+    return [*fuse_norms(calls, phase), *fuse_loss(calls, phase)]
 
 
-def in_calls(calls: Calls, phase: Phase) -> Iterator[Call]:
+def build_phase_calls(calls: CallBuilder, phase: PhaseSteps) -> Iterator[KernelCall]:
     """A phase's calls in order, each group where the last of its steps stands."""
-    groups = fused(calls, phase)
+    groups = find_fused_groups(calls, phase)
     dropped = frozenset(name for group in groups for name in group.dropped)
     group_of = {id(operation): group for group in groups for operation in group.operations}
     left = {id(group): len(group.operations) for group in groups}
@@ -246,32 +249,32 @@ def in_calls(calls: Calls, phase: Phase) -> Iterator[Call]:
         name for group in groups for name in group.call.writes
     }  # what no call makes
     for step in phase.parts:
-        if isinstance(step, Around):
-            yield replace(ring_call(calls, step, phase.name), makes=made_around(step))
+        if isinstance(step, RingStep):
+            yield replace(build_ring_call(calls, step, phase.name), results=ring_outputs(step))
             continue
-        if not isinstance(step, Compute):
-            unmade = isinstance(step, Slice) and step.step.tensor.name in within
-            moves = None if isinstance(step, Slice) else step.traffic
-            if moves_rows(step, calls):
-                yield replace(row_calls(calls, step, phase.name), moves=moves)
+        if not isinstance(step, ComputeStep):
+            unmade = isinstance(step, LocalSlice) and step.step.tensor.name in within
+            moves = None if isinstance(step, LocalSlice) else step.collective
+            if moves_expert_rows(step, calls):
+                yield replace(expert_row_call(calls, step, phase.name), traffic=moves)
             elif not unmade:
-                yield from (replace(call, moves=moves) for call in moving_calls(calls, step, phase.name))
+                yield from (replace(call, traffic=moves) for call in build_collective_calls(calls, step, phase.name))
             continue
         group = group_of.get(id(step.operation))
         if group is None:
-            made = call_of(calls, _without(step, dropped), phase.name)
-            yield replace(made, makes=step.operation.outputs)
+            made = build_call(calls, _drop_summed_terms(step, dropped), phase.name)
+            yield replace(made, results=step.operation.outputs)
             continue
         left[id(group)] -= 1
         if not left[id(group)]:
-            made = calls.located(group.call, phase.made_by(group.operations))
-            yield replace(made, makes=tuple(name for one in group.operations for name in one.outputs))
+            made = calls.with_tensor_keys(group.call, phase.steps_of(group.operations))
+            yield replace(made, results=tuple(name for one in group.operations for name in one.outputs))
 
 
-def _without(step: Compute, dropped: frozenset[str]) -> Compute:
+def _drop_summed_terms(step: ComputeStep, dropped: frozenset[str]) -> ComputeStep:
     """A sum of gradients without those that are parts of others."""
     operation = step.operation
     if not isinstance(operation, Accumulate) or dropped.isdisjoint(operation.inputs):
         return step
     kept = tuple(name for name in operation.inputs if name not in dropped)
-    return Compute(Accumulate(kept, operation.outputs), step.placed)
+    return ComputeStep(Accumulate(kept, operation.outputs), step.placed)

@@ -14,57 +14,65 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwise.derive.sharded_program import Compute
+from shardwise.derive.sharded_program import ComputeStep
 from shardwise.model.operations import (
     Accumulate,
+    Concatenate,
+    ConcatenateGradient,
     Contract,
-    Join,
     Lookup,
     Map,
     Operation,
-    Part,
     Route,
     RouteGradient,
     Scan,
     ScanGradient,
     Scatter,
 )
-from shardwise.run.engine.call_builder import ANGLES, BALANCE_BIAS, PENALTY, ROUTED, SIGHT, Call, Calls
+from shardwise.run.engine.call_builder import (
+    ANGLES,
+    BALANCE_BIAS,
+    MASK,
+    PENALTY,
+    ROUTER_STATISTICS,
+    CallBuilder,
+    KernelCall,
+)
 from shardwise.run.engine.expert_parallel import dispatch_dx
 from shardwise.run.kernels import experts, norms
 from shardwise.run.kernels.attention import Attention, sink_gradient
-from shardwise.run.kernels.elementwise import FUNCTIONS, Function
-from shardwise.run.kernels.experts import Rows
-from shardwise.run.kernels.matmul import Einsum, Scales, product_of
+from shardwise.run.kernels.elementwise import FUNCTIONS, ElementwiseFunction
+from shardwise.run.kernels.experts import ExpertRows
+from shardwise.run.kernels.matmul import Einsum, OperandScales, as_matmul
 from shardwise.run.kernels.rotary import rotate, rotate_back
 from shardwise.sharding.spec import Spec
 
 
-def call_of(calls: Calls, step: Compute, phase: str) -> Call:
+def build_call(calls: CallBuilder, step: ComputeStep, phase: str) -> KernelCall:
     """The call of one step."""
-    call = MAKERS[type(step.operation)](calls, step, step.operation)
-    return calls.located(replace(call, phase=phase), [step])
+    call = CALL_BUILDERS[type(step.operation)](calls, step, step.operation)
+    return calls.with_tensor_keys(replace(call, phase=phase), [step])
 
 
-def _contract(calls: Calls, step: Compute, operation: Contract) -> Call:
+def _contract(calls: CallBuilder, step: ComputeStep, operation: Contract) -> KernelCall:
     (name,), reads = operation.outputs, operation.inputs
     if calls.is_routed(*reads):
-        return expert_contract(calls, step, operation)
-    narrow = calls.narrow_product(step)
+        return expert_matmul_call(calls, step, operation)
+    narrow = calls.quantized_matmul(step)
     if narrow is not None:
-        return Call(narrow, (*reads, *narrow.reads), (name,), into=narrow.into, alone=True)
+        return KernelCall(narrow, (*reads, *narrow.reads), (name,), into=narrow.into, never_compiled=True)
     dims = [spec.dims for spec in step.placed.inputs]
     result = step.placed.outputs[0].dims
-    product = product_of(dims[0], dims[1], result, calls.local_sizes(step)) if len(dims) == 2 else None
+    product = as_matmul(dims[0], dims[1], result, calls.local_sizes(step)) if len(dims) == 2 else None
     if product is None:
-        return Call(Einsum(dims, result), reads, (name,))
-    return Call(product, reads, (name,), into=product.into)
+        return KernelCall(Einsum(dims, result), reads, (name,))
+    return KernelCall(product, reads, (name,), into=product.into)
 
 
-def _accumulate(calls: Calls, step: Compute, operation: Accumulate) -> Call:
+def _accumulate(calls: CallBuilder, step: ComputeStep, operation: Accumulate) -> KernelCall:
     reads, (name,) = operation.operands, operation.outputs
     if len(reads) == 1:
-        return Call(lambda x: x, reads, (name,), is_view=True)
+        return KernelCall(lambda x: x, reads, (name,), is_view=True)
 
     def kernel(first: Tensor, second: Tensor, *further: Tensor) -> Tensor:
         out = first + second
@@ -72,10 +80,12 @@ def _accumulate(calls: Calls, step: Compute, operation: Accumulate) -> Call:
             out.add_(one)
         return out
 
-    return Call(kernel, reads, (name,), over={place: partial(_added_to, place) for place in range(len(reads))})
+    return KernelCall(
+        kernel, reads, (name,), over={place: partial(_add_in_place, place) for place in range(len(reads))}
+    )
 
 
-def _added_to(place: int, *terms: Tensor) -> Tensor:
+def _add_in_place(place: int, *terms: Tensor) -> Tensor:
     """The sum of all, over one of them."""
     out = terms[place]
     for one in (*terms[:place], *terms[place + 1 :]):
@@ -83,39 +93,39 @@ def _added_to(place: int, *terms: Tensor) -> Tensor:
     return out
 
 
-def _map(calls: Calls, step: Compute, operation: Map) -> Call:
-    special = SPECIAL.get(operation.function)
+def _map(calls: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
+    special = SPECIAL_MAPS.get(operation.function)
     if special is not None:
         return special(calls, step, operation)
     (name,), reads = operation.outputs, operation.inputs
     if calls.is_routed(*reads):
         rows = calls.rows(step.placed.inputs[0])
         if operation.function == "add_vector":
-            return Call(
-                lambda x, vectors, routing: x + routing.expanded(vectors), (*reads, rows), (name,),
-                over={0: lambda x, vectors, routing: x.add_(routing.expanded(vectors))},
+            return KernelCall(
+                lambda x, vectors, routing: x + routing.repeat_per_row(vectors), (*reads, rows), (name,),
+                over={0: lambda x, vectors, routing: x.add_(routing.repeat_per_row(vectors))},
             )  # fmt: skip
         if operation.function == "sum_to":
-            return Call(experts.expert_sum, (*reads, rows), (name,))
+            return KernelCall(experts.sum_expert_rows, (*reads, rows), (name,))
     if operation.function == "sum_to" and "T" in step.placed.outputs[0].dims:
-        return _as_it_is(
+        return _alias_input(
             calls, step, operation
         )  # of positions, which documents have of their own: `_scatter` adds them up
     over = {}
     if operation.function in ("add", "add_vector") and len(reads) == 2:
         full = [place for place, spec in enumerate(step.placed.inputs) if spec.dims == step.placed.outputs[0].dims]
-        over = {place: partial(_added_to, place) for place in full}
-    return Call(_aligned(calls, step, operation), reads, (name,), over=over)
+        over = {place: partial(_add_in_place, place) for place in full}
+    return KernelCall(_elementwise_kernel(calls, step, operation), reads, (name,), over=over)
 
 
-def _aligned(calls: Calls, step: Compute, operation: Map) -> Callable[..., Tensor]:
+def _elementwise_kernel(calls: CallBuilder, step: ComputeStep, operation: Map) -> Callable[..., Tensor]:
     """A function of aligned operands, summed over the dims that its result lacks, in the result's format."""
-    function, out = _function(calls, operation), step.placed.outputs[0].dims
+    function, out = _elementwise_function(calls, operation), step.placed.outputs[0].dims
     dims = [spec.dims for spec in step.placed.inputs]
     union = max((*dims, out), key=len)
-    views = [_aligner(one, union) for one in dims]
+    views = [_alignment_view(one, union) for one in dims]
     summed = tuple(place for place, dim in enumerate(union) if dim not in out)
-    dtype = calls.format_of(operation.outputs[0])
+    dtype = calls.dtype_of(operation.outputs[0])
     plain = all(view is None for view in views) and not summed
 
     def kernel(*operands: Tensor) -> Tensor:
@@ -130,15 +140,15 @@ def _aligned(calls: Calls, step: Compute, operation: Map) -> Callable[..., Tenso
     return direct if plain else kernel
 
 
-def _function(calls: Calls, operation: Map) -> Function:
+def _elementwise_function(calls: CallBuilder, operation: Map) -> ElementwiseFunction:
     """What an elementwise operation does with aligned operands."""
-    if operation.function not in norms.STEPS:
+    if operation.function not in norms.NORM_STEPS:
         return FUNCTIONS[operation.function]
     width, numerics = math.prod(calls.sizes[dim] for dim in operation.over), calls.numerics
     return norms.norm_step(operation.function, width, numerics.norm_epsilon, numerics.norm_offset)
 
 
-def _aligner(dims: tuple[str, ...], union: tuple[str, ...]) -> Callable[[Tensor], Tensor] | None:
+def _alignment_view(dims: tuple[str, ...], union: tuple[str, ...]) -> Callable[[Tensor], Tensor] | None:
     """An operand's view with a dim of 1 for each that it lacks; None where it broadcasts as it is."""
     if union[len(union) - len(dims) :] == dims:
         return None
@@ -154,11 +164,11 @@ def _aligner(dims: tuple[str, ...], union: tuple[str, ...]) -> Callable[[Tensor]
     return view
 
 
-def _join(calls: Calls, step: Compute, operation: Join) -> Call:
+def _join(calls: CallBuilder, step: ComputeStep, operation: Concatenate) -> KernelCall:
     out, dims = step.placed.outputs[0].dims, [spec.dims for spec in step.placed.inputs]
     place = next(i for i, dim in enumerate(out) if all(dim not in one for one in dims))
     own = [tuple(part if i == place else dim for i, dim in enumerate(out)) for part in operation.parts]
-    views = [_aligner(one, whole) for one, whole in zip(dims, own, strict=True)]
+    views = [_alignment_view(one, whole) for one, whole in zip(dims, own, strict=True)]
     fullest = max(range(len(dims)), key=lambda one: len(dims[one]))
 
     def kernel(*operands: Tensor) -> Tensor:
@@ -166,10 +176,10 @@ def _join(calls: Calls, step: Compute, operation: Join) -> Call:
         aligned = [x if view is None else view(x) for view, x in zip(views, operands, strict=True)]
         return torch.cat([x.expand(*whole[:place], x.shape[place], *whole[place + 1 :]) for x in aligned], dim=place)
 
-    return Call(kernel, operation.inputs, operation.outputs)
+    return KernelCall(kernel, operation.inputs, operation.outputs)
 
 
-def _part(calls: Calls, step: Compute, operation: Part) -> Call:
+def _part(calls: CallBuilder, step: ComputeStep, operation: ConcatenateGradient) -> KernelCall:
     spec, like = step.placed.inputs[0].dims, step.placed.outputs[0].dims
     sizes = [calls.sizes[dim] for dim in operation.parts]
     place, width = spec.index(operation.joined), sizes[operation.position]
@@ -181,12 +191,12 @@ def _part(calls: Calls, step: Compute, operation: Part) -> Call:
         taken = dy.narrow(place, start, width)
         return taken.sum(dim=summed) if summed else taken
 
-    return Call(kernel, operation.operands, operation.outputs, is_view=not summed)
+    return KernelCall(kernel, operation.operands, operation.outputs, is_view=not summed)
 
 
-def _lookup(calls: Calls, step: Compute, operation: Lookup) -> Call:
+def _lookup(calls: CallBuilder, step: ComputeStep, operation: Lookup) -> KernelCall:
     scale = calls.numerics.embedding_scale if operation.dim == "V" else 1.0
-    own = _own_rows(calls, step.placed.inputs[0], operation.dim)
+    own = _local_row_lookup(calls, step.placed.inputs[0], operation.dim)
 
     def kernel(table: Tensor, index: Tensor) -> Tensor:
         found, has = own(index)
@@ -194,13 +204,13 @@ def _lookup(calls: Calls, step: Compute, operation: Lookup) -> Call:
         rows = rows if has is None else rows.mul_(has[..., None])
         return rows if scale == 1.0 else rows * scale
 
-    return Call(kernel, operation.inputs, operation.outputs)
+    return KernelCall(kernel, operation.inputs, operation.outputs)
 
 
 LocalRowLookup = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
-def _own_rows(calls: Calls, table: Spec, dim: str) -> LocalRowLookup:
+def _local_row_lookup(calls: CallBuilder, table: Spec, dim: str) -> LocalRowLookup:
     """Row numbers within this rank's part of a table, and which of them it has; None: all."""
     parts = calls.rank.mesh.size(table.axes_of(dim))
     if parts == 1:
@@ -216,12 +226,12 @@ def _own_rows(calls: Calls, table: Spec, dim: str) -> LocalRowLookup:
     return own
 
 
-def _scatter(calls: Calls, step: Compute, operation: Scatter) -> Call:
+def _scatter(calls: CallBuilder, step: ComputeStep, operation: Scatter) -> KernelCall:
     """Rows added up at their indices; positions of documents have gradients of every sequence, others one of them all."""
     scale = calls.numerics.embedding_scale if operation.dim == "V" else 1.0
     sizes = calls.local_sizes(step)
     shape = [sizes[dim] for dim in step.placed.outputs[0].dims]
-    own = _own_rows(calls, step.placed.outputs[0], operation.dim)
+    own = _local_row_lookup(calls, step.placed.outputs[0], operation.dim)
 
     def into(target: Tensor, dy: Tensor, index: Tensor, *, add: bool) -> Tensor:
         if not add:
@@ -234,96 +244,97 @@ def _scatter(calls: Calls, step: Compute, operation: Scatter) -> Call:
     def kernel(dy: Tensor, index: Tensor) -> Tensor:
         return into(dy.new_empty(shape), dy, index, add=False)
 
-    return Call(kernel, operation.operands, operation.outputs, into=into)
+    return KernelCall(kernel, operation.operands, operation.outputs, into=into)
 
 
-def _scan(calls: Calls, step: Compute, operation: Scan) -> Call:
+def _scan(calls: CallBuilder, step: ComputeStep, operation: Scan) -> KernelCall:
     attention = Attention.of(calls.numerics, calls.sizes["H"])
     q, k, v, _, _, *sinks = operation.inputs
-    return Call(attention.forward, (q, k, v, _sight(calls, step), *sinks), operation.outputs)
+    return KernelCall(attention.forward, (q, k, v, _mask_key(calls, step), *sinks), operation.outputs)
 
 
-def _sight(calls: Calls, step: Compute) -> str:
+def _mask_key(calls: CallBuilder, step: ComputeStep) -> str:
     """What queries see, by the parts of the sequence that queries and keys are."""
     queries, keys = step.placed.inputs[3:5]
-    return calls.cut(SIGHT, queries.axes_of("T"), keys.axes_of("T"))
+    return calls.cut(MASK, queries.axes_of("T"), keys.axes_of("T"))
 
 
-def _scan_gradient(calls: Calls, step: Compute, operation: ScanGradient) -> Call:
+def _scan_gradient(calls: CallBuilder, step: ComputeStep, operation: ScanGradient) -> KernelCall:
     attention = Attention.of(calls.numerics, calls.sizes["H"])
     q, k, v, _, _, out, lse, dy = operation.inputs
     program = calls.unit.forward.program
     sinks = next(one.inputs[5:] for one in program.operations if isinstance(one, Scan) and out in one.outputs)
-    return Call(attention.backward, (q, k, v, _sight(calls, step), out, lse, dy, *sinks), operation.outputs)
+    return KernelCall(attention.backward, (q, k, v, _mask_key(calls, step), out, lse, dy, *sinks), operation.outputs)
 
 
-def _rotary(function: Callable[..., Tensor], calls: Calls, step: Compute, operation: Map) -> Call:
-    return Call(
+def _rotary(function: Callable[..., Tensor], calls: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
+    return KernelCall(
         function, (operation.inputs[0], calls.cut(ANGLES, step.placed.inputs[1].axes_of("T"))), operation.outputs
     )
 
 
-def _as_it_is(calls: Calls, step: Compute, operation: Map) -> Call:
-    return Call(lambda x: x, operation.inputs[:1], operation.outputs, is_view=True)
+def _alias_input(calls: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
+    return KernelCall(lambda x: x, operation.inputs[:1], operation.outputs, is_view=True)
 
 
-def _sink_share(calls: Calls, step: Compute, operation: Map) -> Call:
-    return Call(sink_gradient, operation.inputs, operation.outputs)
+def _sink_share(calls: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
+    return KernelCall(sink_gradient, operation.inputs, operation.outputs)
 
 
-Maker = Callable[[Calls, Compute, Any], Call]
+CallMaker = Callable[[CallBuilder, ComputeStep, Any], KernelCall]
 
 
-def of_rows(kernel: Callable[..., Tensor], calls: Calls, step: Compute, operation: Map) -> Call:
+def router_call(kernel: Callable[..., Tensor], calls: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
     """A function of tokens and of what their router did."""
     reads = operation.inputs if calls.gates in operation.inputs else (*operation.inputs, calls.gates)
-    return Call(kernel, reads, operation.outputs)
+    return KernelCall(kernel, reads, operation.outputs)
 
 
-SPECIAL: Mapping[str, Maker] = {
+SPECIAL_MAPS: Mapping[str, CallMaker] = {
     "rotary": partial(_rotary, rotate),
     "rotary_back": partial(_rotary, rotate_back),
-    "handover": _as_it_is,
-    "dispatch": partial(of_rows, experts.dispatch),
-    "dispatch_dx": partial(of_rows, dispatch_dx),
-    "combine": partial(of_rows, experts.combine),
-    "combine_dgates": partial(of_rows, experts.combine_dgates),
-    "combine_dx": partial(of_rows, experts.combine_dx),
+    "handover": _alias_input,
+    "dispatch": partial(router_call, experts.dispatch),
+    "dispatch_dx": partial(router_call, dispatch_dx),
+    "combine": partial(router_call, experts.combine),
+    "combine_dgates": partial(router_call, experts.combine_dgates),
+    "combine_dx": partial(router_call, experts.combine_dx),
     "sink_share": _sink_share,
 }
 
 
-def route(calls: Calls, step: Compute, operation: Route) -> Call:
+def route_call(calls: CallBuilder, step: ComputeStep, operation: Route) -> KernelCall:
     num_chosen, numerics, factor = calls.sizes[operation.num_chosen], calls.numerics, calls.rank.capacity_factor
 
     def kernel(logits: Tensor, balance_bias: Tensor) -> tuple[experts.Routing, Tensor]:
         normalised, gating = numerics.normalised_gates, numerics.gating
-        routing = experts.route(
+        routing = experts.route_tokens(
             logits, num_chosen, balance_bias, normalised=normalised, gating=gating, capacity_factor=factor
         )
         return routing, torch.stack((routing.wanted.to(routing.scores.dtype), routing.shares.sum(dim=0)))
 
-    return Call(kernel, (*operation.inputs, BALANCE_BIAS), (*operation.outputs, ROUTED))
+    return KernelCall(kernel, (*operation.inputs, BALANCE_BIAS), (*operation.outputs, ROUTER_STATISTICS))
 
 
-def route_gradient(calls: Calls, step: Compute, operation: RouteGradient) -> Call:
+def route_gradient_call(calls: CallBuilder, step: ComputeStep, operation: RouteGradient) -> KernelCall:
     dtype = calls.dtype
 
     def kernel(dgates: Tensor, routing: experts.Routing, penalty: Tensor | None) -> Tensor:
         return experts.route_gradient(dgates, routing, penalty, dtype)
 
-    return Call(kernel, (*operation.inputs, PENALTY), operation.outputs)
+    return KernelCall(kernel, (*operation.inputs, PENALTY), operation.outputs)
 
 
-MAKERS: Mapping[type[Operation], Maker] = {
-    Contract: _contract, Accumulate: _accumulate, Map: _map, Join: _join, Part: _part, Lookup: _lookup, Scatter: _scatter,
-    Route: route, RouteGradient: route_gradient, Scan: _scan, ScanGradient: _scan_gradient,
+CALL_BUILDERS: Mapping[type[Operation], CallMaker] = {
+    Contract: _contract, Accumulate: _accumulate, Map: _map, Concatenate: _join, ConcatenateGradient: _part, Lookup:
+    _lookup, Scatter: _scatter,
+    Route: route_call, RouteGradient: route_gradient_call, Scan: _scan, ScanGradient: _scan_gradient,
 }  # fmt: skip
 
 
-def expert_contract(calls: Calls, step: Compute, operation: Contract) -> Call:
+def expert_matmul_call(calls: CallBuilder, step: ComputeStep, operation: Contract) -> KernelCall:
     """Of the rows of experts: by their matrices, or with other rows to the gradient of these."""
-    (name,), (left, right), narrow = operation.outputs, operation.inputs, calls.narrow_product(step)
+    (name,), (left, right), narrow = operation.outputs, operation.inputs, calls.quantized_matmul(step)
     dims, result = [spec.dims for spec in step.placed.inputs], step.placed.outputs[0].dims
     if calls.is_routed(left) and calls.is_routed(right):
         reads = (left, right) if dims[0][-1] == result[1] else (right, left)
@@ -331,16 +342,22 @@ def expert_contract(calls: Calls, step: Compute, operation: Contract) -> Call:
         shape = [calls.local_sizes(step)[dim] for dim in result]
         of_gradient = narrow and narrow.of(("rows", "M"), ("rows", "D"), ("M", "D"), turned=reads[0] != left)
 
-        def gradient(one: Tensor, other: Tensor, routing: Rows, *scales: Scales) -> Tensor:
+        def gradient(one: Tensor, other: Tensor, routing: ExpertRows, *scales: OperandScales) -> Tensor:
             product = of_gradient and of_gradient.at(*scales)
             return experts.expert_gradient(one, other, routing, one.new_empty(shape), add=False, product=product)
 
-        def into(target: Tensor, one: Tensor, other: Tensor, routing: Rows, *scales: Scales, add: bool) -> None:
+        def into(
+            target: Tensor, one: Tensor, other: Tensor, routing: ExpertRows, *scales: OperandScales, add: bool
+        ) -> None:
             product = of_gradient and of_gradient.at(*scales)
             experts.expert_gradient(one, other, routing, target, add=add, product=product)
 
-        return Call(
-            gradient, (*reads, rows, *(narrow.reads if narrow else ())), (name,), into=into, alone=narrow is not None
+        return KernelCall(
+            gradient,
+            (*reads, rows, *(narrow.reads if narrow else ())),
+            (name,),
+            into=into,
+            never_compiled=narrow is not None,
         )
     rows, weight = (left, right) if calls.is_routed(left) else (right, left)
     matrix = dims[0] if weight == left else dims[1]
@@ -348,8 +365,10 @@ def expert_contract(calls: Calls, step: Compute, operation: Contract) -> Call:
     of_rows = calls.rows(step.placed.outputs[0])
     of_expert = narrow and narrow.of(("rows", "D"), ("D", "M"), ("rows", "M"), turned=rows != left)
 
-    def kernel(rows: Tensor, weight: Tensor, routing: Rows, *scales: Scales) -> Tensor:
+    def kernel(rows: Tensor, weight: Tensor, routing: ExpertRows, *scales: OperandScales) -> Tensor:
         product = of_expert and of_expert.at(*scales)
-        return experts.expert_product(rows, weight.transpose(1, 2) if turned else weight, routing, product=product)
+        return experts.expert_matmul(rows, weight.transpose(1, 2) if turned else weight, routing, product=product)
 
-    return Call(kernel, (rows, weight, of_rows, *(narrow.reads if narrow else ())), (name,), alone=narrow is not None)
+    return KernelCall(
+        kernel, (rows, weight, of_rows, *(narrow.reads if narrow else ())), (name,), never_compiled=narrow is not None
+    )

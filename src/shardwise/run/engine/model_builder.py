@@ -18,33 +18,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardwise.layout.sharding_scheme import Family
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYERS, PREDICTS
-from shardwise.run.engine.call_rewrites import Gradients
-from shardwise.run.engine.model import Clock, Layer, Movement, TorchModel
+from shardwise.model.decoder import LAYER_UNITS, MTP_UNITS
+from shardwise.run.engine.call_rewrites import GradientSink
+from shardwise.run.engine.model import ModelUnit, Timer, TorchModel, WeightMovement
 from shardwise.run.engine.rank_coordinates import Rank
 from shardwise.run.engine.unit_passes import TorchUnit
-from shardwise.run.kernels.matmul import Scales, narrow_of
-from shardwise.step.parameters import Parameter, parameters, unit_paths
-from shardwise.step.pipeline_stages import SPLIT
-from shardwise.step.rank_program import Instance
-from shardwise.step.whole_parameters import balance_biases, on_one_device, shape_of
+from shardwise.run.kernels.matmul import OperandScales, product_formats
+from shardwise.step.parameters import Parameter, list_parameters, unit_paths
+from shardwise.step.pipeline_stages import SPLIT_UNITS
+from shardwise.step.rank_program import RankProgram
+from shardwise.step.whole_parameters import balance_biases, shape_of, single_device_instance
 
 
-class Ends(NamedTuple):
+class UnitTensors(NamedTuple):
     """Of the unit at a path: its weights by their names in the program, where their gradients go, of a router the bias of its
     choice [E] (None: zero), and the scales of what its products take, where they follow from earlier steps."""
 
     weights: Mapping[str, Tensor]
-    gradients: Gradients | None = None
+    gradients: GradientSink | None = None
     balance_bias: Tensor | None = None
-    scales: Scales | None = None
+    scales: OperandScales | None = None
 
 
-def torch_model(
-    instance: Instance, dtype: torch.dtype, ends_of: Callable[[str], Ends], device: torch.device, *,
-    rank: Rank | None = None, movement: Movement | None = None, recomputing: Clock = nullcontext, compiled: bool = False,
+def build_torch_model(
+    instance: RankProgram, dtype: torch.dtype, ends_of: Callable[[str], UnitTensors], device: torch.device, *,
+    rank: Rank | None = None, movement: WeightMovement | None = None, recomputing: Timer = nullcontext, compiled: bool = False,
     prediction_weight: float = 1.0,
 ) -> TorchModel:  # fmt: skip
     """A model whose units run in `dtype` on a rank as an instance says (None: on the only one).
@@ -56,19 +56,19 @@ def torch_model(
     units: dict[tuple[str, str], TorchUnit] = {}
     rank = rank or Rank(instance.mesh)
     layers = []
-    numbers, biases = _numbers(architecture), balance_biases(architecture)
+    numbers, biases = _block_numbers(architecture), balance_biases(architecture)
     for path, kind in instance.units:
         key, number = (kind, instance.recompute(path, kind)), numbers.get(path)
         if key not in units:
-            sizes = architecture.dense() if kind == "dense_block" else architecture
+            sizes = architecture.dense_layer_architecture() if kind == "dense_block" else architecture
             units[key] = TorchUnit(
-                instance.template(path, kind), sizes, rank, dtype, compiled=compiled and number is not None,
-                split=instance.splits and kind in SPLIT, narrow=narrow_of(instance.precision),
+                instance.unit_instructions(path, kind), sizes, rank, dtype, compiled=compiled and number is not None,
+                split=instance.splits_backward and kind in SPLIT_UNITS, narrow=product_formats(instance.precision),
             )  # fmt: skip
         weights, gradients, bias, scales = ends_of(path)
         if bias is None and path in biases:  # in fp32 at least, for its steps would vanish in bf16
             bias = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device)
-        layers.append(Layer(path, units[key], weights, gradients, number, bias, scales))
+        layers.append(ModelUnit(path, units[key], weights, gradients, number, bias, scales))
     ends = itertools.accumulate(map(len, instance.stages.values()), initial=0)
     return TorchModel(
         architecture, layers, dtype, rank, movement=movement, recomputing=recomputing, prediction_weight=prediction_weight,
@@ -76,14 +76,14 @@ def torch_model(
     )  # fmt: skip
 
 
-def _numbers(architecture: Architecture) -> dict[str, int]:
+def _block_numbers(architecture: Architecture) -> dict[str, int]:
     """The number of each unit with a block, by its path: those of multi-token prediction follow the layers."""
-    blocks = (path for path, kind in unit_paths(architecture) if kind in LAYERS + PREDICTS)
+    blocks = (path for path, kind in unit_paths(architecture) if kind in LAYER_UNITS + MTP_UNITS)
     return {path: number for number, path in enumerate(blocks)}
 
 
 @dataclass(frozen=True)
-class Weights:
+class ModelWeights:
     """Tensors in one format by the full names of parameters, and the biases of routers' choices [E] by theirs
     (`step.whole_parameters.balance_biases`), zero where there is none."""
 
@@ -98,14 +98,18 @@ class Weights:
     @cached_property
     def model(self) -> TorchModel:
         """The model on one device, which uses these tensors as they are."""
-        instance = on_one_device(self.architecture)
+        instance = single_device_instance(self.architecture)
         device, names = next(iter(self.tensors.values())).device, balance_biases(self.architecture)
 
-        def ends(path: str) -> Ends:
+        def ends(path: str) -> UnitTensors:
             bias = self.biases.get(names.get(path, ""))
-            return Ends({weight: self.tensors[one.name] for weight, one in instance.used[path].items()}, None, bias)
+            return UnitTensors(
+                {weight: self.tensors[one.name] for weight, one in instance.parameters_by_unit[path].items()},
+                None,
+                bias,
+            )
 
-        return torch_model(instance, self.dtype, ends, device)
+        return build_torch_model(instance, self.dtype, ends, device)
 
     def logits(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
         """[B, T, V], in float32 at least.
@@ -116,23 +120,23 @@ class Weights:
         return self.model.logits(ids_BT, documents_BT)
 
 
-STD = 0.02  # of every matrix: Radford et al. 2018 (GPT), section 4.1; kept by GPT-2, GPT-3, OPT and Megatron-LM
+INITIAL_STD = 0.02  # of every matrix: Radford et al. 2018 (GPT), section 4.1; kept by GPT-2, GPT-3, OPT and Megatron-LM
 # Products that are added to the residual stream; their values shrink with the number of such sums (Radford et al. 2019,
 # section 2.3): two a layer.
-RESIDUAL = ("wo", "w_down", "experts_down", "shared_down")
+RESIDUAL_WEIGHTS = ("wo", "w_down", "experts_down", "shared_down")
 
 
 def initial_weights(
     architecture: Architecture, seed: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-) -> Weights:
+) -> ModelWeights:
     """The weights that a model begins with, on one device.
 
     Matrices and sinks are normal, norms one, biases and what leaves an adapter zero. The same seed gives the same values in any
     dtype, but for rounding.
     """
-    found = parameters(architecture, Family(0, False, "none"))
+    found = list_parameters(architecture, ShardingScheme(0, False, "none"))
     values = {one.name: initial_value(architecture, one, seed).to(device=device, dtype=dtype) for one in found}
-    return Weights(architecture, values)
+    return ModelWeights(architecture, values)
 
 
 def initial_value(architecture: Architecture, parameter: Parameter, seed: int) -> Tensor:
@@ -143,7 +147,11 @@ def initial_value(architecture: Architecture, parameter: Parameter, seed: int) -
     if weight.endswith("norm.weight"):
         return torch.ones(shape) - architecture.numerics.norm_offset
     generator = torch.Generator().manual_seed(parameter_seed(seed, parameter.name))
-    std = STD / math.sqrt(2 * architecture.num_layers) if parameter.in_block in RESIDUAL else STD
+    std = (
+        INITIAL_STD / math.sqrt(2 * architecture.num_layers)
+        if parameter.name_in_block in RESIDUAL_WEIGHTS
+        else INITIAL_STD
+    )
     return torch.empty(shape).normal_(0.0, std, generator=generator)
 
 

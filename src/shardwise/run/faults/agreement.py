@@ -7,15 +7,15 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from shardwise.run.faults.rank_status import LostRankError, waits_for
-from shardwise.run.faults.rendezvous import Meeting
+from shardwise.run.faults.rank_status import LostRankError, wait_for_ranks
+from shardwise.run.faults.rendezvous import Rendezvous
 from shardwise.run.transport.interface import Transport
 from shardwise.values.errors import ShardwiseError
 
 Value = TypeVar("Value")
 
 
-def agreed(world: RankGroup, check: Callable[[], Value]) -> Value:
+def require_on_all_ranks(world: RankGroup, check: Callable[[], Value]) -> Value:
     """What a check gives, if it holds on every rank.
 
     Otherwise the first rank on which it does not raises what is wrong, a `ShardwiseError`, and all others `SystemExit` with the
@@ -29,7 +29,7 @@ def agreed(world: RankGroup, check: Callable[[], Value]) -> Value:
         raise
     except ShardwiseError as error:
         problem = error
-    codes = [code for (code,) in everyones(world, [problem.exit_code if problem else 0], "what each rank finds")]
+    codes = [code for (code,) in all_gather_ints(world, [problem.exit_code if problem else 0], "what each rank finds")]
     failing = next((rank for rank, code in enumerate(codes) if code), None)
     if failing is None:
         return value
@@ -38,45 +38,45 @@ def agreed(world: RankGroup, check: Callable[[], Value]) -> Value:
     raise SystemExit(codes[failing])
 
 
-def everyones(world: RankGroup, numbers: Sequence[int], what: str) -> list[list[int]]:
+def all_gather_ints(world: RankGroup, numbers: Sequence[int], what: str) -> list[list[int]]:
     """The numbers of each rank, of all as many, on every rank; `what` they are, for whoever waits."""
     if world.size == 1:
         return [list(numbers)]
     mine = torch.tensor(numbers, device=world.device)
     whole = mine.new_empty(world.size * len(mine))
-    with waits_for(what):
+    with wait_for_ranks(what):
         world.transport.world.all_gather(whole, mine).wait()
         everyone: list[list[int]] = whole.view(world.size, len(mine)).tolist()
         return everyone
 
 
-def largest(world: RankGroup, number: int, what: str) -> int:
+def all_reduce_max(world: RankGroup, number: int, what: str) -> int:
     """The largest of the ranks' numbers, on every rank."""
     if world.size == 1:
         return number
     found = torch.tensor([number], device=world.device)
-    with waits_for(what):
+    with wait_for_ranks(what):
         world.transport.world.all_reduce(found, "max").wait()
         return int(found)
 
 
-def texts(world: RankGroup, text: str) -> list[str]:
+def all_gather_texts(world: RankGroup, text: str) -> list[str]:
     """The text of each rank, on every rank."""
     content = text.encode()
-    room = largest(world, len(content), "the lengths of what each rank says")
-    found = everyones(world, [len(content), *content.ljust(room, b"\0")], "what each rank says")
+    room = all_reduce_max(world, len(content), "the lengths of what each rank says")
+    found = all_gather_ints(world, [len(content), *content.ljust(room, b"\0")], "what each rank says")
     return [bytes(numbers[:length]).decode() for length, *numbers in found]
 
 
-def from_first(world: RankGroup, numbers: Sequence[float], what: str) -> list[float]:
+def broadcast_from_first(world: RankGroup, numbers: Sequence[float], what: str) -> list[float]:
     """The numbers of the first rank, on every rank."""
     if world.size == 1:
         return list(numbers)
-    count = largest(world, len(numbers) if world.rank == 0 else 0, what)
+    count = all_reduce_max(world, len(numbers) if world.rank == 0 else 0, what)
     found = torch.zeros(count, dtype=torch.float64, device=world.device)
     if world.rank == 0:
         found.copy_(torch.tensor(numbers, dtype=torch.float64))
-    with waits_for(what):
+    with wait_for_ranks(what):
         world.transport.world.broadcast(found, 0).wait()
         return [float(number) for number in found.tolist()]
 
@@ -96,4 +96,4 @@ class RankGroup(Protocol):
     @property
     def transport(self) -> Transport: ...
     @property
-    def meeting(self) -> Meeting | None: ...
+    def meeting(self) -> Rendezvous | None: ...

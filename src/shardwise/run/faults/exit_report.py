@@ -13,24 +13,24 @@ from typing import NoReturn, TypeVar
 import torch.distributed as dist
 
 from shardwise.run.faults.agreement import RankGroup
-from shardwise.run.faults.heartbeat import Heartbeat
-from shardwise.run.faults.rank_status import Beat, LostRankError, launched_here
-from shardwise.run.faults.rendezvous import LEFT, SILENT, Meeting, beat_key, end_lost
+from shardwise.run.faults.heartbeat import HeartbeatMonitor
+from shardwise.run.faults.rank_status import HeartbeatMessage, LostRankError, has_our_launcher
+from shardwise.run.faults.rendezvous import LEFT_KEY, MISSING_KEY, Rendezvous, exit_as_lost, heartbeat_key
 from shardwise.run.faults.stop_request import StopRequest
 from shardwise.run.faults.torch_stores import Store
-from shardwise.run.recipe import Recipe
+from shardwise.run.recipe import TrainingRecipe
 from shardwise.values.errors import InputError, ShardwiseError
 
 Found = TypeVar("Found")
-SHOWN = 3  # ranks in a message
+MAX_SHOWN = 3  # ranks in a message
 
 
-def leave_word(meeting: Meeting, code: int) -> None:
+def record_exit(meeting: Rendezvous, code: int) -> None:
     """Say in the run's store that this rank ends with a code; why it says itself."""
-    _tried(lambda: meeting.keys().compare_set(LEFT, "", json.dumps(code)), b"")
+    _ask_store(lambda: meeting.keys().compare_set(LEFT_KEY, "", json.dumps(code)), b"")
 
 
-def explained(meeting: Meeting, error: LostRankError, remains: str, *, deaf: bool = False) -> NoReturn:
+def exit_with_report(meeting: Rendezvous, error: LostRankError, remains: str, *, deaf: bool = False) -> NoReturn:
     """End this rank, which has lost another: with the code of one that has said why it left; else only one of those left
     reports the loss.
 
@@ -40,29 +40,29 @@ def explained(meeting: Meeting, error: LostRankError, remains: str, *, deaf: boo
     problem = "; ".join(part for part in (str(error), remains) if part)
     if not deaf:
         keys = meeting.keys()
-        left = _tried(lambda: keys.get(LEFT) if keys.check([LEFT]) else b"", b"")
+        left = _ask_store(lambda: keys.get(LEFT_KEY) if keys.check([LEFT_KEY]) else b"", b"")
         if left:
             raise SystemExit(json.loads(left))
-        elsewhere = _tried(lambda: _elsewhere(meeting, keys, error.awaits), "")
+        elsewhere = _ask_store(lambda: _describe_other_ranks(meeting, keys, error.awaits), "")
         problem = "; ".join(part for part in (str(error), elsewhere, remains) if part)
-        _tried(lambda: end_lost(keys, meeting.rank, problem), None)
-    if meeting.rank == (0 if meeting.store_is_of is None else 1) and not launched_here():
+        _ask_store(lambda: exit_as_lost(keys, meeting.rank, problem), None)
+    if meeting.rank == (0 if meeting.store_owner is None else 1) and not has_our_launcher():
         raise LostRankError(f"rank {meeting.rank}: {problem}")
     raise SystemExit(LostRankError.exit_code)
 
 
-def _elsewhere(meeting: Meeting, keys: Store, awaits: str) -> str:
+def _describe_other_ranks(meeting: Rendezvous, keys: Store, awaits: str) -> str:
     """The ranks that did not wait for the same when they last said what they did, and those that are silent since: what they
     waited for then may have had the same words in an earlier step."""
-    *told, quiet = keys.multi_get([*map(beat_key, range(meeting.size)), SILENT])
-    beats, silent = list(map(Beat.parse, told)), json.loads(quiet)
+    *told, quiet = keys.multi_get([*map(heartbeat_key, range(meeting.size)), MISSING_KEY])
+    beats, silent = list(map(HeartbeatMessage.parse, told)), json.loads(quiet)
     away = (rank for rank in range(meeting.size) if beats[rank].awaits != awaits or rank in silent)
     others = [rank for rank in away if rank != meeting.rank]
-    named = [f"{meeting.peers[rank]} was last in {beats[rank]}" for rank in others[:SHOWN]]
-    return ", ".join(named) + (f" and {len(others) - SHOWN} more elsewhere" if len(others) > SHOWN else "")
+    named = [f"{meeting.peers[rank]} was last in {beats[rank]}" for rank in others[:MAX_SHOWN]]
+    return ", ".join(named) + (f" and {len(others) - MAX_SHOWN} more elsewhere" if len(others) > MAX_SHOWN else "")
 
 
-def _tried(ask: Callable[[], Found], otherwise: Found) -> Found:
+def _ask_store(ask: Callable[[], Found], otherwise: Found) -> Found:
     """What the store answers, if it still does."""
     try:
         return ask()
@@ -71,7 +71,9 @@ def _tried(ask: Callable[[], Found], otherwise: Found) -> Found:
 
 
 @contextmanager
-def guarded(world: RankGroup, recipe: Recipe, stop: StopRequest, remains: Callable[[], str]) -> Iterator[None]:
+def guard_run(
+    world: RankGroup, recipe: TrainingRecipe, stop: StopRequest, remains: Callable[[], str]
+) -> Iterator[None]:
     """Around what the ranks do together.
 
     Ranks watch over each other meanwhile (`run.faults.heartbeat`). Where one ends with an error, one rank says so: that one, or,
@@ -79,24 +81,26 @@ def guarded(world: RankGroup, recipe: Recipe, stop: StopRequest, remains: Callab
     """
     meeting = world.meeting if world.size > 1 else None
     if meeting is None:
-        with _writing(remains):
+        with _report_refused_writes(remains):
             yield
         return
     silent_after_s, timeout_s = recipe.silent_after_s, recipe.timeout_s
-    with Heartbeat(meeting, stop, silent_after_s=silent_after_s, timeout_s=timeout_s, remains=remains) as heartbeat:
+    with HeartbeatMonitor(
+        meeting, stop, silent_after_s=silent_after_s, timeout_s=timeout_s, remains=remains
+    ) as heartbeat:
         try:
-            with _writing(remains):
+            with _report_refused_writes(remains):
                 yield
         except (LostRankError, dist.DistError) as error:
             lost = error if isinstance(error, LostRankError) else LostRankError(str(error).splitlines()[0])
-            explained(meeting, lost, remains(), deaf=heartbeat.is_deaf)
+            exit_with_report(meeting, lost, remains(), deaf=heartbeat.store_is_silent)
         except BaseException as error:
-            leave_word(meeting, _code(error))
+            record_exit(meeting, _exit_code(error))
             raise
 
 
 @contextmanager
-def _writing(remains: Callable[[], str]) -> Iterator[None]:
+def _report_refused_writes(remains: Callable[[], str]) -> Iterator[None]:
     """Raises what the system refuses to write as an `InputError`."""
     try:
         yield
@@ -107,7 +111,7 @@ def _writing(remains: Callable[[], str]) -> Iterator[None]:
         ) from error
 
 
-def _code(error: BaseException) -> int:
+def _exit_code(error: BaseException) -> int:
     """The exit code with which a rank ends that raises this."""
     if isinstance(error, ShardwiseError):
         return error.exit_code

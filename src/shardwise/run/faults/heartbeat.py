@@ -1,6 +1,6 @@
 """Heartbeats of the ranks of a run: a rank that hangs is named, with what the others wait for, and can be given up.
 
-`Listener` has no input and no output: what was received from each rank, and when, by this rank's
+`FailureDetector` has no input and no output: what was received from each rank, and when, by this rank's
 clock.
 """
 
@@ -17,67 +17,67 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from shardwise.run.faults.rank_status import ENDED, Activity, Beat, activity
-from shardwise.run.faults.rendezvous import SILENT, Meeting, beat_key
+from shardwise.run.faults.rank_status import LAST_HEARTBEAT, Activity, HeartbeatMessage, activity
+from shardwise.run.faults.rendezvous import MISSING_KEY, Rendezvous, heartbeat_key
 from shardwise.run.faults.stop_request import StopRequest, exit_code
 from shardwise.run.faults.torch_stores import Store
 
 
 @dataclass(slots=True)
-class Listener:
+class FailureDetector:
     """What one rank has received from the others. A rank is silent when its last new sign of life is `silent_after_s` old.
 
-    >>> listener = Listener(silent_after_s=30.0)
-    >>> listener.hear({1: Beat(1, "step 5", "", 0.1)}, now=100.0)
-    >>> listener.hear({1: Beat(1, "step 5", "", 0.1)}, now=140.0)
-    >>> listener.silent(now=140.0)
+    >>> listener = FailureDetector(silent_after_s=30.0)
+    >>> listener.receive({1: HeartbeatMessage(1, "step 5", "", 0.1)}, now=100.0)
+    >>> listener.receive({1: HeartbeatMessage(1, "step 5", "", 0.1)}, now=140.0)
+    >>> listener.missing(now=140.0)
     {1: 40.0}
     """
 
     silent_after_s: float
-    beats: dict[int, Beat] = field(default_factory=dict)
+    beats: dict[int, HeartbeatMessage] = field(default_factory=dict)
     _heard: dict[int, float] = field(default_factory=dict)
 
-    def hear(self, beats: Mapping[int, Beat], now: float) -> None:
+    def receive(self, beats: Mapping[int, HeartbeatMessage], now: float) -> None:
         """What each of these ranks said last."""
         for rank, beat in beats.items():
             if rank not in self.beats or self.beats[rank].number != beat.number:
                 self.beats[rank], self._heard[rank] = beat, now
 
-    def begin_again(self, now: float) -> None:
+    def reset(self, now: float) -> None:
         """This process has not run itself for a while: what it did not receive says nothing."""
         self._heard = dict.fromkeys(self._heard, now)
 
-    def silent(self, now: float) -> dict[int, float]:
+    def missing(self, now: float) -> dict[int, float]:
         """The ranks that are silent, and since how many seconds."""
-        since = {rank: now - heard for rank, heard in self._heard.items() if self.beats[rank].number != ENDED}
+        since = {rank: now - heard for rank, heard in self._heard.items() if self.beats[rank].number != LAST_HEARTBEAT}
         return {rank: seconds for rank, seconds in sorted(since.items()) if seconds >= self.silent_after_s}
 
-    def reports(self, rank: int, now: float) -> bool:
+    def is_reporter(self, rank: int, now: float) -> bool:
         """Whether rank `rank`, whose listener this is, reports: all before it are silent."""
-        silent = self.silent(now)
+        silent = self.missing(now)
         return all(other in silent for other in range(rank))
 
-    def to_hear(self, rank: int, size: int, now: float) -> list[int]:
+    def ranks_to_read(self, rank: int, size: int, now: float) -> list[int]:
         """Whom rank `rank` of `size` listens to: all others where it reports, else the first not silent and those before."""
-        silent = self.silent(now)
+        silent = self.missing(now)
         first = next((other for other in range(rank) if other not in silent), size)
         return [other for other in range(min(first + 1, size)) if other != rank]
 
 
-PER_SILENCE = 6  # signs of life in the time after which a rank counts as silent
+HEARTBEATS_PER_TIMEOUT = 6  # signs of life in the time after which a rank counts as silent
 TICK_S = 0.2  # between two looks at what was received
-WOKEN = 3  # a rank that was stopped, and that the same request wakes, has so much of that time to send again
+WAKE_DIVISOR = 3  # a rank that was stopped, and that the same request wakes, has so much of that time to send again
 OVERSLEPT_S = 5.0  # a look that comes so late says that this process itself did not run: stopped, or short of a CPU
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """A line for whoever watches, if anybody does."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
-class Heartbeat:
+class HeartbeatMonitor:
     """Signs of life of this rank, and a watch over those of the others, while it is entered.
 
     A thread writes what this rank does into the run's store and reads what others do; another one looks at it, and never waits
@@ -87,12 +87,12 @@ class Heartbeat:
     """
 
     def __init__(
-        self, meeting: Meeting, stop: StopRequest, *, silent_after_s: float, timeout_s: float,
-        remains: Callable[[], str] = lambda: "", say: Callable[[str], None] = say, end: Callable[[int], object] = os._exit,
+        self, meeting: Rendezvous, stop: StopRequest, *, silent_after_s: float, timeout_s: float,
+        remains: Callable[[], str] = lambda: "", say: Callable[[str], None] = print_line, end: Callable[[int], object] = os._exit,
     ) -> None:  # fmt: skip
         self.meeting, self.stop, self.remains, self.say, self.end = meeting, stop, remains, say, end
         self.silent_after_s, self.timeout_s, self.rank = silent_after_s, timeout_s, meeting.rank
-        self.listener, self._lock = Listener(silent_after_s), threading.Lock()
+        self.listener, self._lock = FailureDetector(silent_after_s), threading.Lock()
         self._reported: dict[int, float] = {}  # silent ranks of which a line was said, and how long they were silent
         self._silent_elsewhere = False  # as the rank that reports has it
         self._asked_at: float | None = None  # the store, which has not answered since
@@ -100,7 +100,7 @@ class Heartbeat:
         self._looked, self._parent = time.monotonic(), os.getppid()
         self._ended = threading.Event()
 
-    def __enter__(self) -> Heartbeat:
+    def __enter__(self) -> HeartbeatMonitor:
         for run in (self._exchange, self._watch):
             threading.Thread(target=run, name="heartbeat", daemon=True).start()
         return self
@@ -117,62 +117,62 @@ class Heartbeat:
         try:
             while not self._ended.is_set():
                 number, self._asked_at = number + 1, time.monotonic()
-                keys.set(beat_key(self.rank), Beat.of(number, activity(), self._asked_at).dump())
-                self._hear(keys)
+                keys.set(heartbeat_key(self.rank), HeartbeatMessage.of(number, activity(), self._asked_at).dump())
+                self._read_beats(keys)
                 self._asked_at = None
-                self._ended.wait(self.silent_after_s / PER_SILENCE)
-            keys.set(beat_key(self.rank), Beat.of(ENDED, activity(), time.monotonic()).dump())
+                self._ended.wait(self.silent_after_s / HEARTBEATS_PER_TIMEOUT)
+            keys.set(heartbeat_key(self.rank), HeartbeatMessage.of(LAST_HEARTBEAT, activity(), time.monotonic()).dump())
         except RuntimeError:
             self._store_gone = True  # with the process that had it
 
-    def _hear(self, keys: Store) -> None:
+    def _read_beats(self, keys: Store) -> None:
         with self._lock:
-            others = self.listener.to_hear(self.rank, self.meeting.size, time.monotonic())
-        *beats, silent = keys.multi_get([*map(beat_key, others), SILENT])
+            others = self.listener.ranks_to_read(self.rank, self.meeting.size, time.monotonic())
+        *beats, silent = keys.multi_get([*map(heartbeat_key, others), MISSING_KEY])
         now = time.monotonic()
         with self._lock:
-            self.listener.hear(dict(zip(others, map(Beat.parse, beats), strict=True)), now)
-            mine = json.dumps(list(self.listener.silent(now)))
-            reports = self.listener.reports(self.rank, now)
+            self.listener.receive(dict(zip(others, map(HeartbeatMessage.parse, beats), strict=True)), now)
+            mine = json.dumps(list(self.listener.missing(now)))
+            reports = self.listener.is_reporter(self.rank, now)
         self._silent_elsewhere = json.loads(silent) != []
         if reports and mine.encode() != silent:
-            keys.set(SILENT, mine)
+            keys.set(MISSING_KEY, mine)
 
     # the thread that looks
 
     def _watch(self) -> None:
         while not self._ended.wait(TICK_S):
-            self.look(time.monotonic())
+            self.check(time.monotonic())
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """What there is to say and to do."""
         with self._lock:
             if now - self._looked > OVERSLEPT_S:
-                self.listener.begin_again(now)
-            silent, reports = self.listener.silent(now), self.listener.reports(self.rank, now)
+                self.listener.reset(now)
+            silent, reports = self.listener.missing(now), self.listener.is_reporter(self.rank, now)
             beats = dict(self.listener.beats)
         self._looked, orphaned = now, os.getppid() != self._parent
         if orphaned:
-            self.stop.note(signal.SIGTERM)
+            self.stop.record_signal(signal.SIGTERM)
         if reports:
             self._report(silent, beats, now)
-        deaf = self.is_deaf
+        deaf = self.store_is_silent
         if deaf and not self._said_of_store and not orphaned:
             self._report_store(now)
         waited_s = now - activity().since if activity().awaits else 0.0
         unheard = self._silent_elsewhere or silent or deaf
         asked_at = now - self.silent_after_s if self.stop.asked_at is None else self.stop.asked_at
-        patient = now - asked_at < self.silent_after_s / WOKEN
+        patient = now - asked_at < self.silent_after_s / WAKE_DIVISOR
         if self.stop.signal and waited_s >= self.silent_after_s and unheard and not patient:
-            self._give_up(activity(), list(silent or self._reported), reports=reports)
+            self._end_process(activity(), list(silent or self._reported), reports=reports)
 
     @property
-    def is_deaf(self) -> bool:
+    def store_is_silent(self) -> bool:
         """Whether the store does not answer."""
         asked_at = self._asked_at
         return self._store_gone or (asked_at is not None and time.monotonic() - asked_at >= self.silent_after_s)
 
-    def _report(self, silent: Mapping[int, float], beats: Mapping[int, Beat], now: float) -> None:
+    def _report(self, silent: Mapping[int, float], beats: Mapping[int, HeartbeatMessage], now: float) -> None:
         for rank in [rank for rank in self._reported if rank not in silent]:
             self.say(f"rank {rank} is back, after {self._reported.pop(rank):.0f} s or more")
         waiting = self._who_waits(silent, beats)
@@ -191,7 +191,7 @@ class Heartbeat:
             )
         self._reported |= {rank: silent[rank] for rank in silent if rank in new or rank in self._reported}
 
-    def _who_waits(self, silent: Mapping[int, float], beats: Mapping[int, Beat]) -> str:
+    def _who_waits(self, silent: Mapping[int, float], beats: Mapping[int, HeartbeatMessage]) -> str:
         """A rank that waits, and for what; "" where none does."""
         doing = activity()
         if doing.awaits:
@@ -205,7 +205,7 @@ class Heartbeat:
 
     def _report_store(self, now: float) -> None:
         """Said by the first rank; of a store that a rank has, by the next one."""
-        self._said_of_store, has_it = True, self.meeting.store_is_of
+        self._said_of_store, has_it = True, self.meeting.store_owner
         if not self._store_gone and self.rank == (0 if has_it is None else has_it.rank + 1):
             whose = "the launcher" if has_it is None else str(has_it)
             self.say(
@@ -213,7 +213,7 @@ class Heartbeat:
                 f"{activity()}. The run goes on if it comes back; SIGTERM ends it now"
             )
 
-    def _give_up(self, doing: Activity, silent: list[int], *, reports: bool) -> None:
+    def _end_process(self, doing: Activity, silent: list[int], *, reports: bool) -> None:
         """Asked to stop, with a main thread that cannot."""
         name = signal.Signals(self.stop.signal).name
         if reports:

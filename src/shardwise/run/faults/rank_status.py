@@ -1,6 +1,6 @@
 """Who a rank is, what it does or waits for, and who started it.
 
-An `Activity` is what a rank does, in words, for whoever waits for it; a `Beat` is that as others receive it.
+An `Activity` is what a rank does, in words, for whoever waits for it; a `HeartbeatMessage` is that as others receive it.
 `LostRankError` is raised when a wait for other ranks fails. A rank ends with the process that started it, however that
 one ends.
 """
@@ -48,19 +48,19 @@ class Activity:
         return f"{self.stage}: {self.awaits}" if self.awaits else self.stage
 
 
-class _RankThread(threading.local):
+class _ThreadActivity(threading.local):
     """The activity of the calling thread, where that thread is a rank."""
 
     activity: Activity | None = None
 
 
-_main = Activity("the start", "", time.monotonic())  # of the process, where the process is one rank
-_rank_thread = _RankThread()
+_process_activity = Activity("the start", "", time.monotonic())  # of the process, where the process is one rank
+_rank_thread = _ThreadActivity()
 
 
 def activity() -> Activity:
     """Return what this rank does now: the main thread, or the calling thread where it is a rank itself."""
-    return _rank_thread.activity or _main
+    return _rank_thread.activity or _process_activity
 
 
 def track_thread_activity() -> None:
@@ -68,28 +68,28 @@ def track_thread_activity() -> None:
     _rank_thread.activity = Activity("the start", "", time.monotonic())
 
 
-def begin_stage(stage: str) -> None:
+def set_stage(stage: str) -> None:
     """Say what the run is at from now on."""
-    _set(Activity(stage, "", time.monotonic()))
+    _set_activity(Activity(stage, "", time.monotonic()))
 
 
 @contextmanager
-def waiting(awaits: str) -> Iterator[None]:
+def mark_waiting(awaits: str) -> Iterator[None]:
     """Around what may not return while another rank hangs: says so."""
     before = activity()
-    _set(replace(before, awaits=awaits, since=time.monotonic()))
+    _set_activity(replace(before, awaits=awaits, since=time.monotonic()))
     try:
         yield
     finally:
-        _set(replace(before, since=time.monotonic()))
+        _set_activity(replace(before, since=time.monotonic()))
 
 
 @contextmanager
-def waits_for(awaits: str) -> Iterator[None]:
+def wait_for_ranks(awaits: str) -> Iterator[None]:
     """Around what returns only when other ranks have done their part: says so, and raises `LostRankError` where it fails."""
     begun = time.monotonic()
     try:
-        with waiting(awaits):
+        with mark_waiting(awaits):
             yield
     except RuntimeError as error:  # all that torch.distributed raises
         waited_s = time.monotonic() - begun
@@ -98,12 +98,12 @@ def waits_for(awaits: str) -> Iterator[None]:
         ) from error
 
 
-def _set(found: Activity) -> None:
-    global _main
+def _set_activity(found: Activity) -> None:
+    global _process_activity
     if _rank_thread.activity is not None:
         _rank_thread.activity = found
     elif threading.current_thread() is threading.main_thread():
-        _main = found
+        _process_activity = found
 
 
 def _first_line(error: BaseException) -> str:
@@ -131,7 +131,7 @@ class Peer:
 
 
 LAUNCHER = "SHARDWISE_LAUNCHER"  # in the environment of ranks that our launcher starts: its process id
-RESTARTED = "SHARDWISE_RESTARTED"  # likewise: why it has started them again
+RESTART_REASON = "SHARDWISE_RESTARTED"  # likewise: why it has started them again
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2); linux/prctl.h
 
 
@@ -147,23 +147,23 @@ def end_with_parent() -> None:
         raise SystemExit(128 + signal.SIGTERM)  # it ended before this
 
 
-def launched_here() -> bool:
+def has_our_launcher() -> bool:
     """Whether the process that started this one is our launcher, which reports how each rank has ended."""
     return LAUNCHER in os.environ
 
 
-def restarted_after() -> str:
+def restart_reason() -> str:
     """Why the ranks were started again, as far as whoever started them says; "" the first time."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torch.distributed.elastic, of each worker
-    return os.environ.get(RESTARTED) or ("" if attempt == "0" else f"restart {attempt} of torchrun")
+    return os.environ.get(RESTART_REASON) or ("" if attempt == "0" else f"restart {attempt} of torchrun")
 
 
-ENDED = -1  # the number of a rank's last sign of life
+LAST_HEARTBEAT = -1  # the number of a rank's last sign of life
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A sign of life: its number (`ENDED`: the last one), what the rank does and since how many seconds."""
+class HeartbeatMessage:
+    """A sign of life: its number (`LAST_HEARTBEAT`: the last one), what the rank does and since how many seconds."""
 
     number: int
     stage: str
@@ -171,11 +171,11 @@ class Beat:
     for_s: float
 
     @classmethod
-    def of(cls, number: int, doing: Activity, now: float) -> Beat:
+    def of(cls, number: int, doing: Activity, now: float) -> HeartbeatMessage:
         return cls(number, doing.stage, doing.awaits, now - doing.since)
 
     @classmethod
-    def parse(cls, text: bytes) -> Beat:
+    def parse(cls, text: bytes) -> HeartbeatMessage:
         return cls(*json.loads(text))
 
     def dump(self) -> str:

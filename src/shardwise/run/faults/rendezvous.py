@@ -15,21 +15,21 @@ from torch.distributed.rendezvous import rendezvous
 from shardwise.run.faults.rank_status import (
     LOST_KEY,
     PREFIX,
-    Beat,
+    HeartbeatMessage,
     LostRankError,
     Peer,
     activity,
-    launched_here,
-    waits_for,
+    has_our_launcher,
+    wait_for_ranks,
 )
 from shardwise.run.faults.torch_stores import PrefixStore, Store
 
-SILENT, LEFT = "silent", "left"  # keys: ranks that give no sign of life; who left first, and how
-LOOK_S = 0.05  # between two looks whether all have come
+MISSING_KEY, LEFT_KEY = "silent", "left"  # keys: ranks that give no sign of life; who left first, and how
+POLL_S = 0.05  # between two looks whether all have come
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class Rendezvous:
     """All ranks, and the store that they share; this one's number is `rank`."""
 
     rank: int
@@ -41,7 +41,7 @@ class Meeting:
         return len(self.peers)
 
     @property
-    def store_is_of(self) -> Peer | None:
+    def store_owner(self) -> Peer | None:
         """The rank whose process has the store; None where the launcher has it (torch.distributed.rendezvous)."""
         return None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else self.peers[0]
 
@@ -51,26 +51,26 @@ class Meeting:
         return cloned
 
 
-def meet(here: Peer, timeout: timedelta) -> Meeting:
+def join_rendezvous(here: Peer, timeout: timedelta) -> Rendezvous:
     """Meet the other ranks that the environment of torchrun names.
 
     Raises `LostRankError` that names the ranks that have not come by then.
     """
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    with waits_for(f"the other ranks at {address}"):
+    with wait_for_ranks(f"the other ranks at {address}"):
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
         store.set_timeout(timeout)
         keys = PrefixStore(PREFIX, store)
         until = time.monotonic() + timeout.total_seconds()
-        peers = _gathered(store, json.dumps(asdict(here)), rank, size, until)
+        peers = _collect_peers(store, json.dumps(asdict(here)), rank, size, until)
         if peers is None:
             missing = [other for other in range(size) if not keys.check([f"peer/{other}"])]
             who = f"ranks {', '.join(map(str, missing))}" if missing else "some"
-            end_lost(keys, rank, f"{who} of {size} have not come to {address} in {timeout}")
-    return Meeting(rank, tuple(map(_peer, json.loads(peers))), _of_start(store, peers))
+            exit_as_lost(keys, rank, f"{who} of {size} have not come to {address} in {timeout}")
+    return Rendezvous(rank, tuple(map(_parse_peer, json.loads(peers))), _store_of_this_start(store, peers))
 
 
-def _gathered(store: Store, line: str, rank: int, size: int, until: float) -> str | None:
+def _collect_peers(store: Store, line: str, rank: int, size: int, until: float) -> str | None:
     """The lines of all ranks as a JSON list, once each of them has read its own in it; None where that lasts too long.
 
     The store may have lines and lists of an earlier start: torchrun's agents keep one store for all rounds of a rendezvous
@@ -88,37 +88,37 @@ def _gathered(store: Store, line: str, rank: int, size: int, until: float) -> st
         found = keys.get("peers").decode() if keys.check(["peers"]) else "[]"
         if found != answered and line in json.loads(found)[rank : rank + 1]:
             answered = found
-            ours = PrefixStore(PREFIX, _of_start(store, found))
-            ours.set(beat_key(rank), Beat.of(0, activity(), time.monotonic()).dump())
-            ours.set(SILENT, "[]")
+            ours = PrefixStore(PREFIX, _store_of_this_start(store, found))
+            ours.set(heartbeat_key(rank), HeartbeatMessage.of(0, activity(), time.monotonic()).dump())
+            ours.set(MISSING_KEY, "[]")
             ours.add("met", 1)
         if found == answered and ours.add("met", 0) == size:
             return found
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return None
 
 
-def _of_start(store: Store, peers: str) -> Store:
+def _store_of_this_start(store: Store, peers: str) -> Store:
     """The store without what ranks of an earlier start have left in it; our launcher has a store for each start."""
-    return store if launched_here() else PrefixStore(hashlib.sha256(peers.encode()).hexdigest()[:16], store)
+    return store if has_our_launcher() else PrefixStore(hashlib.sha256(peers.encode()).hexdigest()[:16], store)
 
 
-def end_lost(keys: Store, rank: int, problem: str) -> NoReturn:
+def exit_as_lost(keys: Store, rank: int, problem: str) -> NoReturn:
     """End a rank that is lost: of all that are, the first one raises what is wrong, and others `SystemExit`.
 
     Where our launcher has started the ranks, it reports, once it knows how each of them has ended.
     """
     text = f"rank {rank}: {problem}"
-    if keys.compare_set(LOST_KEY, "", text) == text.encode() and not launched_here():
+    if keys.compare_set(LOST_KEY, "", text) == text.encode() and not has_our_launcher():
         raise LostRankError(text)
     raise SystemExit(LostRankError.exit_code)
 
 
-def beat_key(rank: int) -> str:
+def heartbeat_key(rank: int) -> str:
     """Where a rank's last sign of life is."""
     return f"beat/{rank}"
 
 
-def _peer(text: str) -> Peer:
+def _parse_peer(text: str) -> Peer:
     payload = json.loads(text)
     return Peer(**{**payload, "gpus": tuple(payload["gpus"])})

@@ -40,7 +40,7 @@ class StopRequest:
         self._ends: tuple[int, int] | None = None
         self._wakeup = -1
 
-    def note(self, number: int) -> None:
+    def record_signal(self, number: int) -> None:
         """A signal has come."""
         self.signal = self.signal or number
         self.asked_at = self.asked_at or time.monotonic()
@@ -82,7 +82,7 @@ class StopRequest:
         while numbers := os.read(pipe, 64):
             for number in numbers:
                 if number in SIGNALS:
-                    self.note(number)
+                    self.record_signal(number)
             if self._ends_process and self.signal and not self._in_order.wait(BEFORE_STEPS_S):
                 os._exit(exit_code(self.signal))
         os.close(pipe)
@@ -100,7 +100,7 @@ REPORT_S = 60.0
 
 
 @contextmanager
-def first_of_host_reports(stop: StopRequest | None) -> Iterator[None]:
+def report_once_per_host(stop: StopRequest | None) -> Iterator[None]:
     """Around what every rank finds alike before the ranks meet: `ShardwiseError` is raised on the first rank of a host alone.
 
     A launcher asks all to stop as soon as one has ended. So the others wait to be asked, and it is the first one that ends first.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shardwise.model.numerics import Numerics
 from shardwise.run.kernels import device_dispatch
-from shardwise.run.kernels.attention_mask import Sight
+from shardwise.run.kernels.attention_mask import AttentionMask
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 
 
@@ -41,30 +41,30 @@ class Attention:
         )
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, sinks: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, sight: AttentionMask, sinks: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Output [B, T, K, G, U] and log-sum-exp [B, T, K, G] of q [B, T, K, G, H], k [B, S, K, H], v [B, S, K, U]."""
-        keys, values = (sight.in_order(one, 1).transpose(1, 2) for one in (k, widened(v, k)))
-        out, lse = self.over(heads(q), keys, values, sight, sinks)
-        return as_queries(out, q, v), by_query(lse, q)
+        keys, values = (sight.sort_keys(one, 1).transpose(1, 2) for one in (k, pad_head_dim(v, k)))
+        out, lse = self.attend_blocks(to_head_layout(q), keys, values, sight, sinks)
+        return to_query_layout(out, q, v), lse_by_query(lse, q)
 
-    def over(
-        self, query: Tensor, key: Tensor, value: Tensor, sight: Sight, sinks: Tensor | None = None
+    def attend_blocks(
+        self, query: Tensor, key: Tensor, value: Tensor, sight: AttentionMask, sinks: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Output [B, K·G, T, H] and log-sum-exp [B, K·G, T] over keys and values [B, K, S, H] that are in order; nothing and
         minus infinity for a query that sees no key."""
         in_steps = self.cap is not None or sinks is not None
         if sight.is_plain and sight.is_whole and not in_steps:
-            return fused(query, key, value, None, self.scale)
+            return fused_forward(query, key, value, None, self.scale)
         out, lse, begun = torch.zeros_like(query), None, set[int]()
         for one in sight.blocks(query.shape[2], key.shape[2], masked=in_steps):
             own, seen = query[:, :, one.rows], (key[:, :, one.keys], value[:, :, one.keys])
             mask = sight.mask(one, query.dtype, query.device) if one.masked else None
             if in_steps:
                 assert mask is not None
-                found = self._in_steps(own, *seen, mask, sinks)
+                found = self._attend_unfused(own, *seen, mask, sinks)
             else:
-                found = fused(own, *seen, mask, self.scale, causal=one.causal)
+                found = fused_forward(own, *seen, mask, self.scale, causal=one.causal)
             if mask is not None and sight.keys is not None:  # of a rank's keys a query may see none
                 none = (
                     mask.amax(dim=-1).isneginf()[..., None] if mask.dim() > 2 else mask.amax(dim=-1).isneginf()[:, None]
@@ -75,7 +75,7 @@ class Attention:
                 lse = found[1].new_full((*query.shape[:2], query.shape[2]), float("-inf"))
             whole = out[:, :, one.rows], lse[:, :, one.rows]
             if one.rows.start in begun:
-                merge(whole, found)
+                merge_attention(whole, found)
             else:
                 begun.add(one.rows.start)
                 whole[0].copy_(found[0])
@@ -85,19 +85,33 @@ class Attention:
         ) if lse is None else lse
 
     def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, sight: Sight, out: Tensor, lse: Tensor, dy: Tensor, *sinks: Tensor
-    ) -> Gradients:
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        sight: AttentionMask,
+        out: Tensor,
+        lse: Tensor,
+        dy: Tensor,
+        *sinks: Tensor,
+    ) -> QkvGradients:
         """Gradients of q, k and v."""
-        keys, values = (sight.in_order(one, 1).transpose(1, 2) for one in (k, widened(v, k)))
-        parts = heads(widened(dy, k)), heads(q), keys, values, heads(widened(out, k))
-        dq, dk, dv = self.back_over(*parts, by_head(lse), sight, has_sinks=bool(sinks))
-        dk, dv = (sight.back(one.transpose(1, 2), 1) for one in (dk, dv[..., : v.shape[-1]]))
-        return as_queries(dq, q, q), dk, dv
+        keys, values = (sight.sort_keys(one, 1).transpose(1, 2) for one in (k, pad_head_dim(v, k)))
+        parts = (
+            to_head_layout(pad_head_dim(dy, k)),
+            to_head_layout(q),
+            keys,
+            values,
+            to_head_layout(pad_head_dim(out, k)),
+        )
+        dq, dk, dv = self.attend_blocks_backward(*parts, lse_by_head(lse), sight, has_sinks=bool(sinks))
+        dk, dv = (sight.unsort_keys(one.transpose(1, 2), 1) for one in (dk, dv[..., : v.shape[-1]]))
+        return to_query_layout(dq, q, q), dk, dv
 
-    def back_over(
-        self, dy: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, sight: Sight, *,
+    def attend_blocks_backward(
+        self, dy: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, sight: AttentionMask, *,
         has_sinks: bool = False,
-    ) -> Gradients:  # fmt: skip
+    ) -> QkvGradients:  # fmt: skip
         """Gradients over keys and values that are in order; `out` and `lse` are those over all keys there are."""
         in_steps = self.cap is not None or has_sinks
         if sight.is_plain and sight.is_whole and not in_steps:
@@ -116,7 +130,7 @@ class Attention:
             mask = sight.mask(one, query.dtype, query.device) if one.masked else None
             if in_steps:
                 assert mask is not None
-                found = self._steps_back(*parts, mask, self.scale)
+                found = self._attend_unfused_backward(*parts, mask, self.scale)
             else:
                 found = fused_backward(*parts, mask, self.scale, causal=one.causal)
             for whole, part, at in zip((dq, dk, dv), found, (rows, seen, seen), strict=True):
@@ -125,13 +139,13 @@ class Attention:
 
     def _scores(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
         """[B, K·G, T, S], with cap and mask, in float32 at least."""
-        scores = query @ repeated(query, key).transpose(-1, -2) * self.scale
+        scores = query @ repeat_kv_heads(query, key).transpose(-1, -2) * self.scale
         scores = scores.to(at_least_fp32(scores.dtype))
         if self.cap is not None:
             scores = self.cap * torch.tanh(scores / self.cap)
         return scores + mask
 
-    def _in_steps(
+    def _attend_unfused(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sinks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Output and log-sum-exp of a block."""
@@ -140,9 +154,9 @@ class Attention:
         if sinks is not None:
             lse = torch.logaddexp(lse, sinks.to(lse.dtype).flatten()[:, None])
         shares = scores.sub_(lse[..., None]).exp_()
-        return shares.to(value.dtype) @ repeated(query, value), lse
+        return shares.to(value.dtype) @ repeat_kv_heads(query, value), lse
 
-    def _steps_back(
+    def _attend_unfused_backward(
         self,
         dy: Tensor,
         query: Tensor,
@@ -152,21 +166,21 @@ class Attention:
         lse: Tensor,
         mask: Tensor,
         scale: float,
-    ) -> Gradients:
+    ) -> QkvGradients:
         """A block's scores again, and with them its gradients (Dao et al. 2022, algorithm 4)."""
         groups = query.shape[1] // key.shape[1]
         scores = self._scores(query, key, mask)
         shares = (scores - lse[..., None]).exp_()
         row = (dy.to(lse.dtype) * out).sum(dim=-1, keepdim=True)
-        dscores = (dy @ repeated(query, value).transpose(-1, -2)).to(lse.dtype).sub_(row).mul_(shares)
+        dscores = (dy @ repeat_kv_heads(query, value).transpose(-1, -2)).to(lse.dtype).sub_(row).mul_(shares)
         if self.cap is not None:
             dscores.mul_(1.0 - torch.where(shares > 0, scores / self.cap, 0.0).square_())
         dscores = dscores.mul_(scale).to(query.dtype)
         dk, dv = dscores.transpose(-1, -2) @ query, shares.to(dy.dtype).transpose(-1, -2) @ dy
-        return dscores @ repeated(query, key), grouped(dk, groups), grouped(dv, groups)
+        return dscores @ repeat_kv_heads(query, key), sum_query_heads(dk, groups), sum_query_heads(dv, groups)
 
 
-def merge(whole: tuple[Tensor, Tensor], part: tuple[Tensor, Tensor]) -> None:
+def merge_attention(whole: tuple[Tensor, Tensor], part: tuple[Tensor, Tensor]) -> None:
     """Make attention over some keys that over others too: outputs [.., T, H] and log-sum-exps [.., T], the first pair in place
     (online softmax, Milakov et al. 2018)."""
     (out, lse), (further, own) = whole, part
@@ -183,40 +197,40 @@ def sink_gradient(dy: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor
     return -(shares * (dy * out).sum(dim=-1, dtype=lse.dtype)).sum(dim=(0, 1)).to(sinks.dtype)
 
 
-def by_query(lse: Tensor, q: Tensor) -> Tensor:
+def lse_by_query(lse: Tensor, q: Tensor) -> Tensor:
     """[B, K·G, T] as [B, T, K, G], as the program has it, without what a kernel pads T with: a view."""
     return torch.unflatten(lse[..., : q.shape[1]].transpose(1, 2), 2, q.shape[2:4])
 
 
-def by_head(lse: Tensor) -> Tensor:
+def lse_by_head(lse: Tensor) -> Tensor:
     """[B, T, K, G] as [B, K·G, T], as kernels have it."""
     return lse.flatten(2, 3).transpose(1, 2)
 
 
-def heads(x: Tensor) -> Tensor:
+def to_head_layout(x: Tensor) -> Tensor:
     """[B, T, K, G, H] as [B, K·G, T, H]."""
     return x.flatten(2, 3).transpose(1, 2)
 
 
-def as_queries(x: Tensor, q: Tensor, v: Tensor) -> Tensor:
+def to_query_layout(x: Tensor, q: Tensor, v: Tensor) -> Tensor:
     """[B, K·G, T, H] as [B, T, K, G, U], as wide as a value."""
     found = torch.unflatten(x.transpose(1, 2), 2, q.shape[2:4])
     return found if found.shape[-1] == v.shape[-1] else found[..., : v.shape[-1]].contiguous()
 
 
-def widened(x: Tensor, k: Tensor) -> Tensor:
+def pad_head_dim(x: Tensor, k: Tensor) -> Tensor:
     """x with zeros up to the width of a key: kernels take heads of one width."""
     return x if x.shape[-1] == k.shape[-1] else F.pad(x, (0, k.shape[-1] - x.shape[-1]))
 
 
 aten = torch.ops.aten
-Gradients = tuple[Tensor, Tensor, Tensor]
+QkvGradients = tuple[Tensor, Tensor, Tensor]
 # Of PyTorch's memory-efficient attention on a GPU: its log-sum-exps are padded to a multiple of so many queries, and rows of what
 # is added to scores are aligned to so many elements (attention.cu, pad_bias in attention.cpp).
-PADDED, ALIGNED = 32, 16
+LSE_PADDING, MASK_ALIGNMENT = 32, 16
 
 
-def fused(
+def fused_forward(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, *, causal: bool | None = None
 ) -> tuple[Tensor, Tensor]:
     """Output [B, K·G, T, H] and log-sum-exp [B, K·G, T], of which a GPU pads T.
@@ -232,9 +246,9 @@ def fused(
     if _has_flash(query, mask):
         flash: tuple[Any, ...] = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
         return flash[0], flash[1]
-    key, value = repeated(query, key), repeated(query, value)
+    key, value = repeat_kv_heads(query, key), repeat_kv_heads(query, value)
     efficient: tuple[Any, ...] = aten._scaled_dot_product_efficient_attention(
-        query, key, value, _of_queries(mask, query), True, 0.0, causal, scale=scale
+        query, key, value, _expand_mask(mask, query), True, 0.0, causal, scale=scale
     )
     return efficient[0], efficient[1]
 
@@ -242,29 +256,29 @@ def fused(
 def fused_backward(
     dy: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float, *,
     causal: bool | None = None,
-) -> Gradients:  # fmt: skip
+) -> QkvGradients:  # fmt: skip
     """Gradients of queries, keys and values."""
     causal = mask is None if causal is None else causal
     if not device_dispatch.on_gpu(query):
-        on_cpu: Gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        on_cpu: QkvGradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dy, query, key, value, out, lse.contiguous(), 0.0, causal, attn_mask=mask, scale=scale
         )
         return on_cpu
     unused = torch.empty(0, dtype=torch.int64, device=query.device)  # seeds of a dropout that there is not
     if _has_flash(query, mask):
         lengths = query.shape[2], key.shape[2]
-        flash: Gradients = aten._scaled_dot_product_flash_attention_backward(
+        flash: QkvGradients = aten._scaled_dot_product_flash_attention_backward(
             dy, query, key, value, out, lse.contiguous(), None, None, *lengths, 0.0, causal, unused, unused, scale=scale
         )
         return flash
     groups = query.shape[1] // key.shape[1]
     wanted = [True, True, True, False]
-    heads = repeated(query, key), repeated(query, value)
-    lse = F.pad(lse, (0, -lse.shape[-1] % PADDED), value=float("inf")).contiguous()
+    heads = repeat_kv_heads(query, key), repeat_kv_heads(query, value)
+    lse = F.pad(lse, (0, -lse.shape[-1] % LSE_PADDING), value=float("inf")).contiguous()
     dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-        dy, query, *heads, _of_queries(mask, query), out, lse, unused, unused, 0.0, wanted, causal, scale=scale
+        dy, query, *heads, _expand_mask(mask, query), out, lse, unused, unused, 0.0, wanted, causal, scale=scale
     )
-    return dq, grouped(dk, groups), grouped(dv, groups)
+    return dq, sum_query_heads(dk, groups), sum_query_heads(dv, groups)
 
 
 def _has_flash(query: Tensor, mask: Tensor | None) -> bool:
@@ -272,19 +286,19 @@ def _has_flash(query: Tensor, mask: Tensor | None) -> bool:
     return mask is None and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256
 
 
-def _of_queries(mask: Tensor | None, query: Tensor) -> Tensor | None:
+def _expand_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
     """A mask for every sequence and head, its rows aligned."""
     if mask is None:
         return None
-    rows = F.pad(mask, (0, -mask.shape[-1] % ALIGNED))[..., : mask.shape[-1]]
+    rows = F.pad(mask, (0, -mask.shape[-1] % MASK_ALIGNMENT))[..., : mask.shape[-1]]
     return rows.expand(len(query), query.shape[1], *mask.shape[-2:])
 
 
-def repeated(query: Tensor, key: Tensor) -> Tensor:
+def repeat_kv_heads(query: Tensor, key: Tensor) -> Tensor:
     """Keys or values as often as there are query heads for each."""
     return key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
 
 
-def grouped(x: Tensor, groups: int) -> Tensor:
+def sum_query_heads(x: Tensor, groups: int) -> Tensor:
     """[B, K·G, S, H] added up over the query heads of each key-value head."""
     return torch.unflatten(x, 1, (-1, groups)).sum(dim=2)

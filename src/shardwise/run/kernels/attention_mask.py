@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Run = tuple[int, int]  # neighbouring places of a sequence: the first one, and how many
-BLOCK = 512  # queries that go together at least, where they go in blocks
+PositionRange = tuple[int, int]  # neighbouring places of a sequence: the first one, and how many
+MIN_QUERY_BLOCK = 512  # queries that go together at least, where they go in blocks
 
 
-class Block(NamedTuple):
+class QueryBlock(NamedTuple):
     """Queries of a range of rows, which begin at a place, and the keys of a range of rows, which are in order.
 
     `causal`: the first query sees the first key, and each sees one more than the one before. `masked`: a mask says what is seen.
@@ -28,14 +28,14 @@ class Block(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class AttentionMask:
     """What queries see of the keys up to their own: those less than `window` away (None: all), of the same document by
     `documents` [B, whole sequence] (None: all). `queries` and `keys` are the places of either (None: all, in order)."""
 
     window: int | None = None
     documents: Tensor | None = None
-    queries: tuple[Run, ...] | None = None
-    keys: tuple[Run, ...] | None = None
+    queries: tuple[PositionRange, ...] | None = None
+    keys: tuple[PositionRange, ...] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -47,38 +47,38 @@ class Sight:
         """Whether queries and keys are those of the whole sequence, in order."""
         return self.queries is None and self.keys is None
 
-    def in_order(self, keys: Tensor, dim: int) -> Tensor:
+    def sort_keys(self, keys: Tensor, dim: int) -> Tensor:
         """Keys, or values, by their places."""
-        parts = _turned(self.keys or ())
+        parts = _rows_if_unsorted(self.keys or ())
         return keys if parts is None else torch.cat([keys.narrow(dim, *parts[one]) for one in sorted(parts)], dim=dim)
 
-    def back(self, keys: Tensor, dim: int) -> Tensor:
+    def unsort_keys(self, keys: Tensor, dim: int) -> Tensor:
         """Keys, or values, by their places as they came."""
-        parts = _turned(self.keys or ())
+        parts = _rows_if_unsorted(self.keys or ())
         if parts is None:
             return keys
-        begins = _begins(sorted(self.keys or ()))
+        begins = _first_rows(sorted(self.keys or ()))
         return torch.cat([keys.narrow(dim, begins[one], one[1]) for one in self.keys or ()], dim=dim)
 
-    def blocks(self, queries: int, keys: int, *, masked: bool) -> Iterator[Block]:
+    def blocks(self, queries: int, keys: int, *, masked: bool) -> Iterator[QueryBlock]:
         """All queries in blocks, of which those of the same rows see different keys; with `masked` those of any rows are one.
         Queries that see no key are in none of them."""
         own, other = self.queries or ((0, queries),), sorted(self.keys or ((0, keys),))
         row = 0
         for place, length in own:
             if masked or not self.is_plain:
-                size = max(BLOCK, self.window or 0)
+                size = max(MIN_QUERY_BLOCK, self.window or 0)
                 for start in range(0, length, size):
                     stop = min(start + size, length)
                     first = 0 if self.window is None else max(place + start - self.window + 1, 0)
-                    seen = slice(_count(other, first), _count(other, place + stop))
+                    seen = slice(_num_before(other, first), _num_before(other, place + stop))
                     if seen.start < seen.stop:  # kernels take no block without a key
-                        yield Block(slice(row + start, row + stop), place + start, seen, masked=True)
+                        yield QueryBlock(slice(row + start, row + stop), place + start, seen, masked=True)
             else:
-                yield from _plain(slice(row, row + length), place, other)
+                yield from _causal_blocks(slice(row, row + length), place, other)
             row += length
 
-    def mask(self, block: Block, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def mask(self, block: QueryBlock, dtype: torch.dtype, device: torch.device) -> Tensor:
         """What is added to a block's scores, [T, S] or [B, 1, T, S]: minus infinity for what is not seen."""
         queries = torch.arange(block.place, block.place + block.rows.stop - block.rows.start, device=device)
         keys = self._places(block.keys, device)
@@ -97,22 +97,22 @@ class Sight:
         return torch.cat(runs)[rows]
 
 
-def _plain(rows: slice, place: int, keys: Sequence[Run]) -> Iterator[Block]:
+def _causal_blocks(rows: slice, place: int, keys: Sequence[PositionRange]) -> Iterator[QueryBlock]:
     """Queries of neighbouring places: all keys before them, and those of their own places."""
-    before, own = _count(keys, place), _count(keys, place + rows.stop - rows.start)
+    before, own = _num_before(keys, place), _num_before(keys, place + rows.stop - rows.start)
     if before:
-        yield Block(rows, place, slice(0, before))
+        yield QueryBlock(rows, place, slice(0, before))
     if own > before:
         is_square = own - before == rows.stop - rows.start
-        yield Block(rows, place, slice(before, own), causal=is_square, masked=not is_square)
+        yield QueryBlock(rows, place, slice(before, own), causal=is_square, masked=not is_square)
 
 
-def _count(runs: Sequence[Run], place: int) -> int:
+def _num_before(runs: Sequence[PositionRange], place: int) -> int:
     """How many places of some runs are before a place."""
     return sum(min(max(place - start, 0), length) for start, length in runs)
 
 
-def _begins(runs: Sequence[Run]) -> dict[Run, int]:
+def _first_rows(runs: Sequence[PositionRange]) -> dict[PositionRange, int]:
     """At which row each of some runs begins."""
     found, row = {}, 0
     for one in runs:
@@ -121,13 +121,13 @@ def _begins(runs: Sequence[Run]) -> dict[Run, int]:
     return found
 
 
-def _turned(runs: Sequence[Run]) -> dict[Run, tuple[int, int]] | None:
+def _rows_if_unsorted(runs: Sequence[PositionRange]) -> dict[PositionRange, tuple[int, int]] | None:
     """Rows of each run, first and number, where they are not in order."""
     if list(runs) == sorted(runs):
         return None
-    return {one: (row, one[1]) for one, row in _begins(runs).items()}
+    return {one: (row, one[1]) for one, row in _first_rows(runs).items()}
 
 
-def places(runs: Sequence[Run], device: torch.device) -> Tensor:
+def list_positions(runs: Sequence[PositionRange], device: torch.device) -> Tensor:
     """The places [n] of some runs."""
     return torch.cat([torch.arange(start, start + length, device=device) for start, length in runs])

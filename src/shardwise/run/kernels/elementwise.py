@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE
+from shardwise.model.numerics import CLAMPED_SWIGLU_SLOPE, SWIGLU_CLAMP
 
-Function = Callable[..., Tensor]
+ElementwiseFunction = Callable[..., Tensor]
 aten = torch.ops.aten
 
 
@@ -33,15 +33,15 @@ def _silu_dx(dy: Tensor, x: Tensor) -> Tensor:
 
 
 def _clamped_gate(gate: Tensor) -> Tensor:
-    low = gate.clamp(max=CLAMP)
-    return low * torch.sigmoid(CLAMPED_SLOPE * low)
+    low = gate.clamp(max=SWIGLU_CLAMP)
+    return low * torch.sigmoid(CLAMPED_SWIGLU_SLOPE * low)
 
 
 def _clamped_swiglu_dgate(dy: Tensor, gate: Tensor, up: Tensor) -> Tensor:
-    low = gate.clamp(max=CLAMP)
-    share = torch.sigmoid(CLAMPED_SLOPE * low)
-    slope = share * (1.0 + CLAMPED_SLOPE * low * (1.0 - share))
-    return dy * (up.clamp(-CLAMP, CLAMP) + 1.0) * slope * (gate <= CLAMP)
+    low = gate.clamp(max=SWIGLU_CLAMP)
+    share = torch.sigmoid(CLAMPED_SWIGLU_SLOPE * low)
+    slope = share * (1.0 + CLAMPED_SWIGLU_SLOPE * low * (1.0 - share))
+    return dy * (up.clamp(-SWIGLU_CLAMP, SWIGLU_CLAMP) + 1.0) * slope * (gate <= SWIGLU_CLAMP)
 
 
 def _sigmoid_gate_dlogit(dy: Tensor, x: Tensor, logit: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ def _sigmoid_gate_dlogit(dy: Tensor, x: Tensor, logit: Tensor) -> Tensor:
 
 
 # Elementwise over aligned operands.
-FUNCTIONS: Mapping[str, Function] = {
+FUNCTIONS: Mapping[str, ElementwiseFunction] = {
     "add": lambda *terms: sum(terms[2:], terms[0] + terms[1]),
     "add_vector": torch.add,
     "negate": torch.neg,
@@ -64,9 +64,9 @@ FUNCTIONS: Mapping[str, Function] = {
     "geglu": lambda gate, up: _gelu(gate).mul_(up),
     "geglu_dgate": lambda dy, gate, up: _gelu_dx(dy * up, gate),
     "geglu_dup": lambda dy, gate: _gelu(gate).mul_(dy),
-    "clamped_swiglu": lambda gate, up: _clamped_gate(gate).mul_(up.clamp(-CLAMP, CLAMP).add_(1.0)),
+    "clamped_swiglu": lambda gate, up: _clamped_gate(gate).mul_(up.clamp(-SWIGLU_CLAMP, SWIGLU_CLAMP).add_(1.0)),
     "clamped_swiglu_dgate": _clamped_swiglu_dgate,
-    "clamped_swiglu_dup": lambda dy, gate, up: _clamped_gate(gate).mul_(dy).mul_(up.abs() <= CLAMP),
+    "clamped_swiglu_dup": lambda dy, gate, up: _clamped_gate(gate).mul_(dy).mul_(up.abs() <= SWIGLU_CLAMP),
     "gelu": _gelu,
     "gelu_dx": _gelu_dx,
     "relu": torch.relu,

@@ -17,15 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwise.model.numerics import DEFAULT, SOFTMAX, Gating
+from shardwise.model.numerics import DEFAULT_NUMERICS, SOFTMAX, Gating
 from shardwise.run.kernels import device_dispatch
 from shardwise.run.kernels.device_dispatch import at_least_fp32, on_host
-from shardwise.run.kernels.matmul import NarrowProduct
+from shardwise.run.kernels.matmul import QuantizedMatmul
 
 Number = TypeVar("Number", float, Tensor)
 
 
-class Rows(ABC):
+class ExpertRows(ABC):
     """Rows in the order of their experts; `counts` [E] are those of each."""
 
     counts: Tensor
@@ -51,13 +51,13 @@ class Rows(ABC):
         experts = torch.arange(len(self.counts), device=self.counts.device)
         return experts.repeat_interleave(self.counts, output_size=self.num_rows)
 
-    def expanded(self, vectors: Tensor) -> Tensor:
+    def repeat_per_row(self, vectors: Tensor) -> Tensor:
         """A vector of each expert [E, M] for each of its rows."""
         return vectors.repeat_interleave(self.counts, dim=0, output_size=self.num_rows)
 
 
 @dataclass(frozen=True)
-class Routing(Rows):
+class Routing(ExpertRows):
     """What one layer's router did with tokens of a `shape` [B, T].
 
     `scores` [N, E] are its softmax, or each logit's sigmoid, `gates` and `choices` [N, k]; `wanted` [E] the rows that chose
@@ -75,7 +75,7 @@ class Routing(Rows):
     normalised: bool
     wanted: Tensor
     dropped: bool = False
-    gating: Gating = DEFAULT.gating
+    gating: Gating = DEFAULT_NUMERICS.gating
 
     @property
     def shares(self) -> Tensor:
@@ -103,8 +103,8 @@ class Routing(Rows):
         return len(self.order)
 
 
-def route(
-    logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool, gating: Gating = DEFAULT.gating,
+def route_tokens(
+    logits: Tensor, num_chosen: int, balance_bias: Tensor, *, normalised: bool, gating: Gating = DEFAULT_NUMERICS.gating,
     capacity_factor: float | None = None,
 ) -> Routing:  # fmt: skip
     """The experts that each token takes, from logits [B, T, E].
@@ -114,18 +114,18 @@ def route(
     rows = logits.flatten(0, -2)
     fine = at_least_fp32(logits.dtype)
     scores = rows.softmax(dim=-1, dtype=fine) if gating.scores == SOFTMAX else rows.to(fine).sigmoid()
-    choices = _among_groups(scores + balance_bias, gating).topk(num_chosen, dim=-1).indices
+    choices = _limit_to_groups(scores + balance_bias, gating).topk(num_chosen, dim=-1).indices
     gates = scores.gather(-1, choices)
     if normalised:
-        gates = gates / _total(gates)
+        gates = gates / _score_sum(gates)
     gates = gates if gating.scale == 1.0 else gates * gating.scale
     order = choices.flatten().argsort(stable=True)
     wanted = torch.zeros(logits.shape[-1], dtype=torch.long, device=logits.device)
     wanted.scatter_add_(0, choices.flatten(), torch.ones_like(order))  # bincount would wait for a GPU
     drops, counts, places = capacity_factor is not None, wanted, None
     if capacity_factor is not None:
-        capacity = int(capacity_of(len(order), len(wanted), capacity_factor))
-        order, counts = _within(capacity, order, choices.flatten(), wanted)
+        capacity = int(expert_capacity(len(order), len(wanted), capacity_factor))
+        order, counts = _drop_over_capacity(capacity, order, choices.flatten(), wanted)
         numbers = torch.arange(len(order), device=order.device)
         places = torch.full_like(choices.flatten(), len(order)).index_copy_(0, order, numbers)
     return Routing(
@@ -134,12 +134,12 @@ def route(
     )  # fmt: skip
 
 
-def capacity_of(num_rows: Number, num_experts: int, factor: float) -> Number:
+def expert_capacity(num_rows: Number, num_experts: int, factor: float) -> Number:
     """The rows that an expert takes at most of so many, rounded up."""
     return -(-num_rows * factor // num_experts)
 
 
-def _within(capacity: int, order: Tensor, owners: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+def _drop_over_capacity(capacity: int, order: Tensor, owners: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
     """The rows in the order of their experts, of each the first ones alone, and how many these are."""
     counts, begins = wanted.clamp(max=capacity), wanted.cumsum(0) - wanted
     place = torch.arange(len(order), device=order.device) - begins[owners[order]]
@@ -147,7 +147,7 @@ def _within(capacity: int, order: Tensor, owners: Tensor, wanted: Tensor) -> tup
     return order[(place >= capacity).argsort(stable=True)][:num_kept], counts
 
 
-def _among_groups(votes: Tensor, gating: Gating) -> Tensor:
+def _limit_to_groups(votes: Tensor, gating: Gating) -> Tensor:
     """What experts are chosen by [N, E], without those of groups that are not among the best."""
     if gating.chosen_groups == gating.groups:
         return votes
@@ -158,7 +158,7 @@ def _among_groups(votes: Tensor, gating: Gating) -> Tensor:
     return kept.flatten(-2)
 
 
-def _total(scores: Tensor) -> Tensor:
+def _score_sum(scores: Tensor) -> Tensor:
     """Of each token's, with what keeps sigmoids that are all 0 from dividing by it (as DeepSeek-V3's own code has it)."""
     return scores.sum(dim=-1, keepdim=True) + 1e-20
 
@@ -170,10 +170,10 @@ def route_gradient(dgates: Tensor, routing: Routing, penalty: Tensor | None, dty
     dchosen = dgates * gating.scale
     if routing.normalised:
         mean = (dgates * routing.gates).sum(dim=-1, keepdim=True)
-        dchosen = (dchosen - mean) / _total(scores.gather(-1, choices))
+        dchosen = (dchosen - mean) / _score_sum(scores.gather(-1, choices))
     dscores = torch.zeros_like(scores).scatter_(-1, choices, dchosen)
     if penalty is not None:
-        dscores += penalty if gating.scores == SOFTMAX else _of_shares(penalty, routing)
+        dscores += penalty if gating.scores == SOFTMAX else _shares_backward(penalty, routing)
     if gating.scores == SOFTMAX:
         dlogits = scores * (dscores - (dscores * scores).sum(dim=-1, keepdim=True))
     else:
@@ -181,7 +181,7 @@ def route_gradient(dgates: Tensor, routing: Routing, penalty: Tensor | None, dty
     return dlogits.to(dtype).view(*routing.shape, dlogits.shape[-1])
 
 
-def _of_shares(penalty: Tensor, routing: Routing) -> Tensor:
+def _shares_backward(penalty: Tensor, routing: Routing) -> Tensor:
     """The gradient of scores by that of their shares of a token's sum."""
     return (penalty - (penalty * routing.shares).sum(dim=-1, keepdim=True)) / routing.scores.sum(dim=-1, keepdim=True)
 
@@ -217,19 +217,21 @@ def combine_dx(dy: Tensor, routing: Routing) -> Tensor:
     return given.flatten(0, 1).index_select(0, routing.order)
 
 
-def can_group(rows: Tensor, weight: Tensor) -> bool:
+def has_grouped_kernel(rows: Tensor, weight: Tensor) -> bool:
     """Whether PyTorch has one kernel for all experts: on a GPU in bf16, for rows of whole 16 bytes. The host then needs not wait
     for the counts."""
     aligned = all(width * rows.element_size() % 16 == 0 for width in weight.shape[1:])
     return device_dispatch.on_gpu(rows) and rows.dtype == torch.bfloat16 and aligned
 
 
-def expert_product(rows: Tensor, weight: Tensor, routing: Rows, *, product: NarrowProduct | None = None) -> Tensor:
+def expert_matmul(
+    rows: Tensor, weight: Tensor, routing: ExpertRows, *, product: QuantizedMatmul | None = None
+) -> Tensor:
     """Rows [R, D] each by its expert's matrix of weight [E, D, M]; `product`: of operands that are cast."""
-    if product is None and can_group(rows, weight):
+    if product is None and has_grouped_kernel(rows, weight):
         return F.grouped_mm(rows, weight, offs=routing.ends)
     out = rows.new_empty(len(rows), weight.shape[-1])
-    for (part, into), matrix in zip(_parts(routing, rows, out), weight, strict=True):
+    for (part, into), matrix in zip(_split_by_expert(routing, rows, out), weight, strict=True):
         if product is None:
             torch.mm(part, matrix, out=into)
         elif len(part):
@@ -238,15 +240,15 @@ def expert_product(rows: Tensor, weight: Tensor, routing: Rows, *, product: Narr
 
 
 def expert_gradient(
-    left: Tensor, right: Tensor, routing: Rows, out: Tensor, *, add: bool, product: NarrowProduct | None = None
+    left: Tensor, right: Tensor, routing: ExpertRows, out: Tensor, *, add: bool, product: QuantizedMatmul | None = None
 ) -> Tensor:
     """Of each expert leftᵀ · right over its rows, to `out` [E, M, D] or added to it; `product`: of operands that are cast."""
     if product is not None:
-        return _narrow_gradient(left, right, routing, out if add else out.zero_(), product)
-    if can_group(left, out):
+        return _quantized_gradient(left, right, routing, out if add else out.zero_(), product)
+    if has_grouped_kernel(left, out):
         found = F.grouped_mm(left.t(), right, offs=routing.ends)
         return out.add_(found) if add else out.copy_(found)
-    for (one, other), matrix in zip(_parts(routing, left, right), out, strict=True):
+    for (one, other), matrix in zip(_split_by_expert(routing, left, right), out, strict=True):
         if add:
             matrix.addmm_(one.t(), other)
         else:
@@ -254,19 +256,21 @@ def expert_gradient(
     return out
 
 
-def _narrow_gradient(left: Tensor, right: Tensor, routing: Rows, out: Tensor, product: NarrowProduct) -> Tensor:
-    for (one, other), matrix in zip(_parts(routing, left, right), out, strict=True):
+def _quantized_gradient(
+    left: Tensor, right: Tensor, routing: ExpertRows, out: Tensor, product: QuantizedMatmul
+) -> Tensor:
+    for (one, other), matrix in zip(_split_by_expert(routing, left, right), out, strict=True):
         if len(one):
             product.into(matrix, one, other, add=True)
     return out
 
 
-def expert_sum(rows: Tensor, routing: Rows) -> Tensor:
+def sum_expert_rows(rows: Tensor, routing: ExpertRows) -> Tensor:
     """The rows of each expert added up, [E, M]."""
     out = rows.new_zeros(len(routing.counts), rows.shape[-1])
     return out.index_add_(0, routing.owners, rows)
 
 
-def _parts(routing: Rows, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def _split_by_expert(routing: ExpertRows, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
     """The rows of each expert."""
     yield from zip(*(torch.split_with_sizes(one, routing.sizes) for one in rows), strict=True)

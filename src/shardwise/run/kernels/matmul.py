@@ -20,25 +20,25 @@ from shardwise.model.program import Role
 from shardwise.model.program import Tensor as Named
 from shardwise.run.kernels.device_dispatch import on_gpu
 from shardwise.run.kernels.quantization import (
-    Quantised,
-    Tiled,
+    QuantizedTensor,
+    TiledWeight,
     can_run_on_tensor_cores,
-    quantised,
+    quantize_matrix,
     scaled_product,
     tensor_core_product,
 )
-from shardwise.sharding.notation import einsum_subscripts, letters_of
+from shardwise.sharding.notation import assign_letters, einsum_subscripts
 from shardwise.step.kernel_fusion import BATCH_DIMS
-from shardwise.values.dtypes import NumberFormat, format_named
+from shardwise.values.dtypes import NumberFormat, get_number_format
 from shardwise.values.precision import Precision
-from shardwise.values.quantization import WHOLE, Block, Scaling, scaling_named
+from shardwise.values.quantization import WHOLE_MATRIX, ScaleBlock, Scaling, get_scaling
 
 Dims = tuple[str, ...]
 View = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Matmul:
     """`result = left · right` with dims as in an einsum, as one `mm` of matrices that are views of the operands.
 
     `swapped`: the right operand has the rows of the result. The result has the shape of its dims: tokens as `tokens` has them
@@ -53,7 +53,7 @@ class Product:
 
     def __call__(self, left: Tensor, right: Tensor) -> Tensor:
         rows, columns = self.matrices(left, right)
-        return multiplied(rows, columns).view(self.shape(left, right))
+        return multiply(rows, columns).view(self.shape(left, right))
 
     def matrices(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """The two matrices whose product is the result's."""
@@ -63,8 +63,8 @@ class Product:
         """Write the product to `target`, a contiguous tensor of the result's shape, or add it to what is there."""
         rows, columns = self.matrices(left, right)
         matrix = target.view(rows.shape[0], columns.shape[1])
-        if in_fp32(rows):
-            made = multiplied(rows, columns)
+        if accumulates_in_fp32(rows):
+            made = multiply(rows, columns)
             matrix.add_(made) if add else matrix.copy_(made)
         elif add:
             matrix.addmm_(rows, columns)
@@ -76,18 +76,20 @@ class Product:
         return (*(right if place else left).shape[:count], *self.widths)
 
 
-def in_fp32(rows: Tensor) -> bool:
+def accumulates_in_fp32(rows: Tensor) -> bool:
     """Whether a product is made in float32 and rounded: of fp16 on a CPU, where PyTorch's own takes twenty times as long. So sums
     are float32's there too, as tensor cores have them."""
     return rows.dtype == torch.float16 and rows.device.type == "cpu"
 
 
-def multiplied(rows: Tensor, columns: Tensor) -> Tensor:
+def multiply(rows: Tensor, columns: Tensor) -> Tensor:
     """The product of two matrices in their format, summed in float32."""
-    return torch.mm(rows.float(), columns.float()).to(rows.dtype) if in_fp32(rows) else torch.mm(rows, columns)
+    return (
+        torch.mm(rows.float(), columns.float()).to(rows.dtype) if accumulates_in_fp32(rows) else torch.mm(rows, columns)
+    )
 
 
-def product_of(left: Dims, right: Dims, result: Dims, sizes: Mapping[str, int]) -> Product | None:
+def as_matmul(left: Dims, right: Dims, result: Dims, sizes: Mapping[str, int]) -> Matmul | None:
     """The product of operands with these dims as a matrix product; None where dims stand so that no views are matrices.
 
     `sizes` are those of the dims that are not tokens.
@@ -96,36 +98,36 @@ def product_of(left: Dims, right: Dims, result: Dims, sizes: Mapping[str, int]) 
     if set(left) & set(right) & set(result) or not summed:
         return None
     for swapped, (one, other) in enumerate(((left, right), (right, left))):
-        rows, columns = _own(one, other), _own(other, one)
+        rows, columns = _unshared_dims(one, other), _unshared_dims(other, one)
         if (*rows, *columns) != result:
             continue
-        first, second = _matrix(one, rows, summed, sizes), _matrix(other, summed, columns, sizes)
+        first, second = _as_matrix(one, rows, summed, sizes), _as_matrix(other, summed, columns, sizes)
         if first is None or second is None:
             return None
         leading = [dim for dim in result if dim in BATCH_DIMS]
         if tuple(leading) != result[: len(leading)] or (leading and tuple(leading) != one[: len(leading)]):
             return None
         widths = tuple(sizes[dim] for dim in result[len(leading) :])
-        return Product(first, second, bool(swapped), (swapped, len(leading)), widths)
+        return Matmul(first, second, bool(swapped), (swapped, len(leading)), widths)
     return None
 
 
-def _own(dims: Dims, other: Dims) -> Dims:
+def _unshared_dims(dims: Dims, other: Dims) -> Dims:
     return tuple(dim for dim in dims if dim not in other)
 
 
-def _matrix(dims: Dims, rows: Dims, columns: Dims, sizes: Mapping[str, int]) -> View | None:
+def _as_matrix(dims: Dims, rows: Dims, columns: Dims, sizes: Mapping[str, int]) -> View | None:
     """An operand as a matrix [rows, columns]."""
     if dims == (*rows, *columns):
-        shape = _shape(rows, columns, sizes)
+        shape = _matrix_shape(rows, columns, sizes)
         return lambda x: x.reshape(shape)
     if dims == (*columns, *rows):
-        turned = _shape(columns, rows, sizes)
+        turned = _matrix_shape(columns, rows, sizes)
         return lambda x: x.reshape(turned).t()
     return None
 
 
-def _shape(rows: Dims, columns: Dims, sizes: Mapping[str, int]) -> tuple[int, int]:
+def _matrix_shape(rows: Dims, columns: Dims, sizes: Mapping[str, int]) -> tuple[int, int]:
     """Tokens are as many as there are."""
     count, width = (
         -1 if set(dims) & set(BATCH_DIMS) else math.prod(sizes[dim] for dim in dims) for dims in (rows, columns)
@@ -134,11 +136,11 @@ def _shape(rows: Dims, columns: Dims, sizes: Mapping[str, int]) -> tuple[int, in
 
 
 class Einsum:
-    """A product whose dims stand in no matrix's order, with the calls of `Product`."""
+    """A product whose dims stand in no matrix's order, with the calls of `Matmul`."""
 
     def __init__(self, operands: Sequence[Dims], result: Dims) -> None:
         self.operands, self.result = operands, result
-        self.subscripts = einsum_subscripts(operands, result, letters_of(dim for dims in operands for dim in dims))
+        self.subscripts = einsum_subscripts(operands, result, assign_letters(dim for dims in operands for dim in dims))
 
     def __call__(self, *tensors: Tensor) -> Tensor:
         return torch.einsum(self.subscripts, *tensors)
@@ -154,26 +156,26 @@ class Einsum:
         return tuple(sizes[dim] for dim in self.result)
 
 
-def product_or_einsum(left: Dims, right: Dims, result: Dims, sizes: Mapping[str, int]) -> Product | Einsum:
+def matmul_or_einsum(left: Dims, right: Dims, result: Dims, sizes: Mapping[str, int]) -> Matmul | Einsum:
     """The product of two operands, as a matrix product where that can be."""
-    return product_of(left, right, result, sizes) or Einsum((left, right), result)
+    return as_matmul(left, right, result, sizes) or Einsum((left, right), result)
 
 
-Operable = Tensor | Tiled
-SCALES = "@scales"  # what a call reads of the scales from earlier steps
+MatmulOperand = Tensor | TiledWeight
+SCALES_INPUT = "@scales"  # what a call reads of the scales from earlier steps
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class OperandCast:
     """What an operand of a product is cast to: a format, in blocks [rows, summed] that have a scale each. `name` is that of the
     tensor in its unit."""
 
     to: NumberFormat
-    block: Block
+    block: ScaleBlock
     name: str = ""
 
 
-class Scales(Protocol):
+class OperandScales(Protocol):
     """Scales of one unit's operands from earlier steps."""
 
     def factor(self, name: str, values: Tensor) -> Tensor:
@@ -181,35 +183,35 @@ class Scales(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Narrow:
+class ProductFormats:
     """The formats of products with a block's weights: of activations and weights, and of gradients."""
 
     operand: NumberFormat
     gradient: NumberFormat
     scaling: Scaling
 
-    def of(self, tensor: Named) -> Operand:
+    def of(self, tensor: Named) -> OperandCast:
         """What a tensor of a unit is cast to."""
         block = self.scaling.weight_block if tensor.role is Role.WEIGHT else self.scaling.block
-        return Operand(self.gradient if tensor.gradient_of else self.operand, block, tensor.name)
+        return OperandCast(self.gradient if tensor.gradient_of else self.operand, block, tensor.name)
 
-    def product(self, left: Dims, right: Dims, result: Dims, tensors: Sequence[Named]) -> NarrowProduct:
+    def product(self, left: Dims, right: Dims, result: Dims, tensors: Sequence[Named]) -> QuantizedMatmul:
         """That of two tensors of a unit, whose dims stand so."""
         first, second = (self.of(one) for one in tensors)
-        return NarrowProduct(left, right, result, (first, second), self.scaling)
+        return QuantizedMatmul(left, right, result, (first, second), self.scaling)
 
 
-def narrow_of(precision: Precision) -> Narrow | None:
+def product_formats(precision: Precision) -> ProductFormats | None:
     """Those of a recipe; None: products run in the format of activations."""
     if precision.operand is None or precision.gradient_operand is None or precision.scaling is None:
         return None
-    operand, gradient = format_named(precision.operand), format_named(precision.gradient_operand)
-    return Narrow(operand, gradient, scaling_named(precision.scaling))
+    operand, gradient = get_number_format(precision.operand), get_number_format(precision.gradient_operand)
+    return ProductFormats(operand, gradient, get_scaling(precision.scaling))
 
 
 @dataclass(frozen=True, slots=True)
-class NarrowProduct:
-    """`result = left · right` with dims as in an einsum, of operands that are cast; with the calls of `matmul.Product`.
+class QuantizedMatmul:
+    """`result = left · right` with dims as in an einsum, of operands that are cast; with the calls of `matmul.Matmul`.
 
     What an operand has alone are the rows of its matrix, what both have is summed, in the left one's order. Where the scaling is
     delayed, a call reads the unit's `scales` behind the operands.
@@ -218,61 +220,69 @@ class NarrowProduct:
     left: Dims
     right: Dims
     result: Dims
-    operands: tuple[Operand, Operand]
+    operands: tuple[OperandCast, OperandCast]
     scaling: Scaling
-    scales: Scales | None = None
+    scales: OperandScales | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
         """What a call reads beside the operands."""
-        return (SCALES,) if self.scaling.is_delayed else ()
+        return (SCALES_INPUT,) if self.scaling.is_delayed else ()
 
-    def at(self, *scales: Scales) -> NarrowProduct:
+    def at(self, *scales: OperandScales) -> QuantizedMatmul:
         """The same with what `reads` has."""
         return replace(self, scales=scales[0]) if scales else self
 
-    def of(self, left: Dims, right: Dims, result: Dims, *, turned: bool) -> NarrowProduct:
+    def of(self, left: Dims, right: Dims, result: Dims, *, turned: bool) -> QuantizedMatmul:
         """The same of operands whose dims stand otherwise; `turned`: the second operand is the left one of these."""
         operands = self.operands[::-1] if turned else self.operands
-        return NarrowProduct(left, right, result, operands, self.scaling)
+        return QuantizedMatmul(left, right, result, operands, self.scaling)
 
-    def __call__(self, left: Operable, right: Operable, *scales: Scales) -> Tensor:
-        return self.at(*scales).in_fp32(left, right).to(right.dtype if isinstance(left, Tiled) else left.dtype)
+    def __call__(self, left: MatmulOperand, right: MatmulOperand, *scales: OperandScales) -> Tensor:
+        return (
+            self.at(*scales)
+            .multiply_in_fp32(left, right)
+            .to(right.dtype if isinstance(left, TiledWeight) else left.dtype)
+        )
 
-    def into(self, target: Tensor, left: Operable, right: Operable, *scales: Scales, add: bool) -> None:
+    def into(
+        self, target: Tensor, left: MatmulOperand, right: MatmulOperand, *scales: OperandScales, add: bool
+    ) -> None:
         """Write the product to `target`, a tensor of the result's shape, or add it to what is there, in the target's format."""
-        made = self.at(*scales).in_fp32(left, right)
+        made = self.at(*scales).multiply_in_fp32(left, right)
         target.add_(made) if add else target.copy_(made)
 
-    def in_fp32(self, left: Operable, right: Operable) -> Tensor:
+    def multiply_in_fp32(self, left: MatmulOperand, right: MatmulOperand) -> Tensor:
         """The product as it is summed."""
         casts = (self._cast(*one) for one in zip((left, right), (self.left, self.right), self.operands, strict=True))
         first, second = casts
         blocks = self.operands[0].block, self.operands[1].block
         made = self._on_tensor_cores(first, second) if on_gpu(first.elements) else None
         if made is None:
-            made = scaled_product(first, blocks[0], second, blocks[1], is_local=self.scaling.is_local)
+            made = scaled_product(first, blocks[0], second, blocks[1], is_local=self.scaling.scales_inside_matmul)
         sizes = dict(zip((*self.left, *self.right), (*left.shape, *right.shape), strict=True))
         own = (*self._rows(self.left), *self._rows(self.right))
         return made.view([sizes[dim] for dim in own]).permute([own.index(dim) for dim in self.result])
 
-    def _on_tensor_cores(self, first: Quantised, second: Quantised) -> Tensor | None:
+    def _on_tensor_cores(self, first: QuantizedTensor, second: QuantizedTensor) -> Tensor | None:
         """The product of matrices that one scale of each tensor or row belongs to; None of others."""
         blocks, formats = [one.block for one in self.operands], (self.operands[0].to.name, self.operands[1].to.name)
         by_row = blocks == [(1, None)] * 2
-        if not (by_row or blocks == [WHOLE] * 2) or not can_run_on_tensor_cores(first, second, formats, by_row=by_row):
+        if not (by_row or blocks == [WHOLE_MATRIX] * 2) or not can_run_on_tensor_cores(
+            first, second, formats, by_row=by_row
+        ):
             return None
         return tensor_core_product(first, second, formats, by_row=by_row)
 
-    def _cast(self, tensor: Operable, dims: Dims, operand: Operand) -> Quantised:
+    def _cast(self, tensor: MatmulOperand, dims: Dims, operand: OperandCast) -> QuantizedTensor:
         """An operand as a matrix [rows, summed], cast."""
         rows = self._rows(dims)
-        if isinstance(tensor, Tiled):
+        if isinstance(tensor, TiledWeight):
             return tensor.operand(by_columns=(dims[: len(rows)] != rows) is not tensor.turned)
         turned = tensor.permute([dims.index(dim) for dim in (*rows, *self._summed())])
         matrix = turned.reshape(math.prod(turned.shape[: len(rows)]), -1)
         factor = None if self.scales is None else self.scales.factor(operand.name, matrix)
-        return quantised(matrix, operand.to, operand.block, self.scaling.kind, factor)
+        return quantize_matrix(matrix, operand.to, operand.block, self.scaling.kind, factor)
 
     def _summed(self) -> Dims:
         return tuple(dim for dim in self.left if dim in self.right)

@@ -4,7 +4,7 @@
 makes of them: the inverse of the root mean square, or the mean and the inverse of the deviation; a number for each
 row.
 
-`STEPS` has the steps of norms whose sums are moved between them, with the sums as the program has them: a sum over a
+`NORM_STEPS` has the steps of norms whose sums are moved between them, with the sums as the program has them: a sum over a
 split dim is made whole over the ranks, and a result that is cut needs a part of the sums. `width` is the size of the
 dims that a norm is taken over. Operands of a step come aligned, in float32 at least.
 """
@@ -19,13 +19,13 @@ from torch import Tensor
 
 from shardwise.run.kernels import device_dispatch
 from shardwise.run.kernels.device_dispatch import at_least_fp32
-from shardwise.run.kernels.elementwise import Function
+from shardwise.run.kernels.elementwise import ElementwiseFunction
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
+class NormKernels:
     """`forward(x, weight, epsilon)` gives y and what is kept; `backward(dy, x, *kept, weight, needs_weight)` gives dx and, where
     it is needed, dweight. The last dims of x are those of the weight."""
 
@@ -81,12 +81,12 @@ def layer_backward(
 
 
 # By the function of the norm in the program; what it keeps, in the order of the sums among its operands.
-NORMS: Mapping[str, Norm] = {
-    "rms_norm": Norm(rms_forward, rms_backward),
-    "layer_norm": Norm(layer_forward, layer_backward),
+NORMS: Mapping[str, NormKernels] = {
+    "rms_norm": NormKernels(rms_forward, rms_backward),
+    "layer_norm": NormKernels(layer_forward, layer_backward),
 }
 
-Statistic = Callable[..., Tensor]  # (*operands, width, epsilon)
+NormStep = Callable[..., Tensor]  # (*operands, width, epsilon)
 
 
 def _inverse_rms(squares: Tensor, width: int, epsilon: float) -> Tensor:
@@ -119,7 +119,7 @@ def _layer_norm_dweight(dy: Tensor, x: Tensor, total: Tensor, squares: Tensor, w
     return dy * (x - total / width) * _inverse_deviation(total, squares, width, epsilon)
 
 
-STEPS: Mapping[str, Statistic] = {
+NORM_STEPS: Mapping[str, NormStep] = {
     "sum": lambda x, width, epsilon: x,
     "sum_square": lambda x, width, epsilon: x.square(),
     "sum_square_dx": lambda dy, x, width, epsilon: 2.0 * x * dy,
@@ -137,12 +137,12 @@ STEPS: Mapping[str, Statistic] = {
     "layer_norm_dsquares": _layer_norm_dsquares,
     "layer_norm_dweight": _layer_norm_dweight,
 }
-HAVE_WEIGHTS = ("norm", "norm_dx", "norm_dsum", "norm_dsquares")  # as their last operand
+STEPS_WITH_WEIGHT = ("norm", "norm_dx", "norm_dsum", "norm_dsquares")  # as their last operand
 
 
-def norm_step(function: str, width: int, epsilon: float, offset: float) -> Function:
+def norm_step(function: str, width: int, epsilon: float, offset: float) -> ElementwiseFunction:
     """A step of a norm; `offset` is added to its weight."""
-    step, weighs = STEPS[function], function.endswith(HAVE_WEIGHTS)
+    step, weighs = NORM_STEPS[function], function.endswith(STEPS_WITH_WEIGHT)
 
     def kernel(*operands: Tensor) -> Tensor:
         fine = [one.to(at_least_fp32(one.dtype)) for one in operands]

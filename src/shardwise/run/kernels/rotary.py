@@ -7,16 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from shardwise.model.numerics import FREQUENCY, INDEX, Rotary
+from shardwise.model.numerics import RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX, Rotary
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 
 Rotation = tuple[
     Tensor, Tensor
 ]  # cosines and sines of the pairs that turn, at most H/2 of them: [T, H/2] or [B, T, H/2]
-NO_WIDTH = 0.001  # of a ramp whose ends are one index: a step (`_compute_yarn_parameters` of transformers 5.23)
+MIN_RAMP_WIDTH = 0.001  # of a ramp whose ends are one index: a step (`_compute_yarn_parameters` of transformers 5.23)
 
 
-def positions_of(length: int, document_ids: Tensor | None, device: torch.device) -> Tensor:
+def document_positions(length: int, document_ids: Tensor | None, device: torch.device) -> Tensor:
     """Positions [T] in a sequence of a length, or [B, T] from the beginning of each token's document."""
     places = torch.arange(length, device=device)
     if document_ids is None:
@@ -32,7 +32,7 @@ def frequencies(head_dim: int, rotary: Rotary, dtype: torch.dtype, device: torch
     found = rotary.base ** (-torch.arange(half, dtype=dtype, device=device) / half)
     if not rotary.original_positions:
         return found / rotary.factor
-    kept = KEPT[rotary.ramp](found, rotary)
+    kept = KEPT_SHARE[rotary.ramp](found, rotary)
     return found * (kept + (1.0 - kept) / rotary.factor)
 
 
@@ -53,11 +53,11 @@ def _kept_by_index(frequency: Tensor, rotary: Rotary) -> Tensor:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * half - 1)
     index = torch.arange(half, dtype=frequency.dtype, device=frequency.device)
-    width = (last - first) or NO_WIDTH
+    width = (last - first) or MIN_RAMP_WIDTH
     return 1.0 - ((index - first) / width).clamp(0.0, 1.0)
 
 
-KEPT = {FREQUENCY: _kept_by_frequency, INDEX: _kept_by_index}
+KEPT_SHARE = {RAMP_OVER_FREQUENCY: _kept_by_frequency, RAMP_OVER_INDEX: _kept_by_index}
 
 
 def rotation(positions: Tensor, head_dim: int, rotary: Rotary, dtype: torch.dtype) -> Rotation:

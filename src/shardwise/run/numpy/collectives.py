@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.derive.ring_attention_and_matmul import RING, overlapped
-from shardwise.derive.sharded_program import Communicate, Compute, Step
-from shardwise.layout.sharding_scheme import Family
+from shardwise.derive.ring_attention_and_matmul import RING_AXES, find_overlapped_collectives
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramStep
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.operations import Scan, ScanGradient
 from shardwise.model.program import Program
 from shardwise.run.numpy import kernels
-from shardwise.sharding.collectives import Collective, Kind
+from shardwise.sharding.collectives import Collective, CollectiveKind
 from shardwise.sharding.spec import Spec
-from shardwise.values.errors import chosen
+from shardwise.values.errors import lookup
 
 if TYPE_CHECKING:
     from shardwise.run.numpy.devices import VirtualDevices
@@ -47,7 +47,7 @@ def _all_gather(devices: VirtualDevices, collective: Collective, shards: Shards)
 
 
 def _reduce(collective: Collective, shards: Shards) -> Array:
-    combine = chosen({"sum": np.add, "max": np.maximum}, collective.before.reduction, "reduction")
+    combine = lookup({"sum": np.add, "max": np.maximum}, collective.before.reduction, "reduction")
     return np.array(combine.reduce(np.stack(shards)))
 
 
@@ -85,32 +85,32 @@ def _all_to_all(devices: VirtualDevices, collective: Collective, shards: Shards)
     return [np.concatenate([parts[i] for parts in cut], axis=source) for i in range(len(shards))]
 
 
-COLLECTIVES: Mapping[Kind, Callable[[VirtualDevices, Collective, Shards], Shards]] = {
-    Kind.ALL_GATHER: _all_gather,
-    Kind.REDUCE_SCATTER: _reduce_scatter,
-    Kind.ALL_REDUCE: _all_reduce,
-    Kind.ALL_TO_ALL: _all_to_all,
-    Kind.SLICE: _slice,
+COLLECTIVES: Mapping[CollectiveKind, Callable[[VirtualDevices, Collective, Shards], Shards]] = {
+    CollectiveKind.ALL_GATHER: _all_gather,
+    CollectiveKind.REDUCE_SCATTER: _reduce_scatter,
+    CollectiveKind.ALL_REDUCE: _all_reduce,
+    CollectiveKind.ALL_TO_ALL: _all_to_all,
+    CollectiveKind.SLICE: _slice,
 }
 
 
-def rings_of(steps: Sequence[Step], family: Family) -> dict[int, list[int]]:
+def ring_positions(steps: Sequence[ProgramStep], family: ShardingScheme) -> dict[int, list[int]]:
     """Positions of the attentions that run in a ring, each with those of the collectives that it takes the place of."""
     found: dict[int, list[int]] = {}
-    for one in overlapped(steps, family):
-        for position in one.beside:
+    for one in find_overlapped_collectives(steps, family):
+        for position in one.compute_indices:
             step = steps[position]
-            if isinstance(step, Compute) and isinstance(step.operation, (Scan, ScanGradient)):
-                found.setdefault(position, []).append(one.step)
+            if isinstance(step, ComputeStep) and isinstance(step.operation, (Scan, ScanGradient)):
+                found.setdefault(position, []).append(one.collective_index)
     return found
 
 
-def run_ring(devices: VirtualDevices, program: Program, step: Compute, moved: Sequence[Communicate]) -> None:
+def run_ring(devices: VirtualDevices, program: Program, step: ComputeStep, moved: Sequence[CollectiveStep]) -> None:
     """Run one attention, or its gradient, in place of the collectives `moved`."""
-    operands = _resting(devices, program, step, moved)
-    attend = _gradient if isinstance(step.operation, ScanGradient) else _forward
+    operands = _ring_operands(devices, program, step, moved)
+    attend = _ring_gradient if isinstance(step.operation, ScanGradient) else _ring_forward
     results: list[list[Array]] = [[np.empty(0)] * len(devices.coordinates) for _ in step.operation.outputs]
-    for group in devices.groups(RING):
+    for group in devices.groups(RING_AXES):
         shards = [tuple(operand[device] for operand in operands) for device in group]
         for device, arrays in zip(group, attend(shards), strict=True):
             for result, array in zip(results, arrays, strict=True):
@@ -118,24 +118,26 @@ def run_ring(devices: VirtualDevices, program: Program, step: Compute, moved: Se
         for one in moved:
             position = {name: i for i, name in enumerate((*step.operation.operands[:3], *step.operation.outputs))}
             array = ([*operands[:3], *results])[position[one.tensor.name]][group[0]]
-            devices.moved[Kind.PERMUTE, RING] += array.size * len(group) * (len(group) - 1)
-    at = {one.tensor.name: one.collective.after for one in moved if one.collective.kind is Kind.REDUCE_SCATTER}
+            devices.moved[CollectiveKind.PERMUTE, RING_AXES] += array.size * len(group) * (len(group) - 1)
+    at = {
+        one.tensor.name: one.collective.after for one in moved if one.collective.kind is CollectiveKind.REDUCE_SCATTER
+    }
     for name, spec, result in zip(step.operation.outputs, step.placed.outputs, results, strict=True):
         devices.held[name, at.get(name, spec)] = result
 
 
-def _resting(
-    devices: VirtualDevices, program: Program, step: Compute, moved: Sequence[Communicate]
+def _ring_operands(
+    devices: VirtualDevices, program: Program, step: ComputeStep, moved: Sequence[CollectiveStep]
 ) -> list[list[Array]]:
     """Operands as they lie before anything goes around: keys, values and the keys' positions in blocks."""
     before: Mapping[str, Spec] = {one.tensor.name: one.collective.before for one in moved}
     names, specs = step.operation.operands, step.placed.inputs
     found = [devices.shards(program, name, before.get(name, spec)) for name, spec in zip(names, specs, strict=True)]
-    found[4] = devices.shards(program, names[4], Spec.of(specs[4].dims, dict.fromkeys(specs[4].dims, RING)))
+    found[4] = devices.shards(program, names[4], Spec.of(specs[4].dims, dict.fromkeys(specs[4].dims, RING_AXES)))
     return found
 
 
-def _forward(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
+def _ring_forward(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
     """(q, k, v, positions, positions of the keys, sinks if any) of each device in the ring -> (output, log-sum-exp) of each."""
     count = len(shards)
     results = []
@@ -144,13 +146,13 @@ def _forward(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
         merged = None
         for _, k, v, _, keys, *_ in blocks:
             part = kernels.attention(q, k, v, queries, keys)
-            merged = part if merged is None else kernels.merge(merged, part)
+            merged = part if merged is None else kernels.merge_attention(merged, part)
         assert merged is not None
-        results.append(kernels.with_sinks(merged, *sinks) if sinks else merged)
+        results.append(kernels.add_sinks(merged, *sinks) if sinks else merged)
     return list(results)
 
 
-def _gradient(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
+def _ring_gradient(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
     """The operands of a gradient on each device -> (dq, dk, dv) of each, the latter two of the block that rests there."""
     dq = [np.zeros_like(one[0]) for one in shards]
     dk = [np.zeros_like(one[1]) for one in shards]

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.derive.ring_attention_and_matmul import RING
-from shardwise.derive.sharded_program import Communicate, Compute, Step
-from shardwise.derive.tensor_specs import padded
-from shardwise.layout.sharding_scheme import Family
+from shardwise.derive.ring_attention_and_matmul import RING_AXES
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramStep
+from shardwise.derive.tensor_specs import pad_vocabulary
+from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.operations import (
     Accumulate,
+    Concatenate,
+    ConcatenateGradient,
     Contract,
-    Join,
     Lookup,
     Map,
-    OfMatrix,
+    MatrixFunction,
     Operation,
-    Part,
     Route,
     RouteGradient,
     Scan,
@@ -35,52 +35,65 @@ from shardwise.model.operations import (
 from shardwise.model.program import Program, Role
 from shardwise.run.numpy import kernels
 from shardwise.run.numpy.collectives import COLLECTIVES, Array, Shards, run_ring
-from shardwise.run.numpy.kernels import ROUTER, Router
-from shardwise.sharding.collectives import Collective, Kind
-from shardwise.sharding.device_shards import part_ratios, sends
+from shardwise.run.numpy.kernels import DEFAULT_ROUTER, Router
+from shardwise.sharding.collectives import Collective, CollectiveKind
+from shardwise.sharding.device_shards import permute_sends, permute_split_factors
 from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.notation import einsum_subscripts, letters_of
+from shardwise.sharding.notation import assign_letters, einsum_subscripts
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.step.instructions import Free, Instruction, Launch, Slice, Start, Wait
-from shardwise.values.errors import chosen
-from shardwise.values.symbolic import Values
+from shardwise.step.instructions import (
+    FreeTensors,
+    Instruction,
+    KernelLaunch,
+    LocalSlice,
+    StartCollective,
+    WaitCollective,
+)
+from shardwise.values.errors import lookup
+from shardwise.values.symbolic import SymbolValues
 
-Moved = Counter[tuple[Kind, Axes]]
+MovedElements = Counter[tuple[CollectiveKind, Axes]]
 
 
 class VirtualDevices:
     """The devices of a mesh and what they hold: for each tensor and sharding, one array a device.
 
-    `sizes` are those of the dims as they hold them (`padded`), `true_sizes` those of whole arrays. `moved` counts the elements
+    `sizes` are those of the dims as they hold them (`pad_vocabulary`), `true_sizes` those of whole arrays. `moved`
+    counts the elements
     that all devices together have received, by kind and axes of the collective. `scores` are those of a router's experts, by the
     name of its gates and the device, as long as there are gates.
     """
 
     def __init__(
-        self, mesh: Mesh, sizes: Mapping[str, int], family: Family | None = None, *, router: Router = ROUTER
+        self,
+        mesh: Mesh,
+        sizes: Mapping[str, int],
+        family: ShardingScheme | None = None,
+        *,
+        router: Router = DEFAULT_ROUTER,
     ) -> None:
         self.family, self.router = family, router
         self.mesh = mesh
-        self.true_sizes: dict[Any, int] = Values({**sizes})
-        self.sizes: dict[Any, int] = Values({**padded(sizes, mesh)})
+        self.true_sizes: dict[Any, int] = SymbolValues({**sizes})
+        self.sizes: dict[Any, int] = SymbolValues({**pad_vocabulary(sizes, mesh)})
         self.coordinates = list(mesh.coordinates())
         self.held: dict[tuple[str, Spec], Shards] = {}
         self.constants: dict[str, tuple[tuple[str, ...], Array]] = {}
-        self.moved: Moved = Counter()
+        self.moved: MovedElements = Counter()
         self.scores: dict[tuple[str, int], Array] = {}
         self.arriving: dict[int, dict[tuple[str, Spec], Shards]] = {}
 
-    def put(self, name: str, spec: Spec, whole: Array) -> None:
+    def scatter_array(self, name: str, spec: Spec, whole: Array) -> None:
         """Distribute an array, padded with zeros; along partial axes the first device gets all of it and the others nothing."""
         held = np.zeros([self.sizes[dim] for dim in spec.dims], whole.dtype)
         held[tuple(map(slice, whole.shape))] = whole
         shards = []
         for coordinate in self.coordinates:
             first = self.mesh.position(coordinate, spec.partial) == 0
-            shards.append(self.cut(held, spec, coordinate) * (1 if first else 0))
+            shards.append(self.local_part(held, spec, coordinate) * (1 if first else 0))
         self.held[name, spec] = shards
 
-    def get(self, name: str, spec: Spec) -> Array:
+    def gather_array(self, name: str, spec: Spec) -> Array:
         """Put the array together from all devices' shards, without what pads it."""
         shards = self.held[name, spec]
         whole = np.zeros(tuple(self.sizes[dim] for dim in spec.dims), dtype=shards[0].dtype)
@@ -98,24 +111,24 @@ class VirtualDevices:
             window.append(slice(start, start + local))
         return tuple(window)
 
-    def cut(self, whole: Array, spec: Spec, coordinate: Mapping[str, int]) -> Array:
+    def local_part(self, whole: Array, spec: Spec, coordinate: Mapping[str, int]) -> Array:
         return np.array(whole[self.window(spec, coordinate)])
 
     def shards(self, program: Program, name: str, spec: Spec) -> Shards:
         if program.tensors[name].role is Role.CONSTANT:
             _, whole = self.constants[name]
-            return [self.cut(whole, spec, coordinate) for coordinate in self.coordinates]
+            return [self.local_part(whole, spec, coordinate) for coordinate in self.coordinates]
         return self.held[name, spec]
 
-    def run(self, program: Program, steps: tuple[Step, ...]) -> None:
+    def run(self, program: Program, steps: tuple[ProgramStep, ...]) -> None:
         """Run derived steps: collectives move shards, operations compute on each device alone."""
         for step in steps:
-            if isinstance(step, Compute):
+            if isinstance(step, ComputeStep):
                 self.compute(program, step)
             else:
                 self.communicate(step.tensor.name, step.collective)
 
-    def follow(self, program: Program, instructions: Sequence[Instruction]) -> None:
+    def run_instructions(self, program: Program, instructions: Sequence[Instruction]) -> None:
         """Do what a list says. What a collective brings is there when it has been waited for, what is freed is there no more.
 
         Where the family has a ring, attention runs around it in place of the collectives that it runs beside.
@@ -124,17 +137,19 @@ class VirtualDevices:
         in_pieces = {id(step) for moved in around.values() for step in moved}
         for one in instructions:
             match one:
-                case Launch():
+                case KernelLaunch():
                     for step in one.kernel.steps:
                         moved = around.get(step.operation.outputs[0])
                         run_ring(self, program, step, moved) if moved else self.compute(program, step)
-                case Slice():
+                case LocalSlice():
                     self.communicate(one.step.tensor.name, one.step.collective)
-                case Start():
-                    self.start([step for step in one.traffic.derived if id(step) not in in_pieces], id(one.traffic))
-                case Wait():
-                    self.held |= self.arriving.pop(id(one.traffic))
-                case Free():
+                case StartCollective():
+                    self.start(
+                        [step for step in one.collective.derived if id(step) not in in_pieces], id(one.collective)
+                    )
+                case WaitCollective():
+                    self.held |= self.arriving.pop(id(one.collective))
+                case FreeTensors():
                     for held in one.held:
                         self.free(*held)
 
@@ -145,17 +160,17 @@ class VirtualDevices:
             for device in range(len(self.coordinates)):
                 self.scores.pop((name, device), None)
 
-    def rings(self, instructions: Iterable[Instruction]) -> dict[str, list[Communicate]]:
+    def rings(self, instructions: Iterable[Instruction]) -> dict[str, list[CollectiveStep]]:
         """By its first result each attention that runs in a ring, with the collectives that it takes the place of."""
-        found: dict[str, list[Communicate]] = {}
-        if self.family and self.family.ring:
+        found: dict[str, list[CollectiveStep]] = {}
+        if self.family and self.family.is_ring:
             for one in instructions:
-                if isinstance(one, Start) and one.traffic.axes == RING:
-                    for result in one.traffic.beside:
-                        found.setdefault(result, []).extend(one.traffic.derived)
+                if isinstance(one, StartCollective) and one.collective.axes == RING_AXES:
+                    for result in one.collective.chunked_with:
+                        found.setdefault(result, []).extend(one.collective.derived)
         return found
 
-    def start(self, steps: Iterable[Communicate], key: int) -> None:
+    def start(self, steps: Iterable[CollectiveStep], key: int) -> None:
         """Move tensors; what arrives is put aside until it is waited for."""
         self.arriving[key] = {}
         for step in steps:
@@ -165,7 +180,7 @@ class VirtualDevices:
             held = step.tensor.name, step.collective.after
             self.arriving[key][held] = self.held.pop(held)
 
-    def compute(self, program: Program, step: Compute) -> None:
+    def compute(self, program: Program, step: ComputeStep) -> None:
         operation, placed = step.operation, step.placed
         read = list(zip(operation.operands, placed.inputs, strict=False))
         operands = [self.shards(program, name, spec) for name, spec in read]
@@ -186,10 +201,10 @@ class VirtualDevices:
             shard[..., max(self.true_sizes["V"] - first, 0) :] = -np.inf
 
     def communicate(self, name: str, collective: Collective) -> None:
-        if collective.kind is Kind.SEND_RECV:
+        if collective.kind is CollectiveKind.SEND_RECV:
             return
         before = self.held[name, collective.before]
-        if collective.kind is Kind.PERMUTE:
+        if collective.kind is CollectiveKind.PERMUTE:
             self.held[name, collective.after] = self.permute(collective, before)
             return
         after: Shards = list(before)
@@ -201,9 +216,9 @@ class VirtualDevices:
 
     def permute(self, collective: Collective, shards: Shards) -> Shards:
         """Each device hands one part of its shard to one device."""
-        ratios = part_ratios(collective, self.mesh)
+        ratios = permute_split_factors(collective, self.mesh)
         after: Shards = list(shards)
-        for source, send in enumerate(sends(collective, self.mesh)):
+        for source, send in enumerate(permute_sends(collective, self.mesh)):
             sizes = [size // ratio for size, ratio in zip(shards[source].shape, ratios, strict=True)]
             part = tuple(slice(p * n, (p + 1) * n) for p, n in zip(send.part, sizes, strict=True))
             after[send.destination] = np.array(shards[source][part])
@@ -228,7 +243,7 @@ DIMS = "EBTVFMSKGHIRUCQJPrD"  # the order in which the operands of a map are ali
 class DeviceKernel:
     """One operation, on each device in turn: what is the same on all of them is found once."""
 
-    def __init__(self, devices: VirtualDevices, step: Compute) -> None:
+    def __init__(self, devices: VirtualDevices, step: ComputeStep) -> None:
         self.devices, self.device = devices, 0
         self.operation: Operation = step.operation
         self.placed = step.placed
@@ -241,9 +256,9 @@ class DeviceKernel:
             return (np.add.reduce(np.stack(arrays)),)
         if isinstance(operation, Map):
             return (self.map(operation, arrays),)
-        if isinstance(operation, Join):
+        if isinstance(operation, Concatenate):
             return (self.join(operation, arrays),)
-        if isinstance(operation, Part):
+        if isinstance(operation, ConcatenateGradient):
             return (self.part(operation, *arrays),)
         if isinstance(operation, Lookup):
             return (self.lookup(operation, *arrays),)
@@ -259,8 +274,8 @@ class DeviceKernel:
             return (gates,)
         if isinstance(operation, Scan):
             part = kernels.attention(*arrays[:5])
-            return kernels.with_sinks(part, *arrays[5:]) if arrays[5:] else part
-        if isinstance(operation, OfMatrix):
+            return kernels.add_sinks(part, *arrays[5:]) if arrays[5:] else part
+        if isinstance(operation, MatrixFunction):
             return (self.of_matrix(operation, arrays),)
         if isinstance(operation, ScanGradient):
             return kernels.attention_gradient(*arrays)
@@ -273,7 +288,7 @@ class DeviceKernel:
     @cached_property
     def subscripts(self) -> str:
         operands, result = [spec.dims for spec in self.placed.inputs], self.placed.outputs[0].dims
-        return einsum_subscripts(operands, result, letters_of(dim for dims in operands for dim in dims))
+        return einsum_subscripts(operands, result, assign_letters(dim for dims in operands for dim in dims))
 
     @cached_property
     def dims(self) -> list[str]:
@@ -318,16 +333,18 @@ class DeviceKernel:
     def contract(self, *arrays: Array) -> Array:
         return np.array(np.einsum(self.subscripts, *arrays))
 
-    def of_matrix(self, operation: OfMatrix, arrays: list[Array]) -> Array:
+    def of_matrix(self, operation: MatrixFunction, arrays: list[Array]) -> Array:
         """Of each matrix of a stack [..., rows, columns], whose dims may be several, and of squares [..., rows, rows] of its
         sides, each of which is one dim."""
         front, out = len(operation.stack), self.placed.outputs[0]
-        taken = [array.reshape(*array.shape[:front], *self.sides(operation, array.shape[front:])) for array in arrays]
-        found: Array = kernels.map_named(operation.function)(*taken, width=1)
+        taken = [
+            array.reshape(*array.shape[:front], *self.matrix_sides(operation, array.shape[front:])) for array in arrays
+        ]
+        found: Array = kernels.get_map(operation.function)(*taken, width=1)
         return found.reshape(out.local_shape(self.devices.mesh, self.devices.sizes))
 
     @staticmethod
-    def sides(operation: OfMatrix, sizes: tuple[int, ...]) -> tuple[int, int]:
+    def matrix_sides(operation: MatrixFunction, sizes: tuple[int, ...]) -> tuple[int, int]:
         """Those of a matrix with these sizes of its dims."""
         if len(sizes) == 1:
             return math.isqrt(sizes[0]), math.isqrt(sizes[0])
@@ -343,16 +360,16 @@ class DeviceKernel:
         if operation.function == "add":
             result = sum(aligned[1:], aligned[0])
         else:
-            result = kernels.map_named(operation.function)(*aligned, width=self.width)
+            result = kernels.get_map(operation.function)(*aligned, width=self.width)
         summed = tuple(place for place, dim in enumerate(self.dims) if dim not in out.dims)
         if summed:
-            reduce = chosen({"sum": np.add, "max": np.maximum}, operation.reduction, "reduction").reduce
+            reduce = lookup({"sum": np.add, "max": np.maximum}, operation.reduction, "reduction").reduce
             result = reduce(result, axis=summed)
         kept = [dim for dim in self.dims if dim in out.dims]
-        result = np.broadcast_to(self.summands(result), [self.local[dim] for dim in kept])
+        result = np.broadcast_to(self.pad_cut_sums(result), [self.local[dim] for dim in kept])
         return np.array(np.transpose(result, [kept.index(dim) for dim in out.dims]))
 
-    def summands(self, result: Array) -> Array:
+    def pad_cut_sums(self, result: Array) -> Array:
         """Of sums over all devices that are cut what this device adds: nothing to those that it has no part of."""
         for place, cut in self.cuts:
             size, number = result.shape[place], self.devices.mesh.position(self.coordinate, cut)
@@ -360,7 +377,7 @@ class DeviceKernel:
             result = np.pad(result, [front if other == place else (0, 0) for other in range(result.ndim)])
         return result
 
-    def join(self, operation: Join, arrays: list[Array]) -> Array:
+    def join(self, operation: Concatenate, arrays: list[Array]) -> Array:
         """Repeat each operand along the result's dims that it lacks, then put them one after the other."""
         out, local = self.placed.outputs[0], self.local
         (joined,) = (i for i, d in enumerate(out.dims) if all(d not in spec.dims for spec in self.placed.inputs))
@@ -373,7 +390,7 @@ class DeviceKernel:
             repeated.append(np.broadcast_to(np.transpose(array, order).reshape(shape), whole))
         return np.concatenate(repeated, axis=joined)
 
-    def part(self, operation: Part, dy: Array) -> Array:
+    def part(self, operation: ConcatenateGradient, dy: Array) -> Array:
         spec, like = self.placed.inputs[0], self.placed.outputs[0]
         sizes = [self.devices.sizes[dim] for dim in operation.parts]
         start = sum(sizes[: operation.position])

@@ -16,9 +16,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.model.numerics import CLAMP, CLAMPED_SLOPE, DEFAULT, NORM_EPSILON, ROTARY_BASE, SOFTMAX, Gating, Numerics
-from shardwise.model.optimizers.definition import Optimizer, values_of
-from shardwise.model.optimizers.registry import optimizer_named
+from shardwise.model.numerics import (
+    CLAMPED_SWIGLU_SLOPE,
+    DEFAULT_NUMERICS,
+    NORM_EPSILON,
+    ROTARY_BASE,
+    SOFTMAX,
+    SWIGLU_CLAMP,
+    Gating,
+    Numerics,
+)
+from shardwise.model.optimizers.definition import Optimizer, formula_values
+from shardwise.model.optimizers.registry import get_optimizer
 
 Array = NDArray[Any]
 
@@ -76,14 +85,14 @@ def _silu_slope(x: Array) -> Array:
 
 
 def _clamped_gate(gate: Array) -> Array:
-    low = np.minimum(gate, CLAMP)
-    return low * _sigmoid(CLAMPED_SLOPE * low)
+    low = np.minimum(gate, SWIGLU_CLAMP)
+    return low * _sigmoid(CLAMPED_SWIGLU_SLOPE * low)
 
 
 def _clamped_swiglu_dgate(dy: Array, gate: Array, up: Array, width: int) -> Array:
-    s = _sigmoid(CLAMPED_SLOPE * np.minimum(gate, CLAMP))
-    slope = s * (1.0 + CLAMPED_SLOPE * gate * (1.0 - s))
-    grown: Array = dy * (np.clip(up, -CLAMP, CLAMP) + 1.0) * slope * (gate <= CLAMP)
+    s = _sigmoid(CLAMPED_SWIGLU_SLOPE * np.minimum(gate, SWIGLU_CLAMP))
+    slope = s * (1.0 + CLAMPED_SWIGLU_SLOPE * gate * (1.0 - s))
+    grown: Array = dy * (np.clip(up, -SWIGLU_CLAMP, SWIGLU_CLAMP) + 1.0) * slope * (gate <= SWIGLU_CLAMP)
     return grown
 
 
@@ -136,9 +145,9 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "geglu": lambda gate, up, width: _gelu(gate) * up,
     "geglu_dgate": lambda dy, gate, up, width: dy * up * _gelu_slope(gate),
     "geglu_dup": lambda dy, gate, width: dy * _gelu(gate),
-    "clamped_swiglu": lambda gate, up, width: _clamped_gate(gate) * (np.clip(up, -CLAMP, CLAMP) + 1.0),
+    "clamped_swiglu": lambda gate, up, width: _clamped_gate(gate) * (np.clip(up, -SWIGLU_CLAMP, SWIGLU_CLAMP) + 1.0),
     "clamped_swiglu_dgate": _clamped_swiglu_dgate,
-    "clamped_swiglu_dup": lambda dy, gate, up, width: dy * _clamped_gate(gate) * (np.abs(up) <= CLAMP),
+    "clamped_swiglu_dup": lambda dy, gate, up, width: dy * _clamped_gate(gate) * (np.abs(up) <= SWIGLU_CLAMP),
     "gelu": lambda x, width: _gelu(x),
     "gelu_dx": lambda dy, x, width: dy * _gelu_slope(x),
     "relu": lambda x, width: np.maximum(x, 0.0),
@@ -151,19 +160,19 @@ MAPS: Mapping[str, Callable[..., Array]] = {
 }
 
 
-def map_named(function: str) -> Callable[..., Array]:
+def get_map(function: str) -> Callable[..., Array]:
     """What a map computes; one that updates a tensor of an optimizer's state is called "optimizer.tensor", of what is no matrix
     "optimizer.others.tensor" where these have updates of their own."""
     optimizer, *others, tensor = function.split(".") if "." in function else (function, function)
     if tensor == function:
         return MAPS[function]
-    return partial(_updated, optimizer_named(optimizer).of(matrix=not others), tensor)
+    return partial(_apply_update, get_optimizer(optimizer).for_weight(is_matrix=not others), tensor)
 
 
-def _updated(optimizer: Optimizer, tensor: str, *arrays: Array, width: int) -> Array:
+def _apply_update(optimizer: Optimizer, tensor: str, *arrays: Array, width: int) -> Array:
     """The first step, with whatever moments there are, of a matrix; fields have their defaults. Of a mean over `width` elements
     it is what each adds to it."""
-    values = values_of(optimizer.given({}), learning_rate=LEARNING_RATE, step=1)
+    values = formula_values(optimizer.resolve_hyperparameters({}), learning_rate=LEARNING_RATE, step=1)
     found: Array = optimizer.updates[tensor].formula(values, *arrays) / width
     return found
 
@@ -200,25 +209,25 @@ def attention_gradient(
     return np.einsum("bkgts,bskh->btkgh", dscores, k), np.einsum("bkgts,btkgh->bskh", dscores, q), dv
 
 
-def merge(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+def merge_attention(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
     """Attention over two sets of keys from the outputs and log-sum-exps over each (online softmax, Milakov et al. 2018)."""
     lse = np.logaddexp(first[1], second[1])
     shares = [np.exp(part - lse)[..., None] for _, part in (first, second)]
     return first[0] * shares[0] + second[0] * shares[1], lse
 
 
-def with_sinks(part: tuple[Array, Array], sinks: Array) -> tuple[Array, Array]:
+def add_sinks(part: tuple[Array, Array], sinks: Array) -> tuple[Array, Array]:
     """Attention that also sees a key with the logits `sinks` [K,G] and no value."""
     out, lse = part
-    return merge(part, (np.zeros_like(out), np.broadcast_to(sinks, lse.shape)))
+    return merge_attention(part, (np.zeros_like(out), np.broadcast_to(sinks, lse.shape)))
 
 
 @dataclass(frozen=True, slots=True)
 class Router:
     """How experts are scored and chosen (`gating`), and whether the gates of a token are divided by their sum."""
 
-    gating: Gating = DEFAULT.gating
-    normalised: bool = DEFAULT.normalised_gates
+    gating: Gating = DEFAULT_NUMERICS.gating
+    normalised: bool = DEFAULT_NUMERICS.normalised_gates
 
     @classmethod
     def of(cls, numerics: Numerics) -> Router:
@@ -233,7 +242,7 @@ class Router:
         ([[[0.8, 0.2, 0.0, 0.0]]], [[[0.4, 0.1, 0.3, 0.2]]])
         """
         scores = _softmax(logits) if self.gating.scores == SOFTMAX else 1.0 / (1.0 + np.exp(-logits))
-        chosen = _largest(np.where(self._allowed(scores), scores, -np.inf), num_chosen)
+        chosen = _top_mask(np.where(self._allowed(scores), scores, -np.inf), num_chosen)
         gates = np.where(chosen, scores, 0.0)
         return self.gating.scale * (gates / gates.sum(axis=-1, keepdims=True) if self.normalised else gates), scores
 
@@ -242,7 +251,7 @@ class Router:
         gating = self.gating
         grouped = scores.reshape(*scores.shape[:-1], gating.groups, -1)
         best = np.sort(grouped, axis=-1)[..., -gating.votes :].sum(axis=-1)
-        allowed: Array = np.repeat(_largest(best, gating.chosen_groups), grouped.shape[-1], axis=-1)
+        allowed: Array = np.repeat(_top_mask(best, gating.chosen_groups), grouped.shape[-1], axis=-1)
         return allowed
 
     def gradient(self, dgates: Array, gates: Array, scores: Array) -> Array:
@@ -257,7 +266,7 @@ class Router:
         return np.array(scores * (1.0 - scores) * dscores)
 
 
-ROUTER = Router()  # of a model that says nothing else
+DEFAULT_ROUTER = Router()  # of a model that says nothing else
 
 
 def _softmax(logits: Array) -> Array:
@@ -265,7 +274,7 @@ def _softmax(logits: Array) -> Array:
     return np.array(grown / grown.sum(axis=-1, keepdims=True))
 
 
-def _largest(values: Array, count: int) -> Array:
+def _top_mask(values: Array, count: int) -> Array:
     """Which of the last dim are the largest, as many as asked for."""
     found = np.zeros(values.shape, dtype=bool)
     np.put_along_axis(found, np.argsort(-values, axis=-1, kind="stable")[..., :count], True, axis=-1)

@@ -10,74 +10,74 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.derive.sharded_program import Communicate
-from shardwise.derive.sharded_unit import Unit
-from shardwise.derive.tensor_specs import state_rest
-from shardwise.layout.sharding_scheme import Family
-from shardwise.model.optimizer_program import weight_of
+from shardwise.derive.sharded_program import CollectiveStep
+from shardwise.derive.sharded_unit import ShardedUnit
+from shardwise.derive.tensor_specs import state_resting_spec
+from shardwise.layout.sharding_scheme import ShardingScheme
+from shardwise.model.optimizer_program import owning_weight
 from shardwise.model.program import Role
-from shardwise.run.numpy.collectives import rings_of
-from shardwise.run.numpy.devices import Moved, VirtualDevices
-from shardwise.run.numpy.kernels import ROUTER, Router
-from shardwise.sharding.collectives import Kind
+from shardwise.run.numpy.collectives import ring_positions
+from shardwise.run.numpy.devices import MovedElements, VirtualDevices
+from shardwise.run.numpy.kernels import DEFAULT_ROUTER, Router
+from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Spec
-from shardwise.step.unit_instructions import Template, template_of
+from shardwise.step.unit_instructions import UnitInstructions, lower_derived_unit
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.symbolic import Values
+from shardwise.values.symbolic import SymbolValues
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class UnitStepResult:
     """What one step gave: the loss, every gradient, every updated weight and state, and the elements moved by phase."""
 
     loss: float
     gradients: Mapping[str, Array]
     updated: Mapping[str, Array]
-    moved: Mapping[str, Moved]
+    moved: Mapping[str, MovedElements]
 
 
 def run_step(
-    unit: Unit,
-    family: Family,
+    unit: ShardedUnit,
+    family: ShardingScheme,
     mesh: Mesh,
     sizes: Mapping[str, int],
     state: Mapping[str, Array],
     batches: Sequence[Mapping[str, Array]],
-    router: Router = ROUTER,
-) -> StepResult:
+    router: Router = DEFAULT_ROUTER,
+) -> UnitStepResult:
     """Run the unit's forward and backward on each micro-batch, then its update.
 
     `state` maps each weight, and of one that is trained each tensor of the optimizer's state (`w.master`, ...), to whole arrays;
     each batch maps the program's constants to whole arrays. `router` says how experts are chosen.
     """
-    devices, template = VirtualDevices(mesh, sizes, family, router=router), template_of(unit, IssuePolicy())
-    _load(devices, unit, family, state)
-    moved: dict[str, Moved] = {"micro_batch": Counter(), "step": Counter()}
+    devices, template = VirtualDevices(mesh, sizes, family, router=router), lower_derived_unit(unit, IssuePolicy())
+    _load_state(devices, unit, family, state)
+    moved: dict[str, MovedElements] = {"micro_batch": Counter(), "step": Counter()}
     for batch in batches:
-        _micro_batch(devices, template, batch)
+        _run_micro_batch(devices, template, batch)
     moved["micro_batch"], devices.moved = devices.moved, Counter()
-    gradients = {g: devices.get(g, unit.backward.specs[g]) for g in unit.gradients.values()}
-    devices.follow(unit.update.program, template.passes["update"])
+    gradients = {g: devices.gather_array(g, unit.backward.specs[g]) for g in unit.gradients.values()}
+    devices.run_instructions(unit.update.program, template.passes["update"])
     moved["step"] = devices.moved
-    updated = {name: devices.get(name, unit.update.specs[name]) for name in unit.update.program.outputs}
+    updated = {name: devices.gather_array(name, unit.update.specs[name]) for name in unit.update.program.outputs}
     (loss,) = unit.forward.program.outputs
-    return StepResult(float(devices.get(loss, unit.forward.specs[loss])), gradients, updated, moved)
+    return UnitStepResult(float(devices.gather_array(loss, unit.forward.specs[loss])), gradients, updated, moved)
 
 
-def _load(devices: VirtualDevices, unit: Unit, family: Family, state: Mapping[str, Array]) -> None:
+def _load_state(devices: VirtualDevices, unit: ShardedUnit, family: ShardingScheme, state: Mapping[str, Array]) -> None:
     for name in unit.weights:
-        devices.put(name, unit.forward.specs[name], state[name])
+        devices.scatter_array(name, unit.forward.specs[name], state[name])
     program = unit.update.program
-    for name in (*program.named(Role.STATE), *program.named(Role.FACTOR)):
+    for name in (*program.names_with_role(Role.STATE), *program.names_with_role(Role.FACTOR)):
         if name in program.inputs:
-            weight = unit.forward.program.dims(weight_of(name))
-            devices.put(name, state_rest(family, weight, program.dims(name)), state[name])
+            weight = unit.forward.program.dims(owning_weight(name))
+            devices.scatter_array(name, state_resting_spec(family, weight, program.dims(name)), state[name])
 
 
-def _micro_batch(devices: VirtualDevices, template: Template, batch: Mapping[str, Array]) -> None:
+def _run_micro_batch(devices: VirtualDevices, template: UnitInstructions, batch: Mapping[str, Array]) -> None:
     """One forward and backward; loss and gradients are added to those of earlier micro-batches where they rest."""
     unit = template.unit
     program = unit.forward.program
@@ -85,36 +85,38 @@ def _micro_batch(devices: VirtualDevices, template: Template, batch: Mapping[str
     resting = [(loss, loss_spec(unit)), *((g, unit.backward.specs[g]) for g in unit.gradients.values())]
     earlier = {key: devices.held[key] for key in resting if key in devices.held}
     devices.constants = {name: (program.dims(name), array) for name, array in batch.items()}
-    devices.follow(program, template.passes["forward"])
+    devices.run_instructions(program, template.passes["forward"])
     own = devices.held[resting[0]]
-    devices.put(f"d.{loss}", unit.forward.specs[loss], np.ones(()))
-    devices.follow(unit.backward.program, template.passes["backward"])
+    devices.scatter_array(f"d.{loss}", unit.forward.specs[loss], np.ones(()))
+    devices.run_instructions(unit.backward.program, template.passes["backward"])
     devices.held[resting[0]] = own
     for key, shards in earlier.items():
         devices.held[key] = [a + b for a, b in zip(shards, devices.held[key], strict=True)]
 
 
-def loss_spec(unit: Unit) -> Spec:
+def loss_spec(unit: ShardedUnit) -> Spec:
     """How the loss lies before it is summed, which is once per step."""
     (loss,) = unit.forward.program.outputs
     moved = (step.collective for step in unit.forward.communication if step.tensor.name == loss)
     return next((one.before for one in moved), unit.forward.specs[loss])
 
 
-def derived_moves(unit: Unit, mesh: Mesh, sizes: Mapping[str, int], num_micro_batches: int) -> Mapping[str, Moved]:
+def derived_traffic(
+    unit: ShardedUnit, mesh: Mesh, sizes: Mapping[str, int], num_micro_batches: int
+) -> Mapping[str, MovedElements]:
     """What the derivation says that all devices together receive in one step, by scope, kind and axes.
 
     What goes around a ring counts as permutes.
     """
-    values = Values({**sizes, **dict(mesh.axes)})
-    moved: dict[str, Moved] = {"micro_batch": Counter(), "step": Counter()}
+    values = SymbolValues({**sizes, **dict(mesh.axes)})
+    moved: dict[str, MovedElements] = {"micro_batch": Counter(), "step": Counter()}
     for phase, steps in unit.phases().items():
-        around = {moved for ring in rings_of(steps, unit.family).values() for moved in ring}
+        around = {moved for ring in ring_positions(steps, unit.family).values() for moved in ring}
         for position, step in enumerate(steps):
-            if isinstance(step, Communicate) and step.collective.kind is not Kind.SLICE:
+            if isinstance(step, CollectiveStep) and step.collective.kind is not CollectiveKind.SLICE:
                 per_step = phase == "update" or not step.tensor.dims  # the loss is summed once
                 scope, times = ("step", 1) if per_step else ("micro_batch", num_micro_batches)
-                kind = Kind.PERMUTE if position in around else step.collective.kind
+                kind = CollectiveKind.PERMUTE if position in around else step.collective.kind
                 received = step.collective.received_elements.evaluate(values) * mesh.num_devices
                 moved[scope][kind, step.collective.axes] += round(received * times)
     return moved

@@ -9,18 +9,18 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from shardwise.run.faults.rank_status import waits_for
+from shardwise.run.faults.rank_status import wait_for_ranks
 from shardwise.run.parallel.world import World
-from shardwise.run.step_clock import Clock
-from shardwise.run.transport.interface import Message, Work
+from shardwise.run.step_clock import StepClock
+from shardwise.run.transport.interface import IssuedWork, PeerTensor
 from shardwise.sharding.spec import Axes
-from shardwise.step.instructions import CONTROL, axis_group
+from shardwise.step.instructions import CONTROL, charged_axis
 from shardwise.values.units import format_bytes
 
-Issue = Callable[[], Sequence[Work]]
+IssueCollective = Callable[[], Sequence[IssuedWork]]
 
 
-class Carried(NamedTuple):
+class TrafficLabel(NamedTuple):
     """What a collective on a flat array carries: its role (`price.simulation.streams`), and the path of the unit
     that it belongs to."""
 
@@ -28,35 +28,35 @@ class Carried(NamedTuple):
     path: str
 
 
-class Noted(Protocol):
+class RecordedWork(Protocol):
     """A collective that a recorder has seen begin."""
 
-    def follow(self, works: Sequence[Work]) -> None:
+    def follow(self, works: Sequence[IssuedWork]) -> None:
         """It has been issued, and goes on as these."""
 
-    def waited(self) -> AbstractContextManager[None]:
+    def record_wait(self) -> AbstractContextManager[None]:
         """Entered around the wait for it."""
 
 
-class Recorder(Protocol):
+class CollectiveRecorder(Protocol):
     """What watches collectives."""
 
-    def begins(self, kind: str, num_bytes: int, axes: Axes, carries: Carried | None) -> Noted:
+    def begins(self, kind: str, num_bytes: int, axes: Axes, carries: TrafficLabel | None) -> RecordedWork:
         """One is about to be issued."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingWork:
     """A collective of `num_bytes` on its way over `axes`. Waiting for it counts for the parallel axis that it goes over, or for
     control. `noted` is what a recorder knows of it, where one watches."""
 
-    works: Sequence[Work]
+    works: Sequence[IssuedWork]
     term: str
-    clock: Clock
+    clock: StepClock
     kind: str
     axes: Axes
     num_bytes: int
-    noted: Noted | None = None
+    noted: RecordedWork | None = None
 
     @property
     def is_done(self) -> bool:
@@ -66,83 +66,92 @@ class Pending:
     def wait(self) -> None:
         """Until it is done. Raises `LostRankError` where it fails."""
         with (
-            nullcontext() if self.noted is None else self.noted.waited(),
+            nullcontext() if self.noted is None else self.noted.record_wait(),
             self.clock(self.term),
-            waits_for(f"{self.kind} over {', '.join(self.axes)} ({format_bytes(self.num_bytes)})"),
+            wait_for_ranks(f"{self.kind} over {', '.join(self.axes)} ({format_bytes(self.num_bytes)})"),
         ):
             for work in self.works:
                 work.wait()
 
 
-class Exchange:
+class MeshCollectives:
     """Collectives over axes of the mesh, in the background. `carries` says what a flat array has, for whoever watches: what moves
     activations is given by the call that moves it."""
 
-    def __init__(self, world: World, clock: Clock) -> None:
+    def __init__(self, world: World, clock: StepClock) -> None:
         self.world, self.clock = world, clock
-        self.recorder: Recorder | None = None
+        self.recorder: CollectiveRecorder | None = None
 
-    def all_gather(self, whole: Tensor, part: Tensor, axes: Axes, carries: Carried | None = None) -> Pending:
+    def all_gather(self, whole: Tensor, part: Tensor, axes: Axes, carries: TrafficLabel | None = None) -> PendingWork:
         """Parts [n] of all processes, one after the other, into `whole` [degree · n]."""
         group = self.world.group(axes)
-        return self._begin("AllGather", lambda: [group.all_gather(whole, part)], [whole], axes, carries)
+        return self._issue("AllGather", lambda: [group.all_gather(whole, part)], [whole], axes, carries)
 
-    def reduce_scatter(self, part: Tensor, whole: Tensor, axes: Axes, carries: Carried | None = None) -> Pending:
+    def reduce_scatter(
+        self, part: Tensor, whole: Tensor, axes: Axes, carries: TrafficLabel | None = None
+    ) -> PendingWork:
         """The sum of all processes' `whole` [degree · n], each process its `part` [n]."""
         group = self.world.group(axes)
-        return self._begin("ReduceScatter", lambda: [group.reduce_scatter(part, whole)], [whole], axes, carries)
+        return self._issue("ReduceScatter", lambda: [group.reduce_scatter(part, whole)], [whole], axes, carries)
 
-    def all_reduce(self, values: Tensor, axes: Axes, reduction: str = "sum", carries: Carried | None = None) -> Pending:
+    def all_reduce(
+        self, values: Tensor, axes: Axes, reduction: str = "sum", carries: TrafficLabel | None = None
+    ) -> PendingWork:
         """The sum, or the maximum, over all processes, in place."""
         group = self.world.group(axes)
-        return self._begin("AllReduce", lambda: [group.all_reduce(values, reduction)], [values], axes, carries)
+        return self._issue("AllReduce", lambda: [group.all_reduce(values, reduction)], [values], axes, carries)
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, axes: Axes, rows: tuple[Sequence[int], Sequence[int]] | None = None
-    ) -> Pending:
+    ) -> PendingWork:
         """The parts of `sent` each to its process; into `received` what comes from each. `rows` are those of each part of either;
         None: parts are even."""
         into, out_of = (None, None) if rows is None else (list(rows[0]), list(rows[1]))
         group = self.world.group(axes)
-        return self._begin("AllToAll", lambda: [group.all_to_all(received, sent, into, out_of)], [sent], axes)
+        return self._issue("AllToAll", lambda: [group.all_to_all(received, sent, into, out_of)], [sent], axes)
 
-    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor], axes: Axes) -> Pending:
+    def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor], axes: Axes) -> PendingWork:
         """Tensors to the next process, the last one's to the first; those of the process before into `received`."""
         group, place, degree = self.world.group(axes), self.world.position(axes), self.world.mesh.size(axes)
         onward, back = (place + 1) % degree, (place - 1) % degree
-        sending = [Message(values, onward) for values in sent]
-        receiving = [Message(values, back) for values in received]
-        return self._begin("Permute", lambda: group.exchange(sending, receiving), sent, axes)
+        sending = [PeerTensor(values, onward) for values in sent]
+        receiving = [PeerTensor(values, back) for values in received]
+        return self._issue("Permute", lambda: group.exchange(sending, receiving), sent, axes)
 
-    def send(self, values: Tensor, peer: int, axes: Axes) -> Pending:
+    def send(self, values: Tensor, peer: int, axes: Axes) -> PendingWork:
         """To the process at the place `peer` along the axes."""
         group = self.world.group(axes, onward=peer > self.world.position(axes))
-        return self._begin("Send", lambda: [group.send(values, peer)], [values], axes)
+        return self._issue("Send", lambda: [group.send(values, peer)], [values], axes)
 
-    def receive(self, values: Tensor, peer: int, axes: Axes) -> Pending:
+    def receive(self, values: Tensor, peer: int, axes: Axes) -> PendingWork:
         """Into `values` from the process at the place `peer` along the axes, in the order in which it sends."""
         group = self.world.group(axes, onward=peer < self.world.position(axes))
-        return self._begin("Receive", lambda: [group.receive(values, peer)], [values], axes)
+        return self._issue("Receive", lambda: [group.receive(values, peer)], [values], axes)
 
-    def sum_now(self, values: Tensor, axes: Axes) -> Tensor:
+    def sum_and_wait(self, values: Tensor, axes: Axes) -> Tensor:
         """Control traffic: a sum that is waited for, in place."""
         if axes:
-            replace(self.all_reduce(values, axes, carries=Carried(CONTROL, "")), term=CONTROL).wait()
+            replace(self.all_reduce(values, axes, carries=TrafficLabel(CONTROL, "")), term=CONTROL).wait()
         return values
 
-    def largest_now(self, values: Tensor, axes: Axes) -> Tensor:
+    def max_and_wait(self, values: Tensor, axes: Axes) -> Tensor:
         """Control traffic: the largest of each that any process has, in place."""
         if axes:
-            replace(self.all_reduce(values, axes, "max", Carried(CONTROL, "")), term=CONTROL).wait()
+            replace(self.all_reduce(values, axes, "max", TrafficLabel(CONTROL, "")), term=CONTROL).wait()
         return values
 
-    def _begin(
-        self, kind: str, issue: Issue, payloads: Sequence[Tensor], axes: Axes, carries: Carried | None = None
-    ) -> Pending:
+    def _issue(
+        self,
+        kind: str,
+        issue: IssueCollective,
+        payloads: Sequence[Tensor],
+        axes: Axes,
+        carries: TrafficLabel | None = None,
+    ) -> PendingWork:
         num_bytes = sum(one.numel() * one.element_size() for one in payloads)
         if self.recorder is None:
-            return Pending(issue(), axis_group(axes), self.clock, kind, axes, num_bytes)
+            return PendingWork(issue(), charged_axis(axes), self.clock, kind, axes, num_bytes)
         noted = self.recorder.begins(kind, num_bytes, axes, carries)
         works = issue()
         noted.follow(works)
-        return Pending(works, axis_group(axes), self.clock, kind, axes, num_bytes, noted)
+        return PendingWork(works, charged_axis(axes), self.clock, kind, axes, num_bytes, noted)

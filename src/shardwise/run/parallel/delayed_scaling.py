@@ -13,17 +13,17 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from shardwise.run.kernels.matmul import Narrow, narrow_of
+from shardwise.run.kernels.matmul import ProductFormats, product_formats
 from shardwise.run.mixed_precision import DTYPES
-from shardwise.run.parallel.collectives import Exchange
-from shardwise.run.recipe import Recipe
+from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.recipe import TrainingRecipe
 from shardwise.step.collectives import operands_by_path
 from shardwise.step.parameters import unit_paths
-from shardwise.step.rank_program import Instance
-from shardwise.values.precision import Delayed
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.precision import DelayedScaling
 
 
-class DelayedScales:
+class AmaxScaler:
     """Those of a whole model, the same on every rank: `factors` [N], which this step's casts multiply by, the `history` [N, S] of
     largest sizes with the newest first, and what this rank has `seen` [N] in this step.
 
@@ -31,7 +31,7 @@ class DelayedScales:
     not depend on how a batch is cut.
     """
 
-    def __init__(self, rows: Mapping[str, Mapping[str, int]], largest: Tensor, delayed: Delayed) -> None:
+    def __init__(self, rows: Mapping[str, Mapping[str, int]], largest: Tensor, delayed: DelayedScaling) -> None:
         self.rows, self.delayed = rows, delayed
         self.largest = largest * 2.0**-delayed.margin
         self.factors, self.seen = torch.ones_like(largest), torch.zeros_like(largest)
@@ -56,9 +56,9 @@ class DelayedScales:
 
 @dataclass(frozen=True, slots=True)
 class UnitScales:
-    """Those of one unit, by the names of its tensors (`run.kernels.matmul.Scales`)."""
+    """Those of one unit, by the names of its tensors (`run.kernels.matmul.OperandScales`)."""
 
-    model: DelayedScales
+    model: AmaxScaler
     rows: Mapping[str, int]
 
     def factor(self, name: str, values: Tensor) -> Tensor:
@@ -69,29 +69,29 @@ class UnitScales:
         return self.model.factors[row]
 
 
-def delayed_scales(instance: Instance, delayed: Delayed, device: torch.device) -> DelayedScales | None:
+def build_amax_scaler(instance: RankProgram, delayed: DelayedScaling, device: torch.device) -> AmaxScaler | None:
     """Those of a model before its first step: factors of 1, as Transformer Engine begins. None where scales do not follow from
     earlier steps."""
-    narrow = narrow_of(instance.precision)
+    narrow = product_formats(instance.precision)
     if narrow is None or not narrow.scaling.is_delayed:
         return None
     names, numbers = operands_by_path(instance.architecture), count()
     kinds = dict(unit_paths(instance.architecture))
     rows = {path: dict(zip(of_unit, numbers, strict=False)) for path, of_unit in names.items()}
-    largest = [one for path, of_unit in names.items() for one in _largest(instance, narrow, kinds[path], of_unit)]
-    return DelayedScales(rows, torch.tensor(largest, device=device), delayed)
+    largest = [one for path, of_unit in names.items() for one in _format_maxima(instance, narrow, kinds[path], of_unit)]
+    return AmaxScaler(rows, torch.tensor(largest, device=device), delayed)
 
 
-def _largest(instance: Instance, narrow: Narrow, unit: str, names: Iterable[str]) -> list[float]:
+def _format_maxima(instance: RankProgram, narrow: ProductFormats, unit: str, names: Iterable[str]) -> list[float]:
     tensors = instance.unit(unit).tensors
     return [narrow.of(tensors[name]).to.max for name in names]
 
 
-class SharedScales:
+class SharedAmaxScaler:
     """Those of a run, in the `model`; None: its precision recipe has no such scales, and nothing is done."""
 
-    def __init__(self, instance: Instance, recipe: Recipe, exchange: Exchange) -> None:
-        self.model = delayed_scales(instance, recipe.delayed, exchange.world.device)
+    def __init__(self, instance: RankProgram, recipe: TrainingRecipe, exchange: MeshCollectives) -> None:
+        self.model = build_amax_scaler(instance, recipe.delayed, exchange.world.device)
         self.exchange, self.axes = exchange, instance.amax_axes
         self.control = DTYPES[instance.control_dtype]
 
@@ -107,7 +107,7 @@ class SharedScales:
     def end_step(self) -> None:
         """The scales of the next step follow from the largest sizes that any process has seen."""
         if self.model is not None:
-            seen = self.exchange.largest_now(self.model.seen.to(self.control), self.axes)
+            seen = self.exchange.max_and_wait(self.model.seen.to(self.control), self.axes)
             self.model.end_step(seen.float())
 
     def state(self) -> dict[str, Tensor]:

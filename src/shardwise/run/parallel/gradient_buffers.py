@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from shardwise.run.kernels.optimizers import Scaled
-from shardwise.run.parallel.collectives import Exchange, Pending
-from shardwise.run.parallel.flat_parameters import FlatGroup
+from shardwise.run.kernels.optimizers import ScaledTensor
+from shardwise.run.parallel.collectives import MeshCollectives, PendingWork
+from shardwise.run.parallel.flat_parameters import FlatParameterGroup
 from shardwise.sharding.spec import Axes
-from shardwise.step.instructions import OPPOSITE
-from shardwise.step.parameters import Member
+from shardwise.step.instructions import MIRROR_RANKS
+from shardwise.step.parameters import GroupMember
 
 
-class GroupGradients:
+class GradientBuffer:
     """The gradients of one group in one backward pass after the other."""
 
-    def __init__(self, flat: FlatGroup, exchange: Exchange) -> None:
+    def __init__(self, flat: FlatParameterGroup, exchange: MeshCollectives) -> None:
         self.flat, self.exchange = flat, exchange
         self.members = {member.parameter.name: member for member in flat.group.members}
         self.fresh = True  # nothing has been scattered in this step yet
@@ -33,11 +33,13 @@ class GroupGradients:
         self.left = 0  # passes of this step that are still to come
         self.measured = False  # the norm of each pass's gradients is taken
         formats = flat.formats
-        self.given = None if formats.accumulated is None or flat.scatters else GivenGradients(flat)
+        self.given = None if formats.accumulated is None or flat.scatters else GradientStaging(flat)
         self.moving: Tensor | None = None
         self.arriving: Tensor | None = None
-        self.pending: Pending | None = None
-        self.made: Callable[[Tensor], None] = lambda part: None  # called with what is scattered, and with what arrives
+        self.pending: PendingWork | None = None
+        self.on_allocated: Callable[[Tensor], None] = lambda part: (
+            None
+        )  # called with what is scattered, and with what arrives
 
     def begin_step(self, num_passes: int, *, measured: bool) -> None:
         """So many passes will give gradients of the group. `measured`: the norm of those of each is taken."""
@@ -58,7 +60,7 @@ class GroupGradients:
         return self.left == 0
 
     @property
-    def apart(self) -> bool:
+    def uses_separate_buffer(self) -> bool:
         """Whether this pass's gradients have an array of their own: those that are scattered, and behind the first pass those
         whose norm is taken."""
         is_first = not self.begun and len(self.uses) == len(self.members)
@@ -68,18 +70,18 @@ class GroupGradients:
     def array(self) -> Tensor:
         """Where this micro-batch's gradients are put, or added up."""
         flat = self.flat
-        if not self.apart:
+        if not self.uses_separate_buffer:
             return flat.gradients
         if self.moving is None:
             dtype = flat.formats.reduced if flat.scatters else flat.gradients.dtype
             self.moving = flat.zeros(flat.group.padded_size, dtype)
-            self.made(self.moving)
+            self.on_allocated(self.moving)
         return self.moving
 
-    def adds(self, name: str) -> bool:
+    def accumulates(self, name: str) -> bool:
         """Whether a gradient is added to what is there."""
         first = self.absent[name] == self.uses[name]
-        return not first or (name in self.begun and not self.apart)
+        return not first or (name in self.begun and not self.uses_separate_buffer)
 
     def target(self, name: str) -> tuple[Tensor | None, bool]:
         """Where products may write a parameter's gradient, and whether they add it; nowhere, where formats differ."""
@@ -88,21 +90,21 @@ class GroupGradients:
             return self.given.target(member), False
         if self.array.dtype != formats.activations:
             return None, False
-        return self.flat.view(self.array, member), self.adds(name)
+        return self.flat.view(self.array, member), self.accumulates(name)
 
-    def take(self, name: str, gradient: Tensor | None) -> bool:
+    def accept(self, name: str, gradient: Tensor | None) -> bool:
         """A parameter's gradient is ready (None: at its target). Whether it was the last of the group's."""
         member = self.members[name]
         if self.given is not None:
-            gradient = self.given.take(member, gradient)
+            gradient = self.given.accept(member, gradient)
         if gradient is not None:
             resting = self.flat.view(self.array, member)
-            resting.add_(gradient) if self.adds(name) else resting.copy_(gradient)
+            resting.add_(gradient) if self.accumulates(name) else resting.copy_(gradient)
         self.absent[name] -= 1
         self.absent += Counter()  # what is there of is not absent
         return not self.absent
 
-    def add_up(self) -> None:
+    def fold_separate_buffer(self) -> None:
         """What had an array of its own for its norm's sake is added to where gradients rest."""
         if self.moving is None or self.flat.scatters:
             return
@@ -124,10 +126,10 @@ class GroupGradients:
 
     def _scatter(self, whole: Tensor, axes: tuple[str, ...]) -> None:
         self.arriving = self.flat.zeros(self.flat.group.shard_size, self.flat.formats.reduced)
-        self.made(self.arriving)
+        self.on_allocated(self.arriving)
         self.pending = self.exchange.reduce_scatter(self.arriving, whole, axes, self.flat.gradients_carried)
 
-    def _summed(self, values: Tensor, axes: Axes) -> Pending:
+    def _summed(self, values: Tensor, axes: Axes) -> PendingWork:
         return self.exchange.all_reduce(values, axes, carries=self.flat.gradients_carried)
 
     def receive(self) -> None:
@@ -159,15 +161,15 @@ class GroupGradients:
                 self.flat.gradient_shard.copy_(self.arriving)
         self.arriving = self.pending = None
 
-    def add_copies(self) -> None:
+    def sum_shared_copies(self) -> None:
         """Where another stage has a copy of the parameters, the sum of both."""
         flat = self.flat
-        if flat.group.shared:
+        if flat.group.mirrored:
             both = flat.gradient_shard.to(flat.formats.reduced, copy=True)
-            self._summed(both, OPPOSITE).wait()
+            self._summed(both, MIRROR_RANKS).wait()
             flat.gradient_shard.copy_(both)
 
-    def keep_own(self) -> None:
+    def keep_local_once(self) -> None:
         """After a sum that is not the step's last: of what was summed one process keeps each part, so that it is counted once."""
         flat, world = self.flat, self.flat.world
         if flat.scatters:
@@ -179,28 +181,28 @@ class GroupGradients:
                 flat.gradient_shard.copy_(kept)
 
 
-class GivenGradients:
+class GradientStaging:
     """That of a group: `values` [padded]; in a format of one byte each parameter's have a scale, that of the last pass.
 
     It rests, as S1's 20 bytes have it; recipes that keep fp32 gradients alone need none.
     """
 
-    def __init__(self, flat: FlatGroup) -> None:
+    def __init__(self, flat: FlatParameterGroup) -> None:
         self.flat = flat
         self.values = flat.zeros(flat.group.padded_size, flat.formats.gradients)
-        self.scaled: dict[str, Scaled] = {}
+        self.scaled: dict[str, ScaledTensor] = {}
         if self.values.element_size() == 1:
             self.scaled = {one.parameter.name: self._scaled(one) for one in flat.group.members}
 
-    def _scaled(self, member: Member) -> Scaled:
+    def _scaled(self, member: GroupMember) -> ScaledTensor:
         scale = torch.ones(1, device=self.values.device)
-        return Scaled(self.values[member.start : member.stop], scale)
+        return ScaledTensor(self.values[member.start : member.stop], scale)
 
-    def target(self, member: Member) -> Tensor | None:
+    def target(self, member: GroupMember) -> Tensor | None:
         """Where products write a parameter's gradient; None: nowhere, for it is cast when all of it is known."""
         return None if self.scaled else self.flat.view(self.values, member)
 
-    def take(self, member: Member, gradient: Tensor | None) -> Tensor:
+    def accept(self, member: GroupMember, gradient: Tensor | None) -> Tensor:
         """A parameter's gradient is ready (None: at its target): as it rests here, to be added up."""
         if gradient is None:
             return self.flat.view(self.values, member)
@@ -209,7 +211,7 @@ class GivenGradients:
             return kept.to(torch.float32).view(member.shape)
         return self.flat.view(self.values, member).copy_(gradient)
 
-    def resting(self) -> Iterator[Tensor]:
+    def stored_tensors(self) -> Iterator[Tensor]:
         """The values, and the scales of narrow ones."""
         yield self.values
         yield from (one.scale for one in self.scaled.values())

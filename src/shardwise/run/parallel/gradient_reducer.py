@@ -16,21 +16,23 @@ import torch
 from torch import Tensor
 
 from shardwise.run.mixed_precision import DTYPES
-from shardwise.run.parallel.collectives import Exchange
-from shardwise.run.parallel.flat_parameters import FlatGroup
-from shardwise.run.parallel.gradient_buffers import GroupGradients
+from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.parallel.flat_parameters import FlatParameterGroup
+from shardwise.run.parallel.gradient_buffers import GradientBuffer
 from shardwise.run.parallel.sharded_optimizer import sum_of_squares
 from shardwise.sharding.spec import Axes
-from shardwise.step.instructions import OPPOSITE
-from shardwise.step.issued_collectives import divided
-from shardwise.step.rank_program import Instance
+from shardwise.step.instructions import MIRROR_RANKS
+from shardwise.step.issued_collectives import partial_gradient_names
+from shardwise.step.rank_program import RankProgram
 
-Paths = tuple[str, ...]
-Names = Mapping[str, Mapping[str, str]]  # by unit's path, of each trained weight that it uses the parameter's full name
+UnitPaths = tuple[str, ...]
+WeightNames = Mapping[
+    str, Mapping[str, str]
+]  # by unit's path, of each trained weight that it uses the parameter's full name
 
 
 @dataclass(frozen=True, slots=True)
-class UnitGradients:
+class UnitGradientSink:
     """Where one unit's gradients go (`engine.torch.calls.Gradients`)."""
 
     reducer: GradientReducer
@@ -40,8 +42,8 @@ class UnitGradients:
         name = self.names[weight]
         return self.reducer.group_of[name].target(name)
 
-    def give(self, weight: str, gradient: Tensor | None) -> None:
-        self.reducer.take(self.names[weight], gradient)
+    def deliver(self, weight: str, gradient: Tensor | None) -> None:
+        self.reducer.accept(self.names[weight], gradient)
 
 
 class GradientReducer:
@@ -52,57 +54,57 @@ class GradientReducer:
     """
 
     def __init__(
-        self, groups: Sequence[FlatGroup], names: Names, exchange: Exchange, norms: SmallNorms, *, reduction: str,
-        each_pass: bool,
+        self, groups: Sequence[FlatParameterGroup], names: WeightNames, exchange: MeshCollectives, norms: MicroBatchNorms, *,
+        reduction: str, each_pass: bool,
     ) -> None:  # fmt: skip
-        self.groups = [GroupGradients(group, exchange) for group in groups]
+        self.groups = [GradientBuffer(group, exchange) for group in groups]
         self.group_of = {name: one for one in self.groups for name in one.members}
         self.names, self.norms = names, norms
         self.after, self.each_pass = reduction == "after", each_pass
-        self.passing: list[GroupGradients] = []  # those that this pass gives gradients of
+        self.passing: list[GradientBuffer] = []  # those that this pass gives gradients of
         self.num_sent = 0
 
-    def of_unit(self, path: str) -> UnitGradients:
+    def of_unit(self, path: str) -> UnitGradientSink:
         """Where the gradients of the unit at a path go."""
-        return UnitGradients(self, self.names[path])
+        return UnitGradientSink(self, self.names[path])
 
-    def take(self, name: str, gradient: Tensor | None) -> None:
+    def accept(self, name: str, gradient: Tensor | None) -> None:
         """A parameter's gradient is ready; None: at its target."""
         one = self.group_of[name]
-        if one.take(name, gradient):
+        if one.accept(name, gradient):
             self._ready(one)
 
-    def begin_step(self, passes: Counter[Paths]) -> None:
+    def begin_step(self, passes: Counter[UnitPaths]) -> None:
         """`passes`: how often each of some sets of units gives gradients in the step, by their paths."""
         found: Counter[int] = Counter()
         for paths, times in passes.items():
-            found.update({id(one): times for one, _ in self._given_by(paths)})
+            found.update({id(one): times for one, _ in self._buffers_of_units(paths)})
         for one in self.groups:
             one.begin_step(found[id(one)], measured=self.norms.measures)
 
-    def begin_pass(self, paths: Paths, micro_batch: int) -> None:
+    def begin_pass(self, paths: UnitPaths, micro_batch: int) -> None:
         """The units at these paths are going to give their gradients of a micro-batch."""
-        given = self._given_by(paths)
+        given = self._buffers_of_units(paths)
         self.norms.micro_batch = micro_batch
         self.passing, self.num_sent = [one for one, _ in given], 0
         for one, uses in given:
             one.begin_pass(uses)
 
-    def _given_by(self, paths: Paths) -> list[tuple[GroupGradients, Counter[str]]]:
+    def _buffers_of_units(self, paths: UnitPaths) -> list[tuple[GradientBuffer, Counter[str]]]:
         """The groups that units give gradients of, and how many units give that of each member."""
         uses = Counter(name for path in paths for name in self.names[path].values())
         found = [(one, Counter({name: uses[name] for name in one.members if name in uses})) for one in self.groups]
         return [(one, of_group) for one, of_group in found if of_group]
 
-    def _ready(self, one: GroupGradients) -> None:
-        self.norms.take(one)
-        one.add_up()
+    def _ready(self, one: GradientBuffer) -> None:
+        self.norms.accept(one)
+        one.fold_separate_buffer()
         if one.flat.splits_weights:
             one.flat.release()
         if one.flat.scatters or not self.after:
             self._send_ready()
 
-    def _sends(self, one: GroupGradients) -> bool:
+    def _sends(self, one: GradientBuffer) -> bool:
         return one.flat.scatters or one.last or self.each_pass
 
     def _send_ready(self) -> None:
@@ -127,7 +129,7 @@ class GradientReducer:
             again = [one for one in self.passing if not (one.last or one.flat.scatters)]
             _sum_shards(again)
             for one in again:
-                one.keep_own()
+                one.keep_local_once()
 
     def end_step(self) -> None:
         """Each process has the whole sum of its part; of parameters of which another stage has a copy, that of both."""
@@ -135,10 +137,10 @@ class GradientReducer:
             one.receive()
         _sum_shards(self.groups)
         for one in self.groups:
-            one.add_copies()
+            one.sum_shared_copies()
 
 
-def _sum_shards(groups: Sequence[GroupGradients]) -> None:
+def _sum_shards(groups: Sequence[GradientBuffer]) -> None:
     """Over the axes that replicate what was scattered."""
     for one in groups:
         one.reduce_shards()
@@ -146,24 +148,24 @@ def _sum_shards(groups: Sequence[GroupGradients]) -> None:
         one.receive_shards()
 
 
-class SmallNorms:
+class MicroBatchNorms:
     """Adds up the squared norms of a step's micro-batches. Without `measures` it does nothing."""
 
-    def __init__(self, instance: Instance, exchange: Exchange) -> None:
+    def __init__(self, instance: RankProgram, exchange: MeshCollectives) -> None:
         self.exchange, self.mesh = exchange, instance.mesh
         self.axes, self.replicas = instance.noise_axes, instance.family.replica_axes
-        self.divided = divided(instance) if instance.policy.noise_scale else frozenset[str]()
+        self.divided = partial_gradient_names(instance) if instance.policy.noise_scale else frozenset[str]()
         self.control = DTYPES[instance.control_dtype]
         self.measures, self.micro_batch = False, 0
         self._squares: list[Tensor] = []
-        self._parts: dict[FlatGroup, dict[int, Tensor]] = {}
+        self._parts: dict[FlatParameterGroup, dict[int, Tensor]] = {}
 
     def begin_step(self, *, measures: bool) -> None:
         """A step begins in which norms are taken, or not."""
         self.measures = measures
         self._squares, self._parts = [], {}
 
-    def take(self, one: GroupGradients) -> None:
+    def accept(self, one: GradientBuffer) -> None:
         """A group's gradients of the micro-batch are there, or the part of them that one pass gives."""
         if not self.measures:
             return
@@ -182,23 +184,23 @@ class SmallNorms:
             return None
         for flat, parts in self._parts.items():
             for _, values in sorted(parts.items()):
-                if flat.group.shared:
-                    self._square(flat, self._summed(flat, values, OPPOSITE), num_ends=2)
+                if flat.group.mirrored:
+                    self._square(flat, self._summed(flat, values, MIRROR_RANKS), num_ends=2)
                 else:
                     self._square(flat, values)
         total = torch.stack(self._squares).sum().to(self.control)
         self._squares, self._parts = [], {}
-        return self.exchange.sum_now(total, self.axes)
+        return self.exchange.sum_and_wait(total, self.axes)
 
-    def _summed(self, flat: FlatGroup, values: Tensor, axes: Axes) -> Tensor:
+    def _summed(self, flat: FlatParameterGroup, values: Tensor, axes: Axes) -> Tensor:
         """The sum over ranks that have parts of the same gradient."""
         found = values.to(flat.formats.reduced, copy=True)
         self.exchange.all_reduce(found, axes, carries=flat.gradients_carried).wait()
         return found
 
-    def _square(self, flat: FlatGroup, values: Tensor, num_ends: int = 1) -> None:
+    def _square(self, flat: FlatParameterGroup, values: Tensor, num_ends: int = 1) -> None:
         """Add the squares of a gradient that so many ends of the pipeline have alike."""
-        for split, rows in flat.used_alike():
+        for split, rows in flat.full_runs():
             self._squares.append(sum_of_squares(values[rows]) / (num_ends * self._copies(split)))
 
     def _copies(self, split: Collection[str]) -> int:

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwise.model.optimizers.definition import GRADIENT, MASTER, Optimizer, Per, values_of
+from shardwise.model.optimizers.definition import GRADIENT, MASTER, Granularity, Optimizer, formula_values
 from shardwise.run.kernels.device_dispatch import at_least_fp32
-from shardwise.run.parallel.collectives import Exchange
-from shardwise.run.parallel.flat_parameters import FlatGroup, Interval
-from shardwise.step.parameters import Member
+from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.parallel.flat_parameters import FlatParameterGroup, ParameterShard
+from shardwise.step.parameters import GroupMember
 from shardwise.values.boxes import Box
 
 
-class WholeUpdate:
+class WholeMatrixUpdate:
     """What makes of this process's part of the gradients the step of its part of the weights, and the state for that.
 
     What is elementwise is done on the part. What functions of whole matrices read is gathered: over ZeRO's axes as one flat
@@ -26,17 +26,20 @@ class WholeUpdate:
     """
 
     def __init__(
-        self, group: FlatGroup, slots: Sequence[Interval], exchange: Exchange, optimizer: Optimizer,
+        self, group: FlatParameterGroup, slots: Sequence[ParameterShard], exchange: MeshCollectives, optimizer: Optimizer,
         fields: Mapping[str, float],
     ) -> None:  # fmt: skip
         self.group, self.exchange, self.optimizer, self.fields = group, exchange, optimizer, fields
-        (self.read,) = optimizer.gathered
+        (self.read,) = optimizer.gathered_tensors
         self.before, self.after = optimizer.rounds
         formats = group.formats
         dtypes = {
-            n: formats.squares if update.of_squares else formats.moments for n, update in optimizer.moments.items()
+            n: formats.squares if update.is_second_moment else formats.moments
+            for n, update in optimizer.moments.items()
         }
-        of_elements = {name: dtype for name, dtype in dtypes.items() if optimizer.per(name) is Per.ELEMENT}
+        of_elements = {
+            name: dtype for name, dtype in dtypes.items() if optimizer.granularity(name) is Granularity.ELEMENT
+        }
         self.moments = {
             one: {name: group.zeros(one.size, dtype) for name, dtype in of_elements.items()} for one in slots
         }
@@ -51,20 +54,20 @@ class WholeUpdate:
     def step(self, gradients: Tensor, learning_rate: float) -> None:
         """Update the weights and the moments from the gradients [shard]."""
         self.steps += 1
-        values = values_of(self.fields, learning_rate=learning_rate, step=self.steps)
+        values = formula_values(self.fields, learning_rate=learning_rate, step=self.steps)
         direction = self.group.zeros(self.group.group.shard_size, self.group.formats.activations)
         for one, moments in self.moments.items():
             rows = slice(one.start, one.start + one.size)
-            direction[rows] = self._before(values, self.group.state[rows], gradients[rows], moments)
+            direction[rows] = self._update_direction(values, self.group.state[rows], gradients[rows], moments)
         whole = self._gathered(direction)
         for member in self.members:
             matrices = self._matrices(whole, member)
             own = [one for one in self.moments if one.member is member]
             made = self._functions(values, member, matrices, needed=bool(own))
             for one in own:
-                self._after(values, one, made)
+                self._apply_whole(values, one, made)
 
-    def _before(self, values: Any, weight: Tensor, gradient: Tensor, moments: Mapping[str, Tensor]) -> Tensor:
+    def _update_direction(self, values: Any, weight: Tensor, gradient: Tensor, moments: Mapping[str, Tensor]) -> Tensor:
         """The moments after the step, in place, and what the function of whole matrices reads."""
         fine = at_least_fp32(weight.dtype)
         found = {name: one.to(fine) for name, one in {MASTER: weight, GRADIENT: gradient, **moments}.items()}
@@ -77,7 +80,7 @@ class WholeUpdate:
         """Make the elementwise ones of some updates of what is `found`; those that are `kept` are put in place."""
         for name in names:
             update = self.optimizer.updates[name]
-            if not update.whole:
+            if not update.takes_whole_matrix:
                 found[f"{name}'"] = update.formula(values, *(found[read] for read in update.reads))
                 if name in kept:
                     kept[name].copy_(found[f"{name}'"])
@@ -91,7 +94,7 @@ class WholeUpdate:
         self.exchange.all_gather(whole, direction, axes).wait()
         return whole
 
-    def _matrices(self, whole: Tensor, member: Member) -> Tensor:
+    def _matrices(self, whole: Tensor, member: GroupMember) -> Tensor:
         """A parameter's matrices, of a stack this process's, with all their rows and columns, in the dims of the parameter."""
         found = self.group.view(whole, member)
         for place, axes in enumerate(self._split(member)):
@@ -101,7 +104,7 @@ class WholeUpdate:
                 found = torch.cat(parts.unbind(), dim=place)
         return found
 
-    def _split(self, member: Member) -> Iterator[tuple[str, ...]]:
+    def _split(self, member: GroupMember) -> Iterator[tuple[str, ...]]:
         """The axes of several processes that split the rows and columns, dim by dim; none of a stack's."""
         use, matrix = member.parameter.use, member.parameter.matrix
         assert matrix is not None
@@ -109,25 +112,25 @@ class WholeUpdate:
             several = tuple(axis for axis in axes if self.group.world.mesh.size(axis) > 1)
             yield () if dim in matrix.stack else several
 
-    def _functions(self, values: Any, member: Member, matrices: Tensor, *, needed: bool) -> dict[str, Tensor]:
+    def _functions(self, values: Any, member: GroupMember, matrices: Tensor, *, needed: bool) -> dict[str, Tensor]:
         """What functions of a parameter's whole matrices make, in the dims of the parameter; squares in place, and of the rest
         nothing where it is not `needed`."""
-        (stack, rows, _), squares = _folded(member, matrices.shape), self.squares[member]
+        (stack, rows, _), squares = _fold_dims(member, matrices.shape), self.squares[member]
         if matrices.device.type == "cpu" or squares:  # PyTorch's products of 16 bits are slow where a CPU has none
             matrices = matrices.to(at_least_fp32(matrices.dtype))
         found = {self.read: matrices.reshape(*stack, rows, -1)}
         found |= {name: square.to(matrices.dtype) for name, square in squares.items()}
         for name in self.after:
             update = self.optimizer.updates[name]
-            if update.whole and (name in squares or needed):
+            if update.takes_whole_matrix and (name in squares or needed):
                 found[f"{name}'"] = update.formula(values, *(found[read] for read in update.reads))
             if name in squares:  # at once, so that no more than one is there twice; none reads it as it was
                 found[f"{name}'"] = squares[name].copy_(found.pop(f"{name}'")).to(matrices.dtype)
                 del found[name]
-        made = self.optimizer.passed - {self.read}
+        made = self.optimizer.direction_tensors - {self.read}
         return {name: found[name].reshape(matrices.shape) for name in found if name in made}
 
-    def _after(self, values: Any, one: Interval, made: Mapping[str, Tensor]) -> None:
+    def _apply_whole(self, values: Any, one: ParameterShard, made: Mapping[str, Tensor]) -> None:
         """Update this process's part of a parameter, and its moments, from what was `made` of whole matrices."""
         matrix, moments = one.member.parameter.matrix, self.moments[one]
         assert matrix is not None
@@ -139,15 +142,17 @@ class WholeUpdate:
         found = {name: part.to(fine) for name, part in {MASTER: weight, **moments, **parts}.items()}
         self._elementwise(values, self.after, found, {MASTER: weight, **moments})
 
-    def _square(self, member: Member, name: str) -> Tensor:
+    def _square(self, member: GroupMember, name: str) -> Tensor:
         """A tensor of the state [stack, rows, rows] of a parameter's rows or columns; empty where there are too many of them."""
-        stack, *sides = _folded(member, member.shape[: _num_stacked(member)] + member.whole[_num_stacked(member) :])
-        side = sides[self.optimizer.per(name) is Per.COLUMN_PAIR]
-        side = side if side <= self.optimizer.largest_side else 0
+        stack, *sides = _fold_dims(
+            member, member.shape[: _num_stacked(member)] + member.global_shape[_num_stacked(member) :]
+        )
+        side = sides[self.optimizer.granularity(name) is Granularity.COLUMN_PAIR]
+        side = side if side <= self.optimizer.max_preconditioned_side else 0
         dtype = at_least_fp32(self.group.formats.squares)
         return self.group.zeros(math.prod(stack) * side * side, dtype).view(*stack, side, side)
 
-    def pieces(self) -> Iterator[tuple[str, Interval, Tensor]]:
+    def checkpoint_tensors(self) -> Iterator[tuple[str, ParameterShard, Tensor]]:
         """The moments by name, each with the part of the parameter's that it is."""
         for one, kept in self.moments.items():
             yield from ((name, one, values) for name, values in kept.items())
@@ -156,22 +161,22 @@ class WholeUpdate:
                 if square.numel():
                     yield name, self._whole_sides(member, square), square.view(-1)
 
-    def _whole_sides(self, member: Member, square: Tensor) -> Interval:
+    def _whole_sides(self, member: GroupMember, square: Tensor) -> ParameterShard:
         """Where a square is: with this process's part of a stack, and whole in its sides."""
         stacked, window = _num_stacked(member), self.group.window(member)
         sides = tuple(square.shape[stacked:])
-        whole = Member(member.parameter, (*member.whole[:stacked], *sides), tuple(square.shape), 0)
+        whole = GroupMember(member.parameter, (*member.global_shape[:stacked], *sides), tuple(square.shape), 0)
         offsets = (*window.offsets[:stacked], 0, 0)
-        return Interval(whole, 0, 0, square.numel(), Box(offsets, tuple(square.shape)))
+        return ParameterShard(whole, 0, 0, square.numel(), Box(offsets, tuple(square.shape)))
 
 
-def _num_stacked(member: Member) -> int:
+def _num_stacked(member: GroupMember) -> int:
     matrix = member.parameter.matrix
     assert matrix is not None
     return len(matrix.stack)
 
 
-def _folded(member: Member, shape: Sequence[int]) -> tuple[tuple[int, ...], int, int]:
+def _fold_dims(member: GroupMember, shape: Sequence[int]) -> tuple[tuple[int, ...], int, int]:
     """Of a parameter's matrices in some shape the sizes of the stack, and the rows and columns of each."""
     matrix, stacked = member.parameter.matrix, _num_stacked(member)
     assert matrix is not None

@@ -9,19 +9,19 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from shardwise.run.faults.rank_status import LostRankError, Peer, waits_for
-from shardwise.run.faults.rendezvous import Meeting, end_lost, meet
+from shardwise.run.faults.rank_status import LostRankError, Peer, wait_for_ranks
+from shardwise.run.faults.rendezvous import Rendezvous, exit_as_lost, join_rendezvous
 from shardwise.run.faults.torch_stores import PrefixStore
 from shardwise.run.machine_resources import keep_host_memory
 from shardwise.run.recipe import Device
 from shardwise.run.transport.current import current_transport
-from shardwise.run.transport.interface import TIMEOUT, Group, Transport
+from shardwise.run.transport.interface import TIMEOUT, CollectiveGroup, Transport
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes
-from shardwise.step.instructions import OPPOSITE
+from shardwise.step.instructions import MIRROR_RANKS
 from shardwise.values.errors import InputError
 
-MEET = timedelta(minutes=10)  # between the starts of the first and the last rank
+RENDEZVOUS_TIMEOUT = timedelta(minutes=10)  # between the starts of the first and the last rank
 
 
 class World:
@@ -33,7 +33,7 @@ class World:
 
     def __init__(
         self, mesh: Mesh, device: torch.device | str = "cpu", *, transport: Transport | None = None,
-        meeting: Meeting | None = None, timeout: timedelta = TIMEOUT,
+        meeting: Rendezvous | None = None, timeout: timedelta = TIMEOUT,
     ) -> None:  # fmt: skip
         self.mesh, self.device, self.meeting, self.timeout = mesh, torch.device(device), meeting, timeout
         self.transport = current_transport() if transport is None else transport
@@ -43,7 +43,7 @@ class World:
                 f"train: found {self.size} processes; the plan requires {mesh.num_devices}, one for each of its devices"
             )
         self.coordinate = list(mesh.coordinates())[self.rank]
-        self._groups: dict[tuple[Axes, bool], Group] = {}
+        self._groups: dict[tuple[Axes, bool], CollectiveGroup] = {}
 
     @property
     def stage(self) -> int:
@@ -54,7 +54,7 @@ class World:
         """This rank's place in its group over some axes, the first axis the major one."""
         return self.mesh.position(self.coordinate, tuple(axes))
 
-    def group(self, axes: Axes, *, onward: bool = True) -> Group:
+    def group(self, axes: Axes, *, onward: bool = True) -> CollectiveGroup:
         """The group of this rank over some axes, its ranks in the order of these axes.
 
         Messages to ranks that come before have another one than those `onward`: NCCL runs what is sent and what is received
@@ -62,7 +62,7 @@ class World:
         """
         key = axes, onward
         if key not in self._groups:
-            with waits_for(f"the process group over {', '.join(axes)}"):
+            with wait_for_ranks(f"the process group over {', '.join(axes)}"):
                 self._groups[key] = self.transport.new_group(self._members(axes), self.timeout)
         return self._groups[key]
 
@@ -72,13 +72,13 @@ class World:
             group.close()
         self._groups.clear()
 
-    def axes_of(self, group: Group) -> Axes:
+    def axes_of(self, group: CollectiveGroup) -> Axes:
         """The axes that a group is over. Raises `KeyError` for one that was not made here."""
         return {made: axes for (axes, _), made in self._groups.items()}[group]
 
     def _members(self, axes: Axes) -> list[list[int]]:
         """Ranks of each group over some axes."""
-        if axes == OPPOSITE:
+        if axes == MIRROR_RANKS:
             pipelines, last = self._members(("pp",)), self.mesh.size("pp") - 1
             pairs = [sorted({place, last - place}) for place in range(last // 2 + 1)]  # one in the middle is alone
             return [[ranks[place] for place in pair] for ranks in pipelines for pair in pairs]
@@ -90,34 +90,34 @@ class World:
         return [[places[place] for place in sorted(places)] for places in found.values()]
 
 
-def start(asked: Device, timeout: timedelta = TIMEOUT) -> tuple[torch.device, Meeting | None]:
+def join_world(asked: Device, timeout: timedelta = TIMEOUT) -> tuple[torch.device, Rendezvous | None]:
     """Join the processes that torchrun started, if it did: gloo on CPUs, NCCL on GPUs. This one's device, and the meeting.
 
     Raises `InputError` where GPUs are asked for and there are too few, and `LostRankError` where ranks do not come.
     """
     here, meeting = Peer.of_this_process(visible_gpus(asked)), None
     if "RANK" in os.environ and not dist.is_initialized():
-        meeting = meet(here, MEET)
-    device = device_of(asked, (here,) if meeting is None else meeting.peers, here)
+        meeting = join_rendezvous(here, RENDEZVOUS_TIMEOUT)
+    device = choose_device(asked, (here,) if meeting is None else meeting.peers, here)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
         keep_host_memory()
     if meeting is not None:
         try:
-            with waits_for("the process group of all ranks"):
-                _join(meeting, "nccl" if device.type == "cuda" else "gloo", timeout)
+            with wait_for_ranks("the process group of all ranks"):
+                _init_process_group(meeting, "nccl" if device.type == "cuda" else "gloo", timeout)
         except LostRankError as error:
-            end_lost(meeting.keys(), meeting.rank, str(error))
+            exit_as_lost(meeting.keys(), meeting.rank, str(error))
     return device, meeting
 
 
-def _join(meeting: Meeting, backend: str, timeout: timedelta) -> None:
+def _init_process_group(meeting: Rendezvous, backend: str, timeout: timedelta) -> None:
     store = PrefixStore("default_pg", meeting.store)
     dist.init_process_group(backend, store=store, rank=meeting.rank, world_size=meeting.size, timeout=timeout)
 
 
-def stop() -> None:
+def leave_world() -> None:
     """Leave the processes of a run."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
@@ -130,7 +130,7 @@ def visible_gpus(asked: Device) -> tuple[str, ...]:
     return tuple(str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count()))
 
 
-def device_of(asked: Device, peers: Sequence[Peer], here: Peer) -> torch.device:
+def choose_device(asked: Device, peers: Sequence[Peer], here: Peer) -> torch.device:
     """The device of `here`, one of the ranks `peers`: with `auto` a GPU where every rank can have one of its own, else the CPU.
 
     On a host whose ranks all see its GPUs each has that of its local rank. Where a launcher lets each rank see GPUs of its own
@@ -141,7 +141,7 @@ def device_of(asked: Device, peers: Sequence[Peer], here: Peer) -> torch.device:
     hosts: dict[str, list[Peer]] = {}
     for peer in peers:
         hosts.setdefault(peer.host, []).append(peer)
-    numbers = {host: _numbers(ranks) for host, ranks in hosts.items()}
+    numbers = {host: _gpu_numbers(ranks) for host, ranks in hosts.items()}
     lacking = [host for host, found in numbers.items() if found is None]
     if lacking and asked == "cuda":
         ranks = hosts[lacking[0]]
@@ -154,7 +154,7 @@ def device_of(asked: Device, peers: Sequence[Peer], here: Peer) -> torch.device:
     return torch.device("cpu") if lacking or found is None else torch.device("cuda", found[here.rank])
 
 
-def _numbers(ranks: Sequence[Peer]) -> dict[int, int] | None:
+def _gpu_numbers(ranks: Sequence[Peer]) -> dict[int, int] | None:
     """Of each rank of a host the number of its GPU among those that it sees; None where two would share one."""
     for numbers in ({peer.rank: peer.local_rank for peer in ranks}, {peer.rank: 0 for peer in ranks}):
         if all(numbers[peer.rank] < len(peer.gpus) for peer in ranks):

@@ -10,62 +10,72 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
 
-from shardwise.run.recipe import DEVIATIONS, LEAST, LOSS_SPIKE, NON_FINITE, NORM_SPIKE, WINDOW, Action
+from shardwise.run.recipe import (
+    LOSS_SPIKE,
+    MIN_SPIKE_STEPS,
+    NON_FINITE,
+    NORM_SPIKE,
+    SPIKE_DEVIATIONS,
+    SPIKE_WINDOW,
+    AnomalyAction,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class StepAnomaly:
     """What is wrong with a step, by which policy, and what is to be done about it. `where`: rank, unit and tensor, if known."""
 
     step: int
     policy: str
-    action: Action
+    action: AnomalyAction
     text: str
     where: str = ""
 
     def __str__(self) -> str:
         return f"step {self.step}: found {self.text}{'; ' if self.where else ''}{self.where}"
 
-    def found_in(self, where: str) -> Trouble:
+    def at_location(self, where: str) -> StepAnomaly:
         """The same, with the place."""
         return replace(self, where=where)
 
 
-class Judge:
+class AnomalyDetector:
     """Compares the loss and the norm of each step with those of the steps before, the same on all ranks.
 
     `actions` by policy; `window` steps are remembered, without those that were found to be wrong, and a value more than
     `deviations` standard deviations above their mean is a spike.
 
-    >>> judge = Judge({"non_finite": "stop", "loss_spike": "skip", "norm_spike": "ignore"}, window=4, deviations=6.0)
+    >>> judge = AnomalyDetector({"non_finite": "stop", "loss_spike": "skip", "norm_spike": "ignore"}, window=4, deviations=6.0)
     >>> for loss in (3.0, 2.9, 3.1, 3.0):
-    ...     judge.remember(loss, 1.0)
+    ...     judge.record(loss, 1.0)
     >>> print(judge.trouble(5, 9.0, 1.0))
     step 5: found a loss of 9; the mean of the 4 steps before is 3, their standard deviation 0.0816, and 6 of these are allowed
     >>> print(judge.trouble(5, 3.1, float("nan")))
     step 5: found a norm of all gradients of nan; finite ones are required
     """
 
-    def __init__(self, actions: Mapping[str, Action], *, window: int = WINDOW, deviations: float = DEVIATIONS) -> None:
+    def __init__(
+        self, actions: Mapping[str, AnomalyAction], *, window: int = SPIKE_WINDOW, deviations: float = SPIKE_DEVIATIONS
+    ) -> None:
         self.actions, self.deviations = actions, deviations
-        self.least = min(max(window // 2, LEAST), window)
+        self.least = min(max(window // 2, MIN_SPIKE_STEPS), window)
         self._values: dict[str, deque[float]] = {LOSS_SPIKE: deque(maxlen=window), NORM_SPIKE: deque(maxlen=window)}
 
     @property
-    def remembers(self) -> bool:
+    def is_active(self) -> bool:
         """Whether it compares at all."""
         return any(self.actions[name] != "ignore" for name in self._values)
 
-    def trouble(self, step: int, loss: float, norm: float) -> Trouble | None:
+    def trouble(self, step: int, loss: float, norm: float) -> StepAnomaly | None:
         """What is wrong with a step, counted from 1; None where nothing is."""
         known = {LOSS_SPIKE: ("a loss", loss), NORM_SPIKE: ("a norm of all gradients", norm)}
         strange = [f"{what} of {value}" for what, value in known.values() if not math.isfinite(value)]
         if strange:
             text = f"{' and '.join(strange)}; finite ones are required"
-            return Trouble(step, NON_FINITE, self.actions[NON_FINITE], text)
+            return StepAnomaly(step, NON_FINITE, self.actions[NON_FINITE], text)
         for name, (what, value) in known.items():
             if self.actions[name] != "ignore" and (limits := self._above(name, value)):
-                return Trouble(step, name, self.actions[name], f"{what} of {value:.4g}; {limits}")
+                return StepAnomaly(step, name, self.actions[name], f"{what} of {value:.4g}; {limits}")
         return None
 
     def _above(self, name: str, value: float) -> str:
@@ -80,7 +90,7 @@ class Judge:
             f"{self.deviations:g} of these are allowed"
         )
 
-    def remember(self, loss: float, norm: float) -> None:
+    def record(self, loss: float, norm: float) -> None:
         """A step was as it should be."""
         self._values[LOSS_SPIKE].append(loss)
         self._values[NORM_SPIKE].append(norm)
@@ -88,4 +98,4 @@ class Judge:
     def restore(self, steps: Iterable[tuple[float, float]]) -> None:
         """The loss and the norm of the steps that were as they should be, the last ones last."""
         for loss, norm in steps:
-            self.remember(loss, norm)
+            self.record(loss, norm)

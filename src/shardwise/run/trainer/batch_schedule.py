@@ -6,72 +6,80 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise.batch_size.batch_schedule import BatchRamp, GivenSchedule, NoiseSchedule, parse_schedule, ramp_of
+from shardwise.batch_size.batch_schedule import (
+    BatchRamp,
+    NoiseScaleBatches,
+    PhasedBatches,
+    parse_batch_schedule,
+    ramp_from_phases,
+)
 from shardwise.layout.layout import Layout
-from shardwise.pipeline.registry import ACTION_LISTS, problems
-from shardwise.run.recipe import Recipe
+from shardwise.pipeline.registry import ALL_SCHEDULES, find_problems
+from shardwise.run.recipe import TrainingRecipe
 from shardwise.search.plan import Plan
 from shardwise.values.errors import InputError
 
-BATCH_RAMP = "batch_ramp"  # in a checkpoint: the steps from which the batch was another, and its sequences
-NEAR = 64  # micro-batches by which the nearest batch that runs may differ
+BATCH_RAMP_KEY = "batch_ramp"  # in a checkpoint: the steps from which the batch was another, and its sequences
+NEAREST_RANGE = 64  # micro-batches by which the nearest batch that runs may differ
 
 
-def settled_schedule(plan: Plan, recipe: Recipe) -> GivenSchedule | NoiseSchedule | None:
+def complete_schedule(plan: Plan, recipe: TrainingRecipe) -> PhasedBatches | NoiseScaleBatches | None:
     """A recipe's schedule with what it leaves open as the plan has it; None: it has none. Raises `InputError`."""
     if recipe.batch_schedule is None:
         return None
-    schedule = parse_schedule(recipe.batch_schedule)
-    if isinstance(schedule, NoiseSchedule) and not recipe.noise_scale_every:
+    schedule = parse_batch_schedule(recipe.batch_schedule)
+    if isinstance(schedule, NoiseScaleBatches) and not recipe.noise_scale_every:
         raise InputError(
             "--batch-schedule: batches by noise scale follow what is measured; --noise-scale-every N is required"
         )
-    if isinstance(schedule, NoiseSchedule) and schedule.least is None:
-        schedule = replace(schedule, least=min(_least_measured(plan), schedule.most or plan.job.global_batch_tokens))
-    return schedule.settled(plan.job.global_batch_tokens, quantum_tokens(plan))
+    if isinstance(schedule, NoiseScaleBatches) and schedule.least is None:
+        schedule = replace(
+            schedule, least=min(_min_measured_tokens(plan), schedule.most or plan.job.global_batch_tokens)
+        )
+    return schedule.resolve(plan.job.global_batch_tokens, quantum_tokens(plan))
 
 
 def quantum_tokens(plan: Plan) -> int:
     """Tokens of the smallest batch that fills a micro-batch of every replica and that the layout's schedule runs."""
     layout = plan.layout
-    multiple = ACTION_LISTS[layout.schedule].multiple(layout.pp, layout.num_virtual_stages)
+    multiple = ALL_SCHEDULES[layout.schedule].micro_batch_multiple(layout.pp, layout.num_virtual_stages)
     return layout.num_replicas * layout.micro_batch_seqs * int(multiple) * plan.job.seq_len
 
 
-def _least_measured(plan: Plan) -> int:
+def _min_measured_tokens(plan: Plan) -> int:
     """Tokens of the smallest of such batches whose noise scale can be measured."""
     quantum = quantum_tokens(plan)
     return next(size for size in (quantum, 2 * quantum) if _has_parts(plan.layout, size // plan.job.seq_len))
 
 
-def ramp_of_run(plan: Plan, recipe: Recipe, before: BatchRamp | None = None, step: int = 0) -> BatchRamp:
+def batch_ramp(plan: Plan, recipe: TrainingRecipe, before: BatchRamp | None = None, step: int = 0) -> BatchRamp:
     """The batches of a run that has had those of `before` up to `step`; those by noise scale begin with the smallest."""
-    schedule, seq_len = settled_schedule(plan, recipe), plan.job.seq_len
+    schedule, seq_len = complete_schedule(plan, recipe), plan.job.seq_len
     match schedule:
         case None:
             return BatchRamp(recipe.batch_ramp or ((0, plan.job.num_seqs),))
-        case GivenSchedule():
-            return ramp_of(schedule.phases, seq_len, before, step)
-        case NoiseSchedule():
-            begin = ramp_of([(0, schedule.least or 0)], seq_len)
+        case PhasedBatches():
+            return ramp_from_phases(schedule.phases, seq_len, before, step)
+        case NoiseScaleBatches():
+            begin = ramp_from_phases([(0, schedule.least or 0)], seq_len)
             return before.until(step) if before is not None and step else begin
 
 
-def require_batches(plan: Plan, recipe: Recipe) -> None:
+def require_batches(plan: Plan, recipe: TrainingRecipe) -> None:
     """Raise `InputError` where some global batch of a run is not whole sequences, or the layout's pipeline does not run it."""
-    schedule = settled_schedule(plan, recipe)
-    if isinstance(schedule, NoiseSchedule):
-        sizes: Iterable[int] = _sizes(schedule)
-        ramp_of([(0, schedule.least or 0), (1, schedule.increment or 0)], plan.job.seq_len)
+    schedule = complete_schedule(plan, recipe)
+    if isinstance(schedule, NoiseScaleBatches):
+        sizes: Iterable[int] = _possible_sizes(schedule)
+        ramp_from_phases([(0, schedule.least or 0), (1, schedule.increment or 0)], plan.job.seq_len)
     else:
-        sizes = (sequences * plan.job.seq_len for _, sequences in ramp_of_run(plan, recipe).values)
+        sizes = (sequences * plan.job.seq_len for _, sequences in batch_ramp(plan, recipe).values)
     for tokens in sizes:
         _require_schedule(plan.layout, tokens, plan.job.seq_len)
         if recipe.noise_scale_every:
             _require_parts(plan.layout, tokens // plan.job.seq_len)
 
 
-def _sizes(schedule: NoiseSchedule) -> Iterator[int]:
+def _possible_sizes(schedule: NoiseScaleBatches) -> Iterator[int]:
     """Every batch that a schedule by noise scale may decide on, in tokens."""
     least, most, step = schedule.least or 0, schedule.most or 0, schedule.increment or 1
     yield least
@@ -81,9 +89,9 @@ def _sizes(schedule: NoiseSchedule) -> Iterator[int]:
 def _require_schedule(layout: Layout, tokens: int, seq_len: int) -> None:
     size = layout.num_replicas * layout.micro_batch_seqs * seq_len
     count = -(-tokens // size)
-    for problem in _problems(layout, count):
-        near = [other for far in range(1, NEAR) for other in (count - far, count + far) if other > 0]
-        nearest = sorted(other * size for other in [one for one in near if not _problems(layout, one)][:2])
+    for problem in _schedule_problems(layout, count):
+        near = [other for far in range(1, NEAREST_RANGE) for other in (count - far, count + far) if other > 0]
+        nearest = sorted(other * size for other in [one for one in near if not _schedule_problems(layout, one)][:2])
         named = f"the nearest are {' and '.join(f'{one:,}' for one in nearest)} tokens; " if nearest else ""
         raise InputError(
             f"a batch of {tokens // seq_len} sequences ({tokens:,} tokens): {problem}; {named}change --batch-schedule or "
@@ -106,24 +114,24 @@ def _has_parts(layout: Layout, num_seqs: int) -> bool:
     return num_seqs > together * layout.micro_batch_seqs
 
 
-def _problems(layout: Layout, count: int) -> list[str]:
-    return problems(layout.schedule, layout.pp, count, layout.num_virtual_stages)
+def _schedule_problems(layout: Layout, count: int) -> list[str]:
+    return find_problems(layout.schedule, layout.pp, count, layout.num_virtual_stages)
 
 
 def ramp_state(ramp: BatchRamp, step: int) -> dict[str, Any]:
     """What a checkpoint of `step` keeps: the batches until then, and the one that follows."""
-    return {BATCH_RAMP: [list(value) for value in ramp.until(step).values]}
+    return {BATCH_RAMP_KEY: [list(value) for value in ramp.until(step).values]}
 
 
-def resumed_ramp(plan: Plan, recipe: Recipe, values: Mapping[str, Any], step: int) -> BatchRamp:
+def resume_ramp(plan: Plan, recipe: TrainingRecipe, values: Mapping[str, Any], step: int) -> BatchRamp:
     """The batches of a run that goes on from a checkpoint of `step`: those that it had, and behind them its schedule's."""
-    if BATCH_RAMP in values:
-        before = BatchRamp(tuple((first, sequences) for first, sequences in values[BATCH_RAMP]))
+    if BATCH_RAMP_KEY in values:
+        before = BatchRamp(tuple((first, sequences) for first, sequences in values[BATCH_RAMP_KEY]))
     elif recipe.batch_schedule is not None:
         raise InputError(
             f"--batch-schedule: the checkpoint of step {step}, of an earlier version, does not have the batches before it; go on "
             "for a step without --batch-schedule first"
         )
     else:
-        before = ramp_of_run(plan, recipe)
-    return ramp_of_run(plan, recipe, before, step)
+        before = batch_ramp(plan, recipe)
+    return batch_ramp(plan, recipe, before, step)

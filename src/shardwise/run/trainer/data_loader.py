@@ -14,9 +14,9 @@ from shardwise.run.data.batches import Batches
 from shardwise.run.data.read_ahead import ReadAhead
 from shardwise.run.data.sample_order import Int64s
 from shardwise.run.engine.micro_batch import MicroBatch
-from shardwise.run.kernels.attention_mask import Run
+from shardwise.run.kernels.attention_mask import PositionRange
 
-Span = Callable[[str], AbstractContextManager[None]]
+SpanTimer = Callable[[str], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class HostBatch:
     ids_BT: Tensor
     targets_BT: Tensor
     begins_BN: Tensor | None
-    runs: tuple[Run, ...] | None
+    runs: tuple[PositionRange, ...] | None
     length: int
 
     def to(self, device: torch.device) -> MicroBatch:
@@ -43,12 +43,12 @@ class HostBatch:
         return MicroBatch(ids, targets, documents, self.runs, self.length)
 
 
-def _all(seq_len: int) -> None:
+def _all_positions(seq_len: int) -> None:
     """Every place."""
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class MicroBatchLoader:
     """The micro-batches of one replica, of whose sequences this process reads the `places` alone. With `documents` attention
     keeps to them.
 
@@ -60,9 +60,9 @@ class Feed:
     replica: int
     device: torch.device
     documents: bool
-    places: Callable[[int], tuple[Run, ...] | None] = _all
+    places: Callable[[int], tuple[PositionRange, ...] | None] = _all_positions
 
-    def ahead(self, batches: Batches, stop: int) -> ReadAhead[HostBatch]:
+    def prefetch(self, batches: Batches, stop: int) -> ReadAhead[HostBatch]:
         """Those of the steps up to `stop`, on the host, as a thread reads them."""
         return ReadAhead(lambda step: self.on_host(batches, step), stop)
 
@@ -76,7 +76,7 @@ class Feed:
                 ids, targets = map(self._tensor, (batch.inputs_BT, batch.targets_BT))
                 yield HostBatch(ids, targets, begins, runs, batches.seq_len)
 
-    def on_device(self, batches: Iterator[HostBatch], span: Span) -> Iterator[MicroBatch]:
+    def on_device(self, batches: Iterator[HostBatch], span: SpanTimer) -> Iterator[MicroBatch]:
         """The same on the device, with a span around the wait for each."""
         while True:
             with span("data"):

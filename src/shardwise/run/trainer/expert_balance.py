@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from shardwise.run.kernels.experts import capacity_of
-from shardwise.run.parallel.collectives import Exchange
-from shardwise.run.recipe import Recipe
+from shardwise.run.kernels.experts import expert_capacity
+from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.recipe import TrainingRecipe
 from shardwise.sharding.spec import Axes
 
 
-class Balancer:
+class ExpertBalancer:
     """Keeps a model's experts evenly loaded, as the recipe says, and counts how evenly they are.
 
     `biases` are those of the routers' choice [E], by the routers' places in the forward pass. `axes` split the tokens that a
@@ -21,7 +21,12 @@ class Balancer:
     """
 
     def __init__(
-        self, biases: Mapping[int, Tensor], exchange: Exchange, axes: Axes, recipe: Recipe, stages: Axes = ()
+        self,
+        biases: Mapping[int, Tensor],
+        exchange: MeshCollectives,
+        axes: Axes,
+        recipe: TrainingRecipe,
+        stages: Axes = (),
     ) -> None:
         self.biases, self.exchange, self.axes, self.recipe, self.stages = biases, exchange, axes, recipe, stages
         self.counts: dict[int, Tensor] = {}  # rows of each expert in this step [E], by router
@@ -46,7 +51,7 @@ class Balancer:
         if self.recipe.balance != "auxiliary":
             self._count(routed, sums[0])
             return {}
-        counts, probabilities = self.exchange.sum_now(sums, self.axes).unbind()
+        counts, probabilities = self.exchange.sum_and_wait(sums, self.axes).unbind()
         self._count(routed, counts)
         loss, gradient = auxiliary_loss(counts, probabilities)
         self.loss = loss / num_micro_batches + (0.0 if self.loss is None else self.loss)
@@ -54,7 +59,7 @@ class Balancer:
         return dict(zip(routed, (scale * gradient).unbind(), strict=True))
 
     def _count_dropped(self, counts: Tensor, factor: float) -> None:
-        capacity = capacity_of(counts.sum(dim=-1, keepdim=True), counts.shape[-1], factor)
+        capacity = expert_capacity(counts.sum(dim=-1, keepdim=True), counts.shape[-1], factor)
         found = torch.stack(((counts - capacity).clamp(min=0).sum(), counts.sum()))
         self.dropped = found if self.dropped is None else self.dropped + found
 
@@ -72,16 +77,16 @@ class Balancer:
         """Add up the losses of all stages, of which one may have no router (`none`); move the biases of the choice, where the
         recipe balances by them."""
         if self.stages and self.recipe.balance == "auxiliary":
-            self.loss = self.exchange.sum_now(none if self.loss is None else self.loss, self.stages)
+            self.loss = self.exchange.sum_and_wait(none if self.loss is None else self.loss, self.stages)
         if self.counts and self.recipe.balance == "bias":
             self._move_biases()
 
     def _move_biases(self) -> None:
         places = sorted(self.counts)
-        summed = self.exchange.sum_now(torch.stack([self.counts[place] for place in places]), self.axes)
+        summed = self.exchange.sum_and_wait(torch.stack([self.counts[place] for place in places]), self.axes)
         self.counts = dict(zip(places, summed, strict=True))
         for place, counts in self.counts.items():
-            balance(self.biases[place], counts, self.recipe.balance_rate)
+            adjust_bias(self.biases[place], counts, self.recipe.balance_rate)
 
     @property
     def imbalance(self) -> float | None:
@@ -110,7 +115,7 @@ def auxiliary_loss(counts: Tensor, probabilities: Tensor) -> tuple[Tensor, Tenso
     return (gradient * probabilities).sum(), gradient
 
 
-def balance(balance_bias: Tensor, counts: Tensor, rate: float) -> None:
+def adjust_bias(balance_bias: Tensor, counts: Tensor, rate: float) -> None:
     """Raise the bias [E] of experts that got fewer rows than the mean of `counts` by `rate`, lower it where they got more.
 
     Source: Wang et al. 2024, algorithm 1.

@@ -10,26 +10,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardwise.batch_size.batch_schedule import parse_ramp, parse_schedule
+from shardwise.batch_size.batch_schedule import parse_batch_ramp, parse_batch_schedule
 from shardwise.model.optimizers.registry import optimizer_fields
 from shardwise.records.run_folder import RunFolder
 from shardwise.run.recipe import (
-    BATCH_RATES,
+    BATCH_LR_RULES,
     DEVICES,
+    LR_SCHEDULES,
     POLICIES,
-    SCHEDULES,
     Device,
-    Recipe,
-    Source,
+    TrainingRecipe,
+    WeightedSource,
     parse_recipe,
     parse_source,
-    require_distinct,
-    source_words,
+    require_distinct_sources,
+    source_flags,
 )
 from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError, collect
-from shardwise.values.issue_policy import REDUCTIONS
-from shardwise.values.overrides import convert, parse_changes, replaced
+from shardwise.values.errors import InputError, run_all
+from shardwise.values.issue_policy import GRADIENT_REDUCTIONS
+from shardwise.values.overrides import apply_overrides, parse_like, parse_overrides
 from shardwise.values.units import parse_count, parse_quantity
 
 DESCRIPTION = """Train the model of a plan exactly as the plan says, on this machine or, under torchrun, on many, and measure it.
@@ -76,12 +76,12 @@ GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     },
     "training": {
         "--learning-rate": {"metavar": "X", "help": "the highest one (default: 3e-4)"},
-        "--schedule": {"choices": SCHEDULES, "help": "how the learning rate falls after the warm-up (default: cosine)"},
+        "--schedule": {"choices": LR_SCHEDULES, "help": "how the learning rate falls after the warm-up (default: cosine)"},
         "--warmup": {"metavar": "N", "help": "steps in which the learning rate rises (default: none)"},
         "--decay": {"metavar": "N", "help": "of wsd, the last steps, in which it falls (default: none)"},
         "--seed": {"metavar": "N", "help": "of the parameters and of the order of the data (default: 0)"},
         "--clip": {"metavar": "X", "help": "the largest norm of the gradients, or none (default: 1)"},
-        "--reduce": {"choices": REDUCTIONS, "help": "when gradients that rest whole are reduced (default: bucketed)"},
+        "--reduce": {"choices": GRADIENT_REDUCTIONS, "help": "when gradients that rest whole are reduced (default: bucketed)"},
         "--compile": {"action": "store_true", "help": "hand each block to torch.compile"},
         "--batch-schedule": {
             "metavar": "TEXT",
@@ -89,7 +89,7 @@ GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "noise:lambda=2Mi (default: the plan's batch)",
         },
         "--batch-lr": {
-            "choices": tuple(BATCH_RATES), "help": "how the learning rate, that of the plan's batch, follows (default: none)",
+            "choices": tuple(BATCH_LR_RULES), "help": "how the learning rate, that of the plan's batch, follows (default: none)",
         },
         "--set": {
             "action": "append", "default": [], "metavar": "KEY=VALUE",
@@ -111,12 +111,12 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """A run as it was asked for."""
 
     plan: Path
     out: RunFolder
-    recipe: Recipe
+    recipe: TrainingRecipe
     resume: bool = False
     elastic: bool = False
     force: bool = False
@@ -127,7 +127,7 @@ class Settings:
     @property
     def resume_command(self) -> str:
         """What goes on with this run."""
-        words = ["shardwise", "train", self.plan, *source_words(self.recipe.data), "--out", self.out.path, "--resume"]
+        words = ["shardwise", "train", self.plan, *source_flags(self.recipe.data), "--out", self.out.path, "--resume"]
         words += ["--elastic"] if self.elastic else []
         words += [] if self.device == "auto" else ["--device", self.device]
         return shlex.join(map(str, words))
@@ -145,7 +145,7 @@ def add_train_arguments(parser: Parser) -> None:
     )
 
 
-def words_of(arguments: argparse.Namespace) -> list[str]:
+def to_command_line(arguments: argparse.Namespace) -> list[str]:
     """The command line that says the same."""
     words = []
     for flag, settings in FLAGS.items():
@@ -158,7 +158,7 @@ def words_of(arguments: argparse.Namespace) -> list[str]:
     return [*words, "--", arguments.plan]
 
 
-def settings_of(arguments: argparse.Namespace) -> Settings:
+def parse_settings(arguments: argparse.Namespace) -> RunSettings:
     """What the flags stand for. Raises `InputError` with all that is wrong with them."""
     out = RunFolder(Path(arguments.out))
     for flag in ("resume", "elastic") if arguments.force else ():
@@ -167,24 +167,26 @@ def settings_of(arguments: argparse.Namespace) -> Settings:
             raise InputError(problem)
     if arguments.resume:
         out.require_run()
-    resume = arguments.resume or (arguments.elastic and out.holds_a_run)
-    recipe = recipe_of(arguments, out, resume=resume)
-    return Settings(
+    resume = arguments.resume or (arguments.elastic and out.contains_run)
+    recipe = parse_recipe_flags(arguments, out, resume=resume)
+    return RunSettings(
         plan=Path(arguments.plan), out=out, recipe=recipe, resume=resume, elastic=arguments.elastic, force=arguments.force,
-        tensorboard=arguments.tensorboard, device=arguments.device, profile=_profile(arguments.profile, recipe.steps),
+        tensorboard=arguments.tensorboard, device=arguments.device, profile=_parse_profile(arguments.profile, recipe.steps),
     )  # fmt: skip
 
 
-def _profile(text: str | None, steps: int) -> range:
+def _parse_profile(text: str | None, steps: int) -> range:
     """The steps that are recorded. Raises `InputError` for those that the run does not have.
 
-    >>> _profile("10:13", 200)
+    >>> _parse_profile("10:13", 200)
     range(10, 14)
     """
     if text is None:
         return range(0)
     first, colon, last = text.partition(":")
-    found = range(whole(first, "--profile"), whole(last, "--profile") + 1) if colon else range(0)
+    found = (
+        range(parse_whole_number(first, "--profile"), parse_whole_number(last, "--profile") + 1) if colon else range(0)
+    )
     if not (found and found[0] >= 1 and found[-1] <= steps):
         raise InputError(
             f"--profile: found {text!r}; the first and the last of the steps to record, of 1 to {steps}, are required, such as "
@@ -193,46 +195,48 @@ def _profile(text: str | None, steps: int) -> range:
     return found
 
 
-BATCH_RAMP = "--set recipe.batch_ramp"
-MEASURED_EVERY = 10  # steps, where batches follow the noise scale: as many measurements for each decision
+BATCH_RAMP_FLAG = "--set recipe.batch_ramp"
+NOISE_SCALE_EVERY = 10  # steps, where batches follow the noise scale: as many measurements for each decision
 
 
-def recipe_of(arguments: argparse.Namespace, out: RunFolder, *, resume: bool) -> Recipe:
+def parse_recipe_flags(arguments: argparse.Namespace, out: RunFolder, *, resume: bool) -> TrainingRecipe:
     """The recipe that flags give; of a run that goes on, what they leave out is as its folder has it. Raises `InputError`."""
-    given, changes = collect(
-        lambda: _given(arguments) | _policies(arguments.policy),
-        lambda: parse_changes(arguments.set, rooms=("recipe",))["recipe"],
+    given, changes = run_all(
+        lambda: _flag_values(arguments) | _parse_policies(arguments.policy),
+        lambda: parse_overrides(arguments.set, rooms=("recipe",))["recipe"],
     )
-    given |= {"batch_ramp": parse_ramp(changes.pop("batch_ramp"), BATCH_RAMP)} if "batch_ramp" in changes else {}
+    given |= (
+        {"batch_ramp": parse_batch_ramp(changes.pop("batch_ramp"), BATCH_RAMP_FLAG)} if "batch_ramp" in changes else {}
+    )
     if given.get("batch_schedule", "").startswith("noise") and "noise_scale_every" not in given:
-        given["noise_scale_every"] = MEASURED_EVERY
+        given["noise_scale_every"] = NOISE_SCALE_EVERY
     if resume:
-        return replace(changed(parse_recipe(out.read().recipe, str(out.recipe)), changes), **given)
+        return replace(apply_changes(parse_recipe(out.read_inputs().recipe, str(out.recipe)), changes), **given)
     if "steps" not in given:
         raise InputError("--steps: found none; the length of the run is required, such as --steps 200")
-    return changed(Recipe(**given), changes)
+    return apply_changes(TrainingRecipe(**given), changes)
 
 
-def changed(recipe: Recipe, changes: Mapping[str, str]) -> Recipe:
+def apply_changes(recipe: TrainingRecipe, changes: Mapping[str, str]) -> TrainingRecipe:
     """The recipe with values of its own and of the optimizer's fields replaced by what their texts say."""
     fields = optimizer_fields()
-    made: Recipe = replaced(recipe, changes, "recipe", fields)
-    values = {name: convert(text, 0.0, f"--set recipe.{name}") for name, text in changes.items() if name in fields}
+    made: TrainingRecipe = apply_overrides(recipe, changes, "recipe", fields)
+    values = {name: parse_like(text, 0.0, f"--set recipe.{name}") for name, text in changes.items() if name in fields}
     return replace(made, optimizer={**recipe.optimizer, **values})
 
 
-def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+def _flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
     """The fields of the recipe that flags of their own give."""
     parsers = {
-        "data": (arguments.data, _sources),
+        "data": (arguments.data, _parse_sources),
         "steps": (arguments.steps, lambda text: parse_count(text, what="--steps")),
         "learning_rate": (arguments.learning_rate, lambda text: parse_quantity(text, what="--learning-rate", unit="")),
         "schedule": (arguments.schedule, str),
-        "warmup_steps": (arguments.warmup, lambda text: whole(text, "--warmup")),
-        "decay_steps": (arguments.decay, lambda text: whole(text, "--decay")),
-        "seed": (arguments.seed, lambda text: whole(text, "--seed")),
+        "warmup_steps": (arguments.warmup, lambda text: parse_whole_number(text, "--warmup")),
+        "decay_steps": (arguments.decay, lambda text: parse_whole_number(text, "--decay")),
+        "seed": (arguments.seed, lambda text: parse_whole_number(text, "--seed")),
         "to_loss": (arguments.to_loss, lambda text: parse_quantity(text, what="--to-loss", unit="")),
-        "batch_schedule": (arguments.batch_schedule, _checked_schedule),
+        "batch_schedule": (arguments.batch_schedule, _parse_batch_schedule),
         "batch_lr": (arguments.batch_lr, str),
         "clip_norm": (
             arguments.clip,
@@ -240,31 +244,34 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
         ),
         "reduction": (arguments.reduce, str),
         "initial": (getattr(arguments, "from"), lambda text: str(Path(text).resolve())),
-        "noise_scale_every": (arguments.noise_scale_every, lambda text: whole(text, "--noise-scale-every")),
-        "validate_every": (arguments.validate_every, lambda text: whole(text, "--validate-every")),
-        "checkpoint_every": (arguments.checkpoint_every, lambda text: whole(text, "--checkpoint-every")),
+        "noise_scale_every": (
+            arguments.noise_scale_every,
+            lambda text: parse_whole_number(text, "--noise-scale-every"),
+        ),
+        "validate_every": (arguments.validate_every, lambda text: parse_whole_number(text, "--validate-every")),
+        "checkpoint_every": (arguments.checkpoint_every, lambda text: parse_whole_number(text, "--checkpoint-every")),
         "keep_checkpoints": (arguments.keep_last, lambda text: parse_count(text, what="--keep-last")),
-        "keep_every": (arguments.keep_every, lambda text: whole(text, "--keep-every")),
+        "keep_every": (arguments.keep_every, lambda text: parse_whole_number(text, "--keep-every")),
         "compile": (arguments.compile or None, bool),
     }
     given = {name: (text, make) for name, (text, make) in parsers.items() if text is not None}
-    made = collect(*((lambda make=make, text=text: make(text)) for text, make in given.values()))
+    made = run_all(*((lambda make=make, text=text: make(text)) for text, make in given.values()))
     return dict(zip(given, made, strict=True))
 
 
-def _checked_schedule(text: str) -> str:
+def _parse_batch_schedule(text: str) -> str:
     """A schedule's text that can be read; what it leaves open follows from the plan."""
-    parse_schedule(text)
+    parse_batch_schedule(text)
     return text.strip()
 
 
-def _sources(texts: Sequence[str]) -> tuple[Source, ...]:
-    sources = tuple(collect(*(partial(parse_source, text) for text in texts)))
-    require_distinct(sources)
+def _parse_sources(texts: Sequence[str]) -> tuple[WeightedSource, ...]:
+    sources = tuple(run_all(*(partial(parse_source, text) for text in texts)))
+    require_distinct_sources(sources)
     return sources
 
 
-def _policies(texts: Sequence[str]) -> dict[str, Any]:
+def _parse_policies(texts: Sequence[str]) -> dict[str, Any]:
     """What each policy does: "loss-spike=rewind"."""
     found = {}
     for text in texts:
@@ -277,7 +284,7 @@ def _policies(texts: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def whole(text: str, what: str) -> int:
+def parse_whole_number(text: str, what: str) -> int:
     """A whole number of at least 0. Raises `InputError` for other text."""
     if text.strip().startswith("-"):
         raise InputError(f"{what}: found {text!r}; a whole number of at least 0 is required")

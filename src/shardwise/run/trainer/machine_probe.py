@@ -16,47 +16,53 @@ import torch
 
 from shardwise.records.run_folder import RunFolder
 from shardwise.records.step_log import StepRecord
-from shardwise.records.step_memory_and_collectives import Inspection, Measured, Memory, ProcessMemory, measured_payload
-from shardwise.run.faults.agreement import RankGroup, everyones
-from shardwise.run.faults.rank_status import waits_for
-from shardwise.run.mixed_precision import formats_of
+from shardwise.records.step_memory_and_collectives import (
+    MeasuredMemory,
+    ProcessMemory,
+    RunInspection,
+    StepInspection,
+    inspection_payload,
+)
+from shardwise.run.faults.agreement import RankGroup, all_gather_ints
+from shardwise.run.faults.rank_status import wait_for_ranks
+from shardwise.run.mixed_precision import training_dtypes
 from shardwise.run.trainer.step_inspector import process_memory
 from shardwise.search.plan import Plan
-from shardwise.values.atomic_files import write_json
+from shardwise.values.atomic_files import write_json_atomic
 from shardwise.values.issue_policy import BUCKET_BYTES
-from shardwise.values.precision import precision_named
-from shardwise.values.units import counted
+from shardwise.values.precision import get_precision
+from shardwise.values.units import pluralize
 
 
-def machine_of(device: torch.device) -> str:
+def describe_machine(device: torch.device) -> str:
     """What a device is, in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"CPU, {counted(torch.get_num_threads(), 'thread')}"
+    return f"CPU, {pluralize(torch.get_num_threads(), 'thread')}"
 
 
 @dataclass
-class Measuring:
+class RunMeasurement:
     """Measures on all ranks. `probe` gives seconds of short work by name; it is run when this is made, and at the end."""
 
     world: RankGroup
     out: RunFolder
     probe: Callable[[], Mapping[str, float]]
-    found: Measured = field(init=False)
+    found: RunInspection = field(init=False)
 
     def __post_init__(self) -> None:
         device = self.world.device
-        self.found = Measured(device=device.type, machine=machine_of(device), before=self.probe())
+        self.found = RunInspection(device=device.type, machine=describe_machine(device), before=self.probe())
 
     def begin(self) -> None:
         """A run begins, or goes on: nothing is known of it yet."""
         self._keep(self.found)
 
-    def step(self, record: StepRecord, seen: Inspection) -> None:
+    def step(self, record: StepRecord, seen: StepInspection) -> None:
         """A step was watched; what the fullest rank held is kept."""
         process = process_memory(self.world.device)
-        held = everyones(self.world, _Held.numbers(seen.memory, process), "memory of the watched step")
-        ranks = [_Held(*numbers) for numbers in held]
+        held = all_gather_ints(self.world, _MemoryRow.numbers(seen.memory, process), "memory of the watched step")
+        ranks = [_MemoryRow(*numbers) for numbers in held]
         rank = max(range(len(ranks)), key=lambda one: ranks[one].peak_bytes)
         memory, process = ranks[rank].memory(seen.memory), ranks[rank].process(process)
         self._keep(
@@ -69,36 +75,36 @@ class Measuring:
         """The run has ended."""
         self._keep(replace(self.found, after=self.probe()))
 
-    def _keep(self, found: Measured) -> None:
+    def _keep(self, found: RunInspection) -> None:
         self.found = found
         if self.world.rank == 0:
-            write_json(self.out.measured, measured_payload(found))
+            write_json_atomic(self.out.measured, inspection_payload(found))
 
 
-class _Held:
+class _MemoryRow:
     """A rank's memory as a row of numbers, which ranks can hand around."""
 
     def __init__(self, peak_bytes: int, *numbers: int) -> None:
         self.peak_bytes, self._numbers = peak_bytes, numbers
 
     @staticmethod
-    def numbers(memory: Memory, process: ProcessMemory) -> list[int]:
+    def numbers(memory: MeasuredMemory, process: ProcessMemory) -> list[int]:
         known = [-1 if one is None else one for one in process]
         return [memory.peak_bytes, *memory.at_peak.values(), *memory.largest.values(), *known]
 
-    def memory(self, like: Memory) -> Memory:
+    def memory(self, like: MeasuredMemory) -> MeasuredMemory:
         """`like` has the terms, which are those of every rank."""
         count = len(like.at_peak)
         at_peak = dict(zip(like.at_peak, self._numbers[:count], strict=True))
         largest = dict(zip(like.largest, self._numbers[count : count + len(like.largest)], strict=True))
-        return Memory(peak_bytes=self.peak_bytes, at_peak=at_peak, largest=largest)
+        return MeasuredMemory(peak_bytes=self.peak_bytes, at_peak=at_peak, largest=largest)
 
     def process(self, like: ProcessMemory) -> ProcessMemory:
         known = self._numbers[-len(like) :]
         return ProcessMemory(known[0], *(None if one < 0 else one for one in known[1:]))
 
 
-LEAST, MOST = 256, 4096  # rows and columns of the product: long enough to time, and short
+MIN_SIZE, MAX_SIZE = 256, 4096  # rows and columns of the product: long enough to time, and short
 COPIED_BYTES = 2**26  # larger than the caches of a host
 BUDGET_S, REPEATS, WARM_UPS = 0.5, 9, 2  # seconds of a piece of work, and how often it runs at least
 SUMMED = 21  # how often the sum runs: as often on every rank
@@ -106,30 +112,30 @@ SUMMED = 21  # how often the sum runs: as often on every rank
 
 def probe(plan: Plan, world: RankGroup) -> dict[str, float]:
     """Seconds of short work by name, each the median of its repetitions, on the slowest rank."""
-    found = _seconds(plan, world)
+    found = _measure_seconds(plan, world)
     if world.device.type == "cuda":
         torch.cuda.empty_cache()  # what the allocator keeps is to be the run's
-    ranks = everyones(world, [round(seconds * 1e9) for seconds in found.values()], "the times of the probe")
+    ranks = all_gather_ints(world, [round(seconds * 1e9) for seconds in found.values()], "the times of the probe")
     return {name: max(column) / 1e9 for name, column in zip(found, zip(*ranks, strict=True), strict=True)}
 
 
-def _seconds(plan: Plan, world: RankGroup) -> dict[str, float]:
+def _measure_seconds(plan: Plan, world: RankGroup) -> dict[str, float]:
     """This rank's."""
-    found = {name: _timed(run, world.device) for name, run in _work(plan, world.device)}
+    found = {name: _time_median(run, world.device) for name, run in _work(plan, world.device)}
     if world.size > 1:
         summed = torch.zeros(int(BUCKET_BYTES) // 4, device=world.device)
         group = world.transport.world
-        with waits_for("the AllReduces of the probe"):
+        with wait_for_ranks("the AllReduces of the probe"):
             group.all_reduce(summed).wait()  # so that they begin together
-            found["collectives"] = _timed(lambda: group.all_reduce(summed).wait(), world.device, exactly=SUMMED)
+            found["collectives"] = _time_median(lambda: group.all_reduce(summed).wait(), world.device, exactly=SUMMED)
     return found
 
 
 def _work(plan: Plan, device: torch.device) -> Iterator[tuple[str, Callable[[], object]]]:
     """A product [m, k] · [k, n] as of a block's first projection, in the plan's format, and a copy."""
-    dtype = formats_of(precision_named(plan.job.precision)).weights
+    dtype = training_dtypes(get_precision(plan.job.precision)).weights
     rows = plan.layout.micro_batch_seqs * plan.job.seq_len
-    m, k, n = (min(max(size, LEAST), MOST) for size in (rows, plan.model.d_model, plan.model.d_ff))
+    m, k, n = (min(max(size, MIN_SIZE), MAX_SIZE) for size in (rows, plan.model.d_model, plan.model.d_ff))
     left, right = torch.ones(m, k, device=device, dtype=dtype), torch.ones(k, n, device=device, dtype=dtype)
     out = torch.empty(m, n, device=device, dtype=dtype)
     yield "products", lambda: torch.mm(left, right, out=out)
@@ -138,16 +144,16 @@ def _work(plan: Plan, device: torch.device) -> Iterator[tuple[str, Callable[[], 
     yield "memory", lambda: target.copy_(source)
 
 
-def _timed(run: Callable[[], object], device: torch.device, *, exactly: int | None = None) -> float:
+def _time_median(run: Callable[[], object], device: torch.device, *, exactly: int | None = None) -> float:
     for _ in range(WARM_UPS):
-        _once(run, device)
+        _time_once(run, device)
     found: list[float] = []
     while len(found) < (exactly or REPEATS) or (exactly is None and sum(found) < BUDGET_S):
-        found.append(_once(run, device))
+        found.append(_time_once(run, device))
     return median(found)
 
 
-def _once(run: Callable[[], object], device: torch.device) -> float:
+def _time_once(run: Callable[[], object], device: torch.device) -> float:
     started = time.perf_counter()
     run()
     if device.type == "cuda":

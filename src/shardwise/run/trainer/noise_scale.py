@@ -8,17 +8,17 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from shardwise.batch_size.batch_schedule import NoiseSchedule
-from shardwise.batch_size.noise_estimators import NoiseAverage, NoiseSample, sample_of_parts
-from shardwise.batch_size.run_noise import sample_of
+from shardwise.batch_size.batch_schedule import NoiseScaleBatches
+from shardwise.batch_size.noise_estimators import NoiseSample, RunningNoise, noise_sample_of_parts
+from shardwise.batch_size.run_noise import noise_sample_of
 from shardwise.layout.layout import Layout
-from shardwise.records.step_log import BATCH, StepRecord, read_log
+from shardwise.records.step_log import BATCH_EVENT, StepRecord, read_log
 from shardwise.run.data.batches import Batches
-from shardwise.run.faults.agreement import RankGroup, from_first
-from shardwise.run.trainer.batch_schedule import settled_schedule
-from shardwise.run.trainer.flags import Settings
-from shardwise.run.trainer.interfaces import Trainer
-from shardwise.run.trainer.run_reporter import Watch
+from shardwise.run.faults.agreement import RankGroup, broadcast_from_first
+from shardwise.run.trainer.batch_schedule import complete_schedule
+from shardwise.run.trainer.flags import RunSettings
+from shardwise.run.trainer.interfaces import StepTrainer
+from shardwise.run.trainer.run_reporter import RunReporter
 from shardwise.search.plan import Plan
 
 
@@ -29,7 +29,7 @@ def noise_sample(squares: float, norm: float, targets: Iterable[int]) -> NoiseSa
     tokens = [count for count in targets if count]
     if len(tokens) < 2 or not (math.isfinite(squares) and math.isfinite(norm)):
         return None
-    return sample_of_parts(squares, norm**2, tokens)
+    return noise_sample_of_parts(squares, norm**2, tokens)
 
 
 def targets_of_parts(batches: Batches, step: int, layout: Layout, num_parts: int) -> Iterator[int]:
@@ -41,22 +41,22 @@ def targets_of_parts(batches: Batches, step: int, layout: Layout, num_parts: int
 
 
 @dataclass
-class Resizing:
+class BatchResizer:
     """All ranks call each of these together; a schedule that is not by noise scale changes nothing here.
 
     The average is made of what the log has, whether the run was stopped in between or not, so that it decides the same.
     """
 
     plan: Plan
-    settings: Settings
+    settings: RunSettings
     world: RankGroup
-    trainer: Trainer
+    trainer: StepTrainer
     batches: Batches
-    _average: NoiseAverage = field(default_factory=NoiseAverage)
+    _average: RunningNoise = field(default_factory=RunningNoise)
 
     def __post_init__(self) -> None:
-        found = settled_schedule(self.plan, self.settings.recipe)
-        self._schedule = found if isinstance(found, NoiseSchedule) else None
+        found = complete_schedule(self.plan, self.settings.recipe)
+        self._schedule = found if isinstance(found, NoiseScaleBatches) else None
 
     def resume(self) -> None:
         """Of a run that goes on: what its log has of the steps before."""
@@ -64,14 +64,14 @@ class Resizing:
             for record in read_log(self.settings.out.log).steps:
                 self._add(record)
 
-    def step(self, record: StepRecord, watch: Watch | None) -> None:
+    def step(self, record: StepRecord, watch: RunReporter | None) -> None:
         """A step is done: where a decision is due, the next ones may have another batch."""
         if self._schedule is None:
             return
         self._add(record)
         if record.step % self._schedule.every:
             return
-        found = from_first(self.world, [self._decided(self._schedule)], "the batch by noise scale")
+        found = broadcast_from_first(self.world, [self._choose_num_seqs(self._schedule)], "the batch by noise scale")
         num_seqs, before = int(found[0]), self.batches.ramp.sequences(record.step)
         if num_seqs and num_seqs != before:
             self.trainer.resize(self.batches.ramp.then(record.step, num_seqs))
@@ -79,18 +79,18 @@ class Resizing:
                 self._report(watch, record.step, num_seqs)
 
     def _add(self, record: StepRecord) -> None:
-        sample = sample_of(record)
+        sample = noise_sample_of(record)
         if sample is not None:
             self._average.add(sample)
 
-    def _decided(self, schedule: NoiseSchedule) -> int:
+    def _choose_num_seqs(self, schedule: NoiseScaleBatches) -> int:
         """Sequences of the next batches; 0 as long as there is no estimate."""
         noise = self._average.tokens
         return 0 if noise is None else schedule.batch(noise) // self.plan.job.seq_len
 
-    def _report(self, watch: Watch, step: int, num_seqs: int) -> None:
+    def _report(self, watch: RunReporter, step: int, num_seqs: int) -> None:
         tokens, noise = num_seqs * self.plan.job.seq_len, self._average.tokens
         said = (
             f"step {step}: batches of {tokens:,} tokens from the next one on, by a noise scale of {noise:,.0f} tokens"
         )
-        watch.event(BATCH, step, {"batch_tokens": tokens, "noise_tokens": noise}, said)
+        watch.event(BATCH_EVENT, step, {"batch_tokens": tokens, "noise_tokens": noise}, said)

@@ -10,28 +10,28 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from shardwise.pipeline.actions import BACKWARD, FORWARD, INPUT, WEIGHT, Action
-from shardwise.pipeline.messages import Message
+from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Action
+from shardwise.pipeline.messages import StageMessage
 from shardwise.run.engine.micro_batch import MicroBatch
-from shardwise.run.engine.model import Pass, TorchModel
-from shardwise.run.parallel.collectives import Exchange, Pending
+from shardwise.run.engine.model import InFlightPass, TorchModel
+from shardwise.run.parallel.collectives import MeshCollectives, PendingWork
 from shardwise.run.parallel.flat_parameters import WeightGatherer
 from shardwise.run.parallel.gradient_reducer import GradientReducer
-from shardwise.run.step_clock import Clock
-from shardwise.run.trainer.expert_balance import Balancer
+from shardwise.run.step_clock import StepClock
+from shardwise.run.trainer.expert_balance import ExpertBalancer
 from shardwise.step.instructions import PIPELINE
-from shardwise.step.rank_program import Instance
+from shardwise.step.rank_program import RankProgram
 
-Place = tuple[int, int]  # a stage and a micro-batch
+StageMicroBatch = tuple[int, int]  # a stage and a micro-batch
 
 
-class Arriving(NamedTuple):
+class IncomingTensor(NamedTuple):
     """A hidden state or the gradient of one: here, or on its way."""
 
     values: Tensor
-    pending: Pending | None = None
+    pending: PendingWork | None = None
 
-    def here(self) -> Tensor:
+    def wait(self) -> Tensor:
         """The values, once they have come."""
         if self.pending is not None:
             self.pending.wait()
@@ -39,31 +39,31 @@ class Arriving(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Parts:
+class PassContext:
     """What runs the passes, and what they run beside. `forward_ended` is called behind each forward pass, `messaging` with what
     goes to another stage and with the gradients that come from one; `around` is entered around the computation of each pass,
     without what it waits for from other stages."""
 
-    instance: Instance
+    instance: RankProgram
     model: TorchModel
     reducer: GradientReducer
     gatherer: WeightGatherer
-    balancer: Balancer
-    exchange: Exchange
-    clock: Clock
+    balancer: ExpertBalancer
+    exchange: MeshCollectives
+    clock: StepClock
     forward_ended: Callable[[], None]
     messaging: Callable[[Tensor], None]
     around: Callable[[Action], AbstractContextManager[None]]
 
 
-class StepPasses:
+class PipelineRunner:
     """The passes of one step: `num_targets` are those of the whole step, `num_micro_batches` those of this process.
 
     To evaluate a model (`trains` is False) there are forward passes alone. Gradients are those of the loss times `loss_scale`.
     """
 
     def __init__(
-        self, parts: Parts, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, *,
+        self, parts: PassContext, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, *,
         trains: bool = True, loss_scale: float = 1.0,
     ) -> None:  # fmt: skip
         self.loss_scale = loss_scale
@@ -74,10 +74,10 @@ class StepPasses:
         self.batches: dict[int, MicroBatch] = {}
         self.shapes: list[tuple[int, ...]] = []
         self.last_stage = {one.micro_batch: one.stage for one in self._actions() if one.kind == FORWARD}
-        self.on_way: dict[Place, Pass] = {}
-        self.penalties: dict[Place, dict[int, Tensor]] = {}
-        self.inbox: dict[Action, Arriving] = {}
-        self.sent: dict[Message, tuple[Pending, Tensor]] = {}
+        self.on_way: dict[StageMicroBatch, InFlightPass] = {}
+        self.penalties: dict[StageMicroBatch, dict[int, Tensor]] = {}
+        self.inbox: dict[Action, IncomingTensor] = {}
+        self.sent: dict[StageMessage, tuple[PendingWork, Tensor]] = {}
         self.losses: list[Tensor] = []
 
     def _actions(self) -> Iterable[Action]:
@@ -87,7 +87,7 @@ class StepPasses:
         """All of them. The losses of this process: the model's, and those of multi-token prediction; none without a head."""
         parts = self.parts
         passes = ((one.kind, one.stage) for one in self._actions() if one.kind != FORWARD)
-        parts.reducer.begin_step(Counter(parts.instance.giving(*one) for one in passes))
+        parts.reducer.begin_step(Counter(parts.instance.units_with_weight_grads(*one) for one in passes))
         for step in self.steps:
             for message in step.receives:
                 self._receive(message)
@@ -97,15 +97,15 @@ class StepPasses:
                 self._send(message)
             if any(action.kind != FORWARD for action in step.slot):
                 self._end_pass()
-            for message in (*step.arrived, *self._done()):
-                self._has_arrived(message)
+            for message in (*step.acknowledged, *self._done()):
+                self._release_message(message)
         for message in list(self.sent):
-            self._has_arrived(message)
+            self._release_message(message)
         return self.losses
 
     def _forward(self, action: Action) -> None:
         parts, place = self.parts, action[1:]
-        x = self._taken(Action(FORWARD, action.stage - 1, action.micro_batch))
+        x = self._take_input(Action(FORWARD, action.stage - 1, action.micro_batch))
         batch = self._batch(action.micro_batch)
         if self.last_stage[action.micro_batch] == action.stage:
             del self.batches[action.micro_batch]
@@ -115,18 +115,18 @@ class StepPasses:
             )
             if self.trains:
                 self.penalties[place] = self._penalties(on_way)
-            if not (self.trains and parts.instance.turns):
+            if not (self.trains and parts.instance.backward_follows_forward):
                 parts.gatherer.end()
         if on_way.output is None:
             own = self._unscaled((on_way.loss, *on_way.further))
             self.losses = [one + earlier for one, earlier in zip(own, self.losses, strict=True)] if self.losses else own
         else:
-            self.inbox[action], on_way.output = Arriving(on_way.output), None
+            self.inbox[action], on_way.output = IncomingTensor(on_way.output), None
         if self.trains:
             self.on_way[place] = on_way
             parts.forward_ended()
 
-    def _penalties(self, on_way: Pass) -> dict[int, Tensor]:
+    def _penalties(self, on_way: InFlightPass) -> dict[int, Tensor]:
         found = self.parts.balancer.penalties(on_way.routed, self.num_micro_batches)
         return (
             {place: penalty * self.loss_scale for place, penalty in found.items()} if self.loss_scale != 1.0 else found
@@ -140,15 +140,19 @@ class StepPasses:
         """Of the whole, of the part that the stage before waits for, or of the weights' gradients."""
         parts, place = self.parts, action[1:]
         on_way = self.on_way[place]
-        dx = self._taken(Action(BACKWARD, action.stage + 1, action.micro_batch)) if action.kind != WEIGHT else None
-        parts.reducer.begin_pass(parts.instance.giving(action.kind, action.stage), action.micro_batch)
+        dx = (
+            self._take_input(Action(FULL_BACKWARD, action.stage + 1, action.micro_batch))
+            if action.kind != BACKWARD_WEIGHT
+            else None
+        )
+        parts.reducer.begin_pass(parts.instance.units_with_weight_grads(action.kind, action.stage), action.micro_batch)
         with parts.clock("backward"), parts.around(action):
-            if action.kind == WEIGHT:
+            if action.kind == BACKWARD_WEIGHT:
                 parts.model.weights(on_way)
             else:
                 self._backward_of_inputs(action, on_way, dx)
             parts.gatherer.end()
-        if action.kind != INPUT:  # its weights' gradients are still to come
+        if action.kind != BACKWARD_INPUT:  # its weights' gradients are still to come
             del self.on_way[place]
 
     def _end_pass(self) -> None:
@@ -156,16 +160,16 @@ class StepPasses:
         with self.parts.clock("backward"):
             self.parts.reducer.end_pass()
 
-    def _backward_of_inputs(self, action: Action, on_way: Pass, dx: Tensor | None) -> None:
+    def _backward_of_inputs(self, action: Action, on_way: InFlightPass, dx: Tensor | None) -> None:
         penalties = self.penalties.pop(action[1:])
         dx = self.parts.model.backward(on_way, penalties, kind=action.kind, dx=dx)
         if dx is not None:
-            self.inbox[Action(BACKWARD, action.stage, action.micro_batch)] = Arriving(dx)
+            self.inbox[Action(FULL_BACKWARD, action.stage, action.micro_batch)] = IncomingTensor(dx)
 
-    def _taken(self, key: Action) -> Tensor | None:
+    def _take_input(self, key: Action) -> Tensor | None:
         """What another stage has given; None at the ends of the model."""
         arriving = self.inbox.pop(key, None)
-        return None if arriving is None else arriving.here()
+        return None if arriving is None else arriving.wait()
 
     def _batch(self, number: int) -> MicroBatch:
         while len(self.shapes) <= number:
@@ -174,32 +178,32 @@ class StepPasses:
             self.shapes.append((len(batch.ids_BT), batch.seq_len))
         return self.batches[number]
 
-    def _receive(self, message: Message) -> None:
+    def _receive(self, message: StageMessage) -> None:
         """What the other stage sends is on its way from now on."""
-        parts, key = self.parts, _key(message.action)
+        parts, key = self.parts, _inbox_key(message.action)
         if len(self.shapes) <= key.micro_batch:
             self._batch(key.micro_batch)
-        values = parts.model.hidden(parts.instance.hidden, self.shapes[key.micro_batch])
+        values = parts.model.empty_hidden_state(parts.instance.hidden_state_spec, self.shapes[key.micro_batch])
         if key.kind != FORWARD:  # activations are saved for the backward pass
             parts.messaging(values)
-        self.inbox[key] = Arriving(values, parts.exchange.receive(values, message.source, PIPELINE))
+        self.inbox[key] = IncomingTensor(values, parts.exchange.receive(values, message.source, PIPELINE))
 
-    def _send(self, message: Message) -> None:
-        values = self.inbox.pop(_key(message.action)).here().contiguous()
+    def _send(self, message: StageMessage) -> None:
+        values = self.inbox.pop(_inbox_key(message.action)).wait().contiguous()
         self.parts.messaging(values)
         self.sent[message] = self.parts.exchange.send(values, message.target, PIPELINE), values
 
-    def _done(self) -> list[Message]:
+    def _done(self) -> list[StageMessage]:
         """Messages of which the transport says that they have gone, earlier than the order of the schedule proves it."""
         return [message for message, (pending, _) in self.sent.items() if pending.is_done]
 
-    def _has_arrived(self, message: Message) -> None:
+    def _release_message(self, message: StageMessage) -> None:
         """What a message carries is needed no longer."""
         if message in self.sent:
             pending, _ = self.sent.pop(message)
             pending.wait()
 
 
-def _key(action: Action) -> Action:
+def _inbox_key(action: Action) -> Action:
     """Under which a stage finds what another gives: gradients of activations, whichever pass makes them."""
-    return action if action.kind == FORWARD else action._replace(kind=BACKWARD)
+    return action if action.kind == FORWARD else action._replace(kind=FULL_BACKWARD)

@@ -6,63 +6,63 @@ from collections import Counter
 from collections.abc import Mapping, Set
 
 from shardwise.price.layout_pricer import Pricing
-from shardwise.run.recipe import Recipe
+from shardwise.run.recipe import TrainingRecipe
 from shardwise.search.plan import Plan
-from shardwise.sharding.collectives import ROWS, Issued
-from shardwise.step.rank_program import Instance
-from shardwise.values.issue_policy import IssuePolicy, Statistics
-from shardwise.values.precision import precision_named
+from shardwise.sharding.collectives import ROWS, IssuedCollective
+from shardwise.step.rank_program import RankProgram
+from shardwise.values.issue_policy import IssuePolicy, RouterStatistics
+from shardwise.values.precision import get_precision
 
-STATISTICS: Mapping[str, Statistics] = {"auxiliary": "micro_batch", "bias": "step", "none": "never"}
+ROUTER_STATISTICS: Mapping[str, RouterStatistics] = {"auxiliary": "micro_batch", "bias": "step", "none": "never"}
 
 
-def instance_of(plan: Plan, recipe: Recipe) -> Instance:
+def engine_instance(plan: Plan, recipe: TrainingRecipe) -> RankProgram:
     """A plan as the engine runs it under a recipe."""
-    return Instance(
-        architecture=plan.model, layout=plan.layout, precision=precision_named(plan.job.precision),
-        policy=policy_of(recipe, routed=plan.model.num_experts > 0), seq_len=plan.job.seq_len,
+    return RankProgram(
+        architecture=plan.model, layout=plan.layout, precision=get_precision(plan.job.precision),
+        policy=issue_policy(recipe, routed=plan.model.num_experts > 0), seq_len=plan.job.seq_len,
         optimizer=plan.job.optimizer,
     )  # fmt: skip
 
 
-def policy_of(recipe: Recipe, *, routed: bool) -> IssuePolicy:
+def issue_policy(recipe: TrainingRecipe, *, routed: bool) -> IssuePolicy:
     """What the engine issues under a recipe; `routed`: the model has experts, whose load is watched."""
     return IssuePolicy(
         reduction=recipe.reduction, bucket_bytes=recipe.bucket_bytes,
         reduce_each_micro_batch=recipe.reduce_each_micro_batch,
-        statistics=STATISTICS[recipe.balance] if routed else "never",
+        statistics=ROUTER_STATISTICS[recipe.balance] if routed else "never",
         noise_scale=recipe.noise_scale_every > 0, casts="in_products",
     )  # fmt: skip
 
 
-def own_policy(plan: Plan, recipe: Recipe) -> IssuePolicy | None:
+def engine_policy(plan: Plan, recipe: TrainingRecipe) -> IssuePolicy | None:
     """What the engine issues, where its memory is not what the plan's stack would have: its casts are in products alone. None
     where a precision recipe keeps no casts."""
-    own = precision_named(plan.job.precision)
-    return policy_of(recipe, routed=plan.model.num_experts > 0) if own.matmul and own.saves_casts else None
+    own = get_precision(plan.job.precision)
+    return issue_policy(recipe, routed=plan.model.num_experts > 0) if own.matmul and own.saves_casts else None
 
 
-def own_memory(plan: Plan, recipe: Recipe) -> Mapping[str, float]:
+def engine_memory(plan: Plan, recipe: TrainingRecipe) -> Mapping[str, float]:
     """The bytes of the fullest device by term as the engine runs a plan."""
-    policy = own_policy(plan, recipe)
+    policy = engine_policy(plan, recipe)
     if policy is None:
         return plan.estimate.memory
     pricing = Pricing(plan.model, plan.cluster, plan.job, plan.layout, policy)
-    return pricing.fullest(pricing.stages())[1]
+    return pricing.fullest_device(pricing.stages())[1]
 
 
-def comparable(
-    planned: Counter[Issued], seen: Counter[Issued], *, even: bool = False
-) -> tuple[Counter[Issued], Counter[Issued]]:
+def comparable_counts(
+    planned: Counter[IssuedCollective], seen: Counter[IssuedCollective], *, even: bool = False
+) -> tuple[Counter[IssuedCollective], Counter[IssuedCollective]]:
     """A planned list and one that was captured, each without what cannot be compared: what a collective carries is not seen from
     below, and how many rows go to an expert a router decides, so that collectives like those of rows have 0 bytes in both; but
     where shares are `even`."""
     uneven = set() if even else {(one.kind, one.axes, one.dtype) for one in planned if one.what == ROWS}
-    return _counted(planned, uneven), _counted(seen, uneven)
+    return _strip_payload(planned, uneven), _strip_payload(seen, uneven)
 
 
-def _counted(counts: Counter[Issued], uneven: Set[tuple[object, ...]]) -> Counter[Issued]:
-    found: Counter[Issued] = Counter()
+def _strip_payload(counts: Counter[IssuedCollective], uneven: Set[tuple[object, ...]]) -> Counter[IssuedCollective]:
+    found: Counter[IssuedCollective] = Counter()
     for one, count in counts.items():
         num_bytes = 0 if (one.kind, one.axes, one.dtype) in uneven else one.num_bytes
         found[one._replace(what="", num_bytes=num_bytes)] += count

@@ -17,30 +17,30 @@ from importlib.util import find_spec
 from itertools import combinations, product
 from typing import Any
 
-from shardwise.hardware.cluster_loading import resized
+from shardwise.hardware.cluster_loading import resize_cluster
 from shardwise.layout.choices import choices_from_pins
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.engine import pins_text, require_runnable
+from shardwise.layout.rules.engine import pin_flags, require_runnable
 from shardwise.layout.rules.table import violations
-from shardwise.model.optimizers.registry import DEFAULT
+from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER
 from shardwise.model.recompute_policies import POLICIES
 from shardwise.price.estimate import Estimate, estimate
-from shardwise.records.run_folder import RunFolder, RunOf
+from shardwise.records.run_folder import RunFolder, RunInputs
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.token_shards import TokenShards
-from shardwise.run.recipe import Recipe, recipe_payload, source_names
-from shardwise.run.trainer.batch_schedule import ramp_of_run, require_batches
-from shardwise.run.trainer.flags import Settings
-from shardwise.run.trainer.plan_for_engine import own_memory, own_policy
-from shardwise.search.plan import Plan, versions
+from shardwise.run.recipe import TrainingRecipe, recipe_payload, source_names
+from shardwise.run.trainer.batch_schedule import batch_ramp, require_batches
+from shardwise.run.trainer.flags import RunSettings
+from shardwise.run.trainer.plan_for_engine import engine_memory, engine_policy
+from shardwise.search.plan import Plan, software_versions
 from shardwise.search.plan_file import plan_payload
-from shardwise.search.planner import plan as search_plan
-from shardwise.values.errors import InputError, NothingFitsError, collect, require
+from shardwise.search.planner import make_plan as search_plan
+from shardwise.values.errors import InputError, NothingFitsError, raise_problems, run_all
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 from shardwise.values.units import format_bytes
 
-BATCHES = (
+SCHEDULED_FIELDS = (
     "job.global_batch_tokens",
     "recipe.batch_ramp",
     "recipe.batch_schedule",
@@ -48,7 +48,7 @@ BATCHES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class RunData:
     """The sequences of both splits. `names` are those of the sources, and `held_out` has those that hold out a sequence."""
 
     names: tuple[str, ...]
@@ -73,7 +73,7 @@ class Data:
         entropies = (source.shards.index.unigram_entropy_nats for source in self.train.sources)
         return math.fsum(share * one for share, one in zip(self.train.mixture.shares, entropies, strict=True))
 
-    def mean(self, losses: Mapping[str, float]) -> float | None:
+    def mean_loss(self, losses: Mapping[str, float]) -> float | None:
         """The mean of held-out losses by the shares of their sources; None without any."""
         if not losses:
             return None
@@ -81,13 +81,13 @@ class Data:
         return sum(shares[name] * loss for name, loss in losses.items()) / sum(shares[name] for name in losses)
 
 
-def require_compilable(layout: Layout, recipe: Recipe) -> None:
+def require_compilable(layout: Layout, recipe: TrainingRecipe) -> None:
     """Raise `InputError` where blocks are to be compiled and some of their results kept: which these are is seen operation by
     operation, of which a compiled block has none."""
     if recipe.compile and layout.recompute not in ("none", "full"):
         raise InputError(
             f"--compile: found with recompute={layout.recompute}; none or full is required: leave out --compile, or plan again "
-            f"with {pins_text({'recompute': 'full'})}"
+            f"with {pin_flags({'recompute': 'full'})}"
         )
 
 
@@ -100,28 +100,28 @@ def require_world(plan: Plan, world_size: int) -> None:
         )
 
 
-def open_data(plan: Plan, settings: Settings) -> Data:
+def open_data(plan: Plan, settings: RunSettings) -> RunData:
     """The data of a run. Raises `InputError` for what is damaged, too short, or of a larger vocabulary than the model's."""
     recipe, seq_len = settings.recipe, plan.job.seq_len
-    sources = collect(*(partial(_opened, folder, plan) for folder, _ in recipe.data))
+    sources = run_all(*(partial(_open_shards, folder, plan) for folder, _ in recipe.data))
     train = Batches(
-        sources, seq_len=seq_len, batch=ramp_of_run(plan, recipe), seed=recipe.seed, ignore_boundaries=recipe.respect_documents,
+        sources, seq_len=seq_len, batch=batch_ramp(plan, recipe), seed=recipe.seed, ignore_boundaries=recipe.respect_documents,
         weights=[weight for _, weight in recipe.data],
     )  # fmt: skip
     names = source_names(recipe.data)
     held_out = zip(
-        names, collect(*(partial(_held_out, folder, plan, recipe) for folder, _ in recipe.data)), strict=True
+        names, run_all(*(partial(_open_held_out, folder, plan, recipe) for folder, _ in recipe.data)), strict=True
     )
-    return Data(names, train, {name: batches for name, batches in held_out if batches is not None})
+    return RunData(names, train, {name: batches for name, batches in held_out if batches is not None})
 
 
-def _opened(folder: str, plan: Plan) -> TokenShards:
+def _open_shards(folder: str, plan: Plan) -> TokenShards:
     shards = TokenShards(folder)
     shards.require_vocabulary(plan.model.vocab_size)
     return shards
 
 
-def _held_out(folder: str, plan: Plan, recipe: Recipe) -> Batches | None:
+def _open_held_out(folder: str, plan: Plan, recipe: TrainingRecipe) -> Batches | None:
     """The held-out text of a source as one step, of every sequence in the text's order; None where there is less than one."""
     try:
         shards, seq_len = TokenShards(folder, "held_out"), plan.job.seq_len
@@ -133,17 +133,17 @@ def _held_out(folder: str, plan: Plan, recipe: Recipe) -> Batches | None:
         return None
 
 
-def admit(plan: Plan, settings: Settings) -> Data:
+def check_run(plan: Plan, settings: RunSettings) -> RunData:
     """All checks of what was given, at once. Raises `InputError`."""
-    precision = precision_named(plan.job.precision)
-    *_, data = collect(
+    precision = get_precision(plan.job.precision)
+    *_, data = run_all(
         lambda: require_runnable(plan.model, plan.layout, precision, plan.job.optimizer),
         lambda: require_compilable(plan.layout, settings.recipe),
         lambda: require_batches(plan, settings.recipe),
         lambda: None if settings.resume else recipe_payload(settings.recipe, plan.job.optimizer),
         lambda: open_data(plan, settings),
     )
-    assert isinstance(data, Data)
+    assert isinstance(data, RunData)
     require_tensorboard(settings)
     if settings.resume:
         require_same_run(settings.out, plan, settings.recipe, data)
@@ -153,35 +153,35 @@ def admit(plan: Plan, settings: Settings) -> Data:
     return data
 
 
-def require_tensorboard(settings: Settings) -> None:
+def require_tensorboard(settings: RunSettings) -> None:
     """Raise `InputError` where metrics for TensorBoard are asked for and it is not installed."""
     if settings.tensorboard and find_spec("tensorboard") is None:
         raise InputError("--tensorboard: the tensorboard package is not installed; pip install tensorboard")
 
 
-def run_of(plan: Plan, recipe: Recipe, data: Data) -> RunOf:
+def describe_run(plan: Plan, recipe: TrainingRecipe, data: RunData) -> RunInputs:
     """What the run's folder keeps of what is run."""
-    return RunOf(
+    return RunInputs(
         plan=plan_payload(plan),
         recipe=recipe_payload(recipe, plan.job.optimizer),
         data_fingerprint=data.fingerprint,
-        versions=versions(),
+        versions=software_versions(),
     )
 
 
-def require_same_run(out: RunFolder, plan: Plan, recipe: Recipe, data: Data) -> None:
+def require_same_run(out: RunFolder, plan: Plan, recipe: TrainingRecipe, data: RunData) -> None:
     """Raise `InputError` that names all in which a run that is to go on differs from what it was: model, data, order of samples.
 
     Other degrees, micro-batches and schedules of the learning rate are fine. So are other batches if the recipe has a schedule of
     them: the checkpoint has those before it.
     """
-    before = out.read()
+    before = out.read_inputs()
     mine = _identity(plan_payload(plan), asdict(recipe), data.fingerprint)
     found = _identity(before.plan, before.recipe, before.data_fingerprint)
-    scheduled = BATCHES if recipe.batch_schedule is not None else ()
-    require(
+    scheduled = SCHEDULED_FIELDS if recipe.batch_schedule is not None else ()
+    raise_problems(
         [
-            f"--resume: found {what} {_short(mine[what])}; the run in {out.path} has {_short(found[what])}, which is required: "
+            f"--resume: found {what} {_clip(mine[what])}; the run in {out.path} has {_clip(found[what])}, which is required: "
             f"give the same, or start another run with another --out"
             for what in mine
             if mine[what] != found[what] and what not in scheduled
@@ -190,33 +190,33 @@ def require_same_run(out: RunFolder, plan: Plan, recipe: Recipe, data: Data) -> 
 
 
 def _identity(plan: Mapping[str, Any], recipe: Mapping[str, Any], data_fingerprint: str) -> dict[str, Any]:
-    model, job, recipe = (_plain(payload) for payload in (plan.get("model", {}), plan.get("job", {}), recipe))
+    model, job, recipe = (_as_json(payload) for payload in (plan.get("model", {}), plan.get("job", {}), recipe))
     own = {f"model.{name}": value for name, value in model.items() if name != "name"}
     own |= {f"job.{name}": job.get(name) for name in ("seq_len", "global_batch_tokens")}
-    own["job.optimizer"] = job.get("optimizer", DEFAULT)  # of a run of an earlier version it is this one
+    own["job.optimizer"] = job.get("optimizer", DEFAULT_OPTIMIZER)  # of a run of an earlier version it is this one
     own |= {f"recipe.{name}": recipe.get(name) for name in ("seed", "respect_documents", "initial")}
     own["recipe.batch_ramp"] = recipe.get("batch_ramp") or []
     own["recipe.batch_schedule"] = recipe.get("batch_schedule")
     return own | {"data of fingerprint": data_fingerprint}
 
 
-def _plain(payload: Mapping[str, Any]) -> Mapping[str, Any]:
+def _as_json(payload: Mapping[str, Any]) -> Mapping[str, Any]:
     """As JSON gives it back: lists for tuples."""
     plain: Mapping[str, Any] = json.loads(json.dumps(payload))
     return plain
 
 
-def _short(value: object) -> str:
+def _clip(value: object) -> str:
     return value[:12] if isinstance(value, str) else str(value)
 
 
-Change = Mapping[str, Any]  # fields of a layout, with their new values
+LayoutChange = Mapping[str, Any]  # fields of a layout, with their new values
 
 
-def require_memory(plan: Plan, recipe: Recipe, available: int, device: str) -> None:
+def require_memory(plan: Plan, recipe: TrainingRecipe, available: int, device: str) -> None:
     """Raise `NothingFitsError` where the predicted peak is above the bytes that are there, with the smallest change that fits."""
-    policy = own_policy(plan, recipe)
-    needed = sum(own_memory(plan, recipe).values())
+    policy = engine_policy(plan, recipe)
+    needed = sum(engine_memory(plan, recipe).values())
     if needed <= available:
         return
     found = smallest_change(plan, available, policy)
@@ -228,7 +228,7 @@ def require_memory(plan: Plan, recipe: Recipe, available: int, device: str) -> N
         slower = priced.step_time_s / before.step_time_s - 1
         help_text = (
             f"the smallest change that fits takes {format_bytes(priced.memory_bytes)} and is {slower:+.1%} in time: plan again "
-            f"with {pins_text(change)}"
+            f"with {pin_flags(change)}"
         )
     raise NothingFitsError(
         f"the plan takes {format_bytes(needed)} on each device, by its estimate, and {device} has {format_bytes(available)}: "
@@ -236,51 +236,55 @@ def require_memory(plan: Plan, recipe: Recipe, available: int, device: str) -> N
     )
 
 
-def smallest_change(plan: Plan, available: int, policy: IssuePolicy | None = None) -> tuple[Change, Estimate] | None:
+def smallest_change(
+    plan: Plan, available: int, policy: IssuePolicy | None = None
+) -> tuple[LayoutChange, Estimate] | None:
     """The fastest change of one choice (recomputation, micro-batch, ZeRO stage) that fits; else of two; None where none does."""
-    choices = [list(changes(plan.layout)) for changes in (_recompute, _micro_batch, _zero_stage)]
+    choices = [
+        list(changes(plan.layout)) for changes in (_recompute_changes, _micro_batch_changes, _zero_stage_changes)
+    ]
     for number in (1, 2):
         fitting = []
         for some in combinations(choices, number):
             for changes in product(*some):
                 merged = {name: value for change in changes for name, value in change.items()}
-                priced = _priced(plan, replace(plan.layout, **merged), policy)
+                priced = _price_change(plan, replace(plan.layout, **merged), policy)
                 fitting += [(merged, priced)] if priced and priced.memory_bytes <= available else []
         if fitting:
             return min(fitting, key=lambda pair: pair[1].step_time_s)
     return None
 
 
-def _priced(plan: Plan, layout: Layout, policy: IssuePolicy | None) -> Estimate | None:
+def _price_change(plan: Plan, layout: Layout, policy: IssuePolicy | None) -> Estimate | None:
     if violations(plan.model, plan.job, plan.cluster.num_devices, layout):
         return None
     return estimate(plan.model, plan.cluster, plan.job, layout, policy)
 
 
-def _recompute(layout: Layout) -> Iterator[Change]:
+def _recompute_changes(layout: Layout) -> Iterator[LayoutChange]:
     """Policies that keep less; of one that a part of the layers has, all of them."""
     leaner = tuple(POLICIES)[1:] if layout.recompute == "none" else ("full",)
-    part: Change = {} if layout.recompute_layers is None else {"recompute_layers": None}
+    part: LayoutChange = {} if layout.recompute_layers is None else {"recompute_layers": None}
     for policy in dict.fromkeys((layout.recompute, *leaner)):
         if part or policy != layout.recompute:
             yield {"recompute": policy, **part}
 
 
-def _micro_batch(layout: Layout) -> Iterator[Change]:
+def _micro_batch_changes(layout: Layout) -> Iterator[LayoutChange]:
     size = layout.micro_batch_seqs
     while size > 1:
         size //= 2
         yield {"micro_batch_seqs": size}
 
 
-def _zero_stage(layout: Layout) -> Iterator[Change]:
+def _zero_stage_changes(layout: Layout) -> Iterator[LayoutChange]:
     """Higher stages; replicas become shards where there are none yet."""
-    sharded: Change = {"dp": 1, "fsdp": layout.dp} if layout.fsdp == 1 and layout.dp > 1 else {}
+    sharded: LayoutChange = {"dp": 1, "fsdp": layout.dp} if layout.fsdp == 1 and layout.dp > 1 else {}
     for stage in range(layout.zero_stage + 1, 4):
         yield {**sharded, "zero_stage": stage}
 
 
-def planned_for(plan: Plan, num_devices: int) -> Plan:
+def replan_for(plan: Plan, num_devices: int) -> Plan:
     """The plan of the same model and job, searched for so many devices of the cluster: the global batch and its samples stay.
 
     A plan of so many devices already is given as it is. Raises `InputError` for a number of devices that the cluster cannot have,
@@ -289,7 +293,7 @@ def planned_for(plan: Plan, num_devices: int) -> Plan:
     if num_devices == plan.layout.num_devices:
         return plan
     reliability = plan.run.reliability if plan.run else None
-    cluster = resized(plan.cluster, num_devices)
+    cluster = resize_cluster(plan.cluster, num_devices)
     return search_plan(
         plan.model, cluster, plan.job, choices=choices_from_pins({}, {}, runnable=True), reliability=reliability
     )

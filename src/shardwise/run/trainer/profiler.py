@@ -8,29 +8,29 @@ from contextlib import contextmanager
 
 from shardwise.records.step_log import StepRecord
 from shardwise.records.step_trace import RankTrace
-from shardwise.run.faults.agreement import RankGroup, everyones
-from shardwise.run.trainer.timeline_recorder import Recorder
-from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.faults.agreement import RankGroup, all_gather_ints
+from shardwise.run.trainer.timeline_recorder import TimelineRecorder
+from shardwise.run.trainer.training_engine import TrainingEngine
 
 ROUNDS = 8  # exchanges of clocks; the closest bounds of all of them hold
 
 
 @contextmanager
-def recorded(engine: Engine) -> Iterator[Recorder]:
+def record_step(engine: TrainingEngine) -> Iterator[TimelineRecorder]:
     """Record what an engine does within."""
-    recorder = Recorder(engine.world.device, dict(engine.instance.units))
-    engine.recorded_by(recorder)
+    recorder = TimelineRecorder(engine.world.device, dict(engine.instance.units))
+    engine.set_recorder(recorder)
     try:
         yield recorder
     finally:
-        engine.recorded_by(None)
+        engine.set_recorder(None)
 
 
-def profiled_step(engine: Engine, step: Callable[[], StepRecord]) -> tuple[StepRecord, RankTrace]:
+def profiled_step(engine: TrainingEngine, step: Callable[[], StepRecord]) -> tuple[StepRecord, RankTrace]:
     """Run the next step, recorded."""
     world = engine.world
     offset_ns, error_ns = clock_offset(world)
-    with recorded(engine) as recorder:
+    with record_step(engine) as recorder:
         record = step()
         end = recorder.marks.now()
     return record, RankTrace(
@@ -50,9 +50,9 @@ def clock_offset(world: RankGroup) -> tuple[int, int]:
     came, left = [], []
     for _ in range(ROUNDS):
         came.append(time.perf_counter_ns())
-        everyones(world, [world.rank], "the comparison of clocks")
+        all_gather_ints(world, [world.rank], "the comparison of clocks")
         left.append(time.perf_counter_ns())
-    times = everyones(world, [*came, *left], "the comparison of clocks")
+    times = all_gather_ints(world, [*came, *left], "the comparison of clocks")
     if world.rank == 0:
         return 0, 0
     first_came, first_left = times[0][:ROUNDS], times[0][ROUNDS:]

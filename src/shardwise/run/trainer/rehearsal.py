@@ -12,14 +12,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shardwise.layout.degrees import degrees_of, num_micro_batches
-from shardwise.records.step_memory_and_collectives import Rehearsed
+from shardwise.layout.degrees import layout_degrees, num_micro_batches
+from shardwise.records.step_memory_and_collectives import RehearsedRank
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.plan_for_engine import instance_of
-from shardwise.run.trainer.step_inspector import watched
-from shardwise.run.trainer.training_engine import Engine
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.plan_for_engine import engine_instance
+from shardwise.run.trainer.step_inspector import inspect_step
+from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.lone_rank import LoneRank
 from shardwise.search.plan import Plan
 from shardwise.sharding.mesh import Mesh
@@ -27,36 +27,36 @@ from shardwise.values.errors import InputError
 
 DEVICE = "meta"
 # Micro-batches that do something else: the first gives gradients their first values, others add to them, the last sends them.
-MOST_MICRO_BATCHES = 3
+MAX_MICRO_BATCHES = 3
 
 
-def rank_alone(mesh: Mesh, rank: int) -> World:
+def lone_rank_world(mesh: Mesh, rank: int) -> World:
     """Return a rank of a mesh without the others. Raises `InputError` for one that the mesh does not have."""
     if not 0 <= rank < mesh.num_devices:
         raise InputError(f"rank: found {rank}; the plan's ranks are 0 to {mesh.num_devices - 1}")
     return World(mesh, DEVICE, transport=LoneRank(rank, mesh.num_devices))
 
 
-def rehearse(plan: Plan, recipe: Recipe, rank: int) -> Rehearsed:
+def rehearse_rank(plan: Plan, recipe: TrainingRecipe, rank: int) -> RehearsedRank:
     """Run a step of a rank, or the first micro-batches of one that has many, and see what it holds and issues.
 
     Raises `InputError` for a rank that the plan does not have.
     """
-    started, instance = time.perf_counter(), instance_of(plan, recipe)
-    most = MOST_MICRO_BATCHES if plan.layout.pp == 1 else 2 * plan.layout.pp  # all that a stage ever has in flight
-    count = min(int(num_micro_batches(plan.job, degrees_of(plan.layout))), most)
-    world = rank_alone(instance.mesh, rank)
-    engine = Engine(instance, recipe, world)
-    with watched(engine) as watch:
+    started, instance = time.perf_counter(), engine_instance(plan, recipe)
+    most = MAX_MICRO_BATCHES if plan.layout.pp == 1 else 2 * plan.layout.pp  # all that a stage ever has in flight
+    count = min(int(num_micro_batches(plan.job, layout_degrees(plan.layout))), most)
+    world = lone_rank_world(instance.mesh, rank)
+    engine = TrainingEngine(instance, recipe, world)
+    with inspect_step(engine) as watch:
         engine.step(_micro_batches(engine, plan, recipe, count), plan.job.global_batch_tokens, count, 0)
-    return Rehearsed(
+    return RehearsedRank(
         rank=rank, coordinate=world.coordinate,
         groups={axes: world.group(axes).ranks for axes in sorted(instance.axes)},
         num_micro_batches=count, seconds=time.perf_counter() - started, inspection=watch.found,
     )  # fmt: skip
 
 
-def _micro_batches(engine: Engine, plan: Plan, recipe: Recipe, count: int) -> Iterator[MicroBatch]:
+def _micro_batches(engine: TrainingEngine, plan: Plan, recipe: TrainingRecipe, count: int) -> Iterator[MicroBatch]:
     """So many of a rank, of a length and of nothing else: ids and targets of the places that it reads."""
     num_seqs, length = plan.layout.micro_batch_seqs, plan.job.seq_len
     runs = engine.places_read(length)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from shardwise.batch_size.noise_scale import noise_payload
-from shardwise.batch_size.run_noise import noise_of_records, sample_of
+from shardwise.batch_size.run_noise import estimate_run_noise, noise_sample_of
 from shardwise.hardware.chips import LOCAL, Chip
 from shardwise.model.parameters_and_flops import model_flops_per_token, num_params
 from shardwise.price.estimate import mfu_format
@@ -19,36 +19,36 @@ from shardwise.price.layout_pricer import Pricing
 from shardwise.price.reliability import Reliability
 from shardwise.price.training_run import checkpoint_bytes, checkpoint_seconds
 from shardwise.records.run_folder import RunFolder
-from shardwise.records.run_summary import Drawn, summarised
+from shardwise.records.run_summary import SourceUsage, summarise_run
 from shardwise.records.step_log import (
     EVENT,
     INSPECTED,
     SCHEMA,
     VALIDATION_LOSS,
-    Log,
     LogWriter,
+    MfuFormula,
+    StepLog,
     StepRecord,
-    Throughput,
+    format_step_line,
     read_log,
-    step_line,
 )
-from shardwise.run.faults.rank_status import restarted_after
-from shardwise.run.trainer.flags import Settings
-from shardwise.run.trainer.preflight import Data
-from shardwise.search.plan import Plan, versions
-from shardwise.values.atomic_files import write_json
+from shardwise.run.faults.rank_status import restart_reason
+from shardwise.run.trainer.flags import RunSettings
+from shardwise.run.trainer.preflight import RunData
+from shardwise.search.plan import Plan, software_versions
+from shardwise.values.atomic_files import write_json_atomic
 from shardwise.values.errors import MissingValueError
-from shardwise.values.units import counted, format_count, format_percent, format_seconds
+from shardwise.values.units import format_count, format_percent, format_seconds, pluralize
 
 SECONDS_BETWEEN = 10.0  # of lines of progress, where there is no terminal to rewrite one on
-RECENT = 20  # steps that the time left is reckoned from
+RECENT_STEPS = 20  # steps that the time left is reckoned from
 
 
-def throughput_of(plan: Plan, device: str) -> Throughput:
+def throughput_of(plan: Plan, device: str) -> MfuFormula:
     """What makes rates of the steps of a plan on the devices that it runs on, as its estimate does."""
     form, chip = mfu_format(plan.job), plan.cluster.chip
     elsewhere = device == "cpu" and chip.platform is not None
-    return Throughput(
+    return MfuFormula(
         num_devices=plan.layout.num_devices, chip=f"a CPU (the plan is for {chip.name})" if elsewhere else chip.name,
         peak_format=form, peak_flops_per_s=None if elsewhere else _peak(chip, form),
         flops_per_token=model_flops_per_token(plan.model, plan.job.attended_tokens),
@@ -73,49 +73,49 @@ def planned_checkpoints(plan: Plan) -> tuple[float, float]:
     )
 
 
-class Watch:
+class RunReporter:
     """Says what happens. `first_step` is the number of steps done before."""
 
     def __init__(
-        self, plan: Plan, settings: Settings, *, device: str, first_step: int, stream: TextIO | None = None
+        self, plan: Plan, settings: RunSettings, *, device: str, first_step: int, stream: TextIO | None = None
     ) -> None:
         self.throughput, self.steps = throughput_of(plan, device), settings.recipe.steps
         self._stream = stream or sys.stderr
-        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._said_at, self._rewriting = -SECONDS_BETWEEN, self._stream.isatty()
         self._open = ExitStack()
         self._log = self._open.enter_context(LogWriter(settings.out.log))
         self._board = self._open_board(settings) if settings.tensorboard else None
         self._start(plan, settings, device, first_step)
 
-    def _open_board(self, settings: Settings) -> Any:
+    def _open_board(self, settings: RunSettings) -> Any:
         from torch.utils.tensorboard.writer import SummaryWriter
 
         board = SummaryWriter(str(settings.out.tensorboard))
         self._open.callback(board.close)
         return board
 
-    def _start(self, plan: Plan, settings: Settings, device: str, first_step: int) -> None:
+    def _start(self, plan: Plan, settings: RunSettings, device: str, first_step: int) -> None:
         formula = self.throughput.formula()
         self._log.write(
             {
                 "schema": SCHEMA, "model": plan.model.name, "layout": str(plan.layout), "num_devices": plan.layout.num_devices,
                 "device": device, "first_step": first_step, "steps": self.steps, "formula": formula,
                 "flops_per_token": self.throughput.flops_per_token, "hardware_ratio": self.throughput.hardware_ratio,
-                "peak_flops_per_s": self.throughput.peak_flops_per_s, "versions": versions(), "after": restarted_after(),
+                "peak_flops_per_s": self.throughput.peak_flops_per_s, "versions": software_versions(), "after": restart_reason(),
             }
         )  # fmt: skip
-        ranks = counted(plan.layout.num_devices, "rank")
+        ranks = pluralize(plan.layout.num_devices, "rank")
         self.say(
             f"{plan.model.name}, {format_count(num_params(plan.model))} parameters, {ranks} on {device.partition(':')[0]}: "
             f"{plan.layout}\n{formula}\n"
-            + (f"after {counted(first_step, 'step')}: " if first_step else "")
-            + f"{counted(self.steps - first_step, 'step')} to {settings.out.log}"
+            + (f"after {pluralize(first_step, 'step')}: " if first_step else "")
+            + f"{pluralize(self.steps - first_step, 'step')} to {settings.out.log}"
         )
 
     def step(self, record: StepRecord, more: Mapping[str, Any]) -> None:
         """A step is done."""
-        line = step_line(record, self.throughput, more)
+        line = format_step_line(record, self.throughput, more)
         self._log.write(line)
         self._to_board(line, record.step)
         if INSPECTED not in more or not self._recent:  # which is slower
@@ -168,7 +168,7 @@ class Watch:
             f"MFU {'n/a' if mfu is None else format_percent(mfu)}  {format_seconds(left_s)} left"
         )
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> RunReporter:
         return self
 
     def __exit__(
@@ -180,32 +180,32 @@ class Watch:
 
 
 def write_summary(
-    plan: Plan, settings: Settings, data: Data, *, device: str, steps: int, held_out: Mapping[str, float]
+    plan: Plan, settings: RunSettings, data: RunData, *, device: str, steps: int, held_out: Mapping[str, float]
 ) -> dict[str, Any]:
     """The summary of a run of so many steps, written; `held_out` are the losses of each source's held-out text."""
     out, log = settings.out, read_log(settings.out.log)
     write_noise(out, log)
-    found = summarised(
-        log, throughput_of(plan, device), log_path=str(out.log), held_out_loss=data.mean(held_out),
+    found = summarise_run(
+        log, throughput_of(plan, device), log_path=str(out.log), held_out_loss=data.mean_loss(held_out),
         unigram_entropy_nats=data.unigram_entropy_nats, planned=planned_checkpoints(plan),
-        sources=_sources(data, steps, held_out),
+        sources=_drawn_sources(data, steps, held_out),
     )  # fmt: skip
-    write_json(out.summary, found)
+    write_json_atomic(out.summary, found)
     return found
 
 
-def _sources(data: Data, steps: int, held_out: Mapping[str, float]) -> dict[str, Drawn]:
+def _drawn_sources(data: RunData, steps: int, held_out: Mapping[str, float]) -> dict[str, SourceUsage]:
     """What was taken of each source, and what is lost on its held-out text."""
     epochs = data.train.epochs(steps)
     return {
-        name: Drawn(share, taken, held_out.get(name))
+        name: SourceUsage(share, taken, held_out.get(name))
         for (name, share), taken in zip(data.shares.items(), epochs, strict=True)
     }
 
 
-def write_noise(out: RunFolder, log: Log) -> None:
+def write_noise(out: RunFolder, log: StepLog) -> None:
     """Keep what a run's steps measured in its folder, where plans find it (`batch_size.noise_scale`)."""
-    if any(sample_of(record) for record in log.steps):
-        found = noise_of_records(log.steps, out.path).noise_scale
+    if any(noise_sample_of(record) for record in log.steps):
+        found = estimate_run_noise(log.steps, out.path).noise_scale
         if found is not None:
-            write_json(out.noise, noise_payload(found))
+            write_json_atomic(out.noise, noise_payload(found))

@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwise.records.step_memory_and_collectives import Inspection, Memory, MemorySample, ProcessMemory
+from shardwise.records.step_memory_and_collectives import MeasuredMemory, MemorySample, ProcessMemory, StepInspection
 from shardwise.run.dispatch_mode import DispatchMode
 from shardwise.run.machine_resources import RSS_UNIT
 from shardwise.run.memory_terms import ACTIVATIONS, GATHERED, INPUTS, LOGITS, TERMS, WORKSPACE
 from shardwise.run.mixed_precision import DTYPES
 from shardwise.run.parallel.world import World
-from shardwise.run.trainer.training_engine import Engine
-from shardwise.run.transport.interface import Group
-from shardwise.sharding.collectives import Issued, Kind
+from shardwise.run.trainer.training_engine import TrainingEngine
+from shardwise.run.transport.interface import CollectiveGroup
+from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 from shardwise.step.instructions import PIPELINE
 
 SAMPLES = 400  # of a step: what a picture shows
@@ -64,7 +64,7 @@ class MemoryTracker(DispatchMode):
     def name(self, term: str, tensors: Iterable[Tensor]) -> None:
         """Say what tensors are for."""
         for tensor in tensors:
-            self._seen(tensor, term).term = term
+            self._track(tensor, term).term = term
 
     def forward_ended(self) -> None:
         """All that is alive and has no name was saved for the backward pass."""
@@ -74,20 +74,20 @@ class MemoryTracker(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in _tensors((args, kwargs)):
-            self._seen(tensor, INPUTS)
+            self._track(tensor, INPUTS)
         out = func(*args, **(kwargs or {}))
         for tensor in _tensors(out):
-            self._seen(tensor, LOGITS if tensor.shape[-1:] == (self.vocab_size,) else None)
+            self._track(tensor, LOGITS if tensor.shape[-1:] == (self.vocab_size,) else None)
         return out
 
-    def _seen(self, tensor: Tensor, term: str | None) -> _Storage:
+    def _track(self, tensor: Tensor, term: str | None) -> _Storage:
         """The storage of a tensor, with as many bytes as it now has; `term` is that of one not seen before."""
         storage = tensor.untyped_storage()
         key, num_bytes = id(storage), storage.nbytes()
         found = self._alive.get(key)
         if found is None:
             found = self._alive[key] = _Storage(0, term)
-            found.reference = weakref.ref(storage, partial(_gone, weakref.ref(self), key))
+            found.reference = weakref.ref(storage, partial(_storage_freed, weakref.ref(self), key))
         if num_bytes != found.num_bytes:
             self._changes.append((found, num_bytes - found.num_bytes, time.perf_counter_ns()))
             found.num_bytes = num_bytes
@@ -97,7 +97,7 @@ class MemoryTracker(DispatchMode):
         storage = self._alive.pop(key)
         self._changes.append((storage, -storage.num_bytes, time.perf_counter_ns()))
 
-    def memory(self) -> Memory:
+    def memory(self) -> MeasuredMemory:
         """What the step held, by the names that storages have by now."""
         now, largest = dict.fromkeys(TERMS, 0), dict.fromkeys(TERMS, 0)
         total, peak, at_peak = 0, 0, dict(now)
@@ -112,7 +112,7 @@ class MemoryTracker(DispatchMode):
                 largest[term] = max(largest[term], now[term])
             if place in ends:
                 largest[ACTIVATIONS] = max(largest[ACTIVATIONS], now[ACTIVATIONS])
-        return Memory(peak_bytes=peak, at_peak=at_peak, largest=largest)
+        return MeasuredMemory(peak_bytes=peak, at_peak=at_peak, largest=largest)
 
     def curve(self) -> tuple[MemorySample, ...]:
         """What was held over time, by the names that storages have by now: the fullest moment of each of `SAMPLES` spans."""
@@ -124,12 +124,12 @@ class MemoryTracker(DispatchMode):
             now[storage.term or WORKSPACE] += change
             sample = MemorySample((when - begin) / 1e9, tuple(now.values()))
             span = (when - begin) * SAMPLES // (end - begin + 1)
-            if span not in found or sum(sample.held) > sum(found[span].held):
+            if span not in found or sum(sample.bytes_by_term) > sum(found[span].bytes_by_term):
                 found[span] = sample
         return tuple(found.values())
 
 
-def _gone(tracker: weakref.ref[MemoryTracker], key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
+def _storage_freed(tracker: weakref.ref[MemoryTracker], key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
     found = tracker()
     if found is not None:
         found._freed(key)
@@ -157,7 +157,7 @@ def process_memory(device: torch.device) -> ProcessMemory:
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class Capture:
+class CollectiveCapture:
     """Collectives over axes of the mesh, by kind, axes, format and bytes, in the order in which they are issued while it is
     active. What they carry only the engine knows: it is "".
 
@@ -166,15 +166,15 @@ class Capture:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.sequence: list[Issued] = []
+        self.sequence: list[IssuedCollective] = []
         self._observed: AbstractContextManager[object] | None = None
 
     @property
-    def found(self) -> Counter[Issued]:
+    def found(self) -> Counter[IssuedCollective]:
         """How many of each."""
         return Counter(self.sequence)
 
-    def __enter__(self) -> Capture:
+    def __enter__(self) -> CollectiveCapture:
         self._observed = self.world.transport.observed(self._record)
         self._observed.__enter__()
         return self
@@ -183,43 +183,43 @@ class Capture:
         assert self._observed is not None
         self._observed.__exit__(*raised)
 
-    def _record(self, kind: Kind, payload: Sequence[Tensor], group: Group) -> None:
+    def _record(self, kind: CollectiveKind, payload: Sequence[Tensor], group: CollectiveGroup) -> None:
         axes = self.world.axes_of(group)
-        if axes != PIPELINE and kind is Kind.RECEIVE:
+        if axes != PIPELINE and kind is CollectiveKind.RECEIVE:
             return  # the other end of what is permuted
-        if axes != PIPELINE and kind is Kind.SEND:
-            kind = Kind.PERMUTE
+        if axes != PIPELINE and kind is CollectiveKind.SEND:
+            kind = CollectiveKind.PERMUTE
         for tensor in payload:
             num_bytes = tensor.numel() * tensor.element_size()
-            self.sequence.append(Issued(kind, axes, NAMES[tensor.dtype], num_bytes, ""))
+            self.sequence.append(IssuedCollective(kind, axes, NAMES[tensor.dtype], num_bytes, ""))
 
 
 @dataclass(frozen=True, slots=True)
-class Watch:
+class StepInspector:
     """What watches: the storages, and the process groups."""
 
     tracker: MemoryTracker
-    capture: Capture
+    capture: CollectiveCapture
 
     @property
-    def found(self) -> Inspection:
+    def found(self) -> StepInspection:
         """What was seen by now."""
-        return Inspection(self.tracker.memory(), self.capture.found, self.tracker.curve())
+        return StepInspection(self.tracker.memory(), self.capture.found, self.tracker.curve())
 
 
 @contextmanager
-def watched(engine: Engine) -> Iterator[Watch]:
+def inspect_step(engine: TrainingEngine) -> Iterator[StepInspector]:
     """Watch the one step that is run within. It is slower for it."""
-    watch = Watch(MemoryTracker(engine.instance.words_of_rank), Capture(engine.world))
+    watch = StepInspector(MemoryTracker(engine.instance.local_vocab_size), CollectiveCapture(engine.world))
     held = list(engine.held())
     for term, tensor in held:
         watch.tracker.name(term, [tensor])
     name = watch.tracker.name
-    engine.watch(
+    engine.observe(
         watch.tracker.forward_ended, lambda whole: name(GATHERED, [whole]), lambda values: name(WORKSPACE, [values])
     )
     try:
         with watch.tracker, watch.capture:
             yield watch
     finally:
-        engine.watch(lambda: None, lambda whole: None)
+        engine.observe(lambda: None, lambda whole: None)

@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from statistics import median, median_low
 
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.stage_contents import KEPT
-from shardwise.records.step_log import SLOW, StepRecord
-from shardwise.run.faults.agreement import RankGroup, everyones
+from shardwise.price.stage_contents import NO_RECOMPUTE
+from shardwise.records.step_log import SLOW_EVENT, StepRecord
+from shardwise.run.faults.agreement import RankGroup, all_gather_ints
 from shardwise.run.faults.rank_status import Peer
-from shardwise.run.trainer.run_reporter import Watch
+from shardwise.run.trainer.run_reporter import RunReporter
 from shardwise.search.plan import Plan
 from shardwise.values.units import format_seconds
 
-EVERY = 10  # steps between two exchanges, of two numbers of each rank
+STEPS_BETWEEN = 10  # steps between two exchanges, of two numbers of each rank
 # What a rank does by itself; in the rest of a step it waits for others.
 WORK = ("forward", "backward", "recompute", "optimizer", "host", "data")
-SHOWN = 3  # ranks in a message
+MAX_SHOWN = 3  # ranks in a message
 
 
 def stage_flops(plan: Plan) -> list[float]:
@@ -32,7 +32,7 @@ def stage_flops(plan: Plan) -> list[float]:
     """
     pricing = Pricing(plan.model, plan.cluster, plan.job, plan.layout)
     stages = [pricing.counts(stage).units for stage in range(plan.layout.pp)]
-    names = {name: name.removeprefix(KEPT) for units in stages for name in units}
+    names = {name: name.removeprefix(NO_RECOMPUTE) for units in stages for name in units}
     flops = {
         name: sum(pricing.pricer.flops(unit, pricing.family, pricing.values).values()) for name, unit in names.items()
     }
@@ -62,8 +62,8 @@ def slow_ranks(
     return found
 
 
-class Pace:
-    """Compares the ranks of a run every `EVERY` steps. A slow rank is named when it becomes one, and when it is none any more."""
+class StragglerDetector:
+    """Compares the ranks of a run every `STEPS_BETWEEN` steps, and names a rank when it becomes slow and when it no longer is."""
 
     def __init__(self, world: RankGroup, plan: Plan, factor: float) -> None:
         self.world, self.factor = world, factor
@@ -71,14 +71,14 @@ class Pace:
         self._work_s: list[float] = []
         self._slow: Mapping[int, float] = {}
 
-    def step(self, record: StepRecord, watch: Watch | None) -> None:
+    def step(self, record: StepRecord, watch: RunReporter | None) -> None:
         """A step is done; all ranks call this."""
         self._work_s.append(sum(record.seconds.get(term, 0.0) for term in WORK))
-        if self.world.meeting is None or len(self._work_s) < EVERY:
+        if self.world.meeting is None or len(self._work_s) < STEPS_BETWEEN:
             return
         mine = [round(1e6 * median(self._work_s)), self.world.stage]
         self._work_s.clear()
-        found = everyones(self.world, mine, "how long each rank works")
+        found = all_gather_ints(self.world, mine, "how long each rank works")
         work_s = [max(microseconds, 1) / 1e6 for microseconds, _ in found]
         slow = slow_ranks(work_s, [stage for _, stage in found], self._flops, self.factor)
         if watch is not None and slow.keys() != self._slow.keys():
@@ -86,7 +86,7 @@ class Pace:
         self._slow = slow
 
     def _log(
-        self, watch: Watch, step: int, peers: Sequence[Peer], slow: Mapping[int, float], work_s: Sequence[float]
+        self, watch: RunReporter, step: int, peers: Sequence[Peer], slow: Mapping[int, float], work_s: Sequence[float]
     ) -> None:
         ranks = [
             {
@@ -100,8 +100,10 @@ class Pace:
         ]
         if slow:
             named = [f"{peers[rank]} works {slow[rank]:.2g} times as long as others with the same work "
-                     f"({format_seconds(work_s[rank])} a step)" for rank in list(slow)[:SHOWN]]  # fmt: skip
-            text = ", ".join(named) + (f", and {len(slow) - SHOWN} more" if len(slow) > SHOWN else "")
+                     f"({format_seconds(work_s[rank])} a step)" for rank in list(slow)[:MAX_SHOWN]]  # fmt: skip
+            text = ", ".join(named) + (f", and {len(slow) - MAX_SHOWN} more" if len(slow) > MAX_SHOWN else "")
         else:
-            text = f"no rank is slow any more ({', '.join(str(peers[rank]) for rank in list(self._slow)[:SHOWN])} was)"
-        watch.event(SLOW, step, {"ranks": ranks}, f"step {step}: {text}")
+            text = (
+                f"no rank is slow any more ({', '.join(str(peers[rank]) for rank in list(self._slow)[:MAX_SHOWN])} was)"
+            )
+        watch.event(SLOW_EVENT, step, {"ranks": ranks}, f"step {step}: {text}")

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import torch
 
 from shardwise.pipeline.actions import Action
-from shardwise.records.step_trace import COLLECTIVE, KERNEL, PASS, PASSES, WAIT, Kind, TraceEvent
-from shardwise.run.engine.unit_passes import Step
-from shardwise.run.parallel.collectives import Carried
-from shardwise.run.step_clock import Mark, Marks
+from shardwise.records.step_trace import COLLECTIVE, KERNEL, PASS, PASSES, WAIT, TraceEvent, TraceEventKind
+from shardwise.run.engine.unit_passes import SlotCall
+from shardwise.run.parallel.collectives import TrafficLabel
+from shardwise.run.step_clock import DeviceTimer, Timestamp
 from shardwise.sharding.spec import Axes
-from shardwise.step.instructions import ACTIVATION, COMPUTE, CONTROL, START, UPDATE, Identity, axis_group
+from shardwise.step.instructions import ACTIVATION, COMPUTE, CONTROL, START, UPDATE, InstructionId, charged_axis
 from shardwise.step.instructions import KERNEL as LAUNCH
 
 # Spans of the clock that are work of the compute stream and no unit's, and their phases; waits are recorded by themselves.
@@ -35,25 +35,25 @@ NAMES = {
 }
 
 
-class Doing(NamedTuple):
+class StreamActivity(NamedTuple):
     """What the compute stream does, and where."""
 
-    kind: Kind
+    kind: TraceEventKind
     name: str
     phase: str
     path: str
     unit: str
     action: str
     results: tuple[str, ...] = ()
-    moved: Moved | None = None
+    moved: RecordedCollective | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Moved:
+class RecordedCollective:
     """A collective on its way: `number` is that of those over the same axes before it. `done`: when all of its `left` parts had
     arrived, as its transport says, and `waited_for` when it had been waited for; None as long as it was not."""
 
-    recorder: Recorder
+    recorder: TimelineRecorder
     name: str
     role: str
     path: str
@@ -61,10 +61,10 @@ class Moved:
     axes: Axes
     num_bytes: int
     number: int
-    begun: Mark
+    begun: Timestamp
     left: int = 0
-    done: Mark | None = None
-    waited_for: Mark | None = None
+    done: Timestamp | None = None
+    waited_for: Timestamp | None = None
 
     def follow(self, works: Sequence[Any]) -> None:
         """It has been issued, and goes on as these."""
@@ -74,7 +74,7 @@ class Moved:
             if future is not None:
                 future.add_done_callback(self.arrived)
 
-    def waited(self) -> AbstractContextManager[None]:
+    def record_wait(self) -> AbstractContextManager[None]:
         """Around the wait for it."""
         return self.recorder.waiting(self)
 
@@ -87,28 +87,28 @@ class Moved:
     @property
     def stream(self) -> str:
         """The axis that it is charged to."""
-        return CONTROL if self.role == CONTROL else axis_group(self.axes)
+        return CONTROL if self.role == CONTROL else charged_axis(self.axes)
 
     @property
-    def end(self) -> Mark | None:
+    def end(self) -> Timestamp | None:
         """When it was done at the latest."""
         return self.done or self.waited_for
 
 
-class Recorder:
+class TimelineRecorder:
     """Records from when it is made until `events` is asked for. `units` has the kind of the unit at each path."""
 
     def __init__(self, device: torch.device, units: Mapping[str, str]) -> None:
         self.units, self.path, self.action = units, "", ""
-        self.spans: list[tuple[Doing, Mark, Mark]] = []
-        self.moved: list[Moved] = []
-        self._open: list[Doing] = []
+        self.spans: list[tuple[StreamActivity, Timestamp, Timestamp]] = []
+        self.moved: list[RecordedCollective] = []
+        self._open: list[StreamActivity] = []
         self._issued: Counter[Axes] = Counter()
-        self._watched: dict[int, tuple[Sequence[Step], tuple[Step, ...]]] = {}
-        self.marks = Marks(device)
+        self._watched: dict[int, tuple[Sequence[SlotCall], tuple[SlotCall, ...]]] = {}
+        self.marks = DeviceTimer(device)
         self._since = self.marks.origin
 
-    def watched(self, path: str, unit: str, steps: Sequence[Step]) -> Sequence[Step]:
+    def timed_calls(self, path: str, unit: str, steps: Sequence[SlotCall]) -> Sequence[SlotCall]:
         """The steps of a unit, about to run, with kernels that are timed."""
         self.path = path
         if id(steps) not in self._watched:
@@ -116,20 +116,25 @@ class Recorder:
             self._watched[id(steps)] = steps, tuple(own)
         return self._watched[id(steps)][1]
 
-    def _timed(self, kernel: Callable[..., Any], identity: Identity, *operands: Any) -> Any:
+    def _timed(self, kernel: Callable[..., Any], identity: InstructionId, *operands: Any) -> Any:
         kind, name, phase, results = identity
         shown = name if kind == LAUNCH else f"{kind} {name}"
         with self._span(self._here(KERNEL, shown, phase, results)):
             return kernel(*operands)
 
     def _here(
-        self, kind: Kind, name: str, phase: str, results: tuple[str, ...] = (), moved: Moved | None = None
-    ) -> Doing:
+        self,
+        kind: TraceEventKind,
+        name: str,
+        phase: str,
+        results: tuple[str, ...] = (),
+        moved: RecordedCollective | None = None,
+    ) -> StreamActivity:
         """At the unit that runs."""
-        return Doing(kind, name, phase, self.path, self.units.get(self.path, ""), self.action, results, moved)
+        return StreamActivity(kind, name, phase, self.path, self.units.get(self.path, ""), self.action, results, moved)
 
     @contextmanager
-    def _span(self, doing: Doing) -> Iterator[None]:
+    def _span(self, doing: StreamActivity) -> Iterator[None]:
         """The compute stream does this now, and goes on afterwards with what it did."""
         now = self.marks.now()
         self._close(now)
@@ -143,30 +148,32 @@ class Recorder:
             self._open.pop()
             self._since = now
 
-    def _close(self, now: Mark) -> None:
+    def _close(self, now: Timestamp) -> None:
         if self._open:
             self.spans.append((self._open[-1], self._since, now))
 
-    def begins(self, kind: str, num_bytes: int, axes: Axes, carries: Carried | None) -> Moved:
+    def begins(self, kind: str, num_bytes: int, axes: Axes, carries: TrafficLabel | None) -> RecordedCollective:
         """A collective is about to be issued; one of activations is that of the call that runs."""
         doing = self._open[-1] if self._open else self._here(KERNEL, "", "")
         name, (role, path) = NAMES.get(kind, kind.lower()), carries or (ACTIVATION, self.path)
         starts = doing.name.removeprefix(f"{START} ")
         shown = f"{name} {role}" if carries else starts if starts != doing.name else f"{name} {doing.name}".strip()
-        moved = Moved(self, shown, role, path, doing.phase, axes, num_bytes, self._issued[axes], self.marks.now())
+        moved = RecordedCollective(
+            self, shown, role, path, doing.phase, axes, num_bytes, self._issued[axes], self.marks.now()
+        )
         self._issued[axes] += 1
         self.moved.append(moved)
         return moved
 
     @contextmanager
-    def waiting(self, moved: Moved) -> Iterator[None]:
+    def waiting(self, moved: RecordedCollective) -> Iterator[None]:
         """The compute stream waits for a collective."""
         with self._span(self._here(WAIT, moved.name, moved.phase, moved=moved)):
             yield
         moved.waited_for = self._since
 
     @contextmanager
-    def passing(self, action: Action) -> Iterator[None]:
+    def record_pass(self, action: Action) -> Iterator[None]:
         """A pass of a micro-batch."""
         self.action, begun = str(action), self.marks.now()
         try:
@@ -185,7 +192,7 @@ class Recorder:
         found = [*map(self._of_span, self.spans), *(self._of_moved(one) for one in self.moved if one.end is not None)]
         return tuple(sorted(found, key=lambda event: (event.start_ns, -event.end_ns)))
 
-    def _of_span(self, span: tuple[Doing, Mark, Mark]) -> TraceEvent:
+    def _of_span(self, span: tuple[StreamActivity, Timestamp, Timestamp]) -> TraceEvent:
         doing, start, end = span
         moved = doing.moved
         found = TraceEvent(
@@ -198,7 +205,7 @@ class Recorder:
             return found
         return replace(found, role=moved.role, axes=moved.axes, num_bytes=moved.num_bytes, number=moved.number)
 
-    def _of_moved(self, one: Moved) -> TraceEvent:
+    def _of_moved(self, one: RecordedCollective) -> TraceEvent:
         assert one.end is not None
         start = self.marks.ns(one.begun)
         return TraceEvent(

@@ -14,30 +14,30 @@ from shardwise.batch_size.batch_schedule import BatchRamp
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.records.step_log import StepRecord
-from shardwise.records.step_memory_and_collectives import Inspection
+from shardwise.records.step_memory_and_collectives import StepInspection
 from shardwise.records.step_trace import RankTrace
-from shardwise.run.checkpoints.reader import BUFFER, LEFT_OUT
-from shardwise.run.checkpoints.tensor_shards import Json, Piece
+from shardwise.run.checkpoints.reader import BUFFER_PREFIX, NUM_LEFT_OUT
+from shardwise.run.checkpoints.tensor_shards import Json, TensorShard
 from shardwise.run.data.batches import Batches
-from shardwise.run.faults.rank_status import waiting
-from shardwise.run.parallel.flat_parameters import Interval
+from shardwise.run.faults.rank_status import mark_waiting
+from shardwise.run.parallel.flat_parameters import ParameterShard
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import NON_FINITE, Recipe
-from shardwise.run.trainer.anomaly_detector import Judge, Trouble
-from shardwise.run.trainer.anomaly_response import common_trouble, first_non_finite
-from shardwise.run.trainer.data_loader import Feed
+from shardwise.run.recipe import NON_FINITE, TrainingRecipe
+from shardwise.run.trainer.anomaly_detector import AnomalyDetector, StepAnomaly
+from shardwise.run.trainer.anomaly_response import agree_on_anomaly, first_non_finite
+from shardwise.run.trainer.data_loader import MicroBatchLoader
 from shardwise.run.trainer.noise_scale import noise_sample, targets_of_parts
-from shardwise.run.trainer.plan_for_engine import instance_of
+from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.run.trainer.profiler import profiled_step
-from shardwise.run.trainer.step_inspector import watched
-from shardwise.run.trainer.training_engine import Engine, StepResult
+from shardwise.run.trainer.step_inspector import inspect_step
+from shardwise.run.trainer.training_engine import StepResult, TrainingEngine
 from shardwise.search.plan import Plan
 
-LOSS_SCALE = "loss_scale"  # in a checkpoint
-SCALES = "scales."  # what the names of scales from earlier steps begin with there
+LOSS_SCALE_KEY = "loss_scale"  # in a checkpoint
+SCALES_PREFIX = "scales."  # what the names of scales from earlier steps begin with there
 
 # Opens the model of a folder, and returns what gives its weights to an engine; raises `InputError` where it cannot be read.
-OpenWeights = Callable[[str, Architecture], Callable[[Engine], None]]
+OpenWeights = Callable[[str, Architecture], Callable[[TrainingEngine], None]]
 
 
 class Trainer:
@@ -47,25 +47,32 @@ class Trainer:
     """
 
     def __init__(
-        self, plan: Plan, recipe: Recipe, batches: Batches, world: World, open_weights: OpenWeights | None = None
+        self,
+        plan: Plan,
+        recipe: TrainingRecipe,
+        batches: Batches,
+        world: World,
+        open_weights: OpenWeights | None = None,
     ) -> None:
         self.plan, self.recipe, self.batches, self.world = plan, recipe, batches, world
         set_weights = None
         if recipe.initial is not None:
             assert open_weights is not None, "a run that begins with stored weights has a reader of them"
             set_weights = open_weights(recipe.initial, plan.model)
-        self.engine = Engine(instance_of(plan, recipe), recipe, world)
+        self.engine = TrainingEngine(engine_instance(plan, recipe), recipe, world)
         if set_weights is None:
-            self.engine.initialise(recipe.seed)
+            self.engine.initialize(recipe.seed)
         else:
             set_weights(self.engine)
         replica = world.position(self.engine.instance.batch_axes)
-        self.feed = Feed(plan.layout, replica, world.device, recipe.respect_documents, self.engine.places_read)
-        self._ahead = self.feed.ahead(batches, recipe.steps)
+        self.feed = MicroBatchLoader(
+            plan.layout, replica, world.device, recipe.respect_documents, self.engine.places_read
+        )
+        self._ahead = self.feed.prefetch(batches, recipe.steps)
         self.step = self.num_left_out = 0
-        self.judge = Judge(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
-        self.trouble: Trouble | None = None
-        self.engine.judged = self._is_update
+        self.judge = AnomalyDetector(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
+        self.anomaly: StepAnomaly | None = None
+        self.engine.update_check = self._is_update
 
     @property
     def layout(self) -> Layout:
@@ -82,13 +89,13 @@ class Trainer:
         num_seqs = self.batches.global_batch_seqs(step)
         rate = self.recipe.learning_rate_at(step, num_seqs / self.plan.job.num_seqs)
         result = engine.step(micro_batches, num_targets, count, step, rate)
-        with waiting("the kernels and collectives of the step"):
+        with mark_waiting("the kernels and collectives of the step"):
             loss, norm = float(result.loss), float(result.norm)  # a GPU has finished the step by then
         seconds = clock.end()
         self.step += 1
         self.num_left_out += not result.is_update
         if result.is_update:
-            self.judge.remember(loss, norm)
+            self.judge.record(loss, norm)
         auxiliary, further = engine.balancer.loss, result.further
         return StepRecord(
             step=self.step, loss=loss, grad_norm=norm, learning_rate=rate,
@@ -107,7 +114,7 @@ class Trainer:
         if result.small_squares is None:
             return {}
         instance = self.engine.instance
-        num_parts = self.world.mesh.size(instance.several(instance.family.replica_axes))
+        num_parts = self.world.mesh.size(instance.drop_single_device_axes(instance.family.replica_axes))
         targets = targets_of_parts(self.batches, step, self.layout, num_parts)
         sample = noise_sample(float(result.small_squares), norm, targets)
         return {} if sample is None else asdict(sample)
@@ -115,28 +122,28 @@ class Trainer:
     def _is_update(self, own_loss: Tensor, loss: Tensor, norm: Tensor) -> bool:
         """Whether a step whose gradients are reduced may update the weights, the same on all ranks; if not, its origin is
         looked for, while it is still there."""
-        with waiting("the kernels and collectives of the step"):
+        with mark_waiting("the kernels and collectives of the step"):
             trouble = self.judge.trouble(self.step + 1, float(loss), float(norm))
-        self.trouble = common_trouble(trouble, self.judge, self.step + 1, self.world)
-        if self.trouble is not None and self.trouble.policy == NON_FINITE:
-            self.trouble = self.trouble.found_in(first_non_finite(self.engine, float(own_loss), self.world))
-        return self.trouble is None
+        self.anomaly = agree_on_anomaly(trouble, self.judge, self.step + 1, self.world)
+        if self.anomaly is not None and self.anomaly.policy == NON_FINITE:
+            self.anomaly = self.anomaly.at_location(first_non_finite(self.engine, float(own_loss), self.world))
+        return self.anomaly is None
 
     def resize(self, ramp: BatchRamp) -> None:
         """From the next step on take batches as a ramp has them; what was read ahead is read again."""
         self.batches.ramp = ramp
         self._ahead.restart()
 
-    def pass_over(self, step: int) -> None:
+    def skip_to(self, step: int) -> None:
         """Go on behind step `step`; what lies between is left out."""
         self.num_left_out += step - self.step
         self.step = step
 
-    def inspected_step(self) -> tuple[StepRecord, Inspection]:
+    def inspected_step(self) -> tuple[StepRecord, StepInspection]:
         """One optimizer step like any other, watched from below: its bytes by term, and every collective. It is slower for it."""
         if self.world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.world.device)
-        with watched(self.engine) as watch:
+        with inspect_step(self.engine) as watch:
             record = self.train_step()
         return record, watch.found
 
@@ -144,24 +151,25 @@ class Trainer:
         """One optimizer step like any other, with the timeline of what this rank does in it."""
         return profiled_step(self.engine, self.train_step)
 
-    def state(self) -> dict[str, Piece | tuple[Piece, ...] | Json]:
+    def state(self) -> dict[str, TensorShard | tuple[TensorShard, ...] | Json]:
         """What a checkpoint keeps: this process's part of weights and moments, and how far the run is."""
-        found: dict[str, Piece | tuple[Piece, ...] | Json] = {
-            f"{kind}.{one.name}": _pieces(one, values.detach()) for kind, one, values in self.engine.pieces()
+        found: dict[str, TensorShard | tuple[TensorShard, ...] | Json] = {
+            f"{kind}.{one.name}": _shard_tensors(one, values.detach())
+            for kind, one, values in self.engine.checkpoint_tensors()
         }
         for name, buffer in self.engine.buffers():
-            found[BUFFER + name] = _whole(buffer)
-        found |= {SCALES + name: _whole(values) for name, values in self.engine.scales.state().items()}
+            found[BUFFER_PREFIX + name] = _replicated(buffer)
+        found |= {SCALES_PREFIX + name: _replicated(values) for name, values in self.engine.scales.state().items()}
         scaler = self.engine.scaler
-        counts: dict[str, Json] = {"step": self.step, LEFT_OUT: self.num_left_out}
-        return {**found, **counts, **({} if scaler is None else {LOSS_SCALE: scaler.state()})}
+        counts: dict[str, Json] = {"step": self.step, NUM_LEFT_OUT: self.num_left_out}
+        return {**found, **counts, **({} if scaler is None else {LOSS_SCALE_KEY: scaler.state()})}
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Go on from a state whose pieces have been filled, and these plain values."""
-        self.step, self.num_left_out = int(values["step"]), int(values.get(LEFT_OUT, 0))
+        self.step, self.num_left_out = int(values["step"]), int(values.get(NUM_LEFT_OUT, 0))
         scaler = self.engine.scaler
         if scaler is not None:
-            scaler.restore(values[LOSS_SCALE])
+            scaler.restore(values[LOSS_SCALE_KEY])
         self.engine.updater.set_steps(self.step - self.num_left_out)
         self.engine.publish()
 
@@ -171,17 +179,17 @@ class Trainer:
         return float(self.engine.loss(held_out, batches.num_targets(0)))
 
 
-def _whole(values: Tensor) -> Piece:
+def _replicated(values: Tensor) -> TensorShard:
     """What every process has alike."""
-    return Piece(tuple(values.shape), (0,) * values.ndim, values)
+    return TensorShard(tuple(values.shape), (0,) * values.ndim, values)
 
 
-def _pieces(one: Interval, values: Tensor) -> Piece | tuple[Piece, ...]:
+def _shard_tensors(one: ParameterShard, values: Tensor) -> TensorShard | tuple[TensorShard, ...]:
     """What a process has of a parameter: an interval of the flattened one, or boxes of it where the parameter is split."""
-    if one.is_of_whole:
-        return Piece(one.whole, (one.offset,), values)
+    if one.covers_parameter:
+        return TensorShard(one.whole, (one.offset,), values)
     found, done = [], 0
     for box in one.boxes():
-        found.append(Piece(one.whole, box.offsets, values[done : done + box.volume].view(box.lengths)))
+        found.append(TensorShard(one.whole, box.offsets, values[done : done + box.volume].view(box.lengths)))
         done += box.volume
     return tuple(found)

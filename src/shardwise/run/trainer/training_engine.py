@@ -9,34 +9,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwise.layout.context_parallel import variant_of
+from shardwise.layout.context_parallel import get_cp_variant
 from shardwise.pipeline.actions import Action
-from shardwise.run.engine.micro_batch import MicroBatch, places_read
-from shardwise.run.engine.model_builder import Ends, initial_value, torch_model
+from shardwise.run.engine.micro_batch import MicroBatch, positions_read
+from shardwise.run.engine.model_builder import UnitTensors, build_torch_model, initial_value
 from shardwise.run.engine.rank_coordinates import Rank
-from shardwise.run.kernels.attention_mask import Run
+from shardwise.run.kernels.attention_mask import PositionRange
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.run.memory_terms import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
-from shardwise.run.mixed_precision import LossScaler, formats_of
-from shardwise.run.parallel.collectives import Exchange
-from shardwise.run.parallel.delayed_scaling import SharedScales
-from shardwise.run.parallel.flat_parameters import Interval, WeightGatherer, flat_groups
-from shardwise.run.parallel.gradient_reducer import GradientReducer, SmallNorms
-from shardwise.run.parallel.sharded_optimizer import Updater
+from shardwise.run.mixed_precision import LossScaler, training_dtypes
+from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.parallel.delayed_scaling import SharedAmaxScaler
+from shardwise.run.parallel.flat_parameters import ParameterShard, WeightGatherer, build_flat_groups
+from shardwise.run.parallel.gradient_reducer import GradientReducer, MicroBatchNorms
+from shardwise.run.parallel.sharded_optimizer import ShardedOptimizer
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import Recipe
-from shardwise.run.step_clock import Clock
-from shardwise.run.trainer.expert_balance import Balancer
-from shardwise.run.trainer.pipeline_runner import Parts, StepPasses
-from shardwise.run.trainer.timeline_recorder import Recorder
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.step_clock import StepClock
+from shardwise.run.trainer.expert_balance import ExpertBalancer
+from shardwise.run.trainer.pipeline_runner import PassContext, PipelineRunner
+from shardwise.run.trainer.timeline_recorder import TimelineRecorder
 from shardwise.step.instructions import PIPELINE
-from shardwise.step.rank_program import Instance
+from shardwise.step.rank_program import RankProgram
 from shardwise.step.whole_parameters import balance_biases
 
-__all__ = ["Engine", "MicroBatch", "StepResult"]
+__all__ = ["MicroBatch", "StepResult", "TrainingEngine"]
 # Asked with this process's part of the loss, the loss, and the norm of all gradients, when they are reduced: whether weights are
 # updated.
-Judged = Callable[[Tensor, Tensor, Tensor], bool]
+UpdateCheck = Callable[[Tensor, Tensor, Tensor], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,59 +56,61 @@ class StepResult:
     small_squares: Tensor | None = None
 
 
-class Engine:
+class TrainingEngine:
     """A model on this process, trained together with all others of the world. Its weights are uninitialised at first."""
 
-    def __init__(self, instance: Instance, recipe: Recipe, world: World) -> None:
+    def __init__(self, instance: RankProgram, recipe: TrainingRecipe, world: World) -> None:
         self.recipe, self.world = recipe, world
-        self.instance = instance = instance.at(world.coordinate.get("pp", 0))
-        formats = formats_of(instance.precision)
+        self.instance = instance = instance.for_pp_rank(world.coordinate.get("pp", 0))
+        formats = training_dtypes(instance.precision)
         self.scaler = LossScaler(recipe) if formats.scales_loss else None
-        self.clock = Clock(world.device)
-        self.exchange = Exchange(world, self.clock)
-        self.scales = SharedScales(instance, recipe, self.exchange)
-        self.groups = flat_groups(instance, formats, world)
+        self.clock = StepClock(world.device)
+        self.exchange = MeshCollectives(world, self.clock)
+        self.scales = SharedAmaxScaler(instance, recipe, self.exchange)
+        self.groups = build_flat_groups(instance, formats, world)
         for axes in sorted(instance.axes):  # every process group at once, in one order on all processes
             world.group(axes)
             if axes == PIPELINE:
                 world.group(axes, onward=False)
         trained = [group for group in self.groups if group.group.trained]
-        self.norms = SmallNorms(instance, self.exchange)
+        self.norms = MicroBatchNorms(instance, self.exchange)
         self.reducer = GradientReducer(
             trained, self._gradient_names(), self.exchange, self.norms, reduction=recipe.reduction,
             each_pass=recipe.reduce_each_micro_batch,
         )  # fmt: skip
         self.gatherer = self._gatherer()
-        self.updater = Updater(trained, self.exchange, recipe, instance.norm_axes, instance.optimizer, instance.traffic)
+        self.updater = ShardedOptimizer(
+            trained, self.exchange, recipe, instance.norm_axes, instance.optimizer, instance.traffic
+        )
         self.rank = self._rank()
-        self.model = torch_model(
+        self.model = build_torch_model(
             instance, formats.activations, self._ends, world.device, rank=self.rank, movement=self.gatherer,
             recomputing=lambda: self.clock("recompute"), compiled=recipe.compile, prediction_weight=recipe.prediction_weight,
         )  # fmt: skip
-        stages = instance.several(PIPELINE) if instance.architecture.num_experts else ()
-        self.balancer = Balancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe, stages)
+        stages = instance.drop_single_device_axes(PIPELINE) if instance.architecture.num_experts else ()
+        self.balancer = ExpertBalancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe, stages)
         self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
         self.messaging: Callable[[Tensor], None] = lambda values: None  # called with what goes from stage to stage
         self.around_pass: Callable[[Action], AbstractContextManager[None]] = lambda action: nullcontext()
         self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, and not clipped yet
-        self.judged: Judged | None = None
+        self.update_check: UpdateCheck | None = None
 
     def _rank(self) -> Rank:
         """This process on the mesh."""
-        pieces = variant_of(self.instance.layout.cp_variant).pieces
+        pieces = get_cp_variant(self.instance.layout.cp_variant).sequence_pieces
         return Rank(self.world.mesh, self.world.coordinate, self.exchange, pieces, self.recipe.capacity_factor)
 
     def _gradient_names(self) -> dict[str, dict[str, str]]:
         """By unit's path, of each weight whose gradient it gives the parameter's full name."""
-        used = self.instance.used
+        used = self.instance.parameters_by_unit
         return {path: {weight: one.name for weight, one in used[path].items() if one.trained} for path in used}
 
-    def _ends(self, path: str) -> Ends:
+    def _ends(self, path: str) -> UnitTensors:
         """The weights that the unit at a path uses, and where its gradients go."""
         views = {name: view for group in self.groups for name, view in group.views.items()}
-        used = self.instance.used[path]
+        used = self.instance.parameters_by_unit[path]
         weights = {weight: views[one.name] for weight, one in used.items()}
-        return Ends(weights, self.reducer.of_unit(path), scales=self.scales.of(path))
+        return UnitTensors(weights, self.reducer.of_unit(path), scales=self.scales.of(path))
 
     def _gatherer(self) -> WeightGatherer:
         instance, flat = self.instance, dict(zip(self.instance.groups, self.groups, strict=True))
@@ -120,23 +122,23 @@ class Engine:
         kept = {place for place, (_, unit) in enumerate(units) if instance.keeps_gathered(unit)}
         return WeightGatherer(forward, backward, kept, self.exchange)
 
-    def places_read(self, seq_len: int) -> tuple[Run, ...] | None:
+    def places_read(self, seq_len: int) -> tuple[PositionRange, ...] | None:
         """The places of sequences of so many tokens whose ids and targets this process reads; None: all."""
-        return places_read(self.rank, seq_len, self.instance.architecture.num_predict_layers)
+        return positions_read(self.rank, seq_len, self.instance.architecture.num_predict_layers)
 
-    def initialise(self, seed: int) -> None:
+    def initialize(self, seed: int) -> None:
         """Give every weight its initial value (`run.engine.model_builder`): the same in every layout."""
 
-        def value(part: Interval) -> Tensor:
+        def value(part: ParameterShard) -> Tensor:
             whole = initial_value(self.instance.architecture, part.member.parameter, seed)
             return whole[part.window.slices].reshape(-1)[part.offset : part.offset + part.size]
 
-        self.fill(value)
+        self.set_weights(value)
 
-    def fill(self, value: Callable[[Interval], Tensor]) -> None:
+    def set_weights(self, value: Callable[[ParameterShard], Tensor]) -> None:
         """Give every weight a value, each process its part."""
         for group in self.groups:
-            group.fill(value)
+            group.set_weights(value)
         self.publish()
 
     def publish(self) -> None:
@@ -157,10 +159,10 @@ class Engine:
         self.scales.begin_step()
         self.norms.begin_step(measures=self.recipe.measures_noise_at(step))
         loss_scale = self.scaler.scale if self.scaler else 1.0
-        passes = StepPasses(self._parts(), micro_batches, num_targets, num_micro_batches, loss_scale=loss_scale)
-        losses = passes.run() or self._none()
+        passes = PipelineRunner(self._parts(), micro_batches, num_targets, num_micro_batches, loss_scale=loss_scale)
+        losses = passes.run() or self._zero_losses()
         self.reducer.end_step()
-        self.balancer.end_step(self._none()[0])
+        self.balancer.end_step(self._zero_losses()[0])
         self.scales.end_step()
         self.gradients_ended()
         norm, squares = self.updater.norm() / loss_scale, self.norms.end_step()
@@ -171,37 +173,37 @@ class Engine:
             pending = self.updater.step(rate, norm, loss_scale=loss_scale, is_update=is_update)
         for one in pending:
             one.wait()
-        num_summed = 0 if self.judged is None else 1
+        num_summed = 0 if self.update_check is None else 1
         loss, *further = losses[:num_summed] + [self.summed(one) for one in losses[num_summed:]]
         small_squares = None if squares is None else squares / loss_scale**2
         return StepResult(loss, norm, tuple(further), skipped, is_update, small_squares)
 
     def _is_judged_well(self, losses: list[Tensor], norm: Tensor) -> bool:
         """Whether the weights may be updated, by whoever judges; the first loss is summed for that."""
-        if self.judged is None:
+        if self.update_check is None:
             return True
         own_loss = losses[0].clone()
-        return self.judged(own_loss, self.summed(losses[0]), norm)
+        return self.update_check(own_loss, self.summed(losses[0]), norm)
 
     def summed(self, loss: Tensor) -> Tensor:
         """A loss of this process's targets, summed in place over all that have others."""
-        return self.exchange.sum_now(loss, self.instance.loss_axes)
+        return self.exchange.sum_and_wait(loss, self.instance.loss_axes)
 
     def _is_skipped(self, norm: Tensor) -> bool:
         """Whether the gradients of a scaled loss are not finite; all processes have the same norm."""
         if self.scaler is None or norm.device.type == "meta":
             return False
         is_finite = bool(norm.isfinite())
-        self.scaler.seen(is_finite=is_finite)
+        self.scaler.update(is_finite=is_finite)
         return not is_finite
 
-    def _parts(self) -> Parts:
-        return Parts(
+    def _parts(self) -> PassContext:
+        return PassContext(
             self.instance, self.model, self.reducer, self.gatherer, self.balancer, self.exchange, self.clock,
             self.forward_ended, self.messaging, self.around_pass,
         )  # fmt: skip
 
-    def _none(self) -> list[Tensor]:
+    def _zero_losses(self) -> list[Tensor]:
         """The losses of a process without a head: nothing of each."""
         count, dtype = 1 + self.instance.architecture.num_predict_layers, at_least_fp32(self.model.dtype)
         return [torch.zeros((), dtype=dtype, device=self.world.device) for _ in range(count)]
@@ -210,7 +212,9 @@ class Engine:
     def loss(self, micro_batches: Iterable[MicroBatch], num_targets: int) -> Tensor:
         """The loss of a batch, without a step."""
         batches = list(micro_batches)
-        (loss, *_) = StepPasses(self._parts(), batches, num_targets, len(batches), trains=False).run() or self._none()
+        (loss, *_) = (
+            PipelineRunner(self._parts(), batches, num_targets, len(batches), trains=False).run() or self._zero_losses()
+        )
         return self.summed(loss)
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
@@ -219,7 +223,7 @@ class Engine:
         biases = self.model.balance_biases
         yield from ((names[self.model.layers[place].path], bias) for place, bias in biases.items())
 
-    def watch(
+    def observe(
         self, forward_ended: Callable[[], None], gathered: Callable[[Tensor], None],
         messaging: Callable[[Tensor], None] = lambda values: None,
     ) -> None:  # fmt: skip
@@ -227,33 +231,33 @@ class Engine:
         gathered weights whenever they come or go; with what is sent to another stage, and the gradients that come from one."""
         self.forward_ended, self.messaging = forward_ended, messaging
         for group in self.reducer.groups:
-            group.made = gathered
+            group.on_allocated = gathered
         for flat in self.groups:
-            flat.resized = gathered if flat.splits_weights else flat.resized
+            flat.on_resize = gathered if flat.splits_weights else flat.on_resize
 
-    def recorded_by(self, recorder: Recorder | None) -> None:
+    def set_recorder(self, recorder: TimelineRecorder | None) -> None:
         """Let a recorder watch passes, kernels, collectives and the update from now on; None: no recorder."""
         self.model.recorder = self.exchange.recorder = recorder
         self.clock.recorder = None if recorder is None else recorder.span
-        self.around_pass = (lambda action: nullcontext()) if recorder is None else recorder.passing
+        self.around_pass = (lambda action: nullcontext()) if recorder is None else recorder.record_pass
 
     def held(self) -> Iterator[tuple[str, Tensor]]:
         """What rests on this process from step to step, by the terms of a plan's memory; gathered weights come and go."""
         for group in self.groups:
             yield GATHERED if group.splits_weights else PARAMETERS, group.weights
-            yield from ((PARAMETERS, one) for one in group.resting())
+            yield from ((PARAMETERS, one) for one in group.stored_tensors())
             if group.has_master:
                 yield MASTER, group.state
         for gradients in self.reducer.groups:
-            given = () if gradients.given is None else gradients.given.resting()
+            given = () if gradients.given is None else gradients.given.stored_tensors()
             yield from ((GRADIENTS, one) for one in (gradients.flat.gradients, *given))
             if gradients.flat.update is not None:
                 yield OPTIMIZER, gradients.flat.update
-        yield from ((OPTIMIZER, moment) for _, _, moment in self.updater.pieces())
+        yield from ((OPTIMIZER, moment) for _, _, moment in self.updater.checkpoint_tensors())
 
-    def pieces(self) -> Iterator[tuple[str, Interval, Tensor]]:
+    def checkpoint_tensors(self) -> Iterator[tuple[str, ParameterShard, Tensor]]:
         """What a checkpoint keeps of every parameter: this process's part of its weight and of its moments."""
         for group in self.groups:
             for one in group.intervals():
                 yield "model", one, group.state[one.start : one.start + one.size]
-        yield from self.updater.pieces()
+        yield from self.updater.checkpoint_tensors()

@@ -9,35 +9,38 @@ from functools import partial
 
 from shardwise.layout.rules.engine import require_runnable
 from shardwise.run.checkpoints import latest
-from shardwise.run.faults.agreement import RankGroup, agreed, texts
-from shardwise.run.faults.exit_report import guarded
-from shardwise.run.faults.rank_status import Peer, begin_stage
-from shardwise.run.faults.stop_request import StopRequest, first_of_host_reports
+from shardwise.run.faults.agreement import RankGroup, all_gather_texts, require_on_all_ranks
+from shardwise.run.faults.exit_report import guard_run
+from shardwise.run.faults.rank_status import Peer, set_stage
+from shardwise.run.faults.stop_request import StopRequest, report_once_per_host
 from shardwise.run.folder_lock import RunLock
 from shardwise.run.machine_resources import device_bytes
-from shardwise.run.trainer.flags import Settings
-from shardwise.run.trainer.interfaces import Parts
-from shardwise.run.trainer.loop import Ended, Loop
-from shardwise.run.trainer.machine_probe import Measuring
-from shardwise.run.trainer.preflight import Data, admit, planned_for, require_memory, require_world, run_of
+from shardwise.run.trainer.flags import RunSettings
+from shardwise.run.trainer.interfaces import RunComponents
+from shardwise.run.trainer.loop import RunEnd, TrainingLoop
+from shardwise.run.trainer.machine_probe import RunMeasurement
+from shardwise.run.trainer.preflight import RunData, check_run, describe_run, replan_for, require_memory, require_world
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import load_plan
 from shardwise.values.errors import InputError
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 
 
-def run(settings: Settings, parts: Parts, stop: StopRequest | None = None) -> Ended:
+def run_rank(settings: RunSettings, parts: RunComponents, stop: StopRequest | None = None) -> RunEnd:
     """Train on this rank, one of as many as the plan has devices; torchrun's environment says which.
 
     `stop`: what notes a request to stop, where there is one already. Raises `ShardwiseError` on one rank where something is
     wrong, and `SystemExit` with its code on the others.
     """
-    begin_stage("the start")
-    plan, world = _joined(settings, parts, stop)
+    set_stage("the start")
+    plan, world = _join(settings, parts, stop)
     with StopRequest() if stop is None else nullcontext(stop) as asked:
         try:
-            with guarded(world, settings.recipe, asked, lambda: _remains(settings)), RunLock(settings.out.path) as lock:
-                ended = _run(plan, settings, parts, world, lock, asked)
+            with (
+                guard_run(world, settings.recipe, asked, lambda: _resume_hint(settings)),
+                RunLock(settings.out.path) as lock,
+            ):
+                ended = _train(plan, settings, parts, world, lock, asked)
         except BaseException:
             if world.size == 1:
                 parts.leave()  # of several this would be another wait, for ranks that may be lost
@@ -46,26 +49,32 @@ def run(settings: Settings, parts: Parts, stop: StopRequest | None = None) -> En
     return ended
 
 
-def _run(plan: Plan, settings: Settings, parts: Parts, world: RankGroup, lock: RunLock, stop: StopRequest) -> Ended:
-    begin_stage("the checks before the first step")
-    agreed(world, partial(_require_one_layout, str(plan.layout), texts(world, str(plan.layout))))
-    data = agreed(world, lambda: _admitted(plan, settings, parts, world, lock))
-    measuring = Measuring(world, settings.out, lambda: parts.probe(plan, world))  # while the device is empty
-    trainer = agreed(world, lambda: parts.trainer(plan, settings.recipe, data.train, world))
-    agreed(world, lambda: _begin(plan, settings, data, lock) if world.rank == 0 else None)
+def _train(
+    plan: Plan, settings: RunSettings, parts: RunComponents, world: RankGroup, lock: RunLock, stop: StopRequest
+) -> RunEnd:
+    set_stage("the checks before the first step")
+    require_on_all_ranks(
+        world, partial(_require_one_layout, str(plan.layout), all_gather_texts(world, str(plan.layout)))
+    )
+    data = require_on_all_ranks(world, lambda: _check_rank(plan, settings, parts, world, lock))
+    measuring = RunMeasurement(world, settings.out, lambda: parts.probe(plan, world))  # while the device is empty
+    trainer = require_on_all_ranks(world, lambda: parts.trainer(plan, settings.recipe, data.train, world))
+    require_on_all_ranks(world, lambda: _begin_run(plan, settings, data, lock) if world.rank == 0 else None)
     peers = world.meeting.peers if world.meeting else (Peer.of_this_process(),)
-    agreed(world, lambda: lock.share(peers) if world.rank == 0 else None)
-    agreed(world, lambda: lock.share(peers) if world.rank > 0 else None)
-    with agreed(world, lambda: parts.checkpoints(settings.out.checkpoints, settings.recipe)) as checkpoints:
-        return Loop(plan, settings, world, data, trainer, checkpoints, measuring, stop).to_its_end()
+    require_on_all_ranks(world, lambda: lock.share(peers) if world.rank == 0 else None)
+    require_on_all_ranks(world, lambda: lock.share(peers) if world.rank > 0 else None)
+    with require_on_all_ranks(
+        world, lambda: parts.checkpoints(settings.out.checkpoints, settings.recipe)
+    ) as checkpoints:
+        return TrainingLoop(plan, settings, world, data, trainer, checkpoints, measuring, stop).run_to_end()
 
 
-def _joined(settings: Settings, parts: Parts, stop: StopRequest | None) -> tuple[Plan, RankGroup]:
+def _join(settings: RunSettings, parts: RunComponents, stop: StopRequest | None) -> tuple[Plan, RankGroup]:
     """What has to hold before the ranks can meet."""
-    with first_of_host_reports(stop):
+    with report_once_per_host(stop):
         plan, size = load_plan(settings.plan), int(os.environ.get("WORLD_SIZE", "1"))
-        plan = planned_for(plan, size) if settings.elastic else plan
-        require_runnable(plan.model, plan.layout, precision_named(plan.job.precision), plan.job.optimizer)
+        plan = replan_for(plan, size) if settings.elastic else plan
+        require_runnable(plan.model, plan.layout, get_precision(plan.job.precision), plan.job.optimizer)
         require_world(plan, size)
         return plan, parts.join(plan, settings.recipe, settings.device)
 
@@ -79,28 +88,28 @@ def _require_one_layout(layout: str, found: Sequence[str]) -> None:
         )
 
 
-def _admitted(plan: Plan, settings: Settings, parts: Parts, world: RankGroup, lock: RunLock) -> Data:
+def _check_rank(plan: Plan, settings: RunSettings, parts: RunComponents, world: RankGroup, lock: RunLock) -> RunData:
     """What is checked on each rank."""
     if world.rank == 0:
-        settings.out.require_place(resume=settings.resume, force=settings.force)
-        if settings.out.holds_a_run:
+        settings.out.require_output_folder(resume=settings.resume, force=settings.force)
+        if settings.out.contains_run:
             lock.take()
-    data = admit(plan, settings)
+    data = check_run(plan, settings)
     device, on_host = str(world.device), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     shared = f" (this host over its {on_host} processes)" if device == "cpu" and on_host > 1 else ""
     require_memory(plan, settings.recipe, device_bytes(device, on_host), device + shared)
     return data
 
 
-def _begin(plan: Plan, settings: Settings, data: Data, lock: RunLock) -> None:
+def _begin_run(plan: Plan, settings: RunSettings, data: RunData, lock: RunLock) -> None:
     """On the first rank: have the folder alone, and make that of a new run."""
     lock.take()
-    settings.out.require_place(resume=settings.resume, force=settings.force)  # again: now the lock is held
+    settings.out.require_output_folder(resume=settings.resume, force=settings.force)  # again: now the lock is held
     if not settings.resume:
-        settings.out.create(run_of(plan, settings.recipe, data))
+        settings.out.create(describe_run(plan, settings.recipe, data))
 
 
-def _remains(settings: Settings) -> str:
+def _resume_hint(settings: RunSettings) -> str:
     """What is left of a run that ends now, and how to go on."""
     try:
         found = latest(settings.out.checkpoints)

@@ -9,13 +9,13 @@ from shardwise.run.transport.interface import Transport
 from shardwise.run.transport.lone_rank import LoneRank
 
 
-class _RankThread(threading.local):
+class _ThreadTransport(threading.local):
     """The transport of the calling thread, where that thread is a rank."""
 
     transport: Transport | None = None
 
 
-_rank_thread = _RankThread()
+_rank_thread = _ThreadTransport()
 
 
 def set_thread_transport(transport: Transport | None) -> None:

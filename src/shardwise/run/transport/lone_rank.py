@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from shardwise.run.transport.interface import TIMEOUT, Message, Observer
-from shardwise.sharding.collectives import Kind
+from shardwise.run.transport.interface import TIMEOUT, Observer, PeerTensor
+from shardwise.sharding.collectives import CollectiveKind
 
 
 class DoneWork:
@@ -33,7 +33,7 @@ class DoneWork:
         raise RuntimeError("an operation of a lone rank has no future")
 
 
-DONE = DoneWork()
+DONE_WORK = DoneWork()
 
 
 @dataclass(eq=False)
@@ -45,38 +45,38 @@ class LoneGroup:
 
     def all_reduce(self, values: Tensor, reduction: str = "sum") -> DoneWork:
         """Leave `values` as they are."""
-        return self._issue(Kind.ALL_REDUCE, values, [])
+        return self._issue(CollectiveKind.ALL_REDUCE, values, [])
 
     def all_gather(self, whole: Tensor, part: Tensor) -> DoneWork:
         """Copy the part of a lone rank."""
-        return self._issue(Kind.ALL_GATHER, whole, [(whole, part)])
+        return self._issue(CollectiveKind.ALL_GATHER, whole, [(whole, part)])
 
     def reduce_scatter(self, part: Tensor, whole: Tensor) -> DoneWork:
         """Copy the sum of a lone rank."""
-        return self._issue(Kind.REDUCE_SCATTER, whole, [(part, whole)])
+        return self._issue(CollectiveKind.REDUCE_SCATTER, whole, [(part, whole)])
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, received_rows: list[int] | None, sent_rows: list[int] | None
     ) -> DoneWork:
         """Copy what a lone rank sends to itself."""
-        return self._issue(Kind.ALL_TO_ALL, sent, [(received, sent)])
+        return self._issue(CollectiveKind.ALL_TO_ALL, sent, [(received, sent)])
 
     def send(self, values: Tensor, peer: int) -> DoneWork:
         """Send nothing."""
-        return self._issue(Kind.SEND, values, [])
+        return self._issue(CollectiveKind.SEND, values, [])
 
     def receive(self, values: Tensor, peer: int) -> DoneWork:
         """Leave `values` as they are."""
-        return self._issue(Kind.RECEIVE, values, [])
+        return self._issue(CollectiveKind.RECEIVE, values, [])
 
-    def exchange(self, sent: Sequence[Message], received: Sequence[Message]) -> list[DoneWork]:
+    def exchange(self, sent: Sequence[PeerTensor], received: Sequence[PeerTensor]) -> list[DoneWork]:
         """Send nothing, and leave what is received as it is."""
         sending = [self.send(*message) for message in sent]
         return sending + [self.receive(*message) for message in received]
 
     def broadcast(self, values: Tensor, source: int) -> DoneWork:
         """Leave `values` as they are."""
-        return DONE
+        return DONE_WORK
 
     def gather(self, parts: Sequence[Tensor] | None, part: Tensor) -> DoneWork:
         """Copy the part of a lone rank."""
@@ -89,7 +89,7 @@ class LoneGroup:
     def close(self) -> None:
         """Do nothing: the group holds nothing."""
 
-    def _issue(self, kind: Kind, payload: Tensor, copies: Sequence[tuple[Tensor, Tensor]]) -> DoneWork:
+    def _issue(self, kind: CollectiveKind, payload: Tensor, copies: Sequence[tuple[Tensor, Tensor]]) -> DoneWork:
         for observer in self.transport.observers:
             observer(kind, [payload], self)
         return self._copy(copies)
@@ -97,7 +97,7 @@ class LoneGroup:
     def _copy(self, copies: Sequence[tuple[Tensor, Tensor]]) -> DoneWork:
         for output, tensor in copies if len(self.ranks) == 1 else ():
             output.copy_(tensor.view(output.shape))
-        return DONE
+        return DONE_WORK
 
 
 @dataclass(eq=False)

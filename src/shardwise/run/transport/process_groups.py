@@ -11,18 +11,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwise.run.dispatch_mode import DispatchMode
-from shardwise.run.transport.interface import TIMEOUT, Message, Observer, Work
-from shardwise.sharding.collectives import Kind
+from shardwise.run.transport.interface import TIMEOUT, IssuedWork, Observer, PeerTensor
+from shardwise.sharding.collectives import CollectiveKind
 
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 # Which operation of c10d is which collective, and which of its arguments has the payload (`Collective.payload_elements`).
-OPERATIONS: dict[str, tuple[Kind, int]] = {
-    "allreduce_": (Kind.ALL_REDUCE, 0),
-    "_allgather_base_": (Kind.ALL_GATHER, 0),
-    "_reduce_scatter_base_": (Kind.REDUCE_SCATTER, 1),
-    "alltoall_base_": (Kind.ALL_TO_ALL, 1),
-    "send": (Kind.SEND, 0),
-    "recv_": (Kind.RECEIVE, 0),
+OPERATIONS: dict[str, tuple[CollectiveKind, int]] = {
+    "allreduce_": (CollectiveKind.ALL_REDUCE, 0),
+    "_allgather_base_": (CollectiveKind.ALL_GATHER, 0),
+    "_reduce_scatter_base_": (CollectiveKind.REDUCE_SCATTER, 1),
+    "alltoall_base_": (CollectiveKind.ALL_TO_ALL, 1),
+    "send": (CollectiveKind.SEND, 0),
+    "recv_": (CollectiveKind.RECEIVE, 0),
 }
 
 
@@ -37,53 +37,53 @@ class ProcessGroup:
         """Ranks of the processes, in the order of the group."""
         return tuple(dist.get_process_group_ranks(self.group))
 
-    def all_reduce(self, values: Tensor, reduction: str = "sum") -> Work:
+    def all_reduce(self, values: Tensor, reduction: str = "sum") -> IssuedWork:
         """Reduce `values` over all processes, in place."""
-        return _issued(dist.all_reduce(values, REDUCTIONS[reduction], group=self.group, async_op=True))
+        return _require_work(dist.all_reduce(values, REDUCTIONS[reduction], group=self.group, async_op=True))
 
-    def all_gather(self, whole: Tensor, part: Tensor) -> Work:
+    def all_gather(self, whole: Tensor, part: Tensor) -> IssuedWork:
         """Gather the parts of all processes into `whole`."""
-        return _issued(dist.all_gather_single(whole, part, group=self.group, async_op=True))
+        return _require_work(dist.all_gather_single(whole, part, group=self.group, async_op=True))
 
-    def reduce_scatter(self, part: Tensor, whole: Tensor) -> Work:
+    def reduce_scatter(self, part: Tensor, whole: Tensor) -> IssuedWork:
         """Sum `whole` over all processes, and write this one's part."""
-        return _issued(dist.reduce_scatter_single(part, whole, group=self.group, async_op=True))
+        return _require_work(dist.reduce_scatter_single(part, whole, group=self.group, async_op=True))
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, received_rows: list[int] | None, sent_rows: list[int] | None
-    ) -> Work:
+    ) -> IssuedWork:
         """Send each part of `sent` to its process."""
-        return _issued(
+        return _require_work(
             dist.all_to_all_single(received, sent, received_rows, sent_rows, group=self.group, async_op=True)
         )
 
-    def send(self, values: Tensor, peer: int) -> Work:
+    def send(self, values: Tensor, peer: int) -> IssuedWork:
         """Send a tensor to a peer."""
-        return _issued(dist.isend(values, group=self.group, group_dst=peer))
+        return _require_work(dist.isend(values, group=self.group, group_dst=peer))
 
-    def receive(self, values: Tensor, peer: int) -> Work:
+    def receive(self, values: Tensor, peer: int) -> IssuedWork:
         """Receive a tensor from a peer."""
-        return _issued(dist.irecv(values, group=self.group, group_src=peer))
+        return _require_work(dist.irecv(values, group=self.group, group_src=peer))
 
-    def exchange(self, sent: Sequence[Message], received: Sequence[Message]) -> Sequence[Work]:
+    def exchange(self, sent: Sequence[PeerTensor], received: Sequence[PeerTensor]) -> Sequence[IssuedWork]:
         """Send and receive in one batch: NCCL runs the operations of a batch at once, and others one after the other."""
         operations = [dist.P2POp(dist.isend, values, group=self.group, group_peer=peer) for values, peer in sent]
         operations += [dist.P2POp(dist.irecv, values, group=self.group, group_peer=peer) for values, peer in received]
         return dist.batch_isend_irecv(operations)
 
-    def broadcast(self, values: Tensor, source: int) -> Work:
+    def broadcast(self, values: Tensor, source: int) -> IssuedWork:
         """Copy the tensor of one process to all."""
-        return _issued(dist.broadcast(values, group=self.group, group_src=source, async_op=True))
+        return _require_work(dist.broadcast(values, group=self.group, group_src=source, async_op=True))
 
-    def gather(self, parts: Sequence[Tensor] | None, part: Tensor) -> Work:
+    def gather(self, parts: Sequence[Tensor] | None, part: Tensor) -> IssuedWork:
         """Gather the parts of all processes on the first one."""
         gathered = None if parts is None else list(parts)
-        return _issued(dist.gather(part, gathered, group=self.group, group_dst=0, async_op=True))
+        return _require_work(dist.gather(part, gathered, group=self.group, group_dst=0, async_op=True))
 
-    def scatter(self, part: Tensor, parts: Sequence[Tensor] | None) -> Work:
+    def scatter(self, part: Tensor, parts: Sequence[Tensor] | None) -> IssuedWork:
         """Give each process its part, from the first one."""
         scattered = None if parts is None else list(parts)
-        return _issued(dist.scatter(part, scattered, group=self.group, group_src=0, async_op=True))
+        return _require_work(dist.scatter(part, scattered, group=self.group, group_src=0, async_op=True))
 
     def close(self) -> None:
         """Leave the process group: it has threads and connections of its own."""
@@ -118,10 +118,10 @@ class ProcessTransport:
         It sees what PyTorch hands to process groups, below all that could leave a collective out of the count. Raises
         `RuntimeError` for an operation that is none of `OPERATIONS`.
         """
-        return _Observed(self._groups, observer)
+        return _ObserveDispatch(self._groups, observer)
 
 
-class _Observed(DispatchMode):
+class _ObserveDispatch(DispatchMode):
     """Calls an observer for the operations of c10d that are dispatched."""
 
     def __init__(self, groups: dict[dist.ProcessGroup, ProcessGroup], observer: Observer) -> None:
@@ -150,7 +150,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
         yield from value
 
 
-def _issued(work: Work | None) -> Work:
+def _require_work(work: IssuedWork | None) -> IssuedWork:
     assert work is not None, "this process is a member of each of its groups"
     return work
 

@@ -27,7 +27,7 @@ import torch
 from shardwise.run.faults.rank_status import track_thread_activity
 from shardwise.run.transport.current import set_thread_transport
 from shardwise.run.transport.thread_groups import SharedGroup, ThreadTransport
-from shardwise.run.transport.thread_scheduler import RankFailedError, State, ThreadScheduler
+from shardwise.run.transport.thread_scheduler import RankFailedError, ThreadScheduler, ThreadState
 
 
 class SharedStateError(RuntimeError):
@@ -107,7 +107,7 @@ def _join(scheduler: ThreadScheduler, threads: Sequence[threading.Thread], timeo
             stacks = [
                 f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
                 for thread, state in zip(threads, scheduler.ranks, strict=True)
-                if state.state is State.RUNNING and thread.ident in frames
+                if state.state is ThreadState.RUNNING and thread.ident in frames
             ]
             raise TimeoutError(f"no operation for {timeout_s} s\n{scheduler.table()}\n" + "\n".join(stacks))
         progress = scheduler.progress

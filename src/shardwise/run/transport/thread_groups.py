@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes  # no documented name
 
-from shardwise.run.transport.interface import TIMEOUT, Message, Observer
+from shardwise.run.transport.interface import TIMEOUT, Observer, PeerTensor
 from shardwise.run.transport.thread_scheduler import ThreadScheduler
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 
 REDUCTIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": Tensor.add_,
@@ -94,7 +94,7 @@ class ThreadWork:
         for tensor, version in self.inputs:
             if tensor._version != version:
                 raise EarlyWriteError(f"an input was written before the wait for it: {self.describe()}")
-        with _unseen():
+        with _hidden_from_modes():
             self.finish()
         self.is_done = True
         self.transport.unfinished.pop(id(self), None)
@@ -164,17 +164,19 @@ class ThreadGroup:
 
     def all_reduce(self, values: Tensor, reduction: str = "sum") -> ThreadWork:
         """Reduce `values` over all ranks, in place."""
-        self._observe(Kind.ALL_REDUCE, values)
+        self._observe(CollectiveKind.ALL_REDUCE, values)
 
         def finish(call: SharedCall) -> None:
-            values.copy_(call.compute_once(lambda: _reduced(reduction, call.contributions)).view(values.shape))
+            values.copy_(
+                call.compute_once(lambda: _reduce_in_rank_order(reduction, call.contributions)).view(values.shape)
+            )
 
         signature = "all_reduce", reduction, *_format_and_size(values)
         return self._collective(signature, _copy(values), finish, writes=[values])
 
     def all_gather(self, whole: Tensor, part: Tensor) -> ThreadWork:
         """Gather the parts of all ranks into `whole`."""
-        self._observe(Kind.ALL_GATHER, whole)
+        self._observe(CollectiveKind.ALL_GATHER, whole)
         self._require_multiple(whole, part)
 
         def finish(call: SharedCall) -> None:
@@ -187,11 +189,13 @@ class ThreadGroup:
 
     def reduce_scatter(self, part: Tensor, whole: Tensor) -> ThreadWork:
         """Sum `whole` over all ranks, and write this rank's part."""
-        self._observe(Kind.REDUCE_SCATTER, whole)
+        self._observe(CollectiveKind.REDUCE_SCATTER, whole)
         self._require_multiple(whole, part)
 
         def finish(call: SharedCall) -> None:
-            total = call.compute_once(lambda: _reduced("sum", call.contributions)).view(len(self.ranks), -1)
+            total = call.compute_once(lambda: _reduce_in_rank_order("sum", call.contributions)).view(
+                len(self.ranks), -1
+            )
             part.copy_(total[self.position].view(part.shape))
 
         reads = [] if _share_storage(part, whole) else [whole]
@@ -202,7 +206,7 @@ class ThreadGroup:
         self, received: Tensor, sent: Tensor, received_rows: list[int] | None, sent_rows: list[int] | None
     ) -> ThreadWork:
         """Send each part of `sent` to its rank."""
-        self._observe(Kind.ALL_TO_ALL, sent)
+        self._observe(CollectiveKind.ALL_TO_ALL, sent)
         size = len(self.ranks)
         sending = sent_rows or [len(sent) // size] * size
         receiving = received_rows or [len(received) // size] * size
@@ -249,14 +253,14 @@ class ThreadGroup:
 
         return self._collective(("scatter", *_format_and_size(part)), contribution, finish)
 
-    def exchange(self, sent: Sequence[Message], received: Sequence[Message]) -> list[ThreadWork]:
+    def exchange(self, sent: Sequence[PeerTensor], received: Sequence[PeerTensor]) -> list[ThreadWork]:
         """Send and receive tensors; no thread runs one operation of a batch after the other."""
         sending = [self.send(*message) for message in sent]
         return sending + [self.receive(*message) for message in received]
 
     def send(self, values: Tensor, peer: int) -> ThreadWork:
         """Send a tensor to a peer. The wait ends when that rank has issued its receive, as with gloo."""
-        self._observe(Kind.SEND, values)
+        self._observe(CollectiveKind.SEND, values)
         message, number = self._message(self.position, peer)
         with self.transport.scheduler.lock:
             message.values = _copy(values)
@@ -269,7 +273,7 @@ class ThreadGroup:
 
     def receive(self, values: Tensor, peer: int) -> ThreadWork:
         """Receive a tensor from a peer, in the order in which it sends."""
-        self._observe(Kind.RECEIVE, values)
+        self._observe(CollectiveKind.RECEIVE, values)
         message, number = self._message(peer, self.position)
         with self.transport.scheduler.lock:
             message.has_receiver = True
@@ -340,7 +344,7 @@ class ThreadGroup:
     ) -> ThreadWork:  # fmt: skip
         inputs: list[tuple[Tensor, int]] = []
         if self.transport.is_strict:
-            with _unseen():
+            with _hidden_from_modes():
                 for output in writes:
                     _fill_with_nan(output)
             inputs = [(tensor, tensor._version) for tensor in reads]
@@ -355,7 +359,7 @@ class ThreadGroup:
             self.transport.scheduler.check()
             return self.shared.messages[source, target].setdefault(number, SharedMessage()), number
 
-    def _observe(self, kind: Kind, payload: Tensor) -> None:
+    def _observe(self, kind: CollectiveKind, payload: Tensor) -> None:
         if self is not self.transport.world:
             for observer in self.transport.observers:
                 observer(kind, [payload], self)
@@ -365,7 +369,7 @@ class ThreadGroup:
             raise MismatchError(f"{self}: {_shape(whole)} is not {len(self.ranks)} times {_shape(part)}")
 
 
-def _reduced(reduction: str, contributions: Mapping[int, Tensor]) -> Tensor:
+def _reduce_in_rank_order(reduction: str, contributions: Mapping[int, Tensor]) -> Tensor:
     """Reduce tensors in the order of the ranks, in their own dtype."""
     total = contributions[0].clone()
     for position in range(1, len(contributions)):
@@ -373,7 +377,7 @@ def _reduced(reduction: str, contributions: Mapping[int, Tensor]) -> Tensor:
     return total
 
 
-def _unseen() -> AbstractContextManager[object]:
+def _hidden_from_modes() -> AbstractContextManager[object]:
     """Hide copies and sums from autograd, and from dispatch modes that count operations or memory."""
     if torch._C._len_torch_dispatch_stack():
         return _without_modes()
@@ -394,7 +398,7 @@ def _fill_with_nan(output: Tensor) -> None:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    with _unseen():
+    with _hidden_from_modes():
         return tensor.detach().clone(memory_format=torch.contiguous_format)
 
 

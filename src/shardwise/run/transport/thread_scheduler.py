@@ -18,7 +18,7 @@ class DeadlockError(RuntimeError):
     """Every rank waits and none can go on. The message says what each one waits for, and for whom."""
 
 
-class State(Enum):
+class ThreadState(Enum):
     """What the thread of a rank does."""
 
     NEW = "new"
@@ -33,7 +33,7 @@ class RankThread:
     `rank` is None for a thread that is not a rank, such as a writer of checkpoints.
     """
 
-    def __init__(self, rank: int | None, state: State = State.RUNNING) -> None:
+    def __init__(self, rank: int | None, state: ThreadState = ThreadState.RUNNING) -> None:
         self.rank, self.state = rank, state
         self.turn = threading.Lock()  # released to let the thread run
         self.turn.acquire()
@@ -41,7 +41,7 @@ class RankThread:
         self.describe: Callable[[], str] = lambda: ""
 
     def __str__(self) -> str:
-        return f"rank {self.rank}: {self.describe() if self.state is State.BLOCKED else self.state.value}"
+        return f"rank {self.rank}: {self.describe() if self.state is ThreadState.BLOCKED else self.state.value}"
 
 
 class ThreadScheduler:
@@ -57,7 +57,7 @@ class ThreadScheduler:
 
     def __init__(self, world_size: int, *, is_cooperative: bool = True, seed: int | None = None) -> None:
         self.lock = threading.RLock()
-        state = State.NEW if is_cooperative else State.RUNNING
+        state = ThreadState.NEW if is_cooperative else ThreadState.RUNNING
         self.ranks = [RankThread(rank, state) for rank in range(world_size)]
         self.background: dict[threading.Thread, RankThread] = {}
         self.is_cooperative = is_cooperative
@@ -82,11 +82,11 @@ class ThreadScheduler:
     def leave(self, error: BaseException | None) -> None:
         """End the rank of the calling thread. With an error all other ranks fail too."""
         with self.lock:
-            self._this.thread.state = State.ENDED
+            self._this.thread.state = ThreadState.ENDED
             if error is not None:
                 self.fail(error)
             self._dispatch()
-            if all(thread.state is State.ENDED for thread in self.ranks):
+            if all(thread.state is ThreadState.ENDED for thread in self.ranks):
                 self.finished.set()
 
     def check(self) -> None:
@@ -103,7 +103,7 @@ class ThreadScheduler:
                 return
             _refuse_locks()
             thread = self._calling_thread()
-            thread.can_resume, thread.describe, thread.state = can_resume, describe, State.BLOCKED
+            thread.can_resume, thread.describe, thread.state = can_resume, describe, ThreadState.BLOCKED
             self._dispatch()
         thread.turn.acquire()
         self.check()
@@ -119,7 +119,7 @@ class ThreadScheduler:
         with self.lock:
             self.failure = self.failure or error
             for thread in self._threads():
-                if thread.state in (State.NEW, State.BLOCKED):
+                if thread.state in (ThreadState.NEW, ThreadState.BLOCKED):
                     _resume(thread)
 
     def table(self) -> str:
@@ -141,7 +141,7 @@ class ThreadScheduler:
         free = list(self.background.values()) + ([] if self.is_cooperative else self.ranks)
         for thread in filter(_can_run, free):
             _resume(thread)
-        if any(thread.state is State.RUNNING for thread in self.ranks):
+        if any(thread.state is ThreadState.RUNNING for thread in self.ranks):
             return
         ready = [thread for thread in self._in_turn() if _can_run(thread)]
         if ready and self.is_cooperative:
@@ -160,17 +160,19 @@ class ThreadScheduler:
     def _is_deadlock(self) -> bool:
         """Whether a rank is blocked, while none runs and no thread beside them could let one go on."""
         working = any(
-            thread.is_alive() and state.state is not State.BLOCKED for thread, state in self.background.items()
+            thread.is_alive() and state.state is not ThreadState.BLOCKED for thread, state in self.background.items()
         )
-        return self.failure is None and not working and any(thread.state is State.BLOCKED for thread in self.ranks)
+        return (
+            self.failure is None and not working and any(thread.state is ThreadState.BLOCKED for thread in self.ranks)
+        )
 
 
 def _can_run(thread: RankThread) -> bool:
-    return thread.state is State.NEW or (thread.state is State.BLOCKED and thread.can_resume())
+    return thread.state is ThreadState.NEW or (thread.state is ThreadState.BLOCKED and thread.can_resume())
 
 
 def _resume(thread: RankThread) -> None:
-    thread.state = State.RUNNING
+    thread.state = ThreadState.RUNNING
     thread.turn.release()
 
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shardwise.hardware.calibration_constants import APART, CONSTANTS, Calibration
+from shardwise.hardware.calibration_constants import BENCH_ONLY_CONSTANTS, CONSTANTS, Calibration
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched, Tier
 from shardwise.hardware.network.topology import Topology
 from shardwise.hardware.network.torus import Torus
-from shardwise.hardware.published_constants import calibrated
+from shardwise.hardware.published_constants import with_calibration
 from shardwise.price.estimate import estimate
 from shardwise.search.plan import Plan
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 
 SCALE = 0.9
-KNOWN = {**CONSTANTS, **APART}
+CALIBRATED_CONSTANTS = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
+class ConstantSensitivity:
     """A constant, and the plan with it a tenth worse: its step time, whether it fits, and the runner-up that is then better.
 
     `meaning` and `source` are those of a calibration's constants.
@@ -37,32 +37,32 @@ class Constant:
     source: str = ""
 
 
-def constants(plan: Plan) -> tuple[Constant, ...]:
+def rank_constants(plan: Plan) -> tuple[ConstantSensitivity, ...]:
     """The constants of the chip and its links: first those without which the plan does not fit, then by their effect on the
     step.
 
     For a calibrated cluster, the constants of its calibration, which replace those of the chip and its memory.
     """
     calibration = plan.cluster.calibration
-    meanings = {_name(name): one.meaning for name, one in KNOWN.items()} if calibration else {}
+    meanings = {_owned_name(name): one.meaning for name, one in CALIBRATED_CONSTANTS.items()} if calibration else {}
     found = [
         replace(
-            _priced(plan, name, value, cluster), meaning=meanings.get(name, ""),
+            _price_worsened(plan, name, value, cluster), meaning=meanings.get(name, ""),
             source=calibration.source if calibration and name in meanings else "",
         )
-        for name, value, cluster in worsened(plan)
+        for name, value, cluster in worsen_constants(plan)
     ]  # fmt: skip
     return tuple(sorted(found, key=lambda constant: (constant.fits or not plan.estimate.fits, -abs(constant.change))))
 
 
-def worsened(plan: Plan) -> Iterator[tuple[str, float, Cluster]]:
+def worsen_constants(plan: Plan) -> Iterator[tuple[str, float, Cluster]]:
     """Each constant's name and value, and the plan's cluster with this one a tenth worse."""
-    yield from _scaled(plan, plan.cluster)
+    yield from _worsen_cluster(plan, plan.cluster)
     if plan.cluster.calibration is not None:
-        yield from _calibrated(plan.cluster, plan.cluster.calibration)
+        yield from _worsen_calibration(plan.cluster, plan.cluster.calibration)
 
 
-def _priced(plan: Plan, name: str, value: float, cluster: Cluster) -> Constant:
+def _price_worsened(plan: Plan, name: str, value: float, cluster: Cluster) -> ConstantSensitivity:
     mine = estimate(plan.model, cluster, plan.job, plan.layout)
     step_s = mine.step_time_s
     others = [(estimate(plan.model, cluster, plan.job, a.layout), a.layout) for a in plan.alternatives]
@@ -71,28 +71,28 @@ def _priced(plan: Plan, name: str, value: float, cluster: Cluster) -> Constant:
         for priced, layout in others
         if priced.fits and (priced.step_time_s < step_s or not mine.fits)
     ]
-    return Constant(
+    return ConstantSensitivity(
         name=name, value=value, step_time_s=step_s, change=step_s / plan.estimate.step_time_s - 1,
         fits=mine.fits, overtaken_by=min(faster)[1] if faster else None,
     )  # fmt: skip
 
 
-def _name(constant: str) -> str:
+def _owned_name(constant: str) -> str:
     """A calibration's constant, with its source."""
-    return f"{KNOWN[constant].owner}.{constant}"
+    return f"{CALIBRATED_CONSTANTS[constant].owner}.{constant}"
 
 
-def _calibrated(cluster: Cluster, calibration: Calibration) -> Iterator[tuple[str, float, Cluster]]:
-    for name, one in ((name, one) for name, one in KNOWN.items() if name in calibration.constants):
-        other = {**calibration.constants, name: one.worse(name, calibration[name], SCALE)}
-        yield _name(name), calibration[name], calibrated(cluster, replace(calibration, constants=other))
+def _worsen_calibration(cluster: Cluster, calibration: Calibration) -> Iterator[tuple[str, float, Cluster]]:
+    for name, one in ((name, one) for name, one in CALIBRATED_CONSTANTS.items() if name in calibration.constants):
+        other = {**calibration.constants, name: one.make_worse(name, calibration[name], SCALE)}
+        yield _owned_name(name), calibration[name], with_calibration(cluster, replace(calibration, constants=other))
 
 
-def _of_chip(plan: Plan, cluster: Cluster) -> Iterator[str]:
+def _chip_constants(plan: Plan, cluster: Cluster) -> Iterator[str]:
     """The constants of the chip that the plan's estimate uses."""
     if cluster.calibration is None:
         yield "matmul_fraction"
-        if cluster.chip.fp8_matmul_fraction is not None and precision_named(plan.job.precision).matmul == "fp8":
+        if cluster.chip.fp8_matmul_fraction is not None and get_precision(plan.job.precision).matmul == "fp8":
             yield "fp8_matmul_fraction"
         yield "memory_bytes_per_s"
     yield "memory_bytes"
@@ -100,18 +100,18 @@ def _of_chip(plan: Plan, cluster: Cluster) -> Iterator[str]:
         yield "pcie_bytes_per_s"
 
 
-def _scaled(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, float, Cluster]]:
+def _worsen_cluster(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, float, Cluster]]:
     """Each constant's name and value, and the cluster with this one scaled."""
-    for name in _of_chip(plan, cluster):
+    for name in _chip_constants(plan, cluster):
         value: float = getattr(cluster.chip, name)
         yield f"chip.{name}", value, replace(cluster, chip=replace(cluster.chip, **{name: value * SCALE}))  # type: ignore[arg-type]
-    for name, value, topology in _scaled_links(cluster.topology):
+    for name, value, topology in _worsen_links(cluster.topology):
         yield name, value, replace(cluster, topology=topology)
 
 
-def _scaled_links(topology: Topology) -> Iterator[tuple[str, float, Topology]]:
+def _worsen_links(topology: Topology) -> Iterator[tuple[str, float, Topology]]:
     if isinstance(topology, Pods):
-        for name, value, torus in _scaled_links(topology.torus):
+        for name, value, torus in _worsen_links(topology.torus):
             assert isinstance(torus, Torus)
             yield name, value, replace(topology, torus=torus)
         yield "pods.bytes_per_s", topology.bytes_per_s, replace(topology, bytes_per_s=topology.bytes_per_s * SCALE)

@@ -1,6 +1,6 @@
 """The explanation of a plan as one value: memory, batch, throughput, layouts that lost, single terms, and the critical batch.
 
-Entry point: `explain`, which prices the plan and its runners-up again, so that all numbers come from one version of the model.
+Entry point: `explain_plan`, which prices the plan and its runners-up again, so that all numbers are of one version of the model.
 """
 
 from __future__ import annotations
@@ -12,34 +12,43 @@ from typing import Any
 from shardwise.batch_size.tradeoff import LossTarget
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import default_placement
-from shardwise.layout.rules.stack_abilities import as_run, stack_of
+from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of
 from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.estimate import Estimate, estimate
-from shardwise.price.estimate_terms import Derived
-from shardwise.price.layout_pricer import TERMS, Pricing
-from shardwise.price.term_inputs import Input
+from shardwise.price.estimate_terms import DerivedExpression
+from shardwise.price.layout_pricer import TERM_NAMES, Pricing
+from shardwise.price.term_inputs import TermInput
 from shardwise.price.training_run import Run, training_run
-from shardwise.search.explain.constant_sensitivity import Constant, constants
-from shardwise.search.explain.neighbour_layouts import best_placed
+from shardwise.search.explain.constant_sensitivity import ConstantSensitivity, rank_constants
+from shardwise.search.explain.neighbour_layouts import place_fastest
 from shardwise.search.explain.other_layouts import (
-    Against,
-    Nearest,
-    Option,
-    Scheduled,
-    against,
-    options,
-    schedules,
-    smallest_change,
+    FindNearest,
+    LayoutComparison,
+    RejectedLayout,
+    ScheduleOption,
+    compare_layout,
+    compare_plan_schedules,
+    describe_smallest_change,
+    judge_options,
 )
-from shardwise.search.explain.playbook_steps import Batch, Fit, RunnerUp, Throughput, batch, fit, runners_up, throughput
-from shardwise.search.loss_time import Doubling, LossTime, loss_time
+from shardwise.search.explain.playbook_steps import (
+    BatchBreakdown,
+    MemoryFit,
+    RunnerUp,
+    StepThroughput,
+    explain_batch,
+    explain_fit,
+    explain_throughput,
+    list_runners_up,
+)
+from shardwise.search.loss_time import Doubling, LossTime, time_to_loss
 from shardwise.search.plan import Plan
-from shardwise.search.recompute_budget import LayerRecompute, layers_recomputed
+from shardwise.search.recompute_budget import LayerRecompute, list_layer_recompute
 from shardwise.search.verdicts import MODEL_ERROR
-from shardwise.values.errors import InputError, unknown
+from shardwise.values.errors import InputError, describe_unknown
 from shardwise.values.units import format_count, format_seconds
 
-Doublings = Callable[[Plan], tuple[Doubling, ...]]
+PlanDoublings = Callable[[Plan], tuple[Doubling, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +70,16 @@ class Explanation(Pictured):
     layout: str
     placement: str
     model_error: float
-    fit: Fit
-    batch: Batch
-    throughput: Throughput
+    fit: MemoryFit
+    batch: BatchBreakdown
+    throughput: StepThroughput
     runners_up: tuple[RunnerUp, ...]
-    options: tuple[Option, ...]
-    schedules: tuple[Scheduled, ...]
+    options: tuple[RejectedLayout, ...]
+    schedules: tuple[ScheduleOption, ...]
     run: Run | None
-    constants: tuple[Constant, ...]
-    against: Against | None = None
-    terms: tuple[Term, ...] = ()
+    constants: tuple[ConstantSensitivity, ...]
+    against: LayoutComparison | None = None
+    terms: tuple[LayoutTerm, ...] = ()
     notes: tuple[str, ...] = ()
     stack: str | None = None
     critical_batch: CriticalBatch | None = None
@@ -90,33 +99,34 @@ class Explanation(Pictured):
         )
 
 
-def explain(
-    plan: Plan, nearest: Nearest, *, other: Layout | None = None, filled: str = "", term_name: str | None = None,
-    doubled: Doublings = lambda plan: (),
+def explain_plan(
+    plan: Plan, nearest: FindNearest, *, other: Layout | None = None, filled: str = "", term_name: str | None = None,
+    doubled: PlanDoublings = lambda plan: (),
 ) -> Explanation:  # fmt: skip
     """Explain a plan, against another layout whose choices in `filled` a search made. `nearest` gives the fitting layout that is
     closest to one that does not fit, or None; `doubled` plans a plan to a loss again with twice the batch, the devices or both.
 
     The plan and its runners-up are priced again, so that all numbers come from the same version of the model.
     """
-    priced = reprice(plan)
-    other = other and as_run(stack_of(plan.cluster), other)
-    terms = _terms(priced, other, term_name) if term_name else ()  # first: its name may be wrong
-    change = None if priced.estimate.fits else smallest_change(priced, priced.layout, nearest)
+    priced = reprice_plan(plan)
+    other = other and layout_as_run(stack_of(plan.cluster), other)
+    terms = _explain_terms(priced, other, term_name) if term_name else ()  # first: its name may be wrong
+    change = None if priced.estimate.fits else describe_smallest_change(priced, priced.layout, nearest)
     return Explanation(
         model=plan.model.name, cluster=plan.cluster.name, layout=str(plan.layout),
         placement=str(plan.layout.placement or default_placement(plan.cluster.topology)), model_error=MODEL_ERROR,
-        fit=fit(priced, change), batch=batch(priced), throughput=throughput(priced), runners_up=runners_up(priced),
-        options=options(priced), schedules=schedules(priced), run=priced.run, constants=constants(priced),
-        against=against(priced, other, nearest, filled) if other else None,
-        terms=terms, notes=(*_moved(plan, priced), *priced.estimate.notes),
+        fit=explain_fit(priced, change), batch=explain_batch(priced), throughput=explain_throughput(priced),
+        runners_up=list_runners_up(priced),
+        options=judge_options(priced), schedules=compare_plan_schedules(priced), run=priced.run, constants=rank_constants(priced),
+        against=compare_layout(priced, other, nearest, filled) if other else None,
+        terms=terms, notes=(*_repricing_notes(plan, priced), *priced.estimate.notes),
         stack=plan.cluster.calibration.stack if plan.cluster.calibration else None,
-        critical_batch=critical_batch(priced, plan.to_loss, doubled(priced)) if plan.to_loss and not term_name else None,
-        recompute=layers_recomputed(Pricing(plan.model, plan.cluster, plan.job, plan.layout)),
+        critical_batch=locate_critical_batch(priced, plan.to_loss, doubled(priced)) if plan.to_loss and not term_name else None,
+        recompute=list_layer_recompute(Pricing(plan.model, plan.cluster, plan.job, plan.layout)),
     )  # fmt: skip
 
 
-def reprice(plan: Plan) -> Plan:
+def reprice_plan(plan: Plan) -> Plan:
     """The plan with its estimates and its run computed again. Raises `InputError` for a layout that is not legal."""
 
     def again(layout: Layout) -> Any:
@@ -128,7 +138,7 @@ def reprice(plan: Plan) -> Plan:
     return replace(plan, estimate=mine, alternatives=others, run=run)
 
 
-def _moved(plan: Plan, priced: Plan) -> tuple[str, ...]:
+def _repricing_notes(plan: Plan, priced: Plan) -> tuple[str, ...]:
     """A note that the file's numbers are not this version's, if so."""
     pairs: Mapping[str, tuple[float, float]] = {
         "step_time_s": (plan.estimate.step_time_s, priced.estimate.step_time_s),
@@ -141,14 +151,14 @@ def _moved(plan: Plan, priced: Plan) -> tuple[str, ...]:
     )
 
 
-def _terms(plan: Plan, other: Layout | None, name: str) -> tuple[Term, ...]:
+def _explain_terms(plan: Plan, other: Layout | None, name: str) -> tuple[LayoutTerm, ...]:
     """The term of the plan's layout, and of the other one."""
-    pairs = [(plan.layout, plan.estimate)] + ([best_placed(plan, other)] if other else [])
-    return tuple(term(plan, layout, priced, name) for layout, priced in pairs)
+    pairs = [(plan.layout, plan.estimate)] + ([place_fastest(plan, other)] if other else [])
+    return tuple(explain_term(plan, layout, priced, name) for layout, priced in pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Term:
+class LayoutTerm:
     """One term of one layout. `unit` is "s" or "B"; `hidden_s` is communication of the term that compute hides. `inputs` are
     the symbols of `derived`, the counts that formulas multiply these by, and the numbers from which the term's rule computed
     `value`."""
@@ -162,20 +172,20 @@ class Term:
     words: str
     formula: str
     source: str
-    inputs: tuple[Input, ...]
-    derived: tuple[Derived, ...]
+    inputs: tuple[TermInput, ...]
+    derived: tuple[DerivedExpression, ...]
 
 
-def term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> Term:
+def explain_term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> LayoutTerm:
     """One term, such as memory.activations or time.tp. Raises `InputError` that lists the names of the terms."""
-    if name not in TERMS:
-        raise InputError(f"--term: {unknown(name, TERMS)}")
+    if name not in TERM_NAMES:
+        raise InputError(f"--term: {describe_unknown(name, TERM_NAMES)}")
     tree, _, own = name.partition(".")
     terms, hidden = (priced.time, priced.hidden) if tree == "time" else (priced.memory, {})
     pricing = Pricing(plan.model, plan.cluster, plan.job, layout)
     explained = pricing.term(name)
-    symbols = {one.symbol: one for one in (*explained.symbols, *pricing.counted)}
-    return Term(
+    symbols = {one.symbol: one for one in (*explained.symbols, *pricing.pipeline_inputs)}
+    return LayoutTerm(
         name=name, layout=str(layout), value=terms[own], unit=explained.unit, share=terms[own] / sum(terms.values()),
         hidden_s=hidden.get(own, 0.0), words=explained.words, formula=explained.formula, source=explained.source,
         inputs=(*(symbols[key] for key in sorted(symbols)), *(one for one in explained.inputs if one.symbol not in symbols)),
@@ -193,13 +203,13 @@ class CriticalBatch:
     doublings: tuple[Doubling, ...]
 
 
-def critical_batch(plan: Plan, target: LossTarget, doublings: tuple[Doubling, ...]) -> CriticalBatch:
+def locate_critical_batch(plan: Plan, target: LossTarget, doublings: tuple[Doubling, ...]) -> CriticalBatch:
     """Where a plan lies; `doublings` are what it was planned as with twice the batch, the devices or both."""
-    time = loss_time(plan, target)
-    return CriticalBatch(target=target, time=time, because=side_text(time, target), doublings=doublings)
+    time = time_to_loss(plan, target)
+    return CriticalBatch(target=target, time=time, because=critical_batch_text(time, target), doublings=doublings)
 
 
-def side_text(time: LossTime, target: LossTarget) -> str:
+def critical_batch_text(time: LossTime, target: LossTarget) -> str:
     """The side of the critical batch, how much more than the fewest of both the batch takes, and what twice the batch would."""
     law, batch = target.tradeoff, time.batch_tokens
     steps, tokens = law.steps(2 * batch) / law.steps(batch), law.tokens(2 * batch) / law.tokens(batch)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shardwise.layout.choices import recompute_policies
-from shardwise.layout.degrees import atomic_degrees, degrees_of
+from shardwise.layout.choices import stack_recompute_policies
+from shardwise.layout.degrees import atomic_degrees, layout_degrees
 from shardwise.layout.layout import Layout
-from shardwise.layout.placement import Placement, cut_levels, placements
+from shardwise.layout.placement import Placement, cuts_by_axis, searched_placements
 from shardwise.layout.rules.engine import require_runnable
 from shardwise.layout.rules.stack_abilities import stack_of
 from shardwise.layout.rules.table import violations
@@ -17,10 +17,10 @@ from shardwise.pipeline.registry import natural_schedule
 from shardwise.price.estimate import Estimate, estimate
 from shardwise.search.plan import Plan
 from shardwise.values.errors import InputError
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 
-AXES = ("tp", "cp", "pp")
-LEAST = 0.01  # of the plan's step: a smaller gain is no advice
+REPLACED_AXES = ("tp", "cp", "pp")
+MIN_SAVED_SHARE = 0.01  # of the plan's step: a smaller gain is no advice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,16 +33,16 @@ class Remedy:
     saves_s: float
 
 
-Amount = Callable[[Layout, Estimate], float]
+AmountOfLayout = Callable[[Layout, Estimate], float]
 
 
-def neighbours(plan: Plan) -> Iterator[tuple[str, Layout]]:
+def iterate_neighbours(plan: Plan) -> Iterator[tuple[str, Layout]]:
     """Layouts with one choice of a plan changed: those that `explain` prices, degrees halved for more replicas, more ZeRO,
     smaller micro-batches, and more virtual stages."""
     layout = plan.layout
-    yield from one_change(plan)
+    yield from single_changes(plan)
     grown = "fsdp" if layout.zero_stage else "dp"
-    for axis in AXES:
+    for axis in REPLACED_AXES:
         degree = getattr(layout, axis)
         if degree > 2 and degree % 2 == 0:
             yield (
@@ -63,24 +63,30 @@ def neighbours(plan: Plan) -> Iterator[tuple[str, Layout]]:
         yield "two virtual stages on each rank", replace(layout, num_virtual_stages=2, schedule="interleaved")
 
 
-def remedy(plan: Plan, measured_s: float, amount: Amount) -> Remedy | None:
+def find_remedy(plan: Plan, measured_s: float, amount: AmountOfLayout) -> Remedy | None:
     """The neighbour of a plan's layout that would save most of a step, or None where none would.
 
     A step lost `measured_s` to something of which a layout has an `amount`, in any unit. The loss is taken to be proportional to
     it; all else changes as predicted, with the plan's own prediction of what was lost left out on both sides.
     """
     mine = amount(plan.layout, plan.estimate)
-    found = [one for what, layout in neighbours(plan) if (one := _judged(plan, what, layout, measured_s, mine, amount))]
+    found = [
+        one
+        for what, layout in iterate_neighbours(plan)
+        if (one := _judge_neighbour(plan, what, layout, measured_s, mine, amount))
+    ]
     best = max(found, key=lambda one: one.saves_s, default=None)
-    return best if best and best.saves_s >= LEAST * plan.estimate.step_time_s else None
+    return best if best and best.saves_s >= MIN_SAVED_SHARE * plan.estimate.step_time_s else None
 
 
-def _judged(plan: Plan, what: str, layout: Layout, measured_s: float, mine: float, amount: Amount) -> Remedy | None:
+def _judge_neighbour(
+    plan: Plan, what: str, layout: Layout, measured_s: float, mine: float, amount: AmountOfLayout
+) -> Remedy | None:
     """A neighbour that is legal, runs, fits, and has less of what was lost."""
-    layout = replace(layout, placement=None, micro_batch_seqs=_most_seqs(plan, layout))
-    if violations(plan.model, plan.job, plan.cluster.num_devices, layout) or not _runs(plan, layout):
+    layout = replace(layout, placement=None, micro_batch_seqs=_max_micro_batch_seqs(plan, layout))
+    if violations(plan.model, plan.job, plan.cluster.num_devices, layout) or not _is_runnable(plan, layout):
         return None
-    placed, priced = best_placed(plan, layout)
+    placed, priced = place_fastest(plan, layout)
     its = amount(placed, priced)
     if not priced.fits or its >= mine:
         return None
@@ -88,25 +94,25 @@ def _judged(plan: Plan, what: str, layout: Layout, measured_s: float, mine: floa
     return Remedy(what=what, layout=str(layout), step_time_s=priced.step_time_s, saves_s=saves)
 
 
-def _most_seqs(plan: Plan, layout: Layout) -> int:
+def _max_micro_batch_seqs(plan: Plan, layout: Layout) -> int:
     """Sequences of a micro-batch, of which each of more replicas may have fewer."""
     return min(layout.micro_batch_seqs, max(plan.job.num_seqs // layout.num_replicas, 1))
 
 
-def _runs(plan: Plan, layout: Layout) -> bool:
+def _is_runnable(plan: Plan, layout: Layout) -> bool:
     try:
-        require_runnable(plan.model, layout, precision_named(plan.job.precision), plan.job.optimizer)
+        require_runnable(plan.model, layout, get_precision(plan.job.precision), plan.job.optimizer)
     except InputError:
         return False
     return True
 
 
-def of_terms(terms: Sequence[str]) -> Amount:
+def seconds_of_terms(terms: Sequence[str]) -> AmountOfLayout:
     """Seconds of some terms of the time, with the traffic that is predicted to be hidden."""
     return lambda _, priced: sum(priced.time.get(term, 0.0) + priced.hidden.get(term, 0.0) for term in terms)
 
 
-def launches(plan: Plan) -> Amount:
+def num_layer_passes(plan: Plan) -> AmountOfLayout:
     """Passes through layers that a rank runs in a step, to which the kernels that it launches are proportional."""
     model, num_seqs = plan.model, plan.job.num_seqs
     return lambda layout, _: (
@@ -114,20 +120,20 @@ def launches(plan: Plan) -> Amount:
     )
 
 
-def policies_of(plan: Plan) -> tuple[str, ...]:
+def plan_recompute_policies(plan: Plan) -> tuple[str, ...]:
     """The recompute policies of the plan's stack, from the one that saves the most."""
-    return recompute_policies(stack_of(plan.cluster), plan.model, plan.job)
+    return stack_recompute_policies(stack_of(plan.cluster), plan.model, plan.job)
 
 
-def one_change(plan: Plan) -> Iterator[tuple[str, Layout]]:
+def single_changes(plan: Plan) -> Iterator[tuple[str, Layout]]:
     """The plan's layout with one choice changed: a lower ZeRO stage, other recomputation and micro-batches, an axis turned into
     replicas."""
     layout = plan.layout
     for stage in range(layout.zero_stage - 1, -1, -1):
-        less = _with_zero(layout, stage)
+        less = _with_zero_stage(layout, stage)
         also = f", with ep = {less.ep} in place of {layout.ep}" if less.ep != layout.ep else ""
         yield f"ZeRO stage {stage} in place of {layout.zero_stage}{also}", less
-    for policy in policies_of(plan):
+    for policy in plan_recompute_policies(plan):
         every = replace(layout, recompute=policy, recompute_layers=None)
         other = "on all layers" if policy == layout.recompute else f"in place of {layout.recompute}"
         yield f"recompute {policy} {other}", every
@@ -138,10 +144,10 @@ def one_change(plan: Plan) -> Iterator[tuple[str, Layout]]:
         yield "no sequence parallelism", replace(layout, sequence_parallel=False, async_tp=False)
     for axis in ("tp", "cp", "pp"):
         if getattr(layout, axis) > 1:
-            yield f"replicas in place of {axis} = {getattr(layout, axis)}", _without(layout, axis)
+            yield f"replicas in place of {axis} = {getattr(layout, axis)}", _replicas_instead_of(layout, axis)
 
 
-def _with_zero(layout: Layout, stage: int) -> Layout:
+def _with_zero_stage(layout: Layout, stage: int) -> Layout:
     """Another ZeRO stage over the same devices; without ZeRO they are replicas, from which experts borrow nothing."""
     if stage:
         return replace(layout, zero_stage=stage)
@@ -149,7 +155,7 @@ def _with_zero(layout: Layout, stage: int) -> Layout:
     return replace(layout, zero_stage=0, dp=layout.dp * layout.fsdp, fsdp=1, ep=ep)
 
 
-def _without(layout: Layout, axis: str) -> Layout:
+def _replicas_instead_of(layout: Layout, axis: str) -> Layout:
     """The devices of an axis as more replicas, over which ZeRO shards if the layout uses it."""
     grown = "fsdp" if layout.zero_stage else "dp"
     values: dict[str, Any] = {axis: 1, grown: getattr(layout, grown) * getattr(layout, axis)}
@@ -162,10 +168,10 @@ def _without(layout: Layout, axis: str) -> Layout:
     return replace(layout, **values)
 
 
-def _neighbours(plan: Plan) -> Iterator[tuple[str, Estimate]]:
+def larger_memory_neighbours(plan: Plan) -> Iterator[tuple[str, Estimate]]:
     """Layouts one change away that would use more memory and less time."""
     layout = plan.layout
-    policies = policies_of(plan)  # those that keep more come first
+    policies = plan_recompute_policies(plan)  # those that keep more come first
     changes: list[dict[str, object]] = [
         {"recompute": policy, "recompute_layers": None if policy == "none" else layout.recompute_layers}
         for policy in policies[: policies.index(layout.recompute) if layout.recompute in policies else -1]
@@ -179,19 +185,19 @@ def _neighbours(plan: Plan) -> Iterator[tuple[str, Estimate]]:
             yield f"{name}={value}", estimate(plan.model, plan.cluster, plan.job, other)
 
 
-def best_placed(plan: Plan, layout: Layout) -> tuple[Layout, Estimate]:
+def place_fastest(plan: Plan, layout: Layout) -> tuple[Layout, Estimate]:
     """The layout on its own placement, or without one on the fastest, with its estimate."""
-    options = [layout.placement] if layout.placement else _different_placements(plan, layout)
+    options = [layout.placement] if layout.placement else _distinct_placements(plan, layout)
     placed = [replace(layout, placement=option) for option in options]
     priced = [(one, estimate(plan.model, plan.cluster, plan.job, one)) for one in placed]
     return min(priced, key=lambda pair: pair[1].step_time_s)
 
 
-def _different_placements(plan: Plan, layout: Layout) -> list[Placement]:
+def _distinct_placements(plan: Plan, layout: Layout) -> list[Placement]:
     """One placement of each kind: placements that give every axis the same links cost the same."""
-    topology, degrees = plan.cluster.topology, atomic_degrees(plan.model, degrees_of(layout))
+    topology, degrees = plan.cluster.topology, atomic_degrees(plan.model, layout_degrees(layout))
     kinds: dict[tuple[object, ...], Placement] = {}
-    for option in placements(topology):
-        cuts = cut_levels(topology, option, degrees)
+    for option in searched_placements(topology):
+        cuts = cuts_by_axis(topology, option, degrees)
         kinds.setdefault(tuple((axis, cuts[axis]) for axis in sorted(cuts) if degrees[axis] > 1), option)
     return list(kinds.values())

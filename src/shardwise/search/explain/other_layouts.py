@@ -12,18 +12,25 @@ from dataclasses import dataclass, replace
 
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import violations
-from shardwise.pipeline.registry import natural_schedule, pipeline_names, schedule_of
+from shardwise.pipeline.registry import get_schedule, natural_schedule, pipeline_schedule_names
 from shardwise.price.estimate import Estimate, estimate
-from shardwise.search.explain.neighbour_layouts import best_placed, one_change, policies_of
+from shardwise.search.explain.neighbour_layouts import place_fastest, plan_recompute_policies, single_changes
 from shardwise.search.plan import Plan
-from shardwise.search.verdicts import ADVICE, changed_fields, fitting_loss, leaner_losses, verdict, why_slower
+from shardwise.search.verdicts import (
+    FIT_ADVICE,
+    changed_fields,
+    compare_steps,
+    explain_slowdown,
+    fitting_loss_flag,
+    price_leaner_losses,
+)
 from shardwise.values.units import format_bytes
 
-Nearest = Callable[[Layout], Layout | None]
+FindNearest = Callable[[Layout], Layout | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class TermDifference:
     """A term of both layouts: `other - plan` is `change`."""
 
     plan: float
@@ -32,7 +39,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Against:
+class LayoutComparison:
     """Another layout, priced; differences are the other's less the plan's. `filled`: those of its choices that a search made."""
 
     layout: str
@@ -43,60 +50,63 @@ class Against:
     lead: float
     verdict: str
     reason: str
-    time: Mapping[str, Difference]
-    memory: Mapping[str, Difference]
+    time: Mapping[str, TermDifference]
+    memory: Mapping[str, TermDifference]
     smallest_change: str | None
 
 
-def against(plan: Plan, layout: Layout, nearest: Nearest, filled: str = "") -> Against:
+def compare_layout(plan: Plan, layout: Layout, nearest: FindNearest, filled: str = "") -> LayoutComparison:
     """Compare with another layout, whose choices in `filled` a search made; `nearest` finds a layout that fits. Raises
     `InputError` with every rule that it breaks.
 
     A placement that is not given is the fastest one. `lead` is the other's step time over the plan's, minus one.
     """
-    placed, priced = best_placed(plan, layout)
-    return Against(
+    placed, priced = place_fastest(plan, layout)
+    return LayoutComparison(
         layout=str(placed), filled=filled, placement=str(placed.placement), changed=changed_fields(plan.layout, placed),
-        estimate=priced, lead=priced.step_time_s / plan.estimate.step_time_s - 1, verdict=verdict(priced, plan.estimate),
-        reason=why_slower(priced, plan.estimate) if priced.step_time_s >= plan.estimate.step_time_s else "",
-        time=differences(plan.estimate.time, priced.time), memory=differences(plan.estimate.memory, priced.memory),
-        smallest_change=None if priced.fits else smallest_change(plan, placed, nearest),
+        estimate=priced, lead=priced.step_time_s / plan.estimate.step_time_s - 1, verdict=compare_steps(priced, plan.estimate),
+        reason=explain_slowdown(priced, plan.estimate) if priced.step_time_s >= plan.estimate.step_time_s else "",
+        time=term_differences(plan.estimate.time, priced.time), memory=term_differences(plan.estimate.memory, priced.memory),
+        smallest_change=None if priced.fits else describe_smallest_change(plan, placed, nearest),
     )  # fmt: skip
 
 
-def differences(plan: Mapping[str, float], other: Mapping[str, float]) -> dict[str, Difference]:
+def term_differences(plan: Mapping[str, float], other: Mapping[str, float]) -> dict[str, TermDifference]:
     """Both sides of every term that either layout has."""
     return {
-        term: Difference(plan=value, other=other[term], change=other[term] - value)
+        term: TermDifference(plan=value, other=other[term], change=other[term] - value)
         for term, value in plan.items()
         if value or other[term]
     }
 
 
-def smallest_change(plan: Plan, layout: Layout, nearest: Nearest) -> str:
+def describe_smallest_change(plan: Plan, layout: Layout, nearest: FindNearest) -> str:
     """The changes with which a layout of a plan's job fits: fields of the layout, or the kind of loss."""
-    leaner = fitting_loss(leaner_losses(plan.model, plan.cluster, plan.job, layout))
+    leaner = fitting_loss_flag(price_leaner_losses(plan.model, plan.cluster, plan.job, layout))
     fitting = nearest(layout)
     if fitting is None:
-        return leaner or f"nothing fits: {ADVICE}"
+        return leaner or f"nothing fits: {FIT_ADVICE}"
     changes = changed_fields(layout, fitting).items()
-    changed = ", ".join(f"{name} {_text(mine)} → {_text(its)}" for name, (mine, its) in changes) or "another placement"
+    changed = (
+        ", ".join(f"{name} {_value_text(mine)} → {_value_text(its)}" for name, (mine, its) in changes)
+        or "another placement"
+    )
     return f"{changed}; or {leaner}" if leaner else changed
 
 
-def _text(value: object) -> str:
+def _value_text(value: object) -> str:
     if value is None:  # layers that recompute
         return "all"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-NODE = 8  # devices that the playbook's recipes put tensor parallelism over: its nodes have 8 GPUs
-LEGAL, FIT, BATCH, THROUGHPUT = 0, 1, 2, 3  # the steps; rules of layouts come before the first
-BATCH_RULES = ("micro_batch:", "schedule_batch:")  # rules of legality that are about the batch
+NODE_DEVICES = 8  # devices that the playbook's recipes put tensor parallelism over: its nodes have 8 GPUs
+LEGAL_STEP, FIT_STEP, BATCH_STEP, THROUGHPUT_STEP = 0, 1, 2, 3  # the steps; rules of layouts come before the first
+BATCH_RULE_PREFIXES = ("micro_batch:", "schedule_batch:")  # rules of legality that are about the batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class RejectedLayout:
     """A layout that was not taken, and the step at which it drops out; at step 3 it is compared with the plan.
 
     `step` 0: not legal; 1: does not fit; 2: does not reach the batch; 3: judged by its time.
@@ -110,53 +120,55 @@ class Option:
     step_time_s: float | None = None
 
 
-def options(plan: Plan) -> tuple[Option, ...]:
+def judge_options(plan: Plan) -> tuple[RejectedLayout, ...]:
     """Every option but the plan itself, each layout once."""
-    seen = {_bare(plan.layout)}
+    seen = {_without_placement(plan.layout)}
     found = []
-    for what, layout in (*one_change(plan), *_recipes(plan)):
-        if _bare(layout) not in seen:
-            seen.add(_bare(layout))
-            found.append(judged(plan, what, layout))
+    for what, layout in (*single_changes(plan), *_playbook_recipes(plan)):
+        if _without_placement(layout) not in seen:
+            seen.add(_without_placement(layout))
+            found.append(judge_option(plan, what, layout))
     return tuple(found)
 
 
-def _bare(layout: Layout) -> Layout:
+def _without_placement(layout: Layout) -> Layout:
     return replace(layout, placement=None)
 
 
-def judged(plan: Plan, what: str, layout: Layout) -> Option:
+def judge_option(plan: Plan, what: str, layout: Layout) -> RejectedLayout:
     """Take a layout through the steps, as far as it gets."""
     broken = violations(plan.model, plan.job, plan.cluster.num_devices, layout)
     if broken:
-        step = BATCH if broken[0].startswith(BATCH_RULES) else LEGAL
-        return Option(what=what, layout=str(layout), step=step, verdict=broken[0])
-    priced = estimate(plan.model, plan.cluster, plan.job, _bare(layout))
+        step = BATCH_STEP if broken[0].startswith(BATCH_RULE_PREFIXES) else LEGAL_STEP
+        return RejectedLayout(what=what, layout=str(layout), step=step, verdict=broken[0])
+    priced = estimate(plan.model, plan.cluster, plan.job, _without_placement(layout))
     memory = priced.memory_bytes
     if not priced.fits:
-        return Option(what=what, layout=str(layout), step=FIT, verdict=_over(priced), memory_bytes=memory)
+        return RejectedLayout(
+            what=what, layout=str(layout), step=FIT_STEP, verdict=_excess_text(priced), memory_bytes=memory
+        )
     idle = layout.num_replicas - plan.job.num_seqs
     if idle > 0 and layout.num_replicas > plan.layout.num_replicas:  # a plan may leave some idle too, but fewer of them
         text = f"{idle:,} of {layout.num_replicas:,} replicas have no sequence"
-        return Option(what=what, layout=str(layout), step=BATCH, verdict=text, memory_bytes=memory)
-    _, priced = best_placed(plan, _bare(layout))
-    return Option(
-        what=what, layout=str(layout), step=THROUGHPUT, verdict=verdict(priced, plan.estimate), memory_bytes=memory,
+        return RejectedLayout(what=what, layout=str(layout), step=BATCH_STEP, verdict=text, memory_bytes=memory)
+    _, priced = place_fastest(plan, _without_placement(layout))
+    return RejectedLayout(
+        what=what, layout=str(layout), step=THROUGHPUT_STEP, verdict=compare_steps(priced, plan.estimate), memory_bytes=memory,
         step_time_s=priced.step_time_s,
     )  # fmt: skip
 
 
-def _over(priced: Estimate) -> str:
+def _excess_text(priced: Estimate) -> str:
     return f"needs {format_bytes(priced.memory_bytes)} of {format_bytes(priced.memory_capacity_bytes)}"
 
 
-def _recipes(plan: Plan) -> Iterator[tuple[str, Layout]]:
+def _playbook_recipes(plan: Plan) -> Iterator[tuple[str, Layout]]:
     """The playbook's starting points on these devices; for each the least recomputation with which it fits.
 
     Pipelines of every depth are tried, and the fastest that fits is taken.
     """
     devices = plan.cluster.num_devices
-    tp = max(n for n in range(1, NODE + 1) if devices % n == 0 and _tp_is_legal(plan, n))
+    tp = max(n for n in range(1, NODE_DEVICES + 1) if devices % n == 0 and _tp_is_legal(plan, n))
     rest = devices // tp
     if devices > 1:
         yield "playbook: ZeRO-3 alone", _least_recompute(plan, Layout(fsdp=devices, zero_stage=3))
@@ -167,7 +179,7 @@ def _recipes(plan: Plan) -> Iterator[tuple[str, Layout]]:
             return
         sharded = replace(beside, dp=1, fsdp=rest, zero_stage=3)
         yield f"playbook: tp = {tp} with ZeRO-3", _least_recompute(plan, sharded)
-        pipelined = list(_pipelines(plan, beside, rest))
+        pipelined = list(_pipelined_layouts(plan, beside, rest))
         if pipelined:
             fitting = [one for one in pipelined if _fits(plan, one[1])]
             yield min(fitting, key=lambda one: _step_s(plan, one[1])) if fitting else pipelined[-1]
@@ -178,7 +190,7 @@ def _tp_is_legal(plan: Plan, tp: int) -> bool:
     return not violations(plan.model, plan.job, tp, alone)
 
 
-def _pipelines(plan: Plan, beside: Layout, rest: int) -> Iterator[tuple[str, Layout]]:
+def _pipelined_layouts(plan: Plan, beside: Layout, rest: int) -> Iterator[tuple[str, Layout]]:
     """Tensor parallelism with ever more stages; ZeRO-2 over the replicas from 1,024 devices on, none below."""
     for pp in (n for n in range(2, plan.model.num_layers + 1) if rest % n == 0):
         replicas = rest // pp
@@ -193,7 +205,7 @@ def _pipelines(plan: Plan, beside: Layout, rest: int) -> Iterator[tuple[str, Lay
 
 def _least_recompute(plan: Plan, layout: Layout) -> Layout:
     """The layout with the first of the policies under which it fits; the last where none does."""
-    tried = [replace(layout, recompute=policy) for policy in policies_of(plan)]
+    tried = [replace(layout, recompute=policy) for policy in plan_recompute_policies(plan)]
     return next((one for one in tried if _fits(plan, one)), tried[-1])
 
 
@@ -208,7 +220,7 @@ def _fits(plan: Plan, layout: Layout) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scheduled:
+class ScheduleOption:
     """A plan's layout under another schedule: seconds, bytes and the comparison; None where it cannot run."""
 
     schedule: str
@@ -220,33 +232,37 @@ class Scheduled:
     verdict: str
 
 
-def schedules(plan: Plan) -> tuple[Scheduled, ...]:
+def compare_plan_schedules(plan: Plan) -> tuple[ScheduleOption, ...]:
     """The plan's schedule and every other one, for a plan with a pipeline. The others have their fastest placements."""
-    return tuple(_scheduled(plan, layout) for layout in _layouts(plan.layout)) if plan.layout.pp > 1 else ()
+    return (
+        tuple(_judge_schedule(plan, layout) for layout in _layouts_by_schedule(plan.layout))
+        if plan.layout.pp > 1
+        else ()
+    )
 
 
-def _layouts(layout: Layout) -> Iterator[Layout]:
+def _layouts_by_schedule(layout: Layout) -> Iterator[Layout]:
     """The same degrees under each schedule; with two virtual stages where it needs some and the layout has none."""
-    for schedule in pipeline_names():
+    for schedule in pipeline_schedule_names():
         if schedule == layout.schedule:
             yield layout
         else:
-            virtual = 1 if schedule_of(schedule).goes_with(layout.pp, 1) else 2
+            virtual = 1 if get_schedule(schedule).supports(layout.pp, 1) else 2
             given = None if virtual > 1 else layout.layers_per_stage
             yield replace(layout, schedule=schedule, num_virtual_stages=virtual, layers_per_stage=given, placement=None)
 
 
-def _scheduled(plan: Plan, layout: Layout) -> Scheduled:
+def _judge_schedule(plan: Plan, layout: Layout) -> ScheduleOption:
     broken = violations(plan.model, plan.job, plan.cluster.num_devices, layout)
     if broken:
-        return Scheduled(
+        return ScheduleOption(
             schedule=layout.schedule, num_virtual_stages=layout.num_virtual_stages, step_time_s=None, bubble_s=None,
             memory_bytes=None, fits=False, verdict=broken[0],
         )  # fmt: skip
     own = layout == plan.layout
-    priced = plan.estimate if own else best_placed(plan, layout)[1]
-    return Scheduled(
+    priced = plan.estimate if own else place_fastest(plan, layout)[1]
+    return ScheduleOption(
         schedule=layout.schedule, num_virtual_stages=layout.num_virtual_stages, step_time_s=priced.step_time_s,
         bubble_s=priced.time["bubble"], memory_bytes=priced.memory_bytes, fits=priced.fits,
-        verdict="the plan" if own else verdict(priced, plan.estimate),
+        verdict="the plan" if own else compare_steps(priced, plan.estimate),
     )  # fmt: skip

@@ -10,24 +10,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from shardwise.layout.degrees import degrees_of, num_micro_batches, seqs_per_replica
+from shardwise.layout.degrees import layout_degrees, num_micro_batches, seqs_per_replica
 from shardwise.model.parameters_and_flops import num_params, num_trained_params
 from shardwise.price.estimate import estimate
-from shardwise.price.estimate_terms import MEMORY, TIME, Rules
-from shardwise.price.layout_pricer import setting_of
+from shardwise.price.estimate_terms import MEMORY, TIME, TermRules
+from shardwise.price.layout_pricer import term_context
 from shardwise.price.training_run import trained_bytes
-from shardwise.search.explain.neighbour_layouts import _neighbours
+from shardwise.search.explain.neighbour_layouts import larger_memory_neighbours
 from shardwise.search.plan import Plan
-from shardwise.search.verdicts import MEMORY_RESERVE, verdict
+from shardwise.search.verdicts import MEMORY_RESERVE, compare_steps
 from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 from shardwise.values.units import format_bytes
 
-LEAST_GAIN = 0.01  # of the step's time, for which memory counts as what holds a layout back
+MIN_GAIN = 0.01  # of the step's time, for which memory counts as what holds a layout back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class TermShare:
     """One term of a tree: seconds or bytes, its share of the whole, and what it is."""
 
     term: str
@@ -37,7 +37,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class MemoryFit:
     """Step 1. `regime` is the playbook's, poor where the plan's degrees need recomputation to fit in the memory that is planned
     with; `binding` is what a better layout would need more of.
 
@@ -55,12 +55,12 @@ class Fit:
     regime: Literal["GPU-rich", "GPU-poor"]
     because: str
     binding: str
-    memory: tuple[Share, ...]
+    memory: tuple[TermShare, ...]
     smallest_change: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class BatchBreakdown:
     """Step 2: how the global batch is made up."""
 
     global_batch_tokens: int
@@ -75,7 +75,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Throughput:
+class StepThroughput:
     """Step 3: where the step's time goes; `hidden` communication is overlapped with compute and costs nothing.
 
     `exposed`: the share of communication that is exposed, in place of the convention; None, as `interval90`, for a bound.
@@ -87,7 +87,7 @@ class Throughput:
     hfu: float
     bound: str
     overlap: str
-    time: tuple[Share, ...]
+    time: tuple[TermShare, ...]
     hidden: Mapping[str, float]
     exposed: float | None = None
     interval90: tuple[float, float] | None = None
@@ -104,22 +104,23 @@ class RunnerUp:
     verdict: str
 
 
-def fit(plan: Plan, smallest_change: str | None = None) -> Fit:
+def explain_fit(plan: Plan, smallest_change: str | None = None) -> MemoryFit:
     """Step 1, fitting a training step in memory."""
     priced, devices = plan.estimate, plan.cluster.num_devices
     poor = not fits_without_recompute(plan)
-    recipe, frozen = precision_named(plan.job.precision), num_params(plan.model) - num_trained_params(plan.model)
+    recipe, frozen = get_precision(plan.job.precision), num_params(plan.model) - num_trained_params(plan.model)
     state = trained_bytes(plan.model, plan.job) + frozen * bytes_per_element(recipe.weights)
-    return Fit(
+    return MemoryFit(
         fits=priced.fits, num_devices=devices, state_bytes=state,
-        devices_for_state=math.ceil(state / priced.memory_capacity_bytes), held=_held(plan),
+        devices_for_state=math.ceil(state / priced.memory_capacity_bytes), held=_sharding_text(plan),
         memory_bytes=priced.memory_bytes, memory_capacity_bytes=priced.memory_capacity_bytes,
-        margin=priced.margin, regime="GPU-poor" if poor else "GPU-rich", because=_poor(plan) if poor else _rich(plan),
-        binding=binding(plan), memory=shares(MEMORY, priced.memory, plan), smallest_change=smallest_change,
+        margin=priced.margin, regime="GPU-poor" if poor else "GPU-rich",
+        because=_gpu_poor_text(plan) if poor else _gpu_rich_text(plan),
+        binding=binding_constraint(plan), memory=term_shares(MEMORY, priced.memory, plan), smallest_change=smallest_change,
     )  # fmt: skip
 
 
-def _held(plan: Plan) -> str:
+def _sharding_text(plan: Plan) -> str:
     """How the layout gets the state and the activations of a model onto its devices."""
     layout = plan.layout
     ways = [f"tp = {layout.tp} splits the matrices"] if layout.tp > 1 else []
@@ -141,25 +142,26 @@ def fits_without_recompute(plan: Plan) -> bool:
     if plan.layout.recompute == "none":
         return plan.estimate.fits
     plain = replace(plan.layout, recompute="none", recompute_layers=None)
-    return estimate(plan.model, plan.cluster, plan.job, plain).memory_bytes <= _room(plan)
+    return estimate(plan.model, plan.cluster, plan.job, plain).memory_bytes <= _plannable_bytes(plan)
 
 
-def _room(plan: Plan) -> float:
+def _plannable_bytes(plan: Plan) -> float:
     """Bytes of a device that a plan may fill: it leaves the reserve free, or as much as it does leave."""
     return plan.estimate.memory_capacity_bytes * (1 - min(MEMORY_RESERVE, max(plan.estimate.margin, 0.0)))
 
 
-def _poor(plan: Plan) -> str:
+def _gpu_poor_text(plan: Plan) -> str:
     """The playbook's two measures for few devices, and which of them the layout takes."""
     used = {
         "full activation recomputation": plan.layout.recompute == "full",
-        "gradient accumulation": num_micro_batches(plan.job, degrees_of(plan.layout)) > 1,
+        "gradient accumulation": num_micro_batches(plan.job, layout_degrees(plan.layout)) > 1,
     }
     taken = "; ".join(f"{measure} {'is used' if use else 'is not used'}" for measure, use in used.items())
-    return f"these degrees do not fit without recomputing activations, with {format_bytes(_room(plan))} to plan with; {taken}"
+    room = format_bytes(_plannable_bytes(plan))
+    return f"these degrees do not fit without recomputing activations, with {room} to plan with; {taken}"
 
 
-def _rich(plan: Plan) -> str:
+def _gpu_rich_text(plan: Plan) -> str:
     """The playbook's starting point for a model of this size on so many devices."""
     params, devices = num_params(plan.model), plan.cluster.num_devices
     if devices >= 1024:
@@ -176,7 +178,7 @@ def _rich(plan: Plan) -> str:
     return f"these degrees fit without recomputing activations{also}; {advice}"
 
 
-def binding(plan: Plan) -> str:
+def binding_constraint(plan: Plan) -> str:
     """The constraint that binds: memory where a faster neighbour of the layout does not fit, or what bounds the step."""
     priced = plan.estimate
     if not priced.fits:
@@ -186,8 +188,8 @@ def binding(plan: Plan) -> str:
     room = priced.memory_capacity_bytes * (1 - MEMORY_RESERVE)
     wanted = [
         (change, other)
-        for change, other in _neighbours(plan)
-        if other.memory_bytes > room and other.step_time_s < priced.step_time_s * (1 - LEAST_GAIN)
+        for change, other in larger_memory_neighbours(plan)
+        if other.memory_bytes > room and other.step_time_s < priced.step_time_s * (1 - MIN_GAIN)
     ]
     if not wanted:
         return priced.bound
@@ -198,10 +200,10 @@ def binding(plan: Plan) -> str:
     )
 
 
-def batch(plan: Plan) -> Batch:
+def explain_batch(plan: Plan) -> BatchBreakdown:
     """Step 2, achieving the target global batch size."""
-    degrees = degrees_of(plan.layout)
-    return Batch(
+    degrees = layout_degrees(plan.layout)
+    return BatchBreakdown(
         global_batch_tokens=plan.job.global_batch_tokens, num_seqs=plan.job.num_seqs, num_replicas=plan.layout.num_replicas,
         seqs_per_replica=seqs_per_replica(plan.job, degrees), most_replicas=plan.job.num_seqs,
         micro_batch_seqs=plan.layout.micro_batch_seqs,
@@ -211,7 +213,7 @@ def batch(plan: Plan) -> Batch:
 
 def _batch_reason(plan: Plan) -> str:
     replicas, seqs = plan.layout.num_replicas, plan.job.num_seqs
-    times = num_micro_batches(plan.job, degrees_of(plan.layout))
+    times = num_micro_batches(plan.job, layout_degrees(plan.layout))
     if seqs < replicas:
         return f"{replicas - seqs:,} of {replicas:,} replicas have no sequence: use fewer devices, a larger batch, or cp, tp, pp"
     if times > 1:
@@ -219,32 +221,32 @@ def _batch_reason(plan: Plan) -> str:
     return "one micro-batch for each replica: no gradient accumulation; more devices would need a larger batch, cp, tp or pp"
 
 
-def throughput(plan: Plan) -> Throughput:
+def explain_throughput(plan: Plan) -> StepThroughput:
     """Step 3, where the time goes."""
     priced = plan.estimate
-    return Throughput(
+    return StepThroughput(
         step_time_s=priced.step_time_s, tokens_per_s_per_device=priced.tokens_per_s_per_device, mfu=priced.mfu,
-        hfu=priced.hfu, bound=priced.bound, overlap=plan.job.convention, exposed=plan.exposed_share,
-        time=shares(TIME, priced.time, plan), hidden=priced.hidden, interval90=priced.interval90,
+        hfu=priced.hfu, bound=priced.bound, overlap=plan.job.overlap_convention, exposed=plan.exposed_share,
+        time=term_shares(TIME, priced.time, plan), hidden=priced.hidden, interval90=priced.interval90,
     )  # fmt: skip
 
 
-def shares(rules: Rules[Any], terms: Mapping[str, float], plan: Plan) -> tuple[Share, ...]:
+def term_shares(rules: TermRules[Any], terms: Mapping[str, float], plan: Plan) -> tuple[TermShare, ...]:
     """The nonzero terms of a tree, in its order."""
-    whole, setting = sum(terms.values()), setting_of(plan.cluster, plan.job, plan.layout)
+    whole, setting = sum(terms.values()), term_context(plan.cluster, plan.job, plan.layout)
     return tuple(
-        Share(term=term, value=value, share=value / whole, formula=rules.formula(term, setting))
+        TermShare(term=term, value=value, share=value / whole, formula=rules.formula(term, setting))
         for term, value in terms.items()
         if value > 0
     )
 
 
-def runners_up(plan: Plan) -> tuple[RunnerUp, ...]:
+def list_runners_up(plan: Plan) -> tuple[RunnerUp, ...]:
     """The other layouts of the plan, with the reason each lost."""
     return tuple(
         RunnerUp(
             layout=str(other.layout), step_time_s=other.estimate.step_time_s, memory_bytes=other.estimate.memory_bytes,
-            reason=other.reason, verdict=verdict(other.estimate, plan.estimate),
+            reason=other.reason, verdict=compare_steps(other.estimate, plan.estimate),
         )
         for other in plan.alternatives
     )  # fmt: skip

@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.hardware.network.links import Cut
-from shardwise.hardware.network.topology import Links, Topology
-from shardwise.layout.choices import AXES, FACTORED, GRID, Choices
-from shardwise.layout.context_parallel import variant_names
-from shardwise.layout.placement import Placement, cut_levels, placements
-from shardwise.layout.rules.legality import EVEN_BATCH, Rule, no_experts
-from shardwise.layout.sharding_scheme import EXPERT, TP, ZERO
+from shardwise.hardware.network.topology import GroupLinks, Topology
+from shardwise.layout.choices import DEGREE_AXES, FACTORISED_AXES, GRID_CHOICES, Choices
+from shardwise.layout.context_parallel import cp_variant_names
+from shardwise.layout.placement import Placement, cuts_by_axis, searched_placements
+from shardwise.layout.rules.legality import EVEN_BATCH, LayoutRule, no_experts_problem
+from shardwise.layout.sharding_scheme import EXPERT_AXES, TP_AXES, ZERO_AXES
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.values.elementwise import Value
-from shardwise.values.errors import NothingFitsError, require
+from shardwise.values.errors import NothingFitsError, raise_problems
 
 Ints = NDArray[np.int64]
 
@@ -34,7 +34,7 @@ class FamilyKey(NamedTuple):
     """Sequence parallelism, ZeRO stages and schedule by their index among the choices; 1 where there is no pipeline."""
 
     sequence_parallel: int
-    zeros: tuple[int, ...]
+    zero_stages: tuple[int, ...]
     schedule: int
     single: int
 
@@ -91,17 +91,17 @@ def factorisations(number: int, num_parts: int) -> Ints:
     return rows
 
 
-def _borrowing(rows: Ints, num_experts: int) -> Ints:
+def _with_expert_degrees(rows: Ints, num_experts: int) -> Ints:
     """Each factorisation with each degree of ep that divides its fsdp and the experts, as one more column."""
-    fsdp = rows[:, FACTORED.index("fsdp")]
+    fsdp = rows[:, FACTORISED_AXES.index("fsdp")]
     divisors = [n for n in np.unique(fsdp).tolist() if num_experts % n == 0] if num_experts else [1]
-    return np.concatenate([np.insert(rows[fsdp % n == 0], len(FACTORED), n, axis=1) for n in divisors])
+    return np.concatenate([np.insert(rows[fsdp % n == 0], len(FACTORISED_AXES), n, axis=1) for n in divisors])
 
 
 def _expert_problems(architecture: Architecture, ep: int) -> Iterator[str]:
     experts = architecture.num_experts
     if ep > 1 and not experts:
-        yield f"pin: {no_experts(architecture, ep)}"
+        yield f"pin: {no_experts_problem(architecture, ep)}"
     elif experts and experts % ep:
         possible = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
         yield f"pin: ep = {ep} does not divide the {experts} experts of {architecture.name}; one of {possible} is required"
@@ -113,14 +113,16 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
     Raises `NothingFitsError` when no factorisation of the devices is within the limits, and `InputError` when ep is pinned to
     a degree that does not divide the model's experts.
     """
-    require(list(_expert_problems(architecture, choices.pins.get("ep", 1))))
-    rows = choices.keep(_borrowing(factorisations(num_devices, len(FACTORED)), architecture.num_experts))
+    raise_problems(list(_expert_problems(architecture, choices.pins.get("ep", 1))))
+    rows = choices.filter_factorisations(
+        _with_expert_degrees(factorisations(num_devices, len(FACTORISED_AXES)), architecture.num_experts)
+    )
     if not len(rows):
         raise NothingFitsError(
             f"no legal layout: devices: dp·fsdp·tp·cp·pp cannot be {num_devices} with {choices}; "
             "every degree must divide the number of devices, and ep also fsdp and the experts"
         )
-    columns, shape = _columns(rows, choices)
+    columns, shape = _grid_columns(rows, choices)
     illegal: Counter[str] = Counter()
     found: list[tuple[Ints, ...]] = []
     for number, schedule in enumerate(choices.schedule):
@@ -132,7 +134,7 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
         found.append((*index, np.full(len(index[0]), number)))
     index = found[0] if len(found) == 1 else tuple(map(np.concatenate, zip(*found, strict=True)))
     kept, factorisation = np.unique(index[0], return_inverse=True)
-    degrees = {axis: rows[kept, i] for i, axis in enumerate(AXES)}
+    degrees = {axis: rows[kept, i] for i, axis in enumerate(DEGREE_AXES)}
     times = len(choices.policies)
     return Space(
         choices, degrees, factorisation, index[1], index[2], index[3], index[4], index[5],
@@ -140,24 +142,26 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
     )  # fmt: skip
 
 
-def _columns(rows: Ints, choices: Choices) -> tuple[dict[str, Any], tuple[int, ...]]:
+def _grid_columns(rows: Ints, choices: Choices) -> tuple[dict[str, Any], tuple[int, ...]]:
     """Factorisations and choices as arrays that span the grid of candidates, and its shape."""
-    columns: dict[str, Any] = {axis: rows[:, i].reshape(-1, 1, 1, 1, 1) for i, axis in enumerate(AXES)}
-    for position, name in enumerate(GRID):
+    columns: dict[str, Any] = {axis: rows[:, i].reshape(-1, 1, 1, 1, 1) for i, axis in enumerate(DEGREE_AXES)}
+    for position, name in enumerate(GRID_CHOICES):
         along = [1] * 5
         along[position + 1] = -1
         columns[name] = np.array(getattr(choices, name), dtype=np.int64).reshape(along)
     # the rules judge the mode with the fewest requirements; `possible_modes` says where the others can run
-    columns |= {"cp_variant": min(map(variant_names().index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
+    columns |= {"cp_variant": min(map(cp_variant_names().index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
     columns["etp"] = columns["tp"]
-    shape = (len(rows), *(len(getattr(choices, name)) for name in GRID))
+    shape = (len(rows), *(len(getattr(choices, name)) for name in GRID_CHOICES))
     return columns, shape
 
 
-def nearest_to_legal(architecture: Architecture, job: Job, num_devices: int, choices: Choices) -> str:
+def explain_nearest_to_legal(architecture: Architecture, job: Job, num_devices: int, choices: Choices) -> str:
     """The candidate that breaks the fewest rules, with the explanation of each; for choices that leave no legal layout."""
-    rows = choices.keep(_borrowing(factorisations(num_devices, len(FACTORED)), architecture.num_experts))
-    columns, shape = _columns(rows, choices)
+    rows = choices.filter_factorisations(
+        _with_expert_degrees(factorisations(num_devices, len(FACTORISED_AXES)), architecture.num_experts)
+    )
+    columns, shape = _grid_columns(rows, choices)
     columns["schedule"] = choices.schedule[0]
     broken = np.zeros(shape, dtype=np.int64)
     for rule in choices.rules:
@@ -167,8 +171,8 @@ def nearest_to_legal(architecture: Architecture, job: Job, num_devices: int, cho
         name: int(np.broadcast_to(column, shape)[place]) if np.ndim(column) else column
         for name, column in columns.items()
     }
-    asked = (*choices.pins, *choices.maxima, *(n for n in GRID if getattr(choices, n) != getattr(Choices(), n)))
-    said = " ".join(f"{name}={values[name]}" for name in dict.fromkeys((*AXES, *asked)))
+    asked = (*choices.pins, *choices.maxima, *(n for n in GRID_CHOICES if getattr(choices, n) != getattr(Choices(), n)))
+    said = " ".join(f"{name}={values[name]}" for name in dict.fromkeys((*DEGREE_AXES, *asked)))
     explained = [
         f"  {rule.name}: {rule.explain(architecture, job, num_devices, values)}"
         for rule in choices.rules
@@ -179,7 +183,7 @@ def nearest_to_legal(architecture: Architecture, job: Job, num_devices: int, cho
 
 
 def _apply_rules(
-    rules: Sequence[Rule],
+    rules: Sequence[LayoutRule],
     architecture: Architecture,
     job: Job,
     num_devices: int,
@@ -199,12 +203,12 @@ def _apply_rules(
 
 
 # Groups whose links decide between placements: those that a derivation's collectives run over.
-GROUPS = (TP, ("cp",), ZERO, ("dp",))
-EXPERT_GROUPS = (EXPERT, TP + EXPERT, ("fsdp", *EXPERT, "cp"))
+DECIDING_GROUPS = (TP_AXES, ("cp",), ZERO_AXES, ("dp",))
+DECIDING_EXPERT_GROUPS = (EXPERT_AXES, TP_AXES + EXPERT_AXES, ("fsdp", *EXPERT_AXES, "cp"))
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacementTable:
     """One row for each factorisation and placement worth pricing: which they are, and the cuts of every axis."""
 
     placements: tuple[Placement, ...]
@@ -214,50 +218,53 @@ class Placed:
     first: Ints  # for each factorisation, its first row here
     count: Ints  # and how many rows it has
 
-    def links(self, topology: Topology, rows: Ints) -> Links:
+    def links(self, topology: Topology, rows: Ints) -> GroupLinks:
         """Links of some of the rows, as arrays."""
         cuts = {
-            a: tuple(Cut(_at(c.size, rows), _at(c.stride, rows)) for c in levels) for a, levels in self.cuts.items()
+            a: tuple(Cut(_take_rows(c.size, rows), _take_rows(c.stride, rows)) for c in levels)
+            for a, levels in self.cuts.items()
         }
-        return Links(topology, cuts)
+        return GroupLinks(topology, cuts)
 
 
-def _at(value: Value, rows: Ints) -> Value:
+def _take_rows(value: Value, rows: Ints) -> Value:
     return value[rows] if isinstance(value, np.ndarray) and value.ndim else value
 
 
-def place_all(topology: Topology, degrees: Mapping[str, Ints]) -> Placed:
+def build_placement_table(topology: Topology, degrees: Mapping[str, Ints]) -> PlacementTable:
     """Cut every factorisation by every placement and keep the best, one of each kind."""
-    options = placements(topology)
+    options = searched_placements(topology)
     count = len(degrees["pp"])
-    cuts = [cut_levels(topology, option, degrees) for option in options]
-    prices = np.stack([_prices(topology, cut, count) for cut in cuts])
+    cuts = [cuts_by_axis(topology, option, degrees) for option in options]
+    prices = np.stack([_link_prices(topology, cut, count) for cut in cuts])
     keep = _undominated(prices)
     factorisation, placement = np.nonzero(keep.T)
     num_rows = np.bincount(factorisation, minlength=count)
     first = np.concatenate([[0], np.cumsum(num_rows)[:-1]])
     chosen = {
         axis: tuple(
-            _choose([cut[axis][i] for cut in cuts], placement, factorisation, count)
+            _select_cuts([cut[axis][i] for cut in cuts], placement, factorisation, count)
             for i in range(len(topology.levels))
         )
         for axis in cuts[0]
     }
-    return Placed(options, factorisation, placement, chosen, first, num_rows)
+    return PlacementTable(options, factorisation, placement, chosen, first, num_rows)
 
 
-def _choose(cuts: list[Cut], placement: Ints, factorisation: Ints, count: int) -> Cut:
+def _select_cuts(cuts: list[Cut], placement: Ints, factorisation: Ints, count: int) -> Cut:
     sizes = np.stack([np.broadcast_to(cut.size, count) for cut in cuts])
     strides = np.stack([np.broadcast_to(cut.stride, count) for cut in cuts])
     return Cut(sizes[placement, factorisation], strides[placement, factorisation])
 
 
-def _prices(topology: Topology, cuts: Mapping[str, tuple[Cut, ...]], count: int) -> NDArray[np.float64]:
+def _link_prices(topology: Topology, cuts: Mapping[str, tuple[Cut, ...]], count: int) -> NDArray[np.float64]:
     """The quantities that decide: seconds per byte and latency of each group, and of a hop along pp. Shape [count, 2 (groups +
     1)]."""
-    links = Links(topology, cuts)
+    links = GroupLinks(topology, cuts)
     borrowed = any(np.any(np.asarray(cut.size) > 1) for cut in cuts["ep"])
-    found = [links.group(group) for group in (*GROUPS, *(EXPERT_GROUPS if borrowed else ()))] + [links.hop(("pp",))]
+    found = [
+        links.gather_link(group) for group in (*DECIDING_GROUPS, *(DECIDING_EXPERT_GROUPS if borrowed else ()))
+    ] + [links.neighbour_link(("pp",))]
     columns = [np.broadcast_to(v, count) for link in found for v in (link.seconds_per_byte, link.latency_s)]
     return np.stack(columns, axis=1)
 

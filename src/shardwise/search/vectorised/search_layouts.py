@@ -1,6 +1,6 @@
 """Price legal layouts and keep the best: the fastest, the Pareto front of time and memory, the one with the least memory.
 
-Entry point: `search`, which returns a `SearchResult`.
+Entry point: `search_layouts`, which returns a `SearchResult`.
 """
 
 from __future__ import annotations
@@ -14,35 +14,42 @@ from typing import Any
 import numpy as np
 
 from shardwise.hardware.cluster import Cluster
-from shardwise.layout.choices import Choices, Policy
+from shardwise.layout.choices import Choices, RecomputeOffload
 from shardwise.layout.degrees import atomic_degrees, num_micro_batches
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.pipeline.registry import NATURAL, natural_schedule
-from shardwise.price.device_memory import memory_of
+from shardwise.price.device_memory import price_device_memory
 from shardwise.price.estimate_terms import MEMORY
-from shardwise.price.roofline import exposed_share, loss_of
-from shardwise.price.stage_contents import Counts, Model, Pipeline, host_of, stage_counts
-from shardwise.price.stage_contents import Stage as PricedStage
-from shardwise.price.step_time import Step
+from shardwise.price.roofline import exposed_share, loss_kind
+from shardwise.price.stage_contents import ModelEnds, Pipeline, StageCounts, host_offload, stage_counts
+from shardwise.price.stage_contents import StageCosts as PricedStage
+from shardwise.price.step_time import StageStep
 from shardwise.price.unit_cost import StateCost
-from shardwise.search.vectorised.best_rows import Chunk, Floats, Front, Ints, Row
-from shardwise.search.vectorised.candidates import FamilyKey, Placed, Space, build_space, nearest_to_legal, place_all
-from shardwise.search.vectorised.cost_tables import Tables, build_tables
-from shardwise.search.vectorised.table_columns import Gathered
-from shardwise.search.vectorised.worst_stages import Stage
-from shardwise.values.elementwise import added
+from shardwise.search.vectorised.best_rows import BestRows, Floats, Ints, RankedRow, RowBlock
+from shardwise.search.vectorised.candidates import (
+    FamilyKey,
+    PlacementTable,
+    Space,
+    build_placement_table,
+    build_space,
+    explain_nearest_to_legal,
+)
+from shardwise.search.vectorised.cost_tables import CostTables, build_cost_tables
+from shardwise.search.vectorised.table_columns import GatheredColumns
+from shardwise.search.vectorised.worst_stages import WorstStage
+from shardwise.values.elementwise import sum_values
 from shardwise.values.errors import NothingFitsError
-from shardwise.values.loss_kernels import loss_named
-from shardwise.values.progress import Progress, silent
+from shardwise.values.loss_kernels import get_loss_kernel
+from shardwise.values.progress import Progress, ignore_progress
 
-CHUNK = 131072  # rows that are priced at once: long enough that NumPy computes, short enough for the cache
-SLACK = 1 - 1e-12  # for a bound: with zero parts, sums are rounded in another order
-MOST_KEPT = 0.7  # of the columns of a chunk: where more are kept, what was gathered for all of them serves
+BLOCK_ROWS = 131072  # rows that are priced at once: long enough that NumPy computes, short enough for the cache
+BOUND_SLACK = 1 - 1e-12  # for a bound: with zero parts, sums are rounded in another order
+MAX_KEPT_SHARE = 0.7  # of the columns of a chunk: where more are kept, what was gathered for all of them serves
 
 
-class _Weightless(dict[str, StateCost]):
+class _WeightlessState(dict[str, StateCost]):
     """The state of a unit without costs."""
 
     def __missing__(self, unit: str) -> StateCost:
@@ -51,12 +58,12 @@ class _Weightless(dict[str, StateCost]):
         return self[unit]
 
 
-WEIGHTLESS = _Weightless()
+WEIGHTLESS = _WeightlessState()
 
 
-def search(
+def search_layouts(
     architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None, top: int = 64,
-    reserve: float = 0.0, sample: int = 0, seed: int = 0, exhaustive: bool = False, progress: Progress = silent,
+    reserve: float = 0.0, sample: int = 0, seed: int = 0, exhaustive: bool = False, progress: Progress = ignore_progress,
 ) -> SearchResult:  # fmt: skip
     """The best legal layouts of the job on the cluster; one fits that leaves the share `reserve` of the memory free.
 
@@ -70,35 +77,39 @@ def search(
     space = build_space(architecture, job, cluster.num_devices, choices or Choices())
     if not len(space.factorisation):
         rules = ", ".join(f"{name} {count:,}" for name, count in space.num_illegal_by_rule.items() if count)
-        nearest = nearest_to_legal(architecture, job, cluster.num_devices, space.choices)
+        nearest = explain_nearest_to_legal(architecture, job, cluster.num_devices, space.choices)
         raise NothingFitsError(
             f"no legal layout: all {space.num_candidates:,} candidates break a rule ({rules})\n{nearest}"
         )
-    front = Front(top, cluster.chip.memory_bytes * (1 - reserve), len(space.degrees["pp"]))
-    run = _Search(architecture, cluster, job, space, front, progress)
+    front = BestRows(top, cluster.chip.memory_bytes * (1 - reserve), len(space.degrees["pp"]))
+    run = _LayoutSearch(architecture, cluster, job, space, front, progress)
     run.exhaustive = exhaustive
     run.sample(sample, seed)
-    run.all()
+    run.price_all()
     return run.result(started)
 
 
-class _Search:
+class _LayoutSearch:
     def __init__(
-        self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, front: Front, progress: Progress
+        self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, front: BestRows, progress: Progress
     ) -> None:
         self.cluster, self.job, self.space, self.progress = cluster, job, space, progress
-        self.stepwise = loss_named(loss_of(cluster, job)).stepwise
-        self.placed: Placed = place_all(cluster.reached, atomic_degrees(architecture, space.degrees))
+        self.stepwise = get_loss_kernel(loss_kind(cluster, job)).stepwise
+        self.placed: PlacementTable = build_placement_table(
+            cluster.sustained_topology, atomic_degrees(architecture, space.degrees)
+        )
         self.families = space.families()
         self.even = space.even(architecture, job)
         self.modes = space.choices.modes(architecture)
         self.exposed = exposed_share(cluster)
-        self.hosts = {offload: host_of(offload, cluster.chip) for offload in space.choices.offload}
-        self.model = Model.of(architecture)
-        self.tables: Tables = build_tables(architecture, cluster, job, space, self.placed, self.families, progress)
-        self.front = front
-        self.sampled: list[Row] = []
-        self.wanted = 0.0
+        self.hosts = {offload: host_offload(offload, cluster.chip) for offload in space.choices.offload}
+        self.model = ModelEnds.of(architecture)
+        self.tables: CostTables = build_cost_tables(
+            architecture, cluster, job, space, self.placed, self.families, progress
+        )
+        self.best_rows = front
+        self.sampled: list[RankedRow] = []
+        self.sample_probability = 0.0
         self.exhaustive = False
         self.random = np.random.default_rng(0)
 
@@ -109,51 +120,55 @@ class _Search:
 
     def sample(self, count: int, seed: int) -> None:
         """Keep each row with a probability that leaves about `count` of them."""
-        self.wanted = min(1.0, count / max(1, self.num_rows))
+        self.sample_probability = min(1.0, count / max(1, self.num_rows))
         self.random = np.random.default_rng(seed)
 
-    def keep_some(self, seconds: Floats, memory: Floats, chunk: Chunk) -> None:
-        for index in np.flatnonzero(self.random.random(seconds.size) < self.wanted).tolist() if self.wanted else ():
+    def sample_rows(self, seconds: Floats, memory: Floats, chunk: RowBlock) -> None:
+        for index in (
+            np.flatnonzero(self.random.random(seconds.size) < self.sample_probability).tolist()
+            if self.sample_probability
+            else ()
+        ):
             self.sampled.append(chunk.row(seconds, memory, index))
 
-    def all(self) -> None:
+    def price_all(self) -> None:
         """Go through the families, and through each in chunks."""
         total = self.num_rows
         for family, rows in self.families.items():
-            for candidate, placed in self.chunks(rows, len(family.zeros)):
-                priced = _Chunk(self, family, candidate, placed)
+            for candidate, placed in self.iterate_blocks(rows, len(family.zero_stages)):
+                priced = _BlockPricer(self, family, candidate, placed)
                 for number in range(len(self.space.choices.policies)):
-                    self.progress("layouts priced", self.front.num_rows, total)
+                    self.progress("layouts priced", self.best_rows.num_rows, total)
                     self.price(priced, number)
 
-    def chunks(self, rows: Ints, num_lines: int) -> Iterator[tuple[Ints, Ints]]:
+    def iterate_blocks(self, rows: Ints, num_lines: int) -> Iterator[tuple[Ints, Ints]]:
         """Candidates with each of their placements, some thousands at a time."""
         count = self.placed.count[self.space.factorisation[rows]]
         candidate = np.repeat(rows, count)
         offset = np.arange(len(candidate)) - np.repeat(np.cumsum(count) - count, count)
         placed = self.placed.first[self.space.factorisation[candidate]] + offset
-        size = CHUNK // num_lines
+        size = BLOCK_ROWS // num_lines
         for start in range(0, len(candidate), size):
             yield candidate[start : start + size], placed[start : start + size]
 
-    def price(self, rows: _Chunk, number: int) -> None:
+    def price(self, rows: _BlockPricer, number: int) -> None:
         """Memory of every row of a chunk under a policy, and the step time of those that may be kept."""
         policy = self.space.choices.policies[number]
         memory = rows.memory_bytes(policy)
-        chunk = Chunk(rows.candidate, rows.placed, number, rows.factorisation, rows.even)
-        fits = self.front.weigh(memory)
-        if not (self.exhaustive or self.wanted):
-            kept = np.flatnonzero(self.front.wanted(rows.bound_s(policy) * SLACK, memory, fits, chunk))
+        chunk = RowBlock(rows.candidate, rows.placed, number, rows.factorisation, rows.even)
+        fits = self.best_rows.count_fitting(memory)
+        if not (self.exhaustive or self.sample_probability):
+            kept = np.flatnonzero(self.best_rows.may_be_kept(rows.bound_s(policy) * BOUND_SLACK, memory, fits, chunk))
             if not len(kept):
                 return
-            if len(kept) < MOST_KEPT * len(rows.candidate):
-                rows, memory, fits = rows.some(kept), memory[:, kept], fits[:, kept]
-                chunk = Chunk(rows.candidate, rows.placed, number, rows.factorisation, rows.even)
+            if len(kept) < MAX_KEPT_SHARE * len(rows.candidate):
+                rows, memory, fits = rows.select_columns(kept), memory[:, kept], fits[:, kept]
+                chunk = RowBlock(rows.candidate, rows.placed, number, rows.factorisation, rows.even)
         seconds = rows.step_s(policy)
-        self.keep_some(seconds, memory, chunk)
-        self.front.add(seconds, memory, fits, chunk)
+        self.sample_rows(seconds, memory, chunk)
+        self.best_rows.add(seconds, memory, fits, chunk)
 
-    def recompute_layers(self, policy: Policy, schedule: int, stage_row: Ints) -> Any:
+    def recompute_layers(self, policy: RecomputeOffload, schedule: int, stage_row: Ints) -> Any:
         """How many layers of a stage recompute at most, for some rows of stages; None: all."""
         if not isinstance(policy.layers, float):
             return policy.layers
@@ -182,8 +197,8 @@ class _Search:
             placement=self.placed.placements[self.placed.placement[placed]],
         )  # fmt: skip
 
-    def found(self, row: Row) -> Found:
-        return Found(partial(self.layout, *row[2]), row[0], row[1])
+    def priced_layout(self, row: RankedRow) -> PricedLayout:
+        return PricedLayout(partial(self.layout, *row[2]), row[0], row[1])
 
     def result(self, started: float) -> SearchResult:
         choices, degrees = self.space.choices, self.space.degrees
@@ -193,20 +208,20 @@ class _Search:
         }
         values["placement"] = [str(option) for option in self.placed.placements]
         return SearchResult(
-            tuple(map(self.found, self.front.rows)), tuple(map(self.found, self.front.front)),
-            self.found(self.front.leanest),
-            tuple(map(self.found, self.front.fastest.rows)),
-            tuple(map(self.found, self.front.fastest_even.rows)), tuple(map(self.found, self.sampled)),
-            values, self.space.num_candidates, self.front.num_rows, self.front.num_fitting,
+            tuple(map(self.priced_layout, self.best_rows.rows)), tuple(map(self.priced_layout, self.best_rows.pareto)),
+            self.priced_layout(self.best_rows.least_memory),
+            tuple(map(self.priced_layout, self.best_rows.fastest.rows)),
+            tuple(map(self.priced_layout, self.best_rows.fastest_even.rows)), tuple(map(self.priced_layout, self.sampled)),
+            values, self.space.num_candidates, self.best_rows.num_rows, self.best_rows.num_fitting,
             self.space.num_illegal_by_rule, time.process_time() - started,
         )  # fmt: skip
 
 
-class _Chunk:
+class _BlockPricer:
     """Some columns of one family: candidates on their placements, and a line for each ZeRO stage of the family. What does not
     depend on that stage is worked out once for all of them."""
 
-    def __init__(self, search: _Search, family: FamilyKey, candidate: Ints, placed: Ints) -> None:
+    def __init__(self, search: _LayoutSearch, family: FamilyKey, candidate: Ints, placed: Ints) -> None:
         self.search, self.family, self.candidate, self.placed = search, family, candidate, placed
         space, tables = search.space, search.tables
         self.factorisation, self.even = space.factorisation.take(candidate), search.even.take(candidate)
@@ -218,19 +233,19 @@ class _Chunk:
         m = num_micro_batches(search.job, degrees)
         v = np.array(space.choices.num_virtual_stages).take(virtual)
         waiting = tables.waiting[family.schedule]
-        uneven = waiting.of(self.stage_row).in_step(m) if waiting else 0.0
+        uneven = waiting.of(self.stage_row).for_micro_batches(m) if waiting else 0.0
         self.pipeline = Pipeline(space.choices.schedule[family.schedule], degrees["pp"], v, m, uneven)
-        self.known: dict[Policy, list[PricedStage]] = {}
+        self.known: dict[RecomputeOffload, list[PricedStage]] = {}
 
-    def some(self, columns: Ints) -> _Chunk:
+    def select_columns(self, columns: Ints) -> _BlockPricer:
         """Some of the columns."""
-        return _Chunk(self.search, self.family, self.candidate[columns], self.placed[columns])
+        return _BlockPricer(self.search, self.family, self.candidate[columns], self.placed[columns])
 
-    def step_s(self, policy: Policy) -> Floats:
+    def step_s(self, policy: RecomputeOffload) -> Floats:
         """Step time of the slowest stage."""
         return self.slowest_s(self.stages(policy))
 
-    def bound_s(self, policy: Policy) -> Floats:
+    def bound_s(self, policy: RecomputeOffload) -> Floats:
         """What a step takes at least, over columns: what the last stage does with weights that take no time.
         Each sum and maximum of its price is no less with more of anything, so that the whole is none either."""
         stages = [replace(stage, state=WEIGHTLESS) for stage in self.stages(policy)[-1:]]
@@ -240,40 +255,42 @@ class _Chunk:
     def slowest_s(self, stages: Sequence[PricedStage]) -> Floats:
         """Step time of the slowest of some stages; the columns that each is summed from are freed at once, so that the next find
         room in the cache."""
-        slowest = np.zeros((len(self.family.zeros), len(self.candidate)))
+        slowest = np.zeros((len(self.family.zero_stages), len(self.candidate)))
         for stage in stages:
-            step = Step(stage=stage, overlap=self.search.job.convention, share=self.search.exposed)
+            step = StageStep(stage=stage, overlap=self.search.job.overlap_convention, share=self.search.exposed)
             np.maximum(slowest, step.total_s, out=slowest)
         return slowest
 
-    def memory_bytes(self, policy: Policy) -> Floats:
+    def memory_bytes(self, policy: RecomputeOffload) -> Floats:
         """Memory of a device of the fullest stage."""
-        fullest = np.zeros((len(self.family.zeros), len(self.candidate)))
+        fullest = np.zeros((len(self.family.zero_stages), len(self.candidate)))
         for stage, worst in zip(self.stages(policy), self.worst, strict=True):
             number = worst.number.take(self.stage_row)
             holding = 1.0 if worst.holding is None else worst.holding.take(self.stage_row)
-            memory = memory_of(stage, number, self.search.cluster.chip, holding=holding, stepwise=self.search.stepwise)
-            np.maximum(fullest, added(MEMORY.values(memory).values()), out=fullest)
+            memory = price_device_memory(
+                stage, number, self.search.cluster.chip, holding=holding, stepwise=self.search.stepwise
+            )
+            np.maximum(fullest, sum_values(MEMORY.values(memory).values()), out=fullest)
         return fullest
 
     @property
-    def worst(self) -> tuple[Stage, ...]:
+    def worst(self) -> tuple[WorstStage, ...]:
         return self.search.tables.stages[self.family.schedule][: 1 if self.family.single else None]
 
-    def stages(self, policy: Policy) -> list[PricedStage]:
+    def stages(self, policy: RecomputeOffload) -> list[PricedStage]:
         """The stages that can be the slowest or the fullest."""
         if policy not in self.known:
             self.known = {policy: self._stages(policy)}
         return self.known[policy]
 
-    def _stages(self, policy: Policy) -> list[PricedStage]:
+    def _stages(self, policy: RecomputeOffload) -> list[PricedStage]:
         search, family, tables = self.search, self.family, self.search.tables
         costs = tables.activation[family.sequence_parallel, policy.recompute]
-        activation: Any = {unit: Gathered([cost], self.block_row) for unit, cost in costs.items()}
-        keys = [(family.sequence_parallel, zero, policy.recompute) for zero in family.zeros]
+        activation: Any = {unit: GatheredColumns([cost], self.block_row) for unit, cost in costs.items()}
+        keys = [(family.sequence_parallel, zero, policy.recompute) for zero in family.zero_stages]
         rows = self.placed + tables.state_offset[keys[0]].take(self.block_row)
         units = tables.state[keys[0]]
-        state: Any = {unit: Gathered([tables.state[key][unit] for key in keys], rows) for unit in units}
+        state: Any = {unit: GatheredColumns([tables.state[key][unit] for key in keys], rows) for unit in units}
         again = search.recompute_layers(policy, family.schedule, self.stage_row)
         host = search.hosts[policy.offload]
         return [
@@ -283,7 +300,7 @@ class _Chunk:
             for one in self.worst
         ]
 
-    def counts(self, stage: Stage, again: Any) -> Counts:
+    def counts(self, stage: WorstStage, again: Any) -> StageCounts:
         """Contents of a stage; `again` is how many of its layers recompute at most."""
         layers = {k: n.take(self.stage_row) if isinstance(n, np.ndarray) else n for k, n in stage.layers.items()}
         carries = 0 if self.family.single else self.pipeline.num_virtual_stages * self.pipeline.ends
@@ -293,7 +310,7 @@ class _Chunk:
         )
 
 
-class Found:
+class PricedLayout:
     """A layout that the search kept, with its time and its memory; `made` is the layout, or makes it on first use."""
 
     __slots__ = ("_made", "memory_bytes", "step_time_s")
@@ -312,7 +329,7 @@ class Found:
         return self.layout, self.step_time_s, self.memory_bytes
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Found) and self._key() == other._key()
+        return isinstance(other, PricedLayout) and self._key() == other._key()
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -323,16 +340,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """`best`: fitting layouts by step time; `pareto`: by memory; `leanest`: the least memory of all, fitting
+    """`best`: fitting layouts by step time; `pareto`: by memory; `least_memory`: the least memory of all, fitting
     or not; `by_factorisation`: the fastest fitting layout of each way to factor the devices over the axes, `even` the same of
     those that share the batch out evenly."""
 
-    best: tuple[Found, ...]
-    pareto: tuple[Found, ...]
-    leanest: Found
-    by_factorisation: tuple[Found, ...]
-    even: tuple[Found, ...]
-    sampled: tuple[Found, ...]
+    best: tuple[PricedLayout, ...]
+    pareto: tuple[PricedLayout, ...]
+    least_memory: PricedLayout
+    by_factorisation: tuple[PricedLayout, ...]
+    even: tuple[PricedLayout, ...]
+    sampled: tuple[PricedLayout, ...]
     space: Mapping[str, list[Any]]
     num_candidates: int
     num_layouts: int

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.model.job import Overlap
-from shardwise.price.overlap import convention_of
+from shardwise.model.job import OverlapConvention
+from shardwise.price.overlap import get_convention
 from shardwise.price.unit_cost import ActivationCost, SecondsByAxis, StateCost
-from shardwise.values.elementwise import Value, added
+from shardwise.values.elementwise import Value, sum_values
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Array = NDArray[Any]
 
 
-def codes(*columns: Array) -> tuple[Ints, Ints]:
+def number_distinct_rows(*columns: Array) -> tuple[Ints, Ints]:
     """Number the distinct rows of some columns: (a row that represents each number, the number of each row)."""
     code = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
@@ -31,7 +31,7 @@ def codes(*columns: Array) -> tuple[Ints, Ints]:
     return first, inverse
 
 
-class Gathered:
+class GatheredColumns:
     """Columns of cost tables at some rows; each is gathered on first use. With several tables, one for each ZeRO stage, a
     column has a line from each, unless all of them are equal."""
 
@@ -45,11 +45,11 @@ class Gathered:
         if name not in got:
             columns = [getattr(cost, name) for cost in self._costs]
             by_axis = isinstance(columns[0], Mapping)
-            got[name] = _Taken(columns, self._rows) if by_axis else _taken(columns, self._rows)
+            got[name] = _GatheredByAxis(columns, self._rows) if by_axis else _gather(columns, self._rows)
         return got[name]
 
 
-class _Taken(dict[str, Any]):
+class _GatheredByAxis(dict[str, Any]):
     """Columns by axis at some rows, gathered likewise."""
 
     def __init__(self, columns: Sequence[Mapping[str, Any]], rows: Ints) -> None:
@@ -57,11 +57,11 @@ class _Taken(dict[str, Any]):
         self._columns, self._rows = columns, rows
 
     def __missing__(self, axis: str) -> Any:
-        self[axis] = _taken([column[axis] for column in self._columns], self._rows)
+        self[axis] = _gather([column[axis] for column in self._columns], self._rows)
         return self[axis]
 
 
-def alike(columns: Sequence[Value]) -> bool:
+def are_same_column(columns: Sequence[Value]) -> bool:
     """Whether all are one column, or one number."""
     first = columns[0]
     return all(
@@ -69,9 +69,9 @@ def alike(columns: Sequence[Value]) -> bool:
     )
 
 
-def _taken(columns: Sequence[Any], rows: Ints) -> Any:
+def _gather(columns: Sequence[Any], rows: Ints) -> Any:
     first = columns[0]
-    if alike(columns):
+    if are_same_column(columns):
         return first.take(rows, mode="clip") if np.ndim(first) else first
     found = np.empty((len(columns), len(rows)))
     for line, column in zip(found, columns, strict=True):
@@ -82,28 +82,30 @@ def _taken(columns: Sequence[Any], rows: Ints) -> Any:
     return found
 
 
-def lean_activation(cost: ActivationCost, overlap: Overlap, *, pairs: bool, measured: bool) -> ActivationCost:
+def merge_activation_columns(
+    cost: ActivationCost, overlap: OverlapConvention, *, pairs: bool, measured: bool
+) -> ActivationCost:
     """The same cost in fewer columns: what a step only ever adds up is added up before it is gathered.
 
     Experts' traffic stays apart where passes run in `pairs`, which hide it (`overlap.HIDEABLE_TOGETHER`), and under a `measured`
     stack, which shows a share of it and all of the others' (`overlap.BLOCKING`).
     """
     cost = replace(cost, backward_s=cost.backward_s + cost.recompute_s, recompute_s=0.0)
-    if not convention_of(overlap).adds_up:  # the longest axis counts, so the axes stay apart
+    if not get_convention(overlap).adds_up:  # the longest axis counts, so the axes stay apart
         return cost
     alike = ("tp", "cp") if measured or pairs else ("tp", "cp", "ep")
     return replace(
-        cost, forward_traffic_s=_joined(cost.forward_traffic_s, *alike),
-        backward_traffic_s=_joined(cost.backward_traffic_s, *alike),
+        cost, forward_traffic_s=_sum_axes(cost.forward_traffic_s, *alike),
+        backward_traffic_s=_sum_axes(cost.backward_traffic_s, *alike),
     )  # fmt: skip
 
 
-def _joined(traffic: SecondsByAxis, axis: str, *others: str) -> SecondsByAxis:
+def _sum_axes(traffic: SecondsByAxis, axis: str, *others: str) -> SecondsByAxis:
     """The same with some axes' seconds at another one's."""
-    return {**traffic, axis: added(traffic[name] for name in (axis, *others)), **dict.fromkeys(others, 0.0)}
+    return {**traffic, axis: sum_values(traffic[name] for name in (axis, *others)), **dict.fromkeys(others, 0.0)}
 
 
-def lean_state(cost: StateCost, overlap: Overlap, *, offloads: bool = False) -> StateCost:
+def merge_state_columns(cost: StateCost, overlap: OverlapConvention, *, offloads: bool = False) -> StateCost:
     """The same for state: bytes at rest in one column, in two where the optimizer's can rest on the host."""
     optimizer = cost.master_bytes + cost.optimizer_bytes
     rest = cost.parameters_bytes + cost.gradients_bytes + (0.0 if offloads else optimizer)
@@ -114,6 +116,6 @@ def lean_state(cost: StateCost, overlap: Overlap, *, offloads: bool = False) -> 
         master_bytes=0.0,
         optimizer_bytes=optimizer if offloads else 0.0,
     )
-    if not convention_of(overlap).adds_up:
+    if not get_convention(overlap).adds_up:
         return cost
-    return replace(cost, step_traffic_s=_joined(cost.step_traffic_s, "fsdp", "dp", "control"))
+    return replace(cost, step_traffic_s=_sum_axes(cost.step_traffic_s, "fsdp", "dp", "control"))

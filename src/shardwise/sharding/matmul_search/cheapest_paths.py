@@ -12,49 +12,51 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwise.sharding.collectives import Collective, Kind
-from shardwise.sharding.matmul_search.numbered_shardings import Shardings
+from shardwise.sharding.collectives import Collective, CollectiveKind
+from shardwise.sharding.matmul_search.numbered_shardings import NumberedShardings
 from shardwise.sharding.spec import Axes, Spec
 
-Cost = tuple[float, ...]  # compared in order; costs add part by part
+CostVector = tuple[float, ...]  # compared in order; costs add part by part
 Edge = tuple[
-    int, Cost, int
+    int, CostVector, int
 ]  # the number of the sharding behind a collective, its cost, and the number of its operation
-PriceCollective = Callable[[Kind, Axes, float], Cost]  # kind, axes, elements of the payload
+PriceCollective = Callable[[CollectiveKind, Axes, float], CostVector]  # kind, axes, elements of the payload
 
 
-class Moved(NamedTuple):
+class ByCollective(NamedTuple):
     """A sharding that was reached from another one by a collective."""
 
     before: int
     operation: int
 
 
-class Joined(NamedTuple):
+class ByProduct(NamedTuple):
     """A sharding that a local product of tensors (or the sum of one) gives, each lying as its number says."""
 
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[SearchTensor, ...]
     numbers: tuple[int, ...]
 
 
-class Node(NamedTuple):
+class ReachedSharding(NamedTuple):
     """The cheapest way to a sharding that is known: its cost, and its last step (none where the tensor starts so)."""
 
-    cost: Cost
-    origin: Moved | Joined | None
+    cost: CostVector
+    origin: ByCollective | ByProduct | None
 
 
-class Lattice:
+class ShardingGraph:
     """The shardings of a tensor with these dims, by their numbers in `shardings`, and the price of each collective."""
 
-    def __init__(self, dims: Axes, sizes: Mapping[str, int], shardings: Shardings, price: PriceCollective) -> None:
+    def __init__(
+        self, dims: Axes, sizes: Mapping[str, int], shardings: NumberedShardings, price: PriceCollective
+    ) -> None:
         self.dims, self.shardings, self.price = dims, shardings, price
         self.sizes = [sizes[dim] for dim in dims]
         degrees = shardings.groups.size
         self.local_sizes = [[0.0 if size % n else size / n for n in degrees] for size in self.sizes]
-        self.known_elements: dict[int, float] = {}
-        self.known_edges: dict[int, list[Edge]] = {}
-        self.known_prices: dict[tuple[int, float], Cost] = {}
+        self.elements_cache: dict[int, float] = {}
+        self.edges_cache: dict[int, list[Edge]] = {}
+        self.prices_cache: dict[tuple[int, float], CostVector] = {}
 
     def spec(self, number: int) -> Spec:
         return self.shardings.spec(number, self.dims)
@@ -65,24 +67,24 @@ class Lattice:
 
     def elements(self, number: int) -> float:
         """Elements on one device; 0 where the axes do not divide the dims."""
-        known = self.known_elements.get(number)
+        known = self.elements_cache.get(number)
         if known is None:
             known = 1.0
-            for sizes, group in zip(self.local_sizes, self.shardings.place(number), strict=False):
+            for sizes, group in zip(self.local_sizes, self.shardings.decode(number), strict=False):
                 known *= sizes[group]
-            self.known_elements[number] = known
+            self.elements_cache[number] = known
         return known
 
     def edges(self, number: int) -> list[Edge]:
         """Every collective that applies to the tensor lying so."""
-        if number not in self.known_edges:
-            self.known_edges[number] = list(self._edges(number))
-        return self.known_edges[number]
+        if number not in self.edges_cache:
+            self.edges_cache[number] = list(self._edges(number))
+        return self.edges_cache[number]
 
     def _edges(self, number: int) -> Iterator[Edge]:
         """The payload is `Collective.payload_elements` for the tensor's sizes."""
-        before, prices, operations = self.elements(number), self.known_prices, self.shardings.operations
-        for operation, after in self.shardings.moves(number):
+        before, prices, operations = self.elements(number), self.prices_cache, self.shardings.operations
+        for operation, after in self.shardings.edges_from(number):
             behind = self.elements(after)
             if behind:
                 kind, axes, factor = operations[operation]
@@ -94,20 +96,22 @@ class Lattice:
 
 
 @dataclass(slots=True, eq=False)
-class Tensor:
+class SearchTensor:
     """A tensor of an expression (an operand, or the product of those in `members`) with the cheapest way to its shardings."""
 
     name: str
     members: frozenset[int]
-    lattice: Lattice
-    nodes: dict[int, Node]
+    graph: ShardingGraph
+    nodes: dict[int, ReachedSharding]
 
     @property
     def dims(self) -> Axes:
-        return self.lattice.dims
+        return self.graph.dims
 
 
-def reach_all(lattice: Lattice, nodes: dict[int, Node], bound: Cost | None = None) -> dict[int, Node]:
+def find_cheapest_paths(
+    lattice: ShardingGraph, nodes: dict[int, ReachedSharding], bound: CostVector | None = None
+) -> dict[int, ReachedSharding]:
     """Reach every sharding from those in `nodes`, each the cheapest way; with a bound, those that cost less.
 
     `nodes` is completed and given back.
@@ -124,17 +128,19 @@ def reach_all(lattice: Lattice, nodes: dict[int, Node], bound: Cost | None = Non
         for after, price, operation in lattice.edges(number):
             if after in done:
                 continue
-            total = add(cost, price)
+            total = add_costs(cost, price)
             known = nodes.get(after)
             if (known is None or total < known.cost) and (bound is None or total < bound):
-                nodes[after] = Node(total, Moved(number, operation))
+                nodes[after] = ReachedSharding(total, ByCollective(number, operation))
                 heapq.heappush(heap, (total, next(order), after))
     return nodes
 
 
-def costs_to(lattice: Lattice, numbers: Mapping[int, Node], ends: Mapping[int, Cost]) -> dict[int, Cost]:
+def costs_to_go(
+    lattice: ShardingGraph, numbers: Mapping[int, ReachedSharding], ends: Mapping[int, CostVector]
+) -> dict[int, CostVector]:
     """What it costs from each sharding to the nearest of `ends`: the same graph among `numbers`, walked backwards."""
-    into: dict[int, list[tuple[int, Cost]]] = {}
+    into: dict[int, list[tuple[int, CostVector]]] = {}
     for number in numbers:
         for after, price, _ in lattice.edges(number):
             into.setdefault(after, []).append((number, price))
@@ -148,12 +154,12 @@ def costs_to(lattice: Lattice, numbers: Mapping[int, Node], ends: Mapping[int, C
             continue
         done.add(number)
         for before, price in into.get(number, ()):
-            total = add(cost, price)
+            total = add_costs(cost, price)
             if before not in ahead or total < ahead[before]:
                 ahead[before] = total
                 heapq.heappush(heap, (total, next(order), before))
     return ahead
 
 
-def add(first: Cost, second: Cost) -> Cost:
+def add_costs(first: CostVector, second: CostVector) -> CostVector:
     return tuple(map(operator.add, first, second))

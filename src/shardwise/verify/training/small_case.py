@@ -10,41 +10,41 @@ from numpy.typing import NDArray
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.model.optimizers.registry import DEFAULT
-from shardwise.run.recipe import Recipe
-from shardwise.run.trainer.flags import changed, whole
-from shardwise.run.trainer.plan_for_engine import policy_of
+from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER
+from shardwise.run.recipe import TrainingRecipe
+from shardwise.run.trainer.flags import apply_changes, parse_whole_number
+from shardwise.run.trainer.plan_for_engine import issue_policy
 from shardwise.search.plan import Plan
-from shardwise.step.rank_program import Instance
+from shardwise.step.rank_program import RankProgram
 from shardwise.values.errors import InputError
-from shardwise.values.overrides import parse_changes
+from shardwise.values.overrides import parse_overrides
 from shardwise.values.precision import Precision
 
 Ids = NDArray[np.int64]
 FP64 = Precision(
     name="fp64", weights="fp64", gradients="fp64", master=None, moments="fp64", activations="fp64", gradient_reduction="fp64",
 )  # fmt: skip
-MEAN_DOCUMENT = 5  # tokens
+MEAN_DOCUMENT_TOKENS = 5  # tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class TrainingCase:
     """Some steps of a model under a layout, of `num_seqs` sequences of `seq_len` random tokens each."""
 
     architecture: Architecture
     layout: Layout
-    recipe: Recipe
+    recipe: TrainingRecipe
     num_seqs: int
     seq_len: int
     precision: Precision = FP64
-    optimizer: str = DEFAULT
+    optimizer: str = DEFAULT_OPTIMIZER
 
     @property
-    def instance(self) -> Instance:
+    def instance(self) -> RankProgram:
         """The layout in numbers, as the engine issues its collectives."""
-        return Instance(
+        return RankProgram(
             architecture=self.architecture, layout=self.layout, precision=self.precision,
-            policy=policy_of(self.recipe, routed=self.architecture.num_experts > 0), seq_len=self.seq_len,
+            policy=issue_policy(self.recipe, routed=self.architecture.num_experts > 0), seq_len=self.seq_len,
             optimizer=self.optimizer,
         )  # fmt: skip
 
@@ -61,7 +61,7 @@ class Case:
     def num_targets(self) -> int:
         return self.num_seqs * self.seq_len
 
-    def alone(self) -> Case:
+    def on_one_device(self) -> TrainingCase:
         """The same micro-batches on one device, which keeps what it computes."""
         return replace(self, layout=Layout(micro_batch_seqs=self.micro_batch_seqs))
 
@@ -70,7 +70,7 @@ class Case:
         [B, T] each."""
         rng = np.random.default_rng((self.recipe.seed, step))
         tokens = rng.integers(self.architecture.vocab_size, size=(self.num_seqs, self.seq_len + 1))
-        ends = rng.random((self.num_seqs, self.seq_len)) < 1 / MEAN_DOCUMENT
+        ends = rng.random((self.num_seqs, self.seq_len)) < 1 / MEAN_DOCUMENT_TOKENS
         documents: Ids = np.cumsum(ends, axis=1, dtype=np.int64)
         for first in range(0, self.num_seqs, self.micro_batch_seqs):
             whole = np.arange(first, min(first + self.micro_batch_seqs, self.num_seqs))
@@ -83,16 +83,17 @@ LEARNING_RATE, CLIP_NORM, BUCKET_BYTES = 1e-2, 0.5, 2_000
 MOST_STEPS = 10  # the limits of `judge` are those of a few steps: rounding grows with them
 
 
-def recipe_of(plan: Plan, steps: str, seed: str, changes: Sequence[str]) -> Recipe:
+def small_recipe(plan: Plan, steps: str, seed: str, changes: Sequence[str]) -> TrainingRecipe:
     """That of some steps, with values of the user's (`recipe.NAME=VALUE`). Raises `InputError` for what is none.
 
     Where the plan's job packs documents, attention keeps to them.
     """
-    num_steps = whole(steps, "--steps")
+    num_steps = parse_whole_number(steps, "--steps")
     if not 1 <= num_steps <= MOST_STEPS:
         raise InputError(f"--steps: found {num_steps}; 1 to {MOST_STEPS} are required")
-    usual = Recipe(
+    usual = TrainingRecipe(
         steps=num_steps, learning_rate=LEARNING_RATE, warmup_steps=min(2, num_steps), clip_norm=CLIP_NORM,
-        bucket_bytes=BUCKET_BYTES, seed=whole(seed, "--seed"), respect_documents=plan.job.document_tokens is not None,
+        bucket_bytes=BUCKET_BYTES, seed=parse_whole_number(seed, "--seed"),
+        respect_documents=plan.job.document_tokens is not None,
     )  # fmt: skip
-    return changed(usual, parse_changes(changes, rooms=("recipe",))["recipe"])
+    return apply_changes(usual, parse_overrides(changes, rooms=("recipe",))["recipe"])

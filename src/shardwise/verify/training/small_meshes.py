@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from shardwise.layout.context_parallel import variant_names, variant_of
-from shardwise.layout.degrees import atomic_degrees, degrees_of
+from shardwise.layout.context_parallel import cp_variant_names, get_cp_variant
+from shardwise.layout.degrees import atomic_degrees, layout_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import violations
 from shardwise.model.architecture import Architecture
@@ -23,7 +23,7 @@ ATOMS = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep", "pp")
 AXES = ("dp", "fsdp", "cp", "ep", "pp")
 
 
-class Small(NamedTuple):
+class SmallMesh(NamedTuple):
     """A mesh of few devices, and a model that fits it."""
 
     architecture: Architecture
@@ -35,24 +35,24 @@ class Small(NamedTuple):
         return _atoms(self.architecture, self.layout)
 
 
-def shrunk(architecture: Architecture, layout: Layout) -> tuple[Small, ...]:
+def shrink_plan(architecture: Architecture, layout: Layout) -> tuple[SmallMesh, ...]:
     """The layout itself where it has no more than `MOST_DEVICES`, and otherwise meshes of no more: in one or another of them
     every axis, every two axes together, and every axis with more than two devices where it has as many; the model's sizes go with
     each.
 
     >>> from shardwise.model.load import load_model
-    >>> [one.degrees for one in shrunk(load_model("llama-3-8b"), Layout.parse("fsdp=64 tp=8"))]
+    >>> [one.degrees for one in shrink_plan(load_model("llama-3-8b"), Layout.parse("fsdp=64 tp=8"))]
     [{'fsdp': 2, 'tp_kv': 4}, {'fsdp': 4}]
     """
     if layout.num_devices <= MOST_DEVICES:
-        degrees = atomic_degrees(architecture, degrees_of(layout))
+        degrees = atomic_degrees(architecture, layout_degrees(layout))
         own = replace(layout, layers_per_stage=_uneven(layout, layout.pp))
-        return (_small(architecture, layout, own, int(degrees["tp_kv"])),)
-    return tuple(_covering(_features(_atoms(architecture, layout)), list(_candidates(architecture, layout))))
+        return (_shrink_to(architecture, layout, own, int(degrees["tp_kv"])),)
+    return tuple(_cover(_features(_atoms(architecture, layout)), list(_candidates(architecture, layout))))
 
 
 def _atoms(architecture: Architecture, layout: Layout) -> dict[str, int]:
-    degrees = atomic_degrees(architecture, degrees_of(layout))
+    degrees = atomic_degrees(architecture, layout_degrees(layout))
     return {atom: int(degrees[atom]) for atom in ATOMS if degrees[atom] > 1}
 
 
@@ -62,7 +62,7 @@ def _features(degrees: Mapping[str, int]) -> set[tuple[str, ...]]:
     return {(atom,) for atom in degrees} | set(itertools.combinations(degrees, 2)) | several
 
 
-def _covering(wanted: set[tuple[str, ...]], candidates: list[Small]) -> Iterator[Small]:
+def _cover(wanted: set[tuple[str, ...]], candidates: list[SmallMesh]) -> Iterator[SmallMesh]:
     """Candidates that have all that is wanted and that one of them has, each the one with most of what is left."""
     while True:
         best = max(candidates, key=lambda one: (len(wanted & _features(one.degrees)), -one.layout.num_devices))
@@ -73,7 +73,7 @@ def _covering(wanted: set[tuple[str, ...]], candidates: list[Small]) -> Iterator
         yield best
 
 
-def _candidates(architecture: Architecture, layout: Layout) -> Iterator[Small]:
+def _candidates(architecture: Architecture, layout: Layout) -> Iterator[SmallMesh]:
     """Legal meshes of the layout's axes and of no others."""
     own = _atoms(architecture, layout)
     tp = list(itertools.product(_degrees(own.get("tp_kv", 1)), _degrees(own.get("tp_rep", 1))))
@@ -82,7 +82,7 @@ def _candidates(architecture: Architecture, layout: Layout) -> Iterator[Small]:
             named = dict(zip(AXES, degrees, strict=True))
             if named["dp"] * named["fsdp"] * named["cp"] * named["pp"] * tp_kv * tp_rep > MOST_DEVICES:
                 continue
-            small = _small(architecture, layout, _choices(layout, named, tp_kv * tp_rep), tp_kv)
+            small = _shrink_to(architecture, layout, _choices(layout, named, tp_kv * tp_rep), tp_kv)
             legal = not violations(small.architecture, _job(small.layout), small.layout.num_devices, small.layout)
             if legal and small.degrees.keys() <= own.keys():
                 yield small
@@ -101,7 +101,7 @@ def _choices(layout: Layout, degrees: Mapping[str, Any], tp: int) -> Layout:
         layout, **degrees, tp=tp, etp=None if layout.expert_tp == layout.tp else 1,
         zero_stage=layout.zero_stage if zero else 0, sequence_parallel=layout.sequence_parallel and tp > 1,
         async_tp=layout.async_tp and tp > 1,
-        cp_variant=layout.cp_variant if degrees["cp"] > 1 else variant_names()[0], placement=placement,
+        cp_variant=layout.cp_variant if degrees["cp"] > 1 else cp_variant_names()[0], placement=placement,
         schedule=layout.schedule if staged else natural_schedule(1, 1), layers_per_stage=_uneven(layout, degrees["pp"]),
         num_virtual_stages=layout.num_virtual_stages if staged else 1,
     )  # fmt: skip
@@ -126,7 +126,7 @@ def _job(layout: Layout) -> Job:
     return Job(global_batch_tokens=seqs * SEQ_LEN, seq_len=SEQ_LEN)
 
 
-def _small(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: int) -> Small:
+def _shrink_to(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: int) -> SmallMesh:
     """The model with the structure of its own and as few of everything as the mesh divides: one of each of a rank where the
     planned mesh leaves it one, and two where it leaves it more."""
     seqs, layers = min(layout.micro_batch_seqs, 2), architecture.num_dense_layers > 0
@@ -141,7 +141,7 @@ def _small(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: i
     }  # fmt: skip
     numerics = replace(architecture.numerics, gating=_gating(architecture, sizes))
     recomputed = None if layout.recompute_layers in (None, architecture.num_layers) else 1
-    return Small(
+    return SmallMesh(
         replace(architecture, **sizes, numerics=numerics),
         replace(layout, micro_batch_seqs=seqs, recompute_layers=recomputed),
     )
@@ -150,7 +150,7 @@ def _small(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: i
 def _heads(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: int) -> dict[str, Any]:
     """Heads, and the widths of attention."""
     kv, group = architecture.num_kv_heads, architecture.num_heads // architecture.num_kv_heads
-    exchanged = [one.cp if variant_of(one.cp_variant).exchanges_heads else 1 for one in (planned, layout)]
+    exchanged = [one.cp if get_cp_variant(one.cp_variant).exchanges_heads else 1 for one in (planned, layout)]
     of_plan = math.gcd(planned.tp, kv)
     tp_rep = layout.tp // tp_kv
     more = 2 if tp_rep == 1 and (kv > of_plan * exchanged[0] or layout.tp < planned.tp) else 1

@@ -12,131 +12,144 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from shardwise.interop.frameworks.maxtext.model_options import MODEL, block_of, named_model, num_blocks, with_model
+from shardwise.interop.frameworks.maxtext.model_options import (
+    MODEL_MAPPINGS,
+    decoder_block,
+    expand_name,
+    num_blocks,
+    shorten_to_name,
+)
 from shardwise.interop.frameworks.maxtext.parallelism import (
-    STEPS,
-    layout_fields,
+    DEFAULT_STEPS,
+    layout_mappings,
+    mesh_options,
     num_micro_batches,
-    say_mesh,
-    slices,
+    num_slices,
     spans_slices,
 )
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.launch_scripts import PORT
 from shardwise.interop.launches.target import (
-    Field,
-    Files,
-    Given,
-    Need,
+    LaunchFiles,
+    OptionMapping,
+    OptionReader,
     Options,
+    Requirement,
     Target,
-    beside,
-    named,
+    add_options,
+    map_names,
     option_table,
-    require_kinds,
+    require_types,
 )
-from shardwise.interop.text_formats.command_flags import assigned
-from shardwise.interop.text_formats.config_trees import dotted, only_yaml, yaml_text, yaml_tree
-from shardwise.layout.context_parallel import variant_of
+from shardwise.interop.text_formats.command_flags import parse_assignments
+from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
+from shardwise.layout.context_parallel import get_cp_variant
 from shardwise.values.errors import InputError
 
-AT_ONCE = ("fp8_delayed",)  # precisions whose scales gradient accumulation does not carry on
+NO_ACCUMULATION = ("fp8_delayed",)  # precisions whose scales gradient accumulation does not carry on
 
 
-def _rings(launch: Launch) -> bool:
-    return launch.layout.cp > 1 and variant_of(launch.layout.cp_variant).ring
+def _uses_rings(launch: Launch) -> bool:
+    return launch.layout.cp > 1 and get_cp_variant(launch.layout.cp_variant).is_ring
 
 
-def _exchanges(launch: Launch) -> bool:
-    return launch.layout.cp > 1 and variant_of(launch.layout.cp_variant).exchanges_heads
+def _exchanges_heads(launch: Launch) -> bool:
+    return launch.layout.cp > 1 and get_cp_variant(launch.layout.cp_variant).exchanges_heads
 
 
 def _mesh_devices(launch: Launch) -> int:
-    return math.prod(degree for name, degree in say_mesh(launch).items() if name.endswith("_parallelism"))
+    return math.prod(degree for name, degree in mesh_options(launch).items() if name.endswith("_parallelism"))
 
 
-COMMON = (
-    Need(
+COMMON_REQUIREMENTS = (
+    Requirement(
         lambda launch: spans_slices(launch) and _mesh_devices(launch) == launch.machines.num_devices,
-        lambda launch: f"the axes of {launch.layout} do not divide evenly over the {slices(launch.machines)} slices",
+        lambda launch: (
+            f"the axes of {launch.layout} do not divide evenly over the {num_slices(launch.machines)} slices"
+        ),
     ),
-    Need(
+    Requirement(
         lambda launch: launch.job.num_seqs % (launch.layout.num_replicas * launch.layout.micro_batch_seqs) == 0,
         lambda launch: (
             f"a batch of {launch.job.num_seqs} sequences is not a multiple of micro_batch_seqs × replicas = "
             f"{launch.layout.num_replicas * launch.layout.micro_batch_seqs}"
         ),
     ),
-    Need(
+    Requirement(
         lambda launch: launch.layout.zero_stage != 1 or launch.layout.dp == 1,
         lambda launch: (
             f"shard_optimizer_over_data is of all replicas, found dp = {launch.layout.dp} beside fsdp = "
             f"{launch.layout.fsdp}; set dp=1"
         ),
     ),
-    Need(
+    Requirement(
         lambda launch: launch.layout.pp == 1 or num_micro_batches(launch) % launch.layout.pp == 0,
         lambda launch: (
             f"the {num_micro_batches(launch)} micro-batches of a pipeline are not a multiple of its {launch.layout.pp} stages"
         ),
     ),
-    Need(
+    Requirement(
         lambda launch: (
             launch.layout.pp == 1
             or num_blocks(launch.model) % (launch.layout.pp * launch.layout.num_virtual_stages) == 0
         ),
         lambda launch: (
-            f"the {num_blocks(launch.model)} decoder layers of {block_of(launch.model)} do not divide evenly over "
+            f"the {num_blocks(launch.model)} decoder layers of {decoder_block(launch.model)} do not divide evenly over "
             f"{launch.layout.pp * launch.layout.num_virtual_stages} stages; set pp=1, or a divisor of {num_blocks(launch.model)}"
         ),
     ),
-    Need(
+    Requirement(
         lambda launch: launch.layout.pp == 1 or not launch.model.num_dense_layers,
         lambda launch: (
             f"the {launch.model.num_dense_layers} leading dense layers are outside of the pipeline; set pp=1"
         ),
     ),
-    Need(
-        lambda launch: not (launch.model.sinks and (_rings(launch) or _exchanges(launch))),
+    Requirement(
+        lambda launch: not (launch.model.sinks and (_uses_rings(launch) or _exchanges_heads(launch))),
         lambda launch: "attention with sinks goes neither in rings nor by exchanging heads; set cp_variant=all_gather",
     ),
-    Need(
-        lambda launch: not _rings(launch) or launch.model.sliding_window is None,
+    Requirement(
+        lambda launch: not _uses_rings(launch) or launch.model.sliding_window is None,
         lambda launch: "attention with windows does not go in rings; set cp_variant=all_gather",
     ),
 )
-OF_TPU = (
-    Need(
-        lambda launch: not _rings(launch) or launch.job.seq_len % launch.layout.cp**2 == 0,
+TPU_REQUIREMENTS = (
+    Requirement(
+        lambda launch: not _uses_rings(launch) or launch.job.seq_len % launch.layout.cp**2 == 0,
         lambda launch: f"a ring asks for sequences that cp² = {launch.layout.cp**2} divides, found {launch.job.seq_len}",
     ),
-    Need(
-        lambda launch: not _rings(launch) or not launch.model.num_predict_layers,
+    Requirement(
+        lambda launch: not _uses_rings(launch) or not launch.model.num_predict_layers,
         lambda launch: "a balanced ring does not go with multi-token prediction; set cp_variant=all_gather",
     ),
-    Need(
-        lambda launch: not _exchanges(launch)
+    Requirement(
+        lambda launch: not _exchanges_heads(launch)
         or (launch.model.kv_lora_rank == 0 and launch.model.sliding_window is None),
         lambda launch: "exchanging heads goes with global attention alone; set cp_variant=all_gather",
     ),
 )  # fmt: skip
-OF_GPU = (
-    Need(
-        lambda launch: not _exchanges(launch),
+GPU_REQUIREMENTS = (
+    Requirement(
+        lambda launch: not _exchanges_heads(launch),
         lambda launch: "MaxText exchanges heads on TPUs alone; set cp_variant=all_gather or zigzag",
     ),
-    Need(
-        lambda launch: launch.job.precision not in AT_ONCE or launch.layout.pp > 1 or num_micro_batches(launch) == 1,
+    Requirement(
+        lambda launch: (
+            launch.job.precision not in NO_ACCUMULATION or launch.layout.pp > 1 or num_micro_batches(launch) == 1
+        ),
         lambda launch: (
             "fp8 with delayed scaling does not go with gradient accumulation; take a larger micro-batch or fp8_current"
         ),
     ),
 )
-NEEDS: Mapping[str, tuple[Need, ...]] = {"tpu": (*COMMON, *OF_TPU), "gpu": (*COMMON, *OF_GPU)}
+REQUIREMENTS: Mapping[str, tuple[Requirement, ...]] = {
+    "tpu": (*COMMON_REQUIREMENTS, *TPU_REQUIREMENTS),
+    "gpu": (*COMMON_REQUIREMENTS, *GPU_REQUIREMENTS),
+}
 
 CONFIG, SCRIPT = "config.yml", "launch.sh"
 PROGRAM = "maxtext.trainers.pre_train.train"
-USUAL_FORMATS = {"dtype": "bfloat16", "weight_dtype": "float32", "quantization": ""}
+DEFAULT_DTYPES = {"dtype": "bfloat16", "weight_dtype": "float32", "quantization": ""}
 PRECISIONS: Mapping[str, Mapping[str, Options]] = {
     "tpu": {"bf16": {}, "fp32": {"dtype": "float32"}, "int8_aqt": {"quantization": "int8"}},
     "gpu": {
@@ -146,7 +159,7 @@ PRECISIONS: Mapping[str, Mapping[str, Options]] = {
 }  # fmt: skip
 # Chips as XPK names them, and how much each counts in the number of a slice's type: of v4, v5p and v7x its two cores. Source:
 # docs/run_maxtext/run_maxtext_via_xpk.md; utils/accelerator_to_spec_map.py.
-XPK = {
+XPK_CHIPS = {
     "tpu-v4": ("v4", 2),
     "tpu-v5e": ("v5litepod", 1),
     "tpu-v5p": ("v5p", 2),
@@ -155,42 +168,42 @@ XPK = {
 }
 
 
-def _precision(hardware: str, launch: Launch) -> Options:
+def _precision_options(hardware: str, launch: Launch) -> Options:
     name = launch.job.precision
     return PRECISIONS[hardware].get(name, {})
 
 
-def _heard_precision(hardware: str, given: Given) -> Mapping[str, Any]:
-    said = {name: given.get(name, usual) for name, usual in USUAL_FORMATS.items()}
+def _read_precision(hardware: str, given: OptionReader) -> Mapping[str, Any]:
+    said = {name: given.get(name, usual) for name, usual in DEFAULT_DTYPES.items()}
     if said["quantization"] == "te_fp8_delayedscaling":
         said["quantization"] = "fp8"  # one scale for a tensor, from earlier steps, as flax has it
     of = PRECISIONS[hardware]
-    found = next((name for name, options in of.items() if {**USUAL_FORMATS, **options} == said), None)
+    found = next((name for name, options in of.items() if {**DEFAULT_DTYPES, **options} == said), None)
     if found is None:
         raise InputError(
             f"{', '.join(f'{name} {value}' for name, value in said.items() if value)}: no precision here; one of "
-            + "; ".join(f"{name} ({_words({**USUAL_FORMATS, **options})})" for name, options in of.items())
+            + "; ".join(f"{name} ({_format_options({**DEFAULT_DTYPES, **options})})" for name, options in of.items())
         )
     return {"job.precision": found}
 
 
-def _words(options: Options) -> str:
+def _format_options(options: Options) -> str:
     return ", ".join(f"{name} {value}" for name, value in options.items() if value)
 
 
-def _fields(hardware: str) -> tuple[Field, ...]:
+def _mappings(hardware: str) -> tuple[OptionMapping, ...]:
     return (
-        *MODEL,
-        *layout_fields(hardware),
-        Field(partial(_precision, hardware), partial(_heard_precision, hardware)),
-        Field(lambda launch: {}, lambda given: {"job.loss": "streamed"}),
-        named("job.optimizer", "opt_type", {"adamw": "adamw"}, "adamw"),
-        beside("hardware", "run_name", "base_config", "dataset_type", "enable_checkpointing", "attention", "use_tokamax_splash",
-               "model_name", "global_parameter_scale", "packing", say=partial(_beside, hardware)),
+        *MODEL_MAPPINGS,
+        *layout_mappings(hardware),
+        OptionMapping(partial(_precision_options, hardware), partial(_read_precision, hardware)),
+        OptionMapping(lambda launch: {}, lambda given: {"job.loss": "streamed"}),
+        map_names("job.optimizer", "opt_type", {"adamw": "adamw"}, "adamw"),
+        add_options("hardware", "run_name", "base_config", "dataset_type", "enable_checkpointing", "attention",
+                    "use_tokamax_splash", "model_name", "global_parameter_scale", "packing", say=partial(_run_options, hardware)),
     )  # fmt: skip
 
 
-def _beside(hardware: str, launch: Launch) -> Options:
+def _run_options(hardware: str, launch: Launch) -> Options:
     """What a run has that no plan says: synthetic data until somebody names others."""
     kernels = {"attention": "flash"} if hardware == "tpu" else {"attention": "cudnn_flash_te", "packing": False}
     return {
@@ -202,13 +215,13 @@ def _beside(hardware: str, launch: Launch) -> Options:
     }
 
 
-def _write(hardware: str, options: Options, launch: Launch) -> Files:
-    text = yaml_text({"base_config": "base.yml", **named_model(options)})
-    return {CONFIG: text, SCRIPT: _script(hardware, launch)}
+def _write_files(hardware: str, options: Options, launch: Launch) -> LaunchFiles:
+    text = format_yaml({"base_config": "base.yml", **shorten_to_name(options)})
+    return {CONFIG: text, SCRIPT: _script_text(hardware, launch)}
 
 
-def _script(hardware: str, launch: Launch) -> str:
-    machines, parts = launch.machines, slices(launch.machines)
+def _script_text(hardware: str, launch: Launch) -> str:
+    machines, parts = launch.machines, num_slices(launch.machines)
     head = "#!/bin/bash\n# {}.\nset -euo pipefail\n"
     if hardware == "gpu":
         return (
@@ -218,7 +231,7 @@ def _script(hardware: str, launch: Launch) -> str:
             f'CONFIG="$(cd "$(dirname "$0")" && pwd)/{CONFIG}"\ncd "${{MAXTEXT:?}}"\n'
             f'python3 -m {PROGRAM} "$CONFIG" base_output_directory="${{OUTPUT:?a folder or bucket}}"\n'
         )
-    name, counted = XPK.get(machines.chip, (machines.chip, 1))
+    name, counted = XPK_CHIPS.get(machines.chip, (machines.chip, 1))
     return head.format("A workload of XPK on GKE, whose image has this folder's config.yml") + " \\\n  ".join((
         'xpk workload create --cluster "${CLUSTER:?}" --workload "${RUN_NAME:?}"',
         '--base-docker-image "${IMAGE:-maxtext_base_image}"',
@@ -228,7 +241,7 @@ def _script(hardware: str, launch: Launch) -> str:
     ))  # fmt: skip
 
 
-def _read(hardware: str, files: Files) -> Options:
+def _read_files(hardware: str, files: LaunchFiles) -> Options:
     table = option_table("maxtext")
     scripts = [
         (name, text)
@@ -236,34 +249,35 @@ def _read(hardware: str, files: Files) -> Options:
         if PROGRAM.rpartition(".")[0] in text and not name.endswith((".yml", ".yaml"))
     ]
     if any(name.endswith((".yml", ".yaml")) for name in files) or not scripts:
-        name, text = only_yaml(files, f"MaxText's {CONFIG}, or a script that starts it,")
-        found = dotted(yaml_tree(text, name), table)
+        name, text = find_yaml(files, f"MaxText's {CONFIG}, or a script that starts it,")
+        found = flatten(parse_yaml(text, name), table)
     else:
-        found = assigned(scripts[0][1], PROGRAM.rpartition(".")[0], scripts[0][0])
+        found = parse_assignments(scripts[0][1], PROGRAM.rpartition(".")[0], scripts[0][0])
     found = {name: None if value == "None" else value for name, value in found.items()}
     found = {name: value for name, value in found.items() if value is not None or name not in table}
-    require_kinds(found, table)
+    require_types(found, table)
     on = str(found.get("hardware", "tpu")).removesuffix("_multiprocess")
     if on != hardware:
         raise InputError(
             f"hardware: found {on}; {hardware} is what this target is for, maxtext for tpu and maxtext-gpu for gpu"
         )
-    return {"opt_type": "adamw", **with_model(found)} if found.get("opt_type") == "adam_pax" else with_model(found)
+    return {"opt_type": "adamw", **expand_name(found)} if found.get("opt_type") == "adam_pax" else expand_name(found)
 
 
 def _notes(launch: Launch) -> Iterator[str]:
     yield f"dataset_type is synthetic: name your data, tokenizer and learning rate in {CONFIG}, and set OUTPUT"
     if not launch.job.tokens:
-        yield f"steps is that of base.yml, {STEPS:,}: the plan says no length of the run"
+        yield f"steps is that of base.yml, {DEFAULT_STEPS:,}: the plan says no length of the run"
 
 
-def _target(name: str, hardware: str) -> Target:
+def _build_target(name: str, hardware: str) -> Target:
     return Target(
         name=name, title="MaxText" if hardware == "tpu" else "MaxText on GPUs", version="e591f30 (2026-08-22)",
-        source="https://github.com/AI-Hypercomputer/maxtext, src/maxtext/configs", stack=name, table="maxtext",
-        fields=_fields(hardware), needs=NEEDS[hardware], write=partial(_write, hardware), read=partial(_read, hardware),
+        source="https://github.com/AI-Hypercomputer/maxtext, src/maxtext/configs", stack=name, options_file="maxtext",
+        mappings=_mappings(hardware), requirements=REQUIREMENTS[hardware],
+        write=partial(_write_files, hardware), read=partial(_read_files, hardware),
         command=lambda launch: f"bash {SCRIPT}", notes=_notes, slurm=hardware == "gpu",
     )  # fmt: skip
 
 
-TPU, GPU = _target("maxtext", "tpu"), _target("maxtext-gpu", "gpu")
+TPU, GPU = _build_target("maxtext", "tpu"), _build_target("maxtext-gpu", "gpu")

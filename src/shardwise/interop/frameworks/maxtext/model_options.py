@@ -15,7 +15,7 @@ from importlib import resources
 from typing import Any
 
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.target import Field, Given, Options, option_table
+from shardwise.interop.launches.target import OptionMapping, OptionReader, Options, option_table
 from shardwise.model.architecture import Architecture
 from shardwise.values.errors import InputError, did_you_mean
 
@@ -25,8 +25,20 @@ ACTIVATIONS: Mapping[str, list[str]] = {
 }  # fmt: skip
 MLPS = {tuple(theirs): ours for ours, theirs in ACTIVATIONS.items()}
 GPT3_BIASES, OSS_BIASES = ("qkv", "attention_out", "mlp"), ("qkv", "attention_out", "router", "experts")
-PAIRED = "gemma2"  # a layer of this block is two of the model: one with a window, and one that sees everything
-BLOCKS = ("llama2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", PAIRED, "gpt3", "gpt_oss", "deepseek")
+PAIRED_BLOCK = "gemma2"  # a layer of this block is two of the model: one with a window, and one that sees everything
+BLOCKS = (
+    "llama2",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "gemma",
+    PAIRED_BLOCK,
+    "gpt3",
+    "gpt_oss",
+    "deepseek",
+)
 # Options of models that no architecture here has, with the only value that can be read.
 UNPRICED: Mapping[str, object] = {
     "use_indexer": False, "moba": False, "mhc_expansion_rate": 1, "engram_layers": [], "share_kv_projections": False,
@@ -34,7 +46,7 @@ UNPRICED: Mapping[str, object] = {
     "hidden_size_per_layer_input": 0, "nope_layer_interval": -1, "capacity_factor": -1.0, "partial_rotary_factor": 1.0,
 }  # fmt: skip
 # base.yml's values of the options of a model.
-BASE: Mapping[str, Any] = {
+BASE_OPTIONS: Mapping[str, Any] = {
     "decoder_block": "llama2", "base_emb_dim": 2048, "base_num_query_heads": 16, "base_num_kv_heads": 16, "base_mlp_dim": 7168,
     "base_num_decoder_layers": 16, "head_dim": 128, "vocab_size": 32000, "mlp_activations": ["silu", "linear"],
     "mlp_activations_limit": -1.0, "logits_via_embedding": False, "normalization_layer_epsilon": 1e-5,
@@ -49,44 +61,45 @@ BASE: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def block_of(model: Architecture) -> str:
+def decoder_block(model: Architecture) -> str:
     """The decoder block that a model is most like; what it has beside that block's own does not come back."""
     numerics = model.numerics
     kinds = {
-        "deepseek": bool(model.kv_lora_rank), "gpt_oss": model.sinks, "gpt3": model.structure.learns_positions,
-        PAIRED: model.post_norms, "qwen2": model.bias == ("qkv",), "qwen3_moe": model.qk_norm and bool(model.num_experts),
+        "deepseek": bool(model.kv_lora_rank), "gpt_oss": model.sinks, "gpt3": model.structure.has_learned_positions,
+        PAIRED_BLOCK: model.post_norms, "qwen2": model.bias == ("qkv",), "qwen3_moe": model.qk_norm and bool(model.num_experts),
         "qwen3": model.qk_norm, "mixtral": bool(model.num_experts), "gemma": bool(numerics.norm_offset),
     }  # fmt: skip
     return next((name for name, fits in kinds.items() if fits), "llama2")
 
 
-def layers_of(block: str) -> int:
+def layers_per_block(block: str) -> int:
     """Layers of a model that one decoder layer of MaxText is."""
-    return 2 if block == PAIRED else 1
+    return 2 if block == PAIRED_BLOCK else 1
 
 
 def num_blocks(model: Architecture) -> int:
     """Decoder layers of MaxText, which stages of a pipeline are made of."""
-    return model.num_layers // layers_of(block_of(model))
+    return model.num_layers // layers_per_block(decoder_block(model))
 
 
-def _say(launch: Launch) -> Options:
-    model, block = launch.model, block_of(launch.model)
+def _model_options(launch: Launch) -> Options:
+    model, block = launch.model, decoder_block(launch.model)
     numerics = model.numerics
     said = {
         "decoder_block": block, "base_emb_dim": model.d_model, "base_num_query_heads": model.num_heads,
         "base_num_kv_heads": model.num_kv_heads, "base_mlp_dim": model.dense_d_ff or model.d_ff,
-        "base_num_decoder_layers": num_blocks(model), "head_dim": BASE["head_dim"] if model.kv_lora_rank else model.head_dim,
+        "base_num_decoder_layers": num_blocks(model),
+        "head_dim": BASE_OPTIONS["head_dim"] if model.kv_lora_rank else model.head_dim,
         "vocab_size": model.vocab_size, "mlp_activations": ACTIVATIONS[model.mlp],
         "logits_via_embedding": model.tied_embeddings, "normalization_layer_epsilon": numerics.norm_epsilon,
         "rope_max_timescale": round(numerics.rotary.base), "mtp_num_layers": model.num_predict_layers,
         "attn_logits_soft_cap": numerics.attention_cap or 0.0, "final_logits_soft_cap": numerics.logit_cap or 0.0,
-        **_experts(model, block), **_of_block(model, block),
+        **_expert_options(model, block), **_block_options(model, block),
     }  # fmt: skip
-    return {name: value for name, value in said.items() if value != BASE[name] or name == "decoder_block"}
+    return {name: value for name, value in said.items() if value != BASE_OPTIONS[name] or name == "decoder_block"}
 
 
-def _experts(model: Architecture, block: str) -> Options:
+def _expert_options(model: Architecture, block: str) -> Options:
     if not model.num_experts:
         return {}
     gating, numerics = model.numerics.gating, model.numerics
@@ -104,7 +117,7 @@ def _experts(model: Architecture, block: str) -> Options:
     return said
 
 
-def _of_block(model: Architecture, block: str) -> Options:
+def _block_options(model: Architecture, block: str) -> Options:
     """Options that a model of a block has by its kind."""
     match block:
         case "deepseek":
@@ -130,29 +143,29 @@ def _of_block(model: Architecture, block: str) -> Options:
     return {}
 
 
-def _hear(given: Given) -> Mapping[str, Any]:
-    of = _whole(given)
+def _read_model(given: OptionReader) -> Mapping[str, Any]:
+    of = _read_model_options(given)
     block, latent = of["decoder_block"], of["attention_type"] == "mla"
     return {
         "model.d_model": of["base_emb_dim"], "model.num_heads": of["base_num_query_heads"],
         "model.num_kv_heads": of["base_num_query_heads"] if latent else of["base_num_kv_heads"],
-        "model.num_layers": of["base_num_decoder_layers"] * layers_of(block), "model.vocab_size": of["vocab_size"],
+        "model.num_layers": of["base_num_decoder_layers"] * layers_per_block(block), "model.vocab_size": of["vocab_size"],
         "model.mlp": MLPS[tuple(of["mlp_activations"])], "model.tied_embeddings": of["logits_via_embedding"],
         "model.num_predict_layers": of["mtp_num_layers"], "numerics.norm_epsilon": of["normalization_layer_epsilon"],
         "numerics.rotary.base": float(of["rope_max_timescale"]), "numerics.attention_cap": of["attn_logits_soft_cap"] or None,
         "numerics.logit_cap": of["final_logits_soft_cap"] or None, "model.head_dim": of["head_dim"],
-        **_heard_experts(of, block), **_heard_of_block(of, block),
+        **_read_experts(of, block), **_read_block(of, block),
     }  # fmt: skip
 
 
-def _whole(given: Given) -> Options:
+def _read_model_options(given: OptionReader) -> Options:
     """The options of a model with base.yml's where none are given. Raises `InputError` for what no architecture here is."""
     wrong = [name for name, only in UNPRICED.items() if given.get(name, only) != only]
     if wrong:
         raise InputError(
             *(f"{name}: found {given.get(name)!r}; {UNPRICED[name]!r} is what can be read" for name in wrong)
         )
-    of = {name: given.get(name, default) for name, default in BASE.items()}
+    of = {name: given.get(name, default) for name, default in BASE_OPTIONS.items()}
     block = "llama2" if of["decoder_block"] == "default" else of["decoder_block"]
     if block not in BLOCKS:
         raise InputError(f"decoder_block: found {block!r}; one of {', '.join(BLOCKS)} is what can be read")
@@ -167,7 +180,7 @@ def _whole(given: Given) -> Options:
     return {**of, "decoder_block": block}
 
 
-def _heard_experts(of: Options, block: str) -> Mapping[str, Any]:
+def _read_experts(of: Options, block: str) -> Mapping[str, Any]:
     if of["num_experts"] <= 1:
         return {"model.d_ff": of["base_mlp_dim"]}
     dense, width = of["first_num_dense_layers"] if block == "deepseek" else 0, of["base_moe_mlp_dim"]
@@ -186,7 +199,7 @@ def _heard_experts(of: Options, block: str) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _heard_of_block(of: Options, block: str) -> Mapping[str, Any]:
+def _read_block(of: Options, block: str) -> Mapping[str, Any]:
     window = (
         {"model.sliding_window": of["sliding_window_size"], "model.global_every": 2}
         if of["sliding_window_size"]
@@ -205,7 +218,7 @@ def _heard_of_block(of: Options, block: str) -> Mapping[str, Any]:
         case "gemma" | "gemma2":
             gemma = {"numerics.norm_offset": 1.0, "numerics.embedding_scale": math.sqrt(of["base_emb_dim"])}
             both = of["use_post_attn_norm"] and of["use_post_ffw_norm"]
-            return {**gemma, **({"model.post_norms": both, **window} if block == PAIRED else {})}
+            return {**gemma, **({"model.post_norms": both, **window} if block == PAIRED_BLOCK else {})}
         case "qwen2":
             return {"model.bias": ("qkv",) if of["attention_bias"] else (), "model.qk_norm": of["use_qk_norm"]}
         case "qwen3" | "qwen3_moe":
@@ -213,7 +226,7 @@ def _heard_of_block(of: Options, block: str) -> Mapping[str, Any]:
     return {}
 
 
-MODEL: tuple[Field, ...] = (Field(_say, _hear),)
+MODEL_MAPPINGS: tuple[OptionMapping, ...] = (OptionMapping(_model_options, _read_model),)
 
 
 @cache
@@ -228,18 +241,21 @@ def known_models() -> Mapping[str, Options]:
     return {row["name"]: json.loads(row["options"]) for row in rows}
 
 
-def named_model(options: Options) -> Options:
+def shorten_to_name(options: Options) -> Options:
     """Options of a model with the name of MaxText's in their place, where one has the same; else as they are."""
-    own = {name: options.get(name, default) for name, default in BASE.items()}
+    own = {name: options.get(name, default) for name, default in BASE_OPTIONS.items()}
     sayable = option_table("maxtext")["model_name"].choices
     for name, theirs in known_models().items():
-        same = {**BASE, **{key: value for key, value in theirs.items() if key in BASE}} == own and not _unpriced(theirs)
+        same = {
+            **BASE_OPTIONS,
+            **{key: value for key, value in theirs.items() if key in BASE_OPTIONS},
+        } == own and not _unpriced_options(theirs)
         if same and name in sayable:
-            return {"model_name": name, **{key: value for key, value in options.items() if key not in BASE}}
+            return {"model_name": name, **{key: value for key, value in options.items() if key not in BASE_OPTIONS}}
     return options
 
 
-def with_model(options: Options) -> Options:
+def expand_name(options: Options) -> Options:
     """Options with those of the model that they name, which take their place, and with a scale of all sizes worked in.
 
     Raises `InputError` for a name that the release does not have.
@@ -252,10 +268,10 @@ def with_model(options: Options) -> Options:
         theirs = known_models()[name]
         given = options if options.get("override_model_config") else {}
         options = {**options, **{key: value for key, value in theirs.items() if key not in given}}
-    return _scaled(options, options.get("global_parameter_scale", 1))
+    return _scale_sizes(options, options.get("global_parameter_scale", 1))
 
 
-def _scaled(options: Options, scale: object) -> Options:
+def _scale_sizes(options: Options, scale: object) -> Options:
     """Sizes times powers of two. Source: types.py, get_individual_scales: heads and MLP first, then width, then layers."""
     if scale == 1:
         return options
@@ -265,9 +281,9 @@ def _scaled(options: Options, scale: object) -> Options:
     wide, model = layers + (rest > 0), layers + (rest > 1)
     by = {"base_num_query_heads": wide, "base_num_kv_heads": wide, "base_mlp_dim": wide, "base_moe_mlp_dim": wide,
           "base_emb_dim": model, "base_num_decoder_layers": layers}  # fmt: skip
-    sizes = {name: options.get(name, BASE[name]) for name in by}
+    sizes = {name: options.get(name, BASE_OPTIONS[name]) for name in by}
     return {**options, **{name: size * 2 ** by[name] if size > 0 else size for name, size in sizes.items()}}
 
 
-def _unpriced(options: Options) -> list[str]:
+def _unpriced_options(options: Options) -> list[str]:
     return [name for name, value in UNPRICED.items() if options.get(name, value) != value]

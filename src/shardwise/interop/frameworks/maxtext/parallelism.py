@@ -12,26 +12,38 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from shardwise.interop.frameworks.maxtext.model_options import BASE, MODEL, layers_of, num_blocks
+from shardwise.interop.frameworks.maxtext.model_options import (
+    BASE_OPTIONS,
+    MODEL_MAPPINGS,
+    layers_per_block,
+    num_blocks,
+)
 from shardwise.interop.launches.launch import Launch, Machines
-from shardwise.interop.launches.target import Field, Given, Options
+from shardwise.interop.launches.target import OptionMapping, OptionReader, Options
 from shardwise.values.errors import InputError
 
 AXES = ("data", "fsdp", "tensor", "tensor_sequence", "context", "pipeline", "expert")  # those that can be read
-OTHERS = ("diloco", "fsdp_transpose", "sequence", "context_usp_ulysses", "context_autoregressive", "autoregressive")
+UNREADABLE_AXES = (
+    "diloco",
+    "fsdp_transpose",
+    "sequence",
+    "context_usp_ulysses",
+    "context_autoregressive",
+    "autoregressive",
+)
 OUTERMOST = ("pp", "dp", "fsdp", "cp", "tp")  # axes of layouts as they take slices; then what is left is within one
 INFERRED = -1
 DEFAULTS = {"dcn_data": INFERRED, "ici_fsdp": INFERRED}
 
 
-def slices(machines: Machines) -> int:
+def num_slices(machines: Machines) -> int:
     """Parts of the devices that ICI joins: slices of TPUs; of GPUs what shares a host."""
     return machines.num_pods if machines.chip.startswith("tpu") else machines.num_nodes
 
 
-def between(launch: Launch) -> Mapping[str, int]:
+def dcn_degrees(launch: Launch) -> Mapping[str, int]:
     """How many slices each axis of a layout spans, the outermost axes of its placement first."""
-    layout, left = launch.layout, slices(launch.machines)
+    layout, left = launch.layout, num_slices(launch.machines)
     axes = tuple(reversed(layout.placement.axes)) if layout.placement else OUTERMOST
     found = {}
     for axis in axes:
@@ -42,12 +54,12 @@ def between(launch: Launch) -> Mapping[str, int]:
 
 def spans_slices(launch: Launch) -> bool:
     """Whether the axes come out even over the slices."""
-    return math.prod(between(launch).values()) == slices(launch.machines)
+    return math.prod(dcn_degrees(launch).values()) == num_slices(launch.machines)
 
 
-def say_mesh(launch: Launch) -> Options:
+def mesh_options(launch: Launch) -> Options:
     """Shards of the optimizer (ZeRO-1) are the data axis, those of weights (ZeRO-3) the fsdp axis, of which experts take."""
-    layout, outer = launch.layout, between(launch)
+    layout, outer = launch.layout, dcn_degrees(launch)
     inner = {axis: getattr(layout, axis) // outer[axis] for axis in outer}
     zero_1 = layout.zero_stage == 1
     ici, dcn = (
@@ -70,10 +82,10 @@ def say_mesh(launch: Launch) -> Options:
     return {**shown, **({"shard_optimizer_over_data": True} if zero_1 else {})}
 
 
-def hear_mesh(given: Given) -> Mapping[str, Any]:
+def read_mesh(given: OptionReader) -> Mapping[str, Any]:
     """Degrees with those that MaxText infers (-1). Raises `InputError` for axes that no layout has."""
-    _refuse_others(given)
-    degrees = _degrees(given)
+    _refuse_unreadable_axes(given)
+    degrees = _read_degrees(given)
     total = {axis: degrees["ici", axis] * degrees["dcn", axis] for axis in AXES}
     data, fsdp, over_data = (
         total["data"],
@@ -96,10 +108,10 @@ def hear_mesh(given: Given) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _refuse_others(given: Given) -> None:
+def _refuse_unreadable_axes(given: OptionReader) -> None:
     wrong = [
         f"{name}: found {given.get(name)}; 1 is what can be read"
-        for axis in OTHERS
+        for axis in UNREADABLE_AXES
         for where in ("ici", "dcn")
         if given.get(name := f"{where}_{axis}_parallelism", 1) != 1
     ]
@@ -107,14 +119,14 @@ def _refuse_others(given: Given) -> None:
         raise InputError(*wrong)
 
 
-def _degrees(given: Given) -> dict[tuple[str, str], int]:
+def _read_degrees(given: OptionReader) -> dict[tuple[str, str], int]:
     """Every degree; one of each kind may be inferred from the slices and the devices of each."""
     found = {(where, axis): given.get(f"{where}_{axis}_parallelism", DEFAULTS.get(f"{where}_{axis}", 1))
              for where in ("ici", "dcn") for axis in AXES}  # fmt: skip
     devices = given.machines.num_devices
     ici = math.prod(degree for (where, _), degree in found.items() if where == "ici")
     # Of machines whose slices are unknown, these are what the degrees within one leave.
-    parts = slices(given.machines) if ici < 0 else max(devices // max(ici, 1), 1)
+    parts = num_slices(given.machines) if ici < 0 else max(devices // max(ici, 1), 1)
     for where, product in (("dcn", parts), ("ici", devices // parts)):
         missing = [name for name, degree in found.items() if name[0] == where and degree == INFERRED]
         told = [degree for name, degree in found.items() if name[0] == where and degree != INFERRED]
@@ -135,53 +147,62 @@ def _degrees(given: Given) -> dict[tuple[str, str], int]:
     return found
 
 
-LENGTH, STEPS, BATCH = 2048, 150_001, 12.0  # of base.yml: max_target_length, steps, per_device_batch_size
+DEFAULT_LENGTH, DEFAULT_STEPS, DEFAULT_BATCH = (
+    2048,
+    150_001,
+    12.0,
+)  # of base.yml: max_target_length, steps, per_device_batch_size
 # Policies by what is kept and where it waits; every block is a jax.checkpoint, so that there is none that runs nothing again.
-POLICIES = {("full", False): "full", ("selective", False): "minimal_with_context", ("selective", True): "minimal_offloaded",
+REMAT_POLICIES = {("full", False): "full", ("selective", False): "minimal_with_context", ("selective", True): "minimal_offloaded",
             ("full", True): "custom"}  # fmt: skip
-ALIKE = {"minimal": "minimal_with_context", "minimal_flash": "minimal_with_context", "none": "full"}
+EQUIVALENT_POLICIES = {"minimal": "minimal_with_context", "minimal_flash": "minimal_with_context", "none": "full"}
 OFFLOADS = {(False, False): "none", (True, False): "optimizer", (False, True): "activations", (True, True): "both"}
-STRATEGIES = {"all_gather": ("all_gather", True), "zigzag": ("ring", True), "ulysses": ("ulysses", False)}
-SPLASH = {"attention": "flash", "use_tokamax_splash": True}  # which rings and exchanges of heads ask for on TPUs
+CP_STRATEGIES = {"all_gather": ("all_gather", True), "zigzag": ("ring", True), "ulysses": ("ulysses", False)}
+SPLASH_OPTIONS = {
+    "attention": "flash",
+    "use_tokamax_splash": True,
+}  # which rings and exchanges of heads ask for on TPUs
 
 
-def _recompute(launch: Launch) -> Options:
+def _recompute_options(launch: Launch) -> Options:
     layout = launch.layout
-    policy = POLICIES.get((layout.recompute, layout.offloads_activations))
+    policy = REMAT_POLICIES.get((layout.recompute, layout.offloads_activations))
     return {
         **({"remat_policy": policy} if policy else {}), **({"decoder_layer_input": "offload"} if policy == "custom" else {}),
         **({"optimizer_memory_host_offload": True} if layout.offloads_optimizer else {}),
     }  # fmt: skip
 
 
-def _heard_recompute(given: Given) -> Mapping[str, Any]:
+def _read_recompute(given: OptionReader) -> Mapping[str, Any]:
     policy, of_input = given.get("remat_policy", "full"), given.get("decoder_layer_input", "device")
     optimizer = bool(given.get("optimizer_memory_host_offload", False))
     if policy == "custom" and of_input == "device":
         policy = "full"
-    kinds = {theirs: ours for ours, theirs in POLICIES.items()}
-    policy = ALIKE.get(policy, policy)
+    kinds = {theirs: ours for ours, theirs in REMAT_POLICIES.items()}
+    policy = EQUIVALENT_POLICIES.get(policy, policy)
     if policy not in kinds:
-        raise InputError(f"remat_policy: found {policy!r}; one of {', '.join((*kinds, *ALIKE))} is what can be read")
+        raise InputError(
+            f"remat_policy: found {policy!r}; one of {', '.join((*kinds, *EQUIVALENT_POLICIES))} is what can be read"
+        )
     recompute, activations = kinds[policy]
     return {"layout.recompute": recompute, "layout.offload": OFFLOADS[optimizer, activations]}
 
 
-def _context(hardware: str, launch: Launch) -> Options:
+def _context_options(hardware: str, launch: Launch) -> Options:
     layout = launch.layout
-    if layout.cp == 1 or layout.cp_variant not in STRATEGIES:
+    if layout.cp == 1 or layout.cp_variant not in CP_STRATEGIES:
         return {}
-    strategy, balanced = STRATEGIES[layout.cp_variant]
-    own = SPLASH if hardware == "tpu" and strategy != "all_gather" else {}
+    strategy, balanced = CP_STRATEGIES[layout.cp_variant]
+    own = SPLASH_OPTIONS if hardware == "tpu" and strategy != "all_gather" else {}
     return {"context_parallel_strategy": strategy, "context_parallel_load_balance": balanced, **own}
 
 
-def _heard_context(given: Given) -> Mapping[str, Any]:
+def _read_context(given: OptionReader) -> Mapping[str, Any]:
     strategy = str(given.get("context_parallel_strategy", "all_gather")).lower()
     balanced = given.get("context_parallel_load_balance", True)
-    if hear_mesh(given)["layout.cp"] == 1:
+    if read_mesh(given)["layout.cp"] == 1:
         return {}
-    kinds = {theirs: ours for ours, theirs in STRATEGIES.items()} | {
+    kinds = {theirs: ours for ours, theirs in CP_STRATEGIES.items()} | {
         ("ring", False): "ring",
         ("all_gather", False): "all_gather",
     }
@@ -193,7 +214,7 @@ def _heard_context(given: Given) -> Mapping[str, Any]:
     return {"layout.cp_variant": kinds[strategy, balanced]}
 
 
-def _batch(launch: Launch) -> Options:
+def _batch_options(launch: Launch) -> Options:
     """Micro-batches of a pipeline are parts of one batch; without one they are steps of accumulation."""
     layout, job, count = launch.layout, launch.job, num_micro_batches(launch)
     piped = layout.pp > 1
@@ -210,13 +231,13 @@ def _batch(launch: Launch) -> Options:
     }
 
 
-def _heard_batch(given: Given) -> Mapping[str, Any]:
-    mesh = hear_mesh(given)
+def _read_batch(given: OptionReader) -> Mapping[str, Any]:
+    mesh = read_mesh(given)
     replicas, pp = mesh["layout.dp"] * mesh["layout.fsdp"], mesh["layout.pp"]
     accumulated, parts = given.get("gradient_accumulation_steps", 1), given.get("num_pipeline_microbatches", -1)
     parts = (pp if parts == -1 else parts) if pp > 1 else 1
-    length, steps = given.get("max_target_length", LENGTH), given.get("steps", STEPS)
-    at_once = _at_once(given, replicas, parts)
+    length, steps = given.get("max_target_length", DEFAULT_LENGTH), given.get("steps", DEFAULT_STEPS)
+    at_once = _seqs_at_once(given, replicas, parts)
     if min(accumulated, length) < 1:
         raise InputError(
             f"gradient_accumulation_steps, max_target_length: found {accumulated} and {length}; at least 1 is required"
@@ -230,10 +251,10 @@ def _heard_batch(given: Given) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _at_once(given: Given, replicas: int, parts: int) -> int:
+def _seqs_at_once(given: OptionReader, replicas: int, parts: int) -> int:
     """Sequences that all devices take at once, as micro-batches of each replica. Raises `InputError` for a part of one."""
     devices = given.machines.num_devices
-    found: float = given.get("per_device_batch_size", BATCH) * devices
+    found: float = given.get("per_device_batch_size", DEFAULT_BATCH) * devices
     if found != round(found) or found < 1 or parts < 1 or round(found) % (parts * replicas):
         raise InputError(
             f"per_device_batch_size: found {found / devices:g}, {found:g} sequences on {devices} devices; a multiple of "
@@ -242,7 +263,7 @@ def _at_once(given: Given, replicas: int, parts: int) -> int:
     return round(found)
 
 
-def _stages(launch: Launch) -> Options:
+def _stage_options(launch: Launch) -> Options:
     layout = launch.layout
     if layout.pp == 1:
         return {}
@@ -253,12 +274,12 @@ def _stages(launch: Launch) -> Options:
     }
 
 
-def _heard_stages(given: Given) -> Mapping[str, Any]:
-    pp, per = hear_mesh(given)["layout.pp"], given.get("num_layers_per_pipeline_stage", 1)
-    repeats, layers = given.get("num_pipeline_repeats", -1), MODEL[0].hear(given)["model.num_layers"]
+def _read_stages(given: OptionReader) -> Mapping[str, Any]:
+    pp, per = read_mesh(given)["layout.pp"], given.get("num_layers_per_pipeline_stage", 1)
+    repeats, layers = given.get("num_pipeline_repeats", -1), MODEL_MAPPINGS[0].from_options(given)["model.num_layers"]
     if pp == 1:
         return {"layout.schedule": "none"}
-    blocks = layers // layers_of(given.get("decoder_block", BASE["decoder_block"]))
+    blocks = layers // layers_per_block(given.get("decoder_block", BASE_OPTIONS["decoder_block"]))
     repeats = blocks // (pp * per) if repeats == -1 and per > 0 else repeats
     if per < 1 or repeats * pp * per != blocks or given.get("pipeline_parallel_layers", -1) not in (-1, blocks):
         raise InputError(
@@ -272,14 +293,14 @@ def _heard_stages(given: Given) -> Mapping[str, Any]:
     }
 
 
-def layout_fields(hardware: str) -> tuple[Field, ...]:
+def layout_mappings(hardware: str) -> tuple[OptionMapping, ...]:
     """The fields of a launch on TPUs or on GPUs."""
     return (
-        Field(say_mesh, hear_mesh),
-        Field(_batch, _heard_batch),
-        Field(_stages, _heard_stages),
-        Field(_recompute, _heard_recompute),
-        Field(partial(_context, hardware), _heard_context),
+        OptionMapping(mesh_options, read_mesh),
+        OptionMapping(_batch_options, _read_batch),
+        OptionMapping(_stage_options, _read_stages),
+        OptionMapping(_recompute_options, _read_recompute),
+        OptionMapping(partial(_context_options, hardware), _read_context),
     )
 
 

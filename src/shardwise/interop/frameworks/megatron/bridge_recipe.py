@@ -14,87 +14,100 @@ from typing import Any
 
 from shardwise.interop.frameworks.huggingface_hub import hub_model
 from shardwise.interop.frameworks.megatron import launch_script
-from shardwise.interop.frameworks.megatron.model_options import ACTIVATIONS, MODEL
+from shardwise.interop.frameworks.megatron.model_options import ACTIVATIONS, MODEL_MAPPINGS
 from shardwise.interop.launches.launch import Launch, Machines
-from shardwise.interop.launches.launch_scripts import torchrun
-from shardwise.interop.launches.target import README, Field, Files, Given, Need, Options, Target, option_table
-from shardwise.interop.launches.translate_launch import hear, say
-from shardwise.interop.text_formats.python_config import Call, Reference, recipe_in
+from shardwise.interop.launches.launch_scripts import torchrun_command
+from shardwise.interop.launches.target import (
+    README_FILE,
+    LaunchFiles,
+    OptionMapping,
+    OptionReader,
+    Options,
+    Requirement,
+    Target,
+    option_table,
+)
+from shardwise.interop.launches.translate_launch import from_options, to_options
+from shardwise.interop.text_formats.python_config import CallExpr, NameExpr, parse_python_config
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.values.errors import InputError
 
-TABLE = "megatron_bridge"
+OPTIONS_FILE = "megatron_bridge"
 SECTIONS = ("model", "train", "ddp", "optimizer", "checkpoint")
-RENAMED = {
+RENAMED_FIELDS = {
     "num-experts": "model.num_moe_experts", "norm-epsilon": "model.layernorm_epsilon",
     "num-virtual-stages-per-pipeline-rank": "model.virtual_pipeline_model_parallel_size",
     "tp-comm-overlap": "comm_overlap.tp_comm_overlap", "fp8-format": "mixed_precision.fp8",
     "fp8-recipe": "mixed_precision.fp8_recipe", "fp4-format": "mixed_precision.fp4", "fp4-recipe": "mixed_precision.fp4_recipe",
     "bf16": "mixed_precision.bf16", "fp16": "mixed_precision.fp16", "swiglu": "model.gated_linear_unit",
 }  # fmt: skip
-INVERTED = {
+INVERTED_FIELDS = {
     "untie-embeddings-and-output-weights": "model.share_embeddings_and_output_weights",
     "disable-bias-linear": "model.add_bias_linear", "grad-reduce-in-bf16": "mixed_precision.grad_reduce_in_fp32",
 }  # fmt: skip
 # What Bridge does not say by a field of its own, or says by others (below).
-UNNAMED = {"group-query-attention", "max-position-embeddings", "train-samples", "quick-geglu", "swiglu"}
+UNNAMED_OPTIONS = {"group-query-attention", "max-position-embeddings", "train-samples", "quick-geglu", "swiglu"}
 # Of a recipe that begins with _pretrain_common: what it has where the recipe says nothing.
-COMMON: Options = {
+COMMON_DEFAULTS: Options = {
     "train.global_batch_size": 32, "train.micro_batch_size": 2, "train.train_iters": 300_000, "dataset.seq_length": 4096,
     "ddp.use_distributed_optimizer": True, "optimizer.use_distributed_optimizer": True, "ddp.overlap_grad_reduce": True,
     "ddp.overlap_param_gather": True, "ddp.data_parallel_sharding_strategy": "optim_grads_params",
     "mixed_precision": "bf16_mixed", "checkpoint.ckpt_format": "torch_dist",
 }  # fmt: skip
-SET_ANYWAY = (
+ALWAYS_SET = (
     "ddp.use_distributed_optimizer",
     "ddp.overlap_grad_reduce",
     "ddp.overlap_param_gather",
 )  # as COMMON has them
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
-GATES = {"swiglu": "torch.nn.functional.silu", "clamped_swiglu": "quick_gelu", "gelu": "torch.nn.functional.gelu"}
-_FORMATS = {"": {}, "fp8_delayed_scaling": ("hybrid", "delayed"), "fp8_current_scaling": ("hybrid", "tensorwise"),
+ACTIVATION_FUNCTIONS = {
+    "swiglu": "torch.nn.functional.silu",
+    "clamped_swiglu": "quick_gelu",
+    "gelu": "torch.nn.functional.gelu",
+}
+_FP8_FORMATS = {"": {}, "fp8_delayed_scaling": ("hybrid", "delayed"), "fp8_current_scaling": ("hybrid", "tensorwise"),
             "fp8_subchannel_scaling": ("hybrid", "blockwise"), "mxfp8": ("e4m3", "mxfp8")}  # fmt: skip
 
 
-def field_of(option: str) -> str | None:
+def bridge_field(option: str) -> str | None:
     """The field of an argument; None where there is none."""
-    if option in RENAMED or option in INVERTED:
-        return RENAMED.get(option) or INVERTED[option]
-    name, known = option.replace("-", "_"), option_table(TABLE)
+    if option in RENAMED_FIELDS or option in INVERTED_FIELDS:
+        return RENAMED_FIELDS.get(option) or INVERTED_FIELDS[option]
+    name, known = option.replace("-", "_"), option_table(OPTIONS_FILE)
     return next((f"{section}.{name}" for section in SECTIONS if f"{section}.{name}" in known), None)
 
 
 @cache
-def option_of() -> Mapping[str, str]:
+def options_by_field() -> Mapping[str, str]:
     """Arguments of Megatron-LM by field."""
-    return {field: option for option in option_table("megatron") if (field := field_of(option))}
+    return {field: option for option in option_table("megatron") if (field := bridge_field(option))}
 
 
-def _freq_text(freq: Any) -> str:
+def _format_layer_freq(freq: Any) -> str:
     """Layers of experts as Megatron-LM writes them: dense layers first."""
     if not isinstance(freq, (list, tuple)) or list(freq) != sorted(freq):
         return str(freq)
     return f"([0]*{freq.count(0)}+[1]*{freq.count(1)})" if 0 in freq else "1"
 
 
-def _freq_list(text: str) -> Any:
+def _parse_layer_freq(text: str) -> Any:
     dense, experts = (int(part.split("*")[1]) for part in text.strip("()").split("+"))
     return [0] * dense + [1] * experts
 
 
 # Values that are written otherwise: to Bridge's, and back.
-WRITTEN: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+VALUE_CONVERTERS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "cp-comm-type": (lambda kinds: kinds[0], lambda kind: list(kind) if isinstance(kind, (list, tuple)) else [kind]),
     "window-size": (
         lambda text: tuple(map(int, text.split(","))), lambda pair: ",".join(map(str, pair)) if pair else None,
     ),
     "window-attn-skip-freq": (int, lambda freq: freq),
-    "moe-layer-freq": (_freq_list, _freq_text),
+    "moe-layer-freq": (_parse_layer_freq, _format_layer_freq),
     **dict.fromkeys(
         ("exp-avg-dtype", "exp-avg-sq-dtype"),
-        (lambda kind: Reference(DTYPES[kind]), lambda kind: {v: k for k, v in DTYPES.items()}.get(str(kind), str(kind))),
+        (lambda kind: NameExpr(DTYPES[kind]), lambda kind: {v: k for k, v in DTYPES.items()}.get(str(kind), str(kind))),
     ),
 }  # fmt: skip
 
@@ -103,36 +116,46 @@ def to_bridge(options: Options) -> dict[str, Any]:
     """The fields that say what arguments of Megatron-LM say."""
     found: dict[str, Any] = {}
     for option, value in options.items():
-        field = None if option in UNNAMED else field_of(option)
+        field = None if option in UNNAMED_OPTIONS else bridge_field(option)
         if field:
             found[field] = (
-                not value if option in INVERTED else WRITTEN[option][0](value) if option in WRITTEN else value
+                not value
+                if option in INVERTED_FIELDS
+                else VALUE_CONVERTERS[option][0](value)
+                if option in VALUE_CONVERTERS
+                else value
             )
-    found |= {name: found.get(name, False) for name in SET_ANYWAY}
+    found |= {name: found.get(name, False) for name in ALWAYS_SET}
     found["optimizer.use_distributed_optimizer"] = found["ddp.use_distributed_optimizer"]
     found["model.cross_entropy_loss_fusion"] = found.get("model.cross_entropy_loss_fusion", False)
     found["dataset.seq_length"] = found["model.seq_length"]
     if "train-samples" in options:
         found["train.train_iters"] = max(round(options["train-samples"] / options["global-batch-size"]), 1)
     kind = next(name for name, said in ACTIVATIONS.items() if said.items() <= options.items())
-    found |= {"model.activation_func": Reference(GATES[kind]), "model.gated_linear_unit": kind != "gelu"}
-    dtype = Reference(DTYPES["bf16" if "bf16" in options else "fp16" if "fp16" in options else "fp32"])
+    found |= {"model.activation_func": NameExpr(ACTIVATION_FUNCTIONS[kind]), "model.gated_linear_unit": kind != "gelu"}
+    dtype = NameExpr(DTYPES["bf16" if "bf16" in options else "fp16" if "fp16" in options else "fp32"])
     plain = {} if "bf16" in options or "fp16" in options else {"mixed_precision.fp32": True}
     return {**found, **plain, "mixed_precision.params_dtype": dtype, "mixed_precision.pipeline_dtype": dtype}
 
 
 def to_megatron(fields: Options) -> dict[str, Any]:
     """The arguments of Megatron-LM that say what fields say; those that say nothing (None) are left out."""
-    named = {} if fields.get("mixed_precision.fp32") else formats_of(fields.get("mixed_precision"))
+    named = {} if fields.get("mixed_precision.fp32") else precision_fields(fields.get("mixed_precision"))
     said = {
         **named,
         **{name: value for name, value in fields.items() if value is not None},
     }
     found: dict[str, Any] = {}
-    for field, option in option_of().items():
-        if field in said and option not in UNNAMED:
+    for field, option in options_by_field().items():
+        if field in said and option not in UNNAMED_OPTIONS:
             value = said[field]
-            value = not value if option in INVERTED else WRITTEN[option][1](value) if option in WRITTEN else value
+            value = (
+                not value
+                if option in INVERTED_FIELDS
+                else VALUE_CONVERTERS[option][1](value)
+                if option in VALUE_CONVERTERS
+                else value
+            )
             found |= {} if value is None or value is False else {option: value}
     length = said.get("model.seq_length", said.get("dataset.seq_length"))
     found |= {"seq-length": length, "max-position-embeddings": length} if length is not None else {}
@@ -144,30 +167,30 @@ def to_megatron(fields: Options) -> dict[str, Any]:
     return found
 
 
-def formats_of(precision: Any) -> dict[str, Any]:
+def precision_fields(precision: Any) -> dict[str, Any]:
     """The fields of a precision that has a name: of its text, or of a call of its function."""
-    name = precision.name if isinstance(precision, Call) else str(precision or "")
-    name = str(precision.values[0]) if isinstance(precision, Call) and precision.values else name
+    name = precision.name if isinstance(precision, CallExpr) else str(precision or "")
+    name = str(precision.values[0]) if isinstance(precision, CallExpr) and precision.values else name
     kind, _, rest = name.replace("-", "_").removesuffix("_mixed").partition("_with_")
     if kind not in ("bf16", "fp16"):
         return {}
     found: dict[str, Any] = {f"mixed_precision.{kind}": True, "mixed_precision.grad_reduce_in_fp32": kind == "bf16"}
     if rest == "nvfp4":
         return {**found, "mixed_precision.fp4": "e2m1", "mixed_precision.fp4_recipe": "nvfp4"}
-    formats = _FORMATS.get(rest)
+    formats = _FP8_FORMATS.get(rest)
     return {
         **found,
         **(dict(zip(("mixed_precision.fp8", "mixed_precision.fp8_recipe"), formats, strict=True)) if formats else {}),
     }
 
 
-SCRIPT = "recipe.py"
+RECIPE_FILE = "recipe.py"
 PROVIDERS: Mapping[str, Options] = {"GPTModelProvider": {}, "MLAModelProvider": {"model.multi_latent_attention": True}}
 # Fields whose meaning is in several: asked for together (bridge_names.to_megatron).
-TOGETHER = ("mixed_precision", "mixed_precision.fp32", "mixed_precision.params_dtype", "mixed_precision.pipeline_dtype",
+JOINT_FIELDS = ("mixed_precision", "mixed_precision.fp32", "mixed_precision.params_dtype", "mixed_precision.pipeline_dtype",
             "model.activation_func", "model.gated_linear_unit", "model.seq_length", "dataset.seq_length", "model.hf_model_id",
             "model.cross_entropy_loss_fusion", "optimizer.use_distributed_optimizer", "comm_overlap")  # fmt: skip
-_HUB = re.compile(r"from_hf_pretrained\((['\"])([^'\"]+)\1")
+_HUB_CALL = re.compile(r"from_hf_pretrained\((['\"])([^'\"]+)\1")
 _HEAD = '''"""Started by torchrun on each node; data and tokenizer are mock until cfg.dataset and cfg.tokenizer say which."""
 
 import torch
@@ -193,40 +216,40 @@ if __name__ == "__main__":
 """
 
 
-def _say(launch: Launch) -> Options:
-    return to_bridge(say(launch_script.TARGET, launch))
+def _bridge_options(launch: Launch) -> Options:
+    return to_bridge(to_options(launch_script.TARGET, launch))
 
 
-def _hear(given: Given) -> Mapping[str, Any]:
+def _read_launch(given: OptionReader) -> Mapping[str, Any]:
     """What the arguments of Megatron-LM would say; a field is asked for where its argument is."""
-    model = given.model or _model(given.options)
+    model = given.model or _find_model(given.options)
     if model is None and "model.hidden_size" not in given.options:
         raise InputError(
             f"model: found {given.options.get('model.hf_model_id')!r}, whose sizes are not known; name the model"
         )
-    said = {**_spoken(model), **to_megatron(given.options)}
-    arguments = Given(said, given.machines, problem=launch_script.TARGET.value_problem)
-    parts = hear(launch_script.TARGET, arguments)
-    for name in (*TOGETHER, *(field for option in arguments.heard if (field := field_of(option)))):
+    said = {**_model_arguments(model), **to_megatron(given.options)}
+    arguments = OptionReader(said, given.machines, problem=launch_script.TARGET.value_problem)
+    parts = from_options(launch_script.TARGET, arguments)
+    for name in (*JOINT_FIELDS, *(field for option in arguments.read_names if (field := bridge_field(option)))):
         given.get(name)
     return parts
 
 
-def _model(options: Options) -> Architecture | None:
+def _find_model(options: Options) -> Architecture | None:
     name = options.get("model.hf_model_id")
     return hub_model(name) if isinstance(name, str) else None
 
 
-def _spoken(model: Architecture | None) -> Options:
+def _model_arguments(model: Architecture | None) -> Options:
     """The sizes of a model that a recipe names, as arguments of Megatron-LM."""
     if model is None:
         return {}
     job = Job(global_batch_tokens=1, seq_len=1)
     launch = Launch(model=model, job=job, layout=Layout(), machines=Machines(num_devices=1, devices_per_node=1))
-    return {name: value for field in MODEL for name, value in field.say(launch).items()}
+    return {name: value for field in MODEL_MAPPINGS for name, value in field.to_options(launch).items()}
 
 
-def _write(options: Options, launch: Launch) -> Files:
+def _write_files(options: Options, launch: Launch) -> LaunchFiles:
     groups: dict[str, dict[str, Any]] = {}
     for name, value in options.items():
         section, _, field = name.partition(".")
@@ -235,39 +258,41 @@ def _write(options: Options, launch: Launch) -> Files:
     provider = "MLAModelProvider" if model.get("multi_latent_attention") else "GPTModelProvider"
     lines = [f"cfg.model = {provider}(", *(f"    {field}={value!r}," for field, value in model.items()), ")"]
     made = {"comm_overlap": "CommOverlapConfig", "mixed_precision": "MixedPrecisionConfig"}
-    lines += [f"cfg.{name} = {Call(kind, (), groups.pop(name))!r}" for name, kind in made.items() if name in groups]
+    lines += [f"cfg.{name} = {CallExpr(kind, (), groups.pop(name))!r}" for name, kind in made.items() if name in groups]
     lines += [f"cfg.{name}.{field} = {value!r}" for name, own in groups.items() for field, value in own.items()]
     lines += [
         'cfg.tokenizer.tokenizer_type = "NullTokenizer"',
         f"cfg.tokenizer.vocab_size = {launch.model.vocab_size - 1}",
     ]
-    return {SCRIPT: _HEAD + "".join(f"    {line}\n" for line in lines) + _TAIL}
+    return {RECIPE_FILE: _HEAD + "".join(f"    {line}\n" for line in lines) + _TAIL}
 
 
-def _read(files: Files) -> Options:
-    own = [name for name in files if name.endswith(".py")] or [name for name in files if name != README]
-    recipe = recipe_in(files[own[0]], own[0])
+def _read_files(files: LaunchFiles) -> Options:
+    own = [name for name in files if name.endswith(".py")] or [name for name in files if name != README_FILE]
+    recipe = parse_python_config(files[own[0]], own[0])
     found: dict[str, Any] = {}
     for path, value in recipe.values.items():
-        found |= _options(path, value)
+        found |= _assigned_fields(path, value)
     return {**found, **dict.fromkeys(recipe.unread)}
 
 
-def _options(path: str, value: Any) -> dict[str, Any]:
+def _assigned_fields(path: str, value: Any) -> dict[str, Any]:
     """The fields that an assignment sets; what is not understood has a name that no field has."""
-    if not isinstance(value, Call):
+    if not isinstance(value, CallExpr):
         return {path: value}
-    match = _HUB.search(value.name)
+    match = _HUB_CALL.search(value.name)
     if path == "model" and match:
         return {"model.hf_model_id": match[2]}
     if path == "" and value.name == "_pretrain_common":
-        return dict(COMMON)
+        return dict(COMMON_DEFAULTS)
     if path == "" and value.name == "ConfigContainer":
-        return {name: one for own, inner in value.named.items() for name, one in _options(own, inner).items()}
+        return {
+            name: one for own, inner in value.keywords.items() for name, one in _assigned_fields(own, inner).items()
+        }
     if path == "mixed_precision" and not value.name.endswith("Config"):
         return {path: value}
     if path and not value.values and (path != "model" or value.name in PROVIDERS):
-        return {**PROVIDERS.get(value.name, {}), **{f"{path}.{name}": one for name, one in value.named.items()}}
+        return {**PROVIDERS.get(value.name, {}), **{f"{path}.{name}": one for name, one in value.keywords.items()}}
     return {f"{path or 'recipe'} = {value!r}": None}
 
 
@@ -279,14 +304,15 @@ def _notes(launch: Launch) -> Iterator[str]:
 TARGET = Target(
     name="megatron-bridge", title="Megatron Bridge", version="0.3.1 (megatron-core 0.16.1)",
     source="https://github.com/NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/training/config.py", stack="megatron-bridge-26",
-    table=TABLE, fields=(Field(_say, _hear),),
-    needs=(
-        *launch_script.TARGET.needs,
-        Need(
+    options_file=OPTIONS_FILE, mappings=(OptionMapping(_bridge_options, _read_launch),),
+    requirements=(
+        *launch_script.TARGET.requirements,
+        Requirement(
             lambda launch: launch.model.positions != "learned" or launch.job.seq_len >= (launch.model.max_positions or 0),
             lambda launch: f"seq_len = {launch.job.seq_len} of {launch.model.max_positions} learned positions: Megatron Bridge "
             f"has as many as a sequence; set seq_len={launch.model.max_positions}",
         ),
     ),
-    write=_write, read=_read, command=lambda launch: torchrun(launch.machines, SCRIPT), notes=_notes, model=_model,
+    write=_write_files, read=_read_files,
+    command=lambda launch: torchrun_command(launch.machines, RECIPE_FILE), notes=_notes, find_model=_find_model,
 )  # fmt: skip

@@ -7,40 +7,48 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.target import Field, Given, Options, flag, named, required, same
-from shardwise.model.numerics import CLAMP
+from shardwise.interop.launches.target import (
+    OptionMapping,
+    OptionReader,
+    Options,
+    map_flag,
+    map_names,
+    map_required,
+    map_value,
+)
+from shardwise.model.numerics import SWIGLU_CLAMP
 from shardwise.values.errors import InputError
 
 # What makes each MLP; 7.0 and the sigmoid's slope of 1.702 are those of gpt-oss (model/numerics.py, CLAMP and CLAMPED_SLOPE).
 ACTIVATIONS: Mapping[str, Options] = {
     "swiglu": {"swiglu": True},
-    "clamped_swiglu": {"quick-geglu": True, "glu-linear-offset": 1.0, "activation-func-clamp-value": CLAMP},
+    "clamped_swiglu": {"quick-geglu": True, "glu-linear-offset": 1.0, "activation-func-clamp-value": SWIGLU_CLAMP},
     "gelu": {},
 }
-_FREQUENCY = re.compile(r"^\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?$")
+_DENSE_FIRST = re.compile(r"^\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?$")
 
 
-def _heads(launch: Launch) -> Options:
+def _head_options(launch: Launch) -> Options:
     model = launch.model
     if model.kv_lora_rank or model.num_kv_heads == model.num_heads:
         return {}
     return {"group-query-attention": True, "num-query-groups": model.num_kv_heads}
 
 
-def _heard_heads(given: Given) -> Mapping[str, Any]:
-    heads = given.need("num-attention-heads")
+def _read_heads(given: OptionReader) -> Mapping[str, Any]:
+    heads = given.require("num-attention-heads")
     grouped = given.get("group-query-attention", False)
     return {"model.num_kv_heads": given.get("num-query-groups", 1) if grouped else heads}
 
 
-def _width(launch: Launch) -> Options:
+def _head_dim_options(launch: Launch) -> Options:
     model = launch.model
     if model.kv_lora_rank:
         return {}
     return {} if model.head_dim * model.num_heads == model.d_model else {"kv-channels": model.head_dim}
 
 
-def _heard_width(given: Given) -> Mapping[str, Any]:
+def _read_head_dim(given: OptionReader) -> Mapping[str, Any]:
     if given.get("multi-latent-attention", False):
         rotary = given.get("qk-pos-emb-head-dim", 64)
         return {
@@ -49,11 +57,12 @@ def _heard_width(given: Given) -> Mapping[str, Any]:
             "model.v_head_dim": given.get("v-head-dim", 128),
         }  # fmt: skip
     return {
-        "model.head_dim": given.get("kv-channels") or given.need("hidden-size") // given.need("num-attention-heads")
+        "model.head_dim": given.get("kv-channels")
+        or given.require("hidden-size") // given.require("num-attention-heads")
     }
 
 
-def _latent(launch: Launch) -> Options:
+def _latent_options(launch: Launch) -> Options:
     model = launch.model
     if not model.kv_lora_rank:
         return {}
@@ -65,14 +74,14 @@ def _latent(launch: Launch) -> Options:
     }  # fmt: skip
 
 
-def _biases(launch: Launch) -> Options:
+def _bias_options(launch: Launch) -> Options:
     bias = set(launch.model.bias)
-    if bias == set(_all_biases(bool(launch.model.num_experts), bool(launch.model.num_dense_layers))):
+    if bias == set(_default_biases(bool(launch.model.num_experts), bool(launch.model.num_dense_layers))):
         return {}
     return {"disable-bias-linear": True, **({"add-qkv-bias": True} if bias == {"qkv"} else {})}
 
 
-def _all_biases(experts: bool, dense: bool) -> tuple[str, ...]:
+def _default_biases(experts: bool, dense: bool) -> tuple[str, ...]:
     """Projections that have a bias where nothing says otherwise."""
     return (
         *("qkv", "attention_out"),
@@ -81,36 +90,36 @@ def _all_biases(experts: bool, dense: bool) -> tuple[str, ...]:
     )
 
 
-def _heard_biases(given: Given) -> Mapping[str, Any]:
+def _read_biases(given: OptionReader) -> Mapping[str, Any]:
     added = ("qkv",) if given.get("add-qkv-bias", False) else ()
-    every = _all_biases(bool(given.get("num-experts")), bool(_FREQUENCY.match(_frequency_of(given))))
+    every = _default_biases(bool(given.get("num-experts")), bool(_DENSE_FIRST.match(_expert_layer_text(given))))
     return {"model.bias": added if given.get("disable-bias-linear", False) else every}
 
 
-def _mlp(launch: Launch) -> Options:
+def _mlp_options(launch: Launch) -> Options:
     model = launch.model
     dense = model.dense_d_ff or model.d_ff
     experts = {"moe-ffn-hidden-size": model.d_ff} if model.num_experts else {}
-    return {"ffn-hidden-size": dense, **experts, **_frequency(launch)}
+    return {"ffn-hidden-size": dense, **experts, **_expert_layer_options(launch)}
 
 
-def _frequency(launch: Launch) -> Options:
+def _expert_layer_options(launch: Launch) -> Options:
     dense, layers = launch.model.num_dense_layers, launch.model.num_layers
     return {"moe-layer-freq": f"([0]*{dense}+[1]*{layers - dense})"} if dense else {}
 
 
-def _frequency_of(given: Given) -> str:
+def _expert_layer_text(given: OptionReader) -> str:
     return str(given.get("moe-layer-freq", "1")).replace(" ", "")
 
 
-def _heard_mlp(given: Given) -> Mapping[str, Any]:
-    wide = given.get("ffn-hidden-size") or 4 * given.need("hidden-size")
-    frequency = _frequency_of(given)
+def _read_mlp(given: OptionReader) -> Mapping[str, Any]:
+    wide = given.get("ffn-hidden-size") or 4 * given.require("hidden-size")
+    frequency = _expert_layer_text(given)
     parts: dict[str, Any] = {"model.d_ff": wide}
     if not given.get("num-experts"):
         return parts
     parts["model.d_ff"] = given.get("moe-ffn-hidden-size", wide)
-    match = _FREQUENCY.match(frequency)
+    match = _DENSE_FIRST.match(frequency)
     if match:
         return {**parts, "model.num_dense_layers": int(match[1]), "model.dense_d_ff": wide}
     if frequency != "1":
@@ -120,24 +129,24 @@ def _heard_mlp(given: Given) -> Mapping[str, Any]:
     return parts
 
 
-def _activation(launch: Launch) -> Options:
+def _activation_options(launch: Launch) -> Options:
     return ACTIVATIONS.get(launch.model.mlp, {})
 
 
-def _heard_activation(given: Given) -> Mapping[str, Any]:
+def _read_activation(given: OptionReader) -> Mapping[str, Any]:
     """The MLP whose options are given; one with other values of them has the same gates."""
     made = {name: {key: given.get(key) for key in options} for name, options in ACTIVATIONS.items()}
     return {"model.mlp": next(name for name, said in made.items() if any(said.values()) or not said)}
 
 
-def _positions(launch: Launch) -> Options:
+def _position_options(launch: Launch) -> Options:
     model = launch.model
     kind = {"rotary": "rope", "learned": "learned_absolute", "none": "none"}[model.positions]
     rows = max(model.max_positions or 0, launch.job.seq_len)
     return {"position-embedding-type": kind, "max-position-embeddings": rows}
 
 
-def _heard_positions(given: Given) -> Mapping[str, Any]:
+def _read_positions(given: OptionReader) -> Mapping[str, Any]:
     kinds = {"rope": "rotary", "yarn": "rotary", "learned_absolute": "learned", "none": "none"}
     kind = given.get("position-embedding-type", "learned_absolute")
     kind = "rope" if given.get("use-rotary-position-embeddings", False) else kind
@@ -147,20 +156,20 @@ def _heard_positions(given: Given) -> Mapping[str, Any]:
     return {"model.positions": kinds[kind], **({"model.max_positions": rows} if kinds[kind] == "learned" else {})}
 
 
-def _norm(launch: Launch) -> Options:
+def _norm_options(launch: Launch) -> Options:
     return {"normalization": {"rms": "RMSNorm", "layer": "LayerNorm"}[launch.model.norm]}
 
 
-def _heard_norm(given: Given) -> Mapping[str, Any]:
+def _read_norm(given: OptionReader) -> Mapping[str, Any]:
     layer = given.get("normalization", "LayerNorm") == "LayerNorm"
     return {"model.norm": "layer" if layer else "rms", "model.norm_bias": layer}
 
 
-def _predicting(launch: Launch) -> Options:
+def _mtp_options(launch: Launch) -> Options:
     return {"mtp-num-layers": launch.model.num_predict_layers} if launch.model.num_predict_layers else {}
 
 
-def _window(launch: Launch) -> Options:
+def _window_options(launch: Launch) -> Options:
     model = launch.model
     if model.sliding_window is None:
         return {}
@@ -170,7 +179,7 @@ def _window(launch: Launch) -> Options:
     }
 
 
-def _heard_window(given: Given) -> Mapping[str, Any]:
+def _read_window(given: OptionReader) -> Mapping[str, Any]:
     window, every = given.get("window-size"), given.get("window-attn-skip-freq")
     if window is None:
         return {}
@@ -180,42 +189,42 @@ def _heard_window(given: Given) -> Mapping[str, Any]:
     }
 
 
-MODEL: tuple[Field, ...] = (
-    required("model.num_layers", "num-layers"),
-    required("model.d_model", "hidden-size"),
-    required("model.num_heads", "num-attention-heads"),
-    Field(_heads, _heard_heads),
-    Field(_width, _heard_width),
-    Field(_latent, lambda given: {}),
-    Field(_mlp, _heard_mlp),
-    Field(_activation, _heard_activation),
-    Field(_biases, _heard_biases),
-    Field(_norm, _heard_norm),
-    same("numerics.norm_epsilon", "norm-epsilon", 1e-5),
-    Field(_positions, _heard_positions),
-    Field(
+MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
+    map_required("model.num_layers", "num-layers"),
+    map_required("model.d_model", "hidden-size"),
+    map_required("model.num_heads", "num-attention-heads"),
+    OptionMapping(_head_options, _read_heads),
+    OptionMapping(_head_dim_options, _read_head_dim),
+    OptionMapping(_latent_options, lambda given: {}),
+    OptionMapping(_mlp_options, _read_mlp),
+    OptionMapping(_activation_options, _read_activation),
+    OptionMapping(_bias_options, _read_biases),
+    OptionMapping(_norm_options, _read_norm),
+    map_value("numerics.norm_epsilon", "norm-epsilon", 1e-5),
+    OptionMapping(_position_options, _read_positions),
+    OptionMapping(
         lambda launch: (
-            {"rotary-base": round(launch.model.numerics.rotary.base)} if launch.model.structure.rotates else {}
+            {"rotary-base": round(launch.model.numerics.rotary.base)} if launch.model.structure.has_rotary else {}
         ),
         lambda given: {"numerics.rotary.base": float(given.get("rotary-base", 10_000))},
     ),
-    same("numerics.rotary.part", "rotary-percent", 1.0),
-    flag("model.tied_embeddings", "untie-embeddings-and-output-weights", inverted=True),
-    flag("model.qk_norm", "qk-layernorm"),
-    same("model.vocab_size", "vocab-size"),
-    named("model.num_experts", "num-experts", None, 0),
-    Field(
+    map_value("numerics.rotary.part", "rotary-percent", 1.0),
+    map_flag("model.tied_embeddings", "untie-embeddings-and-output-weights", inverted=True),
+    map_flag("model.qk_norm", "qk-layernorm"),
+    map_value("model.vocab_size", "vocab-size"),
+    map_names("model.num_experts", "num-experts", None, 0),
+    OptionMapping(
         lambda launch: {"moe-router-topk": launch.model.experts_per_token} if launch.model.num_experts else {},
         lambda given: {"model.experts_per_token": given.get("moe-router-topk", 2)} if given.get("num-experts") else {},
     ),
-    same("model.shared_expert_width", "moe-shared-expert-intermediate-size", 0),
-    flag("model.shared_gate", "moe-shared-expert-gate"),
-    same("numerics.gating.scores", "moe-router-score-function", "softmax"),
-    same("numerics.gating.groups", "moe-router-num-groups", 1),
-    same("numerics.gating.chosen_groups", "moe-router-group-topk", 1),
-    same("numerics.gating.scale", "moe-router-topk-scaling-factor", 1.0),
-    flag("numerics.normalised_gates", "moe-router-pre-softmax", inverted=True),
-    Field(_predicting, lambda given: {"model.num_predict_layers": given.get("mtp-num-layers") or 0}),
-    named("model.sinks", "softmax-type", {False: "vanilla", True: "learnable"}, "vanilla"),
-    Field(_window, _heard_window),
+    map_value("model.shared_expert_width", "moe-shared-expert-intermediate-size", 0),
+    map_flag("model.shared_gate", "moe-shared-expert-gate"),
+    map_value("numerics.gating.scores", "moe-router-score-function", "softmax"),
+    map_value("numerics.gating.groups", "moe-router-num-groups", 1),
+    map_value("numerics.gating.chosen_groups", "moe-router-group-topk", 1),
+    map_value("numerics.gating.scale", "moe-router-topk-scaling-factor", 1.0),
+    map_flag("numerics.normalised_gates", "moe-router-pre-softmax", inverted=True),
+    OptionMapping(_mtp_options, lambda given: {"model.num_predict_layers": given.get("mtp-num-layers") or 0}),
+    map_names("model.sinks", "softmax-type", {False: "vanilla", True: "learnable"}, "vanilla"),
+    OptionMapping(_window_options, _read_window),
 )

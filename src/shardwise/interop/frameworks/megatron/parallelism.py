@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.target import Field, Given, Options, beside, flag, same
-from shardwise.layout.layers_per_stage import virtual_stages
-from shardwise.model.recompute_policies import MODULES, joined, modules_in
+from shardwise.interop.launches.target import OptionMapping, OptionReader, Options, add_options, map_flag, map_value
+from shardwise.layout.layers_per_stage import layers_by_virtual_stage
+from shardwise.model.recompute_policies import MODULES, join_modules, parse_modules
 from shardwise.values.errors import InputError
 
 MAX_LAYOUT_CHARACTERS = 100_000  # characters of a layout, written out
-_REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)")
-_MANY = re.compile(r"([EtmL|])\*(\d+)")
+_REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*(\d+)")
+_REPEATED_LETTER = re.compile(r"([EtmL|])\*(\d+)")
 
 
-def layout_text(stages: Sequence[int], num_predict_layers: int) -> str:
+def format_pipeline_layout(stages: Sequence[int], num_predict_layers: int) -> str:
     """The stages in Megatron's letters; modules of multi-token prediction and the loss are with the last."""
     parts = ["t" * layers for layers in stages]
     parts[0] = "E" + parts[0]
@@ -30,11 +30,11 @@ def layout_text(stages: Sequence[int], num_predict_layers: int) -> str:
     return "|".join(parts)
 
 
-def layout_stages(text: str) -> tuple[int, ...]:
+def parse_pipeline_layout(text: str) -> tuple[int, ...]:
     """Layers of each stage. Raises `InputError` for what is no such text."""
     found = re.sub(r"[\s,]", "", text)
-    for pattern in (_REPEATED, _MANY, _REPEATED):
-        found = pattern.sub(_written_out, found)
+    for pattern in (_REPEATED_GROUP, _REPEATED_LETTER, _REPEATED_GROUP):
+        found = pattern.sub(_expand_repeat, found)
     if set(found) - set("EtmL|") or found.count("E") != 1 or found.count("L") != 1:
         raise InputError(
             f"pipeline-model-parallel-layout: found {text[:80]!r}; stages such as Ett|ttt|ttL are required"
@@ -42,18 +42,18 @@ def layout_stages(text: str) -> tuple[int, ...]:
     return tuple(stage.count("t") for stage in found.split("|"))
 
 
-def _written_out(match: re.Match[str]) -> str:
+def _expand_repeat(match: re.Match[str]) -> str:
     if len(match[1]) * int(match[2][:7]) > MAX_LAYOUT_CHARACTERS:
         raise InputError(f"pipeline-model-parallel-layout: {match[0][:40]!r} is too long")
     return match[1] * int(match[2])
 
 
-SHARDING = {2: "optim_grads", 3: "optim_grads_params"}  # of Megatron's own FSDP
-VARIANTS = {"zigzag": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
-USUAL_MODULES = ["core_attn"]  # of --recompute-granularity selective (TransformerConfig)
+SHARDING_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}  # of Megatron's own FSDP
+CP_VARIANTS = {"zigzag": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
+DEFAULT_MODULES = ["core_attn"]  # of --recompute-granularity selective (TransformerConfig)
 
 
-def _replicas(launch: Launch) -> Options:
+def _replica_options(launch: Launch) -> Options:
     """ZeRO: stage 1 is the distributed optimizer, 2 and 3 are Megatron's own FSDP; replicas of shards are its instances."""
     layout = launch.layout
     instances = {"num-distributed-optimizer-instances": layout.dp} if layout.zero_stage and layout.dp > 1 else {}
@@ -61,11 +61,11 @@ def _replicas(launch: Launch) -> Options:
         return {"use-distributed-optimizer": True, **instances}
     if not layout.zero_stage:
         return {}
-    return {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": SHARDING[layout.zero_stage],
+    return {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": SHARDING_STRATEGIES[layout.zero_stage],
             "use-distributed-optimizer": True, "ckpt-format": "fsdp_dtensor", **instances}  # fmt: skip
 
 
-def _heard_replicas(given: Given) -> Mapping[str, Any]:
+def _read_replicas(given: OptionReader) -> Mapping[str, Any]:
     degrees = [
         given.get(f"{name}-size", 1)
         for name in ("tensor-model-parallel", "pipeline-model-parallel", "context-parallel")
@@ -84,54 +84,54 @@ def _heard_replicas(given: Given) -> Mapping[str, Any]:
     own = given.get("use-megatron-fsdp", False)
     for name in ("use-distributed-optimizer", "ckpt-format"):
         given.get(name)
-    by_strategy = {"no_shard": 0, "optim": 1, **{name: stage for stage, name in SHARDING.items()}}
+    by_strategy = {"no_shard": 0, "optim": 1, **{name: stage for stage, name in SHARDING_STRATEGIES.items()}}
     stage = by_strategy[strategy] if own else int(bool(given.get("use-distributed-optimizer", False)))
     if not stage:
         return {"layout.dp": replicas, "layout.zero_stage": 0}
     return {"layout.dp": instances, "layout.fsdp": replicas // instances, "layout.zero_stage": stage}
 
 
-def _stages(launch: Launch) -> Options:
+def _stage_options(launch: Launch) -> Options:
     """Stages that are as many layers each need no word; others are written out."""
     layout = launch.layout
     if layout.pp == 1:
         return {}
-    stages = virtual_stages(launch.model, layout)
+    stages = layers_by_virtual_stage(launch.model, layout)
     virtual = (
         {"num-virtual-stages-per-pipeline-rank": layout.num_virtual_stages} if layout.num_virtual_stages > 1 else {}
     )
     if len(set(stages)) == 1 and not launch.model.num_predict_layers:
         return virtual
-    return {"pipeline-model-parallel-layout": layout_text(stages, launch.model.num_predict_layers)}
+    return {"pipeline-model-parallel-layout": format_pipeline_layout(stages, launch.model.num_predict_layers)}
 
 
-def _heard_stages(given: Given) -> Mapping[str, Any]:
-    ranks, layers = given.get("pipeline-model-parallel-size", 1), given.need("num-layers")
+def _read_stages(given: OptionReader) -> Mapping[str, Any]:
+    ranks, layers = given.get("pipeline-model-parallel-size", 1), given.require("num-layers")
     if ranks == 1:
         return {"layout.schedule": "none"}
     text, per = given.get("pipeline-model-parallel-layout"), given.get("num-layers-per-virtual-pipeline-stage")
     virtual = given.get("num-virtual-stages-per-pipeline-rank", layers // ranks // per if per else 1)
-    stages = layout_stages(text) if text else _dealt_out(given, layers, ranks, virtual)
+    stages = parse_pipeline_layout(text) if text else _split_layers(given, layers, ranks, virtual)
     virtual = len(stages) // ranks
     return {"layout.num_virtual_stages": virtual, "layout.stages": stages,
             "layout.schedule": "interleaved" if virtual > 1 else "1f1b"}  # fmt: skip
 
 
-def _dealt_out(given: Given, layers: int, ranks: int, virtual: int) -> tuple[int, ...]:
+def _split_layers(given: OptionReader, layers: int, ranks: int, virtual: int) -> tuple[int, ...]:
     """Layers of each virtual stage: as many each, where embedding and loss may count as a layer and the ends have their own."""
     ends = [bool(given.get(f"account-for-{name}-in-pipeline-split", False)) for name in ("embedding", "loss")]
     own = [given.get(f"decoder-{name}-pipeline-num-layers") for name in ("first", "last")]
     others = ranks - sum(one is not None for one in own)
-    even = _each(layers + sum(ends) - sum(one or 0 for one in own), others * virtual)
+    even = _divide_layers(layers + sum(ends) - sum(one or 0 for one in own), others * virtual)
     stages = [even] * (ranks * virtual)
     for rank, layers_of in ((0, own[0]), (ranks - 1, own[1])):
         if layers_of is not None:
-            stages[rank::ranks] = [_each(layers_of, virtual)] * virtual
+            stages[rank::ranks] = [_divide_layers(layers_of, virtual)] * virtual
     stages[0], stages[-1] = stages[0] - ends[0], stages[-1] - ends[1]
     return tuple(stages)
 
 
-def _each(layers: int, stages: int) -> int:
+def _divide_layers(layers: int, stages: int) -> int:
     if stages < 1 or layers % stages:
         raise InputError(
             f"num-layers: found {layers} on {stages} stages; a multiple, or --pipeline-model-parallel-layout, is required"
@@ -139,9 +139,9 @@ def _each(layers: int, stages: int) -> int:
     return layers // stages
 
 
-def _recompute(launch: Launch) -> Options:
-    layout, stages = launch.layout, virtual_stages(launch.model, launch.layout)
-    modules = modules_in(layout.recompute)
+def _recompute_options(launch: Launch) -> Options:
+    layout, stages = launch.layout, layers_by_virtual_stage(launch.model, launch.layout)
+    modules = parse_modules(layout.recompute)
     if modules:
         return {"recompute-granularity": "selective", "recompute-modules": list(modules)}
     if layout.recompute != "full":
@@ -152,8 +152,8 @@ def _recompute(launch: Launch) -> Options:
     return {"recompute-granularity": "full", **method}
 
 
-def _heard_recompute(given: Given) -> Mapping[str, Any]:
-    granularity, modules = given.get("recompute-granularity"), given.options.get("recompute-modules") or USUAL_MODULES
+def _read_recompute(given: OptionReader) -> Mapping[str, Any]:
+    granularity, modules = given.get("recompute-granularity"), given.options.get("recompute-modules") or DEFAULT_MODULES
     method, count = given.get("recompute-method"), given.get("recompute-num-layers")
     if granularity is None and not given.get("recompute-activations", False):
         return {"layout.recompute": "none"}
@@ -161,10 +161,10 @@ def _heard_recompute(given: Given) -> Mapping[str, Any]:
         return {"layout.recompute": "full", **({"layout.recompute_layers": count} if method == "block" else {})}
     if set(modules) <= MODULES.keys():  # others than these are named as not read
         given.get("recompute-modules")
-    return {"layout.recompute": joined(modules)}
+    return {"layout.recompute": join_modules(modules)}
 
 
-def _etp(launch: Launch) -> Options:
+def _expert_options(launch: Launch) -> Options:
     """Experts are split as layers are, by Megatron's default."""
     model, layout = launch.model, launch.layout
     if not model.num_experts:
@@ -178,42 +178,42 @@ def _etp(launch: Launch) -> Options:
     }
 
 
-def _heard_etp(given: Given) -> Mapping[str, Any]:
+def _read_experts(given: OptionReader) -> Mapping[str, Any]:
     tp, etp = given.get("tensor-model-parallel-size", 1), given.get("expert-tensor-parallel-size")
     for name in ("moe-token-dispatcher-type", "moe-grouped-gemm"):
         given.get(name)
     return {"layout.ep": given.get("expert-model-parallel-size", 1), "layout.etp": 1 if etp == 1 and tp > 1 else None}
 
 
-def _overlap(launch: Launch) -> Options:
+def _overlap_options(launch: Launch) -> Options:
     sharded = {"overlap-param-gather": True} if launch.layout.zero_stage else {}
     return {"overlap-grad-reduce": True, **sharded} if launch.layout.dp * launch.layout.fsdp > 1 else {}
 
 
-LAYOUT: tuple[Field, ...] = (
-    same("layout.tp", "tensor-model-parallel-size", 1),
-    same("layout.pp", "pipeline-model-parallel-size", 1),
-    same("layout.cp", "context-parallel-size", 1),
-    Field(_replicas, _heard_replicas),
-    Field(
+LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
+    map_value("layout.tp", "tensor-model-parallel-size", 1),
+    map_value("layout.pp", "pipeline-model-parallel-size", 1),
+    map_value("layout.cp", "context-parallel-size", 1),
+    OptionMapping(_replica_options, _read_replicas),
+    OptionMapping(
         lambda launch: {"sequence-parallel": True} if launch.layout.sequence_parallel else {},
         lambda given: {"layout.sequence_parallel": bool(given.get("sequence-parallel", False))  # it is nothing without tp
                        and given.get("tensor-model-parallel-size", 1) > 1},
     ),
-    flag("layout.async_tp", "tp-comm-overlap"),
-    Field(
-        lambda launch: {"cp-comm-type": [VARIANTS[launch.layout.cp_variant]]}
-        if launch.layout.cp > 1 and launch.layout.cp_variant in VARIANTS else {},
-        lambda given: {"layout.cp_variant": {v: k for k, v in VARIANTS.items()}[given.get("cp-comm-type", ["p2p"])[0]]}
+    map_flag("layout.async_tp", "tp-comm-overlap"),
+    OptionMapping(
+        lambda launch: {"cp-comm-type": [CP_VARIANTS[launch.layout.cp_variant]]}
+        if launch.layout.cp > 1 and launch.layout.cp_variant in CP_VARIANTS else {},
+        lambda given: {"layout.cp_variant": {v: k for k, v in CP_VARIANTS.items()}[given.get("cp-comm-type", ["p2p"])[0]]}
         if given.get("context-parallel-size", 1) > 1 else {},
     ),
-    Field(_etp, _heard_etp),
-    Field(_stages, _heard_stages),
-    Field(_recompute, _heard_recompute),
-    Field(
+    OptionMapping(_expert_options, _read_experts),
+    OptionMapping(_stage_options, _read_stages),
+    OptionMapping(_recompute_options, _read_recompute),
+    OptionMapping(
         lambda launch: {"optimizer-cpu-offload": True, "use-precision-aware-optimizer": True}
         if launch.layout.offload == "optimizer" else {},
         lambda given: {"layout.offload": "optimizer" if given.get("optimizer-cpu-offload", False) else "none"},
     ),
-    beside("overlap-grad-reduce", "overlap-param-gather", say=_overlap),
+    add_options("overlap-grad-reduce", "overlap-param-gather", say=_overlap_options),
 )  # fmt: skip

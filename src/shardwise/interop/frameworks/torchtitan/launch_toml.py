@@ -9,163 +9,190 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardwise.interop.frameworks.torchtitan.models import facts_of, flavor_field, heard_flavor, known_model
+from shardwise.interop.frameworks.torchtitan.models import flavor_facts, map_flavor, read_flavor, require_flavor
 from shardwise.interop.frameworks.torchtitan.parallelism import (
-    BALANCER,
     CP,
     ENOUGH_MICRO_BATCHES,
     EP,
-    NEEDS,
+    LOAD_BALANCER,
     PP,
-    SHARED,
+    SHARED_MAPPINGS,
+    SHARED_REQUIREMENTS,
     TP,
-    degree,
-    formats,
-    heard_formats,
-    stage_field,
+    dtype_options,
+    get_degree,
+    map_stages,
+    read_dtypes,
 )
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.launch_scripts import torchrun
-from shardwise.interop.launches.target import Field, Files, Given, Need, Options, Target, beside, named, option_table
-from shardwise.interop.text_formats.command_flags import tyro_options
-from shardwise.interop.text_formats.config_trees import toml_options, toml_text
+from shardwise.interop.launches.launch_scripts import torchrun_command
+from shardwise.interop.launches.target import (
+    LaunchFiles,
+    OptionMapping,
+    OptionReader,
+    Options,
+    Requirement,
+    Target,
+    add_options,
+    map_names,
+    option_table,
+)
+from shardwise.interop.text_formats.command_flags import parse_tyro
+from shardwise.interop.text_formats.config_trees import format_toml, parse_toml
 from shardwise.interop.text_formats.shell_script import training_command
-from shardwise.layout.layers_per_stage import held_layers
+from shardwise.layout.layers_per_stage import layers_by_stage
 from shardwise.values.errors import InputError
 
-NAME, TABLE, MODELS, TITLE = "torchtitan-toml", "torchtitan_toml", "torchtitan_toml_models", "torchtitan 0.2.2"
-SCRIPT, FILE = "launch.sh", "run.toml"
-ROTATES, ETP = "parallelism.context_parallel_rotate_method", "parallelism.expert_tensor_parallel_degree"
-VARIANTS = {"all_gather": "allgather", "zigzag": "alltoall"}
-MODE, OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
-CONVERTERS, LINEAR, GROUPED = "model.converters", "quantize.linear.float8", "quantize.grouped_mm.float8"
-BEFORE = {
-    "float8": LINEAR
+NAME, OPTIONS_FILE, MODELS_FILE, TITLE = (
+    "torchtitan-toml",
+    "torchtitan_toml",
+    "torchtitan_toml_models",
+    "torchtitan 0.2.2",
+)
+SCRIPT, CONFIG_FILE = "launch.sh", "run.toml"
+CP_ROTATE_METHOD, EXPERT_TP = "parallelism.context_parallel_rotate_method", "parallelism.expert_tensor_parallel_degree"
+CP_VARIANTS = {"all_gather": "allgather", "zigzag": "alltoall"}
+RECOMPUTE_MODE, RECOMPUTE_OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
+CONVERTERS, LINEAR_CONVERTER, EXPERTS_CONVERTER = (
+    "model.converters",
+    "quantize.linear.float8",
+    "quantize.grouped_mm.float8",
+)
+EARLIER_NAMES = {
+    "float8": LINEAR_CONVERTER
 }  # names of earlier releases, which files of 0.2.2 still have (train_configs/llama3_405b.toml)
-GATHERED, SCALES = f"{LINEAR}.enable_fsdp_float8_all_gather", f"{LINEAR}.precompute_float8_dynamic_scale_for_fsdp"
+FP8_ALL_GATHER, FP8_PRECOMPUTED_SCALES = (
+    f"{LINEAR_CONVERTER}.enable_fsdp_float8_all_gather",
+    f"{LINEAR_CONVERTER}.precompute_float8_dynamic_scale_for_fsdp",
+)
 
 
-def _context(launch: Launch) -> Options:
-    variant = VARIANTS.get(launch.layout.cp_variant)
-    return {BALANCER: "headtail", ROTATES: variant} if launch.layout.cp > 1 and variant else {}
+def _context_options(launch: Launch) -> Options:
+    variant = CP_VARIANTS.get(launch.layout.cp_variant)
+    return {LOAD_BALANCER: "headtail", CP_ROTATE_METHOD: variant} if launch.layout.cp > 1 and variant else {}
 
 
-def _heard_context(given: Given) -> Mapping[str, Any]:
-    balancer, method = given.get(BALANCER, "headtail"), given.get(ROTATES, "allgather")
-    back = {theirs: ours for ours, theirs in VARIANTS.items()}
-    if degree(given, CP) == 1:
+def _read_context(given: OptionReader) -> Mapping[str, Any]:
+    balancer, method = given.get(LOAD_BALANCER, "headtail"), given.get(CP_ROTATE_METHOD, "allgather")
+    back = {theirs: ours for ours, theirs in CP_VARIANTS.items()}
+    if get_degree(given, CP) == 1:
         return {}
     if balancer not in ("headtail", "ptrr") or method not in back:
         raise InputError(
-            f"{ROTATES}: found {method} with {BALANCER} {balancer}; allgather or alltoall with headtail is required"
+            f"{CP_ROTATE_METHOD}: found {method} with {LOAD_BALANCER} {balancer}; allgather or alltoall with headtail is required"
         )
     return {"layout.cp_variant": back[method]}
 
 
-def _heard_experts(given: Given) -> Mapping[str, Any]:
+def _read_experts(given: OptionReader) -> Mapping[str, Any]:
     """Experts are whole unless they are split as layers are; without expert parallelism they always are split."""
-    tp, etp = degree(given, TP), given.get(ETP, 1)
-    if degree(given, EP) == 1 or tp == 1:
+    tp, etp = get_degree(given, TP), given.get(EXPERT_TP, 1)
+    if get_degree(given, EP) == 1 or tp == 1:
         return {"layout.etp": None}
     if etp not in (1, tp):
-        raise InputError(f"{ETP}: found {etp}; 1, or tensor_parallel_degree = {tp}, is required")
+        raise InputError(f"{EXPERT_TP}: found {etp}; 1, or tensor_parallel_degree = {tp}, is required")
     return {"layout.etp": 1 if etp == 1 else None}
 
 
-def _recompute(launch: Launch) -> Options:
+def _recompute_options(launch: Launch) -> Options:
     """Whole layers, of each so many that one in `k` runs again, or products and attention kept but for every other product."""
     layout = launch.layout
     match layout.recompute:
         case "none":
-            return {MODE: "none"}
+            return {RECOMPUTE_MODE: "none"}
         case "alternate" if layout.recompute_layers is None:
-            return {MODE: "selective", OPTION: "op"}
+            return {RECOMPUTE_MODE: "selective", RECOMPUTE_OPTION: "op"}
         case "full" if layout.recompute_layers is None:
-            return {MODE: "full"}
+            return {RECOMPUTE_MODE: "full"}
         case "full":
-            held, count = held_layers(launch.model, layout), layout.recompute_layers or 1
+            held, count = layers_by_stage(launch.model, layout), layout.recompute_layers or 1
             every = max(max(held) // count, 1)
             if all(layers // every == count for layers in held):
-                return {MODE: "selective", OPTION: str(every)}
-    return {MODE: "none"}
+                return {RECOMPUTE_MODE: "selective", RECOMPUTE_OPTION: str(every)}
+    return {RECOMPUTE_MODE: "none"}
 
 
-def _heard_recompute(given: Given) -> Mapping[str, Any]:
-    mode, option = given.get(MODE, "selective"), str(given.get(OPTION, "2"))
+def _read_recompute(given: OptionReader) -> Mapping[str, Any]:
+    mode, option = given.get(RECOMPUTE_MODE, "selective"), str(given.get(RECOMPUTE_OPTION, "2"))
     if mode in ("none", "full"):
         return {"layout.recompute": mode}
     if mode == "selective" and option == "op":
         return {"layout.recompute": "alternate"}
     if mode != "selective" or not option.isdecimal() or int(option[:9]) < 1:
         raise InputError(
-            f"{MODE}: found {mode} ({OPTION} {option}); none, full, or selective with op or a number, is required"
+            f"{RECOMPUTE_MODE}: found {mode} ({RECOMPUTE_OPTION} {option}); none, full, or selective with op or a number, "
+            "is required"
         )
-    layers = heard_flavor(MODELS, given).parts["model.num_layers"] // degree(given, PP) // int(option[:9])
+    layers = read_flavor(MODELS_FILE, given).fields["model.num_layers"] // get_degree(given, PP) // int(option[:9])
     return {"layout.recompute": "full", "layout.recompute_layers": layers} if layers else {"layout.recompute": "none"}
 
 
-def _precision(launch: Launch) -> Options:
+def _precision_options(launch: Launch) -> Options:
     recipe, experts = launch.job.precision, launch.model.num_experts > 0
-    linear = {**formats(launch), CONVERTERS: [LINEAR], f"{LINEAR}.filter_fqns": ["output"]}
+    linear = {**dtype_options(launch), CONVERTERS: [LINEAR_CONVERTER], f"{LINEAR_CONVERTER}.filter_fqns": ["output"]}
     if recipe == "fp8_torchao" and not experts:
-        return {**linear, GATHERED: True, SCALES: True}
+        return {**linear, FP8_ALL_GATHER: True, FP8_PRECOMPUTED_SCALES: True}
     if recipe != "fp8_torchao_rowwise":
-        return formats(launch)
-    grouped = {CONVERTERS: [LINEAR, GROUPED], f"{GROUPED}.fqns": ["experts"],
-               f"{LINEAR}.filter_fqns": ["output", "router.gate"]} if experts else {}  # fmt: skip
-    return {**linear, f"{LINEAR}.recipe_name": "rowwise", **grouped}
+        return dtype_options(launch)
+    grouped = {CONVERTERS: [LINEAR_CONVERTER, EXPERTS_CONVERTER], f"{EXPERTS_CONVERTER}.fqns": ["experts"],
+               f"{LINEAR_CONVERTER}.filter_fqns": ["output", "router.gate"]} if experts else {}  # fmt: skip
+    return {**linear, f"{LINEAR_CONVERTER}.recipe_name": "rowwise", **grouped}
 
 
-def _heard_precision(given: Given) -> Mapping[str, Any]:
+def _read_precision(given: OptionReader) -> Mapping[str, Any]:
     found, recipe, gathered = (
-        heard_formats(given),
-        given.get(f"{LINEAR}.recipe_name", "tensorwise"),
-        given.get(GATHERED, False),
+        read_dtypes(given),
+        given.get(f"{LINEAR_CONVERTER}.recipe_name", "tensorwise"),
+        given.get(FP8_ALL_GATHER, False),
     )
-    used = [BEFORE.get(str(one), str(one)) for one in given.get(CONVERTERS, [])]
-    for name in (f"{LINEAR}.filter_fqns", f"{GROUPED}.fqns", SCALES):
+    used = [EARLIER_NAMES.get(str(one), str(one)) for one in given.get(CONVERTERS, [])]
+    for name in (f"{LINEAR_CONVERTER}.filter_fqns", f"{EXPERTS_CONVERTER}.fqns", FP8_PRECOMPUTED_SCALES):
         given.get(name)
     if not used:
         return {"job.precision": found}
     known = {("tensorwise", True): "fp8_torchao", ("rowwise", False): "fp8_torchao_rowwise"}
-    whole = {LINEAR, GROUPED} if "model.num_experts" in heard_flavor(MODELS, given).parts else {LINEAR}
+    whole = (
+        {LINEAR_CONVERTER, EXPERTS_CONVERTER}
+        if "model.num_experts" in read_flavor(MODELS_FILE, given).fields
+        else {LINEAR_CONVERTER}
+    )
     if set(used) != whole or (recipe, gathered) not in known:
         raise InputError(
-            f"{CONVERTERS}: found {', '.join(used)} (recipe {recipe}, {GATHERED} {str(gathered).lower()}), which no recipe here "
-            f"is; {LINEAR} (with {GROUPED} where there are experts), tensorwise with gathers in float8 or rowwise without, is "
-            "what can be read"
+            f"{CONVERTERS}: found {', '.join(used)} (recipe {recipe}, {FP8_ALL_GATHER} {str(gathered).lower()}), which no recipe "
+            f"here is; {LINEAR_CONVERTER} (with {EXPERTS_CONVERTER} where there are experts), tensorwise with gathers in float8 "
+            "or rowwise without, is what can be read"
         )
     return {"job.precision": known[recipe, gathered]}
 
 
-OWN: tuple[Field, ...] = (
-    stage_field(MODELS, "output"),
-    Field(lambda launch: {}, lambda given: {"layout.sequence_parallel": degree(given, TP) > 1}),
-    Field(lambda launch: {"parallelism.enable_async_tensor_parallel": launch.layout.async_tp},
+OWN_MAPPINGS: tuple[OptionMapping, ...] = (
+    map_stages(MODELS_FILE, "output"),
+    OptionMapping(lambda launch: {}, lambda given: {"layout.sequence_parallel": get_degree(given, TP) > 1}),
+    OptionMapping(lambda launch: {"parallelism.enable_async_tensor_parallel": launch.layout.async_tp},
           lambda given: {"layout.async_tp": bool(given.get("parallelism.enable_async_tensor_parallel", False))
-                         and degree(given, TP) > 1}),
-    Field(_context, _heard_context),
-    Field(lambda launch: {ETP: launch.layout.expert_tp} if launch.layout.ep > 1 else {}, _heard_experts),
-    Field(_recompute, _heard_recompute),
-    Field(_precision, _heard_precision),
-    named("job.optimizer", "optimizer.name", {"adamw": "AdamW"}, "AdamW"),
-    beside("job.config_file", "parallelism.disable_loss_parallel", "parallelism.expert_parallel_comm_backend",
+                         and get_degree(given, TP) > 1}),
+    OptionMapping(_context_options, _read_context),
+    OptionMapping(lambda launch: {EXPERT_TP: launch.layout.expert_tp} if launch.layout.ep > 1 else {}, _read_experts),
+    OptionMapping(_recompute_options, _read_recompute),
+    OptionMapping(_precision_options, _read_precision),
+    map_names("job.optimizer", "optimizer.name", {"adamw": "AdamW"}, "AdamW"),
+    add_options("job.config_file", "parallelism.disable_loss_parallel", "parallelism.expert_parallel_comm_backend",
            say=lambda launch: {}),
 )  # fmt: skip
-OWN_NEEDS: tuple[Need, ...] = (
-    Need(
+OWN_REQUIREMENTS: tuple[Requirement, ...] = (
+    Requirement(
         lambda launch: not launch.model.num_predict_layers,
         lambda launch: f"{TITLE} has no multi-token prediction; num_predict_layers=0 is required",
     ),
-    Need(
-        lambda launch: facts_of(MODELS, launch.model).get("pipelines", True) or launch.layout.pp == 1,
+    Requirement(
+        lambda launch: flavor_facts(MODELS_FILE, launch.model).get("pipelines", True) or launch.layout.pp == 1,
         lambda launch: f"{TITLE} has no pipeline of {launch.model.name}; pp=1 is required",
     ),
-    Need(
-        lambda launch: facts_of(MODELS, launch.model).get("splits_sequence", True) or launch.layout.cp == 1,
+    Requirement(
+        lambda launch: flavor_facts(MODELS_FILE, launch.model).get("splits_sequence", True) or launch.layout.cp == 1,
         lambda launch: f"{TITLE} has no context parallelism of {launch.model.name}; cp=1 is required",
     ),
-    Need(
+    Requirement(
         lambda launch: launch.layout.fsdp * launch.layout.cp > 1 or launch.layout.tp * launch.layout.pp == 1,
         lambda launch: (
             f"{TITLE} replicates weights, and mixes precisions, under tensor and pipeline parallelism with FSDP alone; "
@@ -175,18 +202,18 @@ OWN_NEEDS: tuple[Need, ...] = (
 )
 
 
-def _write(options: Options, launch: Launch) -> Files:
-    starts = torchrun(launch.machines, "-m torchtitan.train")
+def _write_files(options: Options, launch: Launch) -> LaunchFiles:
+    starts = torchrun_command(launch.machines, "-m torchtitan.train")
     text = (
         f"#!/bin/bash\n# Starts on each node, with {TITLE} installed.\nset -euo pipefail\n\n{starts} \\\n"
-        f'  --job.config_file "${{RUN_DIR:-$PWD}}/{FILE}" \\\n'
+        f'  --job.config_file "${{RUN_DIR:-$PWD}}/{CONFIG_FILE}" \\\n'
         '  --model.hf_assets_path "${HF_ASSETS:?a folder with the tokenizer}" \\\n'
         '  --optimizer.lr "${LR:?a learning rate}"\n'
     )
-    return {FILE: f"# {launch.model.name} for {TITLE}\n{toml_text(options)}", SCRIPT: text}
+    return {CONFIG_FILE: f"# {launch.model.name} for {TITLE}\n{format_toml(options)}", SCRIPT: text}
 
 
-def _read(files: Files) -> Options:
+def _read_files(files: LaunchFiles) -> Options:
     """The file, and what the command gives beside it."""
     found: dict[str, Any] = {}
     tables = {name: text for name, text in files.items() if name.endswith(".toml")}
@@ -194,9 +221,9 @@ def _read(files: Files) -> Options:
     if len(tables) != 1 or len(scripts) > 1:
         raise InputError(f"{NAME}: found {', '.join(files)}; one TOML file, and at most one script, are required")
     for name, text in tables.items():
-        found |= toml_options(text, name)
+        found |= parse_toml(text, name)
     for name, text in scripts:
-        found |= tyro_options(training_command(text, name).arguments, option_table(TABLE))
+        found |= parse_tyro(training_command(text, name).arguments, option_table(OPTIONS_FILE))
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -208,8 +235,8 @@ def _notes(launch: Launch) -> Iterator[str]:
 
 TARGET = Target(
     name=NAME, title="torchtitan", version="0.2.2", source="https://pypi.org/project/torchtitan/0.2.2/, config/job_config.py",
-    stack="torchtitan", table=TABLE, fields=(flavor_field(MODELS), *SHARED, *OWN),
-    needs=(known_model(MODELS, TITLE), *NEEDS, ENOUGH_MICRO_BATCHES, *OWN_NEEDS),
-    write=_write, read=_read, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
+    stack="torchtitan", options_file=OPTIONS_FILE, mappings=(map_flavor(MODELS_FILE), *SHARED_MAPPINGS, *OWN_MAPPINGS),
+    requirements=(require_flavor(MODELS_FILE, TITLE), *SHARED_REQUIREMENTS, ENOUGH_MICRO_BATCHES, *OWN_REQUIREMENTS),
+    write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
     order=("tp", "cp", "fsdp", "dp", "pp"),
 )  # fmt: skip

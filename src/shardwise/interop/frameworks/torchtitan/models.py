@@ -2,7 +2,7 @@
 
 A flavor is a model by its name, and no option sets a size. Tables: `options/torchtitan_models.json` (0.3.0) and
 `options/torchtitan_toml_models.json` (0.2.2), from the registries of the two wheels (models/*/__init__.py): fields of a launch
-(`launch.Launch.parts`) of each flavor whose weights, built without memory, are as many as those fields have here; `attention`,
+(`launch.Launch.fields`) of each flavor whose weights, built without memory, are as many as those fields have here; `attention`,
 `max_seq_len`, `pipelines` and `splits_sequence` are from its code.
 
 Source of weight names: the wheel of torchtitan 0.3.0, models/common (decoder.py, attention.py, feed_forward.py, moe.py),
@@ -19,11 +19,18 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from shardwise.interop.frameworks.weight_table import ROTARY, Condition, Models, Naming, Stored, scaled
-from shardwise.interop.launches.launch import UNSAID, Launch
-from shardwise.interop.launches.target import Field, Given, Need, Options
+from shardwise.interop.frameworks.weight_table import (
+    ROTARY_FIELDS,
+    ModelCondition,
+    SupportedModels,
+    TensorPattern,
+    WeightTable,
+    scaling_condition,
+)
+from shardwise.interop.launches.launch import COSTLESS_FIELDS, Launch
+from shardwise.interop.launches.target import OptionMapping, OptionReader, Options, Requirement
 from shardwise.model.architecture import Architecture
-from shardwise.values.errors import InputError, unknown
+from shardwise.values.errors import InputError, describe_unknown
 
 
 class Flavor(NamedTuple):
@@ -31,12 +38,12 @@ class Flavor(NamedTuple):
 
     name: str
     flavor: str
-    parts: Mapping[str, Any]
+    fields: Mapping[str, Any]
     facts: Mapping[str, Any]
 
 
 @cache
-def flavors(table: str) -> tuple[Flavor, ...]:
+def list_flavors(table: str) -> tuple[Flavor, ...]:
     """All of a release."""
     text = (
         resources.files("shardwise.interop.frameworks").joinpath("options", f"{table}.json").read_text(encoding="utf-8")
@@ -53,161 +60,166 @@ def _hashable(value: Any) -> Any:
 
 
 @cache
-def _shapes(table: str) -> Mapping[tuple[Any, ...], Flavor]:
+def _flavors_by_shape(table: str) -> Mapping[tuple[Any, ...], Flavor]:
     """Flavours by their sizes; of several with the same the first."""
     found: dict[tuple[Any, ...], Flavor] = {}
-    for one in flavors(table):
-        sizes = {part.removeprefix("model."): value for part, value in one.parts.items() if part.startswith("model.")}
-        found.setdefault(_shape(Architecture(name="", **sizes)), one)
+    for one in list_flavors(table):
+        sizes = {part.removeprefix("model."): value for part, value in one.fields.items() if part.startswith("model.")}
+        found.setdefault(_model_shape(Architecture(name="", **sizes)), one)
     return found
 
 
-def _shape(model: Architecture) -> tuple[Any, ...]:
+def _model_shape(model: Architecture) -> tuple[Any, ...]:
     """The sizes of a model, without modules of multi-token prediction, which are an argument of a registry."""
-    names = [one.name for one in fields(model) if one.name not in (*UNSAID, "num_predict_layers")]
+    names = [one.name for one in fields(model) if one.name not in (*COSTLESS_FIELDS, "num_predict_layers")]
     return tuple(tuple(sorted(model.bias)) if name == "bias" else getattr(model, name) for name in names)
 
 
-def flavor_of(table: str, model: Architecture) -> Flavor | None:
+def find_flavor(table: str, model: Architecture) -> Flavor | None:
     """The flavour with the sizes of a model, if a release has one."""
-    return _shapes(table).get(_shape(model))
+    return _flavors_by_shape(table).get(_model_shape(model))
 
 
-def facts_of(table: str, model: Architecture) -> Mapping[str, Any]:
+def flavor_facts(table: str, model: Architecture) -> Mapping[str, Any]:
     """The facts of a release about a model beside its sizes; none for a model that it lacks."""
-    found = flavor_of(table, model)
+    found = find_flavor(table, model)
     return found.facts if found else {}
 
 
-def attention_of(name: object, flavor: object) -> str | None:
+def default_attention(name: object, flavor: object) -> str | None:
     """The kind of attention that a flavour of 0.3.0 has unasked."""
-    every = {(one.name, one.flavor): one.facts["attention"] for one in flavors("torchtitan_models")}
+    every = {(one.name, one.flavor): one.facts["attention"] for one in list_flavors("torchtitan_models")}
     return every.get((str(name), str(flavor)))
 
 
-def flavor_field(table: str) -> Field:
+def map_flavor(table: str) -> OptionMapping:
     """`model.name` and `model.flavor` for the sizes of a model."""
 
     def say(launch: Launch) -> Options:
-        found = flavor_of(table, launch.model)
+        found = find_flavor(table, launch.model)
         return {"model.name": found.name, "model.flavor": found.flavor} if found else {}
 
-    return Field(say, lambda given: heard_flavor(table, given).parts)
+    return OptionMapping(say, lambda given: read_flavor(table, given).fields)
 
 
-def heard_flavor(table: str, given: Given) -> Flavor:
+def read_flavor(table: str, given: OptionReader) -> Flavor:
     """The flavour that options name. Raises `InputError` for one that the release lacks."""
     name, flavor = given.get("model.name", "llama3"), given.get("model.flavor", "debugmodel")
-    known = {one.flavor: one for one in flavors(table) if one.name == name}
+    known = {one.flavor: one for one in list_flavors(table) if one.name == name}
     if not known:
-        raise InputError(f"model.name: {unknown(str(name), dict.fromkeys(one.name for one in flavors(table)))}")
+        raise InputError(
+            f"model.name: {describe_unknown(str(name), dict.fromkeys(one.name for one in list_flavors(table)))}"
+        )
     if flavor not in known:
-        raise InputError(f"model.flavor: of {name}: {unknown(str(flavor), known)}")
+        raise InputError(f"model.flavor: of {name}: {describe_unknown(str(flavor), known)}")
     return known[flavor]
 
 
-def known_model(table: str, title: str) -> Need:
+def require_flavor(table: str, title: str) -> Requirement:
     """That a model is one of a release's."""
 
     def says(launch: Launch) -> str:
-        names = ", ".join(f"{one.name} {one.flavor}" for one in flavors(table) if "debug" not in one.flavor)
+        names = ", ".join(f"{one.name} {one.flavor}" for one in list_flavors(table) if "debug" not in one.flavor)
         return f"{launch.model.name} has not the sizes of any model in the registries of {title}; it has {names}"
 
-    return Need(lambda launch: flavor_of(table, launch.model) is not None, says)
+    return Requirement(lambda launch: find_flavor(table, launch.model) is not None, says)
 
 
-LAYER, MODULE = Stored("layers.{layer}."), Stored("mtp_layers.{module}.")
+LAYER_PREFIX, MODULE_PREFIX = TensorPattern("layers.{layer}."), TensorPattern("mtp_layers.{module}.")
 _ENDS = {
-    "embedding": Stored("tok_embeddings.weight", "V, D"),
-    "final_norm.weight": Stored("norm.weight"),
-    "head": Stored("lm_head.weight", "V, D"),
+    "embedding": TensorPattern("tok_embeddings.weight", "V, D"),
+    "final_norm.weight": TensorPattern("norm.weight"),
+    "head": TensorPattern("lm_head.weight", "V, D"),
 }
 _BLOCK = {
-    "wq": Stored("attention.qkv_linear.wq.weight", "K G H, D"),
-    "wk": Stored("attention.qkv_linear.wk.weight", "K H, D"),
-    "wv": Stored("attention.qkv_linear.wv.weight", "K H, D"),
-    "wo": Stored("attention.wo.weight", "D, K G H"),
-    "attention_norm.weight": Stored("attention_norm.weight"),
-    "mlp_norm.weight": Stored("ffn_norm.weight"),
-    "w_gate": Stored("feed_forward.w1.weight", "F, D"),
-    "w_down": Stored("feed_forward.w2.weight", "D, F"),
-    "w_up": Stored("feed_forward.w3.weight", "F, D"),
+    "wq": TensorPattern("attention.qkv_linear.wq.weight", "K G H, D"),
+    "wk": TensorPattern("attention.qkv_linear.wk.weight", "K H, D"),
+    "wv": TensorPattern("attention.qkv_linear.wv.weight", "K H, D"),
+    "wo": TensorPattern("attention.wo.weight", "D, K G H"),
+    "attention_norm.weight": TensorPattern("attention_norm.weight"),
+    "mlp_norm.weight": TensorPattern("ffn_norm.weight"),
+    "w_gate": TensorPattern("feed_forward.w1.weight", "F, D"),
+    "w_down": TensorPattern("feed_forward.w2.weight", "D, F"),
+    "w_up": TensorPattern("feed_forward.w3.weight", "F, D"),
 }
 _PAIRS = {
-    "wq": Stored("attention.qkv_linear.wq.weight", "K G H~, D"),
-    "wk": Stored("attention.qkv_linear.wk.weight", "K H~, D"),
+    "wq": TensorPattern("attention.qkv_linear.wq.weight", "K G H~, D"),
+    "wk": TensorPattern("attention.qkv_linear.wk.weight", "K H~, D"),
 }
-_QK_NORM = {"q_norm.weight": Stored("attention.q_norm.weight"), "k_norm.weight": Stored("attention.k_norm.weight")}
+_QK_NORM = {
+    "q_norm.weight": TensorPattern("attention.q_norm.weight"),
+    "k_norm.weight": TensorPattern("attention.k_norm.weight"),
+}
 _EXPERTS = {
-    "router": Stored("moe.router.gate.weight", "E, D"),
-    "experts_gate": Stored("moe.routed_experts.inner_experts.w1_EFD", "{expert}, M, D"),
-    "experts_down": Stored("moe.routed_experts.inner_experts.w2_EDF", "{expert}, D, M"),
-    "experts_up": Stored("moe.routed_experts.inner_experts.w3_EFD", "{expert}, M, D"),
-    "shared_gate": Stored("moe.shared_experts.w1.weight", "S, D"),
-    "shared_down": Stored("moe.shared_experts.w2.weight", "D, S"),
-    "shared_up": Stored("moe.shared_experts.w3.weight", "S, D"),
+    "router": TensorPattern("moe.router.gate.weight", "E, D"),
+    "experts_gate": TensorPattern("moe.routed_experts.inner_experts.w1_EFD", "{expert}, M, D"),
+    "experts_down": TensorPattern("moe.routed_experts.inner_experts.w2_EDF", "{expert}, D, M"),
+    "experts_up": TensorPattern("moe.routed_experts.inner_experts.w3_EFD", "{expert}, M, D"),
+    "shared_gate": TensorPattern("moe.shared_experts.w1.weight", "S, D"),
+    "shared_down": TensorPattern("moe.shared_experts.w2.weight", "D, S"),
+    "shared_up": TensorPattern("moe.shared_experts.w3.weight", "S, D"),
 }
 _LATENT = {
-    "w_q_down": Stored("attention.wq_a.weight", "Q, D"),
-    "q_latent_norm.weight": Stored("attention.q_norm.weight"),
-    "w_q_plain": Stored("attention.wq_b.weight", "K G [I]+R, Q"),
-    "w_q_rotary": Stored("attention.wq_b.weight", "K G I+[R~], Q"),
-    "w_kv_down": Stored("attention.wkv_a.weight", "[C]+R, D"),
-    "w_k_rotary": Stored("attention.wkv_a.weight", "C+[R~], D"),
-    "kv_latent_norm.weight": Stored("attention.kv_norm.weight"),
-    "w_k_up": Stored("attention.wkv_b.weight", "K [I]+U, C"),
-    "w_v_up": Stored("attention.wkv_b.weight", "K I+[U], C"),
-    "wo": Stored("attention.wo.weight", "D, K G U"),
+    "w_q_down": TensorPattern("attention.wq_a.weight", "Q, D"),
+    "q_latent_norm.weight": TensorPattern("attention.q_norm.weight"),
+    "w_q_plain": TensorPattern("attention.wq_b.weight", "K G [I]+R, Q"),
+    "w_q_rotary": TensorPattern("attention.wq_b.weight", "K G I+[R~], Q"),
+    "w_kv_down": TensorPattern("attention.wkv_a.weight", "[C]+R, D"),
+    "w_k_rotary": TensorPattern("attention.wkv_a.weight", "C+[R~], D"),
+    "kv_latent_norm.weight": TensorPattern("attention.kv_norm.weight"),
+    "w_k_up": TensorPattern("attention.wkv_b.weight", "K [I]+U, C"),
+    "w_v_up": TensorPattern("attention.wkv_b.weight", "K I+[U], C"),
+    "wo": TensorPattern("attention.wo.weight", "D, K G U"),
 }
 _DIRECT = {
-    "w_q_plain": Stored("attention.wq.weight", "K G [I]+R, D"),
-    "w_q_rotary": Stored("attention.wq.weight", "K G I+[R~], D"),
+    "w_q_plain": TensorPattern("attention.wq.weight", "K G [I]+R, D"),
+    "w_q_rotary": TensorPattern("attention.wq.weight", "K G I+[R~], D"),
 }
 _PREDICT = {
-    "embedding_norm.weight": Stored("enorm.weight"),
-    "hidden_norm.weight": Stored("hnorm.weight"),
-    "pair_projection": Stored("eh_proj.weight", "D, J"),
-    "final_norm.weight": Stored("mtp_norm.weight"),
+    "embedding_norm.weight": TensorPattern("enorm.weight"),
+    "hidden_norm.weight": TensorPattern("hnorm.weight"),
+    "pair_projection": TensorPattern("eh_proj.weight", "D, J"),
+    "final_norm.weight": TensorPattern("mtp_norm.weight"),
 }
 # A tied model's state dict has its one matrix under both names (Decoder.__init__).
-_TIED = {"head": {"head": Stored("lm_head.weight", "V, D")}}
+_TIED = {"head": {"head": TensorPattern("lm_head.weight", "V, D")}}
 
 
-def _naming(title: str, block: Mapping[str, Stored]) -> Naming:
-    return Naming(
-        title=title, ends=_ENDS, block={**_BLOCK, **_EXPERTS, **block}, direct=_DIRECT, layer=LAYER, module=MODULE,
-        predict=_PREDICT, copies=_TIED, balance_bias=Stored("moe.expert_bias_E", "E"),
+def _weight_table(title: str, block: Mapping[str, TensorPattern]) -> WeightTable:
+    return WeightTable(
+        title=title, ends=_ENDS, block={**_BLOCK, **_EXPERTS, **block}, direct=_DIRECT, layer=LAYER_PREFIX, module=MODULE_PREFIX,
+        predict=_PREDICT, copies=_TIED, balance_bias=TensorPattern("moe.expert_bias_E", "E"),
     )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class TitanModel:
+class TorchtitanModel:
     """A folder of torchtitan's models: its names, and the models that it has."""
 
-    naming: Naming
-    models: Models
+    weight_table: WeightTable
+    models: SupportedModels
 
 
 _ROUTED = frozenset({"num_experts", "experts_per_token", "numerics.normalised_gates"})
 _LATENTS = frozenset({"q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_dense_layers", "dense_d_ff"})
 _GATING = frozenset(f"numerics.gating.{name}" for name in ("scores", "scale", "groups", "chosen_groups", "votes"))
-TORCHTITAN_MODELS: Mapping[str, TitanModel] = {
-    "llama3": TitanModel(
-        _naming("llama3 of torchtitan", _PAIRS),
-        Models(any_of=frozenset({"tied_embeddings"}) | ROTARY, conditions=(scaled("none", "llama3"),)),
+TORCHTITAN_MODELS: Mapping[str, TorchtitanModel] = {
+    "llama3": TorchtitanModel(
+        _weight_table("llama3 of torchtitan", _PAIRS),
+        SupportedModels(any_of=frozenset({"tied_embeddings"}) | ROTARY_FIELDS, conditions=(scaling_condition("none", "llama3"),)),
     ),
-    "qwen3": TitanModel(
-        _naming("qwen3 of torchtitan", _QK_NORM),
-        Models(any_of=frozenset({"tied_embeddings"}) | _ROUTED, values={"qk_norm": (True,)}),
+    "qwen3": TorchtitanModel(
+        _weight_table("qwen3 of torchtitan", _QK_NORM),
+        SupportedModels(any_of=frozenset({"tied_embeddings"}) | _ROUTED, values={"qk_norm": (True,)}),
     ),
-    "deepseek_v3": TitanModel(
-        _naming("deepseek_v3 of torchtitan", _LATENT),
-        Models(
+    "deepseek_v3": TorchtitanModel(
+        _weight_table("deepseek_v3 of torchtitan", _LATENT),
+        SupportedModels(
             any_of=_ROUTED | _LATENTS | _GATING | {"shared_expert_width"},
             values={"num_predict_layers": (0, 1)},  # its second module would read what the first one's norm gives
             conditions=(
-                Condition(lambda one: one.kv_lora_rank > 0, "kv_lora_rank is 0; latent attention is required"),
-                Condition(
+                ModelCondition(lambda one: one.kv_lora_rank > 0, "kv_lora_rank is 0; latent attention is required"),
+                ModelCondition(
                     lambda one: one.numerics.gating.groups == 1 or one.numerics.gating.votes == 2,
                     "groups of experts are chosen by other than their 2 best scores; 2 is required",
                 ),
@@ -217,15 +229,17 @@ TORCHTITAN_MODELS: Mapping[str, TitanModel] = {
 }  # fmt: skip
 
 
-def titan_model(architecture: Architecture) -> TitanModel:
+def torchtitan_model(architecture: Architecture) -> TorchtitanModel:
     """The naming that fits a model. Raises `InputError` with the reason against each."""
     for model in TORCHTITAN_MODELS.values():
         if not any(model.models.problems(architecture)):
             return model
-    raise InputError(f"model {architecture.name}: no model of torchtitan 0.3.0 computes it", *_reasons(architecture))
+    raise InputError(
+        f"model {architecture.name}: no model of torchtitan 0.3.0 computes it", *_refusal_reasons(architecture)
+    )
 
 
-def _reasons(architecture: Architecture) -> Iterator[str]:
+def _refusal_reasons(architecture: Architecture) -> Iterator[str]:
     for name, model in TORCHTITAN_MODELS.items():
         first, *more = model.models.problems(architecture)
         yield f"{name}: {first}" + (f" ({len(more)} more)" if more else "")

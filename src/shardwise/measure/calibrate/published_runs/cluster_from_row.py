@@ -10,45 +10,45 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from shardwise.hardware.calibration_constants import Calibration
-from shardwise.hardware.catalog_networks import tiers_over, topology_of
-from shardwise.hardware.chips import Chip, catalogue_entry, chip_names, load_chip, usual_clock
+from shardwise.hardware.catalog_networks import build_shorthand_topology, resize_tiers
+from shardwise.hardware.chips import Chip, chip_names, get_catalog_entry, load_chip, relative_clock
 from shardwise.hardware.cluster import Cluster, Shorthand
 from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.published_constants import calibration_of
-from shardwise.hardware.stacks import Stack, stack_of_software
-from shardwise.measure.calibrate.published_runs.run_table import Facts, SkippedRow
+from shardwise.hardware.published_constants import published_calibration
+from shardwise.hardware.stacks import Stack, match_stack
+from shardwise.measure.calibrate.published_runs.run_table import RowCells, SkippedRow
 
 # Memory kinds of which a chip's name tells another bandwidth than the catalogue's.
 # Source: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: H100 with HBM2e at 2.4 TB/s.
-BYTES_PER_S = {("h100", "hbm2e"): 2.4e12}
+NAMED_BANDWIDTHS = {("h100", "hbm2e"): 2.4e12}
 TWO_CORES = ("tpu-v2", "tpu-v3", "tpu-v4", "tpu-v5p")  # N in their names (v5p-256) counts TensorCores, two to a chip
 
 
-def cluster_of(facts: Facts, own: Cluster | None = None) -> Cluster:
+def read_cluster(facts: RowCells, own: Cluster | None = None) -> Cluster:
     """The machine of a row: of a chip of the catalogue, or of the cluster whose chip it names.
 
     Raises `SkippedRow` when the chip is unknown, `InputError` when the vendor has no such cluster.
     """
     text = facts.text("chip").lower()
     if own is not None and text == own.chip.name.lower():
-        return _of_own(facts, own)
-    name = chip_named(text)
-    chip = _own_chip(load_chip(name), facts, text)
-    count = facts.size("n_devices") or _count_of(text, name)
+        return _read_user_cluster(facts, own)
+    name = catalogue_name(text)
+    chip = _read_chip(load_chip(name), facts, text)
+    count = facts.size("n_devices") or _count_in_name(text, name)
     if count is None:
         raise SkippedRow("number of devices not stated", "n_devices")
-    if "torus" in catalogue_entry(name):
-        slices, topology = _slices(facts, name, chip, count)
+    if "torus" in get_catalog_entry(name):
+        slices, topology = _read_slices(facts, name, chip, count)
         return Cluster(
             name=f"{name}:{count}" + (f" in {slices} slices" if slices > 1 else ""), chip=chip, topology=topology
         )
-    topology = topology_of(Shorthand(name, (count,), False, None), chip)
+    topology = build_shorthand_topology(Shorthand(name, (count,), False, None), chip)
     assert isinstance(topology, Switched)
-    return Cluster(name=f"{name}:{count}", chip=chip, topology=_stated_network(facts, topology))
+    return Cluster(name=f"{name}:{count}", chip=chip, topology=_read_network(facts, topology))
 
 
-def _of_own(facts: Facts, own: Cluster) -> Cluster:
+def _read_user_cluster(facts: RowCells, own: Cluster) -> Cluster:
     """The cluster over the devices of a row, with the network that the row states."""
     count = facts.size("n_devices")
     if count is None:
@@ -57,13 +57,13 @@ def _of_own(facts: Facts, own: Cluster) -> Cluster:
         if count != own.num_devices:
             raise SkippedRow("of another torus than the cluster's", f"{count} chips")
         return own
-    network = tiers_over(own.topology, own.chip, count)
+    network = resize_tiers(own.topology, own.chip, count)
     if network is None:
         raise SkippedRow("devices do not divide evenly over the cluster's tiers", f"{count} devices")
-    return replace(own, topology=_stated_network(facts, network))
+    return replace(own, topology=_read_network(facts, network))
 
 
-def chip_named(text: str) -> str:
+def catalogue_name(text: str) -> str:
     """The catalogue's name of a chip as a source writes it: A100-80GB-SXM is a100-80gb, TPU-v5p-256 is tpu-v5p."""
     if not text:
         raise SkippedRow("chip not stated")
@@ -78,24 +78,24 @@ def chip_named(text: str) -> str:
     raise SkippedRow("chip not in the catalogue", text[:40])
 
 
-def _count_of(text: str, name: str) -> int | None:
+def _count_in_name(text: str, name: str) -> int | None:
     found = re.fullmatch(r"(?:tpu-)?v\d+[a-z]?-(\d+)", text)
     return max(int(found[1]) // (2 if name in TWO_CORES else 1), 1) if found and len(found[1]) < 8 else None
 
 
-def _own_chip(chip: Chip, facts: Facts, text: str) -> Chip:
+def _read_chip(chip: Chip, facts: RowCells, text: str) -> Chip:
     """The catalogue's chip with the memory that is stated, and a power limit or another kind of memory from its name."""
     memory = facts.number("chip_mem_gb")
     if memory and not _is_size(memory, chip.memory_bytes):
         chip = replace(chip, memory_bytes=memory * 1e9)
-    for (name, kind), rate in BYTES_PER_S.items():
+    for (name, kind), rate in NAMED_BANDWIDTHS.items():
         if chip.name == name and kind in text:
             chip = replace(chip, memory_bytes_per_s=rate)
     limit = re.search(r"\b(\d{2,4})w\b", text)
     if limit and chip.power_w and float(limit[1]) < chip.power_w:
         power = float(limit[1])
         chip = replace(chip, power_w=power)
-        chip = replace(chip, matmul_fraction=chip.matmul_fraction * usual_clock(chip))
+        chip = replace(chip, matmul_fraction=chip.matmul_fraction * relative_clock(chip))
     return chip
 
 
@@ -104,7 +104,7 @@ def _is_size(stated_gb: float, memory_bytes: float) -> bool:
     return any(abs(stated_gb * unit / memory_bytes - 1) <= 0.01 for unit in (1e9, 2.0**30))
 
 
-def _stated_network(facts: Facts, network: Switched) -> Switched:
+def _read_network(facts: RowCells, network: Switched) -> Switched:
     """The network between nodes as the row states it: Gb/s of a card or of a node; else the catalogue's.
 
     One rate alone is that of a node, as IBM states it for its A100s.
@@ -123,7 +123,7 @@ def _stated_network(facts: Facts, network: Switched) -> Switched:
     return Switched(tiers=(*network.tiers[:-1], replace(network.tiers[-1], bytes_per_s=each)))
 
 
-def _slices(facts: Facts, name: str, chip: Chip, count: int) -> tuple[int, Topology]:
+def _read_slices(facts: RowCells, name: str, chip: Chip, count: int) -> tuple[int, Topology]:
     """TPU slices: their number from the stated network, their shape as stated or the vendor's of that many chips."""
     found = re.search(r"between (\d{1,6}) slices", facts.text("inter_node_link").lower())
     slices = int(found[1]) if found else 1
@@ -133,8 +133,8 @@ def _slices(facts: Facts, name: str, chip: Chip, count: int) -> tuple[int, Topol
     stated = re.search(r"\b(\d{1,4}(?:x\d{1,4}){1,2})\b", facts.text("intra_node_link").lower())
     shape = tuple(map(int, stated[1].split("x"))) if stated else ()
     if math.prod(shape) != chips:
-        shape = slice_shape(chips, catalogue_entry(name)["torus"]["num_axes"])
-    return slices, topology_of(Shorthand(name, shape, False, slices if slices > 1 else None), chip)
+        shape = slice_shape(chips, get_catalog_entry(name)["torus"]["num_axes"])
+    return slices, build_shorthand_topology(Shorthand(name, shape, False, slices if slices > 1 else None), chip)
 
 
 def slice_shape(num_chips: int, num_axes: int) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ def _shapes(count: int, num_axes: int, allowed: list[int]) -> Iterator[tuple[int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Software:
+class RowSoftware:
     """The stack of a row, whether its attention keeps its scores on the chip, whether the host waits for the router's
     counts, and the sustained clock over the chip's usual one."""
 
@@ -172,20 +172,20 @@ class Software:
 
     def calibration(self, chip: Chip) -> Calibration:
         """What published runs say about the chip under this software."""
-        return self.stated(calibration_of(chip.name, self.stack))
+        return self.apply_to(published_calibration(chip.name, self.stack))
 
-    def stated(self, calibration: Calibration) -> Calibration:
+    def apply_to(self, calibration: Calibration) -> Calibration:
         """A calibration with what the row states."""
         return replace(
             calibration, clock=self.clock, fused_attention=self.fused_attention, synchronises=self.synchronises
         )
 
 
-def software_of(facts: Facts, clock: float) -> Software:
+def read_software(facts: RowCells, clock: float) -> RowSoftware:
     """The software of a row. Where tokens over a capacity are dropped, the host knows all sizes beforehand."""
-    stack = stack_of_software(facts.text("software"))
+    stack = match_stack(facts.text("software"))
     stated, routing = facts.flag("flash_attn"), facts.text("model") + facts.text("notes")
-    return Software(
+    return RowSoftware(
         stack=stack, fused_attention=not stack.unfused_attention if stated is None else stated,
         synchronises=not re.search(r"token-?drop|capacity", routing), clock=clock,
     )  # fmt: skip

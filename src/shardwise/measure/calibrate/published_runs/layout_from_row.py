@@ -25,13 +25,13 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from shardwise.layout.layers_per_stage import MOST_EMPTY
+from shardwise.layout.layers_per_stage import MAX_EMPTY_STAGES
 from shardwise.layout.layout import Layout
-from shardwise.measure.calibrate.published_runs.run_table import Facts, SkippedRow
+from shardwise.measure.calibrate.published_runs.run_table import RowCells, SkippedRow
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.recompute_policies import POLICIES
-from shardwise.pipeline.registry import natural_schedule, pipelines_by_any_name, schedule_of
+from shardwise.pipeline.registry import get_schedule, natural_schedule, schedule_names_by_alias
 from shardwise.values.precision import PRECISIONS
 
 # Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
@@ -44,7 +44,7 @@ TORCHTITAN = r"torchtitan|^torch [0-9a-f]{7,}\b"
 # Precision recipes by the sources' names for a format and what the software and the model say; the first line that fits, and
 # of it the first recipe that there is: none skips the row. fp16 has the widths and the peak of bf16. NeMo scales fp8 with the
 # maxima of earlier steps until 2025, Megatron Bridge with current ones; torchtitan casts with torchao.
-RECIPES = (
+PRECISION_RECIPES = (
     # BigScience, chronicles-prequel.md: fp16 until the BF16 optimizer, "just written to accumulate gradients in fp32"
     (r"fp16|fp16-or-bf16", r"deepspeed", ("fp16_fp32_update",)),
     (r"|bf16", r"deepspeed.*optimizer offload", ("bf16",)),  # the fp32 copy of the gradients rests on the host too
@@ -64,7 +64,7 @@ RECIPES = (
 # take flash-attn's by default (llmfoundry/models/mpt/modeling_mpt.py, FlashGPTLMLoss), NeMo and Megatron Bridge Megatron's or
 # Transformer Engine's (cross_entropy_loss_fusion). torchtitan's is eager until 2025 (train_utils: "compiling loss function
 # causes CUDA errors, turning off for now"), and with tp it is PyTorch's loss_parallel.
-KERNELS = (
+LOSS_KINDS = (
     (r"liger", "chunked"),
     (r"maxtext|jax|pax|llm-foundry|internevo", "streamed"),
     (r"fused loss|bridge|nemo", "fused"),
@@ -74,7 +74,7 @@ KERNELS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Degrees:
+class RowDegrees:
     """The product of a row's axes: replicas are what is left of the devices. `etp` is None without experts to split."""
 
     tp: int
@@ -85,7 +85,7 @@ class Degrees:
     replicas: int
 
 
-def degrees_of_row(facts: Facts, num_devices: int) -> Degrees:
+def read_degrees(facts: RowCells, num_devices: int) -> RowDegrees:
     """Degrees that multiply out. Raises `SkippedRow` where the layout is not stated, or contradicts itself."""
     stated = {axis: facts.size(axis) for axis in ("tp", "cp", "pp", "ep", "dp")}
     if stated["tp"] is None and stated["pp"] is None and not facts.flag("fsdp"):
@@ -96,37 +96,39 @@ def degrees_of_row(facts: Facts, num_devices: int) -> Degrees:
         product = " x ".join(str(stated[axis] or 1) for axis in ("dp", "tp", "cp", "pp"))
         raise SkippedRow("degrees do not multiply out", f"{product} on {num_devices} devices")
     etp = (facts.size("etp") or 1) if ep > 1 and tp > 1 else None
-    return Degrees(tp, cp, pp, ep, etp, replicas)
+    return RowDegrees(tp, cp, pp, ep, etp, replicas)
 
 
-def job_of(facts: Facts, degrees: Degrees) -> Job:
+def read_job(facts: RowCells, degrees: RowDegrees) -> Job:
     """Batch, sequence and precision recipe of a row."""
-    seq_len = facts.needed("seq_len", "sequence length")
+    seq_len = facts.require_size("seq_len", "sequence length")
     seqs = facts.size("global_batch")
     if seqs is None:
-        seqs = facts.needed("micro_batch", "batch") * facts.needed("grad_accum", "batch") * degrees.replicas
+        seqs = facts.require_size("micro_batch", "batch") * facts.require_size("grad_accum", "batch") * degrees.replicas
     return Job(
-        global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=recipe_of(facts), loss=loss_of(facts),
+        global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=read_recipe(facts), loss=read_loss(facts),
         document_tokens=_document_tokens(facts, seq_len),
     )  # fmt: skip
 
 
-def _document_tokens(facts: Facts, seq_len: int) -> int | None:
+def _document_tokens(facts: RowCells, seq_len: int) -> int | None:
     """Tokens of a document, where sequences are packed from them: in fine-tuning."""
     return min(FINE_TUNING_TOKENS, seq_len) if facts.text("task").lower() in ("sft", "lora") else None
 
 
-def loss_of(facts: Facts) -> str:
+def read_loss(facts: RowCells) -> str:
     """The kind of cross-entropy of a row."""
     text = f"{facts.text('software')} {facts.text('notes')} tp={facts.text('tp') or 1}".lower()
-    return next(kind for stack, kind in KERNELS if re.search(stack, text))
+    return next(kind for stack, kind in LOSS_KINDS if re.search(stack, text))
 
 
-def recipe_of(facts: Facts) -> str:
+def read_recipe(facts: RowCells) -> str:
     """The precision recipe of a row."""
     dtype = facts.text("dtype").lower()
     ran = " ".join(facts.text(column) for column in ("software", "model", "offload")).lower()
-    known = (names for format_, what, names in RECIPES if re.fullmatch(format_, dtype) and re.search(what, ran))
+    known = (
+        names for format_, what, names in PRECISION_RECIPES if re.fullmatch(format_, dtype) and re.search(what, ran)
+    )
     recipe = next((name for name in next(known, ()) if name in PRECISIONS), None)
     if recipe is None:
         raise SkippedRow("no precision recipe", dtype[:40])
@@ -137,8 +139,10 @@ def recipe_of(facts: Facts) -> str:
     return recipe
 
 
-def layout_of(facts: Facts, degrees: Degrees, job: Job, architecture: Architecture, node: int, slices: int) -> Layout:
-    """The layout of a row, but for a recompute that it does not state: "none" then, see `recomputes_of`."""
+def read_layout(
+    facts: RowCells, degrees: RowDegrees, job: Job, architecture: Architecture, node: int, slices: int
+) -> Layout:
+    """The layout of a row, but for a recompute that it does not state: "none" then, see `read_recomputes`."""
     micro_batch = _micro_batch(facts, degrees, job)
     zero_stage, fsdp = _zero(facts, degrees, node, slices)
     parallel = degrees.tp > 1 and facts.flag("sp") is not False
@@ -150,7 +154,7 @@ def layout_of(facts: Facts, degrees: Degrees, job: Job, architecture: Architectu
         zero_stage=zero_stage, sequence_parallel=parallel,
         cp_variant="zigzag" if degrees.cp > 1 else "all_gather",
         async_tp=parallel and ("async tp" in flags or "tp-comm-overlap" in flags),
-        micro_batch_seqs=micro_batch, recompute=recomputes_of(facts)[0], schedule=schedule, offload=_offload(facts),
+        micro_batch_seqs=micro_batch, recompute=read_recomputes(facts)[0], schedule=schedule, offload=_offload(facts),
     )  # fmt: skip
 
 
@@ -160,20 +164,20 @@ def even_stages(num_layers: int, pp: int, num_virtual_stages: int) -> tuple[int,
     return None if rest or pp == 1 else (even * num_virtual_stages,) * pp
 
 
-def _micro_batch(facts: Facts, degrees: Degrees, job: Job) -> int:
+def _micro_batch(facts: RowCells, degrees: RowDegrees, job: Job) -> int:
     micro_batch, steps = facts.size("micro_batch"), facts.size("grad_accum")
     if micro_batch is not None:
         return micro_batch
     if steps is None and degrees.tp * degrees.cp * degrees.pp > 1:
         return 1
-    each, rest = divmod(job.num_seqs, degrees.replicas * facts.needed("grad_accum", "micro-batch"))
+    each, rest = divmod(job.num_seqs, degrees.replicas * facts.require_size("grad_accum", "micro-batch"))
     if rest or not each:
         raise SkippedRow("micro-batch not stated", "micro_batch")
     return each
 
 
-def _offload(facts: Facts) -> Any:
-    """What rests on the host: the optimizer, activations, both; single activations do not (`approximations` says so)."""
+def _offload(facts: RowCells) -> Any:
+    """What rests on the host: the optimizer, activations, both; single activations do not (`list_approximations` says so)."""
     if _offloads_inputs(facts):
         return "activations"
     text = facts.text("offload").lower()
@@ -181,7 +185,7 @@ def _offload(facts: Facts) -> Any:
     return "both" if len(parts) == 2 else (parts or ["none"])[0]
 
 
-def _zero(facts: Facts, degrees: Degrees, node: int, slices: int) -> tuple[int, int]:
+def _zero(facts: RowCells, degrees: RowDegrees, node: int, slices: int) -> tuple[int, int]:
     """ZeRO stage and the replicas that it shards over: a node in hybrid sharding, a slice of several, a stated group, or all."""
     stage = facts.count("zero_stage")
     if stage is None:
@@ -202,7 +206,7 @@ def _zero(facts: Facts, degrees: Degrees, node: int, slices: int) -> tuple[int, 
 
 
 def _pipeline(
-    facts: Facts, degrees: Degrees, job: Job, architecture: Architecture, micro_batch: int
+    facts: RowCells, degrees: RowDegrees, job: Job, architecture: Architecture, micro_batch: int
 ) -> tuple[str, int]:
     """Schedule, which the layout may refuse, and virtual stages."""
     plain, virtual_ones = (natural_schedule(degrees.pp, virtual) for virtual in (1, 2))
@@ -212,16 +216,16 @@ def _pipeline(
     named = _schedule_in(text)
     if virtual is None:
         num_micro_batches = job.num_seqs // (degrees.replicas * micro_batch)
-        whole = schedule_of(named).goes_with(degrees.pp, 1) if named else False
+        whole = get_schedule(named).supports(degrees.pp, 1) if named else False
         virtual = 1 if whole else typical_virtual_stages(architecture.num_layers, degrees.pp, num_micro_batches)
-    virtual = min(virtual, max((architecture.num_layers + MOST_EMPTY) // degrees.pp, 1))
+    virtual = min(virtual, max((architecture.num_layers + MAX_EMPTY_STAGES) // degrees.pp, 1))
     stands_for_both = named in ("", plain, virtual_ones)
     return natural_schedule(degrees.pp, virtual) if stands_for_both else named, virtual
 
 
 def _schedule_in(text: str) -> str:
     """The schedule of a pipeline that a text names, by the longest of the names in it; "" for no text."""
-    names = pipelines_by_any_name()
+    names = schedule_names_by_alias()
     found = max((name for name in names if name in text), key=len, default="")
     if text and not found:  # zbb, zbv, v-half and v-min
         raise SkippedRow("schedule not known here", text[:40])
@@ -234,13 +238,13 @@ def typical_virtual_stages(num_layers: int, pp: int, num_micro_batches: int) -> 
     Interleaving needs micro-batches in multiples of pp, and layers that come out even. A prior: the published pipelines that
     state it have one to four layers in a virtual stage (GPT-3 175B and Nemotron-4 340B one, Llama 3.1 405B two, 70B four).
     """
-    if num_micro_batches % schedule_of(natural_schedule(pp, 2)).multiple(pp, 2):
+    if num_micro_batches % get_schedule(natural_schedule(pp, 2)).micro_batch_multiple(pp, 2):
         return 1
     counted = (num_layers, num_layers + 2)  # Llama's 126 come out even with embedding and head as a layer each
     return next((v for v in range(num_layers // (2 * pp), 1, -1) if any(n % (pp * v) == 0 for n in counted)), 1)
 
 
-def recomputes_of(facts: Facts) -> tuple[str, ...]:
+def read_recomputes(facts: RowCells) -> tuple[str, ...]:
     """What may be recomputed, in the order from the least to the most.
 
     "selective" stands for anything between none and all of a block, so all comes next; per operation it is torchtitan's.
@@ -251,19 +255,19 @@ def recomputes_of(facts: Facts) -> tuple[str, ...]:
     if _offloads_inputs(facts):
         return ("full",)
     if stated == "selective":
-        if partly_recomputed(facts):
+        if is_partly_recomputed(facts):
             return ("full",)
         return ("alternate" if "per-op" in detail else "selective", "full")
     return (stated,) if stated else tuple(POLICIES)
 
 
-def partly_recomputed(facts: Facts) -> bool:
+def is_partly_recomputed(facts: RowCells) -> bool:
     """Whether a row says that some of its blocks are recomputed, without saying how many: every n-th of IBM's fms-fsdp, which
     calls it selective."""
     return "fractional" in facts.text("recompute_detail").lower()
 
 
-def _offloads_inputs(facts: Facts) -> bool:
+def _offloads_inputs(facts: RowCells) -> bool:
     """MaxText's "custom" policy as Google's v6e recipes set it: block inputs wait on the host, most else is run again.
 
     Source: AI-Hypercomputer/maxtext, benchmarks/maxtext_trillium_model_configs.py. The projections that wait there too are
@@ -272,7 +276,7 @@ def _offloads_inputs(facts: Facts) -> bool:
     return "remat_policy=custom" in facts.text("recompute_detail").lower()
 
 
-def approximations(facts: Facts) -> tuple[str, ...]:
+def list_approximations(facts: RowCells) -> tuple[str, ...]:
     """What a row has that the estimate has not, and is priced as something close."""
     routing, offloaded = facts.text("model") + facts.text("notes"), facts.text("offload").lower()
     checks = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from shardwise.book_formulas.rooflines import bandwidths, chip_and_links, kernel_roofline
+from shardwise.book_formulas.rooflines import kernel_roofline, link_bandwidths, load_chip_and_links
 from shardwise.hardware.chips import load_chip
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.model.load import load_model
@@ -36,10 +36,10 @@ KERNELS: tuple[tuple[str, str, Mapping[str, float]], ...] = (
 
 def roofline() -> tuple[LineChart]:
     """Rooflines of a chip from every memory and link, with kernels of very different intensity."""
-    chip, links = chip_and_links(CHIP)
+    chip, links = load_chip_and_links(CHIP)
     found = ((label, kernel_roofline(chip, kernel, sizes)) for label, kernel, sizes in KERNELS)
     points = [Point(label=label, x=one.cost.intensity, y=one.attainable_flops_per_s) for label, one in found]
-    return (roofline_chart(chip, bandwidths(chip, links), points),)
+    return (roofline_chart(chip, link_bandwidths(chip, links), points),)
 
 
 def products(weights: str) -> tuple[LineChart]:

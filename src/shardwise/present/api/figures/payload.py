@@ -15,7 +15,7 @@ from shardwise.present.draw.line_chart import LineChart
 from shardwise.present.draw.panels import PanelChart
 from shardwise.present.draw.strip import Strip
 from shardwise.present.draw.timeline import TimelineChart
-from shardwise.values.payload_fields import Fields
+from shardwise.values.payload_fields import MergedFields
 
 if TYPE_CHECKING:
     from shardwise.present.api.figures.figure import Figure
@@ -29,7 +29,7 @@ class _Labels(TypedDict):
 
 class _Grids(TypedDict):
     kind: Literal["GridChart"]
-    grids: list[Annotated[dict[str, Any], Fields(Grid, _Labels)]]
+    grids: list[Annotated[dict[str, Any], MergedFields(Grid, _Labels)]]
 
 
 class _Bars(TypedDict):
@@ -58,13 +58,13 @@ class _Timeline(TypedDict):
 
 # The values of `draw`, each with its kind.
 ChartPayload = (
-    Annotated[dict[str, Any], Fields(BarChart, _Bars)]
-    | Annotated[dict[str, Any], Fields(GridChart, _Grids)]
-    | Annotated[dict[str, Any], Fields(HeatMap, _Map)]
-    | Annotated[dict[str, Any], Fields(LineChart, _Lines)]
-    | Annotated[dict[str, Any], Fields(PanelChart, _Panels)]
-    | Annotated[dict[str, Any], Fields(Strip, _Strip)]
-    | Annotated[dict[str, Any], Fields(TimelineChart, _Timeline)]
+    Annotated[dict[str, Any], MergedFields(BarChart, _Bars)]
+    | Annotated[dict[str, Any], MergedFields(GridChart, _Grids)]
+    | Annotated[dict[str, Any], MergedFields(HeatMap, _Map)]
+    | Annotated[dict[str, Any], MergedFields(LineChart, _Lines)]
+    | Annotated[dict[str, Any], MergedFields(PanelChart, _Panels)]
+    | Annotated[dict[str, Any], MergedFields(Strip, _Strip)]
+    | Annotated[dict[str, Any], MergedFields(TimelineChart, _Timeline)]
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from shardwise.hardware.network.message_simulation import simulate
+from shardwise.hardware.network.message_simulation import simulate_collective
 from shardwise.present.api.figures.figure import PLAYBOOK, Figure
 from shardwise.present.api.figures.searched import best_layouts
 from shardwise.present.api.figures.simulated import memory_of_a_step, overlap
@@ -12,14 +12,14 @@ from shardwise.present.draw.strip import Strip
 from shardwise.present.pictures.book_figures import memory_charts, scaling_charts
 from shardwise.present.pictures.book_figures.pipeline_charts import bubbles, pipeline_timeline, ring_work
 from shardwise.present.pictures.collective_frames import strip_of
-from shardwise.sharding.collectives import Kind
+from shardwise.sharding.collectives import CollectiveKind
 
 RING = 5  # devices of the playbook's animations
 
 
-def ring(kind: Kind) -> tuple[Strip]:
+def ring(kind: CollectiveKind) -> tuple[Strip]:
     """A collective on a one-way ring, step by step."""
-    return (strip_of(simulate(kind, 100e6, (RING,), (True,), one_way=True, split=False)),)
+    return (strip_of(simulate_collective(kind, 100e6, (RING,), (True,), one_way=True, split=False)),)
 
 
 def _pipeline(name: str, section: str, original: str, here: str, *sizes: int) -> Figure:
@@ -30,7 +30,7 @@ def _pipeline(name: str, section: str, original: str, here: str, *sizes: int) ->
     )  # fmt: skip
 
 
-def _ring(kind: Kind, original: str) -> Figure:
+def _ring(kind: CollectiveKind, original: str) -> Figure:
     name = kind.value.replace("_", "-")
     return Figure(
         name=f"collective-{name}", book=PLAYBOOK, section="A0: parallel programming crash course", original=original,
@@ -171,7 +171,7 @@ FIGURES = (
         here="Bus bandwidth of 256 MiB by the cost of collectives; nothing of it is measured.",
         charts=lambda: (scaling_charts.collective_bandwidths(),),
     ),
-    _ring(Kind.REDUCE_SCATTER, "An animation of the first half of a ring AllReduce over five devices."),
-    _ring(Kind.ALL_GATHER, "An animation of the second half of a ring AllReduce over five devices."),
-    _ring(Kind.ALL_REDUCE, "Both halves: 2 (N - 1) steps."),
+    _ring(CollectiveKind.REDUCE_SCATTER, "An animation of the first half of a ring AllReduce over five devices."),
+    _ring(CollectiveKind.ALL_GATHER, "An animation of the second half of a ring AllReduce over five devices."),
+    _ring(CollectiveKind.ALL_REDUCE, "Both halves: 2 (N - 1) steps."),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise.layout.context_parallel import variant_names
+from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.layout import Layout
 from shardwise.pipeline.registry import natural_schedule
 
@@ -26,7 +26,7 @@ def with_fields(layout: Layout, fields: Mapping[str, Any], num_devices: int | No
     if fields.get("sequence_parallel") is False:
         follows["async_tp"] = False
     if cp == 1:
-        follows["cp_variant"] = variant_names()[0]
+        follows["cp_variant"] = cp_variant_names()[0]
     if fields.keys() & {"pp", "num_virtual_stages"}:
         follows |= {"num_virtual_stages": virtual, "schedule": natural_schedule(pp, virtual), "layers_per_stage": None}
     if fields.get("recompute", layout.recompute) == "none":

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from shardwise.hardware.chips import chip_names
-from shardwise.hardware.stacks import stack_named, stack_names
+from shardwise.hardware.stacks import get_stack, stack_names
 from shardwise.model.load import model_names
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls.control import Control, Edit, Option, select, slider
@@ -68,7 +68,7 @@ def _stacks(platform: str | None) -> Iterator[Option]:
         value=BOUND, edit={"stack": None, "overlap": "per_axis"}, note="kernels and links at the best that was measured"
     )
     for name in stack_names():
-        if platform in stack_named(name).platforms:
+        if platform in get_stack(name).platforms:
             yield Option(value=name, edit={"stack": name, "overlap": None})
 
 

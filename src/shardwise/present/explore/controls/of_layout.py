@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardwise.layout.context_parallel import variant_names
-from shardwise.layout.degrees import degrees_of, seqs_per_replica
+from shardwise.layout.context_parallel import cp_variant_names
+from shardwise.layout.degrees import layout_degrees, seqs_per_replica
 from shardwise.layout.layout import OFFLOADS
 from shardwise.model.recompute_policies import policy_names
-from shardwise.pipeline.registry import pipeline_names
+from shardwise.pipeline.registry import pipeline_schedule_names
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls.control import Control, Option, checkbox, select, shown, slider
 from shardwise.present.explore.controls.moved import with_fields
 from shardwise.present.explore.controls.sizes import MOST_SLIDER, divisors
 from shardwise.present.explore.state import layout_text
-from shardwise.search.layout_memory import filling_job
+from shardwise.search.layout_memory import smallest_full_job
 from shardwise.values.errors import ShardwiseError
 from shardwise.values.units import format_binary
 
@@ -61,8 +61,8 @@ def layout_controls(asked: Asked, *, free: bool) -> Iterator[Control]:
     names: dict[str, tuple[str, Sequence[Any]]] = {
         "recompute": ("recompute", tuple(dict.fromkeys((*policy_names(), layout.recompute))))
     }
-    names |= {"schedule": ("schedule", pipeline_names())} if layout.pp > 1 else {}
-    names |= {"cp_variant": ("context variant", variant_names())} if layout.cp > 1 else {}
+    names |= {"schedule": ("schedule", pipeline_schedule_names())} if layout.pp > 1 else {}
+    names |= {"cp_variant": ("context variant", cp_variant_names())} if layout.cp > 1 else {}
     names |= {"offload": ("offload", OFFLOADS)}
     for name, (label, values) in names.items():
         yield select(name, label, GROUP, getattr(layout, name), options.of(name, values))
@@ -83,7 +83,7 @@ class _Options:
 
     def micro_batches(self) -> Iterator[Option]:
         """Sizes of a micro-batch up to all sequences of a replica."""
-        most = int(seqs_per_replica(self.asked.job, degrees_of(self.layout)))
+        most = int(seqs_per_replica(self.asked.job, layout_degrees(self.layout)))
         sizes = {*MICRO_BATCHES, self.layout.micro_batch_seqs, *((most,) if most <= MOST_MICRO_BATCH else ())}
         return self.of("micro_batch_seqs", sorted(size for size in sizes if size))
 
@@ -101,7 +101,7 @@ class _Options:
             asked = self.asked
             if self.free:
                 edit |= {"cluster": f"{asked.cluster.chip.name}:{layout.num_devices}"}
-                job = filling_job(asked.job, layout)
+                job = smallest_full_job(asked.job, layout)
                 edit |= {"batch_tokens": format_binary(job.global_batch_tokens)}
                 cluster = asked.known.cluster(replace(asked.state, cluster=edit["cluster"]))
                 asked = replace(asked, job=job, cluster=cluster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from shardwise.hardware.chips import catalogue_entry
+from shardwise.hardware.chips import get_catalog_entry
 from shardwise.hardware.cluster import parse_shorthand
 from shardwise.values.errors import ShardwiseError
 
@@ -53,7 +53,7 @@ def other_sizes(cluster: str) -> list[str]:
 
 def on_chip(name: str, most: int) -> str:
     """A cluster of a chip with about so many devices: as many of switched chips, of a torus the largest shape within them."""
-    entry = catalogue_entry(name)
+    entry = get_catalog_entry(name)
     if "torus" not in entry:
         return f"{name}:{most}"
     smallest = f"{name}:{'x'.join(['4'] * entry['torus']['num_axes'])}"

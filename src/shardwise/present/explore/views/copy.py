@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from shardwise.hardware.stacks import usual_precision
-from shardwise.interop.frameworks.targets import TARGETS, target_named
+from shardwise.hardware.stacks import default_precision
+from shardwise.interop.frameworks.targets import TARGETS, get_target
 from shardwise.interop.launches.export_launch import export
-from shardwise.interop.launches.launch import launch_of
-from shardwise.interop.launches.translate_launch import in_own_precision, refusals
+from shardwise.interop.launches.launch import launch_from_plan
+from shardwise.interop.launches.translate_launch import choose_precision, refusals
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.known import OPENED
 from shardwise.present.explore.state import layout_text
@@ -30,9 +30,9 @@ def copy(asked: Asked) -> dict[str, Any]:
 def _text(asked: Asked, name: str) -> dict[str, Any]:
     if name in TEXTS:
         return {"files": {name: command(asked) if name == "command" else python(asked)}, "problems": [], "notes": []}
-    target, plan = target_named(name), asked.plan
+    target, plan = get_target(name), asked.plan
     try:
-        reasons = refusals(in_own_precision(launch_of(plan), target), target)
+        reasons = refusals(choose_precision(launch_from_plan(plan), target), target)
         if reasons:
             return {
                 "files": {},
@@ -63,7 +63,7 @@ def _flags(asked: Asked) -> Iterator[str]:
         "--tokens": None if state.tokens is None else f"{state.tokens:g}",
     }
     yield from (word for flag, value in given.items() if value is not None for word in (flag, value))
-    if state.precision != usual_precision(state.stack):
+    if state.precision != default_precision(state.stack):
         yield from ("--precision", state.precision)
     for key, value in state.changes:
         yield from ("--set", f"{key}={value}")
@@ -77,7 +77,7 @@ def python(asked: Asked) -> str:
     changed = [key.partition(".")[::2] for key, _ in state.changes]
     fields: dict[str, Any] = {
         "layout": text, "global_batch_tokens": state.batch_tokens, "seq_len": state.seq_len, "tokens": state.tokens,
-        "precision": None if state.precision == usual_precision(state.stack) else state.precision,
+        "precision": None if state.precision == default_precision(state.stack) else state.precision,
         "overlap": state.overlap, "stack": state.stack,
         **{name: getattr(asked.job, name) for room, name in changed if room == "job"},
     }  # fmt: skip

@@ -9,11 +9,18 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.derive.sharded_unit import derived_unit
-from shardwise.derive.tensor_specs import gradient_rest, hidden_spec, optimizer_rest, padded, weight_rest, weight_use
-from shardwise.layout.degrees import atomic_degrees, degrees_of
+from shardwise.derive.tensor_specs import (
+    gradient_resting_spec,
+    hidden_spec,
+    optimizer_resting_spec,
+    pad_vocabulary,
+    weight_resting_spec,
+    weight_use_spec,
+)
+from shardwise.layout.degrees import atomic_degrees, layout_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import default_placement
-from shardwise.layout.sharding_scheme import TP, Family
+from shardwise.layout.sharding_scheme import TP_AXES, ShardingScheme
 from shardwise.model.decoder import unit_counts
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls import controls
@@ -23,7 +30,7 @@ from shardwise.price.layout_pricer import Pricing
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Spec
 
-ATOMS = {"tp": TP, "fsdp": ("fsdp", "ep")}  # the axes that are ordered groups of others, major first
+ATOMS = {"tp": TP_AXES, "fsdp": ("fsdp", "ep")}  # the axes that are ordered groups of others, major first
 RULE = "Austin et al., How to Scale Your Model, 2025, chapter 3: A[I_X, J_Y] on a mesh; derive/tensor_specs.py"
 FIELDS: Fields = {
     "units.*.weights.*.elements": Field("elements of the weight", "the product of its dims", "", "model/decoder_block.py", EXACT),
@@ -52,27 +59,27 @@ def notation(asked: Asked) -> dict[str, Any]:
     units = {}
     for kind, times in unit_counts(plan.model).items():
         unit = derived_unit(plan.model.structure, family, kind)
-        sizes = padded(plan.model.dims, mesh)
+        sizes = pad_vocabulary(plan.model.dims, mesh)
         weights = [
             _weight(name, dims, _specs(unit.family, dims, whole), sizes, own) for name, dims in unit.weights.items()
         ]
         units[kind] = {"times": times, "weights": weights}
     return head(asked) | {
         "mesh": [{"axis": axis, "size": size} for axis, size in mesh.axes], "num_devices": mesh.num_devices,
-        "hidden": str(hidden_spec(family).without(whole)), "units": units, "controls": controls(asked),
+        "hidden": str(hidden_spec(family).gather_axes(whole)), "units": units, "controls": controls(asked),
         "fields": fields_payload(FIELDS),
     }  # fmt: skip
 
 
-def _specs(family: Family, dims: tuple[str, ...], whole: Collection[str]) -> dict[str, Spec]:
+def _specs(family: ShardingScheme, dims: tuple[str, ...], whole: Collection[str]) -> dict[str, Spec]:
     """Where a weight and what belongs to it lie, without the axes that split nothing."""
-    use = weight_use(family, dims)
+    use = weight_use_spec(family, dims)
     specs = {
-        "rest": weight_rest(family, dims), "use": use, "gradient": gradient_rest(family, use),
-        "optimizer": optimizer_rest(family, dims),
+        "rest": weight_resting_spec(family, dims), "use": use, "gradient": gradient_resting_spec(family, use),
+        "optimizer": optimizer_resting_spec(family, dims),
     }  # fmt: skip
     return {
-        state: spec.without(whole).with_partial(axis for axis in spec.partial if axis not in whole)
+        state: spec.gather_axes(whole).with_partial(axis for axis in spec.partial if axis not in whole)
         for state, spec in specs.items()
     }
 
@@ -80,7 +87,7 @@ def _specs(family: Family, dims: tuple[str, ...], whole: Collection[str]) -> dic
 def mesh_of(asked: Asked, layout: Layout) -> Mesh:
     """The atomic axes as ranks are numbered, the innermost axis of the placement last."""
     placement = layout.placement or default_placement(asked.cluster.topology)
-    sizes = atomic_degrees(asked.model, degrees_of(replace(layout, placement=placement)))
+    sizes = atomic_degrees(asked.model, layout_degrees(replace(layout, placement=placement)))
     atoms = [atom for axis in reversed(placement.axes) for atom in ATOMS.get(axis, (axis,))]
     return Mesh(tuple((atom, int(sizes[atom])) for atom in atoms))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from shardwise.layout.degrees import degrees_of, num_micro_batches
+from shardwise.layout.degrees import layout_degrees, num_micro_batches
 from shardwise.model.parameters_and_flops import model_flops_per_token
 from shardwise.present.explore.asked import Asked
 from shardwise.price.estimate import mfu_format
@@ -116,7 +116,7 @@ NUMBERS: Mapping[str, Number] = {
     "num_micro_batches": Number(
         "micro-batches of the fullest replica in a step", "⌈⌈sequences / replicas⌉ / micro-batch⌉", "",
         "layout/rules/legality.py",
-        lambda asked: float(num_micro_batches(asked.job, degrees_of(asked.layout))), _sequences,
+        lambda asked: float(num_micro_batches(asked.job, layout_degrees(asked.layout))), _sequences,
     ),
 }  # fmt: skip
 MEMORY = ("memory_bytes", "margin")  # of these the numbers about bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.book_formulas.rooflines import bandwidths, block_roofline
+from shardwise.book_formulas.rooflines import block_roofline, link_bandwidths
 from shardwise.book_formulas.rooflines.payloads import block_payload
 from shardwise.hardware.chips import Chip
 from shardwise.present.explore.asked import Asked
@@ -24,7 +24,7 @@ def roofline(asked: Asked) -> dict[str, Any]:
     phases = shown["phases"]
     memory_s, time_s = (sum(phase[name] for phase in phases.values()) for name in ("memory_bound_s", "time_s"))
     return {
-        "roofline": shown, "memory_bound_share": memory_s / time_s, "bandwidths": bandwidths(chip, {}),
+        "roofline": shown, "memory_bound_share": memory_s / time_s, "bandwidths": link_bandwidths(chip, {}),
         "fields": fields_payload(_fields(chip, tuple(phases))),
     }  # fmt: skip
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.layout.degrees import degrees_of, num_micro_batches
-from shardwise.pipeline.compare_schedules import Times, compared, timeline, timeline_payload
+from shardwise.layout.degrees import layout_degrees, num_micro_batches
+from shardwise.pipeline.compare_schedules import PassTimes, compare_schedules, play_schedule, timeline_payload
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls import controls
 from shardwise.present.explore.fields import EXACT, Field, Fields, fields_payload
@@ -22,9 +22,9 @@ def schedule(asked: Asked) -> dict[str, Any]:
     asked.require_legal()
     require_few_passes(asked)
     layout = asked.layout
-    micro_batches = int(num_micro_batches(asked.job, degrees_of(layout)))
+    micro_batches = int(num_micro_batches(asked.job, layout_degrees(layout)))
     times = _times(asked, micro_batches)
-    line = timeline(layout.schedule, layout.pp, micro_batches, layout.num_virtual_stages, times)
+    line = play_schedule(layout.schedule, layout.pp, micro_batches, layout.num_virtual_stages, times)
     command = (
         f"shardwise schedule {layout.schedule} --stages {layout.pp} --micro-batches {micro_batches} --virtual-stages "
         f"{layout.num_virtual_stages} --times f={times.forward_s!r},b={times.input_s!r},w={times.weight_s!r}"
@@ -66,20 +66,23 @@ def _fields(asked: Asked) -> Fields:
     }  # fmt: skip
 
 
-def _times(asked: Asked, micro_batches: int) -> Times:
+def _times(asked: Asked, micro_batches: int) -> PassTimes:
     """Seconds of a rank's passes of one micro-batch: the estimate's, the backward pass in two halves."""
     time = asked.plan.estimate.time
     backward = (time["backward"] + time["recompute"]) / micro_batches / 2
-    return Times(forward_s=time["forward"] / micro_batches, input_s=backward, weight_s=backward)
+    return PassTimes(forward_s=time["forward"] / micro_batches, input_s=backward, weight_s=backward)
 
 
-def _compared(stages: int, micro_batches: int, times: Times) -> dict[str, Any]:
+def _compared(stages: int, micro_batches: int, times: PassTimes) -> dict[str, Any]:
     if stages * micro_batches > MOST_COMPARED:
         return {
             "rows": [],
             "problem": f"{stages} stages and {micro_batches:,} micro-batches: `shardwise schedule compare` takes its time",
         }
     try:
-        return {"rows": [row._asdict() for row in compared(stages, [micro_batches], None, times)], "problem": ""}
+        return {
+            "rows": [row._asdict() for row in compare_schedules(stages, [micro_batches], None, times)],
+            "problem": "",
+        }
     except (InputError, ShardwiseError) as error:
         return {"rows": [], "problem": error.problems[0]}

@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from shardwise.layout.degrees import degrees_of, num_micro_batches
+from shardwise.layout.degrees import layout_degrees, num_micro_batches
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.fields import Field, Fields, fields_payload
 from shardwise.present.explore.kinds import kind_of
 from shardwise.present.pictures.simulated_step_timeline import events
-from shardwise.price.simulation.result import PHASES, RankMemory, simulate, simulation_payload
-from shardwise.price.simulation.simulated_step import Simulated
-from shardwise.price.simulation.streams import Event, Kernel
+from shardwise.price.simulation.result import PHASES, MemoryCurve, simulate, simulation_payload
+from shardwise.price.simulation.simulated_step import SimulatedStep
+from shardwise.price.simulation.streams import StreamEvent, TimedKernel
 from shardwise.step.instructions import COMPUTE
 from shardwise.values.errors import InputError
 
@@ -88,7 +88,7 @@ def _fields(asked: Asked) -> Fields:
 def require_few_passes(asked: Asked) -> None:
     """Raise `InputError` for more passes than a picture shows."""
     layout = asked.layout
-    micro_batches = int(num_micro_batches(asked.job, degrees_of(layout)))
+    micro_batches = int(num_micro_batches(asked.job, layout_degrees(layout)))
     passes = 2 * micro_batches * layout.pp * layout.num_virtual_stages
     if passes > MOST_PASSES:
         raise InputError(
@@ -97,7 +97,7 @@ def require_few_passes(asked: Asked) -> None:
         )
 
 
-def _rank(found: Simulated, rank: int, memory: RankMemory, finest_s: float) -> dict[str, Any]:
+def _rank(found: SimulatedStep, rank: int, memory: MemoryCurve, finest_s: float) -> dict[str, Any]:
     digits = DIGITS - math.floor(math.log10(found.step_time_s))
     streams: dict[str, list[tuple[float, float, str]]] = {}
     for one, start, end in events(found, rank):
@@ -111,9 +111,9 @@ def _rank(found: Simulated, rank: int, memory: RankMemory, finest_s: float) -> d
     }  # fmt: skip
 
 
-def _term(one: Event) -> str:
+def _term(one: StreamEvent) -> str:
     """The term of an estimate that an event is counted in: its phase, or its axis."""
-    return TERMS.get(one.what.phase, one.what.phase) if isinstance(one.what, Kernel) else one.what.axis
+    return TERMS.get(one.what.phase, one.what.phase) if isinstance(one.what, TimedKernel) else one.what.axis
 
 
 def _merged(spans: list[tuple[float, float, str]], finest_s: float) -> Iterator[Span]:

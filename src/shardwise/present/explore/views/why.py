@@ -8,9 +8,9 @@ from typing import Any
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.kinds import kind_of
 from shardwise.present.explore.views.numbers import MEMORY, NUMBERS
-from shardwise.price.layout_pricer import TERMS
-from shardwise.search.explain.explanation import term
-from shardwise.values.errors import InputError, unknown
+from shardwise.price.layout_pricer import TERM_NAMES
+from shardwise.search.explain.explanation import explain_term
+from shardwise.values.errors import InputError, describe_unknown
 
 
 def why(asked: Asked) -> dict[str, Any]:
@@ -22,11 +22,11 @@ def why(asked: Asked) -> dict[str, Any]:
 def explained(asked: Asked, name: str) -> dict[str, Any]:
     """One number's provenance; of a term what `shardwise explain --term` prints. Raises `InputError` for a name that is none."""
     priced = asked.plan.estimate
-    if name in TERMS:
+    if name in TERM_NAMES:
         kind = kind_of(asked, memory=name.startswith("memory"))
-        return {**asdict(term(asked.plan, asked.plan.layout, priced, name)), "kind": kind, "interval90": None}
+        return {**asdict(explain_term(asked.plan, asked.plan.layout, priced, name)), "kind": kind, "interval90": None}
     if name not in NUMBERS:
-        raise InputError(f"term: {unknown(name, (*NUMBERS, *TERMS))}")
+        raise InputError(f"term: {describe_unknown(name, (*NUMBERS, *TERM_NAMES))}")
     number = NUMBERS[name]
     inputs = [
         {"symbol": key, "meaning": "", "value": float(value), "unit": _unit(key)}

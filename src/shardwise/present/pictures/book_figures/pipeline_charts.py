@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.book_formulas.rules import attended_pairs
-from shardwise.layout.context_parallel import variant_of
-from shardwise.pipeline.registry import build
+from shardwise.layout.context_parallel import get_cp_variant
+from shardwise.pipeline.registry import build_actions
 from shardwise.pipeline.schedule import bubble_ratio
-from shardwise.pipeline.timeline import play
+from shardwise.pipeline.timeline import play_actions
 from shardwise.present.draw.bars import Bar, BarChart
 from shardwise.present.draw.panels import Column, Panel, PanelChart
 from shardwise.present.draw.timeline import TimelineChart
@@ -20,7 +20,7 @@ def pipeline_timeline(
 ) -> TimelineChart:
     """A schedule played with passes of a second each: forward, backward for activations, backward for weights. Source: the
     playbook, "Pipeline parallelism"."""
-    return timeline_chart(play(build(schedule, num_stages, num_micro_batches, num_virtual_stages)))
+    return timeline_chart(play_actions(build_actions(schedule, num_stages, num_micro_batches, num_virtual_stages)))
 
 
 def bubbles(
@@ -47,7 +47,7 @@ def ring_work(degree: int = 4, seq_len: int = 16) -> PanelChart:
     Source: the playbook, "Ring Attention" and "Zig-Zag Ring Attention"."""
 
     def share(variant: str, rank: int) -> float:
-        pieces = variant_of(variant).pieces
+        pieces = get_cp_variant(variant).sequence_pieces
         length = seq_len / (pieces * degree)
         places = (rank,) if pieces == 1 else (rank, pieces * degree - 1 - rank)
         pairs = sum(attended_pairs(length, (place + 1) * length, causal=True) for place in places)

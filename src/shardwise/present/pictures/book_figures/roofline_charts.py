@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from shardwise.book_formulas.rooflines import BlockRoofline, KernelRoofline, bandwidths, kernel_roofline
+from shardwise.book_formulas.rooflines import BlockRoofline, KernelRoofline, kernel_roofline, link_bandwidths
 from shardwise.book_formulas.rules import attainable_flops_per_s, critical_intensity
 from shardwise.hardware.chips import Chip
 from shardwise.model.architecture import Architecture
@@ -85,7 +85,7 @@ def block_chart(found: BlockRoofline, chip: Chip, links: Mapping[str, float]) ->
         for one in found.operations
         if one.flops
     ]
-    chart = roofline_chart(chip, bandwidths(chip, links), kernels, found.dtype)
+    chart = roofline_chart(chip, link_bandwidths(chip, links), kernels, found.dtype)
     rest = 1.0 - sum(kernel.share for kernel in kernels)
     return replace(
         chart, title=f"A block of {found.model} on {chip.name}, {found.num_seqs} x {found.seq_len:,} tokens",
@@ -137,7 +137,7 @@ def attention_share_curves(
     def mlp_s(tokens: float) -> float:
         into = seconds("matmul", {"B": tokens, "D": a.d_model, "F": a.d_ff})
         out = seconds("matmul", {"B": tokens, "D": a.d_ff, "F": a.d_model})
-        return (2 if a.structure.gated else 1) * into + out
+        return (2 if a.structure.has_gated_mlp else 1) * into + out
 
     def decoding(batch: int) -> Line:
         step = mlp_s(batch)

@@ -8,7 +8,7 @@ from functools import partial
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.collective_times import collective_report
 from shardwise.hardware.network.links import Cut
-from shardwise.hardware.network.nccl_bandwidths import Operation
+from shardwise.hardware.network.nccl_bandwidths import CollectiveName
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
@@ -22,7 +22,7 @@ from shardwise.values.units import format_bytes
 
 SEQ_LEN = 4096
 DEVICES_OF_NODE = 8
-COLLECTIVES: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+COLLECTIVES: tuple[CollectiveName, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 def predicted(model: str, layout: Layout, num_micro_batches: int = 1) -> Estimate:
@@ -114,9 +114,9 @@ def collective_bandwidths(
 ) -> LineChart:
     """Bus bandwidth, by NCCL's convention, of collectives over all devices of some nodes. Source: the playbook, "Pipeline
     parallelism", its plot of what was measured."""
-    topology = load_cluster(f"{CHIP}:{DEVICES_OF_NODE * max(num_nodes)}").reached
+    topology = load_cluster(f"{CHIP}:{DEVICES_OF_NODE * max(num_nodes)}").sustained_topology
 
-    def line(operation: Operation) -> Line:
+    def line(operation: CollectiveName) -> Line:
         reports = (
             collective_report(operation, num_bytes, topology, [Cut(DEVICES_OF_NODE, 1), Cut(nodes, 1)])
             for nodes in num_nodes

@@ -6,18 +6,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from shardwise.hardware.chips import Chip, catalogue_entry, load_chip
+from shardwise.hardware.chips import Chip, get_catalog_entry, load_chip
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.network.torus import Torus, distances
+from shardwise.hardware.network.torus import Torus, hop_distances
 from shardwise.values.sourced_value import SourcedValue
 from shardwise.values.units import parse_quantity
 
 
 def chip_values(name: str) -> list[SourcedValue]:
     """A chip of the catalogue and the network that it comes with. Raises `InputError` for an unknown name."""
-    entry = catalogue_entry(name)
+    entry = get_catalog_entry(name)
     return [*_chip_values(load_chip(name)), *_network_values(entry, entry["sources"])]
 
 
@@ -75,7 +75,7 @@ def _links(topology: Topology) -> dict[str, Any]:
         return values
     values["wraps"] = topology.wraps
     if values.pop("twisted"):
-        found = distances(topology.shape)
+        found = hop_distances(topology.shape)
         values |= {"twisted": True, "mean_hops": found.mean, "diameter": found.diameter}
     return {"torus": values}
 
@@ -91,5 +91,5 @@ def _network_sources(chip: str) -> Mapping[str, str]:
     if chip == "local":
         half = "half of a process's share of the memory bandwidth: a byte is written once and read once"
         return {"shared memory": half}
-    sources: Mapping[str, str] = catalogue_entry(chip)["sources"]
+    sources: Mapping[str, str] = get_catalog_entry(chip)["sources"]
     return sources

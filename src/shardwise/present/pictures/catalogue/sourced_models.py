@@ -8,8 +8,8 @@ from typing import Any
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
-from shardwise.model.numerics import DEFAULT
-from shardwise.model.parameters_and_flops import num_active_params, num_params, num_predict_params
+from shardwise.model.numerics import DEFAULT_NUMERICS
+from shardwise.model.parameters_and_flops import num_active_params, num_mtp_params, num_params
 from shardwise.values.sourced_value import SourcedValue
 
 
@@ -22,14 +22,14 @@ def model_values(name: str) -> list[SourcedValue]:
     values |= _flat("numerics", values.pop("numerics"))
     counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
     if model.num_predict_layers:  # in training only, and apart from what a model card counts
-        counts["num_predict_params"] = num_predict_params(model)
+        counts["num_predict_params"] = num_mtp_params(model)
     counted = [(name, count, "counted from the program") for name, count in counts.items()]
     return [*counted, *((k, v, source) for k, v in values.items())]
 
 
 def plain_values() -> dict[str, Any]:
     """The defaults of a block by name: the values of most models."""
-    return {field.name: field.default for field in fields(Architecture)} | _flat("numerics", asdict(DEFAULT))
+    return {field.name: field.default for field in fields(Architecture)} | _flat("numerics", asdict(DEFAULT_NUMERICS))
 
 
 def _flat(name: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from dataclasses import asdict
 
 from shardwise.model.optimizer_state import bytes_per_parameter
-from shardwise.values.precision import precision_named
+from shardwise.values.precision import get_precision
 from shardwise.values.sourced_value import SourcedValue
 
 
 def precision_values(name: str) -> list[SourcedValue]:
     """Every value of a recipe with its source. Raises `InputError` for an unknown name."""
-    recipe = precision_named(name)
+    recipe = get_precision(name)
     values = asdict(recipe)
     source = values.pop("source")
     values.pop("name")

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.chips import load_chip
-from shardwise.hardware.published_constants import constants_known
-from shardwise.hardware.stacks import stack_named
+from shardwise.hardware.published_constants import constants_with_sources
+from shardwise.hardware.stacks import get_stack
 from shardwise.values.sourced_value import SourcedValue
 
 OWN = "hardware/catalog/stacks.toml"
@@ -28,18 +28,18 @@ class StackConstant(NamedTuple):
 
 def stack_constants(name: str, chip: str | None) -> Iterator[StackConstant]:
     """The four constants of a stack, and with a chip its eight."""
-    known = constants_known(load_chip(chip).name if chip else "", stack_named(name))
+    known = constants_with_sources(load_chip(chip).name if chip else "", get_stack(name))
     for owner in ("stack", "chip") if chip else ("stack",):
         for constant, one in CONSTANTS.items():
             if one.owner == owner:
                 value, deviation, source = known[constant]
-                low, high = (float(one.from_unbounded(one.free(value) + side * deviation)) for side in (-1, 1))
+                low, high = (float(one.from_unbounded(one.to_unbounded(value) + side * deviation)) for side in (-1, 1))
                 yield StackConstant(owner, constant, value, low, high, one.meaning, source)
 
 
 def stack_values(name: str, chip: str | None = None) -> list[SourcedValue]:
     """The stack of the table, what it supports, and its constants; each with its meaning and uncertainty."""
-    stack = stack_named(name)
+    stack = get_stack(name)
     facts = ("kind", "unfused_attention", "overlaps_tp", "casts")
     values: list[SourcedValue] = [(fact, getattr(stack, fact), OWN) for fact in facts]
     values.append(("precision", stack.precision, stack.precision_source or OWN))
