@@ -1,6 +1,7 @@
-"""What everything else is written in: errors, units, number formats and quantization, precision recipes, and sizes as
-polynomials of mesh degrees.
+"""What every other room is written in: errors, units, number formats, quantization, precision recipes, and polynomials of
+sizes.
 
 Entry points: `errors` (`InputError`, `ShardwiseError`), `units` (`parse_quantity`, `format_bytes`), `dtypes`
 (`bytes_per_element`, `NumberFormat`), `precision` (`Precision`, `PRECISIONS`), `symbolic` (`Polynomial`). Imports nothing of
-Shardwise but its own modules; only `quantization` loads NumPy at import, and nothing here loads a framework."""
+Shardwise but its own modules; only `quantization` loads NumPy at import, and nothing here loads a framework.
+"""

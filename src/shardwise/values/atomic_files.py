@@ -11,26 +11,26 @@ from typing import Any
 
 
 def write_json_atomic(path: Path, payload: Mapping[str, Any]) -> None:
-    """Write a file whole: whoever reads it has the old one or the new one."""
+    """Write a payload as JSON, so that readers see either the old file or the new one."""
     write_text_atomic(path, json.dumps(payload, indent=2) + "\n")
 
 
 @contextmanager
-def name_path_in_errors(place: Path) -> Iterator[None]:
-    """Around what writes in a place: an `OSError` that says not where, such as that of a full disk, names it."""
+def name_path_in_errors(path: Path) -> Iterator[None]:
+    """Add the path to an `OSError` that names no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror, error.filename or str(place)) from None
+        raise OSError(error.errno, error.strerror, error.filename or str(path)) from None
 
 
 def write_text_atomic(path: Path, text: str) -> None:
-    """Put a file in place of one that is there, whole; where that fails the old one stays, and nothing else."""
-    whole = path.with_name(f"{path.name}.new")
+    """Replace a file by a new text, so that readers see either the old file or the new one; a failure leaves the old one."""
+    new_file = path.with_name(f"{path.name}.new")
     try:
         with name_path_in_errors(path):
-            whole.write_text(text, encoding="utf-8")
-            os.replace(whole, path)
+            new_file.write_text(text, encoding="utf-8")
+            os.replace(new_file, path)
     except OSError:
-        whole.unlink(missing_ok=True)
+        new_file.unlink(missing_ok=True)
         raise

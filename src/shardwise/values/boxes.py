@@ -1,4 +1,4 @@
-"""Boxes of N-D tensors: what a process holds of one, and what of it lies in a file."""
+"""Boxes of N-D tensors: the part of a tensor that a process holds, or that lies in a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box of a tensor: where it begins and how long it is, in each dim.
+    """Box within a tensor: its first index and its length along each dim.
 
     >>> rows = Box((2, 0), (4, 8))
     >>> rows.volume, rows.slices
@@ -25,23 +25,23 @@ class Box:
 
     @property
     def volume(self) -> int:
-        """Its elements."""
+        """Number of elements."""
         return math.prod(self.lengths)
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What indexes the tensor with it."""
+        """Slices that index the tensor with the box."""
         return tuple(slice(start, start + length) for start, length in zip(self.offsets, self.lengths, strict=True))
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether it lies inside a tensor of this shape."""
+        """Return True if the box lies inside a tensor of this shape."""
         return len(self.offsets) == len(self.lengths) == len(shape) and all(
             start >= 0 and length >= 0 and start + length <= size
             for start, length, size in zip(self.offsets, self.lengths, shape, strict=True)
         )
 
     def intersection(self, other: Box) -> Box | None:
-        """What both have; None without an element."""
+        """Return the box that two boxes share, or None if they share no element."""
         starts, lengths = [], []
         for a, m, b, n in zip(self.offsets, self.lengths, other.offsets, other.lengths, strict=True):
             start, stop = max(a, b), min(a + m, b + n)
@@ -52,25 +52,25 @@ class Box:
         return Box(tuple(starts), tuple(lengths))
 
     def seen_from(self, outer: Box) -> Box:
-        """The same box, counted from where `outer` begins."""
+        """Return the same box with offsets relative to the start of `outer`."""
         starts = (start - origin for start, origin in zip(self.offsets, outer.offsets, strict=True))
         return Box(tuple(starts), self.lengths)
 
     def cut(self, dim: int, lengths: Iterable[int]) -> Iterator[Box]:
-        """The boxes of these lengths in a dim that it is made of, one after the other."""
+        """Yield the consecutive boxes of these lengths that make up this one along a dim."""
         start = self.offsets[dim]
         for length in lengths:
-            offsets, own = list(self.offsets), list(self.lengths)
-            offsets[dim], own[dim] = start, length
-            yield Box(tuple(offsets), tuple(own))
+            offsets, box_lengths = list(self.offsets), list(self.lengths)
+            offsets[dim], box_lengths[dim] = start, length
+            yield Box(tuple(offsets), tuple(box_lengths))
             start += length
 
-    def moved(self, by: Sequence[int]) -> Box:
-        """The same box, so far on in each dim."""
-        return Box(tuple(start + step for start, step in zip(self.offsets, by, strict=True)), self.lengths)
+    def moved(self, shifts: Sequence[int]) -> Box:
+        """Return the box shifted by so many indices in each dim."""
+        return Box(tuple(start + shift for start, shift in zip(self.offsets, shifts, strict=True)), self.lengths)
 
     def span(self, shape: Sequence[int]) -> tuple[int, int]:
-        """From its first element to behind its last one, in the flattened tensor of this shape (row-major)."""
+        """Return the first flat index and one past the last, in a row-major tensor of this shape."""
         first = last = 0
         for start, length, size in zip(self.offsets, self.lengths, shape, strict=True):
             first, last = first * size + start, last * size + start + length - 1
@@ -78,7 +78,7 @@ class Box:
 
 
 def interval_boxes(shape: Sequence[int], start: int, stop: int) -> Iterator[Box]:
-    """The boxes that elements `start` to `stop` of a flattened tensor (row-major) are, in order, each one contiguous.
+    """Yield the boxes that cover the elements `start` to `stop` of a flattened (row-major) tensor, in order, each contiguous.
 
     >>> [box.slices for box in interval_boxes((3, 4), 2, 9)]
     [(slice(0, 1, None), slice(2, 4, None)), (slice(1, 2, None), slice(0, 4, None)), (slice(2, 3, None), slice(0, 1, None))]
@@ -106,24 +106,24 @@ def _in_row(row: int, box: Box) -> Box:
 
 
 def tiles(boxes: Sequence[Box], shape: Sequence[int]) -> str:
-    """ "" where the boxes are together all of a tensor of this shape, each element once; else what is wrong with them."""
+    """Return "" if the boxes cover a tensor of this shape with each element once, else what is wrong with them."""
     if not all(box.fits(shape) for box in boxes):
         return f"a box outside the shape {tuple(shape)}"
-    held, size = sum(box.volume for box in boxes), math.prod(shape)
+    num_covered, num_elements = sum(box.volume for box in boxes), math.prod(shape)
     if _overlap([box for box in boxes if box.volume], len(shape)):
         return "boxes that overlap"
-    return "" if held == size else f"{held:,} of {size:,} elements"
+    return "" if num_covered == num_elements else f"{num_covered:,} of {num_elements:,} elements"
 
 
 def _overlap(boxes: Sequence[Box], ndim: int) -> bool:
-    """Whether two of the boxes share an element: a sweep along the dim that separates most of them."""
+    """Return True if two boxes share an element: a sweep along the dim that separates most of them."""
     if ndim == 0:
         return len(boxes) > 1
     dim = max(range(ndim), key=lambda dim: len({box.offsets[dim] for box in boxes}))
-    alive: list[Box] = []
+    active: list[Box] = []
     for box in sorted(boxes, key=lambda box: box.offsets[dim]):
-        alive = [other for other in alive if other.offsets[dim] + other.lengths[dim] > box.offsets[dim]]
-        if any(other.intersection(box) for other in alive):
+        active = [earlier for earlier in active if earlier.offsets[dim] + earlier.lengths[dim] > box.offsets[dim]]
+        if any(earlier.intersection(box) for earlier in active):
             return True
-        alive.append(box)
+        active.append(box)
     return False

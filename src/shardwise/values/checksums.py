@@ -1,4 +1,4 @@
-"""Files whose damage is detected: written through to the disk, with checksums of their bytes; JSON contains its own."""
+"""Files whose damage is detected: written through to the disk, with checksums of their bytes; a JSON payload carries its own."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ CHECKSUM_KEY = "crc32"
 
 
 class DamagedFileError(InputError):
-    """Files that are not what was written."""
+    """Files whose bytes are not those that were written."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileChecksum:
-    """A file's size in bytes and its CRC-32."""
+    """Size of a file in bytes and its CRC-32."""
 
     bytes: int
     crc32: int
 
     def describe_damage(self, path: Path) -> str:
-        """What is wrong with a file of which this is the sum, in words; "" where nothing is. Raises `OSError`."""
+        """Return why a file does not have this checksum, or "" if it does. Raises `OSError`."""
         if not path.is_file():
             return "is missing"
-        found = checksum_file(path)
-        if found.bytes != self.bytes:
-            return f"has {found.bytes:,} bytes of {self.bytes:,}"
-        return "" if found == self else "is damaged (CRC-32 mismatch)"
+        checksum = checksum_file(path)
+        if checksum.bytes != self.bytes:
+            return f"has {checksum.bytes:,} bytes of {self.bytes:,}"
+        return "" if checksum == self else "is damaged (CRC-32 mismatch)"
 
 
 def checksum_file(path: Path) -> FileChecksum:
-    """Size and CRC-32 of a file."""
+    """Return the size and the CRC-32 of a file."""
     size = crc = 0
     with path.open("rb") as file:
         while block := file.read(READ_BYTES):
@@ -46,21 +46,21 @@ def checksum_file(path: Path) -> FileChecksum:
     return FileChecksum(size, crc)
 
 
-def write_synced(path: Path, data: bytes) -> None:
-    """Write a file, and have the system write it to the disk."""
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file and flush it to the disk."""
     with path.open("wb") as file:
-        file.write(data)
+        file.write(content)
         flush_to_disk(file)
 
 
 def flush_to_disk(file: BinaryIO) -> None:
-    """Have the system write what was written so far to the disk."""
+    """Flush what was written to a file, and have the system write it to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def add_checksum(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """A payload of JSON with its own CRC-32, which says nothing of spaces and of the order of keys.
+    """Return a JSON payload with its own CRC-32, which ignores whitespace and the order of keys.
 
     >>> describe_checksum_problem(add_checksum({"step": 3}))
     ''
@@ -71,11 +71,11 @@ def add_checksum(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_checksum_problem(payload: Mapping[str, Any]) -> str:
-    """What is wrong with a payload that was sealed, in words; "" where nothing is."""
+    """Return why the checksum of a JSON payload does not hold, or "" if it does."""
     if CHECKSUM_KEY not in payload:
         return "has no CRC-32 of its own"
-    rest = {key: value for key, value in payload.items() if key != CHECKSUM_KEY}
-    return "" if _crc32(rest) == payload[CHECKSUM_KEY] else "is damaged (CRC-32 mismatch)"
+    content = {key: value for key, value in payload.items() if key != CHECKSUM_KEY}
+    return "" if _crc32(content) == payload[CHECKSUM_KEY] else "is damaged (CRC-32 mismatch)"
 
 
 def _crc32(payload: Mapping[str, Any]) -> int:

@@ -1,7 +1,7 @@
-"""Number formats by name: bytes of an element, and the bits and limits of each floating-point format. Without NumPy.
+"""Number formats by name: bytes of an element, and the bits and limits of each floating-point format. Loads no NumPy.
 
-`bytes_per_element` is all that prices need: e4m3 and e5m2 are both "fp8" there. A `NumberFormat` has bits, bias and special
-codes, from which everything else about its numbers follows; `quantization.py` rounds to it.
+Prices need `bytes_per_element` only: e4m3 and e5m2 are both "fp8" there. A `NumberFormat` has bits, bias and special codes,
+from which everything else about its numbers follows; `quantization.py` rounds to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BYTES_PER_ELEMENT = {
 
 
 class BlockScaledDtype(NamedTuple):
-    """A format at rest whose elements share scales: bytes of an element, how many have one scale, and bytes of that."""
+    """Storage format whose elements share scales: bytes of an element, elements per scale, bytes of a scale."""
 
     element_bytes: float
     size: int
@@ -35,18 +35,18 @@ class BlockScaledDtype(NamedTuple):
 
     @property
     def bytes_per_element(self) -> float:
-        """Of an element with its share of a scale."""
+        """Bytes of one element, with its share of the block's scale."""
         return self.element_bytes + self.scale_bytes / self.size
 
 
-# Numbers of dynamic tree quantisation (`quantization`), a byte each, in blocks of 256 with a scale in fp32. Source: Dettmers
-# et al. 2022, 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861), section 2; blocks are as large as those of
-# torchao.optim and of bitsandbytes since 0.44 (the paper has 2,048).
+# Dynamic tree quantization (`quantization`): a byte per element, in blocks of 256 with a scale in fp32. Source: Dettmers et al.
+# 2022, 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861), section 2; the block size is that of torchao.optim and of
+# bitsandbytes since 0.44 (the paper has 2,048).
 BLOCK_SCALED_DTYPES = {name: BlockScaledDtype(1.0, 256, 4.0) for name in ("dynamic8", "unsigned_dynamic8")}
 
 
 def bytes_per_element(dtype: str) -> float:
-    """Width of one element in bytes, its share of a scale included. Raises `InputError` for an unknown format.
+    """Return the bytes of one element, its share of a scale included. Raises `InputError` for an unknown format.
 
     >>> bytes_per_element("bf16"), bytes_per_element("dynamic8")
     (2.0, 1.015625)
@@ -59,17 +59,17 @@ def bytes_per_element(dtype: str) -> float:
         raise InputError(f"dtype: {describe_unknown(dtype, BYTES_PER_ELEMENT)}") from None
 
 
-# Which codes are no numbers: "ieee" those of the largest exponent (infinities and NaNs), "nan" the last code of each sign
-# (NaN), "none" no code at all.
+# Codes that are not finite: "ieee" those of the largest exponent (infinities and NaNs), "nan" the last code of each sign (NaN),
+# "none" no code at all.
 Specials = Literal["ieee", "nan", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberFormat:
-    """A binary floating-point format; every property is exact in a Python float.
+    """Binary floating-point format; every property is exact in a Python float.
 
     A number is (-1)^sign · 2^(exponent - bias) · 1.mantissa; with `has_zero` the smallest exponent is that of subnormals,
-    2^(1 - bias) · 0.mantissa, and of zero. `stored_bits` is what an element takes in memory where that is more than its bits.
+    2^(1 - bias) · 0.mantissa, and of zero. `stored_bits` is the width in memory where an element takes more than its bits.
 
     >>> NUMBER_FORMATS["e4m3"].max, NUMBER_FORMATS["e4m3"].min_subnormal, NUMBER_FORMATS["e4m3"].num_finite
     (448.0, 0.001953125, 254)
@@ -87,7 +87,7 @@ class NumberFormat:
 
     @property
     def bits(self) -> int:
-        """Of sign, exponent and mantissa."""
+        """Number of bits of sign, exponent and mantissa."""
         return self.sign_bits + self.exponent_bits + self.mantissa_bits
 
     @property
@@ -97,54 +97,54 @@ class NumberFormat:
 
     @property
     def largest_code(self) -> int:
-        """The code, sign aside, of the largest finite number."""
+        """Code, without the sign, of the largest finite number."""
         codes = 1 << (self.exponent_bits + self.mantissa_bits)
         return codes - 1 - {"ieee": (1 << self.mantissa_bits), "nan": 1, "none": 0}[self.specials]
 
     @property
     def min_exponent(self) -> int:
-        """That of the smallest normal number."""
+        """Exponent of the smallest normal number."""
         return (1 if self.has_zero else 0) - self.bias
 
     @property
     def max(self) -> float:
-        """The largest finite number."""
+        """Largest finite number."""
         exponent, mantissa = divmod(self.largest_code, (1 << self.mantissa_bits))
         return math.ldexp(1.0, exponent - self.bias) * (1 + mantissa * self.epsilon)
 
     @property
     def min_normal(self) -> float:
-        """The smallest normal number above 0."""
+        """Smallest normal number above 0."""
         return math.ldexp(1.0, self.min_exponent)
 
     @property
     def min_subnormal(self) -> float:
-        """The smallest number above 0."""
+        """Smallest number above 0."""
         return self.min_normal * self.epsilon if self.has_zero else self.min_normal
 
     @property
     def epsilon(self) -> float:
-        """From 1 to the next number."""
+        """Distance from 1 to the next larger number."""
         return math.ldexp(1.0, -self.mantissa_bits)
 
     @property
     def num_finite(self) -> int:
-        """Codes that are finite numbers: -0 and 0 are two."""
+        """Number of codes of finite numbers; -0 and 0 are two."""
         return (self.largest_code + 1) << self.sign_bits
 
     @property
     def num_between_1_and_2(self) -> int:
-        """Numbers from 1 up to and without 2."""
+        """Count of numbers from 1 to below 2."""
         return 1 << self.mantissa_bits
 
     @property
     def has_infinity(self) -> bool:
-        """Whether a number beyond the largest becomes infinite."""
+        """True if a number beyond the largest becomes infinite."""
         return self.specials == "ieee"
 
     @property
     def has_nan(self) -> bool:
-        """Whether the format has a NaN code."""
+        """True if the format has a NaN code."""
         return self.specials != "none"
 
 
@@ -153,8 +153,8 @@ _OFP8 = "OCP 8-bit Floating Point Specification (OFP8) 1.0, table 1; Micikeviciu
 _MX = "OCP Microscaling Formats (MX) Specification 1.0, sections 5.3.3 and 5.4.1"
 
 NUMBER_FORMATS = {
-    one.name: one
-    for one in (
+    number_format.name: number_format
+    for number_format in (
         NumberFormat(name="fp32", exponent_bits=8, mantissa_bits=23, bias=127, specials="ieee", source=_IEEE),
         NumberFormat(
             name="tf32", exponent_bits=8, mantissa_bits=10, bias=127, specials="ieee", stored_bits=32,
@@ -176,7 +176,7 @@ NUMBER_FORMATS = {
 
 
 def get_number_format(name: str) -> NumberFormat:
-    """A format by name. Raises `InputError` that lists the names.
+    """Return a floating-point format by name. Raises `InputError` that lists the names.
 
     >>> get_number_format("bf16").epsilon
     0.0078125

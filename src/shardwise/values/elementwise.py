@@ -1,6 +1,6 @@
-"""Arithmetic on numbers or NumPy arrays of them, elementwise, from the same expressions.
+"""Elementwise arithmetic on numbers or NumPy arrays, from the same expressions.
 
-NumPy is imported where an array comes in, and not before: `import shardwise` loads none.
+NumPy is imported by the first call that has an array, so that `import shardwise` does not load it.
 """
 
 import math
@@ -10,36 +10,36 @@ from typing import Any
 Value = Any  # an int, a float, or a NumPy array of them
 
 
-def maximum(first: Value, *others: Value) -> Value:
-    """Elementwise maximum of numbers or arrays."""
+def maximum(first: Value, *operands: Value) -> Value:
+    """Return the elementwise maximum of numbers or arrays."""
     result = first
-    for other in others:
-        if hasattr(result, "dtype") or hasattr(other, "dtype"):
+    for operand in operands:
+        if hasattr(result, "dtype") or hasattr(operand, "dtype"):
             import numpy as np
 
-            result = np.maximum(result, other)
+            result = np.maximum(result, operand)
         else:
-            result = max(result, other)
+            result = max(result, operand)
     return result
 
 
-def sum_values(values: Iterable[Value]) -> Value:
-    """Sum of numbers or arrays. Plain zeros are left out: each would cost an operation on an array."""
+def sum_values(terms: Iterable[Value]) -> Value:
+    """Return the sum of numbers or arrays. Plain zeros are skipped: adding each would cost an operation on an array."""
     result: Value = None
-    for value in values:
-        if not (isinstance(value, float) and value == 0.0):
-            result = value if result is None else result + value
+    for term in terms:
+        if not (isinstance(term, float) and term == 0.0):
+            result = term if result is None else result + term
     return 0.0 if result is None else result
 
 
-def minimum(first: Value, other: Value) -> Value:
-    """Elementwise minimum of numbers or arrays."""
-    return -maximum(-first, -other)
+def minimum(first: Value, second: Value) -> Value:
+    """Return the elementwise minimum of numbers or arrays."""
+    return -maximum(-first, -second)
 
 
 def where(condition: Value, if_true: Value, if_false: Value) -> Value:
-    """Elementwise choice between numbers or arrays."""
-    if any(hasattr(value, "dtype") for value in (condition, if_true, if_false)):
+    """Choose elementwise between numbers or arrays."""
+    if any(hasattr(operand, "dtype") for operand in (condition, if_true, if_false)):
         import numpy as np
 
         return np.where(condition, if_true, if_false)
@@ -47,17 +47,17 @@ def where(condition: Value, if_true: Value, if_false: Value) -> Value:
 
 
 def ceil_div(numerator: Value, denominator: Value) -> Value:
-    """Integer division rounded up, of numbers or arrays of them; in floating point they are below 2^53, so that no quotient is
-    rounded to a whole number that it is not."""
+    """Return the integer quotient rounded up, of numbers or arrays. Floating-point operands must be below 2^53."""
     if getattr(getattr(numerator, "dtype", None), "kind", "") == "f":
         import numpy as np
 
+        # Below 2^53 the quotient is exact enough: none is rounded up or down to an integer that it is not.
         return np.ceil(numerator / denominator)
     return -(-numerator // denominator)
 
 
 def gcd(first: Value, second: Value) -> Value:
-    """Greatest common divisor of integers or arrays of them."""
+    """Return the greatest common divisor of integers or arrays of them."""
     if hasattr(first, "dtype") or hasattr(second, "dtype"):
         import numpy as np
 

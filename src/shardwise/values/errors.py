@@ -1,4 +1,4 @@
-"""The errors that callers meet, and what their sentences say about unknown names.
+"""Errors that callers meet, and the sentences about unknown names in them.
 
 ShardwiseError
 ├── InputError            the user's input is wrong: found, required, fix (exit code 2)
@@ -26,9 +26,9 @@ EXIT_INTERRUPTED = 130  # what a shell gives for a program that SIGINT (2) ended
 
 
 class ShardwiseError(Exception):
-    """Base of every error that Shardwise raises on purpose.
+    """Base class of every error that Shardwise raises on purpose.
 
-    `problems` has one sentence for each thing that is wrong, `exit_code` what the command line exits with.
+    `problems` has one sentence per problem, `exit_code` is that of the command line.
 
     >>> error = ShardwiseError("chip: found 'h900'", "job: seq_len is 0")
     >>> len(error.problems), error.exit_code
@@ -44,7 +44,7 @@ class ShardwiseError(Exception):
 
 
 class InputError(ShardwiseError):
-    """The input is wrong: what was found, what is required, and the fix; all violations at once. Exit code 2.
+    """Wrong input: what was found, what is required, and the fix, for all violations at once. Exit code 2.
 
     >>> import shardwise as sw
     >>> try:
@@ -56,7 +56,7 @@ class InputError(ShardwiseError):
 
 
 class NotationError(InputError):
-    """A fault in an expression: the expression, a caret under the fault, and the rule it breaks."""
+    """Fault in a sharding expression: the expression, a caret under the fault, and the rule that it breaks."""
 
     def __init__(self, text: str, position: int, problem: str) -> None:
         super().__init__(f"{problem}\n  {text}\n  {' ' * position}^")
@@ -65,11 +65,11 @@ class NotationError(InputError):
 
 
 class ShardingError(InputError):
-    """A sharding or an expression that breaks a rule (an axis used twice, a dim that does not divide)."""
+    """Sharding or expression that breaks a rule (an axis used twice, a dim that does not divide)."""
 
 
 class MissingValueError(ShardwiseError):
-    """A value that has no source in the catalogue, and is therefore not guessed. Exit code 2.
+    """Value without a source in the catalogue, which is therefore not guessed. Exit code 2.
 
     >>> import shardwise as sw
     >>> sw.load_chip("h100").peak("fp4")  # doctest: +ELLIPSIS
@@ -79,7 +79,7 @@ class MissingValueError(ShardwiseError):
 
 
 class NothingFitsError(ShardwiseError):
-    """No legal layout fits in memory; the message has the smallest excess, and what would help. Exit code 3.
+    """No legal layout fits in memory; the message gives the smallest excess and what would help. Exit code 3.
 
     >>> import shardwise as sw
     >>> sw.plan("llama-3-70b", "h100:2", global_batch_tokens="64Ki", seq_len=4096)  # doctest: +ELLIPSIS
@@ -104,13 +104,13 @@ class MissedLimitError(ShardwiseError):
 
 
 class OutputError(ShardwiseError):
-    """What was to be printed cannot be written."""
+    """Output that cannot be written."""
 
     exit_code = 1
 
 
 def format_problems(problems: Sequence[str], exit_code: int, *, as_json: bool) -> str:
-    """Problems as a command line prints them on the error stream: sentences, or with `--json` one line of JSON.
+    """Format problems for stderr: sentences, or with `as_json` one line of JSON.
 
     >>> print(format_problems(["chip: found 'h900'"], 2, as_json=False))
     error: chip: found 'h900'
@@ -123,57 +123,57 @@ def format_problems(problems: Sequence[str], exit_code: int, *, as_json: bool) -
 
 
 def raise_problems(violations: Sequence[str]) -> None:
-    """Raise one `InputError` that carries all violations, if there are any."""
+    """Raise one `InputError` with all violations, if there are any."""
     if violations:
         raise InputError(*violations)
 
 
-def lookup(table: Mapping[str, Choice], name: str, what: str) -> Choice:
-    """The entry of a table of choices by name. No entry stands for a name that is not there.
+def lookup(table: Mapping[str, Choice], name: str, label: str) -> Choice:
+    """Return an entry of a table by name; unlike `table.get`, an unknown name is an error.
 
-    Raises `InputError` that says what was found and lists the names.
+    Raises `InputError` that says what was found, after `label`, and lists the names.
 
     >>> lookup({"sum": 4.0, "max": 1.0}, "max", "overlap")
     1.0
     """
     if name not in table:
-        raise InputError(f"{what}: {describe_unknown(name, table)}")
+        raise InputError(f"{label}: {describe_unknown(name, table)}")
     return table[name]
 
 
 def run_all(*makers: Callable[[], Any]) -> list[Any]:
-    """Run all makers and raise all their problems at once, each once."""
-    made: list[Any] = []
+    """Call all functions and return their results, or raise all their problems at once, each once."""
+    results: list[Any] = []
     problems: list[str] = []
     for make in makers:
         try:
-            made.append(make())
+            results.append(make())
         except InputError as error:
             problems += error.problems
     if problems:
         raise InputError(*dict.fromkeys(problems))
-    return made
+    return results
 
 
-# Of two texts that are as alike as difflib's ratio: "tpp" and "tp" have 0.8, "colour" and "source" 0.5. A choice.
+# Similarity by difflib's ratio: "tpp" and "tp" have 0.8, "colour" and "source" 0.5. A choice.
 MIN_SIMILARITY = 0.65
 MAX_SUGGESTIONS = 3  # of names that are equally near
-MIN_SUBSTRING_LENGTH = 5  # characters of a part of a name that means the name. A choice
-MAX_NAME_LENGTH = 100  # characters: what is longer is no misspelt name
+MIN_SUBSTRING_LENGTH = 5  # characters of a substring that suggests the name. A choice
+MAX_NAME_LENGTH = 100  # characters: a longer text is no misspelt name
 
 
-def describe_unknown(found: object, known: Iterable[object]) -> str:
-    """The part of an error about an unknown name: what was found, the nearest known name, and all of them.
+def describe_unknown(unknown: object, allowed: Iterable[object]) -> str:
+    """Return the part of an error about an unknown name: what was found, the nearest known names, and all of them.
 
     >>> describe_unknown("hbn", ["host", "hbm", "vmem"])
     "found 'hbn' (did you mean 'hbm'?); one of host, hbm, vmem is required"
     """
-    names = list(map(str, known))
-    return f"found {found!r}{did_you_mean(found, names)}; one of {', '.join(names)} is required"
+    names = list(map(str, allowed))
+    return f"found {unknown!r}{did_you_mean(unknown, names)}; one of {', '.join(names)} is required"
 
 
-def did_you_mean(found: object, known: Iterable[object]) -> str:
-    """The known names nearest to what was found, as an error says them; empty where none is near.
+def did_you_mean(unknown: object, allowed: Iterable[object]) -> str:
+    """Return the nearest known names as an error suggests them, or "" if none is near.
 
     >>> did_you_mean("--batch_tokens", ["--batch-tokens", "--seq-len"])
     " (did you mean '--batch-tokens'?)"
@@ -182,15 +182,15 @@ def did_you_mean(found: object, known: Iterable[object]) -> str:
     >>> did_you_mean("falcon", ["h100", "b200"])
     ''
     """
-    names = [repr(name) for name in find_nearest_names(found, known)]
-    listed = " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-    return f" (did you mean {listed}?)" if names else ""
+    names = [repr(name) for name in find_nearest_names(unknown, allowed)]
+    alternatives = " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return f" (did you mean {alternatives}?)" if names else ""
 
 
-def find_nearest_names(found: object, known: Iterable[object]) -> list[str]:
-    """The known names most like what was found, the first few of equals; none where nothing is like it.
+def find_nearest_names(unknown: object, allowed: Iterable[object]) -> list[str]:
+    """Return the known names most similar to an unknown one, the first few of equals, or none if nothing is similar.
 
-    Case, separators and what stands before a slash do not count: "meta-llama/Llama-3.1-8B" is "llama-3.1-8b".
+    Case, separators and any prefix that ends with a slash are ignored: "meta-llama/Llama-3.1-8B" is "llama-3.1-8b".
 
     >>> find_nearest_names("meta-llama/Llama-3.1-8B-Instruct", ["llama-3-8b", "llama-3.1-8b", "llama-3.1-70b"])
     ['llama-3.1-8b']
@@ -200,17 +200,17 @@ def find_nearest_names(found: object, known: Iterable[object]) -> list[str]:
     >>> find_nearest_names("bubble", ["roofline", "pipeline-bubbles", "zero-stages"])
     ['pipeline-bubbles']
     """
-    if not isinstance(found, str) or len(found) > MAX_NAME_LENGTH:
+    if not isinstance(unknown, str) or len(unknown) > MAX_NAME_LENGTH:
         return []
-    names = list(map(str, known))
-    if found in names:  # which is not what is wrong
+    names = list(map(str, allowed))
+    if unknown in names:  # the name is known, so something else is wrong
         return []
-    scores = {name: _similarity(_normalize(found), _normalize(name)) for name in names}
-    best = max(scores.values(), default=0.0)
-    alike = [name for name, score in scores.items() if score == best >= MIN_SIMILARITY]
+    scores = {name: _similarity(_normalize(unknown), _normalize(name)) for name in names}
+    best_score = max(scores.values(), default=0.0)
+    similar = [name for name, score in scores.items() if score == best_score >= MIN_SIMILARITY]
     return (
-        alike
-        or [name for name in names if len(found) >= MIN_SUBSTRING_LENGTH and _normalize(found) in _normalize(name)]
+        similar
+        or [name for name in names if len(unknown) >= MIN_SUBSTRING_LENGTH and _normalize(unknown) in _normalize(name)]
     )[:MAX_SUGGESTIONS]
 
 
@@ -218,14 +218,14 @@ def _normalize(text: str) -> str:
     return re.sub(r"[-_\s]", "", text.rstrip("/").rpartition("/")[2].casefold())
 
 
-def _similarity(found: str, name: str) -> float:
-    """From 0 to 1. A name that is a part of the text, or begins or ends with it, is the nearer the more of the longer it is."""
+def _similarity(text: str, name: str) -> float:
+    """Return 0 to 1; a name that is part of the text, or its start or end, scores higher the more of the longer it covers."""
     from difflib import SequenceMatcher
 
-    if found == name or not found or not name:
-        return float(found == name)
-    part = len(name) > 2 and name in found
-    part = part or (len(found) > 1 and (name.startswith(found) or name.endswith(found)))
-    if part:
-        return 0.7 + 0.25 * min(len(name), len(found)) / max(len(name), len(found))
-    return SequenceMatcher(None, found, name, autojunk=False).ratio()
+    if text == name or not text or not name:
+        return float(text == name)
+    is_part = len(name) > 2 and name in text
+    is_part = is_part or (len(text) > 1 and (name.startswith(text) or name.endswith(text)))
+    if is_part:
+        return 0.7 + 0.25 * min(len(name), len(text)) / max(len(name), len(text))
+    return SequenceMatcher(None, text, name, autojunk=False).ratio()

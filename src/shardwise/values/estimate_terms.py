@@ -1,5 +1,4 @@
-"""Names of the terms of an estimate, in the order in which they are shown (rules: `price.estimate_terms`,
-`price.estimate_terms`)."""
+"""Names of the terms of an estimate, in display order; `price.estimate_terms` has the rules behind them."""
 
 TIME_TERMS = (
     "forward", "backward", "recompute",  # compute of the worst stage

@@ -1,6 +1,6 @@
-"""What decides which collectives an engine issues, beyond the layout: a stack names it, a run's recipe sets it.
+"""Which collectives an engine issues beyond the layout: a stack has a default, a run's recipe sets it.
 
-Loads nothing: flags have its choices too.
+Imports nothing heavy: command-line flags take their choices from here.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Literal, get_args
 
 from shardwise.values.errors import lookup, raise_problems
 
-# When gradients that rest whole are reduced: S1, data parallelism.
+# When gradients that are not sharded are reduced: S1, data parallelism.
 GradientReduction = Literal["after", "per_parameter", "bucketed"]
 GRADIENT_REDUCTIONS: tuple[GradientReduction, ...] = get_args(GradientReduction)
-# How often the routers' statistics are summed over the ranks that share a micro-batch: in each for a loss, which is then summed
-# over the stages of a pipeline.
+# How often router statistics are summed over the ranks that share a micro-batch: in each micro-batch for a loss, which is then
+# summed over the stages of a pipeline.
 RouterStatistics = Literal["micro_batch", "step", "never"]
 ROUTER_STATISTICS: Mapping[str, int] = {"micro_batch": 2, "step": 1, "never": 0}  # numbers for each expert
 # Source: S1, data parallelism, second optimization; PyTorch's DistributedDataParallel has MiB.
 BUCKET_BYTES = 25_000_000
-# Where what narrow products take is cast: `everywhere`, as a recipe has it (kept for the backward pass and moved as casts), or
-# `in_products` alone, as Shardwise's own engine does.
+# Where operands of low-precision matmuls are cast: `everywhere`, as a recipe says (saved for the backward pass and moved as
+# casts), or `in_products` alone, as Shardwise's own engine does.
 Casts = Literal["everywhere", "in_products"]
 CASTS: tuple[Casts, ...] = get_args(Casts)
 
@@ -58,10 +58,10 @@ class IssuePolicy:
 
     @property
     def max_bucket_bytes(self) -> float:
-        """Bytes that a bucket holds at most, unless it is one parameter."""
+        """Most bytes of a bucket, unless it is a single larger parameter."""
         return 0.0 if self.reduction == "per_parameter" else self.bucket_bytes
 
     @property
     def numbers_per_expert(self) -> int:
-        """Numbers that are summed for each expert of a layer: rows and, for a loss in each micro-batch, probabilities."""
+        """Numbers summed for each expert of a layer: rows and, for a loss in each micro-batch, probabilities."""
         return lookup(ROUTER_STATISTICS, self.statistics, "statistics")

@@ -1,4 +1,5 @@
-"""What the loss keeps of each logit at its peak, by the kind of kernel. One table; jobs, costs and published rows read it."""
+"""Bytes that the loss holds per logit at its peak, by kind of cross-entropy kernel; jobs, prices and published runs read this
+table."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from shardwise.values.errors import lookup
 
 
 class LossKernel(NamedTuple):
-    """A kind of cross-entropy: bytes of each logit while its gradient is made, where the logits are in bf16.
+    """Kind of cross-entropy kernel: peak bytes per logit, for bf16 logits.
 
-    `in_one_format`: all of them are in the logits' own format, and so are twice as many in fp32. `stepwise`: the engine that has
-    it runs the derived operations one after the other, so that what is there at each moment follows (`step/liveness.py`);
-    of others it is a share of the activations (`price.unit_inputs`).
+    `in_one_format`: all these bytes are in the logits' own format, so that they double in fp32. `stepwise`: the engine runs
+    the derived operations one by one, so that memory over time follows from them (`step/liveness.py`); for other kernels it
+    is a share of the activations (`price.unit_inputs`).
     """
 
     bytes_per_logit: float
@@ -21,7 +22,7 @@ class LossKernel(NamedTuple):
     stepwise: bool = False
 
     def bytes_per_logit_at(self, width: float) -> float:
-        """The same for logits of `width` bytes."""
+        """Return the peak bytes per logit for logits of `width` bytes."""
         return self.bytes_per_logit * (width / 2.0 if self.in_one_format else 1.0)
 
 
@@ -62,7 +63,7 @@ LOSS_KERNELS: dict[str, LossKernel] = {
 
 
 def get_loss_kernel(name: str) -> LossKernel:
-    """A kind of cross-entropy by name. Raises `InputError` that lists the names.
+    """Return a kind of cross-entropy kernel by name. Raises `InputError` that lists the names.
 
     >>> get_loss_kernel("fused").bytes_per_logit_at(2.0)
     8.0

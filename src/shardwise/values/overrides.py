@@ -1,4 +1,4 @@
-"""Values that are replaced by hand: what `--set ROOM.NAME=VALUE` says, and what its text stands for."""
+"""Fields replaced from the command line: parse `--set ROOM.NAME=VALUE` and apply it to dataclasses."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ from shardwise.values.units import EXAMPLE_QUANTITIES, lacks_unit, parse_count, 
 def parse_overrides(
     settings: Iterable[str], rooms: Sequence[str] = ("model", "job", "chip", "run")
 ) -> dict[str, dict[str, str]]:
-    """The values that `--set` gives, as text, by what they are of. Raises `InputError` for what is no setting."""
-    changes: dict[str, dict[str, str]] = {room: {} for room in rooms}
+    """Parse `--set` settings into texts by room and field name. Raises `InputError` for any other form."""
+    overrides: dict[str, dict[str, str]] = {room: {} for room in rooms}
     for setting in settings:
         key, equals, value = setting.partition("=")
         room, dot, name = key.strip().partition(".")
-        if not (equals and dot and room in changes and name):
-            forms = [f"{one}.NAME=VALUE" for one in rooms]
-            listed = " or ".join([", ".join(forms[:-1]), forms[-1]] if len(forms) > 1 else forms)
+        if not (equals and dot and room in overrides and name):
+            forms = [f"{prefix}.NAME=VALUE" for prefix in rooms]
+            alternatives = " or ".join([", ".join(forms[:-1]), forms[-1]] if len(forms) > 1 else forms)
             raise InputError(
-                f"--set: found {setting!r}{did_you_mean(room, rooms) if dot else ''}; {listed} is required"
+                f"--set: found {setting!r}{did_you_mean(room, rooms) if dot else ''}; {alternatives} is required"
             )
-        changes[room][name] = value.strip()
-    return changes
+        overrides[room][name] = value.strip()
+    return overrides
 
 
-def apply_overrides(value: Any, changes: Mapping[str, str], what: str, further: Collection[str] = ()) -> Any:
-    """The value with some of its fields replaced by what their texts say, all at once: they may need each other.
+def apply_overrides(target: Any, overrides: Mapping[str, str], label: str, ignored_names: Collection[str] = ()) -> Any:
+    """Return a dataclass value with some fields replaced by parsed texts, all at once, as they may depend on each other.
 
-    Names in `further` are known and nothing is done about them. Raises `InputError` for others, and for texts of another kind.
+    Names in `ignored_names` are accepted and skipped. Raises `InputError` for unknown names and for texts of another type.
     """
-    given = {}
-    for name, text in changes.items():
-        known = [*(f.name for f in fields(value)), *further]
-        if name not in known:
-            raise InputError(f"--set: {what} has no {name!r}{did_you_mean(name, known)}; it has {', '.join(known)}")
-        if name not in further:
-            given[name] = parse_like(text, _example_value(value, name), f"--set {what}.{name}")
-    return replace(value, **given) if given else value
+    replacements = {}
+    for name, text in overrides.items():
+        names = [*(f.name for f in fields(target)), *ignored_names]
+        if name not in names:
+            raise InputError(f"--set: {label} has no {name!r}{did_you_mean(name, names)}; it has {', '.join(names)}")
+        if name not in ignored_names:
+            replacements[name] = parse_like(text, _example_value(target, name), f"--set {label}.{name}")
+    return replace(target, **replacements) if replacements else target
 
 
-def _example_value(value: Any, name: str) -> Any:
-    """A field's value, or where it has none a value of its kind: a text where its type has texts."""
-    like = getattr(value, name)
-    kinds = get_args(get_type_hints(type(value))[name])
+def _example_value(target: Any, name: str) -> Any:
+    """Return a field's value; for None in a field that takes texts, an empty text."""
+    example = getattr(target, name)
+    kinds = get_args(get_type_hints(type(target))[name])
     is_text = any(kind is str or get_origin(kind) is Literal for kind in kinds)
-    return "" if like is None and is_text else like
+    return "" if example is None and is_text else example
 
 
-def parse_like(text: str, like: Any, what: str) -> Any:
-    """The value that a text stands for where `like` shows the kind of value."""
-    if isinstance(like, bool):
+def parse_like(text: str, example: Any, label: str) -> Any:
+    """Parse a text into a value of the type of `example`. Raises `InputError` that begins with `label`."""
+    if isinstance(example, bool):
         if text.lower() not in ("true", "false"):
-            raise InputError(f"{what}: found {text!r}; true or false is required")
+            raise InputError(f"{label}: found {text!r}; true or false is required")
         return text.lower() == "true"
-    if isinstance(like, int):
-        return parse_count(text, what=what) if text != "0" else 0
-    if isinstance(like, float) or like is None:
-        value, unit = parse_quantity(text, what=what, unit=unit_from_name(what)), unit_from_name(what)
-        if lacks_unit(text, value, unit):
+    if isinstance(example, int):
+        return parse_count(text, what=label) if text != "0" else 0
+    if isinstance(example, float) or example is None:
+        quantity, unit = parse_quantity(text, what=label, unit=unit_from_name(label)), unit_from_name(label)
+        if lacks_unit(text, quantity, unit):
             raise InputError(
-                f"{what}: found {text!r}, which is {value:g} {unit}; a unit is required, such as {EXAMPLE_QUANTITIES[unit]}"
+                f"{label}: found {text!r}, which is {quantity:g} {unit}; a unit is required, such as {EXAMPLE_QUANTITIES[unit]}"
             )
-        return value
-    if isinstance(like, str):
+        return quantity
+    if isinstance(example, str):
         return text
-    if isinstance(like, tuple) and all(isinstance(part, str) for part in like):
+    if isinstance(example, tuple) and all(isinstance(part, str) for part in example):
         return tuple(word.strip() for word in text.split(",") if word.strip())
-    raise InputError(f"{what}: this value has parts and cannot be set in one word")
+    raise InputError(f"{label}: this value has parts and cannot be set in one word")

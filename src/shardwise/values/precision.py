@@ -1,4 +1,4 @@
-"""Precision recipes: the number formats of a training run, each with its source, and the options of delayed scaling. Without
+"""Precision recipes: the number formats of a training run, each with its source, and the options of delayed scaling. Loads no
 NumPy.
 
 Bytes of state per parameter need an optimizer too: `model/optimizer_state.py`.
@@ -61,46 +61,46 @@ class Precision:
 
     @property
     def gradient_bytes(self) -> float:
-        """Bytes of a parameter's gradient, with the copy that it is accumulated in."""
+        """Bytes of a parameter's gradient, with the copy that accumulates it."""
         copy = bytes_per_element(self.accumulated_gradients) if self.accumulated_gradients else 0.0
         return bytes_per_element(self.gradients) + copy
 
     @property
     def master_bytes(self) -> float:
-        """Bytes of a parameter's master copy; 0 where the weights are their own."""
+        """Bytes of a parameter's master copy; 0 if the weights are the master copy."""
         return bytes_per_element(self.master) if self.master else 0.0
 
     @property
     def moment_dtypes(self) -> tuple[str, str]:
-        """The formats of moments, and of those of squares."""
+        """Formats of the first and the second moment."""
         return self.moments, self.second_moment or self.moments
 
     @property
     def shares_amax(self) -> bool:
-        """Whether scales follow from the largest sizes of earlier steps, over all ranks: `reduce_amax`, a default of Transformer
-        Engine's DelayedScaling."""
+        """True if scales follow from the largest magnitudes of earlier steps, over all ranks: `reduce_amax`, a default of
+        Transformer Engine's DelayedScaling."""
         return self.scaling == "delayed"
 
     @property
     def matmul_format(self) -> str:
-        """The format that products with a block's weights run in."""
+        """Format of matmuls with a block's weights."""
         return self.matmul or self.activations
 
     @property
     def with_casts_in_matmuls(self) -> Precision:
-        """The recipe of software that casts operands within products, and neither keeps nor moves casts of activations."""
+        """The recipe under software that casts operands inside matmuls, and neither saves nor moves casts of activations."""
         return replace(self, saves_casts=False, casts_gathers=False, casts_dispatch=False)
 
     def cast_bytes(self, *, weight: bool = False) -> float:
-        """Bytes of one element of a product's operand, its share of a scale included."""
+        """Return the bytes of one element of a matmul's operand, its share of a scale included."""
         block = self.weight_block if weight else self.block
         return bytes_per_element(self.matmul_format) + (self.scale_bytes / block if self.matmul and block else 0.0)
 
 
 def _fp8(name: str, state: Precision, source: str, scaling: str, **choices: object) -> Precision:
-    """A recipe with the state of another one, whose products with a block's weights run in fp8.
+    """Return a recipe with the state of another one and fp8 matmuls with a block's weights.
 
-    Scales of a tensor come with E5M2 for gradients (Transformer Engine's HYBRID; torchao, tensorwise), finer ones with E4M3 for
+    Per-tensor scales use E5M2 for gradients (Transformer Engine's HYBRID; torchao, tensorwise), finer ones E4M3 for
     everything (DeepSeek-V3, section 3.3.2; torchao, rowwise; Transformer Engine, MXFP8 and Float8BlockScaling).
     """
     gradients = "e5m2" if scaling in ("tensor", "delayed") else "e4m3"
@@ -194,7 +194,7 @@ PRECISIONS = {
 
 
 def get_precision(name: str) -> Precision:
-    """A recipe by name. Raises `InputError` that lists the names."""
+    """Return a recipe by name. Raises `InputError` that lists the names."""
     if name not in PRECISIONS:
         raise InputError(f"precision: {describe_unknown(name, PRECISIONS)}")
     return PRECISIONS[name]
@@ -207,10 +207,10 @@ MAX_AMAX_HISTORY, MAX_AMAX_MARGIN = 65_536, 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayedScaling:
-    """How scales follow from earlier steps: from the largest size in the last `history` of them, or with `most_recent` in the
-    last one; what has that size is brought to the format's largest number over 2^`margin`.
+    """Options of delayed scaling: scales from the largest magnitude (amax) of the last `history` steps, or with `most_recent`
+    of the last one; that magnitude is mapped to the format's largest number over 2^`margin`.
 
-    Source: NVIDIA, Transformer Engine, common/recipe: DelayedScaling, for the fields and their default values.
+    Source: NVIDIA, Transformer Engine, common/recipe: DelayedScaling, for the fields and their defaults.
     """
 
     history: int = 1024
@@ -218,7 +218,7 @@ class DelayedScaling:
     margin: int = 0
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with a value, each with what is required, in the words of a run's recipe."""
+        """Yield what is wrong with the options and what is required, in the words of a run's recipe."""
         if not 1 <= self.history <= MAX_AMAX_HISTORY:
             yield f"amax_history is {self.history}; a number of steps from 1 to {MAX_AMAX_HISTORY:,}"
         if self.algorithm not in AMAX_ALGORITHMS:

@@ -1,4 +1,4 @@
-"""What takes long says how far it is to whoever asked; a value that is handed down, so that nothing global is written to."""
+"""Progress of long work: a callback that is passed down, so that nothing global is written to."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """A callback for long work: `what` is being done, and `done` of `total` units; a total of 0 is unknown.
+    """Callback of long work: `what` is being done, and `done` of `total` units; a total of 0 is unknown.
 
     >>> def show(what: str, done: int = 0, total: int = 0) -> None:
     ...     print(f"{what}: {done} of {total}" if total else what)
@@ -18,11 +18,11 @@ class Progress(Protocol):
 
 
 def ignore_progress(what: str, done: int = 0, total: int = 0) -> None:
-    """Ignore all reports."""
+    """Ignore a report."""
 
 
 def prefix_progress(progress: Progress, name: str) -> Progress:
-    """The same for a part of what is being done, by the part's name.
+    """Return a callback for one part of the work, whose reports begin with the part's name.
 
     >>> prefix_progress(lambda what, done=0, total=0: print(what), "h100:512")("layouts priced", 1, 2)
     h100:512: layouts priced

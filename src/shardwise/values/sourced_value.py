@@ -1,6 +1,6 @@
-"""The type of one value of a catalogue with its source, as `shardwise show` lists it: a name, the value, and where it is from.
+"""Type of one value of a catalogue with its source, as `shardwise show` lists it.
 
-Lists of them are made beside the values that they describe, and printed by `present/pictures/catalogue/sourced_entries.py`.
+Lists of them are built beside the values that they describe, and printed by `present/pictures/catalogue/sourced_entries.py`.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
-"""Sums of products of sizes and degrees, evaluated with numbers or with arrays of them.
+"""Polynomials of sizes and mesh degrees, evaluated with numbers or with arrays of them.
 
-A derivation does not know the sizes. It says that a device holds `ceil(D / (fsdp*cp)) * ceil(F / tp)` elements; a
-`Polynomial` says so, and `evaluate` gives the number for one layout (plain Python integers) or for thousands (NumPy
-arrays), from the same expression. Nothing here imports NumPy.
+A derivation does not know the sizes. It says that a device holds `ceil(D / (fsdp*cp)) * ceil(F / tp)` elements: a
+`Polynomial`, which `evaluate` turns into the number for one layout (Python integers) or for thousands (NumPy arrays), from
+the same expression. Nothing here imports NumPy.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ Result = TypeVar("Result")
 
 
 class ElementPairs(str):
-    """A dim with an element for each two elements of a group of whole dims, where the group has at most `most`; none where it has
-    more. As text it is its name.
+    """Dim with one element per pair of elements of a group of unsharded dims, if the group has at most `most` elements; else
+    0.
+
+    As text it is its name.
+
+    As text it is its name.
 
     >>> SymbolValues({"K": 4, "H": 8, "F": 64})[ElementPairs(("K", "H"), 32)]
     1024
@@ -30,10 +34,10 @@ class ElementPairs(str):
     dims: tuple[str, ...]
     most: int
 
-    def __new__(cls, dims: tuple[str, ...], most: int) -> ElementPairs:
-        made = super().__new__(cls, f"pairs({'·'.join(dims)} up to {most})")
-        made.dims, made.most = dims, most
-        return made
+    def __new__(cls, dims: tuple[str, ...], max_elements: int) -> ElementPairs:
+        pairs = super().__new__(cls, f"pairs({'·'.join(dims)} up to {max_elements})")
+        pairs.dims, pairs.most = dims, max_elements
+        return pairs
 
     def __getnewargs__(self) -> tuple[tuple[str, ...], int]:  # type: ignore[override]
         return self.dims, self.most
@@ -59,7 +63,7 @@ class LocalDim(NamedTuple):
 
 
 class FewestElements(NamedTuple):
-    """The fewer of the elements of two groups of whole dims."""
+    """Smaller of the element counts of two groups of unsharded dims."""
 
     left: tuple[str, ...]
     right: tuple[str, ...]
@@ -75,23 +79,24 @@ Symbol = str | LocalDim | FewestElements
 
 
 class IdentityCache:
-    """What was made of objects, by their identities; they are kept, so that these stay their own."""
+    """Cache of results by the identity of the objects that they were computed from."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Hashable, ...], tuple[tuple[object, ...], Any]] = {}
 
-    def compute_once(self, of: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
-        """What `make` gives, made once for the same objects `of` and equal `at`."""
-        key = at, *map(id, of)
-        if key not in self._known:
-            self._known[key] = of, make()
-        found: Result = self._known[key][1]
-        return found
+    def compute_once(self, objects: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
+        """Return `make()`, computed once for the same objects and an equal `at`."""
+        # By id(): hashing deep frozen values costs more than pricing them. The objects are stored with the result, since
+        # the id of a freed object may be reused.
+        cache_key = at, *map(id, objects)
+        if cache_key not in self._known:
+            self._known[cache_key] = objects, make()
+        result: Result = self._known[cache_key][1]
+        return result
 
 
 class SymbolValues(dict[Symbol, Value]):
-    """What the symbols stand for; a `LocalDim`, `FewestElements` or `ElementPairs` that is not given is worked out from
-    dims and degrees, once."""
+    """Values of symbols; a missing `LocalDim`, `FewestElements` or `ElementPairs` is computed once from dims and degrees."""
 
     def __missing__(self, symbol: Symbol) -> Value:
         if isinstance(symbol, str) and not isinstance(symbol, ElementPairs):
@@ -100,18 +105,18 @@ class SymbolValues(dict[Symbol, Value]):
         self[symbol] = value
         return value
 
-    def compute_once(self, of: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
-        """What `make` gives at these values, which depends on nothing but them, the objects `of` and what is equal to `at`."""
+    def compute_once(self, objects: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
+        """Return `make()`, which must depend on these values, the objects and `at` alone; subclasses cache it."""
         return make()
 
     def compute_once_at_any_rate(
-        self, of: tuple[object, ...], make: Callable[[], Result], at: Hashable = None
+        self, objects: tuple[object, ...], make: Callable[[], Result], at: Hashable = None
     ) -> Result:
-        """The same of what prices are made of before rates come in, which only `RepricedSymbolValues` keep."""
+        """Return `make()`, which must not depend on a rate; only `RepricedSymbolValues` caches it."""
         return make()
 
     def group_degree(self, axes: Iterable[str]) -> Value:
-        """Devices of a group along some axes."""
+        """Return the number of devices of a group along some axes."""
         degree: Value = 1
         for axis in axes:
             degree = degree * self[axis]
@@ -119,29 +124,29 @@ class SymbolValues(dict[Symbol, Value]):
 
 
 class CachedSymbolValues(SymbolValues):
-    """Values that stay as they are: each expression is evaluated once, for whoever prices the same sizes again and again."""
+    """Values that do not change, so that each expression is evaluated once: for repeated prices at the same sizes."""
 
     def __init__(self, values: SymbolValues) -> None:
         super().__init__(values)
         self._known: dict[int, tuple[Polynomial, Value]] = {}
         self._made = IdentityCache()
 
-    def compute_once(self, of: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
-        """The same, made once."""
-        return self._made.compute_once(of, make, at)
+    def compute_once(self, objects: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
+        """Return `make()`, computed once for the same objects and an equal `at`."""
+        return self._made.compute_once(objects, make, at)
 
     def evaluate_cached(self, polynomial: Polynomial) -> Value:
-        """The number that a polynomial has; by identity, and the polynomial is kept so that its identity stays its own."""
-        found = self._known.get(id(polynomial))
-        if found is None:
-            found = self._known[id(polynomial)] = polynomial, polynomial.sum_monomials(self)
-        return found[1]
+        """Return the value of a polynomial, evaluated once per polynomial object."""
+        cached = self._known.get(id(polynomial))  # by id(), as in `IdentityCache`; the polynomial is kept alive
+        if cached is None:
+            cached = self._known[id(polynomial)] = polynomial, polynomial.sum_monomials(self)
+        return cached[1]
 
 
 class RepricedSymbolValues(CachedSymbolValues):
-    """Those of a layout that is priced at many rates: what does not depend on rates is made once too.
+    """Values of one layout that is priced at many rates: results that do not depend on a rate are cached too.
 
-    Not for the arrays of a search, which prices them at one rate: what they kept would be larger than its tables.
+    Not for the arrays of a search, which prices them at one rate: the cached arrays would outgrow its tables.
     """
 
     compute_once_at_any_rate = CachedSymbolValues.compute_once
@@ -172,14 +177,16 @@ class Monomial:
 
 
 @lru_cache(maxsize=2**14)
-def _factors(parts: tuple[tuple[Symbol, int], ...]) -> tuple[tuple[Symbol, int], ...]:
-    """Factors in one order, each symbol once."""
+def _factors(powers: tuple[tuple[Symbol, int], ...]) -> tuple[tuple[Symbol, int], ...]:
+    """Merge factors: each symbol once, in canonical order."""
     exponents: dict[Symbol, int] = {}
-    for symbol, exponent in parts:
+    for symbol, exponent in powers:
         exponents[symbol] = exponents.get(symbol, 0) + exponent
     return tuple(sorted(((s, e) for s, e in exponents.items() if e), key=_sort_key))
 
 
+# Symbols of several types do not compare, so `repr` orders them. The order of the factors decides the last bits of every price,
+# and `repr` begins with the class name: `FewestElements` must sort before `LocalDim`.
 @lru_cache(maxsize=4096)
 def _sort_key(factor: tuple[Symbol, int]) -> str:
     return repr(factor[0])
@@ -187,7 +194,7 @@ def _sort_key(factor: tuple[Symbol, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Polynomial:
-    """A sum of monomials; like terms are merged."""
+    """Sum of monomials; like terms are merged."""
 
     monomials: tuple[Monomial, ...] = ()
 
@@ -202,13 +209,13 @@ class Polynomial:
         return Polynomial(tuple(Monomial(m.coefficient * other, m.factors) for m in self.monomials if other))
 
     def evaluate(self, values: Mapping[Symbol, Value]) -> Value:
-        """The number (or array) that the polynomial has when its symbols have these values."""
+        """Return the number (or array) of the polynomial for these values of its symbols."""
         if isinstance(values, CachedSymbolValues):
             return values.evaluate_cached(self)
         return self.sum_monomials(values)
 
     def sum_monomials(self, values: Mapping[Symbol, Value]) -> Value:
-        """The sum of the monomials."""
+        """Evaluate without a cache."""
         result: Value = 0.0
         for monomial in self.monomials:
             result = result + monomial.evaluate(values)
@@ -224,18 +231,18 @@ class Polynomial:
 ZERO = Polynomial()
 
 
-def constant(value: float) -> Polynomial:
-    """A polynomial without symbols."""
-    return Polynomial((Monomial(value),)) if value else ZERO
+def constant(coefficient: float) -> Polynomial:
+    """Return a polynomial without symbols."""
+    return Polynomial((Monomial(coefficient),)) if coefficient else ZERO
 
 
 def multiply_symbols(symbols: Iterable[Symbol], coefficient: float = 1.0) -> Polynomial:
-    """The product of the symbols times a coefficient."""
+    """Return the product of symbols times a coefficient."""
     return Polynomial((Monomial(coefficient, _factors(tuple((symbol, 1) for symbol in symbols))),))
 
 
 def sum_polynomials(polynomials: Iterable[Polynomial]) -> Polynomial:
-    """The sum of polynomials."""
+    """Return the sum of polynomials, with like terms merged."""
     merged: dict[tuple[tuple[Symbol, int], ...], float] = {}
     for polynomial in polynomials:
         for monomial in polynomial.monomials:

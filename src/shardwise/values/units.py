@@ -36,17 +36,17 @@ _UNITS = {
     "B/s": "B/s",
     "FLOP": "FLOP",
     "B": "B",
-}  # as written, and what they are
+}  # as written, and the unit that is meant
 EXAMPLE_QUANTITIES = {"": "4Mi or 15T", "B": "80 GB", "B/s": "3.35 TB/s", "FLOP": "2 PFLOP", "FLOP/s": "989 TFLOP/s"}
 
 
-# The least that a chip or a network has of each: a bare number below it was meant in GB, GB/s or TFLOP/s. The smallest values of
-# the catalogue are a thousand times as large.
+# A bare number below these, for a chip or a network, was meant in GB, GB/s or TFLOP/s. The smallest values of the catalogue are
+# a thousand times as large.
 SMALLEST_PLAUSIBLE: Mapping[str, float] = {"B": 1e6, "B/s": 1e6, "FLOP/s": 1e9}
 
 
 def unit_from_name(name: str) -> str:
-    """The unit that the name of a value says ("memory_bytes" is "B"); "" for counts, parts and what has a unit in words."""
+    """Return the unit that a value's name implies ("memory_bytes" is "B"); "" for counts, shares and names with another unit."""
     for part, unit in (("flops_per_s", "FLOP/s"), ("bytes_per_s", "B/s"), ("bytes", "B")):
         if name.endswith((part, f"{part}_per_host", f"{part}_per_device")):
             return unit
@@ -54,52 +54,52 @@ def unit_from_name(name: str) -> str:
 
 
 def parse_quantity(text: str | float, *, what: str = "quantity", unit: str | None = None) -> float:
-    """Number of a quantity with an optional prefix and unit ("4Mi" is 4194304, "3.35 TB/s" is 3.35e12).
+    """Return the number of a quantity with an optional prefix and unit ("4Mi" is 4194304, "3.35 TB/s" is 3.35e12).
 
     "B" right after a number means billion, as in "70B"; after a space or a prefix it means bytes, as in "5 B" or "96GB".
-    `unit` is the one that may be written ("": none; None: any); without a unit a number is in it. Raises `InputError` when
-    the text is no finite quantity, or one of another unit.
+    `unit` is the one that may be written ("": none; None: any), and the one of a bare number. Raises `InputError`, which
+    begins with `what`, for a text that is no finite quantity or has another unit.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool):
-        value = float(text)
+        number = float(text)
     else:
         match = _QUANTITY.match(str(text))
-        found = _parse_suffix(match.group(2), apart=match.start(2) > match.end(1)) if match else None
-        if match is None or found is None:
+        suffix = _parse_suffix(match.group(2), after_space=match.start(2) > match.end(1)) if match else None
+        if match is None or suffix is None:
             examples = "4Mi, 15T or 3.35 TB/s" if unit is None else EXAMPLE_QUANTITIES[unit]
             raise InputError(f"{what}: found {text!r}; a number with a prefix is required, such as {examples}")
-        scale, written = found
-        if written and unit is not None and written != unit:
+        scale, symbol = suffix
+        if symbol and unit is not None and symbol != unit:
             required = f"a number in {unit} is" if unit else "a number without a unit is"
             raise InputError(
-                f"{what}: found {text!r}, which is in {written}; {required} required, such as {EXAMPLE_QUANTITIES[unit]}"
+                f"{what}: found {text!r}, which is in {symbol}; {required} required, such as {EXAMPLE_QUANTITIES[unit]}"
             )
-        value = float(match.group(1)) * scale
-    if not math.isfinite(value):
+        number = float(match.group(1)) * scale
+    if not math.isfinite(number):
         raise InputError(f"{what}: found {text!r}; a finite number is required")
-    return value
+    return number
 
 
-def lacks_unit(given: object, value: float, unit: str) -> bool:
-    """Whether a value of a chip or a network was given as a number without a prefix or unit, too small to be meant so.
+def lacks_unit(raw: object, number: float, unit: str) -> bool:
+    """Return True if a chip's or network's value was written as a bare number, too small to be meant in the base unit.
 
     >>> lacks_unit("96", 96.0, "B"), lacks_unit("96GB", 96e9, "B"), lacks_unit(9.6e10, 9.6e10, "B"), lacks_unit("0", 0.0, "B")
     (True, False, False, False)
     """
-    bare = not isinstance(given, str) or not given.strip()[-1:].isalpha()
-    return bare and 0 < value < SMALLEST_PLAUSIBLE.get(unit, 0.0)
+    bare = not isinstance(raw, str) or not raw.strip()[-1:].isalpha()
+    return bare and 0 < number < SMALLEST_PLAUSIBLE.get(unit, 0.0)
 
 
 def parse_count(text: str | float, *, what: str, least: int = 1) -> int:
-    """A whole quantity of at least `least` ("4Mi" is 4194304). Raises `InputError` otherwise."""
-    value = parse_quantity(text, what=what, unit="")
-    if value < least or value != int(value):
+    """Return a whole quantity of at least `least` ("4Mi" is 4194304). Raises `InputError` otherwise."""
+    number = parse_quantity(text, what=what, unit="")
+    if number < least or number != int(number):
         raise InputError(f"{what}: found {text!r}; a whole number of at least {least} is required")
-    return int(value)
+    return int(number)
 
 
 def parse_duration(text: str, *, what: str) -> float:
-    """Seconds of a duration with its unit ("30d", "12h", "2w", "90min"). Raises `InputError` when it is none above 0."""
+    """Return the seconds of a duration with a unit ("30d", "12h", "2w", "90min"). Raises `InputError` for none above 0."""
     match = _QUANTITY.match(text)
     seconds = float(match.group(1)) * _DURATIONS.get(match.group(2), math.nan) if match else math.nan
     if not 0 < seconds < math.inf:
@@ -110,29 +110,29 @@ def parse_duration(text: str, *, what: str) -> float:
 
 
 def parse_usd(text: str, *, what: str) -> float:
-    """US dollars ("2M", "500k", "$1.5M", "2M USD"). Raises `InputError` when it is no amount above 0."""
+    """Return US dollars ("2M", "500k", "$1.5M", "2M USD"). Raises `InputError` for no amount above 0."""
     bare = text.strip().removeprefix("$").removesuffix("USD").strip()
     try:
-        value = parse_quantity(bare, what=what, unit="")
+        amount = parse_quantity(bare, what=what, unit="")
     except InputError:
-        value = math.nan
-    if not value > 0:
+        amount = math.nan
+    if not amount > 0:
         raise InputError(f"{what}: found {text!r}; dollars above 0 are required, such as 2M or 500k")
-    return value
+    return amount
 
 
-def _parse_suffix(suffix: str, *, apart: bool) -> tuple[float, str] | None:
-    """What a prefix multiplies by, and the unit after it ("" where there is none); None for neither."""
-    if suffix in _PREFIXES and not (apart and suffix == "B"):
+def _parse_suffix(suffix: str, *, after_space: bool) -> tuple[float, str] | None:
+    """Return the factor of a prefix and the unit after it ("" for none), or None if it is neither."""
+    if suffix in _PREFIXES and not (after_space and suffix == "B"):
         return _PREFIXES[suffix], ""
-    for written, unit in _UNITS.items():
-        if suffix.endswith(written) and suffix[: -len(written)] in _PREFIXES:
-            return _PREFIXES[suffix[: -len(written)]], unit
+    for symbol, unit in _UNITS.items():
+        if suffix.endswith(symbol) and suffix[: -len(symbol)] in _PREFIXES:
+            return _PREFIXES[suffix[: -len(symbol)]], unit
     return None
 
 
 def format_quantity(value: float, unit: str = "", *, digits: int = 3) -> str:
-    """A number with a decimal prefix: 3.35e12 and "B/s" give "3.35 TB/s"."""
+    """Format a number with a decimal prefix: 3.35e12 and "B/s" give "3.35 TB/s"."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g} {unit}".strip()
     for prefix in ("E", "P", "T", "G", "M", "k"):
@@ -142,7 +142,7 @@ def format_quantity(value: float, unit: str = "", *, digits: int = 3) -> str:
 
 
 def format_count(value: float) -> str:
-    """A count of parameters or tokens as the field writes it: 70.6e9 gives "70.6B", 15e12 gives "15T"."""
+    """Format a count of parameters or tokens: 70.6e9 gives "70.6B", 15e12 gives "15T"."""
     for prefix, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if value >= scale * 0.9995:
             return f"{value / scale:.3g}{prefix}"
@@ -150,7 +150,7 @@ def format_count(value: float) -> str:
 
 
 def read_as_binary(value: int) -> tuple[int, str] | None:
-    """The number with its decimal prefix read as the binary one, and how that is written; None where it is no short number.
+    """Return the number with its decimal prefix read as a binary one, and its text; None if it has no short binary form.
 
     >>> read_as_binary(4_000_000), read_as_binary(1_500_000), read_as_binary(8000), read_as_binary(5001)
     ((4194304, '4Mi'), (1572864, '1.5Mi'), (8192, '8Ki'), None)
@@ -163,7 +163,7 @@ def read_as_binary(value: int) -> tuple[int, str] | None:
 
 
 def format_binary(value: int) -> str:
-    """A whole number with the largest binary prefix that leaves it whole.
+    """Format an integer with the largest binary prefix that divides it.
 
     >>> format_binary(4194304), format_binary(3000)
     ('4Mi', '3000')
@@ -173,38 +173,38 @@ def format_binary(value: int) -> str:
     return f"{value // int(_PREFIXES[prefix])}{prefix}"
 
 
-def pluralize(number: int, thing: str) -> str:
-    """So many things: "1 step", "1,024 steps", "2 batches"."""
-    return f"{number:,} {thing}" + ("" if number == 1 else "es" if thing.endswith("ch") else "s")
+def pluralize(number: int, noun: str) -> str:
+    """Format a count of things: "1 step", "1,024 steps", "2 batches"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
 
 
 def format_bytes(value: float) -> str:
-    """Bytes in decimal gigabytes or the prefix that suits: 81.6e9 gives "81.6 GB"."""
+    """Format bytes with a decimal prefix: 81.6e9 gives "81.6 GB"."""
     return format_quantity(value, "B")
 
 
-def format_percent(part: float) -> str:
-    """A part of a whole, however small: 0.42 gives "42%", 0.000123 gives "0.0123%"."""
-    return f"{100 * part:.3g}%"
+def format_percent(fraction: float) -> str:
+    """Format a fraction as a percentage: 0.42 gives "42%", 0.000123 gives "0.0123%"."""
+    return f"{100 * fraction:.3g}%"
 
 
 def format_usd(value: float) -> str:
-    """Dollars: 5.1e6 gives "$5.1M", 930 gives "$930"."""
+    """Format dollars: 5.1e6 gives "$5.1M", 930 gives "$930"."""
     return f"${format_count(value)}" if value >= 1e3 else f"${value:.3g}"
 
 
 def format_energy(mwh: float) -> str:
-    """Energy given in MWh: 2,789 gives "2.79 GWh"."""
+    """Format energy given in MWh: 2,789 gives "2.79 GWh"."""
     return format_quantity(mwh * 1e6, "Wh")
 
 
 def format_days(days: float) -> str:
-    """How long a run takes: in days, and in hours, minutes or less where it is shorter than one."""
+    """Format a run's length: in days, or in hours, minutes or less if it is shorter than one."""
     return f"{days:.1f} days" if days >= 1 else format_seconds(days * 86400.0)
 
 
 def format_seconds(value: float) -> str:
-    """A duration in the unit that suits: 0.00123 gives "1.23 ms", 3.8e6 gives "44.0 days"."""
+    """Format a duration in a fitting unit: 0.00123 gives "1.23 ms", 3.8e6 gives "44.0 days"."""
     for scale, name in ((86400.0, "days"), (3600.0, "hours"), (60.0, "min")):
         if value >= 2 * scale:
             return f"{value / scale:.1f} {name}"

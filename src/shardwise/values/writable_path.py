@@ -7,7 +7,7 @@ from shardwise.values.errors import InputError
 
 
 def require_writable(path: str | Path) -> None:
-    """Raise `InputError` where a file cannot be written, before there is anything to write; nothing is created."""
+    """Raise `InputError` if a file cannot be written. Creates nothing."""
     target = Path(path)
     folder = target.parent
     problem = (
