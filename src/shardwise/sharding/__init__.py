@@ -1,7 +1,9 @@
-"""Named-axis shardings: text and arithmetic, without NumPy or any framework.
+"""Named-axis shardings, as text and as arithmetic: parse them, reshard them, and find the cheapest sharded matmul.
 
-`A[I_X, J_Y]{U_Z}` says that the array A has dims I and J, that I is split over the mesh axis X and J over Y, and that
-each device along Z holds a partial sum. The notation is the scaling book's (S2, "Sharded matrices").
+`A[I_X, J_Y]{U_Z}`: the array A has dims I and J, I is split over the mesh axis X and J over Y, and each device along Z holds
+a partial sum. The notation is the scaling book's (S2, "Sharded matrices"). Entry points: `parse_tensor`, `Spec`, `Mesh`,
+`reshard`, `contract`, and `matmul_search`. Imports `values` alone, neither NumPy nor a framework, and no prices: these are
+passed in.
 """
 
 from shardwise.sharding.collectives import Collective, transpose_collective, transpose_contraction

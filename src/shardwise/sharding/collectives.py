@@ -1,12 +1,12 @@
-"""A collective as a value: what it does to a sharding, how many elements it moves, and what its transpose is.
+"""Collectives as values: what one does to a sharding, how many elements it moves, and its transpose.
 
 AllGather removes axes from a subscript, ReduceScatter turns partial axes into a subscript, AllReduce drops partial axes,
-AllToAll moves axes from one dim to another, a permute hands shards, or parts of them, to other devices (I_XY to I_YX, or I_X
+AllToAll moves axes from one dim to another, a permute sends shards, or parts of them, to other devices (I_XY to I_YX, or I_X
 to I_Y), and a slice (each device keeps its part) moves nothing. Source: S2.
 
 The transpose of a product `A * B -> C` for A is `dC * B -> dA`, and for B is `A * dC -> dB`. AllGather and ReduceScatter are
-each other's transposes; the transpose of an AllReduce whose result is used replicated is nothing (the identity), and that of
-nothing, on a replicated tensor that partial work consumes, is an AllReduce (S1's conjugate pairs f/f* and g/g*).
+each other's transposes. An AllReduce whose result is used replicated has the identity as its transpose, and the identity on a
+replicated tensor that partial work consumes has an AllReduce (S1's conjugate pairs f/f* and g/g*).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class CollectiveKind(StrEnum):
     PERMUTE = "permute"
     SLICE = "slice"
     SEND_RECV = "send_recv"  # both ends of a message
-    SEND = "send"  # one end of it, as a rank issues it
+    SEND = "send"  # one end of a message, as a rank issues it
     RECEIVE = "receive"
 
 
@@ -42,9 +42,8 @@ class Collective:
 
     @property
     def payload_elements(self) -> Polynomial:
-        """Elements of the array that the collective's group shares, on one device: the gathered array of an AllGather,
-        the summand of a ReduceScatter or AllReduce, the local shard of an AllToAll, what a permute brings.
-        Padding is included."""
+        """Elements of the array that the collective's group shares, on one device, padding included: the gathered array of an
+        AllGather, the summand of a ReduceScatter or AllReduce, the local shard of an AllToAll, what a permute receives."""
         if self.kind is CollectiveKind.ALL_GATHER:
             return self.before.local_elements() * multiply_symbols(self.axes)
         if self.kind is CollectiveKind.REDUCE_SCATTER:
@@ -55,7 +54,7 @@ class Collective:
 
     @property
     def received_elements(self) -> Polynomial:
-        """Elements that one device receives over links (see `received_elements`)."""
+        """Elements that one device receives over links (see the function `received_elements`)."""
         return received_elements(self.kind, self.axes, self.payload_elements)
 
     def __str__(self) -> str:
@@ -63,8 +62,8 @@ class Collective:
 
 
 def received_elements(kind: CollectiveKind, axes: Axes, payload: Polynomial) -> Polynomial:
-    """What one device receives: (n-1)/n of the payload, twice that for an AllReduce, all of it for a permute or a send,
-    nothing for a slice.
+    """Return the elements that one device receives: (n-1)/n of the payload, twice that for an AllReduce, all of it for a
+    permute or a message, none for a slice.
 
     `n` is the product of the axes' degrees. Source: S1, "ring all-reduce"; S2, "collectives".
     """
@@ -95,18 +94,18 @@ class IssuedCollective(NamedTuple):
 def transpose_contraction(
     left: tuple[str, ...], right: tuple[str, ...], result: tuple[str, ...]
 ) -> dict[str, tuple[tuple[str, ...], ...]]:
-    """Dims of the two backward products: for "left" `(d result, right, d left)`, for "right" `(left, d result, d right)`."""
+    """Return the dims of the two backward products: "left" `(d result, right, d left)`, "right" `(left, d result, d right)`."""
     return {"left": (result, right, left), "right": (left, result, right)}
 
 
 def gradient_spec(spec: Spec) -> Spec:
-    """How the gradient of a tensor lies: split as the tensor is; partial where the tensor is used replicated by partial work."""
+    """Return the sharding of a tensor's gradient: split as the tensor is, and not partial."""
     return spec.with_partial(())
 
 
 def transpose_collective(collective: Collective) -> Collective | None:
-    """The collective on the gradient, or None where it is the identity (AllReduce: the gradient is replicated already)."""
-    swap = {
+    """Return the collective on the gradient, or None for the identity (AllReduce: the gradient is replicated already)."""
+    transposed_kinds = {
         CollectiveKind.ALL_GATHER: CollectiveKind.REDUCE_SCATTER,
         CollectiveKind.REDUCE_SCATTER: CollectiveKind.ALL_GATHER,
         CollectiveKind.ALL_TO_ALL: CollectiveKind.ALL_TO_ALL,
@@ -118,4 +117,4 @@ def transpose_collective(collective: Collective) -> Collective | None:
     before = gradient_spec(collective.after)
     if collective.kind is CollectiveKind.ALL_GATHER:
         before = before.with_partial(collective.axes)
-    return Collective(swap[collective.kind], collective.axes, before, gradient_spec(collective.before))
+    return Collective(transposed_kinds[collective.kind], collective.axes, before, gradient_spec(collective.before))

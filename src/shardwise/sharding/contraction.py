@@ -1,17 +1,17 @@
-"""What a sharded product needs: the four cases of S2, for any number of dims and axes.
+"""Operand shardings that a sharded product needs: the four cases of S2, for any number of dims and axes.
 
-For each mesh axis, with `contracted` the dims that the result does not have:
+For each mesh axis, where contracted dims are those that the result lacks:
 
 1. it splits no contracted dim on either side, and not two dims of the result: nothing to do;
 2. it splits a contracted dim of one operand only: gather that operand;
 3. it splits the same contracted dim of both: multiply locally, the result is a partial sum `{U_X}`;
 4. it splits different dims of the two operands: the result would use it twice, so gather one operand first.
 
-A dim is one index of the whole expression, as in `numpy.einsum`: it is summed when no operand outside the product and not the
-result has it (`remaining_dims`), so a dim of three operands is summed once, where the last of them is joined.
+A dim is one index of the whole expression, as in `numpy.einsum`: it is summed once neither the result nor an operand outside
+the product has it (`remaining_dims`), so a dim of three operands is summed when the last of them is multiplied.
 
-Which operand moves in case 4: never the one named `fixed` (a weight in its use sharding); else the one that leaves the
-result split as it is wanted (`goal`: a weight's gradient lies as the weight does); else the one whose dim is shared.
+Which operand is gathered in case 4: never the one named `fixed` (a weight in its use sharding); else the one that leaves the
+result in the `goal` sharding (a weight's gradient lies as the weight does); else the one whose dim is shared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardwise.values.errors import ShardingError
 
 
 def remaining_dims(inside: Sequence[Axes], outside: Sequence[Axes], result: Axes) -> Axes:
-    """Dims of the product of some operands of an expression: those that an operand outside or the result still has.
+    """Return the dims of the product of some operands: those that the result or an operand outside still has.
 
     `inside` and `outside` are the operands' dims. The product of all operands has the result's dims, in the result's order.
 
@@ -33,15 +33,15 @@ def remaining_dims(inside: Sequence[Axes], outside: Sequence[Axes], result: Axes
     """
     if not outside:
         return result
-    needed = set(result).union(*outside)
-    return tuple(dim for dim in dict.fromkeys(d for dims in inside for d in dims) if dim in needed)
+    required_dims = set(result).union(*outside)
+    return tuple(dim for dim in dict.fromkeys(d for dims in inside for d in dims) if dim in required_dims)
 
 
 def infer_product_spec(operands: Sequence[Spec], dims: Axes) -> Spec:
-    """The sharding of a local product of `operands`, which lie alike on the dims that they share, summed to `dims`.
+    """Return the sharding of a local product of `operands`, which are split alike on their shared dims, summed to `dims`.
 
-    A dim keeps its axes; axes of a dim that is summed become partial, and partial operands make a partial product.
-    Raises `ShardingError` where an axis would be used twice.
+    A dim keeps its axes; axes of a summed dim become partial, and partial operands make a partial product. Raises
+    `ShardingError` where an axis would be used twice.
 
     >>> str(infer_product_spec([Spec.of("IJ", {"J": "X"})], ("I",)))
     '[I]{U_X}'
@@ -54,7 +54,7 @@ def infer_product_spec(operands: Sequence[Spec], dims: Axes) -> Spec:
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """The shardings that the operands must have at the product, the result's natural sharding, and what moves why."""
+    """Shardings of the operands at the product, the natural sharding of the result, and which operand moves for which reason."""
 
     left: Spec
     right: Spec
@@ -69,25 +69,25 @@ class Contraction:
 def contract(
     left: Spec, right: Spec, dims: Iterable[str], *, fixed: str | None = None, goal: Spec | None = None
 ) -> Contraction:
-    """Shardings for `left * right -> [dims]`.
+    """Return the shardings for `left * right -> [dims]`.
 
-    `fixed` is "left" or "right" for an operand that must not move, `goal` the sharding that the result is wanted in.
-
-    The product is linear: where one operand is a partial sum, so is the result; of two over the same axis one is reduced.
+    `fixed` is "left" or "right" for an operand that must not move, `goal` the sharding that the result should have. If one
+    operand is a partial sum, so is the result; if both are over the same axis, one is reduced first.
     """
     dims = tuple(dims)
     unknown = [dim for dim in dims if dim not in (*left.dims, *right.dims)]
     if unknown:
         raise ShardingError(f"product: the result's dim {unknown[0]} is in neither operand")
-    case = _ContractionBuilder(left, right, dims, fixed, goal)
-    for axis in sorted(case.axes()):
-        case.resolve(axis)
-    case.align_shared_dims()
-    return Contraction(case.left, case.right, case.result(), tuple(case.moves))
+    builder = _ContractionBuilder(left, right, dims, fixed, goal)
+    # A fixed order, as gathering one axis also gathers the axes minor to it (`Spec.gather_axis`), which changes later cases.
+    for axis in sorted(builder.axes()):
+        builder.resolve(axis)
+    builder.align_shared_dims()
+    return Contraction(builder.left, builder.right, builder.result(), tuple(builder.moves))
 
 
 class _ContractionBuilder:
-    """The operands' shardings while the axes are looked at one by one."""
+    """Shardings of the operands while the axes are resolved one by one."""
 
     def __init__(self, left: Spec, right: Spec, dims: Axes, fixed: str | None, goal: Spec | None) -> None:
         self.left, self.right, self.dims, self.fixed, self.goal = left, right, dims, fixed, goal
@@ -97,15 +97,15 @@ class _ContractionBuilder:
         both_partial = set(self.left.partial) & set(self.right.partial)
         return self.left.sharded_axes | self.right.sharded_axes | both_partial
 
-    def gather(self, side: str, axis: str, why: str) -> None:
-        self.moves.append((side, f"{why}: gather {side} over {axis}"))
+    def gather(self, side: str, axis: str, reason: str) -> None:
+        self.moves.append((side, f"{reason}: gather {side} over {axis}"))
         setattr(self, side, getattr(self, side).gather_axis(axis))
 
     def reduce(self, side: str, axis: str, dim: str) -> None:
-        """Sum a partial operand over `axis`, onto `dim` where it has it, because the other operand is split there."""
+        """Sum a partial operand over `axis`, scattered onto `dim` if it has it, because the axis splits the other operand."""
         spec = self.without_partial(side, axis)
-        why = f"{side} is a partial sum over {axis}, which splits {dim} of the other operand: reduce it"
-        self.moves.append((side, why))
+        reason = f"{side} is a partial sum over {axis}, which splits {dim} of the other operand: reduce it"
+        self.moves.append((side, reason))
         setattr(self, side, spec.with_axes(dim, (*spec.axes_of(dim), axis)) if dim in spec.dims else spec)
 
     def without_partial(self, side: str, axis: str) -> Spec:
@@ -133,8 +133,9 @@ class _ContractionBuilder:
         elif on_left is None and on_right in self.left.dims:
             self.gather_if_contracted("right", "left", axis, str(on_right))
 
-    def gather_if_contracted(self, side: str, other: str, axis: str, dim: str) -> None:
-        """`axis` splits a shared dim of `side` only: a dim of the result is cut on the other side for nothing."""
+    def gather_if_contracted(self, side: str, opposite: str, axis: str, dim: str) -> None:
+        """Gather `side`, whose shared dim is split over an axis that the other side lacks, unless the result keeps the dim:
+        then the other side is sliced for free."""
         if dim not in self.dims:
             if self.fixed == side:
                 raise ShardingError(f"product: {side} is fixed but its contracted dim {dim} is split over {axis}")
@@ -143,9 +144,9 @@ class _ContractionBuilder:
     def choose_operand_to_gather(self, axis: str, on_left: str, on_right: str) -> str:
         if self.fixed is not None:
             return "left" if self.fixed == "right" else "right"
-        wanted = self.goal.dim_of(axis) if self.goal else None
-        if wanted is not None and wanted in (on_left, on_right):
-            return "right" if wanted == on_left else "left"
+        goal_dim = self.goal.dim_of(axis) if self.goal else None
+        if goal_dim is not None and goal_dim in (on_left, on_right):
+            return "right" if goal_dim == on_left else "left"
         return "left" if on_left in self.right.dims else "right"
 
     def align_shared_dims(self) -> None:

@@ -12,7 +12,7 @@ from shardwise.values.errors import ShardingError
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Named axes with their sizes, the first one the slowest to vary over device numbers."""
+    """Named axes with their sizes; device numbers vary slowest along the first one."""
 
     axes: tuple[tuple[str, int], ...]
     _sizes: dict[str, int] = field(init=False, repr=False, compare=False)
@@ -32,7 +32,7 @@ class Mesh:
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Mesh:
-        """A mesh from a mapping of axis names to sizes, in its order."""
+        """Build a mesh from a mapping of axis names to sizes, in its order."""
         return cls(tuple(sizes.items()))
 
     @property
@@ -44,21 +44,21 @@ class Mesh:
         return math.prod(size for _, size in self.axes)
 
     def size(self, axes: str | Iterable[str]) -> int:
-        """Product of the sizes of one axis or several. Raises `ShardingError` for an axis the mesh lacks."""
-        wanted = (axes,) if isinstance(axes, str) else tuple(axes)
+        """Return the product of the sizes of one axis or several. Raises `ShardingError` for an axis that the mesh lacks."""
+        axis_names = (axes,) if isinstance(axes, str) else tuple(axes)
         try:
-            return math.prod([self._sizes[axis] for axis in wanted])
+            return math.prod([self._sizes[axis] for axis in axis_names])
         except KeyError as missing:
-            known = ", ".join(self.names) or "no axes"
-            raise ShardingError(f"mesh: no axis {missing.args[0]!r}; the mesh has {known}") from None
+            mesh_axes = ", ".join(self.names) or "no axes"
+            raise ShardingError(f"mesh: no axis {missing.args[0]!r}; the mesh has {mesh_axes}") from None
 
     def coordinates(self) -> Iterator[dict[str, int]]:
-        """The coordinate of every device, in device order."""
+        """Yield the coordinate of every device, in device order."""
         for indices in itertools.product(*(range(size) for _, size in self.axes)):
             yield dict(zip(self.names, indices, strict=True))
 
     def position(self, coordinate: Mapping[str, int], axes: Iterable[str]) -> int:
-        """Index of a device along an ordered group of axes, the first axis the major one (so XY differs from YX)."""
+        """Return the index of a device along an ordered group of axes, the first one the major one (so XY differs from YX)."""
         index = 0
         for axis in axes:
             index = index * self.size(axis) + coordinate[axis]

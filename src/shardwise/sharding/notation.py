@@ -1,17 +1,17 @@
-"""The sharding notation: parse and print it, and say what an expression means. Errors print the text with a caret under the
+"""Sharding notation: parse and print it, and explain what an expression means. Errors print the text with a caret under the
 fault.
 
     A[I_X, J_Y]{U_Z}                       a tensor; I_XY is split over X (major) and Y
     A[B_{dp,fsdp}, T_cp]                   axes with longer names: one bare, several in braces
     A: bf16[I_X = 8192, J = 4096]          a number format and sizes
-    bf16[4096_X, 8192]                     sizes alone: the dims take their letters from I on, the tensor from A on
+    bf16[4096_X, 8192]                     sizes alone: dims are named from I on, the tensor from A on
     A[I_X, J] * B[J, K_Y] -> C[I_X, K_Y]   an expression
 
 Printing is `str`; parse and print round-trip. An expression means what `numpy.einsum` computes from its text. A dim is one
-index, wherever it stands. Dims that the result has are kept, others are summed, each once, over the product of all operands
-that have it; a dim of all operands and the result is a batch dim. Without `->` the result has the dims that occur once, in
-the order in which they are written. A chain that sums a dim and has another of its size behind it writes another name: `In[B,
-D] * W1[D, F] * W2[F, D'] -> Out[B, D']`.
+index, wherever it occurs. Dims of the result are kept, others are summed, each once, over the product of all operands that
+have it; a dim of all operands and the result is a batch dim. Without `->` the result has the dims that occur once, in the
+order in which they are written. A chain that sums a dim and later has another one of the same size needs a second name:
+`In[B, D] * W1[D, F] * W2[F, D'] -> Out[B, D']`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LETTERS = "IJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True, slots=True)
 class ParsedTensor:
-    """A named tensor with its sharding; `dtype` and `sizes` where the text gives them."""
+    """Named tensor with its sharding; `dtype` and `sizes` if the text gives them."""
 
     name: str
     spec: Spec
@@ -49,13 +49,13 @@ class ParsedTensor:
         return f"{self.name}: {self.dtype or ''}[{inner}]{partial}"
 
     def _dim(self, dim: str) -> str:
-        shown = str(Spec.of((dim,), {dim: self.spec.axes_of(dim)}))[1:-1]
-        return f"{shown} = {self.sizes[dim]}" if dim in self.sizes else shown
+        dim_text = str(Spec.of((dim,), {dim: self.spec.axes_of(dim)}))[1:-1]
+        return f"{dim_text} = {self.sizes[dim]}" if dim in self.sizes else dim_text
 
 
 @dataclass(frozen=True, slots=True)
 class EinsumExpression:
-    """A product of tensors and the tensor that it should give (absent: the natural one)."""
+    """Product of tensors, and the tensor that it should give (None: its natural sharding)."""
 
     operands: tuple[ParsedTensor, ...]
     result: ParsedTensor | None
@@ -65,7 +65,7 @@ class EinsumExpression:
 
 
 class _Cursor:
-    """A cursor over the text that knows how to point at a fault."""
+    """Cursor over the text that can point at a fault."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -85,28 +85,28 @@ class _Cursor:
         self.position += len(token)
         return True
 
-    def expect(self, token: str, what: str) -> None:
+    def expect(self, token: str, context: str) -> None:
         if not self.accept(token):
-            raise self.fail(f"expected {token!r} {what}")
+            raise self.fail(f"expected {token!r} {context}")
 
-    def name(self, what: str) -> str:
+    def name(self, expected: str) -> str:
         self.skip()
         match = _NAME.match(self.text, self.position)
         if match is None:
-            raise self.fail(f"expected {what}")
+            raise self.fail(f"expected {expected}")
         self.position = match.end()
         return match.group()
 
-    def number(self, what: str) -> int:
+    def number(self, label: str) -> int:
         self.skip()
         match = _NUMBER.match(self.text, self.position)
         if match is None:
-            raise self.fail(f"expected a whole number, {what}")
+            raise self.fail(f"expected a whole number, {label}")
         self.position = match.end()
         return int(match.group())
 
     def subscript(self) -> Axes:
-        """Axes of a subscript; capital letters are an axis each (`_XY`), a lower-case name is one axis (`_fsdp`)."""
+        """Parse the axes of a subscript; capital letters are an axis each (`_XY`), a lower-case name is one axis (`_fsdp`)."""
         if not self.text.startswith("_", self.position):
             return ()
         match = _SUBSCRIPT.match(self.text, self.position)
@@ -122,102 +122,102 @@ class _Cursor:
         return axes
 
 
-def _parse_tensor(reader: _Cursor, number: int = 0) -> ParsedTensor:
-    """One tensor; `number` is its place in an expression, which names it when the text does not."""
-    reader.skip()
-    start = reader.position
-    name, dtype = _parse_heading(reader, number)
-    dims, axes, sizes = _parse_dims(reader, name)
-    partial = _parse_partial(reader)
+def _parse_tensor(cursor: _Cursor, number: int = 0) -> ParsedTensor:
+    """Parse one tensor; `number` is its position in the expression, which names it if the text does not."""
+    cursor.skip()
+    start = cursor.position
+    name, dtype = _parse_heading(cursor, number)
+    dims, axes, sizes = _parse_dims(cursor, name)
+    partial = _parse_partial(cursor)
     try:
         return ParsedTensor(name, Spec(tuple(dims), tuple(axes), partial), dtype, sizes)
     except ShardingError as error:
-        raise reader.fail(str(error), start) from None
+        raise cursor.fail(str(error), start) from None
 
 
-def _parse_heading(reader: _Cursor, number: int) -> tuple[str, str | None]:
-    """`A`, `A: bf16` or `bf16`: the name and the number format."""
-    start = reader.position
-    first = reader.name("the name of a tensor")
-    if reader.accept(":"):
-        reader.skip()
-        if reader.text.startswith("[", reader.position):
+def _parse_heading(cursor: _Cursor, number: int) -> tuple[str, str | None]:
+    """Parse `A`, `A: bf16` or `bf16` into the name and the number format."""
+    start = cursor.position
+    first = cursor.name("the name of a tensor")
+    if cursor.accept(":"):
+        cursor.skip()
+        if cursor.text.startswith("[", cursor.position):
             return first, None
-        dtype = reader.name("a number format such as bf16")
+        dtype = cursor.name("a number format such as bf16")
         if dtype not in BYTES_PER_ELEMENT:
-            raise reader.fail(
-                f"expected a number format, one of {', '.join(BYTES_PER_ELEMENT)}", reader.position - len(dtype)
+            raise cursor.fail(
+                f"expected a number format, one of {', '.join(BYTES_PER_ELEMENT)}", cursor.position - len(dtype)
             )
         return first, dtype
     if first in BYTES_PER_ELEMENT:
         return chr(ord("A") + number), first
-    reader.skip()
-    if not reader.text.startswith("[", reader.position):
-        raise reader.fail(f"expected '[' after the tensor name {first!r}", max(start + len(first), reader.position))
+    cursor.skip()
+    if not cursor.text.startswith("[", cursor.position):
+        raise cursor.fail(f"expected '[' after the tensor name {first!r}", max(start + len(first), cursor.position))
     return first, None
 
 
-def _parse_dims(reader: _Cursor, name: str) -> tuple[list[str], list[Axes], dict[str, int]]:
-    reader.expect("[", f"after the tensor name {name!r}")
+def _parse_dims(cursor: _Cursor, name: str) -> tuple[list[str], list[Axes], dict[str, int]]:
+    cursor.expect("[", f"after the tensor name {name!r}")
     dims: list[str] = []
     axes: list[Axes] = []
     sizes: dict[str, int] = {}
-    while not reader.accept("]"):
+    while not cursor.accept("]"):
         if dims:
-            reader.expect(",", "or ']' after a dim")
-        reader.skip()
-        number = _NUMBER.match(reader.text, reader.position)
+            cursor.expect(",", "or ']' after a dim")
+        cursor.skip()
+        number = _NUMBER.match(cursor.text, cursor.position)
         if number is not None:
-            reader.position = number.end()
+            cursor.position = number.end()
             dim = _LETTERS[len(dims)]
             sizes[dim] = int(number.group())
         else:
-            dim = reader.name("the name of a dim")
+            dim = cursor.name("the name of a dim")
         if dim in dims:
-            raise reader.fail(f"dim {dim} occurs twice in {name}", reader.position - len(dim))
+            raise cursor.fail(f"dim {dim} occurs twice in {name}", cursor.position - len(dim))
         dims.append(dim)
-        axes.append(reader.subscript())
-        if reader.accept("="):
-            sizes[dim] = reader.number(f"the size of {dim}")
+        axes.append(cursor.subscript())
+        if cursor.accept("="):
+            sizes[dim] = cursor.number(f"the size of {dim}")
     return dims, axes, sizes
 
 
-def _parse_partial(reader: _Cursor) -> Axes:
-    if not reader.accept("{"):
+def _parse_partial(cursor: _Cursor) -> Axes:
+    if not cursor.accept("{"):
         return ()
-    reader.expect("U", "for a partial sum, as in {U_X}")
-    partial = reader.subscript()
+    cursor.expect("U", "for a partial sum, as in {U_X}")
+    partial = cursor.subscript()
     if not partial:
-        raise reader.fail("expected the axes of the partial sum, as in {U_X}")
-    reader.expect("}", "after the axes of a partial sum")
+        raise cursor.fail("expected the axes of the partial sum, as in {U_X}")
+    cursor.expect("}", "after the axes of a partial sum")
     return partial
 
 
 def parse_tensor(text: str) -> ParsedTensor:
-    """One tensor, such as `A[I_X, J]{U_Y}`. Raises `NotationError` with a caret under the fault."""
-    reader = _Cursor(text)
-    tensor = _parse_tensor(reader)
-    reader.skip()
-    if reader.position < len(text):
-        raise reader.fail("expected nothing more after the tensor")
+    """Parse one tensor, such as `A[I_X, J]{U_Y}`. Raises `NotationError` with a caret under the fault."""
+    cursor = _Cursor(text)
+    tensor = _parse_tensor(cursor)
+    cursor.skip()
+    if cursor.position < len(text):
+        raise cursor.fail("expected nothing more after the tensor")
     return tensor
 
 
 def parse_expression(text: str) -> EinsumExpression:
-    """A product, such as `A[I_X, J] * B[J, K] -> C[I_X, K]`. Raises `NotationError` with a caret under the fault."""
-    reader = _Cursor(text)
-    operands = [_parse_tensor(reader)]
-    while reader.accept("*") or reader.accept("·"):
-        operands.append(_parse_tensor(reader, len(operands)))
-    result = _parse_tensor(reader, len(operands)) if reader.accept("->") else None
-    reader.skip()
-    if reader.position < len(text):
-        raise reader.fail("expected '*', '->' or the end of the expression")
+    """Parse a product, such as `A[I_X, J] * B[J, K] -> C[I_X, K]`. Raises `NotationError` with a caret under the fault."""
+    cursor = _Cursor(text)
+    operands = [_parse_tensor(cursor)]
+    while cursor.accept("*") or cursor.accept("·"):
+        operands.append(_parse_tensor(cursor, len(operands)))
+    result = _parse_tensor(cursor, len(operands)) if cursor.accept("->") else None
+    cursor.skip()
+    if cursor.position < len(text):
+        raise cursor.fail("expected '*', '->' or the end of the expression")
     return EinsumExpression(tuple(operands), result)
 
 
 def result_dims(expression: EinsumExpression) -> Axes:
-    """The result's dims as they are written or, without a result, the dims that occur once.
+    """Return the result's dims as written or, without a result, the dims that occur once.
 
     Raises `InputError` for a dim of the result that no operand has.
 
@@ -225,52 +225,52 @@ def result_dims(expression: EinsumExpression) -> Axes:
     >>> result_dims(parse_expression("A[B, T, H] * K[B, S, H]"))
     ('T', 'S')
     """
-    held = [dim for operand in expression.operands for dim in operand.spec.dims]
+    operand_dims = [dim for operand in expression.operands for dim in operand.spec.dims]
     if expression.result is None:
-        return tuple(dim for dim in held if held.count(dim) == 1)
-    wanted = expression.result.spec.dims
-    absent = [dim for dim in wanted if dim not in held]
+        return tuple(dim for dim in operand_dims if operand_dims.count(dim) == 1)
+    written_dims = expression.result.spec.dims
+    absent = [dim for dim in written_dims if dim not in operand_dims]
     if absent:
         raise InputError(f"{expression}: the result's dim {absent[0]} is in no operand")
-    return wanted
+    return written_dims
 
 
 def assign_letters(dims: Iterable[str]) -> dict[str, str]:
-    """A letter for each dim, its own where that is free. Raises `InputError` where there are more dims than letters."""
+    """Assign a letter to each dim, its own if that is free. Raises `InputError` for more dims than letters."""
     letters: dict[str, str] = {}
     for dim in dict.fromkeys(dims):
-        wanted = (dim[0].lower(), dim[0].upper(), *string.ascii_letters)
-        letter = next((letter for letter in wanted if letter not in letters.values()), None)
+        candidates = (dim[0].lower(), dim[0].upper(), *string.ascii_letters)
+        letter = next((letter for letter in candidates if letter not in letters.values()), None)
         if letter is None:
-            most = len(string.ascii_letters)
-            raise InputError(f"expression: more than {most} dims; an einsum has a letter for each only")
+            num_letters = len(string.ascii_letters)
+            raise InputError(f"expression: more than {num_letters} dims; an einsum has a letter for each only")
         letters[dim] = letter
     return letters
 
 
 def einsum_subscripts(operands: Iterable[Sequence[str]], result: Sequence[str], letters: Mapping[str, str]) -> str:
-    """The subscripts of an einsum, from the dims of its operands and its result.
+    """Return the subscripts of an einsum, from the dims of its operands and its result.
 
     >>> einsum_subscripts([("I", "J"), ("J", "K")], ("I", "K"), {"I": "i", "J": "j", "K": "k"})
     'ij,jk->ik'
     """
-    left = ",".join("".join(letters[dim] for dim in dims) for dims in operands)
-    return f"{left}->{''.join(letters[dim] for dim in result)}"
+    inputs = ",".join("".join(letters[dim] for dim in dims) for dims in operands)
+    return f"{inputs}->{''.join(letters[dim] for dim in result)}"
 
 
 def einsum_equation(expression: EinsumExpression) -> str:
-    """The subscripts with which `numpy.einsum` computes an expression from its unsharded operands.
+    """Return the subscripts with which `numpy.einsum` computes an expression from its unsharded operands.
 
     >>> from shardwise.sharding.notation import parse_expression
     >>> einsum_equation(parse_expression("Q[B_X, T, H] * K[B_X, S, H] * V[B_X, S, H] -> O[B_X, T, H]"))
     'bth,bsh,bsh->bth'
     """
     dims = [operand.spec.dims for operand in expression.operands]
-    return einsum_subscripts(dims, result_dims(expression), assign_letters(dim for own in dims for dim in own))
+    return einsum_subscripts(dims, result_dims(expression), assign_letters(dim for operand in dims for dim in operand))
 
 
 def explain_sums(expression: EinsumExpression) -> tuple[str, ...]:
-    """What a reader of a product may not expect: sums over one operand alone, and dims that three operands or more have.
+    """Explain what a reader of a product may not expect: sums over one operand alone, and dims of three operands or more.
 
     >>> from shardwise.sharding.notation import parse_expression
     >>> explain_sums(parse_expression("A[I, J] * B[K, L] -> C[I, L]"))[0]
@@ -278,34 +278,34 @@ def explain_sums(expression: EinsumExpression) -> tuple[str, ...]:
     """
     if len(expression.operands) < 2:
         return ()
-    kept, result = result_dims(expression), expression.result.name if expression.result else "the result"
-    holders: dict[str, tuple[str, ...]] = {}
+    output_dims, result = result_dims(expression), expression.result.name if expression.result else "the result"
+    operands_by_dim: dict[str, tuple[str, ...]] = {}
     for operand in expression.operands:
         for dim in operand.spec.dims:
-            holders[dim] = (*holders.get(dim, ()), operand.name)
+            operands_by_dim[dim] = (*operands_by_dim.get(dim, ()), operand.name)
     groups: dict[tuple[tuple[str, ...], bool], list[str]] = {}
-    for dim, names in holders.items():
-        groups.setdefault((names, dim in kept), []).append(dim)
+    for dim, names in operands_by_dim.items():
+        groups.setdefault((names, dim in output_dims), []).append(dim)
     return tuple(
         note for (names, is_kept), dims in groups.items() for note in _explain_dims(names, is_kept, dims, result)
     )
 
 
 def _explain_dims(names: Sequence[str], is_kept: bool, dims: Sequence[str], result: str) -> Iterator[str]:
-    """About the dims that the same operands have, and that the result has or not."""
+    """Yield a note on dims that the same operands have and that the result has (`is_kept`) or lacks."""
     text = _join_words(dims)
-    each = "one index" if len(dims) == 1 else "one index each"
+    index_text = "one index" if len(dims) == 1 else "one index each"
     if len(names) == 1 and not is_kept:
         yield f"{names[0]} is summed over {text} by itself, before any product: neither another operand nor {result} has {text}"
     if len(names) > 2 and not is_kept:
-        yield f"{text}: {each} of {_join_words(names)}, summed once, over the product of all of these (as in einsum)"
+        yield f"{text}: {index_text} of {_join_words(names)}, summed once, over the product of all of these (as in einsum)"
     if len(names) > 2 and is_kept:
         yield (
-            f"{text}: {each} of {_join_words([*names, result])}, not summed (as in einsum); a dim that a chain sums and has "
-            f"again behind the sum needs two names, such as {dims[-1]} and {dims[-1]}'"
+            f"{text}: {index_text} of {_join_words([*names, result])}, not summed (as in einsum); a dim that a chain sums and "
+            f"has again behind the sum needs two names, such as {dims[-1]} and {dims[-1]}'"
         )
 
 
 def _join_words(names: Sequence[str]) -> str:
-    """Names as a sentence has them: "A, B and C"."""
+    """Join names as in a sentence: "A, B and C"."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

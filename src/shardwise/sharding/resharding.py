@@ -1,7 +1,7 @@
-"""The collectives that take a tensor from one sharding to another, in the order that moves the fewest bytes.
+"""Collectives that take a tensor from one sharding to another, in the order that moves the fewest bytes.
 
-The order is fixed: what shrinks the shard comes first (ReduceScatter, slices), then AllToAll and AllReduce, and
-AllGather, which grows it, comes last.
+The order is fixed: what shrinks the shard comes first (ReduceScatter, slices), then AllToAll and AllReduce, and AllGather,
+which grows it, comes last.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from shardwise.values.errors import ShardingError
 
 
 def reshard(before: Spec, after: Spec) -> tuple[Collective, ...]:
-    """Collectives from `before` to `after`; both must have the same dims, and `after` no partial axis that `before` lacks.
+    """Return the collectives from `before` to `after`, which must have the same dims; `after` has no partial axis that
+    `before` lacks.
 
-    Raises `ShardingError` when no collective can do it.
+    Raises `ShardingError` if no sequence of collectives does it.
     """
     if before.dims != after.dims:
         raise ShardingError(f"reshard: {before} and {after} have different dims")
     if not set(after.partial) <= set(before.partial):
         raise ShardingError(f"reshard: {after} is partial over axes that {before} is not")
-    steps = _ReshardBuilder(before, after)
-    steps.reduce_scatter()
-    steps.slice()
-    steps.all_to_all()
-    steps.all_reduce()
-    steps.all_gather()
-    steps.slice()
-    if steps.now != after:
+    builder = _ReshardBuilder(before, after)
+    builder.reduce_scatter()
+    builder.slice()
+    builder.all_to_all()
+    builder.all_reduce()
+    builder.all_gather()  # grows the shard, so as late as possible
+    builder.slice()  # again: by axes that the gathers freed
+    if builder.now != after:
         raise ShardingError(f"reshard: no way found from {before} to {after}")
-    return tuple(steps.done)
+    return tuple(builder.done)
 
 
 class _ReshardBuilder:
-    """The way so far: where the tensor is now, and what was done."""
+    """Current sharding of the tensor, and the collectives so far."""
 
     def __init__(self, before: Spec, goal: Spec) -> None:
         self.now = before
@@ -47,24 +48,24 @@ class _ReshardBuilder:
         self.now = after
 
     def missing_axes(self, dim: str) -> Axes:
-        """Axes that `dim` still has to be split over, when all that it has now is a prefix of them."""
-        have, want = self.now.axes_of(dim), self.goal.axes_of(dim)
-        return want[len(have) :] if want[: len(have)] == have else ()
+        """Return the axes that `dim` lacks, if its current axes are a prefix of the goal's; else none."""
+        current, goal = self.now.axes_of(dim), self.goal.axes_of(dim)
+        return goal[len(current) :] if goal[: len(current)] == current else ()
 
     def surplus_axes(self, dim: str) -> Axes:
-        """Axes that `dim` has to lose: all behind the part that the goal shares."""
-        have, want = self.now.axes_of(dim), self.goal.axes_of(dim)
+        """Return the axes that `dim` has to lose: all after the prefix shared with the goal."""
+        current, goal = self.now.axes_of(dim), self.goal.axes_of(dim)
         shared = 0
-        while shared < min(len(have), len(want)) and have[shared] == want[shared]:
+        while shared < min(len(current), len(goal)) and current[shared] == goal[shared]:
             shared += 1
-        return have[shared:]
+        return current[shared:]
 
     def reduce_scatter(self) -> None:
         for dim in self.now.dims:
             axes = _prefix(self.missing_axes(dim), self.now.partial)
             if axes:
-                kept = tuple(axis for axis in self.now.partial if axis not in axes)
-                after = self.now.with_partial(kept).with_axes(dim, self.now.axes_of(dim) + axes)
+                remaining = tuple(axis for axis in self.now.partial if axis not in axes)
+                after = self.now.with_partial(remaining).with_axes(dim, self.now.axes_of(dim) + axes)
                 self.append_collective(CollectiveKind.REDUCE_SCATTER, axes, after)
 
     def slice(self) -> None:
@@ -78,19 +79,20 @@ class _ReshardBuilder:
                 )
 
     def all_to_all(self) -> None:
-        """As long as some dim can hand its last axes to one that wants them next."""
+        """Move trailing axes between dims until none can be moved."""
         while any(self.move_trailing_axes(source, target) for source in self.now.dims for target in self.now.dims):
             pass
 
     def move_trailing_axes(self, source: str, target: str) -> bool:
-        """Move the most axes that end what `source` has too many and begin what `target` lacks."""
+        """Move the longest run of axes that ends the surplus of `source` and begins what `target` lacks; return False if
+        there is none."""
         missing = self.missing_axes(target)
         surplus = self.surplus_axes(source) if missing else ()
         for length in range(min(len(missing), len(surplus)), 0, -1):
             axes = missing[:length]
             if surplus[-length:] == axes:
-                rest = self.now.axes_of(source)[:-length]
-                after = self.now.with_axes(source, rest).with_axes(target, self.now.axes_of(target) + axes)
+                remaining = self.now.axes_of(source)[:-length]
+                after = self.now.with_axes(source, remaining).with_axes(target, self.now.axes_of(target) + axes)
                 self.append_collective(CollectiveKind.ALL_TO_ALL, axes, after)
                 return True
         return False
@@ -104,12 +106,12 @@ class _ReshardBuilder:
         for dim in self.now.dims:
             axes = self.surplus_axes(dim)
             if axes:
-                kept = self.now.axes_of(dim)[: -len(axes)]
-                self.append_collective(CollectiveKind.ALL_GATHER, axes, self.now.with_axes(dim, kept))
+                remaining = self.now.axes_of(dim)[: -len(axes)]
+                self.append_collective(CollectiveKind.ALL_GATHER, axes, self.now.with_axes(dim, remaining))
 
 
 def _prefix(axes: Axes, allowed: Iterable[str]) -> Axes:
-    """The longest prefix of `axes` made of allowed ones."""
+    """Return the longest prefix of `axes` made of allowed ones."""
     allowed = set(allowed)
     length = 0
     while length < len(axes) and axes[length] in allowed:

@@ -1,4 +1,4 @@
-"""How one tensor lies on the mesh: which axes split each dim, and over which axes it is a partial sum."""
+"""Sharding of one tensor on the mesh: which axes split each dim, and over which axes it is a partial sum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A sharding: `dims[i]` is split over `axes[i]`, the first axis the major one; `partial` are the `{U_...}` axes.
+    """Sharding: `dims[i]` is split over `axes[i]`, the first axis the major one; `partial` are the `{U_...}` axes.
 
     A mesh axis may occur once only: on one dim, or among the partial axes. `reduction` is how partial values combine.
     """
@@ -42,7 +42,7 @@ class Spec:
     def of(
         cls, dims: Iterable[str], sharded: Mapping[str, Iterable[str]] | None = None, partial: Iterable[str] = ()
     ) -> Spec:
-        """A spec over `dims` from a mapping of the split dims to their axes."""
+        """Build a spec over `dims` from a mapping of the split dims to their axes."""
         dims, sharded = tuple(dims), sharded or {}
         unknown = [dim for dim in sharded if dim not in dims]
         if unknown:
@@ -50,7 +50,7 @@ class Spec:
         return cls(dims, tuple(tuple(sharded.get(dim, ())) for dim in dims), tuple(partial))
 
     def axes_of(self, dim: str) -> Axes:
-        """Axes that split `dim`; none when the tensor has no such dim."""
+        """Return the axes that split `dim`; none if the tensor lacks the dim."""
         return self.axes[self.dims.index(dim)] if dim in self.dims else ()
 
     @property
@@ -58,26 +58,26 @@ class Spec:
         return frozenset(axis for group in self.axes for axis in group)
 
     def dim_of(self, axis: str) -> str | None:
-        """The dim that `axis` splits, if any."""
+        """Return the dim that `axis` splits, if any."""
         return next((dim for dim, group in zip(self.dims, self.axes, strict=True) if axis in group), None)
 
     def with_axes(self, dim: str, axes: Iterable[str]) -> Spec:
-        """The same spec with `dim` split over `axes`."""
-        new = tuple(tuple(axes) if d == dim else group for d, group in zip(self.dims, self.axes, strict=True))
-        return Spec(self.dims, new, self.partial, self.reduction)
+        """Return the spec with `dim` split over `axes`."""
+        new_axes = tuple(tuple(axes) if d == dim else group for d, group in zip(self.dims, self.axes, strict=True))
+        return Spec(self.dims, new_axes, self.partial, self.reduction)
 
     def with_partial(self, partial: Iterable[str], reduction: str | None = None) -> Spec:
-        """The same spec with other partial axes."""
+        """Return the spec with other partial axes."""
         return Spec(self.dims, self.axes, tuple(partial), reduction or self.reduction)
 
     def gather_axes(self, axes: Iterable[str]) -> Spec:
-        """The same spec with these axes gathered on every dim."""
-        gone = frozenset(axes)
-        kept = tuple(tuple(axis for axis in group if axis not in gone) for group in self.axes)
-        return Spec(self.dims, kept, self.partial, self.reduction)
+        """Return the spec with these axes gathered on every dim."""
+        gathered = frozenset(axes)
+        remaining = tuple(tuple(axis for axis in group if axis not in gathered) for group in self.axes)
+        return Spec(self.dims, remaining, self.partial, self.reduction)
 
     def gather_axis(self, axis: str) -> Spec:
-        """The same spec with `axis` gathered, and with it the axes minor to it on its dim: shards stay contiguous."""
+        """Return the spec with `axis` gathered, and with it the axes minor to it on its dim, so that shards stay contiguous."""
         dim = self.dim_of(axis)
         if dim is None:
             return self
@@ -85,15 +85,15 @@ class Spec:
         return self.with_axes(dim, axes[: axes.index(axis)])
 
     def rename_dims(self, names: Mapping[str, str]) -> Spec:
-        """The same spec with dims renamed."""
+        """Return the spec with dims renamed."""
         return Spec(tuple(names.get(dim, dim) for dim in self.dims), self.axes, self.partial, self.reduction)
 
     def local_elements(self) -> Polynomial:
-        """Elements on the fullest device, in symbols."""
+        """Return the elements on the fullest device, in symbols."""
         return _elements(self.dims, self.axes)
 
     def local_shape(self, mesh: Mesh, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Shape of each device's shard. Raises `ShardingError` where an axis does not divide its dim."""
+        """Return the shape of each device's shard. Raises `ShardingError` where an axis does not divide its dim."""
         shape = []
         for dim, axes in zip(self.dims, self.axes, strict=True):
             degree = mesh.size(axes)
@@ -106,7 +106,7 @@ class Spec:
         return tuple(shape)
 
     def replication(self, mesh: Mesh) -> int:
-        """How many devices hold the same shard (partial axes hold different summands, and do not count)."""
+        """Return how many devices hold the same shard (devices along partial axes hold different summands, and do not count)."""
         return mesh.num_devices // mesh.size((*self.sharded_axes, *self.partial))
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ def _elements(dims: tuple[str, ...], axes: tuple[Axes, ...]) -> Polynomial:
 
 
 def _subscript(axes: Axes) -> str:
-    """Axes as the notation writes them: `_XY` for single letters, `_{dp,fsdp}` for names."""
+    """Format axes in the notation: `_XY` for single letters, `_{dp,fsdp}` for names."""
     if not axes:
         return ""
     if all(len(axis) == 1 for axis in axes):

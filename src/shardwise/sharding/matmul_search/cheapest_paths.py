@@ -1,6 +1,6 @@
-"""The cheapest ways from some shardings of a tensor to all others: its shardings are nodes, collectives are edges.
+"""Cheapest paths from some shardings of a tensor to all others: shardings are nodes, collectives are edges.
 
-Costs add along a path (Dijkstra); of two paths that cost the same the one that is found first stands.
+Costs add along a path (Dijkstra); of two paths with the same cost the one found first is kept.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ PriceCollective = Callable[[CollectiveKind, Axes, float], CostVector]  # kind, a
 
 
 class ByCollective(NamedTuple):
-    """A sharding that was reached from another one by a collective."""
+    """Origin of a sharding that was reached from another one by a collective."""
 
     before: int
     operation: int
 
 
 class ByProduct(NamedTuple):
-    """A sharding that a local product of tensors (or the sum of one) gives, each lying as its number says."""
+    """Origin of a sharding that results from a local product of tensors (or the sum of one), each in the sharding of its
+    number."""
 
     tensors: tuple[SearchTensor, ...]
     numbers: tuple[int, ...]
 
 
 class ReachedSharding(NamedTuple):
-    """The cheapest way to a sharding that is known: its cost, and its last step (none where the tensor starts so)."""
+    """Cheapest known path to a sharding: its cost, and its last step (None if the tensor starts in it)."""
 
     cost: CostVector
     origin: ByCollective | ByProduct | None
 
 
 class ShardingGraph:
-    """The shardings of a tensor with these dims, by their numbers in `shardings`, and the price of each collective."""
+    """Graph of the shardings of a tensor with these dims, by their numbers in `shardings`, with the price of each collective."""
 
     def __init__(
         self, dims: Axes, sizes: Mapping[str, int], shardings: NumberedShardings, price: PriceCollective
@@ -66,29 +67,29 @@ class ShardingGraph:
         return Collective(kind, axes, self.spec(number), self.spec(after))
 
     def elements(self, number: int) -> float:
-        """Elements on one device; 0 where the axes do not divide the dims."""
-        known = self.elements_cache.get(number)
-        if known is None:
-            known = 1.0
+        """Return the elements on one device; 0 if the axes do not divide the dims."""
+        num_elements = self.elements_cache.get(number)
+        if num_elements is None:
+            num_elements = 1.0
             for sizes, group in zip(self.local_sizes, self.shardings.decode(number), strict=False):
-                known *= sizes[group]
-            self.elements_cache[number] = known
-        return known
+                num_elements *= sizes[group]
+            self.elements_cache[number] = num_elements
+        return num_elements
 
     def edges(self, number: int) -> list[Edge]:
-        """Every collective that applies to the tensor lying so."""
+        """Return every collective that applies to the tensor in this sharding."""
         if number not in self.edges_cache:
             self.edges_cache[number] = list(self._edges(number))
         return self.edges_cache[number]
 
     def _edges(self, number: int) -> Iterator[Edge]:
-        """The payload is `Collective.payload_elements` for the tensor's sizes."""
-        before, prices, operations = self.elements(number), self.prices_cache, self.shardings.operations
+        """Yield the edges; the payload is `Collective.payload_elements` for the tensor's sizes."""
+        elements_before, prices, operations = self.elements(number), self.prices_cache, self.shardings.operations
         for operation, after in self.shardings.edges_from(number):
-            behind = self.elements(after)
-            if behind:
+            elements_after = self.elements(after)
+            if elements_after:
                 kind, axes, factor = operations[operation]
-                key = operation, before * factor or behind
+                key = operation, elements_before * factor or elements_after
                 price = prices.get(key)
                 if price is None:
                     price = prices[key] = self.price(kind, axes, key[1])
@@ -97,7 +98,7 @@ class ShardingGraph:
 
 @dataclass(slots=True, eq=False)
 class SearchTensor:
-    """A tensor of an expression (an operand, or the product of those in `members`) with the cheapest way to its shardings."""
+    """Tensor of an expression (an operand, or the product of those in `members`) with the cheapest path to each sharding."""
 
     name: str
     members: frozenset[int]
@@ -110,55 +111,53 @@ class SearchTensor:
 
 
 def find_cheapest_paths(
-    lattice: ShardingGraph, nodes: dict[int, ReachedSharding], bound: CostVector | None = None
+    graph: ShardingGraph, nodes: dict[int, ReachedSharding], bound: CostVector | None = None
 ) -> dict[int, ReachedSharding]:
-    """Reach every sharding from those in `nodes`, each the cheapest way; with a bound, those that cost less.
-
-    `nodes` is completed and given back.
-    """
+    """Find the cheapest path from `nodes` to every sharding, or with a bound to those that cost less; complete and return
+    `nodes`."""
     order = itertools.count()
     heap = [(node.cost, next(order), number) for number, node in nodes.items()]
     heapq.heapify(heap)
-    done: set[int] = set()
+    settled: set[int] = set()
     while heap:
         cost, _, number = heapq.heappop(heap)
-        if number in done:
+        if number in settled:
             continue
-        done.add(number)
-        for after, price, operation in lattice.edges(number):
-            if after in done:
+        settled.add(number)
+        for after, price, operation in graph.edges(number):
+            if after in settled:
                 continue
             total = add_costs(cost, price)
-            known = nodes.get(after)
-            if (known is None or total < known.cost) and (bound is None or total < bound):
+            reached = nodes.get(after)
+            if (reached is None or total < reached.cost) and (bound is None or total < bound):
                 nodes[after] = ReachedSharding(total, ByCollective(number, operation))
                 heapq.heappush(heap, (total, next(order), after))
     return nodes
 
 
 def costs_to_go(
-    lattice: ShardingGraph, numbers: Mapping[int, ReachedSharding], ends: Mapping[int, CostVector]
+    graph: ShardingGraph, numbers: Mapping[int, ReachedSharding], ends: Mapping[int, CostVector]
 ) -> dict[int, CostVector]:
-    """What it costs from each sharding to the nearest of `ends`: the same graph among `numbers`, walked backwards."""
-    into: dict[int, list[tuple[int, CostVector]]] = {}
+    """Return the cost from each sharding to the nearest of `ends`: Dijkstra backwards over the graph among `numbers`."""
+    incoming: dict[int, list[tuple[int, CostVector]]] = {}
     for number in numbers:
-        for after, price, _ in lattice.edges(number):
-            into.setdefault(after, []).append((number, price))
-    ahead = dict(ends)
+        for after, price, _ in graph.edges(number):
+            incoming.setdefault(after, []).append((number, price))
+    cost_to_end = dict(ends)
     order = itertools.count()
-    heap = [(cost, next(order), number) for number, cost in ahead.items()]
-    done: set[int] = set()
+    heap = [(cost, next(order), number) for number, cost in cost_to_end.items()]
+    settled: set[int] = set()
     while heap:
         cost, _, number = heapq.heappop(heap)
-        if number in done:
+        if number in settled:
             continue
-        done.add(number)
-        for before, price in into.get(number, ()):
+        settled.add(number)
+        for before, price in incoming.get(number, ()):
             total = add_costs(cost, price)
-            if before not in ahead or total < ahead[before]:
-                ahead[before] = total
+            if before not in cost_to_end or total < cost_to_end[before]:
+                cost_to_end[before] = total
                 heapq.heappush(heap, (total, next(order), before))
-    return ahead
+    return cost_to_end
 
 
 def add_costs(first: CostVector, second: CostVector) -> CostVector:

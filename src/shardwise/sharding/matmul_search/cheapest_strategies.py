@@ -1,9 +1,9 @@
-"""The cheapest way to compute a sharded product: exact, over collectives and local products in any order.
+"""Cheapest strategies of a sharded product: exact, over collectives and local products in any order.
 
-Shortest paths over the shardings of each tensor (`paths`) give the cost of every sharding of every operand. Two operands meet
-in a local product wherever their shardings agree (`joins`); the product's natural sharding starts the result's own graph. For
-a chain every order of multiplying is tried. An operand is summed over the dims that it alone has before it meets another:
-that is never dearer. The price of a collective and of a product is handed in.
+Shortest paths over the shardings of each tensor (`cheapest_paths`) give the cost of every sharding of every operand. Two
+operands are multiplied locally wherever their shardings agree (`local_products`); the product's natural sharding starts the
+result's own graph. For a chain every order of multiplication is tried. An operand is summed over the dims that it alone has
+before it is multiplied: that is never dearer. The prices of collectives and products are passed in.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shardwise.values.errors import ShardingError
 PriceProduct = Callable[[float], CostVector]  # FLOPs on one device
 
 
-LARGEST_OUTER_PRODUCT = 2  # dims; more would make a chain's search long for nothing
+LARGEST_OUTER_PRODUCT = 2  # dims; larger ones lengthen a chain's search and do not pay
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ StrategyStep = ProductCollective | ProductStep
 
 @dataclass(frozen=True, slots=True)
 class ProductStrategy:
-    """Actions in order of execution, their cost, the shardings that operands start in, and that of the result.
+    """Actions in order of execution, their cost, the initial shardings of the operands, and the sharding of the result.
 
     `tensor` is the name of the result among the actions.
     """
@@ -74,10 +74,10 @@ class ProductStrategy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductProblem:
-    """What is to be computed: operands with their shardings, the result's dims, its sharding if one is asked for.
+    """Product to compute: operands with their shardings, the result's dims, and its sharding if one is required.
 
-    A dim that the result lacks is summed, once nothing outside a product has it. `free` operands may start in any sharding.
-    Only what costs less than `bound` is looked at, if there is one.
+    A dim that the result lacks is summed once no tensor outside a product has it. `free` operands may start in any sharding.
+    Strategies that do not cost less than `bound`, if there is one, are ignored.
     """
 
     names: tuple[str, ...]
@@ -93,9 +93,9 @@ class ProductProblem:
 def find_cheapest_strategies(
     problem: ProductProblem, collective: PriceCollective, product: PriceProduct, *, alternatives: int = 3
 ) -> list[ProductStrategy]:
-    """The cheapest strategy first, then the cheapest of every other way to join the operands, up to `alternatives`.
+    """Return the cheapest strategy, then the cheapest of every other way to join the operands, up to `alternatives`.
 
-    Raises `ShardingError` when no sequence of collectives and products leads to the result; below a bound, nothing is found
+    Raises `ShardingError` if no sequence of collectives and products leads to the result; with a bound the list is empty
     instead.
     """
     return _StrategySearch(problem, collective, product).run(alternatives)
@@ -120,46 +120,47 @@ class _StrategySearch:
         return [best, *self.find_alternatives(root, best, alternatives)]
 
     def graph(self, dims: Axes) -> ShardingGraph:
-        """The graph of a tensor's shardings; tensors with as many dims share its edges, but for their prices."""
+        """Return the graph of a tensor's shardings; tensors with the same number of dims share its edges, but not their
+        prices."""
         if dims not in self.graphs_cache:
             shardings = self.shardings_cache.setdefault(len(dims), NumberedShardings(len(dims), self.groups))
             self.graphs_cache[dims] = ShardingGraph(dims, self.problem.sizes, shardings, self.collective)
         return self.graphs_cache[dims]
 
     def tensor(self, name: str, members: frozenset[int], dims: Axes, nodes: dict[int, ReachedSharding]) -> SearchTensor:
-        lattice = self.graph(dims)
-        return SearchTensor(name, members, lattice, find_cheapest_paths(lattice, nodes, self.problem.bound))
+        graph = self.graph(dims)
+        return SearchTensor(name, members, graph, find_cheapest_paths(graph, nodes, self.problem.bound))
 
     def leaf(self, index: int) -> SearchTensor:
         name, spec = self.problem.names[index], self.problem.operands[index]
-        lattice = self.graph(spec.dims)
+        graph = self.graph(spec.dims)
         numbers = (
-            [lattice.shardings.encode_spec(spec)]
+            [graph.shardings.encode_spec(spec)]
             if name not in self.problem.free
-            else list(self.unreduced_shardings(lattice))
+            else list(self.unreduced_shardings(graph))
         )
         nodes = {number: ReachedSharding(self.zero, None) for number in numbers}
         return self.sum_private_dims(self.tensor(name, frozenset([index]), spec.dims, nodes))
 
-    def unreduced_shardings(self, lattice: ShardingGraph) -> Iterator[int]:
-        """Every sharding without partial sums."""
-        for split in self.groups.enumerate_splits(len(lattice.dims)):
-            number = lattice.shardings.encode((*split, 0))
-            if lattice.elements(number):
+    def unreduced_shardings(self, graph: ShardingGraph) -> Iterator[int]:
+        """Yield every sharding without partial sums."""
+        for split in self.groups.enumerate_splits(len(graph.dims)):
+            number = graph.shardings.encode((*split, 0))
+            if graph.elements(number):
                 yield number
 
     # Products
 
     def sum_private_dims(self, leaf: SearchTensor) -> SearchTensor:
-        """The operand without the dims that nothing else has; of a single operand, with the result's dims."""
+        """Return the operand summed over the dims that no other tensor has; of a single operand, with the result's dims."""
         dims = self.dims(leaf.members)
         if dims == leaf.dims:
             return leaf
         nodes: dict[int, ReachedSharding] = {}
-        shardings, times = self.graph(dims).shardings, 1.0 if set(leaf.dims) - set(dims) else 0.0
+        shardings, flops_per_element = self.graph(dims).shardings, 1.0 if set(leaf.dims) - set(dims) else 0.0
         for number, node in leaf.nodes.items():
             result = shardings.encode_spec(infer_product_spec((leaf.graph.spec(number),), dims))
-            cost = add_costs(node.cost, self.product(leaf.graph.elements(number) * times))
+            cost = add_costs(node.cost, self.product(leaf.graph.elements(number) * flops_per_element))
             if self.is_below_bound(cost) and (result not in nodes or cost < nodes[result].cost):
                 nodes[result] = ReachedSharding(cost, ByProduct((leaf,), (number,)))
         return self.tensor(summed_name(leaf.name), leaf.members, dims, nodes)
@@ -168,16 +169,16 @@ class _StrategySearch:
         return self.problem.bound is None or cost < self.problem.bound
 
     def root(self, leaves: Sequence[SearchTensor]) -> SearchTensor:
-        """The whole product: every way to split the operands in two, the parts built the same way."""
+        """Return the whole product: every way to split the operands in two, whose parts are built in the same way."""
         built: dict[frozenset[int], SearchTensor] = {leaf.members: leaf for leaf in leaves}
         outer = not _connected([leaf.dims for leaf in leaves])
         for count in range(2, len(leaves) + 1):
             for members in map(frozenset, itertools.combinations(range(len(leaves)), count)):
-                # outer products are tried where they cannot be avoided, and where they stay small
-                small = len(self.dims(members)) <= LARGEST_OUTER_PRODUCT
-                self.build(members, built, outer=outer or small or count == len(leaves))
-        whole = frozenset(range(len(leaves)))
-        return built.get(whole) or SearchTensor("", whole, self.graph(self.problem.result), {})
+                # outer products only where they cannot be avoided or stay small
+                is_small = len(self.dims(members)) <= LARGEST_OUTER_PRODUCT
+                self.build(members, built, outer=outer or is_small or count == len(leaves))
+        all_operands = frozenset(range(len(leaves)))
+        return built.get(all_operands) or SearchTensor("", all_operands, self.graph(self.problem.result), {})
 
     def build(self, members: frozenset[int], built: dict[frozenset[int], SearchTensor], *, outer: bool) -> None:
         first, dims = min(members), self.dims(members)
@@ -191,7 +192,7 @@ class _StrategySearch:
             built[members] = self.tensor(name, members, dims, nodes)
 
     def dims(self, members: frozenset[int]) -> Axes:
-        """Dims of a partial product."""
+        """Return the dims of the product of some operands."""
         inside: list[Axes] = []
         outside: list[Axes] = []
         for index, spec in enumerate(self.problem.operands):
@@ -201,7 +202,7 @@ class _StrategySearch:
     # From the graph back to actions
 
     def final_shardings(self, root: SearchTensor) -> list[int]:
-        """Shardings in which the result may be left: the one asked for or, where none is, those that are no partial sums."""
+        """Return the shardings in which the result may end: the goal, or without one all that are no partial sums."""
         if self.problem.goal is not None:
             goal = root.graph.shardings.encode_spec(self.problem.goal)
             return [goal] if goal in root.nodes else []
@@ -215,9 +216,9 @@ class _StrategySearch:
     def actions(self, tensor: SearchTensor, number: int, starts: dict[str, Spec]) -> Iterator[StrategyStep]:
         origin = tensor.nodes[number].origin
         if isinstance(origin, ByProduct):
-            for operand, own in zip(origin.tensors, origin.numbers, strict=True):
-                yield from self.actions(operand, own, starts)
-            specs = tuple(t.graph.spec(own) for t, own in zip(origin.tensors, origin.numbers, strict=True))
+            for operand, end in zip(origin.tensors, origin.numbers, strict=True):
+                yield from self.actions(operand, end, starts)
+            specs = tuple(t.graph.spec(end) for t, end in zip(origin.tensors, origin.numbers, strict=True))
             yield ProductStep(tuple(t.name for t in origin.tensors), tensor.name, specs, tensor.graph.spec(number))
         elif origin is not None:
             yield from self.actions(tensor, origin.before, starts)
@@ -226,39 +227,42 @@ class _StrategySearch:
             starts[tensor.name] = tensor.graph.spec(number)
 
     def find_alternatives(self, root: SearchTensor, best: ProductStrategy, count: int) -> list[ProductStrategy]:
-        """The cheapest strategies whose last product joins its operands in another way."""
+        """Return the cheapest strategies whose last product joins its operands in another way."""
         if not count:
             return []
-        joined = {number: node for number, node in root.nodes.items() if isinstance(node.origin, ByProduct)}
-        ahead = costs_to_go(root.graph, root.nodes, dict.fromkeys(self.final_shardings(root), self.zero))
-        costs = {number: add_costs(node.cost, ahead[number]) for number, node in joined.items() if number in ahead}
+        products = {number: node for number, node in root.nodes.items() if isinstance(node.origin, ByProduct)}
+        # Cost of each product's sharding to the goal, by Dijkstra backwards over the nodes that the search reached.
+        to_go = costs_to_go(root.graph, root.nodes, dict.fromkeys(self.final_shardings(root), self.zero))
+        costs = {number: add_costs(node.cost, to_go[number]) for number, node in products.items() if number in to_go}
         reachable = [number for number, cost in costs.items() if self.is_below_bound(cost)]
         reachable.sort(key=lambda number: (costs[number], str(root.graph.spec(number))))
-        different = {self.signature(best): best}
+        by_signature = {self.signature(best): best}
         for number in reachable:
-            if len(different) > count:
+            if len(by_signature) > count:
                 break
-            alone = self.tensor(root.name, root.members, root.dims, {number: joined[number]})
-            other = self.strategy(alone, min(self.final_shardings(alone), key=lambda end: _by_cost(alone, end)))
-            different.setdefault(self.signature(other), other)
-        return list(different.values())[1:]
+            restarted = self.tensor(root.name, root.members, root.dims, {number: products[number]})
+            alternative = self.strategy(
+                restarted, min(self.final_shardings(restarted), key=lambda end: _by_cost(restarted, end))
+            )
+            by_signature.setdefault(self.signature(alternative), alternative)
+        return list(by_signature.values())[1:]
 
     def signature(self, strategy: ProductStrategy) -> tuple[object, ...]:
-        """What makes strategies essentially different: kinds and degrees, but not which of two equal axes does it."""
+        """Return what makes strategies essentially different: kinds and degrees, but not which of two equal axes is used."""
 
         def degrees(spec: Spec) -> tuple[int, ...]:
             return (*map(self.groups.size_of, spec.axes), self.groups.size_of(spec.partial))
 
         return tuple(
-            (a.tensor, a.collective.kind, degrees(a.collective.after))
-            if isinstance(a, ProductCollective)
-            else (a.operands, tuple(map(degrees, a.specs)))
-            for a in strategy.actions
+            (action.tensor, action.collective.kind, degrees(action.collective.after))
+            if isinstance(action, ProductCollective)
+            else (action.operands, tuple(map(degrees, action.specs)))
+            for action in strategy.actions
         )
 
 
 def summed_name(name: str) -> str:
-    """The name of an operand once it is summed over the dims that it alone has."""
+    """Return the name of an operand once it is summed over the dims that it alone has."""
     return f"{name}.sum"
 
 
@@ -267,12 +271,12 @@ def _by_cost(tensor: SearchTensor, number: int) -> tuple[CostVector, str]:
 
 
 def _connected(groups: Sequence[Axes]) -> bool:
-    """Whether operands with these dims hang together by shared dims."""
-    reached, left = set(groups[0]), list(groups[1:])
-    while near := [group for group in left if reached & set(group)]:
-        reached.update(*near)
-        left = [group for group in left if group not in near]
-    return not left
+    """Return True if operands with these dims form one component by shared dims."""
+    reached, remaining = set(groups[0]), list(groups[1:])
+    while adjacent := [group for group in remaining if reached & set(group)]:
+        reached.update(*adjacent)
+        remaining = [group for group in remaining if group not in adjacent]
+    return not remaining
 
 
 def _subsets(members: frozenset[int]) -> Iterator[frozenset[int]]:

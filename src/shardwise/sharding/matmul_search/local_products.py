@@ -1,8 +1,8 @@
-"""Every local product of two tensors: which of their shardings agree, and how the product then lies.
+"""Local products of two tensors: which of their shardings agree, and the sharding of the product.
 
-Each axis splits one dim of the product's index space (on both tensors, where both have the dim), or is a partial sum of
-one tensor, or does nothing. Products are ranked as if the axes were placed one after the other, the first axis the slowest, on
-the dims in order, then as a partial sum of the left, of the right, and nowhere; of two that cost the same the first stands.
+Each axis splits one dim of the product's index space (on both tensors, if both have the dim), or is a partial sum of one
+tensor, or is unused. Products are ranked as if the axes were placed one after the other, the first axis the slowest, on the
+dims in order, then as a partial sum of the left, of the right, and nowhere; of two with the same cost the first is kept.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from shardwise.sharding.matmul_search.numbered_shardings import AxisGroups
 
 
 class OperandSharding(NamedTuple):
-    """One tensor's part in a product: of the right one what the left one does not say already.
+    """One tensor's contribution to a product; of the right one only what the left one does not determine.
 
-    `mask`: axes in use; `groups`: of the dims of the result that it decides; `partial`: the mask of axes that the result is a
-    partial sum over; `rank`: its part of the product's rank; `elements`: of its part of the local index space.
+    `mask`: axes in use; `groups`: axis groups of the result's dims that it determines; `partial`: mask of the axes over which
+    the result becomes a partial sum; `rank`: its part of the product's rank; `elements`: its factor of the local index space.
     """
 
     number: int
@@ -41,7 +41,7 @@ class OperandSharding(NamedTuple):
 
 @dataclass(slots=True)
 class BestProduct:
-    """The cheapest product found that lies so, and the rank of the first one that does."""
+    """Cheapest product with a given result sharding, and the rank of the first one found with it."""
 
     cost: CostVector
     rank: int
@@ -61,70 +61,70 @@ class LocalProducts:
         self.sums = len(decided) < len(self.union)
 
     def join(
-        self, nodes: dict[int, ReachedSharding], product: Callable[[float], CostVector], bound: CostVector | None
+        self, nodes: dict[int, ReachedSharding], price_product: Callable[[float], CostVector], bound: CostVector | None
     ) -> None:
-        """Put the products that are cheaper than what is known into `nodes`, those that permute the order of ranks."""
-        found = self.cheapest_by_result(product, bound)
-        for key in sorted(found, key=lambda key: found[key].first):
-            best, number = found[key], self.result_number(key)
+        """Put products that are cheaper than the known nodes into `nodes`, in the order of their ranks."""
+        best_by_result = self.cheapest_by_result(price_product, bound)
+        for key in sorted(best_by_result, key=lambda key: best_by_result[key].first):
+            best, number = best_by_result[key], self.result_number(key)
             if number not in nodes or best.cost < nodes[number].cost:
                 nodes[number] = ReachedSharding(best.cost, ByProduct((self.left, self.right), best.numbers))
 
     def cheapest_by_result(
-        self, product: Callable[[float], CostVector], bound: CostVector | None
+        self, price_product: Callable[[float], CostVector], bound: CostVector | None
     ) -> dict[tuple[int, ...], BestProduct]:
-        """The cheapest product for each way that it may lie: the groups of the dims, then the mask of its partial sums."""
-        found: dict[tuple[int, ...], BestProduct] = {}
-        known: dict[float, CostVector] = {}
-        times = 2.0 if self.sums else 1.0
+        """Return the cheapest product for each result sharding: axis groups of the dims, then the mask of partial sums."""
+        best_by_result: dict[tuple[int, ...], BestProduct] = {}
+        product_costs: dict[float, CostVector] = {}
+        flops_per_element = 2.0 if self.sums else 1.0
         for left, right in self.compatible_pairs():
-            flops = left.elements * right.elements * times
-            if flops not in known:
-                known[flops] = product(flops)
-            cost = add_costs(add_costs(left.cost, right.cost), known[flops])
+            flops = left.elements * right.elements * flops_per_element
+            if flops not in product_costs:
+                product_costs[flops] = price_product(flops)
+            cost = add_costs(add_costs(left.cost, right.cost), product_costs[flops])
             if bound is not None and not cost < bound:
                 continue
             key, rank = (*left.groups, *right.groups, left.partial | right.partial), left.rank + right.rank
-            best = found.get(key)
+            best = best_by_result.get(key)
             if best is None:
-                found[key] = BestProduct(cost, rank, rank, (left.number, right.number))
+                best_by_result[key] = BestProduct(cost, rank, rank, (left.number, right.number))
                 continue
             best.first = min(best.first, rank)
             if cost < best.cost or (cost == best.cost and rank < best.rank):
                 best.cost, best.rank, best.numbers = cost, rank, (left.number, right.number)
-        return found
+        return best_by_result
 
     def result_number(self, key: tuple[int, ...]) -> int:
         *groups, partial = key
-        place = (*(groups[position] for position in self.order), self.groups.partial[partial])
-        return self.result.shardings.encode(place)
+        group_numbers = (*(groups[position] for position in self.order), self.groups.partial[partial])
+        return self.result.shardings.encode(group_numbers)
 
     def compatible_pairs(self) -> Iterator[tuple[OperandSharding, OperandSharding]]:
-        """Shardings of both that agree on the dims that both have, and use no axis twice otherwise."""
+        """Yield shardings of both tensors that agree on the shared dims and otherwise use no axis twice."""
         rights: dict[tuple[int, ...], dict[int, list[OperandSharding]]] = {}
-        for agreed, half in self.operand_shardings(self.right, "right"):
-            rights.setdefault(agreed, {}).setdefault(half.mask, []).append(half)
-        for agreed, left in self.operand_shardings(self.left, "left"):
-            for mask, halves in rights.get(agreed, {}).items():
+        for shared_groups, operand in self.operand_shardings(self.right, "right"):
+            rights.setdefault(shared_groups, {}).setdefault(operand.mask, []).append(operand)
+        for shared_groups, left in self.operand_shardings(self.left, "left"):
+            for mask, operands in rights.get(shared_groups, {}).items():
                 if not mask & left.mask:
-                    for right in halves:
+                    for right in operands:
                         yield left, right
 
     def operand_shardings(self, tensor: SearchTensor, side: str) -> Iterator[tuple[tuple[int, ...], OperandSharding]]:
-        """For each known sharding of a tensor the groups of the shared dims, and its part in a product."""
+        """Yield each known sharding of an operand: axis groups of the shared dims, and what it adds to the product."""
         shardings, mask = tensor.graph.shardings, self.groups.mask
-        agreed = [tensor.dims.index(dim) for dim in self.shared]
-        own = [i for i, dim in enumerate(tensor.dims) if side == "left" or dim not in self.left.dims]
-        kept = [i for i in own if tensor.dims[i] in self.result.dims]
-        summed = [i for i in own if i not in kept]
+        shared_positions = [tensor.dims.index(dim) for dim in self.shared]
+        decided = [i for i, dim in enumerate(tensor.dims) if side == "left" or dim not in self.left.dims]
+        in_result = [i for i in decided if tensor.dims[i] in self.result.dims]
+        summed = [i for i in decided if i not in in_result]
         ranks = [self.groups.rank_digits(len(self.union) + 2 - self.union.index(dim)) for dim in tensor.dims]
         partial_ranks = self.groups.rank_digits(2 if side == "left" else 1)
         for number, node in tensor.nodes.items():
-            place = shardings.decode(number)
-            partial = mask[place[-1]]
-            yield tuple(place[i] for i in agreed), OperandSharding(
-                number=number, cost=node.cost, mask=partial | sum(mask[place[i]] for i in own),
-                groups=tuple(place[i] for i in kept), partial=partial | sum(mask[place[i]] for i in summed),
-                rank=partial_ranks[self.groups.by_mask[partial]] + sum(ranks[i][place[i]] for i in own),
-                elements=math.prod((tensor.graph.local_sizes[i][place[i]] for i in own), start=1.0),
+            groups = shardings.decode(number)
+            partial = mask[groups[-1]]
+            yield tuple(groups[i] for i in shared_positions), OperandSharding(
+                number=number, cost=node.cost, mask=partial | sum(mask[groups[i]] for i in decided),
+                groups=tuple(groups[i] for i in in_result), partial=partial | sum(mask[groups[i]] for i in summed),
+                rank=partial_ranks[self.groups.by_mask[partial]] + sum(ranks[i][groups[i]] for i in decided),
+                elements=math.prod((tensor.graph.local_sizes[i][groups[i]] for i in decided), start=1.0),
             )  # fmt: skip
