@@ -3,4 +3,5 @@ calibrated constants, and the time of each collective on each network.
 
 Entry points: `cluster_loading` (`load_cluster`), `chips` (`load_chip`, `Chip`), `cluster` (`Cluster`), `stacks`,
 `network.collective_times` (`collective_report`). Imports `values` and `sharding`; knows no model, and `model` does not know
-it."""
+it.
+"""

@@ -1,8 +1,8 @@
-"""What a chip and a software stack reach of the ideal: the constants that measurements fix, and how sure they make a prediction.
+"""Fractions of the ideal that a chip and a software stack reach: the constants that measurements fit, with priors and bounds.
 
-Eight constants belong to a chip and its network, four to a stack. Each has a physical meaning and bounds, a prior and how far
-it may lie from it (`CONSTANTS`). A `Calibration` is one value of each; a cluster that has one is predicted, one that has none
-is priced at what micro-benchmarks reach, which is a bound.
+Eight constants belong to a chip and its network, four to a stack. Each has a physical meaning, bounds, a prior and the
+prior's width (`CONSTANTS`). A `Calibration` has one value of each. The step time of a cluster with a calibration is a
+prediction; without one it is a lower bound, at the rates of micro-benchmarks.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from shardwise.values.elementwise import Value
 from shardwise.values.errors import raise_problems
 
 Owner = Literal["chip", "stack"]
-MODEL_KINDS = ("dense", "moe")  # kinds of model whose predictions spread apart
-LOWEST_CLOCK, HIGHEST_CLOCK = 0.1, 1.5  # over the usual one: no chip that trains is outside
+MODEL_KINDS = ("dense", "moe")  # kinds of model with a prediction interval each
+LOWEST_CLOCK, HIGHEST_CLOCK = 0.1, 1.5  # over the usual clock: no chip that trains is outside
 
 
 class CalibrationConstant(NamedTuple):
-    """A constant: the chip's or the stack's, its bounds, and its prior before anything is measured.
+    """Calibration constant: its owner (chip or stack), its bounds, and its prior before anything is measured.
 
-    It is fitted on an unbounded scale (`to_unbounded`): its logarithm for a size, its logit between the bounds for a fraction.
-    `width` is the standard deviation of the prior on that scale.
+    It is fitted on an unbounded scale (`to_unbounded`): its logarithm if it is a size, its logit between the bounds if it is
+    a fraction. `width` is the standard deviation of the prior on that scale.
     """
 
     owner: Owner
@@ -39,28 +39,28 @@ class CalibrationConstant(NamedTuple):
     meaning: str
 
     def make_worse(self, name: str, value: float, scale: float) -> float:
-        """The value made worse (`scale` below 1) within its bounds: rates decrease, all else increases."""
-        other = value * scale if name.endswith("_fraction") else value / scale
-        return min(max(other, self.low), self.high)
+        """Return the value made worse (`scale` below 1) within its bounds: rates decrease, all else increases."""
+        worse = value * scale if name.endswith("_fraction") else value / scale
+        return min(max(worse, self.low), self.high)
 
     def to_unbounded(self, value: float) -> float:
-        """The value on the unbounded scale."""
+        """Return the point of a value on the unbounded scale."""
         if self.is_size:
             return math.log(value)
-        part = (value - self.low) / (self.high - self.low)
-        return math.log(part / (1.0 - part))
+        fraction = (value - self.low) / (self.high - self.low)
+        return math.log(fraction / (1.0 - fraction))
 
-    def from_unbounded(self, free: Value) -> Value:
-        """The value at a point (or an array of points) of the unbounded scale."""
+    def from_unbounded(self, point: Value) -> Value:
+        """Return the value at a point (or an array of points) of the unbounded scale."""
         import numpy as np
 
         if self.is_size:
-            return np.clip(np.exp(free), self.low, self.high)
-        return self.low + (self.high - self.low) / (1.0 + np.exp(-free))
+            return np.clip(np.exp(point), self.low, self.high)
+        return self.low + (self.high - self.low) / (1.0 + np.exp(-point))
 
-    def derivative(self, free: float) -> float:
-        """The derivative of the value at the point of the unbounded scale."""
-        value = float(self.from_unbounded(free))
+    def derivative(self, point: float) -> float:
+        """Return the derivative of the value with respect to the point on the unbounded scale."""
+        value = float(self.from_unbounded(point))
         return value if self.is_size else (value - self.low) * (self.high - value) / (self.high - self.low)
 
 
@@ -107,8 +107,8 @@ CONSTANTS: Mapping[str, CalibrationConstant] = {
     ),
 }  # fmt: skip
 
-# What measurements on the machine itself tell apart (`bench machine`), and published runs do not: without them the kernels
-# are as other elementwise ones. On a CPU they are not: these stream from memory or take exponentials, those are in caches.
+# Constants that benchmarks of the machine itself can fit (`bench machine`), and published runs cannot: without them these kernels
+# are priced as other elementwise ones. On a CPU they differ: these stream from memory or take exponentials, others run in caches.
 BENCH_ONLY_CONSTANTS: Mapping[str, CalibrationConstant] = {
     "update": CalibrationConstant(
         "stack", 0.1, 12.0, 2.0, 0.4, True, "bytes that the optimizer's kernels move over those of fused ones"
@@ -144,14 +144,14 @@ class Calibration:
         raise_problems(list(self._problems()))
 
     def _problems(self) -> Iterator[str]:
-        known = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
-        if not CONSTANTS.keys() <= self.constants.keys() <= known.keys():
+        allowed = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
+        if not CONSTANTS.keys() <= self.constants.keys() <= allowed.keys():
             yield (
                 f"calibration: constants are {', '.join(self.constants)}; {', '.join(CONSTANTS)} are required, "
                 f"and {', '.join(BENCH_ONLY_CONSTANTS)} may be there"
             )
-        for name in self.constants.keys() & known.keys():
-            value, constant = self.constants[name], known[name]
+        for name in self.constants.keys() & allowed.keys():
+            value, constant = self.constants[name], allowed[name]
             if not constant.low <= value <= constant.high:
                 yield (
                     f"calibration: {name} is {value:g}; {constant.meaning}, of {constant.low:g} to {constant.high:g}, "
@@ -170,28 +170,28 @@ class Calibration:
             yield f"calibration: spread_notes are of {kind}; notes of {' or '.join(MODEL_KINDS)} are required"
 
     def interval(self, step_s: float, *, moe: bool) -> tuple[float, float] | None:
-        """The 90% prediction interval of a step time, in seconds; None where no spread is known."""
-        found = self.spread.get(MODEL_KINDS[moe])
-        return (step_s * found[0], step_s * found[1]) if found else None
+        """Return the 90% prediction interval of a step time, in seconds, or None without a spread."""
+        factors = self.spread.get(MODEL_KINDS[moe])
+        return (step_s * factors[0], step_s * factors[1]) if factors else None
 
     def interval_note(self, *, moe: bool) -> str | None:
-        """Why the prediction interval for a kind of model is not the stack's own; None where it is."""
+        """Return why the prediction interval for a kind of model is not the stack's own, or None if it is."""
         return self.spread_notes.get(MODEL_KINDS[moe])
 
     def __getitem__(self, name: str) -> float:
-        """A constant by name."""
+        """Return a constant by name."""
         return self.constants[name]
 
 
 def unscale_rates(topology: Topology, link_fraction: float, network_fraction: float) -> Topology:
-    """The network from which `scale_rates` made this one, with fractions of 1: the original fractions are not kept."""
+    """Return the network from which `scale_rates` made this one, with fractions of 1: the original fractions are not kept."""
     if isinstance(topology, Switched):
         return scale_rates(topology, 1.0, 1.0)
     return scale_rates(topology, 1.0 / link_fraction, 1.0 / network_fraction)
 
 
 def scale_rates(topology: Topology, link_fraction: Value, network_fraction: Value) -> Topology:
-    """The network at the rates that collectives reach on it: its innermost tier or its torus, and everything beyond."""
+    """Return the network at the rates that collectives sustain: the innermost tier or the torus, and everything beyond it."""
     if isinstance(topology, Switched):
         inner, *outer = topology.tiers
         tiers = (replace(inner, fraction=link_fraction), *(replace(tier, fraction=network_fraction) for tier in outer))

@@ -1,6 +1,4 @@
-"""The network of a number of devices of a catalogue chip: a torus, pods of it, or tiers of switches, and how a count splits
-into hosts.
-"""
+"""Networks of catalogue chips by device count: a torus, pods of it, or tiers of switches, and how a count splits into hosts."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ from shardwise.values.units import parse_quantity
 
 
 def build_bare_chip_topology(name: str, shape: tuple[int, ...]) -> Topology:
-    """The network that a bare chip's devices would form: a torus of this shape, or switches over so many devices.
+    """Return the network of a bare chip's devices: a torus of this shape, or switches over as many devices.
 
-    A torus of any shape is given, whether or not the vendor sells it. Raises `InputError` for an unknown chip.
+    The torus may have any shape, whether or not the vendor sells it. Raises `InputError` for an unknown chip.
     """
     entry = get_catalog_entry(name)
     if "torus" in entry:
@@ -30,24 +28,24 @@ def build_bare_chip_topology(name: str, shape: tuple[int, ...]) -> Topology:
     return build_catalog_switches(name, entry, (math.prod(shape),))
 
 
-def build_shorthand_topology(asked: Shorthand, chip: Chip) -> Topology:
-    """The network of a shorthand. Raises `InputError` when the vendor has no such slice or number of devices."""
-    entry = get_catalog_entry(asked.chip)
+def build_shorthand_topology(shorthand: Shorthand, chip: Chip) -> Topology:
+    """Return the network of a shorthand. Raises `InputError` if the vendor has no such slice or number of devices."""
+    entry = get_catalog_entry(shorthand.chip)
     if "torus" in entry:
-        torus = build_catalog_torus(asked.chip, entry, asked.shape, twisted=asked.twisted)
-        return torus if asked.num_pods in (None, 1) else build_pods(torus, asked.num_pods or 1, chip)
-    if asked.twisted or asked.num_pods:
+        torus = build_catalog_torus(shorthand.chip, entry, shorthand.shape, twisted=shorthand.twisted)
+        return torus if shorthand.num_pods in (None, 1) else build_pods(torus, shorthand.num_pods or 1, chip)
+    if shorthand.twisted or shorthand.num_pods:
         raise InputError(
-            f"cluster: {asked.chip} is connected by switches, which have no twisted slices and no pods; a count such as "
-            f"{asked.chip}:512 is required"
+            f"cluster: {shorthand.chip} is connected by switches, which have no twisted slices and no pods; a count such as "
+            f"{shorthand.chip}:512 is required"
         )
-    return build_catalog_switches(asked.chip, entry, asked.shape)
+    return build_catalog_switches(shorthand.chip, entry, shorthand.shape)
 
 
 def build_pods(torus: Torus, num_pods: int, chip: Chip) -> Pods:
-    """Pods of a torus, each chip with an equal part of its host's egress to the data-centre network.
+    """Return pods of a torus, in which each chip has an equal part of its host's egress to the data-centre network.
 
-    Raises `MissingValueError` that names the value of the chip that has no source.
+    Raises `MissingValueError` that names the value of the chip without a source.
     """
     try:
         host_bytes_per_s, host_shape = chip.require_value("dcn_bytes_per_s_per_host"), chip.require_value("host_shape")
@@ -60,7 +58,7 @@ def build_pods(torus: Torus, num_pods: int, chip: Chip) -> Pods:
 
 
 def replace_chip(cluster: Cluster, chip: Chip) -> Cluster:
-    """The cluster with another chip, whose hosts also set the rate between pods."""
+    """Return the cluster with another chip, whose hosts also set the rate between pods."""
     topology = cluster.topology
     if isinstance(topology, Pods):
         topology = build_pods(topology.torus, topology.num_pods, chip)
@@ -68,7 +66,7 @@ def replace_chip(cluster: Cluster, chip: Chip) -> Cluster:
 
 
 def resize_tiers(network: Switched, chip: Chip, count: int) -> Switched | None:
-    """The same tiers over another number of devices; None where they do not divide evenly."""
+    """Return the same tiers over another number of devices, or None if it does not divide evenly."""
     groups = [tier.size for tier in network.tiers[:-1]]
     sizes = split_into_tiers(count, groups, chip.devices_per_host or network.tiers[0].size)
     if sizes is None:
@@ -79,34 +77,34 @@ def resize_tiers(network: Switched, chip: Chip, count: int) -> Switched | None:
 def build_catalog_torus(name: str, entry: TomlTable, shape: tuple[int, ...], *, twisted: bool = False) -> Torus:
     torus = entry["torus"]
     pod = sorted(torus.get("pod", ()))
-    most = torus.get("pod_chips", math.prod(pod))
+    max_chips = torus.get("pod_chips", math.prod(pod))
     if len(shape) != torus["num_axes"]:
         example = "x".join(map(str, torus.get("pod", (4,) * torus["num_axes"])))
         raise InputError(
             f"cluster: {name} is a torus of {torus['num_axes']} axes; a shape such as {name}:{example} is required"
         )
-    if math.prod(shape) > most or any(size > room for size, room in zip(sorted(shape), pod, strict=False)):
-        whole = f", {'x'.join(map(str, torus['pod']))} ({most} chips)" if pod else f" of {most} chips"
-        raise InputError(f"cluster: {name}:{'x'.join(map(str, shape))} is larger than a pod{whole}")
+    if math.prod(shape) > max_chips or any(size > limit for size, limit in zip(sorted(shape), pod, strict=False)):
+        pod_text = f", {'x'.join(map(str, torus['pod']))} ({max_chips} chips)" if pod else f" of {max_chips} chips"
+        raise InputError(f"cluster: {name}:{'x'.join(map(str, shape))} is larger than a pod{pod_text}")
     if twisted:
         _check_twist(name, entry, shape)
     return build_torus(torus, shape, twisted=twisted)
 
 
 def _check_twist(name: str, entry: TomlTable, shape: tuple[int, ...]) -> None:
-    """Refuse a twisted slice that the vendor does not offer."""
-    shown = "x".join(map(str, shape))
+    """Raise `InputError` for a twisted slice that the vendor does not offer."""
+    shape_text = "x".join(map(str, shape))
     if not entry["torus"].get("twists"):
-        known = ", ".join(chip for chip in chip_names() if get_catalog_entry(chip).get("torus", {}).get("twists"))
+        twistable = ", ".join(chip for chip in chip_names() if get_catalog_entry(chip).get("torus", {}).get("twists"))
         raise InputError(
-            f"cluster: found {name}:{shown}_twisted; no twisted slices of {name} are known, but of {known}"
+            f"cluster: found {name}:{shape_text}_twisted; no twisted slices of {name} are known, but of {twistable}"
         )
     if not is_twistable(shape):
-        raise InputError(f"cluster: found {name}:{shown}_twisted; {TWISTABLE_SHAPES} is required")
+        raise InputError(f"cluster: found {name}:{shape_text}_twisted; {TWISTABLE_SHAPES} is required")
 
 
 def build_torus(torus: TomlTable, shape: tuple[int, ...], *, twisted: bool = False) -> Torus:
-    """The torus of a shape. `whole_pod`: the whole pod wraps, a smaller slice does not."""
+    """Return the torus of a shape. `whole_pod`: the whole pod wraps, a smaller slice does not."""
     rule = torus["wrap_rule"]
     if rule == "whole_pod":
         rule = "always" if sorted(shape) == sorted(torus["pod"]) else "never"
@@ -143,7 +141,7 @@ def build_catalog_switches(name: str, entry: TomlTable, shape: tuple[int, ...]) 
 
 
 def _build_tier(entry: TomlTable, size: int) -> Tier:
-    """A tier; without a measurement the fraction is 1 and latencies are 0, and times over it are a bound."""
+    """Return a tier; without a measurement its fraction is 1 and its latencies are 0, and times over it are a bound."""
     return Tier(
         name=entry["name"], size=size, bytes_per_s=parse_quantity(entry["bytes_per_s"]),
         fraction=entry.get("fraction", 1.0), hop_latency_s=entry.get("hop_latency_s", 0.0),
@@ -152,27 +150,27 @@ def _build_tier(entry: TomlTable, size: int) -> Tier:
 
 
 def split_into_tiers(count: int, groups: Sequence[int], host: int) -> tuple[int, ...] | None:
-    """Sizes of the tiers that `count` devices take, from the inside out; None where they do not come out even.
+    """Return the sizes of the tiers that `count` devices fill, from the inside out, or None if they do not divide evenly.
 
-    `groups`: devices that a group of each tier has room for, all but the outermost; `host`: devices of one host. Up to
-    the room of a group, one group; more than that, whole groups, or an equal part of each that is whole hosts and at least
-    half of the room: 256 GB200 are 4 x 64, in racks of 72.
+    `groups`: limit in devices of a group of each tier but the outermost; `host`: devices of one host. Up to the limit
+    of a group, one group; beyond it, full groups, or an equal part of each that is whole hosts and at least half of the
+    limit: 256 GB200 are 4 x 64, in racks of 72.
     """
     sizes = []
-    for room in groups:
-        taken = count
-        if count > room:
-            parts = (size for size in range(room, (room + 1) // 2 - 1, -1) if size == room or size % host == 0)
-            taken = next((size for size in parts if count % size == 0), 0)
-        if not taken:
+    for limit in groups:
+        tier_size = count
+        if count > limit:
+            candidates = (size for size in range(limit, (limit + 1) // 2 - 1, -1) if size == limit or size % host == 0)
+            tier_size = next((size for size in candidates if count % size == 0), 0)
+        if not tier_size:
             return None
-        sizes.append(taken)
-        count //= taken
+        sizes.append(tier_size)
+        count //= tier_size
     return (*sizes, count)
 
 
 def find_nearest_counts(count: int, groups: Sequence[int], host: int) -> tuple[int, int]:
-    """The nearest counts below and above that divide evenly."""
+    """Return the nearest counts below and above that divide evenly."""
     below = next(low for low in range(count, 0, -1) if split_into_tiers(low, groups, host))
     return below, next(
         high for high in range(count, 2 * count + 2 * max(groups)) if split_into_tiers(high, groups, host)

@@ -1,6 +1,6 @@
-"""One accelerator: its compute, memory and links, each value with its source; and chips by name, from the catalogue's tables.
+"""Chips: compute, memory and links of one accelerator, each value with its source, and the catalogue's chips by name.
 
-Adding a chip touches one data file, `catalog/chips/*.toml` (docs/extending.md).
+To add a chip, add a table to a data file, `catalog/chips/*.toml` (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OPTIONAL_FIELDS = (
 )  # fmt: skip
 
 
-PLATFORMS: Mapping[str, str] = {"NVIDIA": "GPU", "AMD": "GPU", "Google": "TPU"}  # what accelerators of a vendor are
+PLATFORMS: Mapping[str, str] = {"NVIDIA": "GPU", "AMD": "GPU", "Google": "TPU"}  # kind of accelerator by vendor
 HALF_DTYPES = ("bf16", "fp16")
 
 
@@ -75,20 +75,19 @@ class Chip:
         raise_problems(list(self._problems()))
 
     def _problems(self) -> Iterator[str]:
-        """Numbers that are impossible for a chip."""
         chip = f"chip {self.name}"
         if not self.peak_flops_per_s:
             yield f"{chip}: peak_flops_per_s is empty; the dense peak of one number format or more is required"
         quantities = {f"peak_flops_per_s.{dtype}": peak for dtype, peak in self.peak_flops_per_s.items()}
         quantities |= {f.name: getattr(self, f.name) for f in fields(self) if _is_quantity(f.name)}
         for name, value in quantities.items():
-            low = value is not None and (value < 0 if name == "runtime_bytes" else value <= 0)
-            if value is not None and (low or not value <= MAX_QUANTITY):
+            is_too_low = value is not None and (value < 0 if name == "runtime_bytes" else value <= 0)
+            if value is not None and (is_too_low or not value <= MAX_QUANTITY):
                 yield f"{chip}: {name} is {value:g}; a positive number of at most {MAX_QUANTITY:g} is required"
         for name in ("matmul_fraction", "fp8_matmul_fraction", "memory_fraction"):
-            part = getattr(self, name)
-            if part is not None and not 0 < part <= 1:
-                yield f"{chip}: {name} is {part:g}; a part of the peak, above 0 and at most 1, is required"
+            fraction = getattr(self, name)
+            if fraction is not None and not 0 < fraction <= 1:
+                yield f"{chip}: {name} is {fraction:g}; a part of the peak, above 0 and at most 1, is required"
         if self.host_shape is not None and not (
             isinstance(self.host_shape, tuple) and self.host_shape and min(self.host_shape) >= 1
         ):
@@ -101,37 +100,37 @@ class Chip:
 
     @property
     def catalog_name(self) -> str:
-        """The name of the chip's entry in the catalogue, under which its measurements are found."""
+        """Name of the chip's entry in the catalogue, which its measurements are filed under."""
         return self.base or self.name
 
     @property
     def devices_per_host(self) -> int | None:
-        """Chips of one host; None without a source."""
+        """Chips of one host, or None without a source."""
         return math.prod(self.host_shape) if self.host_shape else None
 
     def require_value(self, name: str) -> float | int | str | tuple[int, ...]:
-        """An optional value by name. Raises `MissingValueError` that names it where it has no source."""
+        """Return an optional value by name. Raises `MissingValueError` that names it if it has no source."""
         value: float | int | str | tuple[int, ...] | None = getattr(self, name)
         if value is None:
             raise MissingValueError(f"chip {self.name}: no sourced {name}")
         return value
 
     def peak(self, dtype: str) -> float:
-        """Dense peak of a number format, in FLOP/s. Raises `MissingValueError` where the catalogue has none."""
+        """Return the dense peak of a number format, in FLOP/s. Raises `MissingValueError` if the catalogue has none."""
         try:
             return self.peak_flops_per_s[dtype]
         except KeyError:
-            known = ", ".join(self.peak_flops_per_s)
+            dtypes = ", ".join(self.peak_flops_per_s)
             fix = "; choose --precision fp32, or for a kernel --dtype fp32" if "fp32" in self.peak_flops_per_s else ""
-            raise MissingValueError(f"chip {self.name}: no sourced {dtype} peak; it has {known}{fix}") from None
+            raise MissingValueError(f"chip {self.name}: no sourced {dtype} peak; it has {dtypes}{fix}") from None
 
     def matmul_flops_per_s(self, dtype: str) -> float:
-        """Rate that matrix products sustain, in FLOP/s. Raises `MissingValueError` without a sourced peak of the format."""
-        own = self.fp8_matmul_fraction if dtype == "fp8" else None
-        return self.peak(dtype) * (self.matmul_fraction if own is None else own)
+        """Return the FLOP/s that matmuls sustain. Raises `MissingValueError` without a sourced peak of the format."""
+        measured = self.fp8_matmul_fraction if dtype == "fp8" else None
+        return self.peak(dtype) * (self.matmul_fraction if measured is None else measured)
 
     def sustained_bytes_per_s(self) -> float:
-        """Bandwidth that memory sustains, in bytes/s."""
+        """Return the memory bandwidth that is sustained, in bytes/s."""
         return self.memory_bytes_per_s * self.memory_fraction
 
 
@@ -147,24 +146,24 @@ CHIP_KEYS = tuple(f.name for f in fields(Chip) if f.name not in ("name", "base")
 
 @lru_cache(maxsize=1)
 def _load_chip_tables() -> Mapping[str, TomlTable]:
-    """Every chip's table, with the names of its sources replaced by the sources."""
+    """Load every chip's table, with the names of its sources replaced by the sources."""
     entries: dict[str, TomlTable] = {}
     for file in sorted(CHIP_CATALOG.iterdir(), key=lambda f: f.name):
         if file.name.endswith(".toml"):
             tables = tomllib.loads(file.read_text(encoding="utf-8"))
-            known = tables.pop("sources")
+            sources = tables.pop("sources")
             for name, table in tables.items():
-                entries[name] = {**table, "sources": {field: known[key] for field, key in table["sources"].items()}}
+                entries[name] = {**table, "sources": {field: sources[key] for field, key in table["sources"].items()}}
     return entries
 
 
 def chip_names() -> tuple[str, ...]:
-    """Names of the chips in the catalogue."""
+    """Return the names of the chips in the catalogue."""
     return tuple(_load_chip_tables())
 
 
 def get_catalog_entry(name: str) -> TomlTable:
-    """A chip's table in the catalogue. Raises `InputError` that lists the names."""
+    """Return a chip's table in the catalogue. Raises `InputError` that lists the names."""
     if name == LOCAL:
         raise InputError(f"chip: found {name!r}; {LOCAL_NOTE}, whose values are those of the chip 'cpu'")
     if name not in _load_chip_tables():
@@ -176,7 +175,7 @@ def get_catalog_entry(name: str) -> TomlTable:
 
 @cache
 def load_chip(name: str) -> Chip:
-    """A chip of the catalogue by name: dense peaks in FLOP/s, memory in bytes, bandwidths in bytes/s.
+    """Return a chip of the catalogue by name: dense peaks in FLOP/s, memory in bytes, bandwidths in bytes/s.
 
     The source of each value is in `sources`. Raises `InputError` that lists the names of the catalogue.
 
@@ -190,24 +189,24 @@ def load_chip(name: str) -> Chip:
 
 
 def relative_clock(chip: Chip) -> float:
-    """The sustained clock of a chip over that of the catalogue's chip that it starts from."""
+    """Return the sustained clock of a chip over that of the catalogue's chip that it starts from."""
     return clock_at_power(chip, load_chip(chip.base)) if chip.base is not None else 1.0
 
 
-def clock_at_power(chip: Chip, usual: Chip) -> float:
-    """Sustained clock under a power limit over that of the usual chip; 1 without a limit, or where a power is not known.
+def clock_at_power(chip: Chip, reference: Chip) -> float:
+    """Return the sustained clock under a power limit over that of the reference chip; 1 if a power is unknown.
 
-    The clock goes with the third root of the power (power is about frequency times voltage squared, and both move together):
+    The clock scales with the cube root of the power (power is about frequency times voltage squared, and both move together):
     0.89 at 500 of 700 W. Source: torchtitan's 500 W H100s sustain 0.86 of the 700 W part.
     """
-    if not chip.power_w or not usual.power_w:
+    if not chip.power_w or not reference.power_w:
         return 1.0
-    clock = float((chip.power_w / usual.power_w) ** (1 / 3))
+    clock = float((chip.power_w / reference.power_w) ** (1 / 3))
     return min(max(clock, LOWEST_CLOCK), 1.0)
 
 
 def read_chip(name: Any, table: TomlTable, where: str, base: Chip | None = None) -> Chip:
-    """A chip from a table of its fields; fields that are left out are the base's. Raises `InputError` with all problems."""
+    """Return a chip from a table of its fields; missing fields are the base's. Raises `InputError` with all problems."""
     reader = TableReader(where, table, CHIP_KEYS)
     if not isinstance(name, str):
         reader.problems.append(f"{where}: name: found {short_repr(name)}; a text is required")
@@ -244,9 +243,9 @@ def read_chip(name: Any, table: TomlTable, where: str, base: Chip | None = None)
 
 
 def _read_peaks(reader: TableReader) -> dict[str, float]:
-    given = reader.table.get("peak_flops_per_s")
-    if not isinstance(given, Mapping):
+    raw = reader.table.get("peak_flops_per_s")
+    if not isinstance(raw, Mapping):
         reader.add_problem("peak_flops_per_s", 'dense peaks by number format, such as { bf16 = "989 TFLOP/s" }')
         return {}
-    peaks = TableReader(f"{reader.where}: peak_flops_per_s", given, tuple(BYTES_PER_ELEMENT), reader.problems)
-    return {dtype: peaks.quantity(dtype, "FLOP/s") for dtype in given if dtype in BYTES_PER_ELEMENT}
+    peaks = TableReader(f"{reader.where}: peak_flops_per_s", raw, tuple(BYTES_PER_ELEMENT), reader.problems)
+    return {dtype: peaks.quantity(dtype, "FLOP/s") for dtype in raw if dtype in BYTES_PER_ELEMENT}

@@ -1,6 +1,4 @@
-"""A cluster: a number of chips of one kind on a network. Shorthand: `tpu-v5p:16x20x28`, `tpu-v5e:16x16*4`, `h100:512`,
-`local:4`.
-"""
+"""A cluster: chips of one kind on a network. Shorthand: `tpu-v5p:16x20x28`, `tpu-v5e:16x16*4`, `h100:512`, `local:4`."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ from shardwise.values.errors import InputError
 class Cluster:
     """Chips, their network, and the measured constants that apply to them (None: nothing was measured).
 
-    `topology` has the rates of the catalogue or of the cluster's file in bytes/s, whatever was measured. `load_cluster` makes
-    one.
+    `topology` has the nominal rates of the catalogue or of the cluster's file in bytes/s, whatever was measured.
+    `load_cluster` makes one.
 
     >>> from shardwise.hardware.cluster_loading import load_cluster
     >>> cluster = load_cluster("tpu-v5p:4x4x4")
@@ -42,7 +40,7 @@ class Cluster:
 
     @property
     def scale_up_size(self) -> int:
-        """How many devices reach one another's memory: those of a node or of an NVLink domain; of a torus all.
+        """Number of devices that reach one another's memory: a node or an NVLink domain; on a torus all.
 
         >>> from shardwise.hardware.cluster_loading import load_cluster
         >>> load_cluster("h100:64").scale_up_size, load_cluster("tpu-v5p:4x4x4").scale_up_size
@@ -52,7 +50,7 @@ class Cluster:
 
     @property
     def sustained_topology(self) -> Topology:
-        """The network at the rates that collectives reach on it, where these were measured; else at its nominal rates."""
+        """Network at the measured rates of collectives; at nominal rates without a calibration."""
         if self.calibration is None:
             return self.topology
         return scale_rates(self.topology, self.calibration["link_fraction"], self.calibration["network_fraction"])
@@ -65,7 +63,7 @@ _SHORTHAND = re.compile(
 
 
 class Shorthand(NamedTuple):
-    """The parts of a shorthand: the chip, the shape of a slice (or a count), whether it is twisted, and the number of slices."""
+    """Parts of a shorthand: the chip, the shape of a slice (or a count), whether it is twisted, and the number of slices."""
 
     chip: str
     shape: tuple[int, ...]
@@ -74,7 +72,7 @@ class Shorthand(NamedTuple):
 
 
 def parse_shorthand(text: str) -> Shorthand:
-    """The parts of a shorthand. Raises `InputError` with the form that is required."""
+    """Parse a shorthand. Raises `InputError` with the required form."""
     match = _SHORTHAND.match(text.strip().lower())
     if match is None:
         raise InputError(
@@ -93,7 +91,7 @@ def parse_shorthand(text: str) -> Shorthand:
 
 
 def expand_sizes(text: str) -> list[str]:
-    """The shorthands of one with several sizes, in its order; any other text is one by itself.
+    """Return one shorthand per size of a text with several, in its order; any other text alone.
 
     >>> expand_sizes("h100:64,128,256"), expand_sizes("tpu-v5p:4x4x4,4x4x8"), expand_sizes("mine.toml")
     (['h100:64', 'h100:128', 'h100:256'], ['tpu-v5p:4x4x4', 'tpu-v5p:4x4x8'], ['mine.toml'])

@@ -1,5 +1,6 @@
-"""Users' own clusters as TOML files (docs/extending.md), with the measurements in their `[calibration]` table
-(docs/calibrating.md): read, and written so that they are read as the same cluster, to the last digit.
+"""Users' own clusters as TOML files (docs/extending.md), with measurements in a `[calibration]` table (docs/calibrating.md).
+
+A cluster that is written and read again is the same, to the last digit.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class MeasuredCluster(NamedTuple):
 
 
 def read_cluster_file(path: str) -> MeasuredCluster:
-    """A user's own cluster from a TOML file: a chip, either a torus or tiers, and a calibration if there is one.
+    """Read a user's own cluster from a TOML file: a chip, either a torus or tiers, and a calibration if there is one.
 
     Raises `InputError` with all problems.
     """
@@ -63,14 +64,14 @@ def read_cluster_file(path: str) -> MeasuredCluster:
     reader = TableReader(where, table, ("name", "chip", "torus", "pods", "tiers", "calibration"))
     chip, base_name = _read_chip_table(reader)
     base = get_catalog_entry(base_name) if base_name is not None else {}
-    has = [key for key in ("torus", "tiers") if key in table]
-    if len(has) != 1:
-        found = "both" if has else "neither"
-        reader.problems.append(f"{where}: found {found} of torus and tiers; one of them is required")
+    network_keys = [key for key in ("torus", "tiers") if key in table]
+    if len(network_keys) != 1:
+        which = "both" if network_keys else "neither"
+        reader.problems.append(f"{where}: found {which} of torus and tiers; one of them is required")
     topology: Topology | None = None
-    if has == ["torus"]:
+    if network_keys == ["torus"]:
         topology = _read_pods(reader, _read_torus(reader, base), chip)
-    elif has == ["tiers"]:
+    elif network_keys == ["tiers"]:
         topology = _read_tiers(reader)
         if "pods" in table:
             reader.add_problem(
@@ -87,22 +88,22 @@ def read_cluster_file(path: str) -> MeasuredCluster:
 
 
 def _read_chip_table(reader: TableReader) -> tuple[Chip | None, str | None]:
-    """The chip of a file and the catalogue's it starts from, if any: `chip = "h100"`, or a table of values."""
-    given = reader.table.get("chip")
-    if isinstance(given, Mapping):
-        given = dict(given)
-        name = given.pop("name", f"{given.get('base', 'chip')} of {reader.where}")
-        base_name = given.pop("base", None)
+    """Read the chip of a file and the name of its base, if any: `chip = "h100"`, or a table of values."""
+    raw = reader.table.get("chip")
+    if isinstance(raw, Mapping):
+        raw = dict(raw)
+        name = raw.pop("name", f"{raw.get('base', 'chip')} of {reader.where}")
+        base_name = raw.pop("base", None)
     else:
-        name, base_name, given = given, given, {}
+        name, base_name, raw = raw, raw, {}
     try:
         if base_name is not None and not isinstance(base_name, str):
             raise InputError(f"chip: found {short_repr(base_name)}; the name of a chip or a [chip] table is required")
-        if base_name is None and not given:
+        if base_name is None and not raw:
             raise InputError('chip: nothing found; chip = "NAME" or a [chip] table is required')
         where = f"{reader.where}: chip"
-        start = load_chip(base_name) if base_name is not None else None
-        return read_chip(name, given, where, start), base_name
+        base = load_chip(base_name) if base_name is not None else None
+        return read_chip(name, raw, where, base), base_name
     except InputError as error:
         prefix = "" if error.problems[0].startswith(reader.where) else f"{reader.where}: "
         reader.problems += [prefix + problem for problem in error.problems]
@@ -110,32 +111,32 @@ def _read_chip_table(reader: TableReader) -> tuple[Chip | None, str | None]:
 
 
 def _read_torus(reader: TableReader, base: TomlTable) -> Torus | None:
-    """The torus of a file; bandwidth, latency and wrap rule are the catalogue chip's where they are left out."""
-    given = reader.table["torus"]
-    if not isinstance(given, Mapping):
+    """Read the torus of a file; missing bandwidth, latency and wrap rule are the catalogue chip's."""
+    raw = reader.table["torus"]
+    if not isinstance(raw, Mapping):
         reader.add_problem("torus", "a table with shape, bytes_per_s, hop_latency_s and wrap_rule")
         return None
-    where, before = f"{reader.where}: torus", len(reader.problems)
-    torus = TableReader(where, {**_catalog_links(base), **given}, _TORUS_KEYS, reader.problems)
+    where, num_problems = f"{reader.where}: torus", len(reader.problems)
+    torus = TableReader(where, {**_catalog_links(base), **raw}, _TORUS_KEYS, reader.problems)
     shape = torus.sizes("shape")
-    values = (torus.quantity("bytes_per_s"), torus.latency("hop_latency_s", optional=False))
+    rates = (torus.quantity("bytes_per_s"), torus.latency("hop_latency_s", optional=False))
     rule = torus.table.get("wrap_rule")
-    if rule not in (*WRAP_RULES, "whole_pod") or (rule == "whole_pod" and "wrap_rule" in given):
+    if rule not in (*WRAP_RULES, "whole_pod") or (rule == "whole_pod" and "wrap_rule" in raw):
         torus.add_problem("wrap_rule", f"one of {', '.join(WRAP_RULES)}")
     if len(shape) > 3:
         torus.add_problem("shape", "a list of at most 3 sizes")
     twisted = torus.flag("twisted")
     if twisted and not (is_twistable(shape) and rule in ("multiple_of_4", "always")):
         torus.add_problem("twisted", f"false, or a torus that wraps of shape {TWISTABLE_SHAPES}")
-    if len(reader.problems) > before:
+    if len(reader.problems) > num_problems:
         return None
-    links = {"bytes_per_s": values[0], "hop_latency_s": values[1], "wrap_rule": rule}
+    links = {"bytes_per_s": rates[0], "hop_latency_s": rates[1], "wrap_rule": rule}
     entry = {**links, "pod": base["torus"]["pod"]} if rule == "whole_pod" else links
     return build_torus(entry, shape, twisted=twisted)
 
 
 def _read_pods(reader: TableReader, torus: Torus | None, chip: Chip | None) -> Torus | Pods | None:
-    """The torus, or a number of pods of it."""
+    """Return the torus, or a number of pods of it."""
     num_pods = reader.size("pods") if "pods" in reader.table else 1
     if num_pods == 1 or torus is None or chip is None:
         return torus
@@ -151,13 +152,13 @@ def _catalog_links(base: TomlTable) -> TomlTable:
 
 
 def _read_tiers(reader: TableReader) -> Switched | None:
-    """The tiers of a file, from the inside out."""
-    given = reader.table["tiers"]
-    if not isinstance(given, list) or not given or not all(isinstance(tier, Mapping) for tier in given):
+    """Read the tiers of a file, from the inside out."""
+    raw = reader.table["tiers"]
+    if not isinstance(raw, list) or not raw or not all(isinstance(tier, Mapping) for tier in raw):
         reader.add_problem("tiers", 'a list of tables such as { name = "nvlink", size = 8, bytes_per_s = "450 GB/s" }')
         return None
-    before, tiers = len(reader.problems), []
-    for number, table in enumerate(given):
+    num_problems, tiers = len(reader.problems), []
+    for number, table in enumerate(raw):
         tier = TableReader(f"{reader.where}: tiers[{number}]", table, _TIER_KEYS, reader.problems)
         tiers.append(
             Tier(
@@ -168,45 +169,45 @@ def _read_tiers(reader: TableReader) -> Switched | None:
         )  # fmt: skip
         if table.get("links") == tiers[-1].links < tiers[-1].size - 1:
             tier.add_problem("links", f"a link to each of the {tiers[-1].size - 1} others")
-    return None if len(reader.problems) > before else Switched(tiers=tuple(tiers))
+    return None if len(reader.problems) > num_problems else Switched(tiers=tuple(tiers))
 
 
 CALIBRATION_KEYS = tuple(field.name for field in fields(Calibration))
 
 
 def read_calibration(reader: TableReader, chip: Chip | None) -> Calibration | None:
-    """The calibration of a file; None where something is wrong with it, which the reader then knows.
+    """Read the calibration of a file; None if it is wrong, and the reader then has the problems.
 
-    What is left out is as published runs say about the chip of the catalogue that the file's starts from under the stack, and
-    the clock as the chip's power limit says.
+    Missing values are those of published runs for the file's base chip under the stack; a missing clock follows from the
+    chip's power limit.
     """
-    given = reader.table["calibration"]
-    if not isinstance(given, Mapping):
+    raw = reader.table["calibration"]
+    if not isinstance(raw, Mapping):
         reader.add_problem("calibration", "a table with a stack and constants")
         return None
-    before, where = len(reader.problems), f"{reader.where}: calibration"
-    table = TableReader(where, given, CALIBRATION_KEYS, reader.problems)
+    num_problems, where = len(reader.problems), f"{reader.where}: calibration"
+    table = TableReader(where, raw, CALIBRATION_KEYS, reader.problems)
     constants = _read_constants(table)
     spread = _read_spread(table)
     clock = (
         table.number_between("clock", LOWEST_CLOCK, HIGHEST_CLOCK, "a part of the usual clock")
-        if "clock" in given
+        if "clock" in raw
         else None
     )
-    flags = {name: table.flag(name) for name in ("fused_attention", "synchronises") if name in given}
+    flags = {name: table.flag(name) for name in ("fused_attention", "synchronises") if name in raw}
     source, notes, loss = table.text("source", reader.where), table.text_table("spread_notes"), _read_loss(table)
-    shipped = _published_calibration(table, chip)
-    if len(reader.problems) > before or shipped is None or chip is None:
+    published = _published_calibration(table, chip)
+    if len(reader.problems) > num_problems or published is None or chip is None:
         return None
     return Calibration(
-        stack=shipped.stack, constants={**shipped.constants, **constants}, spread={**shipped.spread, **spread},
-        spread_notes=notes, clock=relative_clock(chip) if clock is None else clock, source=source, loss=loss or shipped.loss,
-        **{"fused_attention": shipped.fused_attention, "synchronises": shipped.synchronises, **flags},
+        stack=published.stack, constants={**published.constants, **constants}, spread={**published.spread, **spread},
+        spread_notes=notes, clock=relative_clock(chip) if clock is None else clock, source=source, loss=loss or published.loss,
+        **{"fused_attention": published.fused_attention, "synchronises": published.synchronises, **flags},
     )  # fmt: skip
 
 
 def _published_calibration(table: TableReader, chip: Chip | None) -> Calibration | None:
-    """The calibration from published runs for the chip under the stack that the table names."""
+    """Return the calibration from published runs for the chip under the stack that the table names."""
     try:
         return published_calibration(chip.catalog_name if chip else "", get_stack(table.table.get("stack", "")))
     except (InputError, TypeError):  # no such name, or not text
@@ -215,47 +216,46 @@ def _published_calibration(table: TableReader, chip: Chip | None) -> Calibration
 
 
 def _read_loss(table: TableReader) -> str | None:
-    """The kind of cross-entropy that a table names."""
-    named = table.table.get("loss")
-    if named is not None and named not in LOSS_KERNELS:
+    loss = table.table.get("loss")
+    if loss is not None and loss not in LOSS_KERNELS:
         table.add_problem("loss", f"one of {', '.join(LOSS_KERNELS)}")
         return None
-    return named
+    return loss
 
 
 def _read_constants(table: TableReader) -> dict[str, float]:
-    given = table.table.get("constants", {})
-    if not isinstance(given, Mapping):
+    raw = table.table.get("constants", {})
+    if not isinstance(raw, Mapping):
         table.add_problem("constants", f"a table of {', '.join(CONSTANTS)}")
         return {}
-    known = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
-    inner = TableReader(f"{table.where}.constants", given, tuple(known), table.problems)
+    allowed = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
+    reader = TableReader(f"{table.where}.constants", raw, tuple(allowed), table.problems)
     return {
-        name: inner.number_between(name, known[name].low, known[name].high, known[name].meaning)
-        for name in given
-        if name in known
+        name: reader.number_between(name, allowed[name].low, allowed[name].high, allowed[name].meaning)
+        for name in raw
+        if name in allowed
     }
 
 
 def _read_spread(table: TableReader) -> dict[str, tuple[float, float]]:
-    given = table.table.get("spread", {})
-    if not isinstance(given, Mapping):
+    raw = table.table.get("spread", {})
+    if not isinstance(raw, Mapping):
         table.add_problem("spread", f"a table of {', '.join(MODEL_KINDS)}")
         return {}
-    inner = TableReader(f"{table.where}.spread", given, MODEL_KINDS, table.problems)
-    found = {}
-    for kind in (kind for kind in given if kind in MODEL_KINDS):
-        pair = given[kind]
+    reader = TableReader(f"{table.where}.spread", raw, MODEL_KINDS, table.problems)
+    spreads = {}
+    for kind in (kind for kind in raw if kind in MODEL_KINDS):
+        factors = raw[kind]
         if (
-            isinstance(pair, list)
-            and len(pair) == 2
-            and all(_is_number(one) for one in pair)
-            and 0 < pair[0] <= 1 <= pair[1]
+            isinstance(factors, list)
+            and len(factors) == 2
+            and all(_is_number(factor) for factor in factors)
+            and 0 < factors[0] <= 1 <= factors[1]
         ):
-            found[kind] = (float(pair[0]), float(pair[1]))
+            spreads[kind] = (float(factors[0]), float(factors[1]))
         else:
-            inner.add_problem(kind, "two factors around 1, such as [0.9, 1.15],")
-    return found
+            reader.add_problem(kind, "two factors around 1, such as [0.9, 1.15],")
+    return spreads
 
 
 def _is_number(value: Any) -> bool:
@@ -263,7 +263,7 @@ def _is_number(value: Any) -> bool:
 
 
 def calibration_entries(calibration: Calibration) -> Iterator[tuple[str, Any]]:
-    """The keys and values of the table, the constants last."""
+    """Yield the keys and values of the `[calibration]` table, the constants last."""
     last = ("spread", "spread_notes", "constants")
     for name in (
         *(key for key in CALIBRATION_KEYS if key not in last and getattr(calibration, key) is not None),
@@ -278,10 +278,10 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def format_cluster_toml(nominal: Cluster, calibration: Calibration, remarks: Mapping[str, str] | None = None) -> str:
-    """The file of a cluster with its nominal rates and a calibration.
+    """Return the file of a cluster with its nominal rates and a calibration.
 
-    Of a chip that starts from one of the catalogue only what differs is written. `remarks`: comments by the name of a
-    constant. Read again it is the cluster that `calibrated` makes, to the last digit.
+    Only values that differ from the chip's base in the catalogue are written. `remarks`: comments by the name of a constant.
+    Read again, the file gives the same cluster to the last digit.
     """
     lines = [f"name = {format_toml_value(nominal.name)}", *_chip_line(nominal.chip), *_torus_lines(nominal.topology)]
     lines += [*_chip_lines(nominal.chip), *_tier_lines(nominal.topology), "", "[calibration]"]
@@ -296,13 +296,13 @@ def format_cluster_toml(nominal: Cluster, calibration: Calibration, remarks: Map
 
 
 def format_toml_value(value: Any) -> str:
-    """A value as TOML writes it."""
+    """Return a value in TOML syntax."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_format_key(key)} = {format_toml_value(one)}" for key, one in value.items()) + " }"
+        return "{ " + ", ".join(f"{_format_key(key)} = {format_toml_value(v)}" for key, v in value.items()) + " }"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(format_toml_value, value)) + "]"
     return repr(value)
@@ -322,29 +322,29 @@ def _chip_line(chip: Chip) -> Iterator[str]:
 
 
 def _chip_lines(chip: Chip) -> Iterator[str]:
-    """Values that differ from the catalogue's chip, or from a chip's defaults."""
+    """Yield the values that differ from the catalogue's chip, or from a chip's defaults."""
     if _is_catalog_chip(chip):
         return
-    base = chip.base
-    usual = load_chip(base) if base is not None else None
+    base_name = chip.base
+    base_chip = load_chip(base_name) if base_name is not None else None
     yield from (
         "",
         "[chip]",
-        *([f"base = {format_toml_value(base)}"] if base is not None else []),
+        *([f"base = {format_toml_value(base_name)}"] if base_name is not None else []),
         f"name = {format_toml_value(chip.name)}",
     )
-    for one in fields(Chip):
-        value = getattr(chip, one.name)
-        if one.name not in ("name", "base", "sources") and value != (
-            getattr(usual, one.name) if usual else _default(one)
+    for field in fields(Chip):
+        value = getattr(chip, field.name)
+        if field.name not in ("name", "base", "sources") and value != (
+            getattr(base_chip, field.name) if base_chip else _default(field)
         ):
-            yield f"{one.name} = {format_toml_value(value)}"
-    known = usual.sources if usual else {}
-    yield f"sources = {format_toml_value({key: text for key, text in chip.sources.items() if known.get(key) != text})}"
+            yield f"{field.name} = {format_toml_value(value)}"
+    base_sources = base_chip.sources if base_chip else {}
+    yield f"sources = {format_toml_value({key: text for key, text in chip.sources.items() if base_sources.get(key) != text})}"
 
 
-def _default(one: Any) -> Any:
-    return None if one.default is MISSING else one.default
+def _default(field: Any) -> Any:
+    return None if field.default is MISSING else field.default
 
 
 def _torus_lines(topology: Topology) -> Iterator[str]:
@@ -352,10 +352,10 @@ def _torus_lines(topology: Topology) -> Iterator[str]:
     if isinstance(topology, Pods):
         yield f"pods = {topology.num_pods}"
     if isinstance(torus, Torus):
-        yield f"torus = {format_toml_value({one.name: getattr(torus, one.name) for one in fields(torus)})}"
+        yield f"torus = {format_toml_value({field.name: getattr(torus, field.name) for field in fields(torus)})}"
 
 
 def _tier_lines(topology: Topology) -> Iterator[str]:
     for tier in topology.tiers if isinstance(topology, Switched) else ():
-        values = {one.name: getattr(tier, one.name) for one in fields(tier) if one.name != "links" or tier.links}
+        values = {f.name: getattr(tier, f.name) for f in fields(tier) if f.name != "links" or tier.links}
         yield from ("", "[[tiers]]", *(f"{name} = {format_toml_value(value)}" for name, value in values.items()))

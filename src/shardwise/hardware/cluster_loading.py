@@ -1,6 +1,5 @@
-"""Clusters by name: the shorthand of chip and size, processes of this host, or a user's own file; with the constants of a
-stack, and with another number of devices, as when hosts have gone.
-"""
+"""Clusters by name: a shorthand of chip and size, processes of this host, or a user's own file; with the constants of a
+stack, and with fewer devices, as after the loss of hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from shardwise.values.errors import InputError
 
 
 def is_cluster(text: str) -> bool:
-    """Whether a text is a cluster's shorthand or file rather than the name of a bare chip."""
+    """Return True for a cluster's shorthand or file, False for the name of a bare chip."""
     return ":" in text or _is_file(text)
 
 
@@ -26,11 +25,11 @@ def _is_file(text: str) -> bool:
 
 
 def load_cluster(text: str, *, stack: str | None = None) -> Cluster:
-    """A cluster from its shorthand (`tpu-v5p:16x20x28`, `h100:512`, `local:4`) or from a file (`my-cluster.toml`).
+    """Return a cluster from its shorthand (`tpu-v5p:16x20x28`, `h100:512`, `local:4`) or from a file (`my-cluster.toml`).
 
     `tpu-v5e:16x16*4`: four slices on the data-centre network; `tpu-v4:4x4x8_twisted`: a twisted torus; `local:N`: N processes
-    that share the host of the catalogue's `cpu`. `stack` names a software stack (`shardwise show stacks`), whose constants come
-    from published runs: step times are then predictions. Without one they are lower bounds.
+    that share the host of the catalogue's `cpu`. `stack` names a software stack (`shardwise show stacks`), whose constants
+    come from published runs: step times are then predictions. Without one they are lower bounds.
 
     Raises `InputError` for a text that is neither, an unknown chip or stack, and a file that is wrong; `MissingValueError` for a
     value without a source.
@@ -44,44 +43,43 @@ def load_cluster(text: str, *, stack: str | None = None) -> Cluster:
     return apply_stack(load_measured_cluster(text), None if stack is None else get_stack(stack))
 
 
-def apply_stack(own: MeasuredCluster, stack: Stack | None = None) -> Cluster:
-    """The cluster at the rates that it reaches: as measured on it, or as published runs of a stack show; nominal without
-    either.
+def apply_stack(cluster: MeasuredCluster, stack: Stack | None = None) -> Cluster:
+    """Return the cluster with a stack's published constants, with its own calibration, or nominal without either.
 
-    Raises `InputError` where there are both.
+    Raises `InputError` if there are both.
     """
-    name, measured = own.nominal.name, own.calibration
+    name, calibration = cluster.nominal.name, cluster.calibration
     if stack is not None:
-        if measured is not None:
+        if calibration is not None:
             raise InputError(
-                f"stack: found {stack.name} for {name}, which has a [calibration] of its own ({measured.stack}); leave out one "
-                "of the two"
+                f"stack: found {stack.name} for {name}, which has a [calibration] of its own ({calibration.stack}); leave out "
+                "one of the two"
             )
-        return with_published_constants(own.nominal, stack)
-    return own.nominal if measured is None else with_calibration(own.nominal, measured)
+        return with_published_constants(cluster.nominal, stack)
+    return cluster.nominal if calibration is None else with_calibration(cluster.nominal, calibration)
 
 
 def load_measured_cluster(text: str) -> MeasuredCluster:
-    """The cluster at nominal rates, with its measurements apart."""
+    """Return the cluster at nominal rates, and its measurements apart."""
     if _is_file(text):
         return read_cluster_file(text.strip())
-    asked = parse_shorthand(text)
-    if asked.chip == LOCAL:
-        return MeasuredCluster(_local_cluster(text, asked), None)
-    chip = load_chip(asked.chip)
+    shorthand = parse_shorthand(text)
+    if shorthand.chip == LOCAL:
+        return MeasuredCluster(_local_cluster(text, shorthand), None)
+    chip = load_chip(shorthand.chip)
     return MeasuredCluster(
-        Cluster(name=text.strip().lower(), chip=chip, topology=build_shorthand_topology(asked, chip)), None
+        Cluster(name=text.strip().lower(), chip=chip, topology=build_shorthand_topology(shorthand, chip)), None
     )
 
 
-def _local_cluster(text: str, asked: Shorthand) -> Cluster:
-    """Processes that share one host: each has an equal part of it, and data sent by one is read from memory by another.
+def _local_cluster(text: str, shorthand: Shorthand) -> Cluster:
+    """Return N processes that share one host: each has an equal part, and what one sends another reads from memory.
 
     Assumes: every byte sent is written once and read once, so half of the memory's bandwidth; no latency. A bound.
     """
-    if len(asked.shape) != 1 or asked.twisted or asked.num_pods:
+    if len(shorthand.shape) != 1 or shorthand.twisted or shorthand.num_pods:
         raise InputError(f"cluster: found {text!r}; local:N with a number of processes is required, such as local:4")
-    host, count = load_chip("cpu"), asked.shape[0]
+    host, count = load_chip("cpu"), shorthand.shape[0]
     shared = f"an equal part, 1/{count}, of the catalogue's cpu: "
     chip = replace(
         host, name=LOCAL, base=None, peak_flops_per_s={dtype: peak / count for dtype, peak in host.peak_flops_per_s.items()},
@@ -95,17 +93,17 @@ def _local_cluster(text: str, asked: Shorthand) -> Cluster:
 
 
 def resize_cluster(cluster: Cluster, num_devices: int) -> Cluster:
-    """The cluster with so many devices of the same hosts, at the rates that were measured on it, if any were.
+    """Return the cluster with another number of devices of the same hosts, at the measured rates if there are any.
 
-    Raises `InputError` for a number that its network does not have, and for a torus, of which a part is a slice with a shape.
+    Raises `InputError` for a number that its network does not have, and for a torus, whose parts are slices with a shape.
 
     >>> resize_cluster(load_cluster("h100:64"), 56).name
     'h100:56'
     >>> resize_cluster(load_cluster("local:4"), 2).num_devices
     2
     """
-    base = cluster.name.partition(":")[0]
-    name = f"{base}:{num_devices}"
+    prefix = cluster.name.partition(":")[0]
+    name = f"{prefix}:{num_devices}"
     if cluster.chip.name == LOCAL:
         return replace(load_cluster(name), calibration=cluster.calibration)
     network = (

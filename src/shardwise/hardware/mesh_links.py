@@ -18,7 +18,7 @@ from shardwise.values.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class MeshOnChips:
-    """A mesh placed on chips: the chip, the network, and the links of every group of axes."""
+    """Mesh placed on chips: the chip, the network, and the links of every group of axes."""
 
     name: str
     chip: Chip
@@ -27,24 +27,24 @@ class MeshOnChips:
     links: GroupLinks
 
     def cut(self, mesh: Mesh) -> MeshOnChips:
-        """The same chips for a mesh whose axes are parts of this one's, in order, the major part first."""
+        """Return the same chips for a mesh whose axes are parts of this one's, in order, the major part first."""
         cuts: dict[str, tuple[Cut, ...]] = {}
         parts = list(mesh.axes)
         for axis, size in self.mesh.axes:
-            own: list[tuple[str, int]] = []
-            while (parts and math.prod(n for _, n in own) < size) or not own:
-                own.append(parts.pop(0))
-            cuts |= _split_cuts(self.links.cuts[axis], own)
+            axis_parts: list[tuple[str, int]] = []
+            while (parts and math.prod(n for _, n in axis_parts) < size) or not axis_parts:
+                axis_parts.append(parts.pop(0))
+            cuts |= _split_cuts(self.links.cuts[axis], axis_parts)
         return MeshOnChips(self.name, self.chip, self.topology, mesh, GroupLinks(self.topology, cuts))
 
 
 def place_mesh(mesh: Mesh, on: str) -> MeshOnChips:
     """Place a mesh on a bare chip (`tpu-v5p`) or on a cluster (`tpu-v5e:4x4`, `h100:64`, `my-cluster.toml`).
 
-    On a bare torus chip each mesh axis has a physical axis of its own, wrapped by the chip's rule. On a slice an axis takes
-    a physical axis of its size if one is left, else factors of what is left; of several pods the first axes take them. Behind
-    switches the last axis is innermost.
-    Raises `InputError` when the mesh does not fill the cluster.
+    On a bare torus chip each mesh axis has a physical axis of its own, wrapped by the chip's rule. On a slice an axis takes a
+    free physical axis of its size if there is one, else factors of the free sizes; on several pods the first axes take the
+    pods. Behind switches the last axis is innermost.
+    Raises `InputError` if the mesh does not fill the cluster.
     """
     if not is_cluster(on):
         chip = load_chip(on)
@@ -72,47 +72,47 @@ def _own_axis_cuts(level: int, size: int, num_levels: int) -> tuple[Cut, ...]:
 
 
 def _split_cuts(cuts: tuple[Cut, ...], parts: list[tuple[str, int]]) -> dict[str, tuple[Cut, ...]]:
-    """An axis's cuts handed out to its parts, from the minor one on."""
-    rest, stride = [cut.size for cut in cuts], [cut.stride for cut in cuts]
-    found: dict[str, tuple[Cut, ...]] = {}
+    """Split an axis's cuts among its parts, from the minor one on."""
+    free_sizes, strides = [cut.size for cut in cuts], [cut.stride for cut in cuts]
+    cuts_by_part: dict[str, tuple[Cut, ...]] = {}
     for name, size in reversed(parts):
-        taken = []
-        for level in range(len(rest)):
-            share = math.gcd(size, rest[level])
-            taken.append(Cut(share, stride[level]))
-            size, rest[level], stride[level] = size // share, rest[level] // share, stride[level] * share
-        found[name] = tuple(taken)
-    return found
+        part_cuts = []
+        for level in range(len(free_sizes)):
+            share = math.gcd(size, free_sizes[level])
+            part_cuts.append(Cut(share, strides[level]))
+            size, free_sizes[level], strides[level] = size // share, free_sizes[level] // share, strides[level] * share
+        cuts_by_part[name] = tuple(part_cuts)
+    return cuts_by_part
 
 
 def _cut_axes(mesh: Mesh, topology: Topology) -> dict[str, tuple[Cut, ...]]:
-    """Cuts of each axis: whole physical axes of the same size first, then factors, from the last axis on."""
+    """Return the cuts of each axis: whole physical axes of the same size first, then factors, from the last axis on."""
     if isinstance(topology, Pods):
         return _cut_axes_on_pods(mesh, topology)
-    rest, stride = list(topology.levels), [1] * len(topology.levels)
+    free_sizes, strides = list(topology.levels), [1] * len(topology.levels)
     cuts: dict[str, tuple[Cut, ...]] = {}
     order = [*reversed(mesh.axes)]
     if isinstance(topology, Torus):
         order.sort(key=lambda axis: axis[1] not in topology.levels)
     for name, size in order:
-        exact = [i for i, left in enumerate(rest) if isinstance(topology, Torus) and left == size and size > 1]
-        taken = []
-        for level in range(len(rest)):
-            part = math.gcd(size, rest[level]) if not exact or level == exact[0] else 1
-            taken.append(Cut(part, stride[level]))
-            size, rest[level], stride[level] = size // part, rest[level] // part, stride[level] * part
-        cuts[name] = tuple(taken)
+        exact = [i for i, free in enumerate(free_sizes) if isinstance(topology, Torus) and free == size and size > 1]
+        axis_cuts = []
+        for level in range(len(free_sizes)):
+            share = math.gcd(size, free_sizes[level]) if not exact or level == exact[0] else 1
+            axis_cuts.append(Cut(share, strides[level]))
+            size, free_sizes[level], strides[level] = size // share, free_sizes[level] // share, strides[level] * share
+        cuts[name] = tuple(axis_cuts)
     return cuts
 
 
 def _cut_axes_on_pods(mesh: Mesh, topology: Pods) -> dict[str, tuple[Cut, ...]]:
-    """The first axes take the pods; what is left of each lies on the torus of a pod."""
-    rest, stride = topology.num_pods, topology.num_pods
+    """Give the pods to the first axes; the rest of each axis lies on the torus of a pod."""
+    free_pods, stride = topology.num_pods, topology.num_pods
     inside, across = [], {}
     for name, size in mesh.axes:
-        part = math.gcd(size, rest)
-        rest, stride = rest // part, stride // part
-        across[name] = Cut(part, stride)
-        inside.append((name, size // part))
+        share = math.gcd(size, free_pods)
+        free_pods, stride = free_pods // share, stride // share
+        across[name] = Cut(share, stride)
+        inside.append((name, size // share))
     cuts = _cut_axes(Mesh(tuple(inside)), topology.torus)
     return {name: (*cuts[name], across[name]) for name in across}

@@ -1,4 +1,4 @@
-"""Reads values out of a table of a file: each problem says what was found and what is required, all at once."""
+"""Typed reads of a table of a TOML file: each problem says what was found and what is required, all at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TomlTable = Mapping[str, Any]
 
 
 class TableReader:
-    """Reads the values of one table of a file and collects what is wrong with them.
+    """Reader of one table of a file, which collects the problems of its values.
 
-    What is wrong is read as some other value of its kind; whoever reads looks at `problems` before use.
+    A wrong value is read as some valid value of its type; callers check `problems` before use.
     """
 
     def __init__(self, where: str, table: TomlTable, keys: Sequence[str], problems: list[str] | None = None) -> None:
@@ -28,14 +28,15 @@ class TableReader:
                 )
 
     def add_problem(self, key: str, required: str) -> None:
-        """Record that a value is not what is required."""
-        found = f"found {short_repr(self.table[key])}" if key in self.table else "missing"
-        self.problems.append(f"{self.where}: {key}: {found}; {required} is required")
+        """Record that a value is missing or is not what is required."""
+        found_text = f"found {short_repr(self.table[key])}" if key in self.table else "missing"
+        self.problems.append(f"{self.where}: {key}: {found_text}; {required} is required")
 
     def quantity(self, key: str, unit: str | None = None, *, any_size: bool = False) -> float:
-        """A number or a text such as "96 GB", above 0; its unit is the one that `key` says unless it is given.
+        """Read a number or a text such as "96 GB", above 0, in the unit that `key` implies unless one is given.
 
-        `any_size`: of something smaller than a chip or a network, so that a bare number is no forgotten unit.
+        `any_size`: the quantity may be smaller than a chip's or a network's, so that a bare number does not count as a
+        forgotten unit.
         """
         unit = unit_from_name(key) if unit is None else unit
         example = f'8e10 or "{EXAMPLE_QUANTITIES[unit]}"' if unit else "8"
@@ -45,7 +46,7 @@ class TableReader:
         return value if any_size else self._with_unit(key, value, unit)
 
     def non_negative(self, key: str) -> float:
-        """A number or a text such as "1.5 GB", or 0."""
+        """Read a number or a text such as "1.5 GB", or 0."""
         required = 'a number of at least 0, such as 1.5e9 or "1.5 GB",'
         return self._with_unit(
             key, self._number(key, lambda value: 0 <= value <= MAX_QUANTITY, required), unit_from_name(key)
@@ -57,19 +58,19 @@ class TableReader:
         return value
 
     def fraction(self, key: str) -> float:
-        """A part of a peak; 1 when it is left out."""
+        """Read a fraction of a peak; 1 if it is missing."""
         return (
             self._number(key, lambda value: 0 < value <= 1, "a number above 0 and at most 1")
             if key in self.table
             else 1.0
         )
 
-    def number_between(self, key: str, low: float, high: float, what: str) -> float:
-        """A number without a unit between two others; `what` it is."""
-        return self._number(key, lambda value: low <= value <= high, f"{what}, of {low:g} to {high:g},", "")
+    def number_between(self, key: str, low: float, high: float, meaning: str) -> float:
+        """Read a number without a unit between two others; `meaning` names it in problems."""
+        return self._number(key, lambda value: low <= value <= high, f"{meaning}, of {low:g} to {high:g},", "")
 
     def latency(self, key: str, *, optional: bool = True) -> float:
-        """Seconds; 0 when they are left out, unless they must not be."""
+        """Read seconds; 0 if they are missing and `optional`."""
         if optional and key not in self.table:
             return 0.0
         return self._number(key, lambda value: 0 <= value <= 1, "a number of seconds from 0 to 1, such as 2.7e-6,")
@@ -84,20 +85,22 @@ class TableReader:
         return value
 
     def size(self, key: str) -> int:
-        """A whole number of at least 1."""
+        """Read a whole number of at least 1."""
         return (self.sizes(key, (self.table[key],)) if key in self.table else self.sizes(key))[0]
 
-    def sizes(self, key: str, given: Any = None) -> tuple[int, ...]:
-        """A list of whole numbers of at least 1."""
-        alone = given is not None
-        given = given if alone else self.table.get(key)
-        if not isinstance(given, (list, tuple)) or not given or not all(_is_size(size) for size in given):
-            self.add_problem(key, f"{'a whole number' if alone else 'a list of whole numbers'} of 1 to {MAX_DEVICES:,}")
+    def sizes(self, key: str, raw: Any = None) -> tuple[int, ...]:
+        """Read a list of whole numbers of at least 1."""
+        is_single = raw is not None
+        raw = raw if is_single else self.table.get(key)
+        if not isinstance(raw, (list, tuple)) or not raw or not all(_is_size(size) for size in raw):
+            self.add_problem(
+                key, f"{'a whole number' if is_single else 'a list of whole numbers'} of 1 to {MAX_DEVICES:,}"
+            )
             return (1,)
-        return tuple(given)
+        return tuple(raw)
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A text that is not empty."""
+        """Read a text that is not empty."""
         value = self.table.get(key, default)
         if not isinstance(value, str) or (not value and value is not default):
             self.add_problem(key, "a text")
@@ -105,14 +108,14 @@ class TableReader:
         return value
 
     def flag(self, key: str) -> bool:
-        """true or false; false when it is left out."""
+        """Read true or false; False if it is missing."""
         value = self.table.get(key, False)
         if not isinstance(value, bool):
             self.add_problem(key, "true or false")
         return value is True
 
     def text_table(self, key: str) -> dict[str, str]:
-        """A table of texts; empty when it is left out."""
+        """Read a table of texts; empty if it is missing."""
         value = self.table.get(key, {})
         if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
             self.add_problem(key, "a table of texts")
@@ -125,7 +128,7 @@ def _is_size(value: Any) -> bool:
 
 
 def short_repr(value: Any) -> str:
-    """A value in an error: short, on one line."""
+    """Return a `repr` of at most 60 characters, for errors."""
     try:
         text = repr(value)
     except ValueError:  # Python prints no integer of more than 4,300 digits
@@ -134,5 +137,4 @@ def short_repr(value: Any) -> str:
 
 
 MAX_QUANTITY = 1e21  # of any quantity of one chip; a thousand times an exaflop
-
 MAX_DEVICES = 10**7

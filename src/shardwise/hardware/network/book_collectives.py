@@ -1,7 +1,6 @@
 """Closed forms of collectives as the books print them, on axes of a torus: times, busiest links, crossovers, chunks.
 
-For the room of the books' formulas (`rules/collective_times.py` there), which it joins when that room is made. Golden cases,
-worked problems and tests use it.
+They belong to `book_formulas` (`rules/collective_times.py`). Golden cases, worked problems and tests use them.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ def axes_report(
     operation: CollectiveName, num_bytes: float, axes: Sequence[int], axis_bytes_per_s: float, *,
     wraps: bool = True, one_way: bool = False, hop_latency_s: float = 1e-6,
 ) -> CollectiveReport:  # fmt: skip
-    """Report of a collective over whole axes of a torus whose every axis moves `axis_bytes_per_s` both ways (the books' W)."""
+    """Return the report of a collective over whole axes of a torus, each moving `axis_bytes_per_s` both ways (the books' W)."""
     rule: WrapRule = "always" if wraps else "never"
     torus = Torus(shape=tuple(axes), bytes_per_s=axis_bytes_per_s / 2, hop_latency_s=hop_latency_s, wrap_rule=rule)
     return collective_report(operation, num_bytes, torus, [Cut(size, 1) for size in axes], one_way=one_way)
@@ -27,7 +26,7 @@ def axes_report(
 def link_bytes(
     operation: CollectiveName, num_bytes: float, size: int, *, wraps: bool = True, one_way: bool = False
 ) -> float:
-    """Bytes that cross the busiest directed link of one axis of `size` devices.
+    """Return the bytes that cross the busiest directed link of one axis of `size` devices.
 
     AllGather and ReduceScatter: floor(N/2) shards V/N on a ring, N-1 one way or on a line; AllToAll: V/8, V/2 (1-1/N), V/4.
     Source: S2, question 10. A link of 1 byte/s takes as many seconds as it carries bytes.
@@ -38,24 +37,28 @@ def link_bytes(
 
 
 def hop_crossover_bytes(link_bytes_per_s: float, hop_latency_s: float) -> float:
-    """Bytes of a message below which a hop is latency-bound: 45 kB at 4.5e10 bytes/s and 1 us. Source: S2."""
+    """Return the bytes of a message below which a hop is latency-bound: 45 kB at 4.5e10 bytes/s and 1 us. Source: S2."""
     return link_bytes_per_s * hop_latency_s
 
 
 def point_to_point(num_bytes: float, torus: Torus, source: Sequence[int], target: Sequence[int]) -> CollectiveCost:
-    """Latency and streaming time of an array sent from one device to another, by coordinates.
+    """Return latency and streaming time of an array sent from one device to another, by coordinates.
 
-    The hops are the shortest way along every axis; as many ways without a common link are used as axes differ.
+    The hops follow the shortest path along every axis; as many paths without a common link are used as axes differ.
     Source: S0, question 5 (corner to corner of a 4x4: 6 hops, two ports).
     """
-    for name, place in (("source", source), ("target", target)):
-        if len(place) != len(torus.shape) or not all(0 <= x < n for x, n in zip(place, torus.shape, strict=True)):
-            raise InputError(f"{name}: found {tuple(place)}; a place on {'x'.join(map(str, torus.shape))} is required")
+    for name, coordinate in (("source", source), ("target", target)):
+        if len(coordinate) != len(torus.shape) or not all(
+            0 <= x < n for x, n in zip(coordinate, torus.shape, strict=True)
+        ):
+            raise InputError(
+                f"{name}: found {tuple(coordinate)}; a place on {'x'.join(map(str, torus.shape))} is required"
+            )
     hops = [
         min(abs(a - b), size - abs(a - b)) if wraps else abs(a - b)
         for a, b, size, wraps in zip(source, target, torus.shape, torus.wraps, strict=True)
     ]
-    ports = sum(1 for one in hops if one)
+    ports = sum(1 for axis_hops in hops if axis_hops)
     streaming = num_bytes / (ports * torus.bytes_per_s) if ports else 0.0
     return CollectiveCost(latency_s=sum(hops) * torus.hop_latency_s, bandwidth_s=streaming, hops=sum(hops))
 
@@ -72,12 +75,12 @@ class ChunkHops:
         return self.right + self.left
 
     def bytes_sent(self, num_bytes: float, size: int) -> float:
-        """Bytes that a device sends (its own and those it passes on) of an array of `num_bytes`: V/4 for even sizes."""
+        """Return the bytes that a device sends (its own and forwarded) of an array of `num_bytes`: V/4 for even sizes."""
         return self.total * num_bytes / size**2
 
 
 def all_to_all_chunks(size: int) -> ChunkHops:
-    """Chunk-hops of an AllToAll on a bidirectional ring, what is half around going right.
+    """Return the chunk-hops of an AllToAll on a bidirectional ring; chunks that go half around go right.
 
     N/2 + ... + 1 to the right and (N/2 - 1) + ... + 1 to the left: N^2/4 for even N. Source: S3, appendix C.4.
     """
@@ -88,7 +91,7 @@ def all_to_all_chunks(size: int) -> ChunkHops:
 def idealised_s(
     operation: CollectiveName, num_bytes: float, axis_bytes_per_s: float, *, num_axes: int = 1, one_way: bool = False
 ) -> float:
-    """Seconds that the books print for large rings: V/(m W), twice that for an AllReduce, a quarter for an AllToAll.
+    """Return the books' seconds for large rings: V/(m W), twice that for an AllReduce, a quarter for an AllToAll.
 
     axis_bytes_per_s: W, both directions of a wrapped axis. One way W is halved, and an AllToAll is half an AllGather.
     Assumes: bandwidth-bound, N large. Raises `InputError` for other collectives.

@@ -1,4 +1,4 @@
-"""The time of a collective on a network: what bounds it, where that changes, and how other algorithms compare.
+"""Time of a collective on a network: its bound, where that changes, and how other algorithms compare.
 
 `collective_report` takes a group of devices on any network. The closed forms are in `torus.py`, `pods.py` and `switches.py`.
 """
@@ -73,14 +73,14 @@ class CollectiveReport:
 
     @property
     def hop_s(self) -> float:
-        """Seconds of one hop: of equal ones, as an AllGather's are."""
+        """Seconds of one hop, if all are equal, as an AllGather's are."""
         return self.time_s / max(1, self.hops)
 
 
 def collective_report(
     operation: CollectiveName, num_bytes: float, topology: Topology, cuts: Sequence[Cut], *, one_way: bool = False
 ) -> CollectiveReport:
-    """Report of a collective over the group of devices that spans `cuts[i]` of level i.
+    """Return the report of a collective over the group of devices that spans `cuts[i]` of level i.
 
     one_way: rings of a torus are used in one direction only. Raises `InputError` for an unknown operation, no bytes or a
     group of one device.
@@ -97,15 +97,15 @@ def collective_report(
         wraps = (*(bool(ring) for ring in topology.torus.ring_axes(cuts[:-1])), False)
     else:
         options, wraps, network = _switched_options(operation, num_bytes, topology, cuts), (), "switched"
-    chosen, *others = options
+    fastest, *alternatives = options
     return CollectiveReport(
         kind=operation, bytes=num_bytes, network=network, axes=tuple(cut.size for cut in cuts),
-        wraps=wraps, num_devices=math.prod(cut.size for cut in cuts), hops=chosen.hops, time_s=chosen.time_s,
-        latency_s=chosen.latency_s, bandwidth_s=chosen.bandwidth_s,
-        bound="latency" if chosen.latency_s >= chosen.bandwidth_s else "bandwidth",
-        crossover_bytes=num_bytes * chosen.latency_s / chosen.bandwidth_s,
+        wraps=wraps, num_devices=math.prod(cut.size for cut in cuts), hops=fastest.hops, time_s=fastest.time_s,
+        latency_s=fastest.latency_s, bandwidth_s=fastest.bandwidth_s,
+        bound="latency" if fastest.latency_s >= fastest.bandwidth_s else "bandwidth",
+        crossover_bytes=num_bytes * fastest.latency_s / fastest.bandwidth_s,
         bytes_received_per_device=received_bytes(operation, num_bytes, math.prod(cut.size for cut in cuts)),
-        algbw=chosen.algbw, busbw=chosen.busbw, algorithm=chosen.name, alternatives=tuple(others),
+        algbw=fastest.algbw, busbw=fastest.busbw, algorithm=fastest.name, alternatives=tuple(alternatives),
     )  # fmt: skip
 
 
@@ -124,33 +124,37 @@ def _check(operation: str, num_bytes: float, cuts: Sequence[Cut]) -> None:
 def _torus_options(
     operation: CollectiveName, num_bytes: float, torus: Torus, cuts: Sequence[Cut], one_way: bool
 ) -> list[Algorithm]:
-    """The group as it lies first, then what it would be as rings both ways, as rings one way and as lines."""
+    """Return the group as it lies, then as rings both ways, as rings one way and as lines."""
     num_devices = math.prod(cut.size for cut in cuts)
-    whole = replace(torus, shape=tuple(cut.size * cut.stride for cut in cuts), twisted=False)
+    full_torus = replace(torus, shape=tuple(cut.size * cut.stride for cut in cuts), twisted=False)
 
-    def priced(name: str, on: Torus, one: bool) -> Algorithm:
+    def priced(name: str, network: Torus, is_one_way: bool) -> Algorithm:
         return _algorithm(
-            operation, num_bytes, num_devices, name, torus_collective_cost(operation, num_bytes, on, cuts, one_way=one)
+            operation,
+            num_bytes,
+            num_devices,
+            name,
+            torus_collective_cost(operation, num_bytes, network, cuts, one_way=is_one_way),
         )
 
     if operation == "send_recv":
         return [priced("direct", torus, one_way)]
     rings = {
-        "ring": priced("ring", replace(whole, wrap_rule="always"), False),
-        "ring, one way": priced("ring, one way", replace(whole, wrap_rule="always"), True),
-        "line": priced("line", replace(whole, wrap_rule="never"), False),
+        "ring": priced("ring", replace(full_torus, wrap_rule="always"), False),
+        "ring, one way": priced("ring, one way", replace(full_torus, wrap_rule="always"), True),
+        "line": priced("line", replace(full_torus, wrap_rule="never"), False),
     }
     shapes = {bool(ring) for ring, cut in zip(torus.ring_axes(cuts), cuts, strict=True) if cut.size > 1}
     name = " and ".join(("ring" if ring else "line") for ring in sorted(shapes, reverse=True))
-    name = "twisted" if not one_way and any(whole for whole, _ in torus.twisted_subgroups(cuts)) else name
+    name = "twisted" if not one_way and any(is_twisted for is_twisted, _ in torus.twisted_subgroups(cuts)) else name
     name += ", one way" if one_way and True in shapes else ""
-    return [priced(name, torus, one_way), *(other for key, other in rings.items() if key != name)]
+    return [priced(name, torus, one_way), *(algorithm for key, algorithm in rings.items() if key != name)]
 
 
 def _pods_options(
     operation: CollectiveName, num_bytes: float, pods: Pods, cuts: Sequence[Cut], one_way: bool
 ) -> list[Algorithm]:
-    """The group as it is priced first, then the bound."""
+    """Return the group as it is priced, then the bound."""
     num_devices = math.prod(cut.size for cut in cuts)
     costs = pod_collective_costs(operation, num_bytes, pods, cuts, one_way=one_way)
     return [_algorithm(operation, num_bytes, num_devices, name, cost) for name, cost in costs.items()]
@@ -159,15 +163,15 @@ def _pods_options(
 def _switched_options(
     operation: CollectiveName, num_bytes: float, network: Switched, cuts: Sequence[Cut]
 ) -> list[Algorithm]:
-    """The fastest that any switch allows first, then the others by time."""
+    """Return the fastest algorithm that any switch allows, then the others by time."""
     num_devices = math.prod(cut.size for cut in cuts)
-    found = [
+    algorithms = [
         _algorithm(operation, num_bytes, num_devices, name, cost, additive=True)
         for name, cost in switch_collective_costs(operation, num_bytes, network, cuts).items()
     ]
-    found.sort(key=lambda option: (option.time_s, option.name))
-    chosen = next(option for option in found if not option.condition)
-    return [chosen, *(option for option in found if option is not chosen)]
+    algorithms.sort(key=lambda option: (option.time_s, option.name))
+    fastest = next(option for option in algorithms if not option.condition)
+    return [fastest, *(option for option in algorithms if option is not fastest)]
 
 
 def _algorithm(
@@ -200,7 +204,7 @@ CollectivePayload = Annotated[dict[str, Any], MergedFields(CollectiveReport, Col
 
 
 def collective_payload(report: CollectiveReport, on: str, topology: Topology) -> dict[str, Any]:
-    """The report's fields and what they are about."""
+    """Return the report's fields with their context."""
     torus = topology.torus if isinstance(topology, Pods) else topology
     rule = torus.wrap_rule if isinstance(torus, Torus) else None
     return {"schema": SCHEMA, "on": on, "wrap_rule": rule, **asdict(report)}

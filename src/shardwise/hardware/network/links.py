@@ -1,4 +1,4 @@
-"""What a group of devices spans of a network's levels, the link that it gets from that, and what a collective costs over it."""
+"""The part of a network's levels that a group of devices spans, the group's link, and the cost of a collective over it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardwise.values.elementwise import Value, maximum
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The part of one level that a group of devices spans: `size` devices, each `stride` apart."""
+    """Part of one level that a group of devices spans: `size` devices, each `stride` apart."""
 
     size: Value
     stride: Value
@@ -17,10 +17,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """An AllGather over the group takes `max(latency_s, bytes * seconds_per_byte)`, or their sum where `additive`.
+    """Link of a group: its AllGather takes `max(latency_s, bytes * seconds_per_byte)`, or their sum if `additive`.
 
-    On a torus every hop carries a shard and takes at least the hop latency (S2), hence the maximum; a switched
-    collective pays its latency on top (NCCL's model), hence the sum.
+    On a torus every hop carries a shard and takes at least the hop latency (S2), hence the maximum; a switched collective
+    pays its latency on top (NCCL's model), hence the sum.
     """
 
     seconds_per_byte: Value
@@ -28,7 +28,7 @@ class Link:
     additive: bool
 
     def all_gather_s(self, num_bytes: Value) -> Value:
-        """Seconds to gather an array of `num_bytes`."""
+        """Return the seconds to gather an array of `num_bytes`."""
         streaming = num_bytes * self.seconds_per_byte
         return streaming + self.latency_s if self.additive else maximum(streaming, self.latency_s)
 

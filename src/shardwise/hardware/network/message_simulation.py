@@ -1,13 +1,13 @@
-"""A message-level simulator of collectives: what crosses each link at each step, and what each device holds.
+"""Message-level simulator of collectives: what crosses each link at each step, and what each device holds.
 
-Devices on a grid of 1 to 3 axes, each a ring or a line, hand pieces of an array to their neighbours. Schedules say who sends
-what when: an AllGather passes shards along one axis after the other; with several axes each shard is cut into as many parts,
-and part j begins with axis j, so that all axes work at once. A ReduceScatter is the same messages backwards. An AllToAll
-sends each chunk the shortest way along one axis after the other.
+Devices on a grid of 1 to 3 axes, each a ring or a line, send pieces of an array to their neighbours. A schedule says who
+sends what when: an AllGather passes shards along one axis after the other; with several axes each shard is cut into as many
+parts, and part j begins with axis j, so that all axes work at once. A ReduceScatter is the same messages backwards. An
+AllToAll sends each chunk the shortest path along one axis after the other.
 
-`simulate_collective` carries a schedule out, checks and counts it. Nothing is assumed about the result: a message whose piece is
-not there, a summand that comes twice, or a device that lacks something at the end is an error. The closed forms are held against
-these counts.
+`simulate_collective` carries a schedule out, checks and counts it. Nothing is assumed about the result: a message whose piece
+is missing, a summand that arrives twice, or a device that lacks something at the end is an error. Tests compare the closed
+forms with these counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shardwise.values.errors import InputError
 
 
 class ShardPiece(NamedTuple):
-    """A part of a shard (`home` is the device that has it when it is scattered), or of the chunk from one device to another."""
+    """Part of a shard (`home` is the device that has it when it is scattered), or of the chunk from one device to another."""
 
     origin: int
     home: int
@@ -30,7 +30,7 @@ class ShardPiece(NamedTuple):
 
 
 class HopMessage(NamedTuple):
-    """A piece sent to a neighbour; the sender keeps a copy when it gathers, and gives it away otherwise."""
+    """Piece sent to a neighbour; the sender keeps a copy in a gather and gives it away otherwise."""
 
     source: int
     target: int
@@ -38,7 +38,7 @@ class HopMessage(NamedTuple):
     keep: bool
 
     def reversed(self) -> HopMessage:
-        """The same message in a reduction: the summand goes the other way and is not kept."""
+        """Return the message of a reduction: the summand goes the other way and is not kept."""
         return HopMessage(self.target, self.source, self.piece, False)
 
 
@@ -46,7 +46,7 @@ MessageSteps = tuple[tuple[HopMessage, ...], ...]
 
 
 class PieceRoute(NamedTuple):
-    """A part of every shard or chunk: the axes in the order that it takes, and which way it goes when both are as far."""
+    """Route of a part of every shard or chunk: the order of the axes, and the direction when both are equally long."""
 
     axes: tuple[int, ...]
     tie_forward: bool
@@ -65,128 +65,128 @@ class RingGrid:
         return math.prod(self.shape)
 
     def coordinate(self, device: int, axis: int) -> int:
-        """Place of a device on an axis."""
+        """Return the position of a device on an axis."""
         return device // math.prod(self.shape[axis + 1 :]) % self.shape[axis]
 
-    def device_at(self, device: int, axis: int, to: int) -> int:
-        """The device at place `to` (around the ring) on an axis, with its other coordinates as they are."""
+    def device_at(self, device: int, axis: int, position: int) -> int:
+        """Return the device at a position (around the ring) on an axis, with the other coordinates unchanged."""
         stride = math.prod(self.shape[axis + 1 :])
-        return device + (to % self.shape[axis] - self.coordinate(device, axis)) * stride
+        return device + (position % self.shape[axis] - self.coordinate(device, axis)) * stride
 
     def neighbours(self, device: int) -> frozenset[int]:
-        """Devices one link away."""
-        found = set()
+        """Return the devices one link away."""
+        devices = set()
         for axis, (size, wraps) in enumerate(zip(self.shape, self.wraps, strict=True)):
-            here = self.coordinate(device, axis)
-            found |= {self.device_at(device, axis, to) for to in (here - 1, here + 1) if wraps or 0 <= to < size}
-        return frozenset(found - {device})
+            position = self.coordinate(device, axis)
+            devices |= {self.device_at(device, axis, p) for p in (position - 1, position + 1) if wraps or 0 <= p < size}
+        return frozenset(devices - {device})
 
-    def hops_to_cover_axis(self, axis: int, here: int, tie_forward: bool) -> tuple[int, int]:
-        """How many hops a shard at place `here` goes forward and backward, to reach all of its axis."""
+    def hops_to_cover_axis(self, axis: int, position: int, tie_forward: bool) -> tuple[int, int]:
+        """Return the hops forward and backward with which a shard at a position reaches all of its axis."""
         size = self.shape[axis]
         if not self.wraps[axis]:
-            return size - 1 - here, here
+            return size - 1 - position, position
         if self.one_way:
             return size - 1, 0
-        near, far = (size - 1) // 2, size // 2
-        return (far, near) if tie_forward else (near, far)
+        shorter, longer = (size - 1) // 2, size // 2
+        return (longer, shorter) if tie_forward else (shorter, longer)
 
-    def signed_hops(self, axis: int, here: int, to: int, tie_forward: bool) -> int:
-        """Hops of a chunk from one place of an axis to another: forward if positive."""
+    def signed_hops(self, axis: int, position: int, target: int, tie_forward: bool) -> int:
+        """Return the hops of a chunk from one position of an axis to another: forward if positive."""
         size = self.shape[axis]
         if not self.wraps[axis]:
-            return to - here
-        ahead = (to - here) % size
+            return target - position
+        ahead = (target - position) % size
         if self.one_way or 2 * ahead < size or (2 * ahead == size and tie_forward):
             return ahead
         return ahead - size
 
 
 def piece_routes(grid: RingGrid, split: bool) -> tuple[PieceRoute, ...]:
-    """The parts of a shard: one for each axis to begin with, and with `split` one for each direction."""
+    """Return the routes of the parts of a shard: one per first axis, and with `split` one per direction."""
     axes = tuple(range(len(grid.shape)))
     return tuple(PieceRoute(axes[j:] + axes[:j], tie) for j in axes for tie in ((True, False) if split else (True,)))
 
 
 def all_gather_schedule(grid: RingGrid, split: bool) -> MessageSteps:
-    """Messages of an AllGather: a phase for each axis, in which what a device has is passed along that axis."""
+    """Return the messages of an AllGather: a phase for each axis, in which each device passes on what it has along that axis."""
     steps: dict[int, list[HopMessage]] = {}
-    for number, part in enumerate(piece_routes(grid, split)):
+    for number, route in enumerate(piece_routes(grid, split)):
         for origin in range(grid.num_devices):
             holders, begin = [origin], 0
-            for axis in part.axes:
+            for axis in route.axes:
                 piece = ShardPiece(origin, origin, number)
-                new = [hop for holder in holders for hop in _pass_on(grid, part, axis, holder)]
-                for at, source, target in new:
-                    steps.setdefault(begin + at, []).append(HopMessage(source, target, piece, True))
-                holders += [target for _, _, target in new]
-                begin += max(max(grid.hops_to_cover_axis(axis, x, part.tie_forward)) for x in range(grid.shape[axis]))
-    return tuple(tuple(steps[at]) for at in sorted(steps))
+                axis_hops = [axis_hop for holder in holders for axis_hop in _pass_on(grid, route, axis, holder)]
+                for step, source, target in axis_hops:
+                    steps.setdefault(begin + step, []).append(HopMessage(source, target, piece, True))
+                holders += [target for _, _, target in axis_hops]
+                begin += max(max(grid.hops_to_cover_axis(axis, x, route.tie_forward)) for x in range(grid.shape[axis]))
+    return tuple(tuple(steps[step]) for step in sorted(steps))
 
 
-def _pass_on(grid: RingGrid, part: PieceRoute, axis: int, holder: int) -> Iterator[tuple[int, int, int]]:
-    """Step, source and target of the hops that spread a holder's piece along an axis."""
-    here = grid.coordinate(holder, axis)
-    for hops, sign in zip(grid.hops_to_cover_axis(axis, here, part.tie_forward), (1, -1), strict=True):
-        for at in range(hops):
+def _pass_on(grid: RingGrid, route: PieceRoute, axis: int, holder: int) -> Iterator[tuple[int, int, int]]:
+    """Yield step, source and target of the hops that spread a holder's piece along an axis."""
+    position = grid.coordinate(holder, axis)
+    for hops, sign in zip(grid.hops_to_cover_axis(axis, position, route.tie_forward), (1, -1), strict=True):
+        for hop in range(hops):
             yield (
-                at,
-                grid.device_at(holder, axis, here + sign * at),
-                grid.device_at(holder, axis, here + sign * (at + 1)),
+                hop,
+                grid.device_at(holder, axis, position + sign * hop),
+                grid.device_at(holder, axis, position + sign * (hop + 1)),
             )
 
 
 class RoutedChunk(NamedTuple):
-    """A chunk on its way: the devices it comes through."""
+    """Chunk with the devices on its path."""
 
     piece: ShardPiece
     path: tuple[int, ...]
 
 
 def all_to_all_schedule(grid: RingGrid, split: bool, capacity: int | None) -> MessageSteps:
-    """Messages of an AllToAll: in each step every chunk moves one hop, or as many per link as `capacity` allows."""
+    """Return the messages of an AllToAll: in each step every chunk moves one hop, or at most `capacity` chunks per link."""
     if capacity is not None and capacity < 1:
         raise InputError(f"simulate: found a capacity of {capacity}; at least 1 chunk in each step is required")
     waiting = [
-        RoutedChunk(ShardPiece(source, target, number), _path(grid, part, source, target))
-        for number, part in enumerate(piece_routes(grid, split))
+        RoutedChunk(ShardPiece(source, target, number), _path(grid, route, source, target))
+        for number, route in enumerate(piece_routes(grid, split))
         for source in range(grid.num_devices)
         for target in range(grid.num_devices)
         if source != target
     ]
     steps = []
     while waiting:
-        going, waiting = _admit_chunks(waiting, capacity)
-        steps.append(tuple(HopMessage(one.path[0], one.path[1], one.piece, False) for one in going))
-        waiting += [RoutedChunk(one.piece, one.path[1:]) for one in going if len(one.path) > 2]
+        moving, waiting = _admit_chunks(waiting, capacity)
+        steps.append(tuple(HopMessage(chunk.path[0], chunk.path[1], chunk.piece, False) for chunk in moving))
+        waiting += [RoutedChunk(chunk.piece, chunk.path[1:]) for chunk in moving if len(chunk.path) > 2]
     return tuple(steps)
 
 
 def _admit_chunks(waiting: Sequence[RoutedChunk], capacity: int | None) -> tuple[list[RoutedChunk], list[RoutedChunk]]:
-    """The chunks that move in a step, the farthest to go first, and those that wait."""
-    going: list[RoutedChunk] = []
+    """Return the chunks that move in a step, the farthest to go first, and those that wait."""
+    moving: list[RoutedChunk] = []
     staying: list[RoutedChunk] = []
     load: dict[tuple[int, int], int] = {}
-    for one in sorted(waiting, key=lambda chunk: (-len(chunk.path), chunk.piece)):
-        link = (one.path[0], one.path[1])
+    for chunk in sorted(waiting, key=lambda chunk: (-len(chunk.path), chunk.piece)):
+        link = (chunk.path[0], chunk.path[1])
         load[link] = load.get(link, 0) + 1
-        (going if capacity is None or load[link] <= capacity else staying).append(one)
-    return going, staying
+        (moving if capacity is None or load[link] <= capacity else staying).append(chunk)
+    return moving, staying
 
 
-def _path(grid: RingGrid, part: PieceRoute, source: int, target: int) -> tuple[int, ...]:
-    """Devices from source to target, one axis after the other, the shortest way on each."""
+def _path(grid: RingGrid, route: PieceRoute, source: int, target: int) -> tuple[int, ...]:
+    """Return the devices from source to target, one axis after the other, along the shortest path on each."""
     path = [source]
-    for axis in part.axes:
-        here = grid.coordinate(path[-1], axis)
-        hops = grid.signed_hops(axis, here, grid.coordinate(target, axis), part.tie_forward)
+    for axis in route.axes:
+        position = grid.coordinate(path[-1], axis)
+        hops = grid.signed_hops(axis, position, grid.coordinate(target, axis), route.tie_forward)
         sign = 1 if hops > 0 else -1
-        path += [grid.device_at(path[-1], axis, here + sign * (at + 1)) for at in range(abs(hops))]
+        path += [grid.device_at(path[-1], axis, position + sign * (hop + 1)) for hop in range(abs(hops))]
     return tuple(path)
 
 
 def iterate_messages(steps: MessageSteps) -> Iterator[HopMessage]:
-    """All messages, step after step."""
+    """Yield all messages in the order of their steps."""
     for step in steps:
         yield from step
 
@@ -204,9 +204,9 @@ SIMULATED_KINDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSimulation:
-    """A collective that was carried out: its grid, the bytes of the whole array, and its messages step by step.
+    """Collective that was carried out: its grid, the bytes of the whole array, and its messages step by step.
 
-    `num_parts`: into how many parts each shard (each chunk of an AllToAll) is cut, so that all axes and both directions work.
+    `num_parts`: parts that each shard (each chunk of an AllToAll) is cut into, so that all axes and both directions work.
     """
 
     kind: CollectiveKind
@@ -217,7 +217,7 @@ class CollectiveSimulation:
 
     @property
     def piece_bytes(self) -> float:
-        """Bytes of one piece: a part of a shard, and of an AllToAll a part of a chunk, an Nth of a shard."""
+        """Bytes of one piece: a part of a shard, or for an AllToAll a part of a chunk, which is an Nth of a shard."""
         count = self.grid.num_devices
         return self.num_bytes / (count * self.num_parts * (count if self.kind is CollectiveKind.ALL_TO_ALL else 1))
 
@@ -238,24 +238,24 @@ class CollectiveSimulation:
 
     @property
     def received_bytes(self) -> tuple[float, ...]:
-        """Bytes that each device receives, those it only passes on included."""
+        """Bytes that each device receives, including those that it only forwards."""
         return tuple(
             sum(amount for (_, target), amount in self.link_bytes.items() if target == device)
             for device in range(self.grid.num_devices)
         )
 
     def time_s(self, link_bytes_per_s: float, hop_latency_s: float) -> float:
-        """Seconds when every step waits for its busiest link: the sum over steps of max(latency, bytes / bandwidth)."""
+        """Return the seconds if every step waits for its busiest link: the sum over steps of max(latency, bytes / bandwidth)."""
         busiest = (max(_count_by_link(iter(step)).values(), default=0) * self.piece_bytes for step in self.steps)
         return sum(max(hop_latency_s, amount / link_bytes_per_s) for amount in busiest)
 
     def states(self) -> Iterator[DeviceStates]:
-        """What each device holds: at the start, then after each step."""
-        held: list[dict[ShardPiece, frozenset[int]]] = _initial_state(self.kind, self.grid.num_devices, self.num_parts)
-        yield tuple(dict(one) for one in held)
+        """Yield the pieces that each device holds: at the start, then after each step."""
+        state: list[dict[ShardPiece, frozenset[int]]] = _initial_state(self.kind, self.grid.num_devices, self.num_parts)
+        yield tuple(dict(held_pieces) for held_pieces in state)
         for number, step in enumerate(self.steps):
-            _apply_step(step, held, self.grid, number)
-            yield tuple(dict(one) for one in held)
+            _apply_step(step, state, self.grid, number)
+            yield tuple(dict(held_pieces) for held_pieces in state)
 
 
 def simulate_collective(
@@ -265,33 +265,33 @@ def simulate_collective(
     """Carry out a collective over all devices of a grid and check that it is complete.
 
     num_bytes: the whole array: what a device has after an AllGather, before a ReduceScatter or AllReduce, and of an AllToAll
-        all devices' shards together.
+    all devices' shards together.
     wraps: which axes are rings. one_way: rings are used in one direction only.
-    split: whether what goes half around a ring of even size goes half each way. Otherwise it goes one way, as the books'
-        AllGather of N/2 whole hops does (the default, but for AllToAll, whose N^2/8 need it).
-    capacity: chunks that a link of an AllToAll takes in one step, the farthest to go first; without it every chunk moves
-        in every step.
+    split: whether data that goes half around a ring of even size goes half each way. Otherwise it goes one way, as the books'
+    AllGather of N/2 whole hops does (the default, but for AllToAll, whose N^2/8 need it).
+    capacity: chunks that a link of an AllToAll takes in one step, the farthest to go first; without it every chunk moves in
+    every step.
     """
     rings = (wraps,) * len(shape) if isinstance(wraps, bool) else wraps
     _check(kind, num_bytes, shape, rings)
     grid = RingGrid(shape, rings, one_way)
-    halves = kind is CollectiveKind.ALL_TO_ALL if split is None else split
+    split_ties = kind is CollectiveKind.ALL_TO_ALL if split is None else split
     steps: MessageSteps
     if kind is CollectiveKind.ALL_TO_ALL:
-        steps = all_to_all_schedule(grid, halves, capacity)
+        steps = all_to_all_schedule(grid, split_ties, capacity)
     else:
-        gather = all_gather_schedule(grid, halves)
-        scatter = tuple(tuple(one.reversed() for one in step) for step in reversed(gather))
+        gather = all_gather_schedule(grid, split_ties)
+        scatter = tuple(tuple(message.reversed() for message in step) for step in reversed(gather))
         steps = {
             CollectiveKind.ALL_GATHER: gather,
             CollectiveKind.REDUCE_SCATTER: scatter,
             CollectiveKind.ALL_REDUCE: scatter + gather,
         }[kind]
-    done = CollectiveSimulation(
-        kind=kind, grid=grid, num_bytes=num_bytes, num_parts=len(piece_routes(grid, halves)), steps=steps
+    simulation = CollectiveSimulation(
+        kind=kind, grid=grid, num_bytes=num_bytes, num_parts=len(piece_routes(grid, split_ties)), steps=steps
     )
-    _check_final_state(done)
-    return done
+    _check_final_state(simulation)
+    return simulation
 
 
 def _check(kind: CollectiveKind, num_bytes: float, shape: tuple[int, ...], wraps: tuple[bool, ...]) -> None:
@@ -317,45 +317,45 @@ def _count_by_link(messages: Iterator[HopMessage]) -> dict[DirectedLink, int]:
 
 
 def _initial_state(kind: CollectiveKind, count: int, num_parts: int) -> list[dict[ShardPiece, frozenset[int]]]:
-    """Shards at home, or on every device its summand of all of them, or its row of chunks."""
-    pieces = [(shard, part) for shard in range(count) for part in range(num_parts)]
+    """Return the pieces of each device at the start: its shard, its summand of every shard, or its row of chunks."""
+    shard_parts = [(shard, part) for shard in range(count) for part in range(num_parts)]
     if kind is CollectiveKind.ALL_GATHER:
         return [{ShardPiece(d, d, part): frozenset((d,)) for part in range(num_parts)} for d in range(count)]
     if kind is CollectiveKind.ALL_TO_ALL:
-        return [{ShardPiece(d, target, part): frozenset((d,)) for target, part in pieces} for d in range(count)]
-    return [{ShardPiece(shard, shard, part): frozenset((d,)) for shard, part in pieces} for d in range(count)]
+        return [{ShardPiece(d, target, part): frozenset((d,)) for target, part in shard_parts} for d in range(count)]
+    return [{ShardPiece(shard, shard, part): frozenset((d,)) for shard, part in shard_parts} for d in range(count)]
 
 
 def _apply_step(
-    step: tuple[HopMessage, ...], held: list[dict[ShardPiece, frozenset[int]]], grid: RingGrid, number: int
+    step: tuple[HopMessage, ...], state: list[dict[ShardPiece, frozenset[int]]], grid: RingGrid, number: int
 ) -> None:
-    """All messages of a step at once: pieces leave (unless they are copied), then arrive."""
+    """Carry out all messages of a step at once: pieces leave (unless they are copied), then arrive."""
     moving = []
     for message in step:
         assert message.target in grid.neighbours(message.source), f"step {number}: {message}: no such link"
-        assert message.piece in held[message.source], f"step {number}: {message}: the piece is not there"
-        moving.append((message, held[message.source][message.piece]))
+        assert message.piece in state[message.source], f"step {number}: {message}: the piece is not there"
+        moving.append((message, state[message.source][message.piece]))
     for message in step:
         if not message.keep:
-            held[message.source].pop(message.piece, None)
+            state[message.source].pop(message.piece, None)
     for message, summands in moving:
-        here = held[message.target].get(message.piece, frozenset())
-        assert not here & summands, f"step {number}: {message}: it is there already"
-        held[message.target][message.piece] = here | summands
+        summands_there = state[message.target].get(message.piece, frozenset())
+        assert not summands_there & summands, f"step {number}: {message}: it is there already"
+        state[message.target][message.piece] = summands_there | summands
 
 
-def _check_final_state(done: CollectiveSimulation) -> None:
-    """Every device holds exactly what the collective promises."""
-    *_, last = done.states()
-    count = done.grid.num_devices
-    everyone, parts = frozenset(range(count)), range(done.num_parts)
-    for device, holding in enumerate(last):
-        if done.kind is CollectiveKind.ALL_TO_ALL:
-            wanted = {ShardPiece(s, device, p): frozenset((s,)) for s in range(count) for p in parts}
-        elif done.kind is CollectiveKind.ALL_GATHER:
-            wanted = {ShardPiece(s, s, p): frozenset((s,)) for s in range(count) for p in parts}
+def _check_final_state(simulation: CollectiveSimulation) -> None:
+    """Assert that every device holds exactly what the collective promises."""
+    *_, final_state = simulation.states()
+    num_devices = simulation.grid.num_devices
+    all_devices, parts = frozenset(range(num_devices)), range(simulation.num_parts)
+    for device, held_pieces in enumerate(final_state):
+        if simulation.kind is CollectiveKind.ALL_TO_ALL:
+            expected = {ShardPiece(s, device, p): frozenset((s,)) for s in range(num_devices) for p in parts}
+        elif simulation.kind is CollectiveKind.ALL_GATHER:
+            expected = {ShardPiece(s, s, p): frozenset((s,)) for s in range(num_devices) for p in parts}
         else:
-            shards = range(count) if done.kind is CollectiveKind.ALL_REDUCE else (device,)
-            wanted = {ShardPiece(s, s, p): everyone for s in shards for p in parts}
-        assert holding == wanted, f"{done.kind}: device {device} is not complete"
-    assert math.isclose(sum(done.received_bytes), sum(done.link_bytes.values()))
+            shards = range(num_devices) if simulation.kind is CollectiveKind.ALL_REDUCE else (device,)
+            expected = {ShardPiece(s, s, p): all_devices for s in shards for p in parts}
+        assert held_pieces == expected, f"{simulation.kind}: device {device} is not complete"
+    assert math.isclose(sum(simulation.received_bytes), sum(simulation.link_bytes.values()))

@@ -1,4 +1,4 @@
-"""NCCL's words for what a collective reaches: its size, its algorithm bandwidth and its bus bandwidth.
+"""NCCL's figures of a collective: its size, its algorithm bandwidth and its bus bandwidth.
 
 Source: nccl-tests, doc/PERFORMANCE.md.
 """
@@ -15,11 +15,11 @@ COLLECTIVE_NAMES: tuple[CollectiveName, ...] = get_args(CollectiveName)
 
 
 class NcclFactors(NamedTuple):
-    """What the formulas of all networks know of an operation.
+    """Factors of one kind of collective in the formulas of all networks.
 
-    `size`: NCCL's size over the whole array, of N devices; `busbw`: what algbw is multiplied by. `times`: how often it goes
-    through the links of a gather (an AllReduce scatters, then gathers). `reduces`: switches can carry it out themselves, and
-    rings inside nodes and between them.
+    `size`: NCCL's size over the whole array, for N devices; `busbw`: bus bandwidth over algorithm bandwidth. `times`: passes
+    over the links of a gather (an AllReduce scatters, then gathers). `reduces`: switches can carry it out themselves, and
+    rings inside nodes and between them can.
     """
 
     size: Callable[[int], float]
@@ -47,20 +47,20 @@ NCCL_FACTORS: Mapping[str, NcclFactors] = {
 
 
 def nccl_factors(operation: str) -> NcclFactors:
-    """An operation by name. Raises `InputError` that lists the names."""
+    """Return the factors of a collective by name. Raises `InputError` that lists the names."""
     return lookup(NCCL_FACTORS, operation, "collective")
 
 
 def nccl_bytes(operation: CollectiveName, num_bytes: float, num_devices: int) -> float:
-    """NCCL's size S in bytes of a collective on an array of `num_bytes`.
+    """Return NCCL's size S in bytes of a collective on an array of `num_bytes`.
 
-    The whole array; of an AllToAll what one device sends, `num_bytes / N`.
+    S is the whole array; for an AllToAll what one device sends, `num_bytes / N`.
     """
     return num_bytes * nccl_factors(operation).size(num_devices)
 
 
 def busbw_factor(operation: CollectiveName, num_devices: int) -> float:
-    """What algbw is multiplied by to be compared with a link: 2(N-1)/N, (N-1)/N or 1.
+    """Return the ratio of bus bandwidth to algorithm bandwidth: 2(N-1)/N, (N-1)/N or 1.
 
     Differs: for reduction in the switch nccl-tests also names (N-1)/(N+1); here busbw is the same function of the time
     whatever the algorithm, so that algorithms can be compared, and may exceed the link's bandwidth when the switch reduces.
@@ -69,17 +69,17 @@ def busbw_factor(operation: CollectiveName, num_devices: int) -> float:
 
 
 def algbw(operation: CollectiveName, num_bytes: float, num_devices: int, time_s: float) -> float:
-    """Algorithm bandwidth in bytes/s: S / t."""
+    """Return the algorithm bandwidth in bytes/s: S / t."""
     return nccl_bytes(operation, num_bytes, num_devices) / time_s
 
 
 def busbw(operation: CollectiveName, num_bytes: float, num_devices: int, time_s: float) -> float:
-    """Bus bandwidth in bytes/s: algbw times `busbw_factor`, what a link of the ring would carry."""
+    """Return the bus bandwidth in bytes/s: algbw times `busbw_factor`, what a link of the ring would carry."""
     return algbw(operation, num_bytes, num_devices, time_s) * busbw_factor(operation, num_devices)
 
 
 def received_bytes(operation: CollectiveName, num_bytes: float, num_devices: int) -> float:
-    """Bytes that one device receives, whatever lies between: S (N-1)/N, twice that for an AllReduce, S for a copy.
+    """Return the bytes that one device receives, on any network: S (N-1)/N, twice that for an AllReduce, S for a copy.
 
     Reduction in the switch and trees move other amounts. Source: S1, appendix on ring all-reduce.
     """

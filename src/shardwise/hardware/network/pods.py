@@ -1,4 +1,4 @@
-"""Pods, slices of one torus each that the data-centre network joins, and the closed forms of collectives between them.
+"""Pods (slices of one torus each, joined by the data-centre network), and the closed forms of collectives between them.
 
 Each collective is its part inside a pod, on the torus, and its part between pods. `num_bytes` is the whole array V, `inside`
 the devices of the group in one of its p pods, so that N = p · inside. A device has W_dcn, its part of its host's egress.
@@ -34,26 +34,27 @@ class Pods:
         return (*self.torus.levels, self.num_pods)
 
     def gather_link(self, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
-        """What a group gets that spans `cuts[i]` of axis i of the torus and `cuts[-1].size` pods.
+        """Return the AllGather link of a group that spans `cuts[i]` of axis i of the torus and `cuts[-1].size` pods.
 
-        One level after the other: between pods every chip of the group gathers its own share (1/inside of the array) over
-        its part of its host's egress, then the group inside each pod gathers the whole. What comes in over a host passes
-        its memory before the torus has it, hence the sum and no pipeline (S0: over PCIe to the host, then over the DCN).
+        One level after the other: between pods every chip of the group gathers its own share (1/inside of the array) over its
+        part of its host's egress, then the group inside each pod gathers the whole. What arrives over a host passes its
+        memory before the torus has it, hence the sum and no pipeline (S0: over PCIe to the host, then over the DCN).
         """
         inner = self.torus.gather_link(cuts[:-1], one_way=one_way)
         return Link(inner.seconds_per_byte + self.dcn_seconds_per_byte(cuts), inner.latency_s, additive=False)
 
     def dcn_seconds_per_byte(self, cuts: Sequence[Cut]) -> Value:
-        """Seconds between pods per byte of an array that the group gathers: (p-1)/p of it, `inside` chips at once."""
+        """Return the seconds between pods per byte of an array that the group gathers: (p-1)/p of it, `inside` chips at once."""
         pods = cuts[-1].size
         return (pods - 1) / (pods * group_devices_per_pod(cuts) * self.bytes_per_s)
 
     def neighbour_link(self, cuts: Sequence[Cut]) -> Link:
-        """What a send to the next device of a group gets: the slower of a hop inside and one to the same chip of a pod."""
+        """Return the link of a send to the next device of a group: the slower of a hop inside and one to the same chip of a
+        pod."""
         return self._sent(self.torus.neighbour_link(cuts[:-1]), cuts)
 
     def permute_link(self, cuts: Sequence[Cut]) -> Link:
-        """What a permute gets: each device sends over its own part of its host's egress, or over the torus."""
+        """Return the link of a permute: each device sends over its own part of its host's egress, or over the torus."""
         return self._sent(self.torus.permute_link(cuts[:-1]), cuts)
 
     def _sent(self, inner: Link, cuts: Sequence[Cut]) -> Link:
@@ -61,16 +62,16 @@ class Pods:
         return Link(maximum(inner.seconds_per_byte, across), inner.latency_s, additive=False)
 
     def axis_bytes_per_s(self) -> float:
-        """Bandwidth of one wrapped axis inside a pod, both directions: the books' W."""
+        """Return the bandwidth of one wrapped axis inside a pod, both directions: the books' W."""
         return self.torus.axis_bytes_per_s()
 
     def neighbour_bytes_per_s(self) -> float:
-        """The same: every neighbour inside a pod is one link away."""
+        """Return the bandwidth of one wrapped axis: every neighbour inside a pod is one link away."""
         return self.torus.neighbour_bytes_per_s()
 
 
 def group_devices_per_pod(cuts: Sequence[Cut]) -> Value:
-    """Devices of a group inside one pod."""
+    """Return the devices of a group inside one pod."""
     inside: Value = 1
     for cut in cuts[:-1]:
         inside = inside * cut.size
@@ -83,22 +84,23 @@ IN_TURN, AT_ONCE = "one level after the other", "levels at once"
 def pod_collective_costs(
     operation: CollectiveName, num_bytes: float, pods: Pods, cuts: Sequence[Cut], *, one_way: bool = False
 ) -> Mapping[str, CollectiveCost]:
-    """Latency and streaming time over a group that spans pods: as it is priced first, then what it could be at most.
+    """Return latency and streaming time over a group that spans pods: as it is priced, then the best case.
 
     `AT_ONCE` is the bound of gathers and reductions whose levels are pipelined, so that the slower one sets the pace.
     """
-    form, (name, link_of) = nccl_factors(operation), lookup(_LINKS, operation, "collective")
-    times = form.times
-    found = {name: _cost(pods, num_bytes, link_of(pods, cuts, one_way), times)}
-    if form.reduces:
+    factors, (name, link_of) = nccl_factors(operation), lookup(_LINKS, operation, "collective")
+    passes = factors.times
+    costs = {name: _cost(pods, num_bytes, link_of(pods, cuts, one_way), passes)}
+    if factors.reduces:
         inner, between = pods.torus.gather_link(cuts[:-1], one_way=one_way), pods.dcn_seconds_per_byte(cuts)
-        pace = maximum(inner.seconds_per_byte, between)
-        found[AT_ONCE] = _cost(pods, num_bytes, Link(pace, inner.latency_s, additive=False), times)
-    return found
+        slower = maximum(inner.seconds_per_byte, between)
+        costs[AT_ONCE] = _cost(pods, num_bytes, Link(slower, inner.latency_s, additive=False), passes)
+    return costs
 
 
 def pods_all_to_all_link(pods: Pods, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
-    """What an AllToAll gets, per byte of the whole array V: what stays in a pod and what leaves it move at once.
+    """Return the link of an AllToAll across pods, per byte of the whole array V; traffic within a pod and between pods
+    overlaps.
 
     Between pods a device sends (p-1) inside chunks of V/N^2, directly to the host of the device they are for; inside, the
     AllToAll of the pod's own V/p^2 goes over the torus. Source: S0, sections 2 and 4; `all_to_all_link`.
@@ -110,22 +112,22 @@ def pods_all_to_all_link(pods: Pods, cuts: Sequence[Cut], *, one_way: bool = Fal
 
 
 def pods_broadcast_link(pods: Pods, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
-    """What a broadcast from one device gets, per byte: to its pod, then 1/inside of it from each device to every other
-    pod, from pod to pod, and gathered there."""
-    first, gathered = (
+    """Return the link of a broadcast, per byte: first to the root's pod, then 1/inside of it from each device to the other
+    pods, one pod after the other, and gathered there."""
+    spread, gather = (
         broadcast_link(pods.torus, cuts[:-1], one_way=one_way),
         pods.torus.gather_link(cuts[:-1], one_way=one_way),
     )
-    passed = 1.0 / (group_devices_per_pod(cuts) * pods.bytes_per_s)
-    seconds = first.seconds_per_byte + passed + gathered.seconds_per_byte
-    return Link(seconds, first.latency_s + gathered.latency_s, additive=False)
+    between_pods = 1.0 / (group_devices_per_pod(cuts) * pods.bytes_per_s)
+    seconds = spread.seconds_per_byte + between_pods + gather.seconds_per_byte
+    return Link(seconds, spread.latency_s + gather.latency_s, additive=False)
 
 
 def _gather_link(pods: Pods, cuts: Sequence[Cut], one_way: bool) -> Link:
     return pods.gather_link(cuts, one_way=one_way)
 
 
-# How each is priced, and over what link.
+# Name of the algorithm that each operation is priced as, and its link.
 _LINKS: Mapping[str, tuple[str, Callable[[Pods, Sequence[Cut], bool], Link]]] = {
     "all_gather": (IN_TURN, _gather_link),
     "reduce_scatter": (IN_TURN, _gather_link),
@@ -136,9 +138,9 @@ _LINKS: Mapping[str, tuple[str, Callable[[Pods, Sequence[Cut], bool], Link]]] = 
 }
 
 
-def _cost(pods: Pods, num_bytes: float, link: Link, times: int) -> CollectiveCost:
+def _cost(pods: Pods, num_bytes: float, link: Link, passes: int) -> CollectiveCost:
     hop_s = pods.torus.hop_latency_s
     return CollectiveCost(
-        latency_s=times * link.latency_s, bandwidth_s=times * num_bytes * link.seconds_per_byte,
-        hops=times * round(link.latency_s / hop_s) if hop_s else 0,
+        latency_s=passes * link.latency_s, bandwidth_s=passes * num_bytes * link.seconds_per_byte,
+        hops=passes * round(link.latency_s / hop_s) if hop_s else 0,
     )  # fmt: skip

@@ -34,7 +34,8 @@ class Tier:
     links: int = 0
 
     def egress(self, size: Value) -> Value:
-        """Sustained bytes/s that a device sends to the `size - 1` others of a group: in a mesh over one link for each."""
+        """Return the sustained bytes/s that a device sends to the `size - 1` others of a group: in a mesh over one link for
+        each."""
         rate = self.bytes_per_s * self.fraction
         return rate * maximum(size - 1, 1) / self.links if self.links else rate
 
@@ -50,25 +51,26 @@ class Switched:
         return tuple(tier.size for tier in self.tiers)
 
     def gather_link(self, cuts: Sequence[Cut]) -> Link:
-        """What a group gets that spans `cuts[i]` of tier i.
+        """Return the AllGather link of a group that spans `cuts[i]` of tier i.
 
-        Rings within and between nodes are pipelined, so the slowest tier sets the pace; a group with `i` devices in a
-        node uses their `i` network cards, so 1/i of what leaves the node passes each. Source: the (N-1)/N factor and
-        busbw of nccl-tests' PERFORMANCE.md; ring hops from NCCL's tuning model.
+        Rings within and between nodes are pipelined, so the slowest tier sets the pace; a group with `i` devices in a node
+        uses their `i` network cards, so 1/i of what leaves the node passes each. Source: the (N-1)/N factor and busbw of
+        nccl-tests' PERFORMANCE.md; ring hops from NCCL's tuning model.
         """
         slowest: Value = 0.0
         latency: Value = 0.0
         inside: Value = 1
         for tier, cut in zip(self.tiers, cuts, strict=True):
             seconds = (cut.size - 1) / (cut.size * inside * tier.egress(cut.size))
-            slowest = maximum(slowest, seconds)
+            slowest = maximum(slowest, seconds)  # tiers are pipelined, but the latencies of their hops add up
             base = where(cut.size > 1, tier.base_latency_s, 0.0)
             latency = maximum(latency, base) + (cut.size - 1) * tier.hop_latency_s
             inside = inside * cut.size
         return Link(slowest, latency, additive=True)
 
     def neighbour_link(self, cuts: Sequence[Cut]) -> Link:
-        """What a send to the next device of a group gets: the outermost tier that the group spans; of a mesh one link."""
+        """Return the link of a send to the next device of a group: the outermost tier that the group spans; in a mesh one
+        link."""
         seconds: Value = 0.0
         latency: Value = 0.0
         for tier, cut in zip(self.tiers, cuts, strict=True):
@@ -77,27 +79,32 @@ class Switched:
         return Link(seconds, latency, additive=True)
 
     def permute_link(self, cuts: Sequence[Cut]) -> Link:
-        """What a permute gets: every device sends through its own link, over the outermost tier that the group spans."""
+        """Return the link of a permute: every device sends through its own link, over the outermost tier that the group
+        spans."""
         return self.neighbour_link(cuts)
 
     def axis_bytes_per_s(self) -> float:
-        """Rate at which every device gathers an array over the whole cluster: the slowest tier's egress, times the
+        """Return the rate at which every device gathers an array over the whole cluster: the slowest tier's egress, times the
         devices below it that share what has to come in (8 cards of 50 GB/s feed a node with 400 GB/s)."""
-        inside, rates = 1, []
+        devices_below, rates = 1, []
         for tier in self.tiers:
             if tier.size > 1:
-                rates.append(tier.egress(tier.size) / tier.fraction * inside)
-            inside *= tier.size
+                rates.append(tier.egress(tier.size) / tier.fraction * devices_below)
+            devices_below *= tier.size
         return min(rates, default=self.tiers[0].bytes_per_s)
 
     def neighbour_bytes_per_s(self) -> float:
-        """Egress of one device to its closest neighbours."""
-        near = self.tiers[0]
-        return float(near.egress(near.size) / near.fraction) if near.size > 1 else near.bytes_per_s
+        """Return the egress of one device to its closest neighbours."""
+        innermost = self.tiers[0]
+        return (
+            float(innermost.egress(innermost.size) / innermost.fraction)
+            if innermost.size > 1
+            else innermost.bytes_per_s
+        )
 
 
 IN_SWITCH = "in-switch"
-# By operation the algorithms that can carry it out.
+# Algorithms that can carry out each operation.
 ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     "all_gather": ("ring", "hierarchical", IN_SWITCH),
     "reduce_scatter": ("ring", "hierarchical", IN_SWITCH),
@@ -110,7 +117,7 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class CrossedTier:
-    """A tier that a group crosses: `size` of the groups below it, each of `inside` devices."""
+    """Tier that a group crosses: `size` of the groups below it, each of `inside` devices."""
 
     tier: Tier
     size: int
@@ -118,39 +125,39 @@ class CrossedTier:
 
     @property
     def seconds_per_byte(self) -> float:
-        """When each of the `inside` devices sends its share of what leaves them."""
+        """Seconds per byte if each of the `inside` devices sends its share of what leaves them."""
         return float(1.0 / (self.inside * self.tier.egress(self.size)))
 
 
 def crossed_tiers(network: Switched, cuts: Sequence[Cut]) -> tuple[CrossedTier, ...]:
-    """The tiers that a group crosses, from the inside out."""
-    found, inside = [], 1
+    """Return the tiers that a group crosses, from the inside out."""
+    crossed, inside = [], 1
     for tier, cut in zip(network.tiers, cuts, strict=True):
         if cut.size > 1:
-            found.append(CrossedTier(tier, cut.size, inside))
+            crossed.append(CrossedTier(tier, cut.size, inside))
         inside *= cut.size
-    return tuple(found)
+    return tuple(crossed)
 
 
 def switch_collective_costs(
     operation: CollectiveName, num_bytes: float, network: Switched, cuts: Sequence[Cut]
 ) -> Mapping[str, CollectiveCost]:
-    """Cost by algorithm: those that can carry out the operation over the group that `cuts` spans."""
+    """Return the cost of each algorithm that can carry out the operation over the group that `cuts` spans."""
     crossed = crossed_tiers(network, cuts)
-    priced: Mapping[str, Callable[[], CollectiveCost]] = {
+    cost_functions: Mapping[str, Callable[[], CollectiveCost]] = {
         "direct": lambda: direct_cost(operation, num_bytes, network, cuts),
         "ring": lambda: ring_cost(operation, num_bytes, crossed),
         "hierarchical": lambda: hierarchical_cost(operation, num_bytes, network, cuts),
         "tree": lambda: tree_cost(operation, num_bytes, crossed),
         IN_SWITCH: lambda: in_switch_cost(operation, num_bytes, crossed),
     }
-    there = {"hierarchical": len(crossed) > 1, IN_SWITCH: cuts[0].size > 1 and not network.tiers[0].links}
+    is_available = {"hierarchical": len(crossed) > 1, IN_SWITCH: cuts[0].size > 1 and not network.tiers[0].links}
     algorithms = lookup(ALGORITHMS, operation, "collective")
-    return {name: priced[name]() for name in algorithms if there.get(name, True)}
+    return {name: cost_functions[name]() for name in algorithms if is_available.get(name, True)}
 
 
 def direct_cost(operation: CollectiveName, num_bytes: float, network: Switched, cuts: Sequence[Cut]) -> CollectiveCost:
-    """Every device sends to the one, or to each, that its bytes are for."""
+    """Return the cost if every device sends directly to the one, or to each, that its bytes are for."""
     hop = network.neighbour_link(cuts)
     per_byte: Mapping[str, Callable[[], Value]] = {
         "send_recv": lambda: hop.seconds_per_byte,
@@ -161,41 +168,41 @@ def direct_cost(operation: CollectiveName, num_bytes: float, network: Switched, 
 
 
 def ring_cost(operation: CollectiveName, num_bytes: float, crossed: Sequence[CrossedTier]) -> CollectiveCost:
-    """One ring through all N devices, node after node: (N-1)/N V over the slowest tier, N-1 hops.
+    """Return the cost of one ring through all N devices: (N-1)/N of V over the slowest tier, N-1 hops.
 
-    In a mesh several rings without a common link, one for each other device of the group: the same bytes over all its
-    links. Of the N-1 hops, as many cross a tier as it joins groups, less one. An AllReduce goes around twice; a broadcast
+    In a mesh there are several rings without a common link, one for each other device of the group: the same bytes over all
+    its links. Of the N-1 hops, as many cross a tier as it joins groups, less one. An AllReduce goes around twice; a broadcast
     passes all of V down the ring. Source: NCCL, src/graph/tuning.cc (nsteps and nInterSteps); nccl-tests, PERFORMANCE.md.
     """
-    num_devices, form = math.prod(span.size for span in crossed), nccl_factors(operation)
-    times = form.times
+    num_devices, factors = math.prod(span.size for span in crossed), nccl_factors(operation)
+    passes = factors.times
     hops = [num_devices // span.inside - num_devices // (span.inside * span.size) for span in crossed]
     latency = sum(count * span.tier.hop_latency_s for count, span in zip(hops, crossed, strict=True))
     return CollectiveCost(
-        latency_s=times * (_launch_latency(crossed) + latency),
-        bandwidth_s=form.busbw(num_devices) * num_bytes * max(span.seconds_per_byte for span in crossed),
-        hops=times * (num_devices - 1),
+        latency_s=passes * (_launch_latency(crossed) + latency),
+        bandwidth_s=factors.busbw(num_devices) * num_bytes * max(span.seconds_per_byte for span in crossed),
+        hops=passes * (num_devices - 1),
     )
 
 
 def hierarchical_cost(
     operation: CollectiveName, num_bytes: float, network: Switched, cuts: Sequence[Cut]
 ) -> CollectiveCost:
-    """Rings within nodes and rings between them, pipelined: `Switched.link`, what the estimate of a plan uses.
+    """Return the cost of rings within nodes and rings between them, pipelined: `Switched.gather_link`, as plans are priced.
 
     The slowest tier sets the pace and the hops of the tiers add up, (n-1) for each; an AllReduce is a ReduceScatter and an
     AllGather. Source: S0's hierarchy of switches; nccl-tests, PERFORMANCE.md.
     """
-    link, times = network.gather_link(cuts), nccl_factors(operation).times
+    link, passes = network.gather_link(cuts), nccl_factors(operation).times
     return CollectiveCost(
-        latency_s=times * link.latency_s,
-        bandwidth_s=times * num_bytes * link.seconds_per_byte,
-        hops=times * sum(cut.size - 1 for cut in cuts),
+        latency_s=passes * link.latency_s,
+        bandwidth_s=passes * num_bytes * link.seconds_per_byte,
+        hops=passes * sum(cut.size - 1 for cut in cuts),
     )
 
 
 def tree_cost(operation: CollectiveName, num_bytes: float, crossed: Sequence[CrossedTier]) -> CollectiveCost:
-    """Two complementary binary trees, up and down: every device sends 2V for an AllReduce, log2 N hops each way.
+    """Return the cost of two complementary binary trees: every device sends 2V for an AllReduce, log2 N hops up and down.
 
     A tree of n has ceil(log2 n) hops on each tier; the two trees, each with half of the array, use a device as a leaf
     once and as an inner node once, so the egress is 2V where a ring has 2V(N-1)/N. A broadcast goes down only.
@@ -203,18 +210,18 @@ def tree_cost(operation: CollectiveName, num_bytes: float, crossed: Sequence[Cro
     Differs: NCCL (src/graph/tuning.cc) chains the devices of a node (n-1 hops) and builds trees between nodes only, and
     takes 0.9 of the bandwidth.
     """
-    times = nccl_factors(operation).times
+    passes = nccl_factors(operation).times
     depths = [math.ceil(math.log2(span.size)) for span in crossed]
     latency = sum(depth * span.tier.hop_latency_s for depth, span in zip(depths, crossed, strict=True))
     return CollectiveCost(
-        latency_s=_launch_latency(crossed) + times * latency,
-        bandwidth_s=times * num_bytes * max(span.seconds_per_byte for span in crossed),
-        hops=times * sum(depths),
+        latency_s=_launch_latency(crossed) + passes * latency,
+        bandwidth_s=passes * num_bytes * max(span.seconds_per_byte for span in crossed),
+        hops=passes * sum(depths),
     )
 
 
 def in_switch_cost(operation: CollectiveName, num_bytes: float, crossed: Sequence[CrossedTier]) -> CollectiveCost:
-    """The innermost switch reduces and multicasts; rings between the nodes, pipelined.
+    """Return the cost if the innermost switch reduces and multicasts, with rings between the nodes, pipelined.
 
     An AllReduce: each of n devices sends V to be summed in the switch, and V/n of sums to be multicast: V(n+1)/n instead of
     2V(n-1)/n. An AllGather or ReduceScatter still receives or sends (n-1)/n of V, in one hop instead of n-1.
@@ -222,21 +229,21 @@ def in_switch_cost(operation: CollectiveName, num_bytes: float, crossed: Sequenc
     Klenk et al. 2020, an in-network architecture for accelerating shared-memory multiprocessor collectives.
     """
     inner, outer = crossed[0], crossed[1:]
-    times, beyond = nccl_factors(operation).times, {"all_gather": -1, "reduce_scatter": -1, "all_reduce": 1}
-    share = (inner.size + lookup(beyond, operation, "collective")) / inner.size
-    paces = [share * inner.seconds_per_byte]
-    paces += [times * (span.size - 1) / span.size * span.seconds_per_byte for span in outer]
+    passes, extra_shares = nccl_factors(operation).times, {"all_gather": -1, "reduce_scatter": -1, "all_reduce": 1}
+    share = (inner.size + lookup(extra_shares, operation, "collective")) / inner.size
+    seconds_per_byte = [share * inner.seconds_per_byte]
+    seconds_per_byte += [passes * (span.size - 1) / span.size * span.seconds_per_byte for span in outer]
     hops = sum(span.size - 1 for span in outer)
     latency = inner.tier.hop_latency_s + sum((span.size - 1) * span.tier.hop_latency_s for span in outer)
     return CollectiveCost(
-        latency_s=_launch_latency(crossed) + times * latency,
-        bandwidth_s=num_bytes * max(paces),
-        hops=times * (1 + hops),
+        latency_s=_launch_latency(crossed) + passes * latency,
+        bandwidth_s=num_bytes * max(seconds_per_byte),
+        hops=passes * (1 + hops),
     )
 
 
 def all_to_all_seconds_per_byte(network: Switched, cuts: Sequence[Cut], copies: Value = 1) -> Value:
-    """Seconds of an AllToAll per byte of the whole array V: every device sends to each other directly.
+    """Return the seconds of an AllToAll per byte of the whole array V: every device sends to each other directly.
 
     A device holds V/N and sends (n - 1) inside/N of that over a tier that joins n groups of `inside` devices; the tiers work
     at once. On one tier: V/N (N-1)/N over its egress, (1/N) of an AllGather's time. Source: nccl-tests, PERFORMANCE.md.
@@ -245,17 +252,18 @@ def all_to_all_seconds_per_byte(network: Switched, cuts: Sequence[Cut], copies: 
     slowest: Value = 0.0
     inside: Value = 1
     for tier, cut in zip(network.tiers, cuts, strict=True):
-        alone = 1.0 if tier is network.tiers[0] else _expected_copies_sent(cut.size, copies)
-        slowest = maximum(slowest, (cut.size - 1) * inside / tier.egress(cut.size) * alone)
+        copies_sent = 1.0 if tier is network.tiers[0] else _expected_copies_sent(cut.size, copies)
+        slowest = maximum(slowest, (cut.size - 1) * inside / tier.egress(cut.size) * copies_sent)
         inside = inside * cut.size
     return slowest / inside**2
 
 
 def _expected_copies_sent(groups: Value, copies: Value) -> Value:
-    """Share of a row's copies that leave for other groups where each group gets one and passes it on."""
+    """Return the expected share of a row's copies that leave for other groups, if each group gets one and forwards it."""
+    # groups * (1 - (1 - 1/groups)^copies) distinct groups are expected for `copies` independent choices.
     return groups * (1.0 - (1.0 - 1.0 / groups) ** copies) / copies
 
 
 def _launch_latency(crossed: Sequence[CrossedTier]) -> float:
-    """Seconds before the first byte moves: one launch, the slowest tier's."""
+    """Return the seconds before the first byte moves: one launch, the slowest tier's."""
     return max(span.tier.base_latency_s for span in crossed)

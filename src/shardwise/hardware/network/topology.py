@@ -1,9 +1,9 @@
-"""Physical networks, the links that groups of a layout's axes get from them, and the seconds of a collective on these links.
+"""Physical networks, the links of groups of a layout's axes on them, and the seconds of a collective on these links.
 
 A network is a torus of direct links, pods of such a torus on the data-centre network, or tiers of switches. All are an
 ordered list of *levels* that a placement cuts into factors: the axes of the torus and then its pods, or the tiers of the
-switch from the inside out. What a group of devices gets from its cut of each level is a `Link`: the time that an AllGather
-takes per byte of the gathered array, and its latency. Everything is arithmetic on numbers or arrays of them.
+switch from the inside out. A group of devices gets a `Link` from its cut of each level: the time that an AllGather takes per
+byte of the gathered array, and its latency. Everything is arithmetic on numbers or arrays of them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Topology = Torus | Pods | Switched
 
 @dataclass(slots=True)
 class GroupLinks:
-    """The link of every group of axes under one placement (or arrays of placements), worked out when first asked for.
+    """Links of every group of axes under one placement (or arrays of placements), computed at first use.
 
-    `sizes`: where several placements have the same sizes, for each placement the row of the arrays of sizes that it has.
+    `sizes`: if several placements share arrays of sizes, the row of those arrays for each placement.
     """
 
     topology: Topology
@@ -40,33 +40,33 @@ class GroupLinks:
     )  # of what moves over them
 
     def per_placement(self, value: Value) -> Value:
-        """What depends on sizes alone, for each placement."""
+        """Expand a per-size array to one entry per placement."""
         if self.sizes is None or not getattr(value, "ndim", 0):
             return value
         return value.take(self.sizes)
 
     def gather_link(self, axes: tuple[str, ...]) -> Link:
-        """Link of the group of devices that vary along `axes`."""
+        """Return the AllGather link of the group of devices that vary along `axes`."""
         if axes not in self.known:
             self.known[axes] = self.topology.gather_link(self.group_cuts(axes))
         return self.known[axes]
 
     def group_cuts(self, axes: tuple[str, ...]) -> list[Cut]:
-        """What the group of devices along `axes` spans of each level."""
+        """Return the cut of each level that the group of devices along `axes` spans."""
         if axes not in self.spans:
             levels = range(len(self.topology.levels))
             self.spans[axes] = [_join([self.cuts[axis][i] for axis in axes]) for i in levels]
         return self.spans[axes]
 
     def neighbour_link(self, axes: tuple[str, ...]) -> Link:
-        """Link between neighbours along `axes`, for a send and a receive."""
+        """Return the link between neighbours along `axes`, for a send and a receive."""
         key = ("hop", *axes)
         if key not in self.known:
             self.known[key] = self.topology.neighbour_link(self.group_cuts(axes))
         return self.known[key]
 
     def permute_link(self, axes: tuple[str, ...]) -> Link:
-        """Link of a permute within the group along `axes`: each device sends to one, wherever it is."""
+        """Return the link of a permute within the group along `axes`: each device sends to one, wherever it is."""
         key = ("permute", *axes)
         if key not in self.known:
             self.known[key] = self.topology.permute_link(self.group_cuts(axes))
@@ -74,7 +74,7 @@ class GroupLinks:
 
 
 def _join(cuts: list[Cut]) -> Cut:
-    """The cut of a group: sizes multiply; gaps left between its parts count as stride."""
+    """Return the cut of a group: sizes multiply; gaps between its parts count as stride."""
     size: Value = 1
     span: Value = 1
     for cut in cuts:
@@ -83,16 +83,15 @@ def _join(cuts: list[Cut]) -> Cut:
     return Cut(size, maximum(span // size, 1))
 
 
-# Parts of a collective's time, by the terms of communication.
 LINK_SECONDS_SOURCE = (
     "seconds a byte and latency of the links that a group has: nccl-tests, doc/PERFORMANCE.md; rings of a torus: S2"
 )
-# Collectives that take as long as a gather.
+# Passes over a gather's links; other kinds have links of their own.
 GATHER_PASSES = {CollectiveKind.ALL_GATHER: 1.0, CollectiveKind.REDUCE_SCATTER: 1.0, CollectiveKind.ALL_REDUCE: 2.0}
 
 
 def collective_s(kind: CollectiveKind, axes: Axes, payload_bytes: Value, links: GroupLinks, copies: Value = 1) -> Value:
-    """Seconds that a collective over `axes` takes; its kind says which links count.
+    """Return the seconds of a collective over `axes`; its kind decides which links count.
 
     payload_bytes: see `Collective.payload_elements`; the whole gathered array of an AllGather, the summand of a reduction,
     a device's shard of an AllToAll, what a device receives in a permute or a send. AllGather and ReduceScatter take the
@@ -109,23 +108,23 @@ def collective_s(kind: CollectiveKind, axes: Axes, payload_bytes: Value, links: 
     return GATHER_PASSES[kind] * links.gather_link(axes).all_gather_s(payload_bytes)
 
 
-def ring_s(axes: Axes, whole_bytes: Value, num_devices: Value, links: GroupLinks) -> Value:
-    """Seconds in which `num_devices` shards of an array of `whole_bytes` go around a ring, a hop at a time.
+def ring_s(axes: Axes, array_bytes: Value, num_devices: Value, links: GroupLinks) -> Value:
+    """Return the seconds in which `num_devices` shards of an array of `array_bytes` go around a ring, a hop at a time.
 
     Every step takes as long as its slowest hop: where the ring leaves a node one card carries it, unlike a collective, which
     uses the cards of all devices of the node. Source: Liu et al. 2023, Ring Attention; sends and receives between neighbours.
     """
-    return (num_devices - 1) * links.neighbour_link(axes).all_gather_s(whole_bytes / num_devices)
+    return (num_devices - 1) * links.neighbour_link(axes).all_gather_s(array_bytes / num_devices)
 
 
 def all_to_all_s(axes: Axes, shard_bytes: Value, links: GroupLinks, copies: Value = 1) -> Value:
-    """Seconds of an AllToAll of shards of so many bytes: a quarter of an AllGather on a bidirectional ring (S2)."""
+    """Return the seconds of an AllToAll of shards of `shard_bytes`: a quarter of an AllGather on a bidirectional ring (S2)."""
     cuts = links.group_cuts(axes)
-    whole = shard_bytes
+    array_bytes = shard_bytes
     for cut in cuts:
-        whole = whole * cut.size
+        array_bytes = array_bytes * cut.size
     if isinstance(links.topology, Torus):
-        return all_to_all_link(links.topology, cuts).all_gather_s(whole)
+        return all_to_all_link(links.topology, cuts).all_gather_s(array_bytes)
     if isinstance(links.topology, Pods):
-        return pods_all_to_all_link(links.topology, cuts).all_gather_s(whole)
-    return whole * all_to_all_seconds_per_byte(links.topology, cuts, copies) + links.gather_link(axes).latency_s
+        return pods_all_to_all_link(links.topology, cuts).all_gather_s(array_bytes)
+    return array_bytes * all_to_all_seconds_per_byte(links.topology, cuts, copies) + links.gather_link(axes).latency_s

@@ -1,12 +1,12 @@
-"""A torus: a grid of chips with a direct link to each neighbour, twisted or not, and the closed forms of collectives on it.
+"""Torus: a grid of chips with a direct link to each neighbour, twisted or not, and the closed forms of collectives on it.
 
-A collective takes `max(latency, bytes * seconds_per_byte)`: every hop takes at least the hop latency (S2). What a group of
-devices gets for an AllGather is `Torus.link`. `num_bytes` is always the whole array: what a device has after an AllGather or
-before a reduction, and of an AllToAll all devices' shards together.
+A collective takes `max(latency, bytes * seconds_per_byte)`: every hop takes at least the hop latency (S2). The link of an
+AllGather is `Torus.gather_link`. `num_bytes` is always the whole array: what a device has after an AllGather or before a
+reduction, and of an AllToAll all devices' shards together.
 
 On a twisted torus going around a short axis also shifts the long ones by half of their length. Legal are k x k x 2k and k x
 2k x 2k, in any order of the axes, with k a multiple of 4: the wraparound links are optical and lie between cubes of 4x4x4.
-The bisection and the average distance get better, rings of the short axes are gone.
+The bisection and the average distance improve; the short axes lose their rings.
 Source: Jouppi et al., TPU v4 (ISCA 2023), section on twisted tori; Camara et al., Twisted Torus Topologies for Enhanced
 Interconnection Networks (2010); Google Cloud documentation, TPU v4 and v5p, which print 4x4x8_twisted for the slice.
 """
@@ -26,9 +26,9 @@ from shardwise.values.elementwise import Value, maximum, where
 from shardwise.values.errors import lookup
 
 WrapRule = Literal["multiple_of_4", "only_16", "always", "never"]
-# Whether an axis of a size wraps on a slice of a shape.
+# True if an axis of this size wraps on a slice of this shape.
 WRAP_RULES: Mapping[str, Callable[[tuple[int, ...], int], bool]] = {
-    "multiple_of_4": lambda shape, size: all(other % 4 == 0 for other in shape),
+    "multiple_of_4": lambda shape, size: all(axis_size % 4 == 0 for axis_size in shape),
     "only_16": lambda shape, size: size == 16,
     "always": lambda shape, size: True,
     "never": lambda shape, size: False,
@@ -62,34 +62,34 @@ class Torus:
         return tuple(wraps(self.shape, size) for size in self.shape)
 
     def ring_axes(self, cuts: Sequence[Cut]) -> tuple[Value, ...]:
-        """On which axes a group goes all around: it spans the whole of an axis that wraps.
+        """Return for each axis whether a group goes all around it: it spans the whole of an axis that wraps.
 
-        Around a short axis of a twisted torus only together with the whole of the axes that it shifts.
+        A short axis of a twisted torus is a ring only together with the whole of the axes that it shifts.
         """
-        found: list[Value] = []
+        rings: list[Value] = []
         for axis, (size, wraps, cut) in enumerate(zip(self.shape, self.wraps, cuts, strict=True)):
             ring = (cut.size * cut.stride == size) & wraps
-            for other in axes_shifted_by(self.shape, axis) if self.twisted else ():
-                ring = ring & (cuts[other].size == self.shape[other])
-            found.append(ring)
-        return tuple(found)
+            for shifted in axes_shifted_by(self.shape, axis) if self.twisted else ():
+                ring = ring & (cuts[shifted].size == self.shape[shifted])
+            rings.append(ring)
+        return tuple(rings)
 
     def twisted_subgroups(self, cuts: Sequence[Cut]) -> Iterator[tuple[Value, HopDistances]]:
-        """Whether a group is one of the twisted tori in this one, and the distances on it, for each of them."""
+        """Yield for each twisted torus within this one: whether the group is exactly that torus, and its hop distances."""
         for group in twisted_subtori(self.shape) if self.twisted else ():
-            whole: Value = True
+            is_group: Value = True
             for axis, (size, cut) in enumerate(zip(self.shape, cuts, strict=True)):
-                whole = whole & (cut.size == (size if axis in group else 1))
-            yield whole, hop_distances(tuple(self.shape[axis] for axis in group))
+                is_group = is_group & (cut.size == (size if axis in group else 1))
+            yield is_group, hop_distances(tuple(self.shape[axis] for axis in group))
 
     def gather_link(self, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
-        """What a group gets that spans `cuts[i]` of axis i.
+        """Return the AllGather link of a group that spans `cuts[i]` of axis i.
 
-        A group all around a wrapped axis is a ring: both directions, half the hops, unless it goes `one_way`. Neighbours on
-        a part of an axis are a line: one way, N-1 hops. Devices `stride` apart share their links with the groups between
-        them. Several axes gather at once, each its share of the array, so rates add (S0: "M axes give M times the
-        bandwidth"), as far as the links of the device with the fewest (the corner, where axes are lines) take in the
-        (N-1)/N of the array that it lacks.
+        A group all around a wrapped axis is a ring: both directions, half the hops, unless it goes `one_way`. Neighbours on a
+        part of an axis are a line: one way, N-1 hops. Devices `stride` apart share their links with the groups between them.
+        Several axes gather at once, each its share of the array, so rates add (S0: "M axes give M times the bandwidth"), up
+        to the rate at which the device with the fewest links (the corner, if axes are lines) takes in the (N-1)/N of the
+        array that it lacks.
         """
         rate: Value = 0.0
         intake: Value = 0.0
@@ -98,47 +98,48 @@ class Torus:
         for ring, cut in zip(self.ring_axes(cuts), cuts, strict=True):
             steps = where(ring, cut.size - 1 if one_way else cut.size // 2, cut.size - 1)
             seconds = steps * cut.stride / (cut.size * self.bytes_per_s)
+            # Rates of axes add; 1e-30 and `where` avoid a division by 0 without a branch, as sizes may be arrays.
             rate = rate + where(cut.size > 1, 1.0 / maximum(seconds, 1e-30), 0.0)
             num_links = where(ring & (cut.size > 2), 1 if one_way else 2, 1)
             intake = intake + where(cut.size > 1, num_links * self.bytes_per_s / cut.stride, 0.0)
             hops = hops + steps * cut.stride
             num_devices = num_devices * cut.size
-        for whole, found in () if one_way else self.twisted_subgroups(cuts):
-            hops = where(whole, found.diameter, hops)
+        for is_twisted, distances in () if one_way else self.twisted_subgroups(cuts):
+            hops = where(is_twisted, distances.diameter, hops)
         gathered = where(rate > 0, 1.0 / maximum(rate, 1e-30), 0.0)
         taken_in = (1.0 - 1.0 / num_devices) / maximum(intake, 1e-30)
         return Link(maximum(gathered, taken_in), hops * self.hop_latency_s, additive=False)
 
     def neighbour_link(self, cuts: Sequence[Cut]) -> Link:
-        """What a send to the next device of a group gets: one link, shared by the groups between them."""
-        far: Value = 0
+        """Return the link of a send to the next device of a group: one physical link, shared by the groups between them."""
+        stride: Value = 0
         for cut in cuts:
-            far = maximum(far, where(cut.size > 1, cut.stride, 0))
-        return Link(far / self.bytes_per_s, far * self.hop_latency_s, additive=False)
+            stride = maximum(stride, where(cut.size > 1, cut.stride, 0))
+        return Link(stride / self.bytes_per_s, stride * self.hop_latency_s, additive=False)
 
     def permute_link(self, cuts: Sequence[Cut]) -> Link:
-        """What a permute gets in which each device sends to one device anywhere in the group.
+        """Return the link of a permute in which each device sends to one device anywhere in the group.
 
-        On an axis of n the busiest link carries, of an even mix of distances, n/8 devices' bytes on a ring and n/4 on a line,
-        and at least one device's; on a twisted torus half of the average hops along an axis.
+        On an axis of n the busiest link carries, for an even mix of distances, n/8 devices' bytes on a ring and n/4 on a
+        line, and at least one device's; on a twisted torus half of the average hops along an axis.
         """
-        pace: Value = 0.0
+        busiest_load: Value = 0.0
         hops: Value = 0
         for ring, cut in zip(self.ring_axes(cuts), cuts, strict=True):
-            busiest = maximum(1.0, cut.size / where(ring, 8.0, 4.0)) * cut.stride
-            pace = maximum(pace, where(cut.size > 1, busiest, 0.0))
+            axis_load = maximum(1.0, cut.size / where(ring, 8.0, 4.0)) * cut.stride
+            busiest_load = maximum(busiest_load, where(cut.size > 1, axis_load, 0.0))
             hops = hops + where(ring, cut.size // 2, cut.size - 1) * cut.stride
-        for whole, found in self.twisted_subgroups(cuts):
-            pace = where(whole, max(1.0, max(found.mean_hops) / 2), pace)
-            hops = where(whole, found.diameter, hops)
-        return Link(pace / self.bytes_per_s, hops * self.hop_latency_s, additive=False)
+        for is_twisted, distances in self.twisted_subgroups(cuts):
+            busiest_load = where(is_twisted, max(1.0, max(distances.mean_hops) / 2), busiest_load)
+            hops = where(is_twisted, distances.diameter, hops)
+        return Link(busiest_load / self.bytes_per_s, hops * self.hop_latency_s, additive=False)
 
     def axis_bytes_per_s(self) -> float:
-        """Bandwidth of one wrapped axis, both directions: the books' W."""
+        """Return the bandwidth of one wrapped axis, both directions: the books' W."""
         return 2 * self.bytes_per_s
 
     def neighbour_bytes_per_s(self) -> float:
-        """The same: every neighbour is one link away."""
+        """Return the bandwidth of one wrapped axis: every neighbour is one link away."""
         return self.axis_bytes_per_s()
 
 
@@ -147,18 +148,18 @@ TWISTABLE_SHAPES = "KxKx2K or Kx2Kx2K in any order, with K a multiple of 4, such
 
 
 def is_twistable(shape: tuple[int, ...]) -> bool:
-    """Whether a slice of this shape may be twisted."""
+    """Return True if a slice of this shape may be twisted."""
     return len(shape) == 3 and min(shape) % CUBE == 0 and set(shape) == {min(shape), 2 * min(shape)}
 
 
 def axes_shifted_by(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """The axes that going around `axis` shifts: all long ones around a short axis, none around a long one."""
+    """Return the axes that going around `axis` shifts: all long ones around a short axis, none around a long one."""
     short = min(shape)
     return tuple(i for i, size in enumerate(shape) if size == 2 * short) if shape[axis] == short else ()
 
 
 def twisted_subtori(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """The sets of whole axes that hold a short one and every axis that it shifts: twisted tori of their own."""
+    """Yield the sets of whole axes that hold a short one and every axis that it shifts: twisted tori of their own."""
     axes = range(len(shape))
     for count in range(2, len(shape) + 1):
         for group in itertools.combinations(axes, count):
@@ -169,7 +170,7 @@ def twisted_subtori(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class HopDistances:
-    """Of one device to all N, itself included: hops on the average along each axis, and to the farthest."""
+    """Distances from one device to all N, itself included: average hops along each axis, and hops to the farthest."""
 
     mean_hops: tuple[float, ...]
     diameter: int
@@ -181,38 +182,39 @@ class HopDistances:
 
 @lru_cache(maxsize=64)
 def hop_distances(shape: tuple[int, ...]) -> HopDistances:
-    """Distances on the twisted torus of a shape (k x 2k, k x k x 2k, k x 2k x 2k in any order), by its shortest ways.
+    """Return the distances on the twisted torus of a shape (k x 2k, k x k x 2k, k x 2k x 2k in any order), by shortest paths.
 
-    Every device sees the same. A way goes around each short axis some number of times and then the shorter way along each
+    All devices are equivalent. A path goes around each short axis some number of times and then the shorter way along each
     long axis; each of the shortest vectors carries an equal part, which loads all axes alike.
     """
     short = min(shape)
     shorts = [axis for axis, size in enumerate(shape) if size == short]
     total, farthest = [0.0] * len(shape), 0
-    for place in itertools.product(*map(range, shape)):
-        ways = [
-            _path_hops(shape, place, dict(zip(shorts, turns, strict=True)))
+    for target in itertools.product(*map(range, shape)):
+        paths = [
+            _path_hops(shape, target, dict(zip(shorts, turns, strict=True)))
+            # Two turns shift a long axis by its whole length, so these have both shifts in both directions.
             for turns in itertools.product((-2, -1, 0, 1), repeat=len(shorts))
         ]
-        nearest = min(sum(hops) for hops, _ in ways)
-        shortest = [(hops, count) for hops, count in ways if sum(hops) == nearest]
-        farthest = max(farthest, nearest)
-        num_ways = sum(count for _, count in shortest)
+        fewest = min(sum(hops) for hops, _ in paths)
+        shortest = [(hops, count) for hops, count in paths if sum(hops) == fewest]
+        farthest = max(farthest, fewest)
+        num_shortest = sum(count for _, count in shortest)
         for axis in range(len(shape)):
-            total[axis] += sum(hops[axis] * count for hops, count in shortest) / num_ways
+            total[axis] += sum(hops[axis] * count for hops, count in shortest) / num_shortest
     return HopDistances(tuple(hops / math.prod(shape) for hops in total), farthest)
 
 
-def _path_hops(shape: tuple[int, ...], place: tuple[int, ...], turns: dict[int, int]) -> tuple[tuple[int, ...], int]:
-    """Hops along each axis to a place, going so many times around each short axis, and how many vectors have them: two for
-    each long axis whose both ways are as far."""
+def _path_hops(shape: tuple[int, ...], target: tuple[int, ...], turns: dict[int, int]) -> tuple[tuple[int, ...], int]:
+    """Return the hops along each axis to a target with so many turns around each short axis, and the number of such vectors:
+    two for each long axis on which both directions are equally long."""
     shift = min(shape) * sum(turns.values())
     hops, count = [], 1
     for axis, size in enumerate(shape):
         if axis in turns:
-            hops.append(abs(place[axis] + turns[axis] * size))
+            hops.append(abs(target[axis] + turns[axis] * size))
         else:
-            ahead = (place[axis] - shift) % size
+            ahead = (target[axis] - shift) % size
             hops.append(min(ahead, size - ahead))
             count *= 2 if 2 * ahead == size else 1
     return tuple(hops), count
@@ -221,53 +223,54 @@ def _path_hops(shape: tuple[int, ...], place: tuple[int, ...], turns: dict[int, 
 def torus_collective_cost(
     operation: CollectiveName, num_bytes: float, torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False
 ) -> CollectiveCost:
-    """Latency and streaming time of a collective over the group of devices that `cuts` spans.
+    """Return latency and streaming time of a collective over the group of devices that `cuts` spans.
 
-    AllGather, ReduceScatter: `Torus.link`. AllReduce: one after the other, twice that. AllToAll: `all_to_all_link`.
-    Broadcast: `broadcast_link`. Send and receive: one neighbour to the next, `Torus.hop`.
+    AllGather, ReduceScatter: `Torus.gather_link`. AllReduce: one after the other, twice that. AllToAll: `all_to_all_link`.
+    Broadcast: `broadcast_link`. Send and receive: one neighbour to the next, `Torus.neighbour_link`.
     Differs: S2 and S3 print V/W for a ring, which N/2 hops of whole shards take; a schedule that sends the last shard half
-    each way takes (N-1)/N of it (S2's summary, for one direction). `Torus.link` is V/W for rings of even size.
+    each way takes (N-1)/N of it (S2's summary, for one direction). `Torus.gather_link` is V/W for rings of even size.
     """
-    link, times = lookup(_LINKS, operation, "collective")(torus, cuts, one_way), nccl_factors(operation).times
+    link, passes = lookup(_LINKS, operation, "collective")(torus, cuts, one_way), nccl_factors(operation).times
     return CollectiveCost(
-        latency_s=times * link.latency_s,
-        bandwidth_s=times * num_bytes * link.seconds_per_byte,
-        hops=times * round(link.latency_s / torus.hop_latency_s) if torus.hop_latency_s else 0,
+        latency_s=passes * link.latency_s,
+        bandwidth_s=passes * num_bytes * link.seconds_per_byte,
+        hops=passes * round(link.latency_s / torus.hop_latency_s) if torus.hop_latency_s else 0,
     )
 
 
 def all_to_all_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
-    """What an AllToAll gets, per byte of the whole array V that the group of N devices shares.
+    """Return the link of an AllToAll, per byte of the whole array V that the group of N devices shares.
 
-    Each chunk goes the shortest way along each axis, parts of it along the axes in turn, so the busiest axis sets the pace. On
-    an axis of n, in chunks of V/(N n) bytes, a directed link carries floor(n^2/4)/2 on a ring, floor(n^2/4) on a line (its
-    middle link), n(n-1)/2 one way around. For one axis: V/(4W) with W both directions of a ring, V/(2W) on a line.
-    On a twisted torus a link carries half of the average hops along its axis, times V/N, by the shortest ways on the graph
-    (one way around is priced without the twist).
-    Assumes: even traffic, links that never wait while chunks do; what goes half around goes half each way.
+    Each chunk goes the shortest path along each axis, parts of it along the axes in turn, so the busiest axis sets the pace.
+    On an axis of n, in chunks of V/(N n) bytes, a directed link carries floor(n^2/4)/2 on a ring, floor(n^2/4) on a line (its
+    middle link), n(n-1)/2 one way around. For one axis: V/(4W) with W both directions of a ring, V/(2W) on a line. On a
+    twisted torus a link carries half of the average hops along its axis, times V/N, by the shortest paths on the graph (one
+    way around is priced without the twist).
+    Assumes: even traffic, links that never wait while chunks do; chunks that go half around go half each way.
     Source: S2, question 10 (one way: V/2 (1-1/N)) and "AllToAll", V max(A, B, C) / (4 N W).
     Differs: S3, appendix C counts N^2/4 chunks sent by a device, 10 right and 6 left for N = 8 (`all_to_all_chunks`).
     """
     num_devices: Value = 1
     for cut in cuts:
         num_devices = num_devices * cut.size
-    pace: Value = 0.0
+    busiest_load: Value = 0.0
     for ring, cut in zip(torus.ring_axes(cuts), cuts, strict=True):
         n = cut.size
-        around = n * (n - 1) / 2 if one_way else n * n // 4 * where(n > 2, 0.5, 1.0)
-        chunks = where(ring, around, n * n // 4)
-        pace = maximum(pace, chunks * cut.stride / (num_devices * n))
-    for whole, found in () if one_way else torus.twisted_subgroups(cuts):
-        pace = where(whole, max(found.mean_hops) / (2 * num_devices), pace)
-    return Link(pace / torus.bytes_per_s, torus.gather_link(cuts, one_way=one_way).latency_s, additive=False)
+        ring_chunks = n * (n - 1) / 2 if one_way else n * n // 4 * where(n > 2, 0.5, 1.0)
+        chunks = where(ring, ring_chunks, n * n // 4)
+        busiest_load = maximum(busiest_load, chunks * cut.stride / (num_devices * n))
+    for is_twisted, distances in () if one_way else torus.twisted_subgroups(cuts):
+        busiest_load = where(is_twisted, max(distances.mean_hops) / (2 * num_devices), busiest_load)
+    return Link(busiest_load / torus.bytes_per_s, torus.gather_link(cuts, one_way=one_way).latency_s, additive=False)
 
 
 def broadcast_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
-    """What a broadcast from one device gets, per byte of the array.
+    """Return the link of a broadcast from one device, per byte of the array.
 
-    Every link of the root carries its own part of the array (two on a ring, one on a line, whose far end takes all through
-    one link), pipelined, so V / (links * bandwidth); a small array takes the hops to the farthest device.
-    Assumes: as many trees without a common link as the root has links. Source: the intake of a device in `Torus.link`, all V.
+    Every link of the root carries its own part of the array (two on a ring, one on a line, whose far end receives all of it
+    through one link), pipelined, so V / (links * bandwidth); a small array takes the hops to the farthest device.
+    Assumes: as many trees without a common link as the root has links. Source: the intake of a device in `Torus.gather_link`,
+    all V.
     """
     rates = [
         (2 if ring and not one_way and cut.size > 2 else 1) * torus.bytes_per_s / cut.stride
