@@ -1,12 +1,12 @@
-"""The folder of a run.
+"""Folder of a training run: its files, what it is checked for, and the inputs of the run.
 
-run.json         what the run is of: the data's fingerprint, and the versions of what ran it
+run.json         fingerprint of the data, and the versions of what ran it
 plan.json        the plan that is run
 recipe.json      the recipe
 log.jsonl        a line for each step
-measured.json    what one step held and issued, and the machine before and after the run
-summary.json     what came out, when the run has ended
-noise.json       the gradient noise scale, of a run that has ended and measured it
+measured.json    memory and collectives of one step, and the machine's speed before and after the run
+summary.json     results, when the run has ended
+noise.json       the gradient noise scale, if the run has ended and measured it
 checkpoints/     and tensorboard/, where asked for
 trace/           timelines of steps, a file for each rank (`records.step_trace`), where asked for
 lock             held by the system for the ranks of the run as long as one of them lives (`run.folder_lock`)
@@ -32,7 +32,7 @@ Payload = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInputs:
-    """What a run is of, as payloads: its plan, its recipe, the fingerprint of its data, and versions by name."""
+    """Inputs of a run, as payloads: its plan, its recipe, the fingerprint of its data, and versions by name."""
 
     plan: Payload
     recipe: Payload
@@ -42,7 +42,7 @@ class RunInputs:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """Where a run keeps what."""
+    """Paths of the files in the folder of a training run."""
 
     path: Path
 
@@ -91,21 +91,21 @@ class RunFolder:
         return self._run.exists()
 
     def require_run(self) -> None:
-        """Raise `InputError` where there is no run to go on with."""
+        """Raise `InputError` if there is no run to resume."""
         if not self.contains_run:
             raise InputError(
                 f"--resume: {self.path} holds no run; leave --resume out, or name the folder of one with --out"
             )
 
     def require_run_to_trace(self) -> None:
-        """Raise `InputError` where there is no run that could have been recorded."""
+        """Raise `InputError` if there is no run that could have a trace."""
         if not self.contains_run:
             raise InputError(
                 f"trace: {self.path} holds no run; the folder that `shardwise train --profile A:B --out` named is required"
             )
 
     def require_output_folder(self, *, resume: bool, force: bool) -> None:
-        """Raise `InputError` where no run can be kept here, or another one is; nothing is touched."""
+        """Raise `InputError` if the folder cannot be written, or holds another run or other files. Touches nothing."""
         if resume:
             self.require_run()
         if self.contains_run and not (resume or force):
@@ -117,34 +117,35 @@ class RunFolder:
         self._require_writable()
 
     def _require_writable(self) -> None:
-        there = next(place for place in (self.path, *self.path.absolute().parents) if place.exists())
-        if not there.is_dir():
-            raise InputError(f"cannot write {self.path}: {there} is a file; choose a folder with --out")
-        if not os.access(there, os.W_OK | os.X_OK):
+        existing = next(path for path in (self.path, *self.path.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            raise InputError(f"cannot write {self.path}: {existing} is a file; choose a folder with --out")
+        if not os.access(existing, os.W_OK | os.X_OK):
             raise InputError(f"cannot write {self.path}: permission denied; choose a writable path with --out")
 
-    def create(self, of: RunInputs) -> None:
-        """Make the folder of a new run, in place of one that is there. Raises `InputError` where that is not possible."""
+    def create(self, inputs: RunInputs) -> None:
+        """Create the folder of a new run, in place of an old run. Raises `InputError` if that is not possible."""
         try:
-            for old in (self.checkpoints, self.tensorboard, self.trace):
-                shutil.rmtree(old, ignore_errors=True)
+            for folder in (self.checkpoints, self.tensorboard, self.trace):
+                shutil.rmtree(folder, ignore_errors=True)
             self.path.mkdir(parents=True, exist_ok=True)
             for file in (self.log, self.summary, self.measured, self.noise):
                 file.unlink(missing_ok=True)
-            self.write_inputs(of)
+            self.write_inputs(inputs)
         except OSError as error:
             raise InputError(f"cannot write {self.path}: {error.strerror}; choose a writable path with --out") from None
 
-    def write_inputs(self, of: RunInputs) -> None:
-        """Say what the run is of; of a run that goes on, what it is of from now on."""
-        write_json_atomic(self.plan, of.plan)
-        write_json_atomic(self.recipe, of.recipe)
+    def write_inputs(self, inputs: RunInputs) -> None:
+        """Write the inputs of a run; of a resumed run, those from now on."""
+        write_json_atomic(self.plan, inputs.plan)
+        write_json_atomic(self.recipe, inputs.recipe)
         write_json_atomic(
-            self._run, {"schema": SCHEMA, "data_fingerprint": of.data_fingerprint, "versions": dict(of.versions)}
+            self._run,
+            {"schema": SCHEMA, "data_fingerprint": inputs.data_fingerprint, "versions": dict(inputs.versions)},
         )
 
     def read_inputs(self) -> RunInputs:
-        """What the run is of. Raises `InputError` for a folder that holds none."""
+        """Return the plan, recipe, data fingerprint and versions of the run. Raises `InputError` for a folder without a run."""
         run = read_json(self._run)
         if run.get("schema") != SCHEMA:
             raise InputError(f"{self._run}: found schema {run.get('schema')!r}; {SCHEMA!r} is required")
@@ -155,7 +156,7 @@ class RunFolder:
 
 
 def read_json(path: Path) -> Payload:
-    """A file of the folder. Raises `InputError` for one that is missing or damaged."""
+    """Read a JSON file of the folder. Raises `InputError` for one that is missing or damaged."""
     try:
         payload = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

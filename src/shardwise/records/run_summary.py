@@ -1,4 +1,4 @@
-"""What came out of a run, from its log."""
+"""Summary of a run from its log, as a payload and as text."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class SummaryPayload(TypedDict):
 
 
 class SourceUsage(NamedTuple):
-    """What was taken of a source, as its payload says it."""
+    """Share, epochs and held-out loss of a source, for its payload."""
 
     share: float
     epochs: float
@@ -95,9 +95,10 @@ def summarise_run(
     log: StepLog, throughput: MfuFormula, *, log_path: str, unigram_entropy_nats: float, held_out_loss: float | None,
     planned: tuple[float, float], sources: Mapping[str, SourceUsage],
 ) -> dict[str, Any]:  # fmt: skip
-    """Losses in nats, and rates of the median step: the first steps of a run are slower than the rest.
+    """Return the `SummaryPayload` of a run; rates are those of the median step, as the first steps of a run are slower.
 
-    `planned`: bytes of a checkpoint, and seconds to write it. `sources`: by name.
+    `planned`: bytes of a checkpoint, and seconds to write it. `sources`: by name. Raises `InputError` for a log without
+    steps.
     """
     if not log.steps:
         raise InputError(f"{log_path}: found no step; a run of at least one is required")
@@ -112,7 +113,7 @@ def summarise_run(
         "num_tokens": sum(record.num_tokens for record in log.steps),
         "seconds": sum(record.step_time_s for record in log.steps), "checkpoints": _checkpoints_payload(log, *planned),
         "sources": {
-            name: {**one._asdict(), "held_out_loss": _json_loss(one.held_out_loss)} for name, one in sources.items()
+            name: {**usage._asdict(), "held_out_loss": _json_loss(usage.held_out_loss)} for name, usage in sources.items()
         },
         "starts": [_start_payload(header) for header in log.headers], "slow": _slow_ranks(log), "log": log_path,
     }  # fmt: skip
@@ -126,18 +127,18 @@ def _start_payload(header: Mapping[str, Any]) -> StartPayload:
 
 
 def _slow_ranks(log: StepLog) -> list[SlowPayload]:
-    """Each rank once; after another start a rank may be on another host."""
-    found: dict[tuple[int, str], SlowPayload] = {}
+    """Return each slow rank once per host; after a restart a rank may be on another host."""
+    slow_ranks: dict[tuple[int, str], SlowPayload] = {}
     for event in log.events:
-        for one in event["ranks"] if event[EVENT] == SLOW_EVENT else ():
-            named: SlowPayload = {
-                "rank": one["rank"],
-                "host": one["host"],
+        for rank in event["ranks"] if event[EVENT] == SLOW_EVENT else ():
+            slow_rank: SlowPayload = {
+                "rank": rank["rank"],
+                "host": rank["host"],
                 "step": event["step"],
-                "factor": one["factor"],
+                "factor": rank["factor"],
             }
-            found.setdefault((one["rank"], one["host"]), named)
-    return list(found.values())
+            slow_ranks.setdefault((rank["rank"], rank["host"]), slow_rank)
+    return list(slow_ranks.values())
 
 
 def _checkpoints_payload(log: StepLog, planned_bytes: float, planned_write_s: float) -> dict[str, float] | None:
@@ -158,12 +159,12 @@ def _json_loss(loss: float | None) -> float | str | None:
 
 
 def format_summary(summary: Mapping[str, Any], *, as_json: bool) -> str:
-    """The summary as JSON, or for people."""
+    """Format the summary as JSON, or as text."""
     return json.dumps(summary, indent=2) if as_json else summary_text(summary)
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
-    """The summary, for people."""
+    """Format the summary as text."""
     lines = [
         f"{pluralize(summary['steps'], 'step')}, {summary['num_tokens']:,} tokens in {format_seconds(summary['seconds'])}",
         f"  loss       {_nats(summary['first_loss'])} at first, {_nats(summary['last_loss'])} at last",
@@ -175,13 +176,13 @@ def summary_text(summary: Mapping[str, Any]) -> str:
             f"{_nats(summary['unigram_entropy_nats'])}"
         )
     lines += _source_lines(summary.get("sources", {}))
-    used = (
+    utilisation = (
         f", MFU {format_percent(summary['mfu'])}, HFU {format_percent(summary['hfu'])}"
         if summary["mfu"] is not None
         else ""
     )
     lines.append(
-        f"  median     {format_seconds(summary['step_time_s'])} a step, {summary['tokens_per_s']:,.0f} tokens/s{used}"
+        f"  median     {format_seconds(summary['step_time_s'])} a step, {summary['tokens_per_s']:,.0f} tokens/s{utilisation}"
     )
     if summary.get("checkpoints"):
         lines.append(f"  saved      {_checkpoints_text(summary['checkpoints'])}")
@@ -190,38 +191,38 @@ def summary_text(summary: Mapping[str, Any]) -> str:
 
 
 def _event_lines(summary: Mapping[str, Any]) -> list[str]:
-    """A line for each start but the first, and for each rank that was slow."""
+    """Format a line for each start but the first, and for each rank that was slow."""
     starts = [
-        f"after step {one['first_step']:,}: {one['layout_text']} on {pluralize(one['num_devices'], 'device')}"
-        f"{'; ' if one['after'] else ''}{one['after']}"
-        for one in summary.get("starts", ())[1:]
+        f"after step {start['first_step']:,}: {start['layout_text']} on {pluralize(start['num_devices'], 'device')}"
+        f"{'; ' if start['after'] else ''}{start['after']}"
+        for start in summary.get("starts", ())[1:]
     ]
     slow = [
-        f"rank {one['rank']} on {one['host']}, at step {one['step']:,} {one['factor']:.2g} times as long as others with the same "
-        "work"
-        for one in summary.get("slow", ())
+        f"rank {rank['rank']} on {rank['host']}, at step {rank['step']:,} {rank['factor']:.2g} times as long as others with "
+        "the same work"
+        for rank in summary.get("slow", ())
     ]
     return [f"  restarted  {text}" for text in starts] + [f"  slow       {text}" for text in slow]
 
 
 def _source_lines(sources: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A line for each source where there are several."""
+    """Format a line for each source if there are several."""
     lines = []
-    for name, one in sources.items() if len(sources) > 1 else ():
-        loss = one["held_out_loss"]
+    for name, source in sources.items() if len(sources) > 1 else ():
+        loss = source["held_out_loss"]
         held_out = "" if loss is None else f", held out {_nats(loss)}"
         lines.append(
-            f"  {name:<10} {format_percent(one['share'])} of the sequences, {one['epochs']:.2f} epochs{held_out}"
+            f"  {name:<10} {format_percent(source['share'])} of the sequences, {source['epochs']:.2f} epochs{held_out}"
         )
     return lines
 
 
-def _checkpoints_text(found: Mapping[str, Any]) -> str:
+def _checkpoints_text(checkpoints: Mapping[str, Any]) -> str:
     return (
-        f"{pluralize(found['number'], 'checkpoint')} of {format_bytes(found['num_bytes'])}, planned "
-        f"{format_bytes(found['planned_bytes'])}; {format_seconds(found['write_s'])} to write, planned "
-        f"{format_seconds(found['planned_write_s'])}; training waited {format_seconds(found['stall_s'])} for each, "
-        f"{format_percent(found['stalled'])} of its time"
+        f"{pluralize(checkpoints['number'], 'checkpoint')} of {format_bytes(checkpoints['num_bytes'])}, planned "
+        f"{format_bytes(checkpoints['planned_bytes'])}; {format_seconds(checkpoints['write_s'])} to write, planned "
+        f"{format_seconds(checkpoints['planned_write_s'])}; training waited {format_seconds(checkpoints['stall_s'])} for each, "
+        f"{format_percent(checkpoints['stalled'])} of its time"
     )
 
 

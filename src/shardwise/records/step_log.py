@@ -1,9 +1,9 @@
-"""The log of a run, `log.jsonl`: the record of a step, its rates and MFU, the writer and the reader.
+"""Log of a run, `log.jsonl`: the record of a step, its rates and MFU, the writer and the reader.
 
-The log has a JSON line for each step, with torchtitan's names where it has one. A line with a "schema" is a header, written at
-each start of the run; one with "validation_metrics/loss" is a validation; one with an "event" says what was done beside the
-steps, such as a "rewind"; any other is a step, and one with "inspected" was recorded by the inspector, and slower for it. Every
-line is flushed as it is written; an incomplete last line, as a run that was killed leaves it, is not read.
+The log has a JSON line for each step, with torchtitan's names where it has one. A line with a "schema" is a header, written
+at each start of the run; one with "validation_metrics/loss" is a validation; one with an "event" reports something beside the
+steps, such as a "rewind"; any other is a step, and one with "inspected" was recorded by the inspector, and slower for it.
+Every line is flushed as it is written; an incomplete last line, as a killed run leaves it, is not read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.estimate_terms import TIME_TERMS
 from shardwise.values.units import format_quantity
 
-# The terms of an estimate, and what a step spends that no estimate has: waiting for its data, and the rest.
+# Terms of an estimate, and two that no estimate has: the wait for data, and the rest.
 MEASURED_TERMS = (*TIME_TERMS, "data", "other")
 
 
@@ -29,18 +29,19 @@ MEASURED_TERMS = (*TIME_TERMS, "data", "other")
 class StepRecord:
     """One optimizer step, counted from 1: `step` is the number of steps done with it.
 
-    `loss` is the mean over the `num_targets` of the global batch, in nats; `grad_norm` that of all gradients together, before it
-    is clipped. `num_tokens` are those of the global batch. `seconds` by name of `MEASURED_TERMS`, of `step_time_s` wall-clock
-    seconds. `auxiliary_loss` and `expert_imbalance` (rows of the fullest expert over the mean, of the first process's
-    stages) are of a model with experts, `dropped_share` (of that process's rows those that no expert took) of one whose experts
-    have a capacity,
-    `prediction_loss` is of one with multi-token prediction: the mean over its modules, without its weight. No other loss has part
-    in `loss`. A run in fp16 has the `loss_scale` of the step that follows, and how many steps were left out so far
-    (`num_skipped`), for their gradients were not finite.
+    `loss` is the mean over the `num_targets` of the global batch, in nats; `grad_norm` that of all gradients together, before
+    it is clipped. `num_tokens` are those of the global batch. `seconds` by name of `MEASURED_TERMS`, of `step_time_s`
+    wall-clock seconds.
 
-    A step that measured the noise scale has what it follows from: the mean squared norm of the gradients of parts of the batch,
-    of `small_tokens` each, and that of the whole batch of `big_tokens`, both of the loss per token and before they are clipped.
-    Raises `InputError` for another term and for a time that no step takes.
+    For models with experts: `auxiliary_loss`, `expert_imbalance` (rows of the fullest expert over the mean, on the first
+    process's stages), and with a capacity `dropped_share` (share of that process's rows that no expert took).
+    `prediction_loss`, for multi-token prediction: the mean over its modules, without its weight. `loss` includes no other
+    loss. In fp16: the `loss_scale` of the next step, and the steps skipped so far (`num_skipped`), whose gradients were not
+    finite.
+
+    A step that measured the noise scale has its inputs: the mean squared norm of the gradients of parts of the batch, of
+    `small_tokens` each, and that of the whole batch of `big_tokens`, both of the loss per token and before they are clipped.
+    Raises `InputError` for an unknown term and for an impossible time.
     """
 
     step: int
@@ -74,10 +75,10 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MfuFormula:
-    """What turns a step into rates.
+    """Formula that turns a step into rates.
 
     `flops_per_token` are the model's, forward and backward, with causal attention counted once and no recomputation;
-    `hardware_ratio` is what the devices run over that. `peak_flops_per_s` is one device's in `peak_format`; None where the chip
+    `hardware_ratio` is what the devices run over that. `peak_flops_per_s` is one device's in `peak_format`; None if the chip
     has no sourced one, and then there is neither MFU nor HFU. Source of MFU: Chowdhery et al. 2022 (PaLM), appendix B.
     """
 
@@ -89,24 +90,24 @@ class MfuFormula:
     peak_flops_per_s: float | None
 
     def tokens_per_s(self, record: StepRecord) -> float:
-        """Tokens of the global batch per second, of all devices."""
+        """Return the tokens of the global batch per second, over all devices."""
         return record.num_tokens / record.step_time_s
 
     def flops_per_s(self, record: StepRecord) -> float:
-        """The model's FLOP/s on one device."""
+        """Return the model's FLOP/s on one device."""
         return self.flops_per_token * self.tokens_per_s(record) / self.num_devices
 
     def mfu(self, record: StepRecord) -> float | None:
-        """Model FLOPs utilisation, 0 to 1; None without a peak."""
+        """Return the model FLOPs utilisation, 0 to 1; None without a peak."""
         return None if self.peak_flops_per_s is None else self.flops_per_s(record) / self.peak_flops_per_s
 
     def hfu(self, record: StepRecord) -> float | None:
-        """Hardware FLOPs utilisation: with what is recomputed; None without a peak."""
+        """Return the hardware FLOPs utilisation, which counts recomputation; None without a peak."""
         mfu = self.mfu(record)
         return None if mfu is None else mfu * self.hardware_ratio
 
     def formula(self) -> str:
-        """How MFU and HFU are made, with the numbers that go in."""
+        """Return how MFU and HFU are computed, with the numbers that go in."""
         if self.peak_flops_per_s is None:
             return f"MFU n/a: {self.chip} has no sourced {self.peak_format} peak"
         return (
@@ -123,11 +124,11 @@ LOSS, VALIDATION_LOSS, SECONDS = "loss_metrics/global_avg_loss", "validation_met
 DATA_SECONDS, DATA_PART = "time_metrics/data_loading(s)", "time_metrics/data_loading(%)"
 INSPECTED, EVENT = "inspected", "event"
 CHECKPOINT_EVENT = "checkpoint"  # an event: a checkpoint of the step is complete
-TARGET_EVENT = "target"  # an event: the smoothed loss is the one that the run ends at
+TARGET_EVENT = "target"  # an event: the smoothed loss has reached the target, and the run ends
 BATCH_EVENT = "batch"  # an event: another batch from the next step on, by noise scale
-SLOW_EVENT = "slow"  # an event: other ranks than before work longer than their like
+SLOW_EVENT = "slow"  # an event: the set of ranks slower than others with the same work has changed
 TERM_PREFIX = "seconds/"  # ours, before the name of a term
-EPOCHS_PREFIX = "epochs/"  # ours, before the name of a source of a mixture: how often it has been passed through
+EPOCHS_PREFIX = "epochs/"  # ours, before the name of a source of a mixture: epochs of it so far
 REQUIRED_FIELDS = ("learning_rate", "num_tokens", "num_targets")
 OPTIONAL_FIELDS = (
     "auxiliary_loss",
@@ -144,7 +145,7 @@ OPTIONAL_FIELDS = (
 
 
 def format_step_line(record: StepRecord, throughput: MfuFormula, more: Mapping[str, Any]) -> dict[str, Any]:
-    """The line of a step. `more` is what neither the record nor its rates say, such as the memory of the device."""
+    """Return the log line of a step. `more` has what neither the record nor its rates have, such as the memory of the device."""
     tokens_per_s, data_s = throughput.tokens_per_s(record), record.seconds.get("data", 0.0)
     line = {
         "step": record.step, LOSS: record.loss, "grad_norm": record.grad_norm,
@@ -154,39 +155,39 @@ def format_step_line(record: StepRecord, throughput: MfuFormula, more: Mapping[s
         **{name: getattr(record, name) for name in REQUIRED_FIELDS}, "tokens_per_s": tokens_per_s,
         **{TERM_PREFIX + name: seconds for name, seconds in record.seconds.items()},
     }  # fmt: skip
-    some = {name: getattr(record, name) for name in OPTIONAL_FIELDS}
-    line |= {name: value for name, value in some.items() if value is not None}
+    optional = {name: getattr(record, name) for name in OPTIONAL_FIELDS}
+    line |= {name: value for name, value in optional.items() if value is not None}
     return {name: _json_number(value) for name, value in (line | dict(more)).items() if value is not None}
 
 
-def _percent(part: float | None) -> float | None:
-    return None if part is None else 100.0 * part
+def _percent(fraction: float | None) -> float | None:
+    return None if fraction is None else 100.0 * fraction
 
 
 def _json_number(value: Any) -> Any:
-    """A number as JSON has it: text for those that are none, which `float` reads back."""
+    """Return a number for JSON; infinities and NaN become texts, which `float` reads back."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def parse_step(line: Mapping[str, Any]) -> StepRecord:
-    """The record of a step's line."""
-    own: dict[str, Any] = {name: line[name] for name in REQUIRED_FIELDS}
-    some: dict[str, Any] = {name: line.get(name) for name in OPTIONAL_FIELDS}
+    """Return the record of a step's line."""
+    required: dict[str, Any] = {name: line[name] for name in REQUIRED_FIELDS}
+    optional: dict[str, Any] = {name: line.get(name) for name in OPTIONAL_FIELDS}
     return StepRecord(
         step=line["step"], loss=float(line[LOSS]), grad_norm=float(line["grad_norm"]), step_time_s=line[SECONDS],
         seconds={name: line[TERM_PREFIX + name] for name in MEASURED_TERMS if TERM_PREFIX + name in line},
-        **own, **some,
+        **required, **optional,
     )  # fmt: skip
 
 
 class LogWriter:
-    """Adds lines to a log."""
+    """Writer that appends lines to a log."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, path.open("a", encoding="utf-8")
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Add a line, at once."""
+        """Append a line and flush it."""
         with name_path_in_errors(self._path):
             self._file.write(json.dumps(line, allow_nan=False) + "\n")
             self._file.flush()
@@ -203,8 +204,8 @@ class LogWriter:
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """What a log says: the header of each start, the steps, the validation losses (nats) by step, the numbers of the steps that
-    were watched from below, and the events."""
+    """Contents of a log: the header of each start, the steps, the validation losses (nats) by step, the numbers of the
+    inspected steps, and the events."""
 
     headers: tuple[Mapping[str, Any], ...]
     steps: tuple[StepRecord, ...]
@@ -214,12 +215,12 @@ class StepLog:
 
     @property
     def timed_steps(self) -> tuple[StepRecord, ...]:
-        """The steps whose seconds count: those without a profiler, where there are any."""
+        """Steps whose seconds count: those that were not inspected, if there are any."""
         return tuple(record for record in self.steps if record.step not in self.inspected) or self.steps
 
 
 def read_log(path: Path) -> StepLog:
-    """A log, read. Raises `InputError` for one that is missing or damaged elsewhere than in its last line."""
+    """Read a log. Raises `InputError` for one that is missing or damaged elsewhere than in its last line."""
     headers, steps, validation, inspected, events = [], [], {}, set(), []
     for line in _read_lines(path):
         if "schema" in line:
@@ -235,9 +236,9 @@ def read_log(path: Path) -> StepLog:
 
 
 def truncate_log(path: Path, step: int) -> None:
-    """Take the steps after `step` out of a log, which will be run again, and a last line that is torn."""
-    kept = [line for line in _read_lines(path) if line.get("step", 0) <= step]
-    write_text_atomic(path, "".join(json.dumps(line) + "\n" for line in kept))
+    """Remove the steps after `step`, which will be run again, and a torn last line."""
+    lines = [line for line in _read_lines(path) if line.get("step", 0) <= step]
+    write_text_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -245,7 +246,7 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}; the log of a run is required") from None
-    for number, text in enumerate(lines[:-1], start=1):  # what ends with no line break is torn
+    for number, text in enumerate(lines[:-1], start=1):  # a last line without a line break is torn
         try:
             line = json.loads(text)
             if not isinstance(line, dict) or not ("schema" in line or "step" in line):

@@ -1,7 +1,8 @@
-"""The timeline of a step as one rank measured it: kernels, waits and collectives under the names of the planned step.
+"""Timeline of a step as one rank measured it: kernels, waits and collectives under the names of the planned step.
 
-A file has a line of JSON for the rank, and then one for each event, in the order in which they began. Times are nanoseconds from
-the beginning of the step on this rank, on its own clock; the first line says how far that clock is ahead of the first rank's.
+A file has a line of JSON for the rank, and then one for each event, in the order in which they began. Times are nanoseconds
+from the beginning of the step on this rank, on its own clock; the first line says how far that clock is ahead of the first
+rank's.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ KERNEL: Final = "kernel"
 WAIT: Final = "wait"
 COLLECTIVE: Final = "collective"
 PASS: Final = "pass"
-PASSES = "passes"  # the row of passes, which is no stream
+PASSES = "passes"  # row of the forward and backward passes, which is no stream
 TraceEventKind = Literal["kernel", "wait", "collective", "pass"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEvent:
-    """Something that a stream of a rank did, from `start_ns` to `end_ns`.
+    """Event on a stream of a rank, from `start_ns` to `end_ns`.
 
-    `kind`: a kernel, a wait of the compute stream for a collective, a collective on the stream of its axis from when it was
-    issued until it was done, or a pass. `name` is that of the planned step's instruction; `path` and `unit` say where in the
-    model it stands ("layers.3", "block"), `phase` and `action` in which pass ("backward", "0B2"). `results` are the tensors that
-    a kernel makes. `role`, `axes`, `num_bytes` and `number` are a collective's, and those of the one that is waited for: what it
-    carries, and the number of those over the same axes that the rank issued before. `issued_ns`: when the host had come to it.
-    `cpu_ns`: of a kernel on a CPU, how long the thread had a core.
+    `kind`: a kernel, a wait of the compute stream for a collective, a collective on the stream of its axis from its issue to
+    its end, or a pass. `name` is that of the planned step's instruction; `path` and `unit` are the place in the model
+    ("layers.3", "block"), `phase` and `action` the pass ("backward", "0B2"). `results` are the tensors that a kernel
+    computes. `role`, `axes`, `num_bytes` and `number` are those of a collective, or of the one that is waited for: its
+    content, and the number of collectives over the same axes that the rank issued before. `issued_ns`: when the host issued
+    it. `cpu_ns`: for a kernel on a CPU, how long the thread had a core.
     """
 
     kind: TraceEventKind
@@ -62,8 +63,8 @@ class TraceEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
-    """A step on one rank, which took `step_ns`; `step` counts from 1. `coordinate` is the rank's place along the axes of the
-    mesh. Its clock read `begin_ns` at the beginning, and is `offset_ns` ahead of the first rank's, give or take `error_ns`."""
+    """A step (from 1) on one rank, which took `step_ns`. `coordinate` is the rank's position along the axes of the mesh. Its
+    clock read `begin_ns` at the start of the step, and is `offset_ns` ahead of the first rank's, within `error_ns`."""
 
     rank: int
     step: int
@@ -76,11 +77,11 @@ class RankTrace:
     events: tuple[TraceEvent, ...] = field(repr=False)
 
 
-EVENT_DEFAULTS = {one.name: one.default for one in fields(TraceEvent)}
+EVENT_DEFAULTS = {event_field.name: event_field.default for event_field in fields(TraceEvent)}
 
 
 def trace_path(run: RunFolder, step: int, rank: int) -> Path:
-    """The file of a rank's step."""
+    """Return the file of a rank's step."""
     return run.trace / f"step-{step}" / f"rank-{rank}.jsonl"
 
 
@@ -92,24 +93,28 @@ def write_trace(run: RunFolder, trace: RankTrace) -> None:
 
 
 def _format_lines(trace: RankTrace) -> Iterator[dict[str, Any]]:
-    head = {one.name: getattr(trace, one.name) for one in fields(trace) if one.name != "events"}
+    head = {
+        trace_field.name: getattr(trace, trace_field.name)
+        for trace_field in fields(trace)
+        if trace_field.name != "events"
+    }
     yield {"schema": SCHEMA, **head, "coordinate": dict(trace.coordinate)}
     for event in trace.events:
         yield {name: value for name, value in asdict(event).items() if value != EVENT_DEFAULTS[name]}
 
 
 def list_traced_steps(run: RunFolder) -> dict[int, tuple[int, ...]]:
-    """The steps of a run that were traced, each with the ranks that wrote theirs."""
-    found: dict[int, list[int]] = {}
+    """Return the traced steps of a run, each with the ranks that wrote a file."""
+    ranks_by_step: dict[int, list[int]] = {}
     for path in run.trace.glob("step-*/rank-*.jsonl"):
         step, rank = path.parent.name.partition("-")[2], path.stem.partition("-")[2]
         if step.isdecimal() and rank.isdecimal():
-            found.setdefault(int(step), []).append(int(rank))
-    return {step: tuple(sorted(found[step])) for step in sorted(found)}
+            ranks_by_step.setdefault(int(step), []).append(int(rank))
+    return {step: tuple(sorted(ranks_by_step[step])) for step in sorted(ranks_by_step)}
 
 
 def read_trace(path: Path) -> RankTrace:
-    """A rank's step. Raises `InputError` for a file that is missing, damaged, or of another schema."""
+    """Read a rank's step. Raises `InputError` for a file that is missing, damaged, or of another schema."""
     try:
         head, *lines = path.read_text(encoding="utf-8").splitlines()
         values = json.loads(head)

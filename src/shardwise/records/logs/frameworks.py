@@ -1,9 +1,9 @@
-"""The logs of training frameworks, one `LogFormat` for each, and `FORMATS`, all of them by name.
+"""Logs of training frameworks, one `LogFormat` for each, and `FORMATS`, all of them by name.
 
-- torchtitan: a line with tokens/s of one device and no time of a step. Its tags have one. Means over `log_freq` steps.
+- torchtitan: lines have tokens/s of one device and no step time; tags have it. Means over `log_freq` steps.
 - Megatron-LM, and what logs as it does (Megatron Bridge, Megatron-DeepSpeed): milliseconds of a step and the global batch.
 - NeMo's trainers on Lightning: `metric: value` between bars, of four digits; and their tags.
-- NeMo Automodel: the lines of its `training.jsonl`, and what it gives to W&B.
+- NeMo Automodel: the lines of its `training.jsonl`, and what it sends to W&B.
 - nanotron: fields of `tag: value` between bars, of three digits, with decimal prefixes.
 - MaxText: what it prints of each step; the tags of its `metrics_file`, of TensorBoard and of W&B.
 - Shardwise: `log.jsonl` in the folder of a run of `shardwise train`, and its TensorBoard.
@@ -29,12 +29,12 @@ from shardwise.records.logs.logged_steps import (
 )
 from shardwise.records.step_log import INSPECTED
 
-# Every field but the last is followed by a blank and the last by what closes it, so that a number that was cut off is not taken
-# for a whole one. Bounds keep the time of a search short, whatever a line has.
+# Every field must be followed by a blank, and the last by its closing character, so that a truncated number is not read as a
+# complete one. Bounded repeats keep a search short on any line.
 _TORCHTITAN_STEP = re.compile(r"(?<!validate )\bstep:\s{0,16}(\d{1,12})\s")
 _TORCHTITAN_FIELDS = {
-    name: re.compile(rf"\b{name}:\s{{0,16}}{value}")
-    for name, value in {
+    name: re.compile(rf"\b{name}:\s{{0,16}}{pattern}")
+    for name, pattern in {
         "loss": r"(\S{1,32})\s", "memory": r"([\d.]{1,32})GiB\(", "tps": r"([\d,]{1,32})\s", "tflops": r"([\d,.]{1,32})\s",
         "mfu": r"([\d.]{1,32})%",
     }.items()
@@ -42,20 +42,20 @@ _TORCHTITAN_FIELDS = {
 
 
 def _parse_torchtitan_step(text: str) -> LoggedStep | None:
-    found = _TORCHTITAN_STEP.search(text)
-    if not found:
+    header = _TORCHTITAN_STEP.search(text)
+    if not header:
         return None
-    glued = _TORCHTITAN_STEP.search(text, found.end())  # another rank's line behind this one
-    own = text[found.end() - 1 : glued.start() if glued else None]
-    said = {name: match[1] for name, field in _TORCHTITAN_FIELDS.items() if (match := field.search(own))}
-    tokens_per_s, loss = parse_positive(said.get("tps")), parse_finite(said.get("loss"))
+    next_header = _TORCHTITAN_STEP.search(text, header.end())  # another rank's line behind this one
+    line = text[header.end() - 1 : next_header.start() if next_header else None]
+    fields = {name: match[1] for name, pattern in _TORCHTITAN_FIELDS.items() if (match := pattern.search(line))}
+    tokens_per_s, loss = parse_positive(fields.get("tps")), parse_finite(fields.get("loss"))
     if tokens_per_s is None:
         return None
     return LoggedStep(
-        step=int(found[1]), tokens_per_s=tokens_per_s, tflops=parse_positive(said.get("tflops")),
-        mfu=parse_percent(said.get("mfu")),
+        step=int(header[1]), tokens_per_s=tokens_per_s, tflops=parse_positive(fields.get("tflops")),
+        mfu=parse_percent(fields.get("mfu")),
         loss=loss if loss is None or loss >= 0 else None,  # ranks in front of a pipeline's last stage print -1
-        memory_bytes=parse_scaled(said.get("memory"), GIB),
+        memory_bytes=parse_scaled(fields.get("memory"), GIB),
     )  # fmt: skip
 
 
@@ -68,7 +68,7 @@ TORCHTITAN = LogFormat(
     markers=(b"tps:",), excluded_markers=(b"validate step:",), step=_parse_torchtitan_step, tags=TORCHTITAN_TAGS,
 )  # fmt: skip
 
-# A field ends with a bar; what has none was cut off.
+# A field without a closing bar was cut off.
 _MEGATRON_ITERATION = re.compile(r"\biteration\s{1,16}(\d{1,12})/\s{0,16}\d{1,12} \|")
 _MEGATRON_FIELDS = {
     name: re.compile(pattern + r":\s{0,16}(\S{1,32}) \|")
@@ -83,21 +83,21 @@ _MEGATRON_MEMORY = re.compile(r"max reserved: ([\d.]{1,32})(?:\s|$)")
 
 
 def _parse_megatron_step(text: str) -> LoggedStep | None:
-    found = _MEGATRON_ITERATION.search(text)
-    said = {name: match[1] for name, field in _MEGATRON_FIELDS.items() if (match := field.search(text))}
-    seconds = parse_scaled(said.get("milliseconds"), 1e-3)
-    if not found or seconds is None:
+    header = _MEGATRON_ITERATION.search(text)
+    fields = {name: match[1] for name, pattern in _MEGATRON_FIELDS.items() if (match := pattern.search(text))}
+    seconds = parse_scaled(fields.get("milliseconds"), 1e-3)
+    if not header or seconds is None:
         return None
-    batch = parse_positive(said.get("batch"))
+    batch = parse_positive(fields.get("batch"))
     return LoggedStep(
-        step=int(found[1]), step_time_s=seconds, tflops=parse_positive(said.get("tflops")), loss=parse_finite(said.get("loss")),
-        batch_seqs=None if batch is None else int(batch),
+        step=int(header[1]), step_time_s=seconds, tflops=parse_positive(fields.get("tflops")),
+        loss=parse_finite(fields.get("loss")), batch_seqs=None if batch is None else int(batch),
     )  # fmt: skip
 
 
 def _parse_megatron_memory(text: str) -> float | None:
-    found = _MEGATRON_MEMORY.search(text)
-    return parse_scaled(found[1], MIB) if found else None
+    match = _MEGATRON_MEMORY.search(text)
+    return parse_scaled(match[1], MIB) if match else None
 
 
 MEGATRON = LogFormat(
@@ -109,20 +109,20 @@ MEGATRON = LogFormat(
     tags={
         "iteration-time": Tag("step_time_s"), "batch-size": Tag("batch_seqs"), "lm loss": Tag("loss"),
         "throughput": Tag("tflops"), "throughput/tflops/device": Tag("tflops"),  # of Megatron-LM, of Megatron Bridge
-        # What the allocator has reserved at the time, which it hardly gives back; Megatron Bridge has the peak.
+        # Bytes that the allocator has reserved at the time, which it rarely releases; Megatron Bridge has the peak.
         "mem-reserved-bytes": Tag("memory_bytes"), "memory/mem-max-reserved-gigabytes": Tag("memory_bytes", 1e9),
     },
 )  # fmt: skip
 
-# A field that is read has a bar behind it: without one it was cut off.
+# A field without a closing bar was cut off.
 _NEMO_FIELD = re.compile(r"\| ([\w ]{1,64}): ([\d.]{1,32}(?:e[+-]?\d{1,3})?)(?= \|)")
 
 
 def _parse_nemo_step(text: str) -> LoggedStep | None:
-    said = {match[1]: float(match[2]) for match in _NEMO_FIELD.finditer(text) if match[2].count(".") < 2}
-    if "global_step" not in said or "train_step_timing in s" not in said:
+    fields = {match[1]: float(match[2]) for match in _NEMO_FIELD.finditer(text) if match[2].count(".") < 2}
+    if "global_step" not in fields or "train_step_timing in s" not in fields:
         return None
-    return to_step(TaggedValues(int(said["global_step"]), said), NEMO)
+    return to_step(TaggedValues(int(fields["global_step"]), fields), NEMO)
 
 
 NEMO = LogFormat(
@@ -148,7 +148,7 @@ AUTOMODEL = LogFormat(
 )  # fmt: skip
 
 _NANOTRON_ITERATION = re.compile(r"\biteration: (\d{1,12}) / \d{1,12} \|")
-# A field that is read has a bar behind it: without one it was cut off.
+# A field without a closing bar was cut off.
 _NANOTRON_FIELD = re.compile(r"\b([a-z_]{1,64}): (-?[\d.]{1,32}(?:e[+-]?\d{1,3})?)([KMGTPE]?)(?= \|)")
 _NANOTRON_PREFIXES = dict(zip(("", "K", "M", "G", "T", "P", "E"), (1000.0**power for power in range(7)), strict=True))
 _NANOTRON_MEMORY = re.compile(r"Peak reserved: ([\d.]{1,32})MiB")
@@ -156,25 +156,25 @@ NANOTRON_TIMES = ("elapsed_time_per_iteration_ms", "time_per_iteration_ms")  # o
 
 
 def _parse_nanotron_step(text: str) -> LoggedStep | None:
-    found = _NANOTRON_ITERATION.search(text)
-    said = {
+    header = _NANOTRON_ITERATION.search(text)
+    fields = {
         match[1]: str(float(match[2]) * _NANOTRON_PREFIXES[match[3]])
         for match in _NANOTRON_FIELD.finditer(text)
         if parse_finite(match[2])
     }
-    seconds = parse_scaled(next((said[name] for name in NANOTRON_TIMES if name in said), None), 1e-3)
-    if not found or seconds is None or "tokens_per_sec_per_gpu" not in said:
+    seconds = parse_scaled(next((fields[name] for name in NANOTRON_TIMES if name in fields), None), 1e-3)
+    if not header or seconds is None or "tokens_per_sec_per_gpu" not in fields:
         return None
     return LoggedStep(
-        step=int(found[1]), step_time_s=seconds, tokens_per_s=parse_positive(said["tokens_per_sec_per_gpu"]),
-        loss=parse_finite(said.get("lm_loss")), tflops=parse_positive(said.get("model_tflops_per_gpu")),
-        memory_bytes=parse_positive(said.get("cuda_max_memory_reserved")),
+        step=int(header[1]), step_time_s=seconds, tokens_per_s=parse_positive(fields["tokens_per_sec_per_gpu"]),
+        loss=parse_finite(fields.get("lm_loss")), tflops=parse_positive(fields.get("model_tflops_per_gpu")),
+        memory_bytes=parse_positive(fields.get("cuda_max_memory_reserved")),
     )  # fmt: skip
 
 
 def _parse_nanotron_memory(text: str) -> float | None:
-    found = _NANOTRON_MEMORY.search(text)
-    return parse_scaled(found[1], MIB) if found else None
+    match = _NANOTRON_MEMORY.search(text)
+    return parse_scaled(match[1], MIB) if match else None
 
 
 NANOTRON = LogFormat(
@@ -191,23 +191,23 @@ NANOTRON = LogFormat(
 _MAXTEXT_STEP = re.compile(r"completed step: (\d{1,12}), seconds: ([\d.]{1,32}),")
 _MAXTEXT_FIELD = re.compile(r"(TFLOP/s/device|Tokens/s/device|\bloss): ([^,\s]{1,32}),")
 _MAXTEXT_MEMORY = re.compile(r"Total (?:estimated )?memory size: ([\d.]{1,32}) GB,")
-MAXTEXT_RAMP_UP = "[Rampup Batch Size Phase]"  # steps of a smaller batch, whose time is another
+MAXTEXT_RAMP_UP = "[Rampup Batch Size Phase]"  # steps of a smaller batch, which take another time
 
 
 def _parse_maxtext_step(text: str) -> LoggedStep | None:
-    found, said = _MAXTEXT_STEP.search(text), dict(_MAXTEXT_FIELD.findall(text))
-    if not found or parse_positive(found[2]) is None:
+    header, fields = _MAXTEXT_STEP.search(text), dict(_MAXTEXT_FIELD.findall(text))
+    if not header or parse_positive(header[2]) is None:
         return None
     return LoggedStep(
-        step=int(found[1]), step_time_s=None if MAXTEXT_RAMP_UP in text else parse_positive(found[2]),
-        tokens_per_s=parse_positive(said.get("Tokens/s/device")), tflops=parse_positive(said.get("TFLOP/s/device")),
-        loss=parse_finite(said.get("loss")),
+        step=int(header[1]), step_time_s=None if MAXTEXT_RAMP_UP in text else parse_positive(header[2]),
+        tokens_per_s=parse_positive(fields.get("Tokens/s/device")), tflops=parse_positive(fields.get("TFLOP/s/device")),
+        loss=parse_finite(fields.get("loss")),
     )  # fmt: skip
 
 
 def _parse_maxtext_memory(text: str) -> float | None:
-    found = _MAXTEXT_MEMORY.search(text)
-    return parse_scaled(found[1], GIB) if found else None  # bytes_to_gb divides by 1024**3
+    match = _MAXTEXT_MEMORY.search(text)
+    return parse_scaled(match[1], GIB) if match else None  # bytes_to_gb divides by 1024**3
 
 
 MAXTEXT = LogFormat(
@@ -221,7 +221,7 @@ MAXTEXT = LogFormat(
     },
 )  # fmt: skip
 
-# Memory is that of a GPU; of a CPU there is the whole process, with its interpreter, under another name.
+# Memory is that of a GPU; a run on a CPU logs that of the whole process under another name.
 SHARDWISE = LogFormat(
     name="shardwise", title="shardwise train", source="shardwise, records/step_log.py",
     tags={**TORCHTITAN_TAGS, "num_tokens": Tag("batch_tokens")}, identifying_tag="num_tokens", untimed=INSPECTED,

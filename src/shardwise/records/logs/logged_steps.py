@@ -1,7 +1,8 @@
-"""A step as a framework logged it, the description of a framework's log, and the steps that tagged values of a tracker make.
+"""Steps as frameworks log them, the description of a framework's log, and the conversion of a tracker's tagged values to
+steps.
 
-`LogFormat` describes the lines and tags of a framework. TensorBoard, W&B and lines of JSON give `TaggedValues`, which become
-`LoggedStep` by the tags of a format.
+`LogFormat` describes the lines and tags of a framework. TensorBoard, W&B and lines of JSON give `TaggedValues`, which the
+tags of a format turn into `LoggedStep`s.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ MIB, GIB = 2.0**20, 2.0**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedStep:
-    """A step as a framework printed it, numbered as it numbers them; None is what it did not print.
+    """Step as a framework logged it, numbered as it numbers them; None is what it did not log.
 
-    `tokens_per_s` and `tflops` are those of one device, `step_time_s` seconds, `mfu` 0 to 1 by the framework's own count, `loss`
-    nats, `memory_bytes` the peak of one device. `batch_seqs` or `batch_tokens` are the global batch. `clock_s`: the second at
-    which it was logged. A line may be the mean of several steps.
+    `tokens_per_s` and `tflops` are those of one device, `step_time_s` seconds, `mfu` 0 to 1 by the framework's own count,
+    `loss` nats, `memory_bytes` the peak of one device. `batch_seqs` or `batch_tokens` are the global batch. `clock_s`: the
+    second at which it was logged. A line may be the mean of several steps.
     """
 
     step: int
@@ -36,23 +37,24 @@ class LoggedStep:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it says how fast it was."""
+        """True if the step has a time or a rate."""
         return bool(self.step_time_s or self.tokens_per_s)
 
     def without_timing(self) -> LoggedStep:
-        """The step without how fast it was."""
+        """Return the step without times and rates."""
         return replace(self, step_time_s=None, tokens_per_s=None, tflops=None, mfu=None)
 
     def merge(self, later: LoggedStep) -> LoggedStep:
-        """The step when it was printed once more, by another rank or after a restart: the later values, the larger memory."""
-        said = {one.name: getattr(later, one.name) for one in fields(later)}
-        found = replace(self, **{name: value for name, value in said.items() if value is not None})
-        peaks = [one for one in (self.memory_bytes, later.memory_bytes) if one is not None]
-        return replace(found, memory_bytes=max(peaks, default=None))
+        """Return the step merged with a later record of it, of another rank or after a restart: later values, the larger
+        memory."""
+        later_fields = {step_field.name: getattr(later, step_field.name) for step_field in fields(later)}
+        merged = replace(self, **{name: value for name, value in later_fields.items() if value is not None})
+        peaks = [peak for peak in (self.memory_bytes, later.memory_bytes) if peak is not None]
+        return replace(merged, memory_bytes=max(peaks, default=None))
 
 
 class Tag(NamedTuple):
-    """A number that a framework logs by name: the field of `LoggedStep` that it is, and what one of its units is there."""
+    """Number that a framework logs by name: its field of `LoggedStep`, and the factor to that field's unit."""
 
     field: str
     unit: float = 1.0
@@ -60,13 +62,13 @@ class Tag(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFormat:
-    """A framework's log. `source` is where its lines and tags are made, at a release.
+    """Log format of a framework. `source`: where its lines and tags are made, at a release.
 
-    `markers`: a line of a step has one of them, and none of `excluded_markers`. `step` reads such a line; None: it is torn.
-    `memory` reads the peak of one device, in bytes, off a line with `memory_marker`; `memory_kind` is the instrument.
+    `markers`: a line of a step has one of them, and none of `excluded_markers`. `step` parses such a line; None: it is torn.
+    `memory` parses the peak of one device, in bytes, from a line with `memory_marker`; `memory_kind` is the instrument.
 
-    `tags`: its names of numbers in TensorBoard, in W&B and in lines of JSON; the name `identifying_tag` identifies the framework,
-    where the others are common. A step with a number other than 0 for `untimed` was slowed down by a profiler or the like.
+    `tags`: its names of numbers in TensorBoard, in W&B and in lines of JSON; `identifying_tag` identifies the framework if
+    the other tags are common. A step with a number other than 0 for `untimed` was slowed down by a profiler or the like.
     """
 
     name: str
@@ -83,54 +85,54 @@ class LogFormat:
     memory_kind: str = "reserved"
 
     def has_step(self, line: bytes) -> bool:
-        """Whether a line is one of a step, as far as its words tell; it may be torn."""
+        """Return True if a line has the words of a step; it may be torn."""
         return any(marker in line for marker in self.markers) and not any(
-            other in line for other in self.excluded_markers
+            excluded in line for excluded in self.excluded_markers
         )
 
     @property
     def identifying_tags(self) -> tuple[str, ...]:
-        """The tags of which one shows that others are its own: they say how fast a step was, or its loss."""
-        named = [tag for tag, (name, _) in self.tags.items() if name in ("step_time_s", "tokens_per_s", "loss")]
-        return (self.identifying_tag,) if self.identifying_tag else tuple(named)
+        """Tags that identify the framework: times, rates and losses of its steps."""
+        rate_tags = [tag for tag, (name, _) in self.tags.items() if name in ("step_time_s", "tokens_per_s", "loss")]
+        return (self.identifying_tag,) if self.identifying_tag else tuple(rate_tags)
 
 
 def parse_finite(text: str | None) -> float | None:
-    """A finite number; None for what is none, such as `nan`, or a value that was not printed."""
+    """Parse a finite number; None for a missing text or one such as `nan`."""
     try:
-        value = float(text.replace(",", "")) if text is not None else math.nan
+        number = float(text.replace(",", "")) if text is not None else math.nan
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    return number if math.isfinite(number) else None
 
 
 def parse_positive(text: str | None) -> float | None:
-    """A number above 0: what times, rates and memory are."""
-    value = parse_finite(text)
-    return value if value is not None and value > 0 else None
+    """Parse a number above 0, such as a time, a rate or a memory size."""
+    number = parse_finite(text)
+    return number if number is not None and number > 0 else None
 
 
 def parse_percent(text: str | None) -> float | None:
-    """A part of a whole that was printed in percent."""
-    value = parse_positive(text)
-    return None if value is None else value / 100.0
+    """Parse a percentage above 0 into a fraction."""
+    percent = parse_positive(text)
+    return None if percent is None else percent / 100.0
 
 
 def parse_scaled(text: str | None, unit: float) -> float | None:
-    """A size above 0 that was printed in a unit."""
-    value = parse_positive(text)
-    return None if value is None else value * unit
+    """Parse a number above 0 that was printed in a unit."""
+    number = parse_positive(text)
+    return None if number is None else number * unit
 
 
 LARGEST_STEP = 10**12
-# What a tracker calls the step, the most telling first. Sources: nanotron 0.4, trainer.py; Lightning 2.5, loggers/wandb.py; W&B's
-# own, in its history and on the axis of its charts; MaxText e591f30c, metric_logger.py.
+# Names of the step in trackers, the most specific first. Sources: nanotron 0.4, trainer.py; Lightning 2.5, loggers/wandb.py;
+# W&B's own, in its history and on the axis of its charts; MaxText e591f30c, metric_logger.py.
 STEP_COLUMNS = ("iteration_step", "trainer/global_step", "_step", "Step", "step", "global_step")
 CLOCK_COLUMNS = ("_timestamp", "_runtime")  # seconds, of W&B's history
 
 
 class TaggedValues(NamedTuple):
-    """Numbers that were logged of a step, by tag, and the second at which they were, where it is known."""
+    """Numbers logged for a step, by tag, and the second at which they were, if it is known."""
 
     step: int
     values: Mapping[str, float]
@@ -138,15 +140,15 @@ class TaggedValues(NamedTuple):
 
 
 def row_to_values(row: Mapping[str, Any], tags: Collection[str]) -> TaggedValues | None:
-    """What a row by column has of some tags; None for one without a step."""
-    step = next((found for name in STEP_COLUMNS if (found := _to_number(row.get(name))) is not None), None)
+    """Return the step and the values of the given tags in a row, or None without a step."""
+    step = next((number for name in STEP_COLUMNS if (number := _to_number(row.get(name))) is not None), None)
     if step is None:
         return None
-    said = {tag: value for tag in tags if (value := _to_number(row.get(tag))) is not None}
+    tag_values = {tag: value for tag in tags if (value := _to_number(row.get(tag))) is not None}
     return TaggedValues(
         int(step),
-        said,
-        next((found for name in CLOCK_COLUMNS if (found := _to_number(row.get(name))) is not None), None),
+        tag_values,
+        next((number for name in CLOCK_COLUMNS if (number := _to_number(row.get(name))) is not None), None),
     )
 
 
@@ -157,60 +159,64 @@ def _to_number(value: Any) -> float | None:
 
 
 def detect_format(tags: Set[str], formats: Iterable[LogFormat]) -> LogFormat | None:
-    """The framework of which some tags are: that with most of them; None for tags that say neither pace nor loss of any."""
-    told = [one for one in formats if not tags.isdisjoint(one.identifying_tags)]
-    return max(told, key=lambda one: len(tags & one.tags.keys()), default=None)
+    """Return the format that shares the most tags, or None if no tag is a time, a rate or a loss of any format."""
+    candidates = [log_format for log_format in formats if not tags.isdisjoint(log_format.identifying_tags)]
+    return max(candidates, key=lambda log_format: len(tags & log_format.tags.keys()), default=None)
 
 
-def merge_by_step(points: Iterable[TaggedValues | None], most: int) -> tuple[dict[int, TaggedValues], int]:
-    """Points by step, each with all that was logged of it, in the order in which they were last; of more than `most` the last.
-
-    Beside them how many were None, which stands for one that is torn.
-    """
-    found: dict[int, TaggedValues] = {}
+def merge_by_step(points: Iterable[TaggedValues | None], max_steps: int) -> tuple[dict[int, TaggedValues], int]:
+    """Return points by step, each with all values logged for it, ordered by their last record, at most the last `max_steps`;
+    and the number of None, which are torn points."""
+    by_step: dict[int, TaggedValues] = {}
     torn = 0
     for point in points:
         if point is None:
             torn += 1
             continue
-        earlier = found.pop(point.step, None)
-        found[point.step] = (
+        earlier = by_step.pop(point.step, None)  # a repeated step moves to the end, so that the cap drops the oldest
+        by_step[point.step] = (
             TaggedValues(point.step, {**earlier.values, **point.values}, point.clock_s) if earlier else point
         )
-        if len(found) > most:
-            del found[next(iter(found))]
-    return found, torn
+        if len(by_step) > max_steps:
+            del by_step[next(iter(by_step))]
+    return by_step, torn
 
 
-def to_steps(points: Iterable[TaggedValues], form: LogFormat) -> Iterator[LoggedStep]:
-    """The steps of a framework.
+def to_steps(points: Iterable[TaggedValues], log_format: LogFormat) -> Iterator[LoggedStep]:
+    """Yield the steps of a framework.
 
-    Where others have a rate, the time of a step without one does not count: it was one of another batch, or was torn.
+    If some steps have a rate, the time of a step without one is dropped: it had another batch, or was torn.
     """
-    steps = [to_step(point, form) for point in points if 0 <= point.step <= LARGEST_STEP]
+    steps = [to_step(point, log_format) for point in points if 0 <= point.step <= LARGEST_STEP]
     rated = any(step.tokens_per_s for step in steps)
     for step in steps:
         yield replace(step, step_time_s=None) if rated and not step.tokens_per_s else step
 
 
-def to_step(point: TaggedValues, form: LogFormat) -> LoggedStep:
-    """The step of a framework that a point is. Numbers that are not finite, and times and sizes not above 0, were not logged."""
-    said: dict[str, Any] = {}
-    for tag, (name, unit) in form.tags.items():
-        value = point.values.get(tag, math.nan) * unit
-        if math.isfinite(value) and (value > 0 or (name == "loss" and value == 0)):
-            said[name] = int(value) if name.startswith("batch_") else value
+def to_step(point: TaggedValues, log_format: LogFormat) -> LoggedStep:
+    """Return the step of a point. Numbers that are not finite, and times and sizes not above 0, count as not logged."""
+    step_fields: dict[str, Any] = {}
+    for tag, (name, unit) in log_format.tags.items():
+        number = point.values.get(tag, math.nan) * unit
+        if math.isfinite(number) and (number > 0 or (name == "loss" and number == 0)):
+            step_fields[name] = int(number) if name.startswith("batch_") else number
     clock = point.clock_s if point.clock_s is not None and math.isfinite(point.clock_s) else None
-    step = LoggedStep(step=point.step, clock_s=clock, **said)
-    return step.without_timing() if form.untimed and point.values.get(form.untimed) else step
+    step = LoggedStep(step=point.step, clock_s=clock, **step_fields)
+    return step.without_timing() if log_format.untimed and point.values.get(log_format.untimed) else step
 
 
 def fill_clock_times(steps: Iterable[LoggedStep]) -> Iterator[LoggedStep]:
-    """The steps with the time between when each was logged and the one before it was, over the steps between them."""
-    before: LoggedStep | None = None
+    """Yield the steps with times from the clock: seconds since the previous logged step, over the steps between them."""
+    previous: LoggedStep | None = None
     for step in steps:
-        if before and before.clock_s and step.clock_s and step.step > before.step and step.clock_s > before.clock_s:
-            yield replace(step, step_time_s=(step.clock_s - before.clock_s) / (step.step - before.step))
+        if (
+            previous
+            and previous.clock_s
+            and step.clock_s
+            and step.step > previous.step
+            and step.clock_s > previous.clock_s
+        ):
+            yield replace(step, step_time_s=(step.clock_s - previous.clock_s) / (step.step - previous.step))
         else:
             yield step
-        before = step
+        previous = step

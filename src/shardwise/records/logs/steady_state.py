@@ -1,4 +1,4 @@
-"""How fast a run was when nothing disturbed it: the median step, and which lines do not count."""
+"""Steady state of a logged run: the median step, and which lines do not count."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from shardwise.records.logs.logged_steps import LoggedStep
 from shardwise.records.logs.training_log import TrainingLog
 from shardwise.values.errors import InputError
 
-# Of the lines of a run the first tenth, at least 3 and at most 50, are its warm-up: compilation, autotuning, allocators, caches.
-# Recipes of benchmarks leave out as much (NVIDIA's DGX Cloud ones take steps 25 to 50 of 50, MaxText's the last ones).
+# The first tenth of a run's lines, at least 3 and at most 50, is its warm-up: compilation, autotuning, allocators, caches.
+# Benchmark recipes leave out as much (NVIDIA's DGX Cloud ones take steps 25 to 50 of 50, MaxText's the last ones).
 WARM_UP, LEAST_WARM_UP, MOST_WARM_UP = 0.1, 3, 50
-# Of the rest those that lie far off: a modified z-score above 3.5 (Iglewicz and Hoaglin 1993, How to Detect and Handle Outliers:
+# Outliers of the rest have a modified z-score above 3.5 (Iglewicz and Hoaglin 1993, How to Detect and Handle Outliers:
 # 0.6745 (x - median) / MAD), and more than a twentieth, by which steps of one job differ (docs/accuracy.md). They are steps
 # with a checkpoint, an evaluation or a stall. Where more than a quarter would be, the run has several speeds, and all count.
 Z_SCORE, NORMAL_MAD, CLOSE_PART, MOST_OUTLIERS = 3.5, 0.6745, 0.05, 0.25
@@ -54,38 +54,38 @@ class SteadyState:
 def measure_steady_state(
     log: TrainingLog, num_devices: int, seq_len: int, batch_tokens: int | None = None
 ) -> SteadyState:
-    """How fast a run was. `batch_tokens`: of the global batch, where the log does not say them.
+    """Return the steady state of a run. `batch_tokens`: tokens of the global batch, for a log without them.
 
-    Raises `InputError` where no line has a time or a rate, and for a batch that is not the log's.
+    Raises `InputError` if no line has a time or a rate, and for a batch that contradicts the log's.
     """
-    timed = [(one, _batch_tokens(one, seq_len)) for one in log.steps if one.is_timed]
+    timed = [(step, _batch_tokens(step, seq_len)) for step in log.steps if step.is_timed]
     if not timed:
         raise InputError(f"log: no step of {log.format.title} in it has a time or a rate; a log with one is required")
-    own = timed[-1][1]
-    if own and batch_tokens and own != batch_tokens:
+    logged_batch = timed[-1][1]
+    if logged_batch and batch_tokens and logged_batch != batch_tokens:
         raise InputError(
-            f"--batch-tokens: found {batch_tokens:,}, and the log says {own:,} (sequences of {seq_len:,}); the batch of the run "
-            "is required, or none: the log has it"
+            f"--batch-tokens: found {batch_tokens:,}, and the log says {logged_batch:,} (sequences of {seq_len:,}); the batch "
+            "of the run is required, or none: the log has it"
         )
-    batch = own or batch_tokens
-    same = [one for one, its in timed if its == own]
-    warm_up = num_warm_up(len(same))
-    kept = same[warm_up:]
-    _require_batch(kept, num_devices, batch)
-    paces = [_pace(one, num_devices, batch) for one in kept]
-    near = drop_outliers(paces)
-    middle = median(near)
+    batch = logged_batch or batch_tokens
+    same_batch = [step for step, step_tokens in timed if step_tokens == logged_batch]
+    warm_up = num_warm_up(len(same_batch))
+    counted = same_batch[warm_up:]
+    _require_batch(counted, num_devices, batch)
+    paces = [_pace(step, num_devices, batch) for step in counted]
+    typical = drop_outliers(paces)
+    typical_pace = median(typical)
     return SteadyState(
-        device_s_per_token=middle, low=interpolated_percentile(near, 0.1), high=interpolated_percentile(near, 0.9),
-        overhead=sum(paces) / len(paces) / (sum(near) / len(near)) - 1.0, num_lines=len(log.steps),
-        num_warm_up=warm_up, num_other_batch=len(log.steps) - len(same), num_outliers=len(paces) - len(near),
-        batch_tokens=own, mfu=_median_of_stated([one.mfu for one in kept]),
-        tflops=_median_of_stated([one.tflops for one in kept]),
+        device_s_per_token=typical_pace, low=interpolated_percentile(typical, 0.1), high=interpolated_percentile(typical, 0.9),
+        overhead=sum(paces) / len(paces) / (sum(typical) / len(typical)) - 1.0, num_lines=len(log.steps),
+        num_warm_up=warm_up, num_other_batch=len(log.steps) - len(same_batch), num_outliers=len(paces) - len(typical),
+        batch_tokens=logged_batch, mfu=_median_of_stated([step.mfu for step in counted]),
+        tflops=_median_of_stated([step.tflops for step in counted]),
     )  # fmt: skip
 
 
 def num_warm_up(num_lines: int) -> int:
-    """How many of the first lines are the warm-up; at least half of them, and one, stay.
+    """Return how many of the first lines are the warm-up; at least half of them, and one, stay.
 
     >>> [num_warm_up(n) for n in (1, 2, 5, 8, 100, 10_000)]
     [0, 1, 2, 3, 10, 50]
@@ -94,24 +94,24 @@ def num_warm_up(num_lines: int) -> int:
 
 
 def drop_outliers(paces: Sequence[float]) -> list[float]:
-    """Those that are not far off (`RULE`).
+    """Return the values without outliers (`RULE`), or all of them if over a quarter would go.
 
     >>> drop_outliers([1.0, 1.01, 0.99, 1.02, 7.0])
     [1.0, 1.01, 0.99, 1.02]
     """
     middle = median(paces)
     spread = median(abs(pace - middle) for pace in paces)
-    far = max(Z_SCORE / NORMAL_MAD * spread, CLOSE_PART * middle)
-    near = [pace for pace in paces if abs(pace - middle) <= far]
-    return near if len(paces) - len(near) <= MOST_OUTLIERS * len(paces) else list(paces)
+    max_deviation = max(Z_SCORE / NORMAL_MAD * spread, CLOSE_PART * middle)
+    typical = [pace for pace in paces if abs(pace - middle) <= max_deviation]
+    return typical if len(paces) - len(typical) <= MOST_OUTLIERS * len(paces) else list(paces)
 
 
 def interpolated_percentile(values: Sequence[float], share: float) -> float:
-    """A percentile of some values, straight lines between them."""
+    """Return a percentile, interpolated linearly between values."""
     ordered = sorted(values)
-    at = share * (len(ordered) - 1)
-    low = math.floor(at)
-    return ordered[low] + (at - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
+    position = share * (len(ordered) - 1)
+    low = math.floor(position)
+    return ordered[low] + (position - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
 
 
 def _batch_tokens(step: LoggedStep, seq_len: int) -> int | None:
@@ -119,18 +119,18 @@ def _batch_tokens(step: LoggedStep, seq_len: int) -> int | None:
 
 
 def _both_paces(step: LoggedStep, num_devices: int, batch_tokens: int | None) -> tuple[float | None, float | None]:
-    """Seconds of a device for a token, by the step's time and by its rate."""
+    """Return device-seconds per token by the step's time and by its rate."""
     by_time = step.step_time_s * num_devices / batch_tokens if step.step_time_s and batch_tokens else None
     return by_time, 1.0 / step.tokens_per_s if step.tokens_per_s else None
 
 
 def _require_batch(steps: Sequence[LoggedStep], num_devices: int, batch_tokens: int | None) -> None:
-    """Raise `InputError` where times and rates are not of this batch on so many devices."""
-    both = [(pace, step) for step in steps if all(pace := _both_paces(step, num_devices, batch_tokens))]
-    ratios = [by_time / by_rate for (by_time, by_rate), _ in both if by_time and by_rate]
+    """Raise `InputError` if times and rates contradict this batch on this number of devices."""
+    paces_and_steps = [(pace, step) for step in steps if all(pace := _both_paces(step, num_devices, batch_tokens))]
+    ratios = [by_time / by_rate for (by_time, by_rate), _ in paces_and_steps if by_time and by_rate]
     if not ratios or 1 - CLOSE_PART < median(ratios) < 1 + CLOSE_PART:
         return
-    step = both[len(both) // 2][1]
+    step = paces_and_steps[len(paces_and_steps) // 2][1]
     raise InputError(
         f"log: step {step.step} took {step.step_time_s:g} s at {step.tokens_per_s:,.0f} tokens/s on each device, which on "
         f"{num_devices:,} devices is a batch of {median(ratios) * (batch_tokens or 0):,.0f} tokens and not of "
@@ -139,21 +139,21 @@ def _require_batch(steps: Sequence[LoggedStep], num_devices: int, batch_tokens: 
 
 
 def _pace(step: LoggedStep, num_devices: int, batch_tokens: int | None) -> float:
-    """Seconds of a device for a token, by the step's time, which has more digits, or by its rate.
+    """Return device-seconds per token by the step's time, which has more digits, or by its rate.
 
-    By the rate where they differ: torchtitan's time is that of `log_freq` steps, also where fewer ran since the last line.
+    By the rate if they differ: torchtitan's time is that of `log_freq` steps, also if fewer ran since the last line.
     """
     by_time, by_rate = _both_paces(step, num_devices, batch_tokens)
     if by_time and by_rate and not 1 - CLOSE_PART < by_time / by_rate < 1 + CLOSE_PART:
         return by_rate
-    found = by_time or by_rate
-    if found is None:
+    pace = by_time or by_rate
+    if pace is None:
         raise InputError(
             "--batch-tokens: missing, and the log has times of steps alone; the tokens of a batch are required"
         )
-    return found
+    return pace
 
 
 def _median_of_stated(values: Sequence[float | None]) -> float | None:
-    said = [value for value in values if value is not None]
-    return median(said) if said else None
+    stated = [value for value in values if value is not None]
+    return median(stated) if stated else None

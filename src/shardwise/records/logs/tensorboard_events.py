@@ -1,4 +1,4 @@
-"""TensorBoard's event files: records with checksums, and the scalars of given tags in them.
+"""TensorBoard event files: records with checksums, and the scalars of given tags in them.
 
 Sources: TensorFlow, tsl/lib/io/record_writer.h: uint64 length, masked CRC-32C of it, the bytes, masked CRC-32C of them, in
 little-endian order; tsl/lib/hash/crc32c.h for the mask; core/util/event.proto, core/framework/summary.proto and tensor.proto,
@@ -37,40 +37,40 @@ def _table() -> Iterator[int]:
 _CRC_OF_BYTE = tuple(_table())
 
 
-def crc32c(data: bytes) -> int:
-    """The cyclic redundancy check of Castagnoli.
+def crc32c(content: bytes) -> int:
+    """Return the CRC-32C (Castagnoli) of some bytes.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
     """
     crc = 0xFFFF_FFFF
-    for byte in data:
+    for byte in content:
         crc = _CRC_OF_BYTE[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc ^ 0xFFFF_FFFF
 
 
-def masked_crc32c(data: bytes) -> int:
-    """The checksum as it stands in a file, so that checksums of data that hold checksums stay apart."""
-    crc = crc32c(data)
+def masked_crc32c(content: bytes) -> int:
+    """Return the checksum as stored in a file: masked, so that checksums of data that contain checksums differ."""
+    crc = crc32c(content)
     return ((crc >> 15 | crc << 17) + MASK) & 0xFFFF_FFFF
 
 
 def starts_record(head: bytes) -> bool:
-    """Whether some bytes are the start of a file of records: a length and its checksum."""
+    """Return True if some bytes start a file of records: a length and its checksum."""
     return len(head) >= HEAD.size and masked_crc32c(head[:8]) == HEAD.unpack_from(head)[1]
 
 
 def read_records(path: Path) -> Iterator[bytes | None]:
-    """The records of a file; None at last where it ends within one, as that of a run which is writing, or was killed.
+    """Yield the records of a file; None at last if it ends within one, as a file that is being written or of a killed run.
 
-    Those above `LONGEST_RECORD` are passed over. Raises `InputError` for a checksum that is not that of the bytes.
+    Records above `LONGEST_RECORD` are skipped. Raises `InputError` for a wrong checksum.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         while head := file.read(HEAD.size):
-            at = file.tell() - len(head)
+            offset = file.tell() - len(head)
             if len(head) == HEAD.size and not starts_record(head):
-                raise checksum_error(path, at)
+                raise checksum_error(path, offset)
             if len(head) < HEAD.size or HEAD.unpack(head)[0] + TAIL.size > size - file.tell():
                 yield None
                 return
@@ -78,14 +78,14 @@ def read_records(path: Path) -> Iterator[bytes | None]:
             if length > LONGEST_RECORD:
                 file.seek(length + TAIL.size, os.SEEK_CUR)
             else:
-                yield _read_checked(file, length, path, at)
+                yield _read_checked(file, length, path, offset)
 
 
-def _read_checked(file: BinaryIO, length: int, path: Path, at: int) -> bytes:
-    data = file.read(length)
-    if TAIL.unpack(file.read(TAIL.size))[0] != masked_crc32c(data):
-        raise checksum_error(path, at)
-    return data
+def _read_checked(file: BinaryIO, length: int, path: Path, offset: int) -> bytes:
+    content = file.read(length)
+    if TAIL.unpack(file.read(TAIL.size))[0] != masked_crc32c(content):
+        raise checksum_error(path, offset)
+    return content
 
 
 NAME_PART = "tfevents"  # in the name of each event file
@@ -98,22 +98,22 @@ ELEMENT = {1: ("<f", 5), 2: ("<d", 6)}
 
 
 def is_event_file(path: Path) -> bool:
-    """Whether a file is one of events, by its first record, or of a run that has written none by its name."""
+    """Return True if the file starts with a record or, while it is empty, is named like an event file."""
     with path.open("rb") as file:
         head = file.read(HEAD.size)
     return starts_record(head) or NAME_PART in path.name
 
 
 def read_scalars(path: Path, tags: Collection[str]) -> Iterator[TaggedValues | None]:
-    """What some tags have in a file, an event each; None at last where the file ends within one.
+    """Yield the scalars of the given tags per event; None at last if the file ends within a record.
 
-    Raises `InputError` for a file that is damaged.
+    Raises `InputError` for a damaged file.
     """
-    said = re.compile(b"|".join(re.escape(tag.encode()) for tag in sorted(tags)))
+    tag_pattern = re.compile(b"|".join(re.escape(tag.encode()) for tag in sorted(tags)))
     for record in read_records(path):
         if record is None:
             yield None
-        elif said.search(record):
+        elif tag_pattern.search(record):
             try:
                 point = _parse_event(record, tags)
             except ValueError as error:
@@ -139,29 +139,31 @@ def _parse_event(event: bytes, tags: Collection[str]) -> TaggedValues:
 
 
 def _scalars(summary: bytes, tags: Collection[str]) -> Iterator[tuple[str, float]]:
-    """The finite ones; what is not was as good as not logged."""
+    """Yield the finite scalars; those that are not count as not logged."""
     for number, message in parse_fields(summary):
         if number != VALUE or not isinstance(message, bytes):
             continue
-        found = dict(parse_fields(message))
-        tag = found.get(TAG)
+        fields = dict(parse_fields(message))
+        tag = fields.get(TAG)
         name = tag.decode("utf-8", errors="replace") if isinstance(tag, bytes) else ""
-        scalar = _unpack("<f", found.get(SIMPLE_VALUE)) if SIMPLE_VALUE in found else _tensor_element(found.get(TENSOR))
+        scalar = (
+            _unpack("<f", fields.get(SIMPLE_VALUE)) if SIMPLE_VALUE in fields else _tensor_element(fields.get(TENSOR))
+        )
         if name in tags and scalar is not None and math.isfinite(scalar):
             yield name, scalar
 
 
 def _tensor_element(tensor: int | bytes | None) -> float | None:
-    """The element of a tensor that has one."""
-    found = dict(parse_fields(tensor)) if isinstance(tensor, bytes) else {}
-    dtype = found.get(DTYPE)
+    """Return the element of a tensor that has one."""
+    fields = dict(parse_fields(tensor)) if isinstance(tensor, bytes) else {}
+    dtype = fields.get(DTYPE)
     if not isinstance(dtype, int) or dtype not in ELEMENT:
         return None
-    form, field = ELEMENT[dtype]
-    return _unpack(form, found.get(CONTENT) or found.get(field))
+    struct_format, element_field = ELEMENT[dtype]
+    return _unpack(struct_format, fields.get(CONTENT) or fields.get(element_field))
 
 
-def _unpack(form: str, value: int | bytes | None) -> float | None:
-    if not isinstance(value, bytes) or len(value) != struct.calcsize(form):
+def _unpack(struct_format: str, value: int | bytes | None) -> float | None:
+    if not isinstance(value, bytes) or len(value) != struct.calcsize(struct_format):
         return None
-    return float(struct.unpack(form, value)[0])
+    return float(struct.unpack(struct_format, value)[0])

@@ -1,7 +1,7 @@
 """Read the log of a training run: detect the framework by lines or tags, and collect its steps.
 
-`read_training_log` takes files of lines, TensorBoard events, W&B histories and tables, or the folder of a run. Files of any size
-are read block by block.
+`read_training_log` takes files of lines, TensorBoard events, W&B histories and tables, or the folder of a run. Files of any
+size are read block by block.
 """
 
 from __future__ import annotations
@@ -42,60 +42,66 @@ _ESCAPES = re.compile(rb"(?:\x1b|\^\[|#033|\\x1b|\\u001b)\[[0-9;?]*[A-Za-z]")
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, however they end; of a longer one its last `LONGEST_LINE` bytes."""
+    """Yield the lines of a file, with any line ending; of a longer one its last `LONGEST_LINE` bytes."""
     with path.open("rb") as file:
         rest = b""
         while block := file.read(BLOCK_BYTES):
-            *whole, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
-            yield from whole
+            *lines, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
+            yield from lines
             rest = rest[-LONGEST_LINE:]
         if rest:
             yield rest
 
 
 def decode_line(line: bytes) -> str:
-    """A line as text, without what colours it."""
+    """Return a line as text, without terminal escapes."""
     return _ESCAPES.sub(b"", line[-LONGEST_LINE:]).decode("utf-8", errors="replace")
 
 
 def parse_json_line(text: str) -> dict[str, Any] | None:
-    """The object that a line is, in front of which a launcher may have written whose it is; None for none."""
+    """Return the JSON object of a line, after any prefix of a launcher, or None."""
     try:
-        found = json.loads(text[text.find("{") :])
+        payload = json.loads(text[text.find("{") :])
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return payload if isinstance(payload, dict) else None
 
 
 TRACKER_PATTERNS = (f"*{NAME_PART}*", f"*{WANDB_SUFFIX}")  # of TensorBoard, of W&B
 
 
 def find_tracker_files(folder: Path) -> list[Path]:
-    """The event files of a run, in the order of their names, which is that of their beginnings; without any those of W&B.
+    """Return the event files of a run in order of their names, which is that of their start times; without any, those of W&B.
 
-    Raises `InputError` for a folder without any, and for one of several runs.
+    Raises `InputError` for a folder with neither, and for one of several runs.
     """
-    each = (sorted(path for path in folder.rglob(pattern) if path.is_file()) for pattern in TRACKER_PATTERNS)
-    found = next((files for files in each if files), [])
-    if not found:
+    files_by_pattern = (
+        sorted(path for path in folder.rglob(pattern) if path.is_file()) for pattern in TRACKER_PATTERNS
+    )
+    tracker_files = next((files for files in files_by_pattern if files), [])
+    if not tracker_files:
         raise InputError(
             f"log: {folder} is a folder without log.jsonl, event files or files of W&B; the folder of a run is required"
         )
-    folders = sorted({path.parent for path in found})
+    folders = sorted({path.parent for path in tracker_files})
     if len(folders) > 1:
         named = ", ".join(map(str, folders[:3])) + (", ..." if len(folders) > 3 else "")
         raise InputError(
             f"log: {folder} has the files of runs in {len(folders)} folders ({named}); one of them is required"
         )
-    return found
+    return tracker_files
 
 
-MOST_STEPS = 200_000  # kept of a log, the last ones
-ALL_TAGS = frozenset(tag for one in FORMATS.values() for tag in (*one.tags, *((one.untimed,) if one.untimed else ())))
-# A line that is an object with a tag which tells whose it is.
+MOST_STEPS = 200_000  # steps kept of a log, the last ones
+ALL_TAGS = frozenset(
+    tag
+    for log_format in FORMATS.values()
+    for tag in (*log_format.tags, *((log_format.untimed,) if log_format.untimed else ()))
+)
+# A JSON object with a tag that identifies its framework.
 _IDENTIFYING_LINE = re.compile(
     b'\\{.*"(?:'
-    + b"|".join(re.escape(tag.encode()) for one in FORMATS.values() for tag in one.identifying_tags)
+    + b"|".join(re.escape(tag.encode()) for log_format in FORMATS.values() for tag in log_format.identifying_tags)
     + b')"'
 )
 LINES, EVENTS, HISTORY, TABLE = "a log", "TensorBoard events", "a W&B history", "a table"
@@ -103,10 +109,11 @@ LINES, EVENTS, HISTORY, TABLE = "a log", "TensorBoard events", "a W&B history", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingLog:
-    """The steps of a run, each once, in the order in which they were last logged.
+    """Steps of a run, each once, in the order in which they were last logged.
 
-    `medium`: what the log is. `first`: the first one that was logged. `memory_bytes`: the largest peak of a device. `torn`: lines
-    of steps that could not be read. `by_clock`: no step said how long it took, and each time is that since the one before it.
+    `medium`: kind of log. `first`: the first step that was logged. `memory_bytes`: the largest peak of a device. `torn`:
+    lines of steps that could not be read. `by_clock`: no step had a time or a rate, and each time is the one since the
+    previous step.
     """
 
     format: LogFormat
@@ -129,21 +136,21 @@ class _LogReader:
     num_taken: int = 0
 
     def add_file(self, path: Path) -> int:
-        """Take a file; how many steps it has."""
-        before = self.num_taken
-        whole = path.is_file()  # rather than a pipe, which cannot be looked at twice
-        if whole and is_event_file(path):
+        """Read a file and return the number of its steps."""
+        taken_before = self.num_taken
+        is_file = path.is_file()  # a pipe cannot be read twice
+        if is_file and is_event_file(path):
             self._add_values(read_scalars(path, ALL_TAGS), EVENTS)
-        elif whole and is_wandb_file(path):
+        elif is_file and is_wandb_file(path):
             self._add_values(read_wandb_file(path, ALL_TAGS), HISTORY)
-        elif whole and is_csv_export(path):
+        elif is_file and is_csv_export(path):
             self._add_values(read_csv_export(path, ALL_TAGS), TABLE)
         else:
             self._add_values(self._add_lines(path), LINES)
-        return self.num_taken - before
+        return self.num_taken - taken_before
 
     def _add_lines(self, path: Path) -> Iterator[TaggedValues | None]:
-        """Take the lines of a file; those that are objects as points, None for one that is torn."""
+        """Read the lines of a file; yield JSON objects as points, None for a torn one."""
         for line in read_lines(path):
             if _IDENTIFYING_LINE.search(line):
                 row = parse_json_line(decode_line(line))
@@ -152,36 +159,36 @@ class _LogReader:
                 self._add_line(line)
 
     def _add_line(self, line: bytes) -> None:
-        for one in FORMATS.values() if self.format is None else (self.format,):
-            if one.has_step(line):
-                found = one.step(decode_line(line))
-                if found is not None:
-                    self.format = one
-                    self._add_step(found)
+        for log_format in FORMATS.values() if self.format is None else (self.format,):
+            if log_format.has_step(line):
+                step = log_format.step(decode_line(line))
+                if step is not None:
+                    self.format = log_format
+                    self._add_step(step)
                     return
                 self.torn += self.format is not None
-            elif one.memory_marker is not None and one.memory_marker in line:
-                self._add_peak(one.memory(decode_line(line)))
+            elif log_format.memory_marker is not None and log_format.memory_marker in line:
+                self._add_peak(log_format.memory(decode_line(line)))
 
     def _add_values(self, points: Iterable[TaggedValues | None], medium: str) -> None:
-        """Take points, if they are those of a framework."""
-        found, torn = merge_by_step(points, MOST_STEPS)
-        tags = {tag for point in found.values() for tag in point.values}
-        form = detect_format(tags, FORMATS.values() if self.format is None else (self.format,))
-        if form is not None:
-            self.format, self.medium = form, medium
+        """Add points, if they are those of a framework."""
+        by_step, torn = merge_by_step(points, MOST_STEPS)
+        tags = {tag for point in by_step.values() for tag in point.values}
+        log_format = detect_format(tags, FORMATS.values() if self.format is None else (self.format,))
+        if log_format is not None:
+            self.format, self.medium = log_format, medium
             self.torn += torn
-            for step in to_steps(found.values(), form):
+            for step in to_steps(by_step.values(), log_format):
                 self._add_step(step)
 
-    def _add_step(self, found: LoggedStep) -> None:
+    def _add_step(self, step: LoggedStep) -> None:
         self.num_taken += 1
-        earlier = self.steps.pop(found.step, None)
-        self.steps[found.step] = earlier.merge(found) if earlier else found
-        self.first = self.first or found
-        if self.first.step == found.step:
-            self.first = self.steps[found.step]
-        self._add_peak(found.memory_bytes)
+        earlier = self.steps.pop(step.step, None)  # a repeated step moves to the end
+        self.steps[step.step] = earlier.merge(step) if earlier else step
+        self.first = self.first or step
+        if self.first.step == step.step:
+            self.first = self.steps[step.step]
+        self._add_peak(step.memory_bytes)
         if len(self.steps) > MOST_STEPS:
             del self.steps[next(iter(self.steps))]
 
@@ -191,43 +198,43 @@ class _LogReader:
 
 
 def read_training_log(paths: Sequence[Path]) -> TrainingLog:
-    """The log of a run: one file, or several that follow each other or are of several ranks; or the folder of `shardwise train`,
-    of TensorBoard or of W&B.
+    """Read the log of a run: one file, several that follow each other or are of several ranks, or the folder of `shardwise
+    train`, of TensorBoard or of W&B.
 
-    The framework is that of the first line that one of them makes for a step, or of which most tags are. A step that is logged
-    again, by another rank or after a restart, counts once, as it was logged last. Raises `InputError` for a file without a step.
+    The first line that parses as a step, or the tags, determine the framework. A step that is logged again, by another rank
+    or after a restart, counts once, as it was logged last. Raises `InputError` for a file without a step.
     """
     if not paths:
         raise InputError("log: none given; the log of a training run is required")
-    reading = _LogReader()
+    reader = _LogReader()
     for path in paths:
         try:
-            if not sum(map(reading.add_file, _find_files(path))):
-                raise InputError(_no_step_message(path, reading.format))
+            if not sum(map(reader.add_file, _find_files(path))):
+                raise InputError(_no_step_message(path, reader.format))
         except OSError as error:
             where = error.filename or path
             raise InputError(
                 f"log: cannot read {where}: {error.strerror}; the log of a training run is required"
             ) from None
-    assert reading.format is not None, "a file with a step has a format"
-    assert reading.first is not None, "a file with a step has a first one"
-    by_clock = not any(step.is_timed for step in reading.steps.values())
-    steps = fill_clock_times(reading.steps.values()) if by_clock else reading.steps.values()
+    assert reader.format is not None, "a file with a step has a format"
+    assert reader.first is not None, "a file with a step has a first one"
+    by_clock = not any(step.is_timed for step in reader.steps.values())
+    steps = fill_clock_times(reader.steps.values()) if by_clock else reader.steps.values()
     return TrainingLog(
-        format=reading.format, medium=reading.medium, first=reading.first, steps=tuple(steps),
-        memory_bytes=reading.memory_bytes, torn=reading.torn, by_clock=by_clock,
+        format=reader.format, medium=reader.medium, first=reader.first, steps=tuple(steps),
+        memory_bytes=reader.memory_bytes, torn=reader.torn, by_clock=by_clock,
     )  # fmt: skip
 
 
 def _find_files(path: Path) -> list[Path]:
-    """The files of a log: of the folder of a run its own one, of another one what a tracker keeps there."""
+    """Return the files of a log: in the folder of a run its own one, in another folder a tracker's."""
     if not path.is_dir():
         return [path]
-    own = RunFolder(path).log
-    return [own] if own.exists() else find_tracker_files(path)
+    run_log = RunFolder(path).log
+    return [run_log] if run_log.exists() else find_tracker_files(path)
 
 
-def _no_step_message(path: Path, known: LogFormat | None) -> str:
-    titles = ", ".join(one.title for one in FORMATS.values())
-    of = f"a step of {known.title}, as the file before it," if known else f"a log of {titles}"
-    return f"log: found no step in {path}; {of} with lines or tags of steps is required"
+def _no_step_message(path: Path, log_format: LogFormat | None) -> str:
+    titles = ", ".join(known_format.title for known_format in FORMATS.values())
+    required = f"a step of {log_format.title}, as the file before it," if log_format else f"a log of {titles}"
+    return f"log: found no step in {path}; {required} with lines or tags of steps is required"

@@ -1,7 +1,7 @@
-"""The history of a W&B run: its own files, run-ID.wandb, which may never have been uploaded, and exported tables (CSV).
+"""History of a W&B run: its own files, run-ID.wandb, which may never have been uploaded, and exported tables (CSV).
 
-Sources: LevelDB, doc/log_format.md, for the frames, whose checksum is zlib's here; wandb 0.31, wandb/proto/wandb_internal.proto,
-by field numbers.
+Sources: LevelDB, doc/log_format.md, for the frames, whose checksum is zlib's here; wandb 0.31,
+wandb/proto/wandb_internal.proto, by field numbers.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ KEY, NESTED_KEY, JSON = 1, 2, 16  # of HistoryItem
 
 
 def is_wandb_file(path: Path) -> bool:
-    """Whether a file is one of W&B's own."""
+    """Return True if a file is one of W&B's own."""
     with path.open("rb") as file:
         return file.read(len(IDENTITY)) == IDENTITY
 
 
 def read_wandb_file(path: Path, tags: Collection[str]) -> Iterator[TaggedValues | None]:
-    """What some tags have in a run's history, a row each; None at last where the file ends within one.
+    """Yield the values of the given tags per row of a run's history; None at last if the file ends within a record.
 
-    Raises `InputError` for a file that is damaged.
+    Raises `InputError` for a damaged file.
     """
     for record in _read_records(path):
         try:
@@ -50,7 +50,7 @@ def read_wandb_file(path: Path, tags: Collection[str]) -> Iterator[TaggedValues 
 
 
 def _history_row(record: bytes) -> dict[str, str]:
-    """The numbers of a row of history by key, as texts of JSON; nothing of another record."""
+    """Return the numbers of a row of history by key, as JSON texts; empty for another kind of record."""
     items = [item for number, history in parse_fields(record) if number == HISTORY and isinstance(history, bytes)
              for kind, item in parse_fields(history) if kind == ITEM and isinstance(item, bytes)]  # fmt: skip
     return dict(_history_item(item) for item in items)
@@ -59,38 +59,39 @@ def _history_row(record: bytes) -> dict[str, str]:
 def _history_item(item: bytes) -> tuple[str, str]:
     keys: list[str] = []
     value = ""
-    for number, said in parse_fields(item):
-        if isinstance(said, bytes):
-            text = said.decode("utf-8", errors="replace")
+    for number, content in parse_fields(item):
+        if isinstance(content, bytes):
+            text = content.decode("utf-8", errors="replace")
             keys += [text] if number in (KEY, NESTED_KEY) else []
             value = text if number == JSON else value
     return ".".join(keys), value
 
 
 def _read_records(path: Path) -> Iterator[bytes | None]:
-    """Records from their pieces; None at last where the file ends within one."""
-    whole, is_whole = bytearray(), True
+    """Yield records assembled from their pieces; None at last if the file ends within one."""
+    record, is_complete = bytearray(), True
     for frame in _read_frames(path):
         kind, piece = frame or (FIRST, b"")
         if kind in (FULL, FIRST):
-            whole.clear()
-        whole += piece if len(whole) <= LONGEST_RECORD else b""
-        is_whole = kind in (FULL, LAST)
-        if is_whole and len(whole) <= LONGEST_RECORD:
-            yield bytes(whole)
-    if not is_whole:
+            record.clear()
+        record += piece if len(record) <= LONGEST_RECORD else b""
+        is_complete = kind in (FULL, LAST)
+        if is_complete and len(record) <= LONGEST_RECORD:
+            yield bytes(record)
+    if not is_complete:
         yield None
 
 
 def _read_frames(path: Path) -> Iterator[tuple[int, bytes] | None]:
-    """Kinds and bytes of pieces. None is within a block where fewer bytes are left than a frame takes."""
+    """Yield kinds and bytes of pieces; None at last if the file ends within one. A block's end too small for a frame is
+    skipped."""
     with path.open("rb") as file:
         file.seek(HEADER_BYTES)
         while True:
-            left = BLOCK - file.tell() % BLOCK
-            if left < FRAME.size:
-                file.seek(left, os.SEEK_CUR)
-            at, head = file.tell(), file.read(FRAME.size)
+            block_rest = BLOCK - file.tell() % BLOCK
+            if block_rest < FRAME.size:
+                file.seek(block_rest, os.SEEK_CUR)
+            offset, head = file.tell(), file.read(FRAME.size)
             if not head:
                 return
             checksum, length, kind = FRAME.unpack(head) if len(head) == FRAME.size else (0, 1, 0)
@@ -99,7 +100,7 @@ def _read_frames(path: Path) -> Iterator[tuple[int, bytes] | None]:
                 yield None
                 return
             if zlib.crc32(piece, zlib.crc32(bytes([kind]))) != checksum:
-                raise checksum_error(path, at)
+                raise checksum_error(path, offset)
             yield kind, piece
 
 
@@ -110,16 +111,16 @@ EXPORT_COMMAND = (
 
 
 def is_csv_export(path: Path) -> bool:
-    """Whether a file is a table with a column of steps. Raises `InputError` for a .csv without one."""
+    """Return True if a file is a table with a column of steps. Raises `InputError` for a .csv without one."""
     with path.open("rb") as file:
         columns = _parse_header(file.readline(LONGEST_ROW).decode("utf-8-sig", errors="replace"))
     if len(columns) > 1 and not set(STEP_COLUMNS).isdisjoint(map(_tag_of_column, columns)):
         return True
     if path.suffix.lower() == ".csv":
-        found = ", ".join(columns[:4]) + (", ..." if len(columns) > 4 else "")
+        column_names = ", ".join(columns[:4]) + (", ..." if len(columns) > 4 else "")
         raise InputError(
-            f"log: {path} has the columns {found or 'of nothing'}; one of steps ({', '.join(STEP_COLUMNS)}) is required, as "
-            f"{EXPORT_COMMAND}; a chart is exported with Step on its x-axis"
+            f"log: {path} has the columns {column_names or 'of nothing'}; one of steps ({', '.join(STEP_COLUMNS)}) is required, "
+            f"as {EXPORT_COMMAND}; a chart is exported with Step on its x-axis"
         )
     return False
 
@@ -132,9 +133,9 @@ def _parse_header(line: str) -> list[str]:
 
 
 def read_csv_export(path: Path, tags: Collection[str]) -> Iterator[TaggedValues | None]:
-    """What some tags have in a table, a row each; None for one with fewer or more cells than columns.
+    """Yield the values of the given tags per row of a table; None for a row with fewer or more cells than columns.
 
-    Raises `InputError` for what is no table, and for one of several runs.
+    Raises `InputError` for a file that is no table, and for one of several runs.
     """
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         rows = csv.reader(_read_lines(file))
@@ -160,15 +161,17 @@ def _read_lines(file: TextIO) -> Iterator[str]:
 
 
 def _tag_of_column(column: str) -> str:
-    """What a column has: of an exported chart's, which are called RUN - TAG, the tag alone."""
+    """Return the tag of a column; an exported chart's are called RUN - TAG."""
     return column.rpartition(" - ")[2]
 
 
 def _column_tags(path: Path, columns: list[str], tags: Collection[str]) -> list[str]:
-    """What each column has. Raises `InputError` for those of several runs."""
-    known = {*tags, *STEP_COLUMNS, *CLOCK_COLUMNS}
+    """Return the tag of each column. Raises `InputError` for columns of several runs."""
+    allowed = {*tags, *STEP_COLUMNS, *CLOCK_COLUMNS}
     charted = {
-        column: _tag_of_column(column) for column in columns if column not in known and _tag_of_column(column) in known
+        column: _tag_of_column(column)
+        for column in columns
+        if column not in allowed and _tag_of_column(column) in allowed
     }
     runs = sorted({column.rpartition(" - ")[0] for column in charted})
     if len(runs) > 1:
