@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.values.dtypes import BYTES_PER_ELEMENT
-from shardwise.values.errors import InputError, NotationError, ShardingError
+from shardwise.values.errors import InputError, NotationError, ShardingError, join_words
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9']*")
 _NUMBER = re.compile(r"\d+")
@@ -293,19 +293,14 @@ def explain_sums(expression: EinsumExpression) -> tuple[str, ...]:
 
 def _explain_dims(names: Sequence[str], is_kept: bool, dims: Sequence[str], result: str) -> Iterator[str]:
     """Yield a note on dims that the same operands have and that the result has (`is_kept`) or lacks."""
-    text = _join_words(dims)
+    text = join_words(dims, "and")
     index_text = "one index" if len(dims) == 1 else "one index each"
     if len(names) == 1 and not is_kept:
         yield f"{names[0]} is summed over {text} by itself, before any product: neither another operand nor {result} has {text}"
     if len(names) > 2 and not is_kept:
-        yield f"{text}: {index_text} of {_join_words(names)}, summed once, over the product of all of these (as in einsum)"
+        yield f"{text}: {index_text} of {join_words(names, 'and')}, summed once, over the product of all of these (as in einsum)"
     if len(names) > 2 and is_kept:
         yield (
-            f"{text}: {index_text} of {_join_words([*names, result])}, not summed (as in einsum); a dim that a chain sums and "
-            f"has again behind the sum needs two names, such as {dims[-1]} and {dims[-1]}'"
+            f"{text}: {index_text} of {join_words([*names, result], 'and')}, not summed (as in einsum); a dim that a chain sums "
+            f"and has again behind the sum needs two names, such as {dims[-1]} and {dims[-1]}'"
         )
-
-
-def _join_words(names: Sequence[str]) -> str:
-    """Join names as in a sentence: "A, B and C"."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

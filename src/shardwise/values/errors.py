@@ -183,8 +183,16 @@ def did_you_mean(unknown: object, allowed: Iterable[object]) -> str:
     ''
     """
     names = [repr(name) for name in find_nearest_names(unknown, allowed)]
-    alternatives = " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-    return f" (did you mean {alternatives}?)" if names else ""
+    return f" (did you mean {join_words(names, 'or')}?)" if names else ""
+
+
+def join_words(words: Sequence[str], conjunction: str) -> str:
+    """Join words as in a sentence.
+
+    >>> join_words(["A", "B", "C"], "and"), join_words(["A"], "or")
+    ('A, B and C', 'A')
+    """
+    return f" {conjunction} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def find_nearest_names(unknown: object, allowed: Iterable[object]) -> list[str]:

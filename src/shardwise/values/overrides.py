@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from shardwise.values.errors import InputError, did_you_mean
+from shardwise.values.errors import InputError, did_you_mean, join_words
 from shardwise.values.units import EXAMPLE_QUANTITIES, lacks_unit, parse_count, parse_quantity, unit_from_name
 
 
@@ -19,8 +19,7 @@ def parse_overrides(
         key, equals, value = setting.partition("=")
         room, dot, name = key.strip().partition(".")
         if not (equals and dot and room in overrides and name):
-            forms = [f"{prefix}.NAME=VALUE" for prefix in rooms]
-            alternatives = " or ".join([", ".join(forms[:-1]), forms[-1]] if len(forms) > 1 else forms)
+            alternatives = join_words([f"{prefix}.NAME=VALUE" for prefix in rooms], "or")
             raise InputError(
                 f"--set: found {setting!r}{did_you_mean(room, rooms) if dot else ''}; {alternatives} is required"
             )
