@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from shardwise.values.errors import InputError, describe_unknown, lookup
+from shardwise.values.errors import lookup
 
 BYTES_PER_ELEMENT = {
     "fp64": 8.0,
@@ -53,10 +53,7 @@ def bytes_per_element(dtype: str) -> float:
     """
     if dtype in BLOCK_SCALED_DTYPES:
         return BLOCK_SCALED_DTYPES[dtype].bytes_per_element
-    try:
-        return BYTES_PER_ELEMENT[dtype]
-    except KeyError:
-        raise InputError(f"dtype: {describe_unknown(dtype, BYTES_PER_ELEMENT)}") from None
+    return lookup(BYTES_PER_ELEMENT, dtype, "dtype")
 
 
 # Codes that are not finite: "ieee" those of the largest exponent (infinities and NaNs), "nan" the last code of each sign (NaN),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.errors import InputError, describe_unknown
+from shardwise.values.errors import lookup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,9 +195,7 @@ PRECISIONS = {
 
 def get_precision(name: str) -> Precision:
     """Return a recipe by name. Raises `InputError` that lists the names."""
-    if name not in PRECISIONS:
-        raise InputError(f"precision: {describe_unknown(name, PRECISIONS)}")
-    return PRECISIONS[name]
+    return lookup(PRECISIONS, name, "precision")
 
 
 AmaxAlgorithm = Literal["max", "most_recent"]
