@@ -129,11 +129,11 @@ class _ContractionBuilder:
                 f"case 4: {axis} splits {on_left} of left and {on_right} of right",
             )
         elif on_right is None and on_left in self.right.dims:
-            self.gather_if_contracted("left", "right", axis, str(on_left))
+            self.gather_if_contracted("left", axis, str(on_left))
         elif on_left is None and on_right in self.left.dims:
-            self.gather_if_contracted("right", "left", axis, str(on_right))
+            self.gather_if_contracted("right", axis, str(on_right))
 
-    def gather_if_contracted(self, side: str, opposite: str, axis: str, dim: str) -> None:
+    def gather_if_contracted(self, side: str, axis: str, dim: str) -> None:
         """Gather `side`, whose shared dim is split over an axis that the other side lacks, unless the result keeps the dim:
         then the other side is sliced for free."""
         if dim not in self.dims:

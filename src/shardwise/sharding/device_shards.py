@@ -57,7 +57,7 @@ def device_index_ranges(spec: Spec, mesh: Mesh, sizes: Mapping[str, int]) -> tup
     return tuple(
         {
             dim: range(index * shard_sizes[dim], (index + 1) * shard_sizes[dim])
-            for dim, index in zip(spec.dims, _shard_index(spec, mesh, coordinate), strict=True)
+            for dim, index in zip(spec.dims, spec.shard_index(mesh, coordinate), strict=True)
         }
         for coordinate in mesh.coordinates()
     )
@@ -69,12 +69,8 @@ def have_same_placement(left: Spec, right: Spec, mesh: Mesh) -> bool:
         return False
     cuts = [[mesh.size(axes) for axes in spec.axes] for spec in (left, right)]
     return cuts[0] == cuts[1] and all(
-        _shard_index(left, mesh, c) == _shard_index(right, mesh, c) for c in mesh.coordinates()
+        left.shard_index(mesh, c) == right.shard_index(mesh, c) for c in mesh.coordinates()
     )
-
-
-def _shard_index(spec: Spec, mesh: Mesh, coordinate: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(mesh.position(coordinate, axes) for axes in spec.axes)
 
 
 def _split_axes(axes: Axes, mesh: Mesh) -> Axes:
@@ -108,11 +104,11 @@ def permute_sends(collective: Collective, mesh: Mesh) -> tuple[PermuteSend, ...]
     sends: dict[int, PermuteSend] = {}
     holders: dict[tuple[BlockIndex, BlockIndex], list[int]] = {}
     for device, coordinate in enumerate(coordinates):
-        block = _block_index(collective.before, mesh, coordinate)
+        block = collective.before.shard_index(mesh, coordinate)
         holders.setdefault((_uncrossed_position(collective, mesh, coordinate), block), []).append(device)
     waiting = []
     for device, coordinate in enumerate(coordinates):
-        target_block = _block_index(collective.after, mesh, coordinate)
+        target_block = collective.after.shard_index(mesh, coordinate)
         block = tuple(n // r for n, r in zip(target_block, ratios, strict=True))
         part = tuple(n % r for n, r in zip(target_block, ratios, strict=True))
         key = _uncrossed_position(collective, mesh, coordinate), block
@@ -126,10 +122,6 @@ def permute_sends(collective: Collective, mesh: Mesh) -> tuple[PermuteSend, ...]
             raise ShardingError(f"{collective}: not a permute; no device is left that can serve device {device}")
         sends[holders[key].pop(0)] = PermuteSend(device, part)
     return tuple(sends[device] for device in range(len(coordinates)))
-
-
-def _block_index(spec: Spec, mesh: Mesh, coordinate: Mapping[str, int]) -> BlockIndex:
-    return tuple(mesh.position(coordinate, axes) for axes in spec.axes)
 
 
 def _uncrossed_position(collective: Collective, mesh: Mesh, coordinate: Mapping[str, int]) -> BlockIndex:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardwise.sharding.collectives import Collective, CollectiveKind
-from shardwise.sharding.spec import Axes, Spec
+from shardwise.sharding.spec import Axes, Spec, num_shared_axes
 from shardwise.values.errors import ShardingError
 
 
@@ -54,11 +54,8 @@ class _ReshardBuilder:
 
     def surplus_axes(self, dim: str) -> Axes:
         """Return the axes that `dim` has to lose: all after the prefix shared with the goal."""
-        current, goal = self.now.axes_of(dim), self.goal.axes_of(dim)
-        shared = 0
-        while shared < min(len(current), len(goal)) and current[shared] == goal[shared]:
-            shared += 1
-        return current[shared:]
+        current = self.now.axes_of(dim)
+        return current[num_shared_axes(current, self.goal.axes_of(dim)) :]
 
     def reduce_scatter(self) -> None:
         for dim in self.now.dims:

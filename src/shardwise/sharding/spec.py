@@ -105,6 +105,10 @@ class Spec:
             shape.append(sizes[dim] // degree)
         return tuple(shape)
 
+    def shard_index(self, mesh: Mesh, coordinate: Mapping[str, int]) -> tuple[int, ...]:
+        """Return which block of the array a device holds: its index along each dim."""
+        return tuple(mesh.position(coordinate, axes) for axes in self.axes)
+
     def replication(self, mesh: Mesh) -> int:
         """Return how many devices hold the same shard (devices along partial axes hold different summands, and do not count)."""
         return mesh.num_devices // mesh.size((*self.sharded_axes, *self.partial))
@@ -112,6 +116,14 @@ class Spec:
     def __str__(self) -> str:
         inner = ", ".join(dim + _subscript(axes) for dim, axes in zip(self.dims, self.axes, strict=True))
         return f"[{inner}]" + ("{U" + _subscript(self.partial) + "}" if self.partial else "")
+
+
+def num_shared_axes(first: Axes, second: Axes) -> int:
+    """Return the length of the longest common prefix of two groups of axes."""
+    length = 0
+    while length < min(len(first), len(second)) and first[length] == second[length]:
+        length += 1
+    return length
 
 
 @lru_cache(maxsize=2**12)

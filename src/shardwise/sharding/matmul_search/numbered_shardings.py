@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Axes, Spec
+from shardwise.sharding.spec import Axes, Spec, num_shared_axes
 
 # Ranks are mixed-radix numbers: a digit per axis for its place in the product, above digits for the orders of groups, so that
 # sums of ranks compare as a plain enumeration would. Ties between equal costs, and so the printed strategies, depend on it. 64 is
@@ -87,7 +87,7 @@ class AxisGroups:
         return self.axis_changes_cache[before]
 
     def _axis_change(self, old: Axes, new: Axes) -> int:
-        shared = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False))))
+        shared = num_shared_axes(old, new)
         moved = self.mask[self.number[old[shared:]]] | self.mask[self.number[new[shared:]]]
         return moved | (self.loses_bit if shared < len(old) else 0)
 
