@@ -40,3 +40,11 @@ class CollectiveCost:
     latency_s: float
     bandwidth_s: float
     hops: int
+
+
+def cost_over_link(link: Link, num_bytes: float, passes: int, hop_latency_s: float) -> CollectiveCost:
+    """Return the cost of a collective that goes over a link `passes` times, each hop of which takes `hop_latency_s`."""
+    return CollectiveCost(
+        latency_s=passes * link.latency_s, bandwidth_s=passes * num_bytes * link.seconds_per_byte,
+        hops=passes * round(link.latency_s / hop_latency_s) if hop_latency_s else 0,
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.hardware.network.links import CollectiveCost, Cut, Link
+from shardwise.hardware.network.links import CollectiveCost, Cut, Link, cost_over_link
 from shardwise.hardware.network.nccl_bandwidths import CollectiveName, nccl_factors
 from shardwise.hardware.network.torus import Torus, all_to_all_link, broadcast_link
 from shardwise.values.elementwise import Value, maximum, where
@@ -89,18 +89,17 @@ def pod_collective_costs(
     `AT_ONCE` is the bound of gathers and reductions whose levels are pipelined, so that the slower one sets the pace.
     """
     factors, (name, link_of) = nccl_factors(operation), lookup(_LINKS, operation, "collective")
-    passes = factors.times
-    costs = {name: _cost(pods, num_bytes, link_of(pods, cuts, one_way), passes)}
+    passes, hop_s = factors.times, pods.torus.hop_latency_s
+    costs = {name: cost_over_link(link_of(pods, cuts, one_way=one_way), num_bytes, passes, hop_s)}
     if factors.reduces:
         inner, between = pods.torus.gather_link(cuts[:-1], one_way=one_way), pods.dcn_seconds_per_byte(cuts)
         slower = maximum(inner.seconds_per_byte, between)
-        costs[AT_ONCE] = _cost(pods, num_bytes, Link(slower, inner.latency_s, additive=False), passes)
+        costs[AT_ONCE] = cost_over_link(Link(slower, inner.latency_s, additive=False), num_bytes, passes, hop_s)
     return costs
 
 
 def pods_all_to_all_link(pods: Pods, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
-    """Return the link of an AllToAll across pods, per byte of the whole array V; traffic within a pod and between pods
-    overlaps.
+    """Return the link of an AllToAll across pods, per byte of the whole array V; traffic inside and between pods overlaps.
 
     Between pods a device sends (p-1) inside chunks of V/N^2, directly to the host of the device they are for; inside, the
     AllToAll of the pod's own V/p^2 goes over the torus. Source: S0, sections 2 and 4; `all_to_all_link`.
@@ -114,33 +113,19 @@ def pods_all_to_all_link(pods: Pods, cuts: Sequence[Cut], *, one_way: bool = Fal
 def pods_broadcast_link(pods: Pods, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
     """Return the link of a broadcast, per byte: first to the root's pod, then 1/inside of it from each device to the other
     pods, one pod after the other, and gathered there."""
-    spread, gather = (
-        broadcast_link(pods.torus, cuts[:-1], one_way=one_way),
-        pods.torus.gather_link(cuts[:-1], one_way=one_way),
-    )
+    spread = broadcast_link(pods.torus, cuts[:-1], one_way=one_way)
+    gather = pods.torus.gather_link(cuts[:-1], one_way=one_way)
     between_pods = 1.0 / (group_devices_per_pod(cuts) * pods.bytes_per_s)
     seconds = spread.seconds_per_byte + between_pods + gather.seconds_per_byte
     return Link(seconds, spread.latency_s + gather.latency_s, additive=False)
 
 
-def _gather_link(pods: Pods, cuts: Sequence[Cut], one_way: bool) -> Link:
-    return pods.gather_link(cuts, one_way=one_way)
-
-
 # Name of the algorithm that each operation is priced as, and its link.
-_LINKS: Mapping[str, tuple[str, Callable[[Pods, Sequence[Cut], bool], Link]]] = {
-    "all_gather": (IN_TURN, _gather_link),
-    "reduce_scatter": (IN_TURN, _gather_link),
-    "all_reduce": (IN_TURN, _gather_link),
-    "all_to_all": ("direct", lambda pods, cuts, one_way: pods_all_to_all_link(pods, cuts, one_way=one_way)),
-    "broadcast": (IN_TURN, lambda pods, cuts, one_way: pods_broadcast_link(pods, cuts, one_way=one_way)),
+_LINKS: Mapping[str, tuple[str, Callable[..., Link]]] = {
+    "all_gather": (IN_TURN, Pods.gather_link),
+    "reduce_scatter": (IN_TURN, Pods.gather_link),
+    "all_reduce": (IN_TURN, Pods.gather_link),
+    "all_to_all": ("direct", pods_all_to_all_link),
+    "broadcast": (IN_TURN, pods_broadcast_link),
     "send_recv": ("direct", lambda pods, cuts, one_way: pods.neighbour_link(cuts)),
 }
-
-
-def _cost(pods: Pods, num_bytes: float, link: Link, passes: int) -> CollectiveCost:
-    hop_s = pods.torus.hop_latency_s
-    return CollectiveCost(
-        latency_s=passes * link.latency_s, bandwidth_s=passes * num_bytes * link.seconds_per_byte,
-        hops=passes * round(link.latency_s / hop_s) if hop_s else 0,
-    )  # fmt: skip

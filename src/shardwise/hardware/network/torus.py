@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from shardwise.hardware.network.links import CollectiveCost, Cut, Link
+from shardwise.hardware.network.links import CollectiveCost, Cut, Link, cost_over_link
 from shardwise.hardware.network.nccl_bandwidths import CollectiveName, nccl_factors
 from shardwise.values.elementwise import Value, maximum, where
 from shardwise.values.errors import lookup
@@ -230,12 +230,8 @@ def torus_collective_cost(
     Differs: S2 and S3 print V/W for a ring, which N/2 hops of whole shards take; a schedule that sends the last shard half
     each way takes (N-1)/N of it (S2's summary, for one direction). `Torus.gather_link` is V/W for rings of even size.
     """
-    link, passes = lookup(_LINKS, operation, "collective")(torus, cuts, one_way), nccl_factors(operation).times
-    return CollectiveCost(
-        latency_s=passes * link.latency_s,
-        bandwidth_s=passes * num_bytes * link.seconds_per_byte,
-        hops=passes * round(link.latency_s / torus.hop_latency_s) if torus.hop_latency_s else 0,
-    )
+    link = lookup(_LINKS, operation, "collective")(torus, cuts, one_way=one_way)
+    return cost_over_link(link, num_bytes, nccl_factors(operation).times, torus.hop_latency_s)
 
 
 def all_to_all_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
@@ -280,15 +276,11 @@ def broadcast_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False) 
     return Link(1.0 / sum(rates) if rates else 0.0, torus.gather_link(cuts, one_way=one_way).latency_s, additive=False)
 
 
-def _gather_link(torus: Torus, cuts: Sequence[Cut], one_way: bool) -> Link:
-    return torus.gather_link(cuts, one_way=one_way)
-
-
-_LINKS: Mapping[str, Callable[[Torus, Sequence[Cut], bool], Link]] = {
-    "all_gather": _gather_link,
-    "reduce_scatter": _gather_link,
-    "all_reduce": _gather_link,
-    "all_to_all": lambda torus, cuts, one_way: all_to_all_link(torus, cuts, one_way=one_way),
-    "broadcast": lambda torus, cuts, one_way: broadcast_link(torus, cuts, one_way=one_way),
+_LINKS: Mapping[str, Callable[..., Link]] = {
+    "all_gather": Torus.gather_link,
+    "reduce_scatter": Torus.gather_link,
+    "all_reduce": Torus.gather_link,
+    "all_to_all": all_to_all_link,
+    "broadcast": broadcast_link,
     "send_recv": lambda torus, cuts, one_way: torus.neighbour_link(cuts),
 }
