@@ -18,7 +18,7 @@ from shardwise.hardware.network.pods import Pods, pod_collective_costs
 from shardwise.hardware.network.switches import IN_SWITCH, Switched, switch_collective_costs
 from shardwise.hardware.network.topology import Topology
 from shardwise.hardware.network.torus import Torus, WrapRule, torus_collective_cost
-from shardwise.values.errors import InputError
+from shardwise.values.errors import raise_problems
 from shardwise.values.payload_fields import MergedFields
 
 Bound = Literal["latency", "bandwidth"]
@@ -88,23 +88,25 @@ def collective_report(
     _check(operation, num_bytes, cuts)
     if isinstance(topology, Pods) and cuts[-1].size == 1:
         topology, cuts = topology.torus, cuts[:-1]
+    collective = _GroupCollective(operation, num_bytes, cuts)
     network: Literal["torus", "pods", "switched"] = "torus"
     if isinstance(topology, Torus):
-        options = _torus_options(operation, num_bytes, topology, cuts, one_way)
+        fastest, *alternatives = _torus_options(collective, topology, one_way)
         wraps = tuple(bool(ring) for ring in topology.ring_axes(cuts))
     elif isinstance(topology, Pods):
-        options, network = _pods_options(operation, num_bytes, topology, cuts, one_way), "pods"
+        costs, network = pod_collective_costs(operation, num_bytes, topology, cuts, one_way=one_way), "pods"
+        fastest, *alternatives = (collective.algorithm(name, cost) for name, cost in costs.items())
         wraps = (*(bool(ring) for ring in topology.torus.ring_axes(cuts[:-1])), False)
     else:
-        options, wraps, network = _switched_options(operation, num_bytes, topology, cuts), (), "switched"
-    fastest, *alternatives = options
+        fastest, *alternatives = _switched_options(collective, topology)
+        wraps, network = (), "switched"
     return CollectiveReport(
         kind=operation, bytes=num_bytes, network=network, axes=tuple(cut.size for cut in cuts),
-        wraps=wraps, num_devices=math.prod(cut.size for cut in cuts), hops=fastest.hops, time_s=fastest.time_s,
+        wraps=wraps, num_devices=collective.num_devices, hops=fastest.hops, time_s=fastest.time_s,
         latency_s=fastest.latency_s, bandwidth_s=fastest.bandwidth_s,
         bound="latency" if fastest.latency_s >= fastest.bandwidth_s else "bandwidth",
         crossover_bytes=num_bytes * fastest.latency_s / fastest.bandwidth_s,
-        bytes_received_per_device=received_bytes(operation, num_bytes, math.prod(cut.size for cut in cuts)),
+        bytes_received_per_device=received_bytes(operation, num_bytes, collective.num_devices),
         algbw=fastest.algbw, busbw=fastest.busbw, algorithm=fastest.name, alternatives=tuple(alternatives),
     )  # fmt: skip
 
@@ -117,79 +119,63 @@ def _check(operation: str, num_bytes: float, cuts: Sequence[Cut]) -> None:
         problems.append(f"collective: found {num_bytes} bytes; more than 0 are required")
     if math.prod(cut.size for cut in cuts) < 2:
         problems.append("collective: found a group of 1 device; at least 2 devices are required, such as --axes 4")
-    if problems:
-        raise InputError(*problems)
+    raise_problems(problems)
 
 
-def _torus_options(
-    operation: CollectiveName, num_bytes: float, torus: Torus, cuts: Sequence[Cut], one_way: bool
-) -> list[Algorithm]:
+@dataclass(frozen=True, slots=True)
+class _GroupCollective:
+    """Collective over the group of devices that spans `cuts`."""
+
+    operation: CollectiveName
+    num_bytes: float
+    cuts: Sequence[Cut]
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(cut.size for cut in self.cuts)
+
+    def algorithm(self, name: str, cost: CollectiveCost, *, additive: bool = False) -> Algorithm:
+        """Return an algorithm by its cost; `additive`: the latency adds to the streaming time."""
+        parts = (cost.latency_s, cost.bandwidth_s)
+        time_s = sum(parts) if additive else max(parts)
+        sizes = self.operation, self.num_bytes, self.num_devices
+        return Algorithm(
+            name=name, time_s=time_s, latency_s=cost.latency_s, bandwidth_s=cost.bandwidth_s, hops=cost.hops,
+            algbw=algbw(*sizes, time_s), busbw=busbw(*sizes, time_s),
+            condition=NEEDS_REDUCING_SWITCH if name == IN_SWITCH else "",
+        )  # fmt: skip
+
+
+def _torus_options(collective: _GroupCollective, torus: Torus, one_way: bool) -> list[Algorithm]:
     """Return the group as it lies, then as rings both ways, as rings one way and as lines."""
-    num_devices = math.prod(cut.size for cut in cuts)
-    full_torus = replace(torus, shape=tuple(cut.size * cut.stride for cut in cuts), twisted=False)
+    operation, cuts = collective.operation, collective.cuts
 
-    def priced(name: str, network: Torus, is_one_way: bool) -> Algorithm:
-        return _algorithm(
-            operation,
-            num_bytes,
-            num_devices,
-            name,
-            torus_collective_cost(operation, num_bytes, network, cuts, one_way=is_one_way),
-        )
+    def priced(name: str, network: Torus, *, one_way: bool) -> Algorithm:
+        cost = torus_collective_cost(operation, collective.num_bytes, network, cuts, one_way=one_way)
+        return collective.algorithm(name, cost)
 
     if operation == "send_recv":
-        return [priced("direct", torus, one_way)]
+        return [priced("direct", torus, one_way=one_way)]
+    full_torus = replace(torus, shape=tuple(cut.size * cut.stride for cut in cuts), twisted=False)
     rings = {
-        "ring": priced("ring", replace(full_torus, wrap_rule="always"), False),
-        "ring, one way": priced("ring, one way", replace(full_torus, wrap_rule="always"), True),
-        "line": priced("line", replace(full_torus, wrap_rule="never"), False),
+        "ring": priced("ring", replace(full_torus, wrap_rule="always"), one_way=False),
+        "ring, one way": priced("ring, one way", replace(full_torus, wrap_rule="always"), one_way=True),
+        "line": priced("line", replace(full_torus, wrap_rule="never"), one_way=False),
     }
     shapes = {bool(ring) for ring, cut in zip(torus.ring_axes(cuts), cuts, strict=True) if cut.size > 1}
     name = " and ".join(("ring" if ring else "line") for ring in sorted(shapes, reverse=True))
     name = "twisted" if not one_way and any(is_twisted for is_twisted, _ in torus.twisted_subgroups(cuts)) else name
     name += ", one way" if one_way and True in shapes else ""
-    return [priced(name, torus, one_way), *(algorithm for key, algorithm in rings.items() if key != name)]
+    return [priced(name, torus, one_way=one_way), *(algorithm for key, algorithm in rings.items() if key != name)]
 
 
-def _pods_options(
-    operation: CollectiveName, num_bytes: float, pods: Pods, cuts: Sequence[Cut], one_way: bool
-) -> list[Algorithm]:
-    """Return the group as it is priced, then the bound."""
-    num_devices = math.prod(cut.size for cut in cuts)
-    costs = pod_collective_costs(operation, num_bytes, pods, cuts, one_way=one_way)
-    return [_algorithm(operation, num_bytes, num_devices, name, cost) for name, cost in costs.items()]
-
-
-def _switched_options(
-    operation: CollectiveName, num_bytes: float, network: Switched, cuts: Sequence[Cut]
-) -> list[Algorithm]:
+def _switched_options(collective: _GroupCollective, network: Switched) -> list[Algorithm]:
     """Return the fastest algorithm that any switch allows, then the others by time."""
-    num_devices = math.prod(cut.size for cut in cuts)
-    algorithms = [
-        _algorithm(operation, num_bytes, num_devices, name, cost, additive=True)
-        for name, cost in switch_collective_costs(operation, num_bytes, network, cuts).items()
-    ]
+    costs = switch_collective_costs(collective.operation, collective.num_bytes, network, collective.cuts)
+    algorithms = [collective.algorithm(name, cost, additive=True) for name, cost in costs.items()]
     algorithms.sort(key=lambda option: (option.time_s, option.name))
     fastest = next(option for option in algorithms if not option.condition)
     return [fastest, *(option for option in algorithms if option is not fastest)]
-
-
-def _algorithm(
-    operation: CollectiveName,
-    num_bytes: float,
-    num_devices: int,
-    name: str,
-    cost: CollectiveCost,
-    *,
-    additive: bool = False,
-) -> Algorithm:
-    parts = (cost.latency_s, cost.bandwidth_s)
-    time_s = sum(parts) if additive else max(parts)
-    return Algorithm(
-        name=name, time_s=time_s, latency_s=cost.latency_s, bandwidth_s=cost.bandwidth_s, hops=cost.hops,
-        algbw=algbw(operation, num_bytes, num_devices, time_s), busbw=busbw(operation, num_bytes, num_devices, time_s),
-        condition=NEEDS_REDUCING_SWITCH if name == IN_SWITCH else "",
-    )  # fmt: skip
 
 
 class CollectiveContext(TypedDict):
