@@ -63,23 +63,23 @@ def shard_expression(
 ) -> ShardedExpression:
     """Check an expression against its mesh and sizes. Raises `InputError` with everything that is wrong."""
     names = _operand_names(expression)
-    known = _dim_sizes(expression, sizes)
+    size_by_dim = _dim_sizes(expression, sizes)
     result = expression.result
-    kept = result_dims(expression)
+    output_dims = result_dims(expression)
     dims = dict.fromkeys(dim for operand in expression.operands for dim in operand.spec.dims)
-    missing = sorted(dim for dim in dims if dim not in known)
+    missing = sorted(dim for dim in dims if dim not in size_by_dim)
     if missing:
         raise InputError(f"sizes: none for {', '.join(missing)}; give it inline (I = 8192) or by --size I=8192")
     dtypes = {t.dtype for t in (*expression.operands, result) if t is not None and t.dtype}
     if len(dtypes) > 1:
         raise InputError(f"dtype: found {', '.join(sorted(dtypes))}; one number format for all tensors is required")
-    made = ShardedExpression(
-        expression=expression, mesh=mesh, sizes={dim: known[dim] for dim in dims}, dtype=dtypes.pop() if dtypes else dtype,
+    sharded = ShardedExpression(
+        expression=expression, mesh=mesh, sizes={dim: size_by_dim[dim] for dim in dims}, dtype=dtypes.pop() if dtypes else dtype,
         names=names, operands=tuple(operand.spec for operand in expression.operands),
-        result_name=_result_name(expression, names), result_dims=kept, goal=result.spec if result is not None else None,
+        result_name=_result_name(expression, names), result_dims=output_dims, goal=result.spec if result is not None else None,
     )  # fmt: skip
-    raise_problems(_expression_problems(made))
-    return made
+    raise_problems(_expression_problems(sharded))
+    return sharded
 
 
 def _operand_names(expression: EinsumExpression) -> tuple[str, ...]:
@@ -111,80 +111,85 @@ def _result_name_of_one(expression: EinsumExpression) -> str:
 
 
 def _dim_sizes(expression: EinsumExpression, sizes: Mapping[str, int]) -> dict[str, int]:
-    known = dict(sizes)
+    size_by_dim = dict(sizes)
     problems = []
     tensors = [*expression.operands, *([expression.result] if expression.result is not None else [])]
     for tensor in tensors:
         for dim, size in tensor.sizes.items():
-            if known.setdefault(dim, size) != size:
-                problems.append(f"sizes: {dim} is {known[dim]} and {size}; one size for each dim is required")
+            if size_by_dim.setdefault(dim, size) != size:
+                problems.append(f"sizes: {dim} is {size_by_dim[dim]} and {size}; one size for each dim is required")
     raise_problems(problems)
-    return known
+    return size_by_dim
 
 
-def _expression_problems(made: ShardedExpression) -> list[str]:
-    specs = [*zip(made.names, made.operands, strict=True), *([(made.result_name, made.goal)] if made.goal else [])]
+def _expression_problems(sharded: ShardedExpression) -> list[str]:
+    specs = [
+        *zip(sharded.names, sharded.operands, strict=True),
+        *([(sharded.result_name, sharded.goal)] if sharded.goal else []),
+    ]
     problems = []
     for name, spec in specs:
         try:
-            spec.local_shape(made.mesh, made.sizes)
-            made.mesh.size(spec.partial)
+            spec.local_shape(sharded.mesh, sharded.sizes)
+            sharded.mesh.size(spec.partial)
         except ShardingError as error:
             problems += [f"{name}: {problem}" for problem in error.problems]
-    if made.goal is not None and made.goal.partial:
-        problems.append(f"{made.result_name}: a result that is a partial sum is not finished; leave {{U_...}} out")
+    if sharded.goal is not None and sharded.goal.partial:
+        problems.append(f"{sharded.result_name}: a result that is a partial sum is not finished; leave {{U_...}} out")
     return problems
 
 
-def expression_program(made: ShardedExpression) -> Program:
+def expression_program(sharded: ShardedExpression) -> Program:
     """The expression as a program of contractions, multiplied from the left."""
     builder = ProgramBuilder()
-    for name, spec in zip(made.names, made.operands, strict=True):
+    for name, spec in zip(sharded.names, sharded.operands, strict=True):
         builder.input(name, spec.dims, Role.ACTIVATION)
-    held = [spec.dims for spec in made.operands]
-    (running, dims), *others = list(_sum_unshared_dims(made, builder))
-    for index, (name, own) in enumerate(others, start=1):
-        last = index == len(others)
-        dims = remaining_dims([dims, own], held[index + 1 :], made.result_dims)
-        target = made.result_name if last else "*".join(made.names[: index + 1])
-        running = builder.add(Contract((running, name), (builder.tensor(target, dims, Role.ACTIVATION),)))
-    return builder.build([running])
+    operand_dims = [spec.dims for spec in sharded.operands]
+    (partial_product, dims), *remaining = list(_sum_unshared_dims(sharded, builder))
+    for index, (name, added_dims) in enumerate(remaining, start=1):
+        is_last = index == len(remaining)
+        dims = remaining_dims([dims, added_dims], operand_dims[index + 1 :], sharded.result_dims)
+        target = sharded.result_name if is_last else "*".join(sharded.names[: index + 1])
+        partial_product = builder.add(
+            Contract((partial_product, name), (builder.tensor(target, dims, Role.ACTIVATION),))
+        )
+    return builder.build([partial_product])
 
 
-def _sum_unshared_dims(made: ShardedExpression, builder: ProgramBuilder) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _sum_unshared_dims(sharded: ShardedExpression, builder: ProgramBuilder) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each operand's name and dims once it is summed over the dims that it alone has and the result lacks.
 
     A single operand is brought to the result's dims, in their order.
     """
-    held = [spec.dims for spec in made.operands]
-    for index, (name, dims) in enumerate(zip(made.names, held, strict=True)):
-        kept = remaining_dims([dims], held[:index] + held[index + 1 :], made.result_dims)
-        if kept != dims:
-            target = made.result_name if len(held) == 1 else summed_name(name)
-            builder.add(Contract((name,), (builder.tensor(target, kept, Role.ACTIVATION),)))
+    operand_dims = [spec.dims for spec in sharded.operands]
+    for index, (name, dims) in enumerate(zip(sharded.names, operand_dims, strict=True)):
+        shared_dims = remaining_dims([dims], operand_dims[:index] + operand_dims[index + 1 :], sharded.result_dims)
+        if shared_dims != dims:
+            target = sharded.result_name if len(operand_dims) == 1 else summed_name(name)
+            builder.add(Contract((name,), (builder.tensor(target, shared_dims, Role.ACTIVATION),)))
             name = target
-        yield name, kept
+        yield name, shared_dims
 
 
-def derive_by_cases(made: ShardedExpression) -> ShardedProgram:
+def derive_by_cases(sharded: ShardedExpression) -> ShardedProgram:
     """The book's way: each product by the four cases, from the left, and the result brought to its sharding."""
-    program = expression_program(made)
-    rest = dict(zip(made.names, made.operands, strict=True))
-    final = {made.result_name: made.goal if made.goal is not None else _without_partial_sums}
-    return shard_program(program, rest, final=final)
+    program = expression_program(sharded)
+    resting = dict(zip(sharded.names, sharded.operands, strict=True))
+    final = {sharded.result_name: sharded.goal if sharded.goal is not None else _without_partial_sums}
+    return shard_program(program, resting, final=final)
 
 
-def _without_partial_sums(natural: Spec) -> Spec:
-    return natural.with_partial(())
+def _without_partial_sums(spec: Spec) -> Spec:
+    return spec.with_partial(())
 
 
-def strategy_program(made: ShardedExpression, strategy: ProductStrategy) -> ShardedProgram:
+def strategy_program(sharded: ShardedExpression, strategy: ProductStrategy) -> ShardedProgram:
     """The steps of a strategy, ready to run on devices."""
 
     def named(name: str) -> str:
-        return made.result_name if name == strategy.tensor else name
+        return sharded.result_name if name == strategy.tensor else name
 
-    tensors = {n: Tensor(n, s.dims, Role.ACTIVATION) for n, s in zip(made.names, made.operands, strict=True)}
+    tensors = {n: Tensor(n, s.dims, Role.ACTIVATION) for n, s in zip(sharded.names, sharded.operands, strict=True)}
     operations: list[Operation] = []
     steps: list[CollectiveStep | ComputeStep] = []
     specs = dict(strategy.starts)
@@ -198,7 +203,7 @@ def strategy_program(made: ShardedExpression, strategy: ProductStrategy) -> Shar
         operations.append(Contract(tuple(map(named, action.operands)), (name,)))
         steps.append(ComputeStep(operations[-1], OperationSharding(action.specs, (action.result_spec,))))
         specs[name] = action.result_spec
-    program = Program(tensors, tuple(operations), made.names, (made.result_name,))
+    program = Program(tensors, tuple(operations), sharded.names, (sharded.result_name,))
     return ShardedProgram(program, tuple(steps), specs)
 
 
@@ -218,51 +223,55 @@ class ExpressionSolution:
 
 
 def solve_expression(
-    made: ShardedExpression, prices: PriceFunctions, *, free: Sequence[str] = (), alternatives: int = 3
+    sharded: ShardedExpression, prices: PriceFunctions, *, free: Sequence[str] = (), alternatives: int = 3
 ) -> ExpressionSolution:
     """The cheapest strategies of a product. `prices` gives the prices on a mesh. Raises `ShardingError`."""
-    if len(made.mesh.axes) > MAX_AXES:
+    if len(sharded.mesh.axes) > MAX_AXES:
         raise ShardingError(
-            f"mesh: found {len(made.mesh.axes)} axes ({', '.join(axis for axis, _ in made.mesh.axes)}); at most {MAX_AXES} are "
+            f"mesh: found {len(sharded.mesh.axes)} axes ({', '.join(axis for axis, _ in sharded.mesh.axes)}); at most {MAX_AXES} are "
             "required, as every sharding over them is searched: join axes that are used together, and leave out those of size 1"
         )
-    plain = _solve_on_mesh(made, prices, free, alternatives)
-    cut = split_axes_into_primes(made)
-    least = plain.strategies[0].cost
-    if cut is None or least[0] == 0:
-        return plain
-    finer = _solve_on_mesh(cut, prices, free, alternatives, bound=(least[0] * (1 - 1e-9), *least[1:]))
-    return finer if finer.strategies else plain
+    solution = _solve_on_mesh(sharded, prices, free, alternatives)
+    split = split_axes_into_primes(sharded)
+    lowest_cost = solution.strategies[0].cost
+    if split is None or lowest_cost[0] == 0:
+        return solution
+    split_solution = _solve_on_mesh(
+        split, prices, free, alternatives, bound=(lowest_cost[0] * (1 - 1e-9), *lowest_cost[1:])
+    )
+    return split_solution if split_solution.strategies else solution
 
 
 def _solve_on_mesh(
-    made: ShardedExpression,
+    sharded: ShardedExpression,
     prices: PriceFunctions,
     free: Sequence[str],
     alternatives: int,
     bound: CostVector | None = None,
 ) -> ExpressionSolution:
-    collective, product = prices(made)
-    problem = replace(made.problem(free), bound=bound)
+    collective, product = prices(sharded)
+    problem = replace(sharded.problem(free), bound=bound)
     return ExpressionSolution(
-        made, tuple(find_cheapest_strategies(problem, collective, product, alternatives=alternatives))
+        sharded, tuple(find_cheapest_strategies(problem, collective, product, alternatives=alternatives))
     )
 
 
-def split_axes_into_primes(made: ShardedExpression) -> ShardedExpression | None:
+def split_axes_into_primes(sharded: ShardedExpression) -> ShardedExpression | None:
     """The same product with every axis cut into prime factors; None where that changes nothing or gives too many axes."""
-    parts = {axis: _prime_factors(size) for axis, size in made.mesh.axes}
-    count = sum(map(len, parts.values()))
-    long_chain = len(made.operands) > 2 and len(parts) > 2
-    if count > MAX_PRIME_FACTORS or long_chain or all(len(factors) < 2 for factors in parts.values()):
+    factors_by_axis = {axis: _prime_factors(size) for axis, size in sharded.mesh.axes}
+    count = sum(map(len, factors_by_axis.values()))
+    long_chain = len(sharded.operands) > 2 and len(factors_by_axis) > 2
+    if count > MAX_PRIME_FACTORS or long_chain or all(len(factors) < 2 for factors in factors_by_axis.values()):
         return None
-    names = {axis: prime_axis_names(axis, len(factors)) for axis, factors in parts.items()}
+    names = {axis: prime_axis_names(axis, len(factors)) for axis, factors in factors_by_axis.items()}
     axes = [
-        (name, size) for axis, factors in parts.items() for name, size in zip(names[axis], factors or (1,), strict=True)
+        (name, size)
+        for axis, factors in factors_by_axis.items()
+        for name, size in zip(names[axis], factors or (1,), strict=True)
     ]
     return replace(
-        made, mesh=Mesh(tuple(axes)), operands=tuple(_split_spec(spec, names) for spec in made.operands),
-        goal=_split_spec(made.goal, names) if made.goal is not None else None,
+        sharded, mesh=Mesh(tuple(axes)), operands=tuple(_split_spec(spec, names) for spec in sharded.operands),
+        goal=_split_spec(sharded.goal, names) if sharded.goal is not None else None,
     )  # fmt: skip
 
 
@@ -273,7 +282,7 @@ def prime_axis_names(axis: str, count: int) -> Axes:
 
 def _split_spec(spec: Spec, names: dict[str, Axes]) -> Spec:
     def parts(axes: Iterable[str]) -> Axes:
-        return tuple(part for axis in axes for part in names[axis])
+        return tuple(prime_axis for axis in axes for prime_axis in names[axis])
 
     return Spec(spec.dims, tuple(parts(axes) for axes in spec.axes), parts(spec.partial), spec.reduction)
 

@@ -50,10 +50,14 @@ def is_block_product(operation: Operation, tensors: Mapping[str, Tensor]) -> boo
     """Whether an operation is a product of a block's weight, or the gradient of one."""
     if not isinstance(operation, Contract):
         return False
-    touched = [tensors[name] for name in (*operation.inputs, *operation.outputs)]
-    scores = any("E" in t.dims and t.role not in (*MATRIX_ROLES, Role.ROUTED) for t in touched)
+    operands_and_results = [tensors[name] for name in (*operation.inputs, *operation.outputs)]
+    has_expert_scores = any(
+        "E" in tensor.dims and tensor.role not in (*MATRIX_ROLES, Role.ROUTED) for tensor in operands_and_results
+    )
     return (
-        not scores and all(t.role is not Role.LOGITS for t in touched) and any(t.role in MATRIX_ROLES for t in touched)
+        not has_expert_scores
+        and all(tensor.role is not Role.LOGITS for tensor in operands_and_results)
+        and any(tensor.role in MATRIX_ROLES for tensor in operands_and_results)
     )
 
 
@@ -61,30 +65,32 @@ def product_operands(
     phases: Mapping[str, Sequence[ProgramStep]], tensors: Mapping[str, Tensor], saved: Iterable[str]
 ) -> tuple[ProductOperand, ...]:
     """What the products of each pass take, each tensor once for a pass, in the order of its first product."""
-    kept = set(saved)
+    saved_names = set(saved)
     return tuple(
-        one for name in PHASES_BY_PASS for one in _operands_of_pass(phases, tensors, kept, PHASES_BY_PASS[name])
+        operand
+        for pass_name in PHASES_BY_PASS
+        for operand in _operands_of_pass(phases, tensors, saved_names, PHASES_BY_PASS[pass_name])
     )
 
 
 def _operands_of_pass(
     phases: Mapping[str, Sequence[ProgramStep]],
     tensors: Mapping[str, Tensor],
-    kept: set[str],
-    together: tuple[str, ...],
+    saved_names: set[str],
+    pass_phases: tuple[str, ...],
 ) -> Iterator[ProductOperand]:
-    first: dict[str, tuple[str, Spec]] = {}
+    first_uses: dict[str, tuple[str, Spec]] = {}
     orders: dict[str, set[frozenset[str]]] = {}
-    for phase in together:
+    for phase in pass_phases:
         for step in block_products(phases[phase], tensors):
             summed = summed_dims(step.operation, tensors)
             for name, spec in zip(step.operation.inputs, step.placed.inputs, strict=True):
-                first.setdefault(name, (phase, spec))
+                first_uses.setdefault(name, (phase, spec))
                 orders.setdefault(name, set()).add(summed)
-    for name, (phase, spec) in first.items():
+    for name, (phase, spec) in first_uses.items():
         role = tensors[name].role
         yield ProductOperand(
-            name, phase, role, spec.local_elements() * density(role), frozenset(orders[name]), name in kept
+            name, phase, role, spec.local_elements() * density(role), frozenset(orders[name]), name in saved_names
         )  # fmt: skip
 
 
@@ -95,8 +101,8 @@ def block_products(steps: Iterable[ProgramStep], tensors: Mapping[str, Tensor]) 
 
 def product_weights(steps: Iterable[ProgramStep], tensors: Mapping[str, Tensor]) -> frozenset[str]:
     """The weights that these products take among some steps."""
-    taken = (name for step in block_products(steps, tensors) for name in step.operation.inputs)
-    return frozenset(name for name in taken if tensors[name].role is Role.WEIGHT)
+    operands = (name for step in block_products(steps, tensors) for name in step.operation.inputs)
+    return frozenset(name for name in operands if tensors[name].role is Role.WEIGHT)
 
 
 def summed_dims(operation: Operation, tensors: Mapping[str, Tensor]) -> frozenset[str]:
@@ -109,27 +115,34 @@ def feeds_only_products(
     phases: Mapping[str, Sequence[ProgramStep]], tensors: Mapping[str, Tensor], phase: str, position: int
 ) -> bool:
     """Whether all that takes what a collective brings (an activation, gathered or exchanged) are such products."""
-    together = next((names for names in PHASES_BY_PASS.values() if phase in names), (phase,))
-    moved = phases[phase][position]
-    if not isinstance(moved, CollectiveStep) or moved.tensor.role in (*MATRIX_ROLES, Role.STATISTIC, Role.LOGITS):
+    pass_phases = next((names for names in PHASES_BY_PASS.values() if phase in names), (phase,))
+    collective_step = phases[phase][position]
+    if not isinstance(collective_step, CollectiveStep) or collective_step.tensor.role in (
+        *MATRIX_ROLES,
+        Role.STATISTIC,
+        Role.LOGITS,
+    ):
         return False
-    collective = moved.collective
+    collective = collective_step.collective
     if collective.kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL):
         return False
-    later = [*phases[phase][position + 1 :], *(s for p in together[together.index(phase) + 1 :] for s in phases[p])]
-    takers = [
+    later_steps = [
+        *phases[phase][position + 1 :],
+        *(s for p in pass_phases[pass_phases.index(phase) + 1 :] for s in phases[p]),
+    ]
+    readers = [
         step.operation
-        for step in later
+        for step in later_steps
         if isinstance(step, ComputeStep)
         for name, spec in zip(step.operation.operands, step.placed.inputs, strict=False)
-        if name == moved.tensor.name
+        if name == collective_step.tensor.name
         and (
             spec == collective.after
             if collective.kind is CollectiveKind.ALL_TO_ALL
             else spec.sharded_axes.isdisjoint(collective.axes)
         )
     ]
-    return bool(takers) and all(is_block_product(one, tensors) for one in takers)
+    return bool(readers) and all(is_block_product(reader, tensors) for reader in readers)
 
 
 def saved_tensor_readers(
@@ -142,5 +155,5 @@ def saved_tensor_readers(
         for step in phases[phase]
         if isinstance(step, ComputeStep) and name in step.operation.operands
     ]
-    narrow = [is_block_product(one, tensors) for one in readers]
-    return any(narrow), not all(narrow)
+    are_products = [is_block_product(reader, tensors) for reader in readers]
+    return any(are_products), not all(are_products)

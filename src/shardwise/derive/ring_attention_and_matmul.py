@@ -47,34 +47,42 @@ class Ring(NamedTuple):
         return (*self.products, *([self.sum] if self.sum else []), self.collective_step)
 
 
-def group_rings(steps: Sequence[ProgramStep], family: ShardingScheme) -> tuple[ProgramStep, ...]:
+def group_rings(steps: Sequence[ProgramStep], scheme: ShardingScheme) -> tuple[ProgramStep, ...]:
     """The steps of a phase, in an order in which the products beside a collective stand next to it."""
-    around = [one for one in steps if _may_be_ring(one)] if family.async_tp else []
-    for moved in sorted(around, key=_is_gather):  # sums first, so that gradients of weights can stand behind them
-        found = _gather_group(steps, moved) if _is_gather(moved) else _scatter_group(steps, moved)
-        if found is not None:
-            steps = _group_steps(steps, *found)
+    ring_collectives = [step for step in steps if _may_be_ring(step)] if scheme.async_tp else []
+    for collective_step in sorted(
+        ring_collectives, key=_is_gather
+    ):  # sums first, so that gradients of weights can stand behind them
+        group = (
+            _gather_group(steps, collective_step)
+            if _is_gather(collective_step)
+            else _scatter_group(steps, collective_step)
+        )
+        if group is not None:
+            steps = _group_steps(steps, *group)
     return tuple(steps)
 
 
-def find_rings(steps: Sequence[ProgramStep], family: ShardingScheme) -> Iterator[Ring]:
+def find_rings(steps: Sequence[ProgramStep], scheme: ShardingScheme) -> Iterator[Ring]:
     """The collectives of one phase that go in pieces, in order; `steps` are in the order of `group_rings`."""
-    return _adjacent_rings(steps) if family.async_tp else iter(())
+    return _adjacent_rings(steps) if scheme.async_tp else iter(())
 
 
 def _adjacent_rings(steps: Sequence[ProgramStep]) -> Iterator[Ring]:
     """Collectives with the products that stand next to them."""
-    for place, moved in enumerate(steps):
-        if not _may_be_ring(moved):
+    for index, step in enumerate(steps):
+        if not _may_be_ring(step):
             continue
-        if _is_gather(moved):
-            found = Ring(moved, tuple(_products_after_gather(steps[place + 1 :], moved)))
+        if _is_gather(step):
+            ring = Ring(step, tuple(_products_after_gather(steps[index + 1 :], step)))
         else:
-            total = _sum_before_scatter(steps[:place], moved)
-            parts = set(_tensors_read(total) if total else [_before_and_after(moved)[0]])
-            found = Ring(moved, tuple(_products_before_scatter(steps[: place - (total is not None)], parts)), total)
-        if found.products:
-            yield found
+            sum_step = _sum_before_scatter(steps[:index], step)
+            summed_tensors = set(_tensors_read(sum_step) if sum_step else [_before_and_after(step)[0]])
+            ring = Ring(
+                step, tuple(_products_before_scatter(steps[: index - (sum_step is not None)], summed_tensors)), sum_step
+            )
+        if ring.products:
+            yield ring
 
 
 def _may_be_ring(step: ProgramStep) -> TypeGuard[CollectiveStep]:
@@ -84,140 +92,164 @@ def _may_be_ring(step: ProgramStep) -> TypeGuard[CollectiveStep]:
     return step.collective.kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 
 
-def _is_gather(moved: CollectiveStep) -> bool:
-    return moved.collective.kind is CollectiveKind.ALL_GATHER
+def _is_gather(step: CollectiveStep) -> bool:
+    return step.collective.kind is CollectiveKind.ALL_GATHER
 
 
-def _products_after_gather(steps: Sequence[ProgramStep], moved: CollectiveStep) -> Iterator[ComputeStep]:
+def _products_after_gather(steps: Sequence[ProgramStep], collective_step: CollectiveStep) -> Iterator[ComputeStep]:
     """The products that follow one another and take what is gathered, none what another of them makes."""
-    made: set[TensorAndSpec] = set()
+    computed: set[TensorAndSpec] = set()
     for step in steps:
         if (
             not _is_product(step)
-            or _before_and_after(moved)[1] not in _tensors_read(step)
-            or not made.isdisjoint(_tensors_read(step))
+            or _before_and_after(collective_step)[1] not in _tensors_read(step)
+            or not computed.isdisjoint(_tensors_read(step))
         ):
             return
-        made |= set(_tensors_computed(step))
+        computed |= set(_tensors_computed(step))
         yield step
 
 
-def _products_before_scatter(steps: Sequence[ProgramStep], parts: set[TensorAndSpec]) -> list[ComputeStep]:
+def _products_before_scatter(steps: Sequence[ProgramStep], summed_tensors: set[TensorAndSpec]) -> list[ComputeStep]:
     """The products at the end of some steps that make parts of a sum."""
-    found: list[ComputeStep] = []
+    products: list[ComputeStep] = []
     for step in reversed(steps):
-        if not _is_product(step) or parts.isdisjoint(_tensors_computed(step)):
+        if not _is_product(step) or summed_tensors.isdisjoint(_tensors_computed(step)):
             break
-        found.insert(0, step)
-    return found
+        products.insert(0, step)
+    return products
 
 
-def _gather_group(steps: Sequence[ProgramStep], moved: CollectiveStep) -> tuple[list[ProgramStep], int] | None:
+def _gather_group(
+    steps: Sequence[ProgramStep], collective_step: CollectiveStep
+) -> tuple[list[ProgramStep], int] | None:
     """The steps to group, and the index to put them after: the gathering, and the products whose other operands are ready before
     anything reads their results. Gradients of weights come after sums of the same gradients, since engines free a weight with
     its gradient."""
-    place, taken = _index_of(steps, moved), _before_and_after(moved)[1]
-    until = next((p for p in range(place + 1, len(steps)) if taken in _tensors_received(steps[p])), len(steps))
-    readers = [p for p in range(place + 1, until) if taken in _tensors_read(steps[p])]
-    rings = [one for one in _adjacent_rings(steps) if not _is_gather(one.collective_step)]
-    summed = {id(product) for ring in rings for product in ring.products}
-    own = [p for p in readers if _is_product(steps[p]) and id(steps[p]) not in summed]
-    while own:
-        ready = {p: max([place, *_producers(steps, p)]) for p in own}
-        behind = [
+    gather_index, gathered = _index_of(steps, collective_step), _before_and_after(collective_step)[1]
+    end = next(
+        (index for index in range(gather_index + 1, len(steps)) if gathered in _tensors_received(steps[index])),
+        len(steps),
+    )
+    reader_indices = [index for index in range(gather_index + 1, end) if gathered in _tensors_read(steps[index])]
+    rings = [ring for ring in _adjacent_rings(steps) if not _is_gather(ring.collective_step)]
+    ids_in_scatters = {id(product) for ring in rings for product in ring.products}
+    product_indices = [
+        index for index in reader_indices if _is_product(steps[index]) and id(steps[index]) not in ids_in_scatters
+    ]
+    while product_indices:
+        ready_index = {index: max([gather_index, *_producers(steps, index)]) for index in product_indices}
+        scatter_indices = [
             _index_of(steps, ring.collective_step)
             for ring in rings
-            if _shares_operands(ring, [steps[p] for p in own], taken)
+            if _shares_operands(ring, [steps[index] for index in product_indices], gathered)
         ]
-        for last in (max([*ready.values(), *behind]), max(ready.values())):
-            if _can_delay(steps, own, readers, place, last):
-                return _weights_and_gather(steps, moved, own), last
-        own.remove(max(own, key=ready.__getitem__))
+        for last in (max([*ready_index.values(), *scatter_indices]), max(ready_index.values())):
+            if _can_delay(steps, product_indices, reader_indices, gather_index, last):
+                return _weights_and_gather(steps, collective_step, product_indices), last
+        product_indices.remove(max(product_indices, key=ready_index.__getitem__))
     return None
 
 
-def _shares_operands(ring: Ring, products: Sequence[ProgramStep], taken: TensorAndSpec) -> bool:
+def _shares_operands(ring: Ring, products: Sequence[ProgramStep], gathered: TensorAndSpec) -> bool:
     """Whether the products of a ring take what others take beside what is gathered."""
-    read = {lying for step in ring.products for lying in _tensors_read(step)}
-    return any(lying in read for step in products for lying in _tensors_read(step) if lying != taken)
+    operands = {tensor for step in ring.products for tensor in _tensors_read(step)}
+    return any(tensor in operands for step in products for tensor in _tensors_read(step) if tensor != gathered)
 
 
-def _can_delay(steps: Sequence[ProgramStep], own: Sequence[int], readers: Sequence[int], place: int, last: int) -> bool:
+def _can_delay(
+    steps: Sequence[ProgramStep],
+    product_indices: Sequence[int],
+    reader_indices: Sequence[int],
+    gather_index: int,
+    last: int,
+) -> bool:
     """Whether nothing reads what products make, or else what they take, from where it is gathered up to the last place."""
-    early = any(_is_read_by(steps[p], steps[place + 1 : last + 1]) for p in own)
-    return not early and all(p in own or p > last for p in readers)
+    is_read_early = any(_is_read_by(steps[index], steps[gather_index + 1 : last + 1]) for index in product_indices)
+    return not is_read_early and all(index in product_indices or index > last for index in reader_indices)
 
 
-def _weights_and_gather(steps: Sequence[ProgramStep], moved: CollectiveStep, own: Sequence[int]) -> list[ProgramStep]:
+def _weights_and_gather(
+    steps: Sequence[ProgramStep], collective_step: CollectiveStep, product_indices: Sequence[int]
+) -> list[ProgramStep]:
     """A gathering and its products, behind the weights that these take."""
-    read = {name for p in own for name, _ in _tensors_read(steps[p])}
-    between = steps[_index_of(steps, moved) + 1 : own[-1]]
-    weights = [step for step in between if _brings_weight(step) and step.tensor.name in read]
-    return [*weights, moved, *(steps[p] for p in own)]
+    names_read = {name for index in product_indices for name, _ in _tensors_read(steps[index])}
+    between = steps[_index_of(steps, collective_step) + 1 : product_indices[-1]]
+    weights = [step for step in between if _brings_weight(step) and step.tensor.name in names_read]
+    return [*weights, collective_step, *(steps[index] for index in product_indices)]
 
 
-def _scatter_group(steps: Sequence[ProgramStep], moved: CollectiveStep) -> tuple[list[ProgramStep], int] | None:
+def _scatter_group(
+    steps: Sequence[ProgramStep], collective_step: CollectiveStep
+) -> tuple[list[ProgramStep], int] | None:
     """The same of a sum that is scattered: its products, which nothing else reads, their sum and, behind it, gradients of weights
     that take the same. Products that take what is gathered stand where that is."""
-    place, summed = _index_of(steps, moved), _before_and_after(moved)[0]
-    total = next((one for one in steps[:place] if _is_sum(one) and summed in _tensors_computed(one)), None)
-    parts = set(_tensors_read(total) if total else [summed])
-    if total and any(summed in _tensors_read(one) for one in steps if one is not moved):
+    scatter_index, scattered = _index_of(steps, collective_step), _before_and_after(collective_step)[0]
+    sum_step = next(
+        (step for step in steps[:scatter_index] if _is_sum(step) and scattered in _tensors_computed(step)), None
+    )
+    summed_tensors = set(_tensors_read(sum_step) if sum_step else [scattered])
+    if sum_step and any(scattered in _tensors_read(step) for step in steps if step is not collective_step):
         return None
-    gathered = {_before_and_after(one)[1] for one in steps if _may_be_ring(one) and _is_gather(one)}
-    products = [step for step in steps[:place] if _is_product(step) and gathered.isdisjoint(_tensors_read(step))]
-    own = [
+    gathered = {_before_and_after(step)[1] for step in steps if _may_be_ring(step) and _is_gather(step)}
+    products = [
+        step for step in steps[:scatter_index] if _is_product(step) and gathered.isdisjoint(_tensors_read(step))
+    ]
+    ring_products = [
         step
         for step in products
-        if not parts.isdisjoint(_tensors_computed(step)) and not _is_read_by(step, steps, but=total or moved)
+        if not summed_tensors.isdisjoint(_tensors_computed(step))
+        and not _is_read_by(step, steps, ignored=sum_step or collective_step)
     ]
-    if not own:
+    if not ring_products:
         return None
-    read = {lying for step in own for lying in _tensors_read(step)}
-    further = [
-        one for one in products if not read.isdisjoint(_tensors_read(one)) and not _is_read_by(one, steps[: place + 1])
+    operands = {tensor for step in ring_products for tensor in _tensors_read(step)}
+    following_products = [
+        step
+        for step in products
+        if not operands.isdisjoint(_tensors_read(step)) and not _is_read_by(step, steps[: scatter_index + 1])
     ]
-    return [*own, *([total] if total else []), moved, *further], place
+    return [*ring_products, *([sum_step] if sum_step else []), collective_step, *following_products], scatter_index
 
 
-def _is_read_by(step: ProgramStep, steps: Iterable[ProgramStep], but: ProgramStep | None = None) -> bool:
+def _is_read_by(step: ProgramStep, steps: Iterable[ProgramStep], ignored: ProgramStep | None = None) -> bool:
     """Whether any of some steps takes what a step makes."""
-    made = set(_tensors_computed(step))
-    return any(not made.isdisjoint(_tensors_read(one)) for one in steps if one is not but)
+    computed = set(_tensors_computed(step))
+    return any(not computed.isdisjoint(_tensors_read(reader)) for reader in steps if reader is not ignored)
 
 
-def _group_steps(steps: Sequence[ProgramStep], own: Sequence[ProgramStep], last: int) -> list[ProgramStep]:
+def _group_steps(steps: Sequence[ProgramStep], group: Sequence[ProgramStep], last: int) -> list[ProgramStep]:
     """Some steps next to each other, behind all others up to a place, and not within what stands together already."""
-    moves = {id(step) for step in own}
-    ahead = [step for step in steps[: last + 1] if id(step) not in moves]
-    behind = [step for step in steps[last + 1 :] if id(step) not in moves]
-    while ahead and behind and _are_in_one_ring(ahead[-1], behind[0], [*ahead, *behind]):
-        ahead.append(behind.pop(0))
-    return [*ahead, *own, *behind]
+    group_ids = {id(step) for step in group}
+    leading = [step for step in steps[: last + 1] if id(step) not in group_ids]
+    trailing = [step for step in steps[last + 1 :] if id(step) not in group_ids]
+    while leading and trailing and _are_in_one_ring(leading[-1], trailing[0], [*leading, *trailing]):
+        leading.append(trailing.pop(0))
+    return [*leading, *group, *trailing]
 
 
-def _are_in_one_ring(one: ProgramStep, other: ProgramStep, steps: Sequence[ProgramStep]) -> bool:
+def _are_in_one_ring(first: ProgramStep, second: ProgramStep, steps: Sequence[ProgramStep]) -> bool:
     """Whether two steps are of one ring."""
-    return any({id(one), id(other)} <= {id(step) for step in ring.steps} for ring in _adjacent_rings(steps))
+    return any({id(first), id(second)} <= {id(step) for step in ring.steps} for ring in _adjacent_rings(steps))
 
 
-def _index_of(steps: Sequence[ProgramStep], moved: ProgramStep) -> int:
-    return next(place for place, step in enumerate(steps) if step is moved)
+def _index_of(steps: Sequence[ProgramStep], target: ProgramStep) -> int:
+    return next(index for index, step in enumerate(steps) if step is target)
 
 
-def _producers(steps: Sequence[ProgramStep], place: int) -> Iterator[int]:
+def _producers(steps: Sequence[ProgramStep], index: int) -> Iterator[int]:
     """Where what a step reads is made or arrives, but for weights, which are brought ahead."""
-    read = set(_tensors_read(steps[place]))
-    for before in range(place):
-        step = steps[before]
-        if not _brings_weight(step) and not read.isdisjoint((*_tensors_computed(step), *_tensors_received(step))):
-            yield before
+    operands = set(_tensors_read(steps[index]))
+    for earlier in range(index):
+        step = steps[earlier]
+        if not _brings_weight(step) and not operands.isdisjoint((*_tensors_computed(step), *_tensors_received(step))):
+            yield earlier
 
 
-def _sum_before_scatter(steps: Sequence[ProgramStep], moved: CollectiveStep) -> ComputeStep | None:
+def _sum_before_scatter(steps: Sequence[ProgramStep], collective_step: CollectiveStep) -> ComputeStep | None:
     """What adds up what is scattered, the last of the steps before it."""
-    step = steps[-1] if steps else moved
-    return step if _is_sum(step) and _before_and_after(moved)[0] in _tensors_computed(step) else None
+    step = steps[-1] if steps else collective_step
+    return step if _is_sum(step) and _before_and_after(collective_step)[0] in _tensors_computed(step) else None
 
 
 def _is_product(step: ProgramStep) -> TypeGuard[ComputeStep]:
@@ -230,8 +262,8 @@ def _is_sum(step: ProgramStep) -> TypeGuard[ComputeStep]:
         return False
     operation = step.operation
     adds = isinstance(operation, Map) and operation.function in FUNCTIONS and FUNCTIONS[operation.function].additive
-    alike = all(spec == step.placed.outputs[0] for _, spec in _tensors_read(step))
-    return (isinstance(operation, Accumulate) or adds) and alike
+    has_one_spec = all(spec == step.placed.outputs[0] for _, spec in _tensors_read(step))
+    return (isinstance(operation, Accumulate) or adds) and has_one_spec
 
 
 def _brings_weight(step: ProgramStep) -> TypeGuard[CollectiveStep]:
@@ -252,9 +284,9 @@ def _tensors_received(step: ProgramStep) -> list[TensorAndSpec]:
     return [_before_and_after(step)[1]] if isinstance(step, CollectiveStep) else []
 
 
-def _before_and_after(moved: CollectiveStep) -> tuple[TensorAndSpec, TensorAndSpec]:
+def _before_and_after(step: CollectiveStep) -> tuple[TensorAndSpec, TensorAndSpec]:
     """What a collective moves, before and behind it."""
-    return (moved.tensor.name, moved.collective.before), (moved.tensor.name, moved.collective.after)
+    return (step.tensor.name, step.collective.before), (step.tensor.name, step.collective.after)
 
 
 RING_AXES: Axes = ("cp",)
@@ -269,42 +301,48 @@ class OverlappedCollective:
     compute_indices: tuple[int, ...]
 
 
-def find_overlapped_collectives(steps: Sequence[ProgramStep], family: ShardingScheme) -> Iterator[OverlappedCollective]:
+def find_overlapped_collectives(steps: Sequence[ProgramStep], scheme: ShardingScheme) -> Iterator[OverlappedCollective]:
     """The collectives of one phase that the family overlaps with computations, in order."""
-    pieces = {id(one.collective_step): {id(product) for product in one.products} for one in find_rings(steps, family)}
+    product_ids = {
+        id(ring.collective_step): {id(product) for product in ring.products} for ring in find_rings(steps, scheme)
+    }
     for position, step in enumerate(steps):
         if not isinstance(step, CollectiveStep):
             continue
-        if family.is_ring and step.collective.axes == RING_AXES and step.tensor.role not in ROLES_MOVED_UNSPLIT:
-            beside = tuple(_overlapping_attentions(steps, position, step))
+        if scheme.is_ring and step.collective.axes == RING_AXES and step.tensor.role not in ROLES_MOVED_UNSPLIT:
+            compute_indices = tuple(_overlapping_attentions(steps, position, step))
         else:
-            beside = tuple(p for p, one in enumerate(steps) if id(one) in pieces.get(id(step), ()))
-        if beside:
-            yield OverlappedCollective(position, beside)
+            compute_indices = tuple(
+                index for index, candidate in enumerate(steps) if id(candidate) in product_ids.get(id(step), ())
+            )
+        if compute_indices:
+            yield OverlappedCollective(position, compute_indices)
 
 
-def _overlapping_attentions(steps: Sequence[ProgramStep], position: int, moved: CollectiveStep) -> Iterator[int]:
+def _overlapping_attentions(
+    steps: Sequence[ProgramStep], position: int, collective_step: CollectiveStep
+) -> Iterator[int]:
     """Attentions that take what is gathered, or that make what is scattered."""
-    if moved.collective.kind is CollectiveKind.ALL_GATHER:
-        yield from _readers_of_gather(steps, position, moved)
-    if moved.collective.kind is CollectiveKind.REDUCE_SCATTER:
+    if collective_step.collective.kind is CollectiveKind.ALL_GATHER:
+        yield from _readers_of_gather(steps, position, collective_step)
+    if collective_step.collective.kind is CollectiveKind.REDUCE_SCATTER:
         for index, step in enumerate(steps[:position]):
             if (
                 isinstance(step, ComputeStep)
                 and isinstance(step.operation, ATTENTIONS)
-                and moved.tensor.name in step.operation.outputs
+                and collective_step.tensor.name in step.operation.outputs
             ):
                 yield index
 
 
-def _readers_of_gather(steps: Sequence[ProgramStep], position: int, moved: CollectiveStep) -> Iterator[int]:
+def _readers_of_gather(steps: Sequence[ProgramStep], position: int, collective_step: CollectiveStep) -> Iterator[int]:
     """Attentions that take what is gathered, until it is gathered again."""
-    name, spec = moved.tensor.name, moved.collective.after
+    name, spec = collective_step.tensor.name, collective_step.collective.after
     for index, step in enumerate(steps[position + 1 :], start=position + 1):
         if isinstance(step, CollectiveStep):
             if step.tensor.name == name and step.collective.after == spec:
                 return
         elif isinstance(step.operation, ATTENTIONS):
-            taken = zip(step.operation.operands, step.placed.inputs, strict=False)
-            if (name, spec) in taken:
+            operands = zip(step.operation.operands, step.placed.inputs, strict=False)
+            if (name, spec) in operands:
                 yield index

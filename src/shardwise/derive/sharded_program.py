@@ -52,37 +52,46 @@ class ShardedProgram:
 
 def shard_program(
     program: Program,
-    rest: Mapping[str, Spec],
+    resting: Mapping[str, Spec],
     *,
     use: Mapping[str, Spec] | None = None,
     final: Mapping[str, FinalSpec] | None = None,
     operations: Sequence[Operation] | None = None,
     primal: Mapping[str, Spec] | None = None,
     kept: Mapping[str, Spec] | None = None,
-    stay: Mapping[str, Spec] | None = None,
-    first: Mapping[str, Spec] | None = None,
+    immediate: Mapping[str, Spec] | None = None,
+    at_first_read: Mapping[str, Spec] | None = None,
     free_after_use: tuple[type[Operation], ...] = (),
-    flat: Mapping[str, Axes] | None = None,
+    flat_reductions: Mapping[str, Axes] | None = None,
 ) -> ShardedProgram:
-    """Shard `operations` (default: all of the program's) from inputs lying as in `rest`.
+    """Shard `operations` (default: all of the program's) from inputs lying as in `resting`.
 
     `use` gives the sharding of operands that operations must take as they are (weights); `final` brings results to a
     sharding at the end; `primal` are the shardings of the forward tensors, which their gradients share; `kept` are further
     shardings in which inputs are still at hand (a weight or an activation gathered in the forward pass and not released);
-    `stay` are the shardings that results take as soon as they are made (the residual stream), `first` those that inputs are
+    `immediate` are the shardings that results take as soon as they are made (the residual stream), `at_first_read` those that inputs are
     brought to when they are first read (gradients of which an update makes the state); of the activations that were moved for
-    operations of the kinds `free_after_use` none is kept. `flat` are the results of reductions over tensors that some axes cut as
+    operations of the kinds `free_after_use` none is kept. `flat_reductions` are the results of reductions over tensors that some axes cut as
     flat arrays, anywhere, with these axes: each device has a part of every sum.
     Raises `ShardingError` when an operation cannot be placed.
     """
-    walk = _ProgramSharder(program, rest, use or {}, primal or {}, stay or {}, first or {}, free_after_use, flat or {})
+    sharder = _ProgramSharder(
+        program,
+        resting,
+        use or {},
+        primal or {},
+        immediate or {},
+        at_first_read or {},
+        free_after_use,
+        flat_reductions or {},
+    )
     for name, spec in (kept or {}).items():
-        walk.available[name].add(spec)
+        sharder.available[name].add(spec)
     for operation in program.operations if operations is None else operations:
-        walk.add_operation(operation)
-    for name, goal in (final or {}).items():
-        walk.rest_result(name, goal if isinstance(goal, Spec) else goal(walk.resting[name]))
-    return ShardedProgram(walk.program, tuple(walk.steps), dict(walk.resting))
+        sharder.add_operation(operation)
+    for name, final_spec in (final or {}).items():
+        sharder.rest_result(name, final_spec if isinstance(final_spec, Spec) else final_spec(sharder.resting[name]))
+    return ShardedProgram(sharder.program, tuple(sharder.steps), dict(sharder.resting))
 
 
 class _ProgramSharder:
@@ -141,33 +150,41 @@ class _ProgramSharder:
     def flat_reduction_spec(self, operation: Operation, placed: OperationSharding) -> Spec:
         """What a reduction leaves: a partial sum over the axes along which its operands are cut as flat arrays."""
         (name,), (spec,) = operation.outputs, placed.outputs
-        cut = tuple(axis for axis in self.flat[name] if any(axis in one.sharded_axes for one in placed.inputs))
-        return spec.gather_axes(cut).with_partial((*cut, *(axis for axis in spec.partial if axis not in cut)))
+        cut_axes = tuple(
+            axis for axis in self.flat[name] if any(axis in operand_spec.sharded_axes for operand_spec in placed.inputs)
+        )
+        return spec.gather_axes(cut_axes).with_partial(
+            (*cut_axes, *(axis for axis in spec.partial if axis not in cut_axes))
+        )
 
     def wanted_spec(self, operation: Operation) -> Spec | None:
         """A whole gradient is wanted as its tensor lies where it is used."""
-        of = self.program.tensors[operation.outputs[0]].gradient_of
-        return self.use.get(of) or self.resting.get(of) or self.primal.get(of) if of else None
+        primal_name = self.program.tensors[operation.outputs[0]].gradient_of
+        return (
+            self.use.get(primal_name) or self.resting.get(primal_name) or self.primal.get(primal_name)
+            if primal_name
+            else None
+        )
 
     def current_spec(self, name: str) -> Spec:
         """Where an operand lies: in its use sharding, at home, or (shape only) as the forward pass had it."""
         return self.use.get(name) or self.resting.get(name) or self.primal[name]
 
-    def rest_gradient(self, name: str, natural: Spec) -> None:
+    def rest_gradient(self, name: str, output_spec: Spec) -> None:
         """A gradient rests as its tensor does: a partial sum over an axis that splits the tensor is scattered at once.
 
         Over other axes it stays partial, so that what follows is reduced once, where it has to be; and it stays split over axes
         that do not split the tensor.
         """
         tensor = self.program.tensors[name]
-        own = self.primal.get(tensor.gradient_of)
-        if own is None or tensor.role is Role.WEIGHT_GRADIENT:
+        tensor_spec = self.primal.get(tensor.gradient_of)
+        if tensor_spec is None or tensor.role is Role.WEIGHT_GRADIENT:
             return
-        own = own.with_partial(())
-        for dim in own.dims:
-            further = tuple(axis for axis in natural.axes_of(dim) if axis not in own.sharded_axes)
-            own = own.with_axes(dim, own.axes_of(dim) + further)
-        spec = own.with_partial(axis for axis in natural.partial if axis not in own.sharded_axes)
+        tensor_spec = tensor_spec.with_partial(())
+        for dim in tensor_spec.dims:
+            extra_axes = tuple(axis for axis in output_spec.axes_of(dim) if axis not in tensor_spec.sharded_axes)
+            tensor_spec = tensor_spec.with_axes(dim, tensor_spec.axes_of(dim) + extra_axes)
+        spec = tensor_spec.with_partial(axis for axis in output_spec.partial if axis not in tensor_spec.sharded_axes)
         self.reshard_to(name, spec, "a gradient rests as its tensor does")
         self.resting[name] = spec
 
@@ -207,32 +224,34 @@ class _ProgramSharder:
 
     def add_aligned_gradients(self, operation: Accumulate) -> Accumulate:
         """Add gradients that lie alike before any of them moves, so that one collective serves them all."""
-        *parts, like = operation.inputs
-        alike: dict[Spec, list[str]] = {}
-        for name in parts:
-            alike.setdefault(self.resting[name], []).append(name)
-        if len(alike) == 1:
+        *gradients, primal_name = operation.inputs
+        names_by_spec: dict[Spec, list[str]] = {}
+        for name in gradients:
+            names_by_spec.setdefault(self.resting[name], []).append(name)
+        if len(names_by_spec) == 1:
             return operation
         names = []
-        for index, (spec, members) in enumerate(alike.items()):
+        for index, (spec, members) in enumerate(names_by_spec.items()):
             names.append(
-                members[0] if len(members) == 1 else self.add_partial_sum(operation, index, spec, members, like)
+                members[0] if len(members) == 1 else self.add_partial_sum(operation, index, spec, members, primal_name)
             )
-        return Accumulate((*names, like), operation.outputs)
+        return Accumulate((*names, primal_name), operation.outputs)
 
-    def add_partial_sum(self, operation: Accumulate, index: int, spec: Spec, members: list[str], like: str) -> str:
+    def add_partial_sum(
+        self, operation: Accumulate, index: int, spec: Spec, members: list[str], primal_name: str
+    ) -> str:
         name = f"{operation.outputs[0]}+{index}"
         self.program = Program(
             {**self.program.tensors, name: Tensor(name, self.dims[members[0]], self.program.tensors[members[0]].role)},
             self.program.operations, self.program.inputs, self.program.outputs,
         )  # fmt: skip
         self.dims[name] = spec.dims
-        added = Accumulate((*members, like), (name,))
+        partial_sum = Accumulate((*members, primal_name), (name,))
         self.steps.append(
             ComputeStep(
-                added,
-                added.propagate_sharding(
-                    [*(spec for _ in members), self.current_spec(like)], self.dims, self.use.__contains__
+                partial_sum,
+                partial_sum.propagate_sharding(
+                    [*(spec for _ in members), self.current_spec(primal_name)], self.dims, self.use.__contains__
                 ),
             )
         )

@@ -115,44 +115,47 @@ class ShardedUnit:
         }
 
 
-def derive_unit(name: str, program: Program, family: ShardingScheme, *, recompute: str) -> ShardedUnit:
+def derive_unit(name: str, program: Program, scheme: ShardingScheme, *, recompute: str) -> ShardedUnit:
     """Derive backward and update of `program` and shard all three; `recompute` is the policy for its saved tensors."""
-    stay = immediate_specs(family, program)
-    summed = {name: Spec.of(program.dims(name)) for name in program.outputs if name not in stay}  # the loss
+    immediate = immediate_specs(scheme, program)
+    final = {name: Spec.of(program.dims(name)) for name in program.outputs if name not in immediate}  # the loss
     forward = shard_program(
-        program, input_specs(family, program), use=use_specs(family, program), final=summed, stay=stay
+        program, input_specs(scheme, program), use=use_specs(scheme, program), final=final, immediate=immediate
     )
-    forward = replace(forward, steps=group_rings(forward.steps, family))
+    forward = replace(forward, steps=group_rings(forward.steps, scheme))
     transposed = transpose_program(program, given=program.outputs, wanted=program.trainable_inputs)
-    return _shard_backward(name, forward, transposed, family, recompute)
+    return _shard_backward(name, forward, transposed, scheme, recompute)
 
 
 def _shard_backward(
-    name: str, forward: ShardedProgram, transposed: BackwardProgram, family: ShardingScheme, policy: str
+    name: str, forward: ShardedProgram, transposed: BackwardProgram, scheme: ShardingScheme, policy: str
 ) -> ShardedUnit:
     program = transposed.program
     recompute = split_saved(forward.program, program.inputs, policy)
-    lying = {**forward.specs, **ulysses_specs(family, forward.program)}
-    saved = {tensor: lying[tensor] for tensor in recompute.saved}
-    rest = {**input_specs(family, forward.program), **saved, **_output_gradient_specs(forward, program)}
-    weights = {w: g for w, g in transposed.gradients.items() if w in forward.program.weights}
-    gradients = {w: g for w, g in weights.items() if w not in BORROWED_WEIGHTS.get(name, ())}
-    final: dict[str, FinalSpec] = {g: partial(gradient_resting_spec, family) for g in gradients.values()}
-    final |= {g: hidden_spec(family) for w, g in transposed.gradients.items() if w not in weights}
+    saved_specs = {**forward.specs, **ulysses_specs(scheme, forward.program)}
+    saved = {tensor: saved_specs[tensor] for tensor in recompute.saved}
+    resting = {**input_specs(scheme, forward.program), **saved, **_output_gradient_specs(forward, program)}
+    weight_gradients = {w: g for w, g in transposed.gradients.items() if w in forward.program.weights}
+    gradients = {w: g for w, g in weight_gradients.items() if w not in BORROWED_WEIGHTS.get(name, ())}
+    final: dict[str, FinalSpec] = {g: partial(gradient_resting_spec, scheme) for g in gradients.values()}
+    final |= {g: hidden_spec(scheme) for w, g in transposed.gradients.items() if w not in weight_gradients}
     operations = (*recompute.operations, *program.operations)
-    use = use_specs(family, forward.program)
+    use = use_specs(scheme, forward.program)
     weights_used = forward.program.weights if name in UNITS_WITH_IMMEDIATE_BACKWARD else ()
-    kept = {weight: use[weight] for weight in weights_used if use[weight] != forward.specs[weight]}
+    gathered_weights = {weight: use[weight] for weight in weights_used if use[weight] != forward.specs[weight]}
     sharded = shard_program(
-        program, rest, use=use, final=final, operations=operations, primal=forward.specs, kept=kept,
-        stay=immediate_specs(family, forward.program), free_after_use=ATTENTIONS if family.is_ring else (),
+        program, resting, use=use, final=final, operations=operations, primal=forward.specs, kept=gathered_weights,
+        immediate=immediate_specs(scheme, forward.program), free_after_use=ATTENTIONS if scheme.is_ring else (),
     )  # fmt: skip
-    update = _shard_update(forward.program, gradients, sharded, family)
-    border = _steps_through(recompute.operations, sharded.steps)
-    again, steps = group_rings(sharded.steps[:border], family), group_rings(sharded.steps[border:], family)
+    update = _shard_update(forward.program, gradients, sharded, scheme)
+    num_recompute_steps = _steps_through(recompute.operations, sharded.steps)
+    recompute_steps, backward_steps = (
+        group_rings(sharded.steps[:num_recompute_steps], scheme),
+        group_rings(sharded.steps[num_recompute_steps:], scheme),
+    )
     return ShardedUnit(
-        name=name, family=family, forward=forward, backward=replace(sharded, steps=(*again, *steps)), recompute_steps=again,
-        backward_steps=steps, update=update, saved=saved, gathered_weights=kept, gradients=gradients,
+        name=name, family=scheme, forward=forward, backward=replace(sharded, steps=(*recompute_steps, *backward_steps)), recompute_steps=recompute_steps,
+        backward_steps=backward_steps, update=update, saved=saved, gathered_weights=gathered_weights, gradients=gradients,
         tensors={**update.program.tensors, **sharded.program.tensors, **forward.program.tensors},
         forward_index=transposed.forward_index,
     )  # fmt: skip
@@ -160,8 +163,10 @@ def _shard_backward(
 
 def _steps_through(operations: tuple[Operation, ...], steps: tuple[ProgramStep, ...]) -> int:
     """Number of steps up to the last one that computes one of `operations`."""
-    last = [index for index, step in enumerate(steps) if isinstance(step, ComputeStep) and step.operation in operations]
-    return last[-1] + 1 if last else 0
+    indices = [
+        index for index, step in enumerate(steps) if isinstance(step, ComputeStep) and step.operation in operations
+    ]
+    return indices[-1] + 1 if indices else 0
 
 
 def _output_gradient_specs(forward: ShardedProgram, program: Program) -> dict[str, Spec]:
@@ -170,48 +175,52 @@ def _output_gradient_specs(forward: ShardedProgram, program: Program) -> dict[st
 
 
 def _shard_update(
-    forward: Program, gradients: Mapping[str, str], backward: ShardedProgram, family: ShardingScheme
+    forward: Program, gradients: Mapping[str, str], backward: ShardedProgram, scheme: ShardingScheme
 ) -> ShardedProgram:
     weights = {name: forward.dims(name) for name in gradients}
-    of_matrices = weight_matrices(forward, tables=get_optimizer(family.optimizer).covers_vocabulary)
-    program = build_optimizer_program(weights, gradients, family.optimizer, of_matrices)
-    rest = {g: backward.specs[g] for g in gradients.values()}
-    rest |= {
-        name: state_resting_spec(family, weights[owning_weight(name)], program.dims(name))
+    matrices = weight_matrices(forward, tables=get_optimizer(scheme.optimizer).covers_vocabulary)
+    program = build_optimizer_program(weights, gradients, scheme.optimizer, matrices)
+    resting = {g: backward.specs[g] for g in gradients.values()}
+    resting |= {
+        name: state_resting_spec(scheme, weights[owning_weight(name)], program.dims(name))
         for name in program.inputs
-        if name not in rest
+        if name not in resting
     }
-    first = {g: optimizer_resting_spec(family, weights[name]) for name, g in gradients.items()}
-    final = {f"{name}'": weight_resting_spec(family, dims) for name, dims in weights.items()}
+    at_first_read = {g: optimizer_resting_spec(scheme, weights[name]) for name, g in gradients.items()}
+    final = {f"{name}'": weight_resting_spec(scheme, dims) for name, dims in weights.items()}
     # what ZeRO splits comes together first, as weights do for their uses
-    stay = {name: weight_use_spec(family, program.dims(name)) for name in whole_matrix_inputs(program)}
+    immediate = {name: weight_use_spec(scheme, program.dims(name)) for name in whole_matrix_inputs(program)}
     owners = {name: weights[owning_weight(name)] for name in program.names_with_role(Role.MEAN)}
-    flat = {name: zero_axes_of_weight(family, dims) for name, dims in owners.items() if program.dims(name) != dims}
-    sharded = shard_program(program, rest, first=first, final=final, stay=stay, flat=flat)
+    flat_reductions = {
+        name: zero_axes_of_weight(scheme, dims) for name, dims in owners.items() if program.dims(name) != dims
+    }
+    sharded = shard_program(
+        program, resting, at_first_read=at_first_read, final=final, immediate=immediate, flat_reductions=flat_reductions
+    )
     return replace(sharded, steps=group_mean_reductions(sharded.steps))
 
 
-def derive_units(architecture: Architecture, family: ShardingScheme) -> Mapping[str, ShardedUnit]:
+def derive_units(architecture: Architecture, scheme: ShardingScheme) -> Mapping[str, ShardedUnit]:
     """All units of a decoder for one family. The sizes do not matter, so models of one shape share the result."""
-    return {name: derived_unit(architecture.structure, family, name) for name in (*unit_counts(architecture), "carry")}
+    return {name: derived_unit(architecture.structure, scheme, name) for name in (*unit_counts(architecture), "carry")}
 
 
-def derived_unit(structure: ModelStructure, family: ShardingScheme, name: str) -> ShardedUnit:
+def derived_unit(structure: ModelStructure, scheme: ShardingScheme, name: str) -> ShardedUnit:
     """One of them."""
-    return _derive_cached(structure, scheme_for_unit(structure, family, name), name)
+    return _derive_cached(structure, scheme_for_unit(structure, scheme, name), name)
 
 
-def scheme_for_unit(structure: ModelStructure, family: ShardingScheme, name: str) -> ShardingScheme:
+def scheme_for_unit(structure: ModelStructure, scheme: ShardingScheme, name: str) -> ShardingScheme:
     """What of a family the derivation of a unit depends on, the same for all families that differ in nothing else.
 
     Recomputation and context parallelism are about layers, whole experts about units that send tokens to experts.
     """
     is_layer = name in LAYER_UNITS
     return replace(  # once, since every price of a unit asks
-        family, experts=structure.experts, shares_amax=False,
-        recompute=policy_for_layer(family.recompute, name) if is_layer else "none",
-        cp_variant=family.cp_variant if is_layer else "all_gather",
-        whole_experts=family.whole_experts and routes_tokens(structure, name),
+        scheme, experts=structure.experts, shares_amax=False,
+        recompute=policy_for_layer(scheme.recompute, name) if is_layer else "none",
+        cp_variant=scheme.cp_variant if is_layer else "all_gather",
+        whole_experts=scheme.whole_experts and routes_tokens(structure, name),
     )  # fmt: skip
 
 
@@ -227,8 +236,8 @@ def _unit_program(structure: ModelStructure, name: str) -> Program:
 
 
 @lru_cache(maxsize=MAX_CACHED_UNITS)
-def _derive_cached(structure: ModelStructure, family: ShardingScheme, name: str) -> ShardedUnit:
-    return derive_unit(name, _unit_program(structure, name), family, recompute=family.recompute)
+def _derive_cached(structure: ModelStructure, scheme: ShardingScheme, name: str) -> ShardedUnit:
+    return derive_unit(name, _unit_program(structure, name), scheme, recompute=scheme.recompute)
 
 
 def is_mean_reduction(step: ProgramStep) -> TypeGuard[CollectiveStep]:
@@ -238,19 +247,23 @@ def is_mean_reduction(step: ProgramStep) -> TypeGuard[CollectiveStep]:
 
 def group_mean_reductions(steps: Sequence[ProgramStep]) -> tuple[ProgramStep, ...]:
     """The steps of an update, in an order in which means stand together: each with the first ones that move once it is there."""
-    others = [step for step in steps if not is_mean_reduction(step)]
-    made = {
-        name: place
-        for place, step in enumerate(others)
+    other_steps = [step for step in steps if not is_mean_reduction(step)]
+    producer_index = {
+        name: index
+        for index, step in enumerate(other_steps)
         if isinstance(step, ComputeStep)
         for name in step.operation.outputs
     }
-    runs: dict[int, list[ProgramStep]] = {}  # by the place of the step that they stand in front of
-    passed = 0
+    reductions_by_index: dict[int, list[ProgramStep]] = {}  # by the place of the step that they stand in front of
+    num_passed = 0
     for step in steps:
         if not is_mean_reduction(step):
-            passed += 1
+            num_passed += 1
             continue
-        place = next((place for place in runs if place > made[step.tensor.name]), passed)
-        runs.setdefault(place, []).append(step)
-    return tuple(step for place, other in enumerate(others) for step in (*runs.get(place, ()), other))
+        index = next((index for index in reductions_by_index if index > producer_index[step.tensor.name]), num_passed)
+        reductions_by_index.setdefault(index, []).append(step)
+    return tuple(
+        step
+        for index, other_step in enumerate(other_steps)
+        for step in (*reductions_by_index.get(index, ()), other_step)
+    )

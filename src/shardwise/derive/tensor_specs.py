@@ -40,134 +40,134 @@ def zero_sharded_dim(dims: tuple[str, ...]) -> str:
     return "D" if "D" in dims else dims[-1]
 
 
-def hidden_spec(family: ShardingScheme) -> Spec:
+def hidden_spec(scheme: ShardingScheme) -> Spec:
     """Where the residual stream rests: [B, T, D]."""
-    return token_spec(family, ("B", "T", "D"))
+    return token_spec(scheme, ("B", "T", "D"))
 
 
-def token_spec(family: ShardingScheme, dims: tuple[str, ...]) -> Spec:
+def token_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
     """Where a tensor of tokens rests, whatever else it has."""
-    sequence = ("cp", *TP_AXES) if family.sequence_parallel else ("cp",)
-    return Spec.of(dims, {dim: axes for dim, axes in (("B", family.batch_axes), ("T", sequence)) if dim in dims})
+    sequence = ("cp", *TP_AXES) if scheme.sequence_parallel else ("cp",)
+    return Spec.of(dims, {dim: axes for dim, axes in (("B", scheme.batch_axes), ("T", sequence)) if dim in dims})
 
 
-def expert_spec(family: ShardingScheme, dims: tuple[str, ...]) -> Spec:
+def expert_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
     """Where routed tokens rest with their experts: split by expert in place of the inner part of the batch, and of the
     sequence where each expert is whole."""
-    spec = token_spec(family, dims).with_axes("B", BATCH_AXES)
-    return (spec.with_axes("T", CP_AXES) if family.whole_experts else spec).with_axes("E", family.expert_axes)
+    spec = token_spec(scheme, dims).with_axes("B", BATCH_AXES)
+    return (spec.with_axes("T", CP_AXES) if scheme.whole_experts else spec).with_axes("E", scheme.expert_axes)
 
 
-def weight_use_spec(family: ShardingScheme, dims: tuple[str, ...]) -> Spec:
+def weight_use_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
     """A weight's sharding where it is used. What leads with E is an expert's own and is split by expert; the router, whose
     columns or only dim are the experts, stays whole."""
     split = {dim: WEIGHT_USE[dim] for dim in dims if dim in WEIGHT_USE}
     if dims[0] == "E" and len(dims) > 1:
-        split |= {"E": family.expert_axes, "M": () if family.whole_experts else TP_AXES}
+        split |= {"E": scheme.expert_axes, "M": () if scheme.whole_experts else TP_AXES}
     return Spec.of(dims, {dim: axes for dim, axes in split.items() if dim in dims})
 
 
-def zero_sharded_spec(family: ShardingScheme, dims: tuple[str, ...]) -> Spec:
+def zero_sharded_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
     """A weight's sharding with ZeRO's axes, as far as they do not split it already, appended to D."""
-    return _add_zero_axes(family, weight_use_spec(family, dims))
+    return _add_zero_axes(scheme, weight_use_spec(scheme, dims))
 
 
-def _add_zero_axes(family: ShardingScheme, use: Spec) -> Spec:
+def _add_zero_axes(scheme: ShardingScheme, use: Spec) -> Spec:
     dim = zero_sharded_dim(use.dims)
-    return use.with_axes(dim, use.axes_of(dim) + _unused_zero_axes(family, use))
+    return use.with_axes(dim, use.axes_of(dim) + _unused_zero_axes(scheme, use))
 
 
-def _unused_zero_axes(family: ShardingScheme, use: Spec) -> Axes:
-    return tuple(axis for axis in family.zero_axes if axis not in use.sharded_axes)
+def _unused_zero_axes(scheme: ShardingScheme, use: Spec) -> Axes:
+    return tuple(axis for axis in scheme.zero_axes if axis not in use.sharded_axes)
 
 
-def zero_axes_of_weight(family: ShardingScheme, dims: tuple[str, ...]) -> Axes:
+def zero_axes_of_weight(scheme: ShardingScheme, dims: tuple[str, ...]) -> Axes:
     """The axes over which ZeRO shards a weight beyond what splits it where it is used: as a part of a flat array."""
-    return _unused_zero_axes(family, weight_use_spec(family, dims))
+    return _unused_zero_axes(scheme, weight_use_spec(scheme, dims))
 
 
-def weight_resting_spec(family: ShardingScheme, dims: tuple[str, ...]) -> Spec:
+def weight_resting_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
     """Where a weight rests between uses: sharded by ZeRO-3 only."""
-    return zero_sharded_spec(family, dims) if family.zero_stage == 3 else weight_use_spec(family, dims)
+    return zero_sharded_spec(scheme, dims) if scheme.zero_stage == 3 else weight_use_spec(scheme, dims)
 
 
-def optimizer_resting_spec(family: ShardingScheme, dims: tuple[str, ...]) -> Spec:
+def optimizer_resting_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
     """Where the optimizer's state rests: sharded from ZeRO-1 on."""
-    return zero_sharded_spec(family, dims) if family.zero_stage >= 1 else weight_use_spec(family, dims)
+    return zero_sharded_spec(scheme, dims) if scheme.zero_stage >= 1 else weight_use_spec(scheme, dims)
 
 
-def state_resting_spec(family: ShardingScheme, weight: tuple[str, ...], dims: tuple[str, ...]) -> Spec:
+def state_resting_spec(scheme: ShardingScheme, weight: tuple[str, ...], dims: tuple[str, ...]) -> Spec:
     """Where a tensor of the optimizer's state of a weight rests. What has some of the weight's dims is little: it is whole along
     ZeRO's axes."""
-    use = weight_use_spec(family, weight)
+    use = weight_use_spec(scheme, weight)
     return (
-        optimizer_resting_spec(family, weight)
+        optimizer_resting_spec(scheme, weight)
         if dims == weight
         else Spec.of(dims, {dim: use.axes_of(dim) for dim in dims})
     )
 
 
-def gradient_resting_spec(family: ShardingScheme, natural: Spec) -> Spec:
+def gradient_resting_spec(scheme: ShardingScheme, output_spec: Spec) -> Spec:
     """Where a weight's gradient rests between micro-batches, given the spec that the backward pass leaves it in.
 
     It stays a partial sum over the axes that are reduced once per step. From ZeRO-2 on it is reduced and scattered over
     ZeRO's axes in every micro-batch.
     """
-    if family.zero_stage < 2:
-        return natural
-    kept = tuple(axis for axis in natural.partial if axis not in family.zero_axes)
-    return _add_zero_axes(family, natural.with_partial(kept))
+    if scheme.zero_stage < 2:
+        return output_spec
+    partial_axes = tuple(axis for axis in output_spec.partial if axis not in scheme.zero_axes)
+    return _add_zero_axes(scheme, output_spec.with_partial(partial_axes))
 
 
-def input_specs(family: ShardingScheme, program: Program) -> dict[str, Spec]:
+def input_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
     """Resting specs of a forward program's inputs: weights, the hidden state, and what every device can make."""
     specs: dict[str, Spec] = {}
     for name in program.inputs:
         tensor = program.tensors[name]
         if tensor.role is Role.WEIGHT:
-            specs[name] = weight_resting_spec(family, tensor.dims)
+            specs[name] = weight_resting_spec(scheme, tensor.dims)
         elif tensor.role is Role.RESIDUAL:
-            specs[name] = hidden_spec(family)
+            specs[name] = hidden_spec(scheme)
         else:
-            specs[name] = token_spec(family, tensor.dims)
+            specs[name] = token_spec(scheme, tensor.dims)
     return specs
 
 
-def immediate_specs(family: ShardingScheme, program: Program) -> dict[str, Spec]:
+def immediate_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
     """Where a program's own hidden states, and the experts' results, rest as soon as they are made."""
     hidden = [name for name in program.names_with_role(Role.RESIDUAL) if name not in program.inputs]
     routed = program.names_with_role(Role.ROUTED)
     hidden += [name for name in routed if name.endswith(RETURNED)]
-    received = {name: expert_spec(family, program.dims(name)) for name in routed if name.endswith(RECEIVED)}
+    received = {name: expert_spec(scheme, program.dims(name)) for name in routed if name.endswith(RECEIVED)}
     attended = {
-        scan.outputs[0]: head_spec(family, program.dims(scan.outputs[0]), CP_AXES)
-        for scan in _ulysses_attentions(family, program)
+        scan.outputs[0]: head_spec(scheme, program.dims(scan.outputs[0]), CP_AXES)
+        for scan in _ulysses_attentions(scheme, program)
     }
-    return {name: token_spec(family, program.dims(name)) for name in hidden} | received | attended
+    return {name: token_spec(scheme, program.dims(name)) for name in hidden} | received | attended
 
 
-def use_specs(family: ShardingScheme, program: Program) -> dict[str, Spec]:
+def use_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
     """Use specs: of a program's weights, and of queries that give up a part of the heads for the whole sequence."""
-    weights = {name: weight_use_spec(family, program.dims(name)) for name in program.weights}
-    queries = {scan.inputs[0] for scan in _ulysses_attentions(family, program)}
-    return weights | {name: spec for name, spec in ulysses_specs(family, program).items() if name in queries}
+    weights = {name: weight_use_spec(scheme, program.dims(name)) for name in program.weights}
+    queries = {scan.inputs[0] for scan in _ulysses_attentions(scheme, program)}
+    return weights | {name: spec for name, spec in ulysses_specs(scheme, program).items() if name in queries}
 
 
-def ulysses_specs(family: ShardingScheme, program: Program) -> dict[str, Spec]:
+def ulysses_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
     """Where queries, keys and values lie at an attention that exchanges heads for the sequence. They are kept there, for they
     are no larger than before and nothing but attention reads them."""
-    names = (name for scan in _ulysses_attentions(family, program) for name in scan.inputs[:3])
-    return {name: head_spec(family, program.dims(name), ()) for name in names}
+    names = (name for scan in _ulysses_attentions(scheme, program) for name in scan.inputs[:3])
+    return {name: head_spec(scheme, program.dims(name), ()) for name in names}
 
 
-def head_spec(family: ShardingScheme, dims: tuple[str, ...], sequence: Axes) -> Spec:
+def head_spec(scheme: ShardingScheme, dims: tuple[str, ...], sequence: Axes) -> Spec:
     """Where heads lie around attention: the sequence over `cp`, or (sequence over nothing) the heads over `cp` as well."""
     heads = ("tp_kv",) if sequence else ("tp_kv", *CP_AXES)
-    split = {"B": family.batch_axes, "T": sequence, "K": heads, "G": ("tp_rep",)}
+    split = {"B": scheme.batch_axes, "T": sequence, "K": heads, "G": ("tp_rep",)}
     return Spec.of(dims, {dim: axes for dim, axes in split.items() if dim in dims})
 
 
-def _ulysses_attentions(family: ShardingScheme, program: Program) -> list[Scan]:
+def _ulysses_attentions(scheme: ShardingScheme, program: Program) -> list[Scan]:
     """Attentions whose heads are exchanged for the sequence (Jacobs et al. 2023, DeepSpeed-Ulysses)."""
-    found = [operation for operation in program.operations if isinstance(operation, Scan)]
-    return found if get_cp_variant(family.cp_variant).exchanges_heads else []
+    scans = [operation for operation in program.operations if isinstance(operation, Scan)]
+    return scans if get_cp_variant(scheme.cp_variant).exchanges_heads else []
