@@ -81,8 +81,8 @@ class DegreeLimits:
     maxima: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        found = [f"{axis} = {degree}" for axis, degree in self.pins.items()]
-        return ", ".join(found + [f"{axis} ≤ {degree}" for axis, degree in self.maxima.items()])
+        limits = [f"{axis} = {degree}" for axis, degree in self.pins.items()]
+        return ", ".join(limits + [f"{axis} ≤ {degree}" for axis, degree in self.maxima.items()])
 
     def filter_factorisations(self, rows: Ints) -> Ints:
         """The factorisations (one per row, a column for each axis) within the limits."""
@@ -133,24 +133,28 @@ class Choices(DegreeLimits):
 
         With a limit on `ep` the degree is the one requested: experts are then split by tp, and not by a larger ep.
         """
-        runs = self.stack.abilities if self.stack else None
-        has_whole = runs is None or ("ep" in runs.axes and runs.whole_experts)
-        free = architecture.num_experts and has_whole and "ep" not in {**self.pins, **self.maxima}
-        whole = (False, True) if free else (False,)
+        abilities = self.stack.abilities if self.stack else None
+        has_whole_experts = abilities is None or ("ep" in abilities.axes and abilities.whole_experts)
+        is_free = architecture.num_experts and has_whole_experts and "ep" not in {**self.pins, **self.maxima}
+        whole_experts = (False, True) if is_free else (False,)
         return tuple(
-            ParallelMode(v, bool(a), w) for v, a, w in itertools.product(self.cp_variant, self.async_tp, whole)
+            ParallelMode(v, bool(a), w) for v, a, w in itertools.product(self.cp_variant, self.async_tp, whole_experts)
         )
 
     @property
     def rules(self) -> tuple[LayoutRule, ...]:
         """The legality rules that every layout of the search must keep."""
-        chooses = any(
-            sum(bool(get_schedule(one).supports(2, virtual)) for virtual in self.num_virtual_stages) > 1
-            for one in self.schedule
+        chooses_virtual_stages = any(
+            sum(bool(get_schedule(schedule).supports(2, virtual)) for virtual in self.num_virtual_stages) > 1
+            for schedule in self.schedule
         )
-        own = (rule for rule in self._stack_rules if rule.name not in MODE_RULES)
-        asked = (*(EQUAL_STAGES,) * chooses, *(EVEN_BATCH,) * self.divisible, *ENGINE_RULES * self.runnable)
-        return (*RULES, *asked, *own)
+        degree_rules = (rule for rule in self._stack_rules if rule.name not in MODE_RULES)
+        requested_rules = (
+            *(EQUAL_STAGES,) * chooses_virtual_stages,
+            *(EVEN_BATCH,) * self.divisible,
+            *ENGINE_RULES * self.runnable,
+        )
+        return (*RULES, *requested_rules, *degree_rules)
 
     @property
     def mode_rules(self) -> tuple[LayoutRule, ...]:
@@ -159,9 +163,9 @@ class Choices(DegreeLimits):
 
     @property
     def _stack_rules(self) -> tuple[LayoutRule, ...]:
-        asked = {*self.asked, *self.pins}
-        near = () if self.domain is None or "async_tp" in asked else (async_tp_domain_rule(self.domain),)
-        return (*near, *(stack_search_rules(self.stack, asked) if self.stack else ()))
+        pinned = {*self.asked, *self.pins}
+        domain_rules = () if self.domain is None or "async_tp" in pinned else (async_tp_domain_rule(self.domain),)
+        return (*domain_rules, *(stack_search_rules(self.stack, pinned) if self.stack else ()))
 
     @property
     def policies(self) -> tuple[RecomputeOffload, ...]:
@@ -190,15 +194,17 @@ class Choices(DegreeLimits):
         """
         if stack is None or self.runnable:
             return self
-        pinned = {name: getattr(self, name)[0] for name in self.asked}
-        raise_problems([f"stack: {problem}" for problem in unsupported_pins(stack, job, {**self.pins, **pinned})])
-        usual = Choices()
-        has: Any = {
+        pinned_values = {name: getattr(self, name)[0] for name in self.asked}
+        raise_problems(
+            [f"stack: {problem}" for problem in unsupported_pins(stack, job, {**self.pins, **pinned_values})]
+        )
+        defaults = Choices()
+        stack_values: Any = {
             name: values
             for name, values in stack_search_values(stack, architecture, job).items()
-            if name not in self.asked and getattr(self, name) == getattr(usual, name)
+            if name not in self.asked and getattr(self, name) == getattr(defaults, name)
         }
-        return replace(self, stack=stack, domain=domain, **has)
+        return replace(self, stack=stack, domain=domain, **stack_values)
 
     def with_pins(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
         """The choices with some values pinned and some limited. A pinned value is searched whether or not it is listed here.
@@ -206,17 +212,17 @@ class Choices(DegreeLimits):
         Raises `InputError` with every pin and maximum that is unknown or out of range.
         """
         raise_problems(_pin_problems(pins, maxima))
-        values: dict[str, Any] = {
-            name: tuple(v for v in getattr(self, name) if v <= most)
-            for name, most in maxima.items()
+        searched: dict[str, Any] = {
+            name: tuple(v for v in getattr(self, name) if v <= maximum)
+            for name, maximum in maxima.items()
             if name in GRID_CHOICES
         }
-        values |= {
+        searched |= {
             name: (v if name in NAMED_CHOICES else int(v),) for name, v in pins.items() if name not in DEGREE_AXES
         }
         return replace(
-            self, **values, pins={**self.pins, **{axis: v for axis, v in pins.items() if axis in DEGREE_AXES}},
-            maxima={**self.maxima, **{axis: most for axis, most in maxima.items() if axis in DEGREE_AXES}},
+            self, **searched, pins={**self.pins, **{axis: v for axis, v in pins.items() if axis in DEGREE_AXES}},
+            maxima={**self.maxima, **{axis: maximum for axis, maximum in maxima.items() if axis in DEGREE_AXES}},
             asked=tuple(dict.fromkeys((*self.asked, *(name for name in pins if name not in DEGREE_AXES)))),
         )  # fmt: skip
 
@@ -225,11 +231,11 @@ def _pin_problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[st
     """Problems of pins and maxima, each with what is required."""
     problems = [f"pin: {describe_unknown(n, PINNABLE_CHOICES)}" for n in pins if n not in PINNABLE_CHOICES]
     problems += [f"max: {describe_unknown(n, NUMERIC_CHOICES)}" for n in maxima if n not in NUMERIC_CHOICES]
-    known = [("pin", n, v) for n, v in pins.items() if n in PINNABLE_CHOICES]
-    known += [("max", n, v) for n, v in maxima.items() if n in NUMERIC_CHOICES]
+    known_limits = [("pin", n, v) for n, v in pins.items() if n in PINNABLE_CHOICES]
+    known_limits += [("max", n, v) for n, v in maxima.items() if n in NUMERIC_CHOICES]
     problems += [
-        f"{what}: {name}: found {value!r}{did_you_mean(value, NAMED_CHOICES.get(name, ()))}; {required} is required"
-        for what, name, value in known
+        f"{kind}: {name}: found {value!r}{did_you_mean(value, NAMED_CHOICES.get(name, ()))}; {required} is required"
+        for kind, name, value in known_limits
         if (required := _requirement(name, value))
     ]
     if problems:
@@ -237,9 +243,9 @@ def _pin_problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[st
     if pins.get("recompute") == "none" and "recompute_layers" in pins:
         problems.append("pin: recompute_layers needs another recompute, such as full; drop one of the two")
     return problems + [
-        f"pin: {name} = {pins[name]} is above its maximum {most}; drop one of the two"
-        for name, most in maxima.items()
-        if name in pins and pins[name] > most
+        f"pin: {name} = {pins[name]} is above its maximum {maximum}; drop one of the two"
+        for name, maximum in maxima.items()
+        if name in pins and pins[name] > maximum
     ]
 
 
@@ -253,29 +259,29 @@ def _requirement(name: str, value: Any) -> str:
         return "" if value in NAMED_CHOICES[name] else f"one of {', '.join(NAMED_CHOICES[name])}"
     if name in FLAG_CHOICES:
         return "" if value in (0, 1) else "true or false"
-    whole = isinstance(value, int) and not isinstance(value, bool)
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
     if name == "zero_stage":
-        return "" if whole and 0 <= value <= 3 else "0, 1, 2 or 3"
-    return "" if whole and 1 <= value <= MAX_NUMBER else f"a whole number of 1 to {MAX_NUMBER:,}"
+        return "" if is_whole and 0 <= value <= 3 else "0, 1, 2 or 3"
+    return "" if is_whole and 1 <= value <= MAX_NUMBER else f"a whole number of 1 to {MAX_NUMBER:,}"
 
 
-def parse_pins(words: Iterable[str], what: str) -> dict[str, Any]:
-    """The values of KEY=VALUE words by key; `what` names the argument in an error.
+def parse_pins(assignments: Iterable[str], argument: str) -> dict[str, Any]:
+    """The values of KEY=VALUE words by key; `argument` names the argument in an error.
 
     An unknown key keeps its text, and `Choices.with_pins` reports it. Raises `InputError`.
 
     >>> parse_pins(["tp=8", "recompute=full"], "--pin")
     {'tp': 8, 'recompute': 'full'}
     """
-    found: dict[str, Any] = {}
-    for word in words:
-        key, equals, value = (part.strip() for part in word.partition("="))
+    pins: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, value = (part.strip() for part in assignment.partition("="))
         if not (key and equals and value):
-            raise InputError(f"{what}: found {word!r}; KEY=VALUE is required, such as {what} pp=4")
-        if key in found:
-            raise InputError(f"{what}: {key} is given twice")
-        found[key] = parse_like(value, example_value(key), f"{what} {key}")
-    return found
+            raise InputError(f"{argument}: found {assignment!r}; KEY=VALUE is required, such as {argument} pp=4")
+        if key in pins:
+            raise InputError(f"{argument}: {key} is given twice")
+        pins[key] = parse_like(value, example_value(key), f"{argument} {key}")
+    return pins
 
 
 def example_value(name: str) -> Any:
@@ -290,8 +296,8 @@ def choices_from_pins(
     """The choices (all by default) that pins and maxima leave, limited to those that the engine runs or that split the batch
     evenly; None where nothing is limited."""
     pins = add_engine_pins(pins) if runnable else pins
-    kept = (choices or Choices()).with_pins(pins, maxima) if pins or maxima else choices
-    return replace(kept or Choices(), divisible=divisible, runnable=runnable) if divisible or runnable else kept
+    limited = (choices or Choices()).with_pins(pins, maxima) if pins or maxima else choices
+    return replace(limited or Choices(), divisible=divisible, runnable=runnable) if divisible or runnable else limited
 
 
 def stack_search_values(stack: Stack, architecture: Architecture, job: Job) -> dict[str, tuple[Any, ...]]:
@@ -300,16 +306,16 @@ def stack_search_values(stack: Stack, architecture: Architecture, job: Job) -> d
     Asynchronous tensor parallelism is left out for the engine of `train`, which has it in no schedule that splits the backward
     pass; such schedules are left out for a stack that is known only by its kind.
     """
-    runs = stack.abilities
-    overlapped = runs.async_tp and stack.name != ENGINE_STACK
+    abilities = stack.abilities
+    searches_async_tp = abilities.async_tp and stack.name != ENGINE_STACK
     return {
-        "zero_stage": zero_stages_with_replicas(runs.zero),
-        "sequence_parallel": (0, 1) if runs.sequence_parallel else (0,),
+        "zero_stage": zero_stages_with_replicas(abilities.zero),
+        "sequence_parallel": (0, 1) if abilities.sequence_parallel else (0,),
         "recompute": stack_recompute_policies(stack, architecture, job),
-        "cp_variant": tuple(name for name in CP_VARIANTS if name in runs.cp_variants) or cp_variant_names()[:1],
-        "async_tp": (0, 1) if overlapped else (0,),
+        "cp_variant": tuple(name for name in CP_VARIANTS if name in abilities.cp_variants) or cp_variant_names()[:1],
+        "async_tp": (0, 1) if searches_async_tp else (0,),
         "schedule": _stack_search_schedules(stack),
-        "stages": stage_divisions(runs.uneven_stages)[:1],
+        "stages": stage_divisions(abilities.uneven_stages)[:1],
     }
 
 
@@ -324,18 +330,18 @@ def stack_recompute_policies(stack: Stack | None, architecture: Architecture, jo
     """
     if stack is None:
         return tuple(POLICIES)
-    has = [name for name in stack.abilities.recompute if not forbids_recompute(job, name)]
-    return policies_to_search(has, architecture, writes_scores=stack.unfused_attention)
+    policies = [name for name in stack.abilities.recompute if not forbids_recompute(job, name)]
+    return policies_to_search(policies, architecture, writes_scores=stack.unfused_attention)
 
 
 def _stack_search_schedules(stack: Stack) -> tuple[str, ...]:
     """The natural schedules for the stages, and those that split the backward pass; others only in place of 1F1B, since they
     use more memory for a bubble that is no shorter."""
-    has = stack.abilities.schedules
+    schedules = stack.abilities.schedules
     natural = {natural_schedule(2, virtual) for virtual in (1, 2)}
-    if natural <= set(has):
-        return (NATURAL, *(name for name in has if SCHEDULES[name].splits_backward and stack.known))
-    return ("none", *has)
+    if natural <= set(schedules):
+        return (NATURAL, *(name for name in schedules if SCHEDULES[name].splits_backward and stack.known))
+    return ("none", *schedules)
 
 
 # The choice that each rule is about, where it is not the axis that it is named after.
@@ -346,11 +352,11 @@ CHOICE_OF_RULE = {
 }  # fmt: skip
 
 
-def stack_search_rules(stack: Stack, asked: Collection[str]) -> tuple[LayoutRule, ...]:
+def stack_search_rules(stack: Stack, pinned: Collection[str]) -> tuple[LayoutRule, ...]:
     """The rules of a stack for a search with some choices given; for a kind of software, those about the other choices."""
     rules = (*stack_rules(stack), cp_variant_rule(stack))
     return tuple(
         rule
         for rule in rules
-        if stack.known or CHOICE_OF_RULE.get(rule.name, rule.name.removeprefix("stack_")) not in asked
+        if stack.known or CHOICE_OF_RULE.get(rule.name, rule.name.removeprefix("stack_")) not in pinned
     )

@@ -34,14 +34,18 @@ def layers_by_stage(architecture: Architecture, layout: Layout) -> tuple[int, ..
 
 def layers_by_virtual_stage(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
     """Layers of each virtual stage of a layout, in the model's order."""
-    virtual, given, placement = layout.num_virtual_stages, layout.layers_per_stage, stage_placement(layout)
-    if given is None:
+    num_virtual_stages, layers_per_stage, placement = (
+        layout.num_virtual_stages,
+        layout.layers_per_stage,
+        stage_placement(layout),
+    )
+    if layers_per_stage is None:
         return even_layers_on_placement(architecture, placement)
-    dealt = [
-        iter(_split_over_virtual_stages(layers, virtual, reverse=stage == 0 and layers < virtual))
-        for stage, layers in enumerate(given)
+    stage_layers = [
+        iter(_split_over_virtual_stages(layers, num_virtual_stages, reverse=stage == 0 and layers < num_virtual_stages))
+        for stage, layers in enumerate(layers_per_stage)
     ]
-    return tuple(next(dealt[rank]) for rank in placement.ranks)
+    return tuple(next(stage_layers[rank]) for rank in placement.ranks)
 
 
 def min_layers_per_stage(placement: StagePlacement) -> tuple[int, ...]:
@@ -57,10 +61,12 @@ def min_layers_per_stage(placement: StagePlacement) -> tuple[int, ...]:
     return placement.sum_by_rank((0, *[1] * (len(placement.ranks) - 2), 0))
 
 
-def _split_over_virtual_stages(layers: int, virtual: int, *, reverse: bool) -> list[int]:
+def _split_over_virtual_stages(layers: int, num_virtual_stages: int, *, reverse: bool) -> list[int]:
     """A stage's layers over its virtual stages; those with one more are the first, or the last: then the embedding's has none."""
-    dealt = [layers // virtual + (turn < layers % virtual) for turn in range(virtual)]
-    return dealt[::-1] if reverse else dealt
+    layer_counts = [
+        layers // num_virtual_stages + (index < layers % num_virtual_stages) for index in range(num_virtual_stages)
+    ]
+    return layer_counts[::-1] if reverse else layer_counts
 
 
 def even_layers_by_virtual_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
@@ -69,14 +75,24 @@ def even_layers_by_virtual_stage(architecture: Architecture, pp: int, num_virtua
     The ends make room as long as that leaves no stage without a layer; where there are too few, the last goes without one, then
     the first.
     """
-    num_layers, count = architecture.num_layers, pp * num_virtual_stages
-    if num_layers < count:
-        return (int(num_layers == count - 1), *[1] * (count - 2), 0)
-    ends = _end_weights(architecture)
+    num_layers, num_stages = architecture.num_layers, pp * num_virtual_stages
+    if num_layers < num_stages:
+        return (int(num_layers == num_stages - 1), *[1] * (num_stages - 2), 0)
+    end_weights = _end_weights(architecture)
     if num_virtual_stages > 1:
-        ends = (*(one for one in (NO_END_WEIGHTS, *ends) if _divides_evenly(num_layers, count, one)), *ends)
-    divisions = (_spread_evenly(num_layers, count, *one) for one in ends)
-    return next((one for one in divisions if min(one) >= 1), _spread_evenly(num_layers, count, *NO_END_WEIGHTS))
+        end_weights = (
+            *(
+                weights
+                for weights in (NO_END_WEIGHTS, *end_weights)
+                if _divides_evenly(num_layers, num_stages, weights)
+            ),
+            *end_weights,
+        )
+    divisions = (_spread_evenly(num_layers, num_stages, *weights) for weights in end_weights)
+    return next(
+        (division for division in divisions if min(division) >= 1),
+        _spread_evenly(num_layers, num_stages, *NO_END_WEIGHTS),
+    )
 
 
 def has_equal_stages(architecture: Architecture, pp: Value, num_virtual_stages: Value) -> Value:
@@ -89,10 +105,10 @@ def has_equal_stages(architecture: Architecture, pp: Value, num_virtual_stages: 
     >>> [v for v in range(1, 9) if has_equal_stages(load_model("llama-3-405b"), 16, v)]
     [1, 2, 4, 8]
     """
-    num_layers, count, alike = architecture.num_layers, pp * num_virtual_stages, num_virtual_stages == 1
-    for one in (NO_END_WEIGHTS, *_end_weights(architecture)):
-        alike = alike | _divides_evenly(num_layers, count, one)
-    return alike | (num_layers + MAX_EMPTY_STAGES == count)
+    num_layers, num_stages, equal = architecture.num_layers, pp * num_virtual_stages, num_virtual_stages == 1
+    for end_weights in (NO_END_WEIGHTS, *_end_weights(architecture)):
+        equal = equal | _divides_evenly(num_layers, num_stages, end_weights)
+    return equal | (num_layers + MAX_EMPTY_STAGES == num_stages)
 
 
 def _end_weights(architecture: Architecture) -> tuple[tuple[int, int], ...]:
@@ -100,10 +116,10 @@ def _end_weights(architecture: Architecture) -> tuple[tuple[int, int], ...]:
     return (1, 1 + 2 * architecture.num_predict_layers), (1, 1)
 
 
-def _divides_evenly(num_layers: int, count: Value, ends: tuple[int, int]) -> Value:
+def _divides_evenly(num_layers: int, num_stages: Value, end_weights: tuple[int, int]) -> Value:
     """Whether stages that count this at their ends all count the same, with a layer on each."""
-    counted = num_layers + sum(ends)
-    return (counted % count == 0) & (counted // count > max(ends))
+    weighted_layers = num_layers + sum(end_weights)
+    return (weighted_layers % num_stages == 0) & (weighted_layers // num_stages > max(end_weights))
 
 
 def natural_layers_by_stage(architecture: Architecture, placement: StagePlacement) -> tuple[int, ...]:
@@ -113,42 +129,42 @@ def natural_layers_by_stage(architecture: Architecture, placement: StagePlacemen
 
 def even_layers_on_placement(architecture: Architecture, placement: StagePlacement) -> tuple[int, ...]:
     """Layers of each virtual stage of a placement, as even as they can be."""
-    p = placement.num_ranks
-    return even_layers_by_virtual_stage(architecture, p, len(placement.ranks) // p)
+    num_ranks = placement.num_ranks
+    return even_layers_by_virtual_stage(architecture, num_ranks, len(placement.ranks) // num_ranks)
 
 
 def dense_layers_by_stage(architecture: Architecture, stages: Sequence[int]) -> tuple[int, ...]:
     """How many of the layers of stages, in the model's order, are leading dense ones, whose MLP has no experts."""
-    dense, left = [], architecture.num_dense_layers
+    dense_layers, remaining = [], architecture.num_dense_layers
     for layers in stages:
-        dense.append(min(layers, left))
-        left -= dense[-1]
-    return tuple(dense)
+        dense_layers.append(min(layers, remaining))
+        remaining -= dense_layers[-1]
+    return tuple(dense_layers)
 
 
-def num_recomputed_layers(layers: Mapping[str, Value], most: Value | None) -> dict[str, Value]:
-    """How many of a stage's layers of each kind recompute: the first `most`, dense ones before the others; None: all.
+def num_recomputed_layers(layers: Mapping[str, Value], max_layers: Value | None) -> dict[str, Value]:
+    """How many of a stage's layers of each kind recompute: the first `max_layers`, dense ones before the others; None: all.
 
     Source: Megatron-LM, --recompute-method block with --recompute-num-layers. Assumes that a stage's dense layers come
     first, which virtual stages need not keep to.
     """
-    if most is None:
+    if max_layers is None:
         return dict(layers)
-    found, left = {}, most
+    recomputed, remaining = {}, max_layers
     for kind, count in layers.items():
-        never = isinstance(count, int) and count == 0
-        found[kind] = 0 if never else minimum(left, count)
-        left = left - found[kind]
-    return found
+        is_absent = isinstance(count, int) and count == 0
+        recomputed[kind] = 0 if is_absent else minimum(remaining, count)
+        remaining = remaining - recomputed[kind]
+    return recomputed
 
 
 @lru_cache(maxsize=4096)
-def _spread_evenly(num_layers: int, count: int, at_start: int, at_end: int) -> tuple[int, ...]:
-    if count == 1:
+def _spread_evenly(num_layers: int, num_stages: int, at_start: int, at_end: int) -> tuple[int, ...]:
+    if num_stages == 1:
         return (num_layers,)
-    base, extra = divmod(num_layers + at_start + at_end, count)
-    layers = [base] * count
-    for stage in [*range(1, count - 1), 0, count - 1][:extra]:
+    base, extra = divmod(num_layers + at_start + at_end, num_stages)
+    layers = [base] * num_stages
+    for stage in [*range(1, num_stages - 1), 0, num_stages - 1][:extra]:
         layers[stage] += 1
     layers[0] -= at_start
     layers[-1] -= at_end

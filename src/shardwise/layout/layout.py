@@ -191,8 +191,8 @@ class Layout:
         return " ".join(parts)
 
     def __repr__(self) -> str:
-        placed = f"{self} placement={self.placement}" if self.placement else str(self)
-        return f"Layout.parse({placed!r})"
+        text = f"{self} placement={self.placement}" if self.placement else str(self)
+        return f"Layout.parse({text!r})"
 
 
 DEFAULTS: Mapping[str, Any] = {field.name: field.default for field in fields(Layout)}
@@ -211,28 +211,30 @@ def parse_fields(text: str, *, what: str = "layout", also: Collection[str] = ())
     Raises `InputError` for a word that is no KEY=VALUE, a key that is not known or given twice, and a value of another kind;
     `what` stands before the problem.
     """
-    found: dict[str, Any] = {}
+    field_values: dict[str, Any] = {}
     for word in text.split():
         key, equals, value = word.partition("=")
-        known = (*DEFAULTS, *also)
-        if not equals or key not in known:
-            hint = f" (did you mean {ALIASES[key]!r}?)" if key in ALIASES else did_you_mean(key, known)
-            raise InputError(f"{what}: found {word!r}{hint}; KEY=VALUE with a key of {', '.join(known)} is required")
-        if key in found:
+        known_names = (*DEFAULTS, *also)
+        if not equals or key not in known_names:
+            hint = f" (did you mean {ALIASES[key]!r}?)" if key in ALIASES else did_you_mean(key, known_names)
+            raise InputError(
+                f"{what}: found {word!r}{hint}; KEY=VALUE with a key of {', '.join(known_names)} is required"
+            )
+        if key in field_values:
             raise InputError(f"{what}: {key} is given twice")
-        found[key] = _parse_value(key, value, what)
-    return found
+        field_values[key] = _parse_value(key, value, what)
+    return field_values
 
 
-def layout_from_fields(given: Mapping[str, Any]) -> Layout:
+def layout_from_fields(field_values: Mapping[str, Any]) -> Layout:
     """The layout with these fields. Fields that are left out take natural values: ZeRO-3 where fsdp > 1, sequence parallelism
     where tp > 1, the natural schedule for the stages. Raises `InputError` for values that no layout has."""
-    fsdp, tp, pp = (given.get(axis, 1) for axis in ("fsdp", "tp", "pp"))
+    fsdp, tp, pp = (field_values.get(axis, 1) for axis in ("fsdp", "tp", "pp"))
     natural = {
         "zero_stage": natural_zero_stage(fsdp), "sequence_parallel": tp > 1,
-        "schedule": natural_schedule(pp, given.get("num_virtual_stages", 1)),
+        "schedule": natural_schedule(pp, field_values.get("num_virtual_stages", 1)),
     }  # fmt: skip
-    return Layout(**{**natural, **given})
+    return Layout(**{**natural, **field_values})
 
 
 def natural_zero_stage(fsdp: int) -> int:
@@ -240,8 +242,8 @@ def natural_zero_stage(fsdp: int) -> int:
     return 3 if fsdp > 1 else 0
 
 
-def _parse_value(key: str, text: str, what: str) -> Any:
-    label = f"{what}: {key}"
+def _parse_value(key: str, text: str, prefix: str) -> Any:
+    label = f"{prefix}: {key}"
     if text.lower() == NONE_WORDS.get(key):
         return None
     if key == "placement":
@@ -252,7 +254,7 @@ def _parse_value(key: str, text: str, what: str) -> Any:
 
 
 def _parse_placement(text: str, label: str) -> Placement:
-    axes, at, levels = text.partition("@")
-    if not at or not all(level.isdecimal() for level in levels.split(",")):
+    axes, separator, levels = text.partition("@")
+    if not separator or not all(level.isdecimal() for level in levels.split(",")):
         raise InputError(f"{label}: found {text!r}; AXES@LEVELS is required, such as tp,cp,fsdp,dp,pp@0,1")
     return Placement(axes=tuple(axes.split(",")), levels=tuple(int(level) for level in levels.split(",")))

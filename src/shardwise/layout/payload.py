@@ -39,7 +39,7 @@ class DerivedFields(TypedDict):
 LayoutPayload = Annotated[dict[str, Any], MergedFields(Layout, DerivedFields)]
 
 
-def layout_payload(layout: Layout, model: Architecture, job: Job, topology: Topology | None) -> dict[str, Any]:
+def layout_payload(layout: Layout, architecture: Architecture, job: Job, topology: Topology | None) -> dict[str, Any]:
     """The fields of a layout, with what follows from it for a model, a job and a network.
 
     >>> from shardwise.hardware.cluster_loading import load_cluster
@@ -55,12 +55,12 @@ def layout_payload(layout: Layout, model: Architecture, job: Job, topology: Topo
         **asdict(layout),
         "num_micro_batches": num_micro_batches(job, degrees),
         "max_seqs_per_replica": seqs_per_replica(job, degrees),
-        "layers_per_stage": list(layers_by_stage(model, layout)),
-        "placement": _placement_payload(layout, model, topology) if topology else None,
+        "layers_per_stage": list(layers_by_stage(architecture, layout)),
+        "placement": _placement_payload(layout, architecture, topology) if topology else None,
     }
 
 
-def _placement_payload(layout: Layout, model: Architecture, topology: Topology) -> dict[str, Any]:
+def _placement_payload(layout: Layout, architecture: Architecture, topology: Topology) -> dict[str, Any]:
     placement = layout.placement or default_placement(topology)
-    cuts = cuts_by_axis(topology, placement, atomic_degrees(model, layout_degrees(layout)))
+    cuts = cuts_by_axis(topology, placement, atomic_degrees(architecture, layout_degrees(layout)))
     return {**asdict(placement), "cuts": {axis: [cut.size for cut in levels] for axis, levels in cuts.items()}}

@@ -80,17 +80,21 @@ def cuts_by_axis(topology: Topology, placement: Placement, degrees: Mapping[str,
         raise InputError(
             f"placement: levels are {placement.levels}; an order of the network's {len(topology.levels)} levels is required"
         )
-    rest: list[Value] = list(topology.levels)
-    stride: list[Value] = [1] * len(rest)
+    remaining_sizes: list[Value] = list(topology.levels)
+    strides: list[Value] = [1] * len(remaining_sizes)
     cuts: dict[str, tuple[Cut, ...]] = {}
     for axis in (atom for group in placement.axes for atom in ATOMIC_AXES.get(group, (group,))):
-        wanted = degrees[axis]
-        taken: list[Cut] = [Cut(1, s) for s in stride]
+        remaining_degree = degrees[axis]
+        axis_cuts: list[Cut] = [Cut(1, s) for s in strides]
         for level in placement.levels:
-            size = gcd(wanted, rest[level])
-            taken[level] = Cut(size, stride[level])
-            wanted, rest[level], stride[level] = wanted // size, rest[level] // size, stride[level] * size
-        cuts[axis] = tuple(taken)
+            size = gcd(remaining_degree, remaining_sizes[level])
+            axis_cuts[level] = Cut(size, strides[level])
+            remaining_degree, remaining_sizes[level], strides[level] = (
+                remaining_degree // size,
+                remaining_sizes[level] // size,
+                strides[level] * size,
+            )
+        cuts[axis] = tuple(axis_cuts)
     return cuts
 
 

@@ -39,20 +39,20 @@ def rotary_problem(architecture: Architecture) -> str | None:
 
 
 def _recipe_rule(
-    name: str, of: RecipeOfJob, legal: Callable[[Precision, int, Degrees], Value], explain: Callable[[Precision, Degrees], str]
+    name: str, recipe_of_job: RecipeOfJob, legal: Callable[[Precision, int, Degrees], Value], explain: Callable[[Precision, Degrees], str]
 ) -> LayoutRule:  # fmt: skip
     """A requirement on degrees that a precision recipe makes."""
     return LayoutRule(
         name,
-        lambda a, j, n, d: (d["tp"] > 0) & legal(of(j), n, d),
-        lambda a, j, n, d: f"precision {of(j).name}: {explain(of(j), d)}",
+        lambda a, j, n, d: (d["tp"] > 0) & legal(recipe_of_job(j), n, d),
+        lambda a, j, n, d: f"precision {recipe_of_job(j).name}: {explain(recipe_of_job(j), d)}",
     )
 
 
-def _recipe_rules(of: RecipeOfJob) -> tuple[LayoutRule, ...]:
+def _recipe_rules(recipe_of_job: RecipeOfJob) -> tuple[LayoutRule, ...]:
     return (
         _recipe_rule(
-            "whole_scales", of,
+            "whole_scales", recipe_of_job,
             lambda p, n, d: (d["zero_stage"] == 0) | (not _has_scaled_state(p)),
             lambda p, d: (
                 f"state in fp8 that zero_stage={d['zero_stage']} splits within what has one scale is planned, not yet "
@@ -60,12 +60,12 @@ def _recipe_rules(of: RecipeOfJob) -> tuple[LayoutRule, ...]:
             ),
         ),
         _recipe_rule(
-            "sums_in_scales", of,
+            "sums_in_scales", recipe_of_job,
             lambda p, n, d: (n == 1) | (p.gradient_reduction not in SCALED_FORMATS),
             lambda p, d: f"gradients that devices sum in {p.gradient_reduction} are planned, not yet runnable on several devices",
         ),
         _recipe_rule(
-            "gathered_as_it_rests", of,
+            "gathered_as_it_rests", recipe_of_job,
             lambda p, n, d: (d["zero_stage"] < 3) | (p.gathered in (None, p.weights)),
             lambda p, d: (
                 f"weights in {p.weights} that zero_stage=3 gathers in {p.gathered} are planned, not yet runnable; plan again "
@@ -73,7 +73,7 @@ def _recipe_rules(of: RecipeOfJob) -> tuple[LayoutRule, ...]:
             ),
         ),
         _recipe_rule(
-            "narrow_products_whole", of,
+            "narrow_products_whole", recipe_of_job,
             lambda p, n, d: (d["async_tp"] == 0) | (not p.scaling),
             lambda p, d: (
                 f"products in {p.matmul} in pieces (async_tp) are planned, not yet runnable; plan again with "
@@ -134,17 +134,19 @@ def require_runnable(
 def _pin_problems(layout: Layout) -> Iterator[str]:
     missing = {name: getattr(layout, name) for name, value in ENGINE_PINS.items() if getattr(layout, name) != value}
     if missing:
-        named = ", ".join(f"{name}={_flag_value(value)}" for name, value in missing.items())
+        text = ", ".join(f"{name}={_flag_value(value)}" for name, value in missing.items())
         yield (
-            f"plan: {named} {'is' if len(missing) == 1 else 'are'} planned, not yet runnable; plan again with --runnable, or "
+            f"plan: {text} {'is' if len(missing) == 1 else 'are'} planned, not yet runnable; plan again with --runnable, or "
             f"{pin_flags({name: ENGINE_PINS[name] for name in missing})}"
         )
 
 
 def _rule_problems(architecture: Architecture, layout: Layout, precision: Precision) -> Iterator[str]:
     degrees, job = layout_degrees(layout), Job(global_batch_tokens=1, seq_len=1)
-    own = {rule.name: rule for rule in _recipe_rules(lambda job: precision)}  # it need not be one that has a name
-    for rule in (own.get(rule.name, rule) for rule in ENGINE_RULES):
+    recipe_rules = {
+        rule.name: rule for rule in _recipe_rules(lambda job: precision)
+    }  # it need not be one that has a name
+    for rule in (recipe_rules.get(rule.name, rule) for rule in ENGINE_RULES):
         if not rule.legal(architecture, job, layout.num_devices, degrees):
             yield f"plan: {rule.explain(architecture, job, layout.num_devices, degrees)}"
 
@@ -171,35 +173,41 @@ def _flag_value(value: object) -> str:
 
 
 def _recipe_problems(precision: Precision, optimizer: str) -> Iterator[str]:
-    runs = ", ".join(name for name, one in PRECISIONS.items() if not list(_unsupported_formats(one, optimizer)))
+    runnable_names = ", ".join(
+        name for name, recipe in PRECISIONS.items() if not list(_unsupported_formats(recipe, optimizer))
+    )
     yield from (
-        f"precision {precision.name}: {problem}; one of {runs} runs"
+        f"precision {precision.name}: {problem}; one of {runnable_names} runs"
         for problem in _unsupported_formats(precision, optimizer)
     )
 
 
 def _unsupported_formats(precision: Precision, optimizer: str) -> Iterator[str]:
     """What the engine does not support of a recipe with an optimizer, whatever the layout."""
-    kept = {
+    resting_formats = {
         precision.accumulated_gradients or precision.gradients, precision.master or precision.activations,
         precision.activations, precision.update_gradients or precision.activations,
         *({precision.gradients, precision.gradient_reduction, *precision.moment_dtypes} - {*SCALED_FORMATS}),
     }  # fmt: skip
     yield from (
         f"{name} at rest, which takes scales, is planned, not yet runnable"
-        for name in sorted(kept - set(ENGINE_FORMATS))
+        for name in sorted(resting_formats - set(ENGINE_FORMATS))
     )
-    narrow = precision.weights not in ENGINE_FORMATS
-    if narrow and (precision.weights != precision.matmul or precision.master is None or precision.scaling is None):
+    is_low_precision = precision.weights not in ENGINE_FORMATS
+    if is_low_precision and (
+        precision.weights != precision.matmul or precision.master is None or precision.scaling is None
+    ):
         yield f"{precision.weights} at rest, which takes scales, is planned, not yet runnable"
     if precision.matmul and not precision.scaling:
         yield f"products in {precision.matmul} are planned, not yet runnable"
     if precision.accumulated_gradients and precision.gradients not in (precision.activations, *SCALED_FORMATS):
         yield f"gradients in {precision.gradients}, added up in another format, under {precision.activations}, are planned only"
-    one = get_optimizer(optimizer)
-    if {*precision.moment_dtypes} & {*SCALED_FORMATS} and (one.updates_whole_matrices or one.reduces_means):
+    definition = get_optimizer(optimizer)
+    if {*precision.moment_dtypes} & {*SCALED_FORMATS} and (
+        definition.updates_whole_matrices or definition.reduces_means
+    ):
         yield f"moments of {optimizer} with a scale for each parameter are planned, not yet runnable: --optimizer adamw runs"
-    if one.updates_whole_matrices and precision.activations == "fp16":
+    if definition.updates_whole_matrices and precision.activations == "fp16":
         # the loss's scale is taken off before: the square of an element below 2^-12.5 is 0 in fp16
         yield (
             f"{optimizer} takes whole matrices in the format of the activations, and fp16 has no room for the squares of "

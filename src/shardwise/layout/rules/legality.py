@@ -27,20 +27,20 @@ class LayoutRule:
 
 
 def _tp_divides_heads(architecture: Architecture, tp: Value) -> Value:
-    heads, kv = architecture.num_heads, architecture.num_kv_heads
+    heads, kv_heads = architecture.num_heads, architecture.num_kv_heads
     # tp divides the key-value heads, or is a multiple of them that divides the query heads
-    return (heads % tp == 0) & ((kv % tp == 0) | (tp % kv == 0))
+    return (heads % tp == 0) & ((kv_heads % tp == 0) | (tp % kv_heads == 0))
 
 
 def _legal_tp_degrees(architecture: Architecture) -> str:
     """Degrees of tp that divide heads and hidden width."""
     heads = architecture.num_heads
-    possible = (
+    legal_degrees = (
         n
         for n in range(1, heads + 1)
         if _tp_divides_heads(architecture, n) and all(width % n == 0 for width in _hidden_widths(architecture))
     )
-    return ", ".join(map(str, possible))
+    return ", ".join(map(str, legal_degrees))
 
 
 def _hidden_widths(architecture: Architecture) -> tuple[int, ...]:
@@ -68,16 +68,16 @@ def _cp_variant(degrees: Degrees) -> ContextParallelVariant:
 
 def _borrows_evenly(degrees: Degrees) -> Value:
     """Expert parallelism takes whole parts of fsdp; with whole experts it takes all of tp first."""
-    taken = degrees["ep"] * degrees["etp"]
-    borrowed = maximum(taken // degrees["tp"], 1)
-    return (taken % degrees["tp"] == 0) & (degrees["fsdp"] % borrowed == 0)
+    expert_devices = degrees["ep"] * degrees["etp"]
+    fsdp_part = maximum(expert_devices // degrees["tp"], 1)
+    return (expert_devices % degrees["tp"] == 0) & (degrees["fsdp"] % fsdp_part == 0)
 
 
 def _legal_ep_degrees(architecture: Architecture, degrees: Degrees) -> str:
     """Degrees of ep that divide both the experts and the axes that they are taken from."""
-    most = degrees["fsdp"] * degrees["tp"] // degrees["etp"]
-    fitting = (n for n in range(1, most + 1) if most % n == 0 and architecture.num_experts % n == 0)
-    return ", ".join(str(n) for n in fitting if _borrows_evenly({**degrees, "ep": n})) or "none"
+    max_ep = degrees["fsdp"] * degrees["tp"] // degrees["etp"]
+    legal_degrees = (n for n in range(1, max_ep + 1) if max_ep % n == 0 and architecture.num_experts % n == 0)
+    return ", ".join(str(n) for n in legal_degrees if _borrows_evenly({**degrees, "ep": n})) or "none"
 
 
 def no_experts_problem(architecture: Architecture, ep: Value) -> str:
@@ -98,30 +98,30 @@ def _accepts_micro_batches(job: Job, degrees: Degrees) -> Value:
 def _explain_micro_batches(job: Job, degrees: Degrees) -> str:
     """A schedule's requirement on micro-batches, and the number found."""
     schedule, pp, virtual = degrees["schedule"], degrees["pp"], degrees["num_virtual_stages"]
-    form = get_schedule(schedule)
-    fewest, multiple = form.min_micro_batches(pp, virtual), form.micro_batch_multiple(pp, virtual)
-    wanted = f"at least {fewest} micro-batches" if fewest > 1 else "micro-batches"
-    wanted += f" in multiples of {multiple}" * (multiple > 1) + " and an even pp" * form.bidirectional
+    definition = get_schedule(schedule)
+    fewest, multiple = definition.min_micro_batches(pp, virtual), definition.micro_batch_multiple(pp, virtual)
+    requirement = f"at least {fewest} micro-batches" if fewest > 1 else "micro-batches"
+    requirement += f" in multiples of {multiple}" * (multiple > 1) + " and an even pp" * definition.bidirectional
     change = " num_virtual_stages=1" if virtual > 1 else ""
     return (
-        f"{schedule} requires {wanted}; there are {num_micro_batches(job, degrees)} for pp = {pp}; change "
+        f"{schedule} requires {requirement}; there are {num_micro_batches(job, degrees)} for pp = {pp}; change "
         f"micro_batch_seqs or pp, or set schedule={natural_schedule(pp, 1)}{change}"
     )
 
 
 def _fitting_virtual_stages(degrees: Degrees) -> str:
     """The smallest number of virtual stages that a schedule allows; empty where there is none."""
-    goes_with, pp = get_schedule(degrees["schedule"]).supports, degrees["pp"]
-    fewest = next((virtual for virtual in (1, 2) if goes_with(pp, virtual)), None)
+    supports, pp = get_schedule(degrees["schedule"]).supports, degrees["pp"]
+    fewest = next((virtual for virtual in (1, 2) if supports(pp, virtual)), None)
     return f", or num_virtual_stages={fewest}" if fewest else ""
 
 
 def _suggest_fsdp(num_devices: int, degrees: Degrees) -> str:
     """The degree of fsdp that would use all devices, if there is one."""
-    others = degrees["dp"] * degrees["tp"] * degrees["cp"] * degrees["pp"]
-    if num_devices % others == 0:
-        return f"with the other degrees as they are, fsdp = {num_devices // others} would fill it"
-    return f"dp·tp·cp·pp = {others} must divide {num_devices}; change one of them, then fsdp takes the rest"
+    other_degrees = degrees["dp"] * degrees["tp"] * degrees["cp"] * degrees["pp"]
+    if num_devices % other_degrees == 0:
+        return f"with the other degrees as they are, fsdp = {num_devices // other_degrees} would fill it"
+    return f"dp·tp·cp·pp = {other_degrees} must divide {num_devices}; change one of them, then fsdp takes the rest"
 
 
 RULES: tuple[LayoutRule, ...] = (
@@ -294,15 +294,17 @@ def tensor_set_problems(architecture: Architecture, policy: str) -> list[str]:
         ]
     if not is_tensor_set(policy):
         return []
-    made = {kind: result_names(architecture, kind) for kind in LAYER_UNITS if unit_counts(architecture).get(kind)}
-    every = dict.fromkeys(name for names in made.values() for name in names)
-    found = []
+    results_by_kind = {
+        kind: result_names(architecture, kind) for kind in LAYER_UNITS if unit_counts(architecture).get(kind)
+    }
+    all_names = dict.fromkeys(name for names in results_by_kind.values() for name in names)
+    problems = []
     for kind, tensors in parse_tensor_set(policy).items():
-        if kind and kind not in made:
-            found.append(
-                f"recompute: {architecture.name} has no layers of kind {kind!r}; one of {', '.join(made)} is required"
+        if kind and kind not in results_by_kind:
+            problems.append(
+                f"recompute: {architecture.name} has no layers of kind {kind!r}; one of {', '.join(results_by_kind)} is required"
             )
             continue
-        known = made[kind] if kind else tuple(every)
-        found += [f"recompute: {describe_unknown(name, known)}" for name in tensors if name not in known]
-    return found
+        known_names = results_by_kind[kind] if kind else tuple(all_names)
+        problems += [f"recompute: {describe_unknown(name, known_names)}" for name in tensors if name not in known_names]
+    return problems

@@ -52,33 +52,35 @@ def forbids_recompute(job: Job, module: str) -> bool:
 
 def stack_rules(stack: Stack) -> tuple[LayoutRule, ...]:
     """A stack's requirements on degrees, beyond legality."""
-    runs, name = stack.abilities, stack.name
+    abilities, name = stack.abilities, stack.name
     return (
-        *(_axis_rule(name, axis, runs.axes) for axis in SPLITTING_AXES if axis not in runs.axes),
+        *(_axis_rule(name, axis, abilities.axes) for axis in SPLITTING_AXES if axis not in abilities.axes),
         LayoutRule(
             "stack_zero",
-            lambda a, j, n, d: _is_one_of(d["zero_stage"], {0, *runs.zero}),
+            lambda a, j, n, d: _is_one_of(d["zero_stage"], {0, *abilities.zero}),
             lambda a, j, n, d: (
-                f"{name} has no ZeRO-{d['zero_stage']}; {_required_zero_text(zero_stages_with_replicas(runs.zero))}"
+                f"{name} has no ZeRO-{d['zero_stage']}; {_required_zero_text(zero_stages_with_replicas(abilities.zero))}"
             ),
         ),
-        _zero_rule(stack, "pp", zero_stages_with_replicas(runs.zero_with_pp)),
-        _zero_rule(stack, "cp", runs.zero_with_cp),
-        _zero_rule(stack, "ep", runs.zero_with_ep),
+        _zero_rule(stack, "pp", zero_stages_with_replicas(abilities.zero_with_pp)),
+        _zero_rule(stack, "cp", abilities.zero_with_cp),
+        _zero_rule(stack, "ep", abilities.zero_with_ep),
         LayoutRule(
             "stack_sequence_parallel",
-            lambda a, j, n, d: runs.sequence_parallel | (d["sequence_parallel"] == 0) | ("tp" not in runs.axes),
+            lambda a, j, n, d: (
+                abilities.sequence_parallel | (d["sequence_parallel"] == 0) | ("tp" not in abilities.axes)
+            ),
             lambda a, j, n, d: f"{name} has no sequence parallelism; set sequence_parallel=false",
         ),
         LayoutRule(
             "stack_whole_experts",
-            lambda a, j, n, d: runs.whole_experts | (d["etp"] == d["tp"]),
+            lambda a, j, n, d: abilities.whole_experts | (d["etp"] == d["tp"]),
             lambda a, j, n, d: f"{name} splits experts over tensor parallelism as it does layers; leave etp out",
         ),
         LayoutRule(
             "stack_stages",
             lambda a, j, n, d: (
-                (d["pp"] == 1) | runs.uneven_stages | (a.num_layers % (d["pp"] * d["num_virtual_stages"]) == 0)
+                (d["pp"] == 1) | abilities.uneven_stages | (a.num_layers % (d["pp"] * d["num_virtual_stages"]) == 0)
             ),
             lambda a, j, n, d: (
                 f"{name} has as many layers on each stage, and pp·num_virtual_stages = "
@@ -87,8 +89,10 @@ def stack_rules(stack: Stack) -> tuple[LayoutRule, ...]:
         ),
         LayoutRule(
             "stack_cp_variant",
-            lambda a, j, n, d: (d["cp"] == 1) | ("cp" not in runs.axes) | _has_possible_variant(stack, a, j, d),
-            lambda a, j, n, d: f"none of {', '.join(runs.cp_variants)}, which {name} has, splits over cp = {d['cp']}",
+            lambda a, j, n, d: (d["cp"] == 1) | ("cp" not in abilities.axes) | _has_possible_variant(stack, a, j, d),
+            lambda a, j, n, d: (
+                f"none of {', '.join(abilities.cp_variants)}, which {name} has, splits over cp = {d['cp']}"
+            ),
         ),
         *(ENGINE_RULES if name == ENGINE_STACK else ()),
     )
@@ -96,12 +100,12 @@ def stack_rules(stack: Stack) -> tuple[LayoutRule, ...]:
 
 def cp_variant_rule(stack: Stack) -> LayoutRule:
     """The variant of context parallelism that a mode uses, where the sequence is split."""
-    has = stack.abilities.cp_variants
+    variants = stack.abilities.cp_variants
     return LayoutRule(
         "cp_by_stack",
-        lambda a, j, n, d: (d["cp"] == 1) | (not has) | (cp_variant_names()[d["cp_variant"]] in has),
+        lambda a, j, n, d: (d["cp"] == 1) | (not variants) | (cp_variant_names()[d["cp_variant"]] in variants),
         lambda a, j, n, d: (
-            f"{stack.name} has no cp_variant={cp_variant_names()[d['cp_variant']]}; one of {', '.join(has)} is what it has"
+            f"{stack.name} has no cp_variant={cp_variant_names()[d['cp_variant']]}; one of {', '.join(variants)} is what it has"
         ),
     )
 
@@ -121,13 +125,13 @@ def async_tp_domain_rule(domain: int) -> LayoutRule:
     )
 
 
-def _axis_rule(name: str, axis: str, has: tuple[str, ...]) -> LayoutRule:
+def _axis_rule(name: str, axis: str, stack_axes: tuple[str, ...]) -> LayoutRule:
     return LayoutRule(
         f"stack_{axis}",
         lambda a, j, n, d: d[axis] == 1,
         lambda a, j, n, d: (
             f"{name} has no {axis}, found {axis} = {d[axis]}; it has data parallelism"
-            + "".join(f", {one}" for one in has)
+            + "".join(f", {supported_axis}" for supported_axis in stack_axes)
             + f"; set {axis}=1"
         ),
     )
@@ -135,11 +139,11 @@ def _axis_rule(name: str, axis: str, has: tuple[str, ...]) -> LayoutRule:
 
 def _zero_rule(stack: Stack, axis: str, stages: tuple[int, ...]) -> LayoutRule:
     """The ZeRO stages that a stack has with an axis that it has; an axis that it lacks is reported by the rule of all stages."""
-    nowhere = set(range(4)) - set(zero_stages_with_replicas(stack.abilities.zero))
+    lacked_anyway = set(range(4)) - set(zero_stages_with_replicas(stack.abilities.zero))
     return LayoutRule(
         f"stack_zero_with_{axis}",
         lambda a, j, n, d: (
-            (d[axis] == 1) | (axis not in stack.abilities.axes) | _is_one_of(d["zero_stage"], {*stages, *nowhere})
+            (d[axis] == 1) | (axis not in stack.abilities.axes) | _is_one_of(d["zero_stage"], {*stages, *lacked_anyway})
         ),
         lambda a, j, n, d: (
             f"{stack.name} has no {f'ZeRO-{stage}' if (stage := d['zero_stage']) else 'plain replicas'} {AXIS_PHRASES[axis]}; "
@@ -149,10 +153,10 @@ def _zero_rule(stack: Stack, axis: str, stages: tuple[int, ...]) -> LayoutRule:
 
 
 def _is_one_of(value: Value, values: set[int]) -> Value:
-    found: Value = False
-    for one in values:
-        found = found | (value == one)
-    return found
+    is_member: Value = False
+    for allowed in values:
+        is_member = is_member | (value == allowed)
+    return is_member
 
 
 def stage_divisions(uneven: bool) -> tuple[str, ...]:
@@ -171,21 +175,23 @@ def _required_zero_text(stages: tuple[int, ...]) -> str:
 
 def _has_possible_variant(stack: Stack, architecture: Architecture, job: Job, degrees: Degrees) -> Value:
     """Whether one of the stack's variants of context parallelism splits the sequence, or the heads."""
-    found: Value = False
+    is_possible: Value = False
     for name in stack.abilities.cp_variants:
-        own: Value = True
+        is_legal: Value = True
         for rule in (rule for rule in RULES if rule.name in MODE_RULES and "cp" in rule.name):
-            own = own & rule.legal(architecture, job, 0, {**degrees, "cp_variant": cp_variant_names().index(name)})
-        found = found | own
-    return found
+            is_legal = is_legal & rule.legal(
+                architecture, job, 0, {**degrees, "cp_variant": cp_variant_names().index(name)}
+            )
+        is_possible = is_possible | is_legal
+    return is_possible
 
 
 def unsupported_choices(stack: Stack, architecture: Architecture, job: Job, layout: Layout) -> list[str]:
     """What a stack does not support of a layout and its job, with what it does instead; empty where it runs all of it."""
-    chosen = _checked_choices(layout)
+    choices = _checked_choices(layout)
     return [
         *_layout_problems(stack, architecture, job, layout),
-        *_choice_problems(stack, job, chosen),
+        *_choice_problems(stack, job, choices),
         *_job_problems(stack, job),
     ]
 
@@ -206,22 +212,22 @@ def _checked_choices(layout: Layout) -> dict[str, Any]:
     return {name: getattr(layout, name) for name in ("schedule", "recompute", "offload", "async_tp")}
 
 
-def _choice_problems(stack: Stack, job: Job, chosen: Mapping[str, Any]) -> Iterator[str]:
+def _choice_problems(stack: Stack, job: Job, choices: Mapping[str, Any]) -> Iterator[str]:
     """What a stack lacks among some choices; a missing axis is reported alone."""
-    runs = stack.abilities
-    has: dict[str, tuple[Any, ...]] = {
-        "schedule": ("none", *(runs.schedules or SCHEDULES)), "recompute": _supported_policies(stack, chosen),
-        "offload": runs.offload,
-        "zero_stage": zero_stages_with_replicas(runs.zero), "cp_variant": runs.cp_variants or cp_variant_names(),
-        "async_tp": (False, True)[: 1 + runs.async_tp], "sequence_parallel": (False, True)[: 1 + runs.sequence_parallel],
-        "stages": stage_divisions(runs.uneven_stages),
-        **{axis: (1,) for axis in SPLITTING_AXES if axis not in runs.axes},
+    abilities = stack.abilities
+    supported: dict[str, tuple[Any, ...]] = {
+        "schedule": ("none", *(abilities.schedules or SCHEDULES)), "recompute": _supported_policies(stack, choices),
+        "offload": abilities.offload,
+        "zero_stage": zero_stages_with_replicas(abilities.zero), "cp_variant": abilities.cp_variants or cp_variant_names(),
+        "async_tp": (False, True)[: 1 + abilities.async_tp], "sequence_parallel": (False, True)[: 1 + abilities.sequence_parallel],
+        "stages": stage_divisions(abilities.uneven_stages),
+        **{axis: (1,) for axis in SPLITTING_AXES if axis not in abilities.axes},
     }  # fmt: skip
-    for name, value in chosen.items():
+    for name, value in choices.items():
         parts = required_abilities(value) if name == "recompute" else (value,)
-        if name in has and not set(parts) <= set(has[name]):
-            known = " or ".join(str(one).lower() for one in has[name])
-            yield f"{stack.name} has no {name}={str(value).lower()}; {name}={known} is what it runs"
+        if name in supported and not set(parts) <= set(supported[name]):
+            alternatives = " or ".join(str(alternative).lower() for alternative in supported[name])
+            yield f"{stack.name} has no {name}={str(value).lower()}; {name}={alternatives} is what it runs"
         elif name == "recompute" and (refused := [part for part in parts if forbids_recompute(job, part)]):
             yield (
                 f"{stack.name} does not run {' and '.join(refused)} again with delayed scaling, found precision "
@@ -229,25 +235,25 @@ def _choice_problems(stack: Stack, job: Job, chosen: Mapping[str, Any]) -> Itera
             )
 
 
-def _supported_policies(stack: Stack, chosen: Mapping[str, Any]) -> tuple[str, ...]:
+def _supported_policies(stack: Stack, choices: Mapping[str, Any]) -> tuple[str, ...]:
     """The recompute policies that a stack runs; the engine of `train` runs any set of tensors too."""
-    own = str(chosen.get("recompute", ""))
+    policy = str(choices.get("recompute", ""))
     return (
         *stack.abilities.recompute,
-        *((own,) if stack.name == ENGINE_STACK and (is_tensor_set(own) or is_byte_budget(own)) else ()),
+        *((policy,) if stack.name == ENGINE_STACK and (is_tensor_set(policy) or is_byte_budget(policy)) else ()),
     )
 
 
 def _job_problems(stack: Stack, job: Job) -> Iterator[str]:
     """What a stack does not support of a job."""
-    runs, product = stack.abilities, get_precision(job.precision).matmul_format
-    if job.loss is not None and job.loss not in runs.losses:
-        yield f"{stack.name} has no loss of the kind {job.loss}; it has {', '.join(runs.losses)}"
-    if product not in (*COMMON_PRODUCT_FORMATS, *runs.products):
-        formats = ", ".join(("16 and 32 bits", *runs.products))
+    abilities, product = stack.abilities, get_precision(job.precision).matmul_format
+    if job.loss is not None and job.loss not in abilities.losses:
+        yield f"{stack.name} has no loss of the kind {job.loss}; it has {', '.join(abilities.losses)}"
+    if product not in (*COMMON_PRODUCT_FORMATS, *abilities.products):
+        formats = ", ".join(("16 and 32 bits", *abilities.products))
         yield f"{stack.name} has no products in {product} (precision {job.precision}); it has those in {formats}"
 
 
-def unsupported_pins(stack: Stack, job: Job, asked: Mapping[str, Any]) -> list[str]:
+def unsupported_pins(stack: Stack, job: Job, pins: Mapping[str, Any]) -> list[str]:
     """What the stack does not run of a job and of the choices that are pinned."""
-    return [*_job_problems(stack, job), *_choice_problems(stack, job, asked)] if stack.known else []
+    return [*_job_problems(stack, job), *_choice_problems(stack, job, pins)] if stack.known else []

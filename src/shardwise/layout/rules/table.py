@@ -35,35 +35,37 @@ def legal_modes(
     rules: Sequence[LayoutRule] = RULES,
 ) -> list[Value]:
     """Where each mode can run, among degrees (of ep without whole experts) that can run in one of them."""
-    rules, found = [rule for rule in rules if rule.name in MODE_RULES], []
+    rules, legal_by_mode = [rule for rule in rules if rule.name in MODE_RULES], []
     for mode in modes:
-        whole: dict[str, Value] = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
-        own = {
+        expert_degrees: dict[str, Value] = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
+        mode_degrees = {
             **degrees,
             "etp": degrees["tp"],
-            **whole,
+            **expert_degrees,
             "cp_variant": cp_variant_names().index(mode.cp_variant),
             "async_tp": mode.async_tp,
         }
         legal: Value = degrees["tp"] > 1 if mode.whole_experts else True
         for rule in rules:
-            legal = legal & rule.legal(architecture, job, 0, own)
-        found.append(legal)
-    return found
+            legal = legal & rule.legal(architecture, job, 0, mode_degrees)
+        legal_by_mode.append(legal)
+    return legal_by_mode
 
 
 def violations(architecture: Architecture, job: Job, num_devices: int, layout: Layout) -> list[str]:
     """Everything that is wrong with a layout, by every rule; empty when it can run."""
     degrees = layout_degrees(layout)
-    found = [f"{r.name}: {r.explain(architecture, job, num_devices, degrees)}" for r in RULES
+    problems = [f"{r.name}: {r.explain(architecture, job, num_devices, degrees)}" for r in RULES
              if not r.legal(architecture, job, num_devices, degrees)]  # fmt: skip
     if layout.recompute == "none" and layout.recompute_layers is not None:
-        found.append(
+        problems.append(
             f"recompute_layers: {layout.recompute_layers} layers of each stage with recompute = none; set another "
             "recompute, such as full, or leave recompute_layers out"
         )
     return (
-        found + tensor_set_problems(architecture, layout.recompute) + _layers_per_stage_problems(architecture, layout)
+        problems
+        + tensor_set_problems(architecture, layout.recompute)
+        + _layers_per_stage_problems(architecture, layout)
     )
 
 
@@ -72,27 +74,29 @@ def _layers_per_stage_problems(architecture: Architecture, layout: Layout) -> li
     layers = layout.layers_per_stage
     if layers is None:
         return []
-    found = []
-    fewest = min_layers_per_stage(stage_placement(layout))
-    short = [stage for stage, (own, least) in enumerate(zip(layers, fewest, strict=False)) if own < least]
-    if short:
-        found.append(
-            f"stage {short[0]} of {layers[short[0]]} layers is in num_virtual_stages = {layout.num_virtual_stages} parts; at "
-            f"least {fewest[short[0]]} layers are required, or a smaller num_virtual_stages: only the first and the last part "
+    problems = []
+    minimums = min_layers_per_stage(stage_placement(layout))
+    short_stages = [
+        stage for stage, (num_layers, minimum) in enumerate(zip(layers, minimums, strict=False)) if num_layers < minimum
+    ]
+    if short_stages:
+        problems.append(
+            f"stage {short_stages[0]} of {layers[short_stages[0]]} layers is in num_virtual_stages = {layout.num_virtual_stages} parts; at "
+            f"least {minimums[short_stages[0]]} layers are required, or a smaller num_virtual_stages: only the first and the last part "
             "of all may have none"
         )
     if len(layers) != layout.pp:
-        found.append(f"{len(layers)} stages are given for pp = {layout.pp}; one number for each stage is required")
+        problems.append(f"{len(layers)} stages are given for pp = {layout.pp}; one number for each stage is required")
     if sum(layers) != architecture.num_layers:
-        found.append(
+        problems.append(
             f"{sum(layers)} layers are given, {architecture.name} has {architecture.num_layers}; change the numbers so that "
             "they add up to that"
         )
-    return [f"layers_per_stage: {problem}" for problem in found]
+    return [f"layers_per_stage: {problem}" for problem in problems]
 
 
 def require_legal(architecture: Architecture, job: Job, num_devices: int, layout: Layout) -> None:
     """Raise `InputError` with every violation."""
-    found = violations(architecture, job, num_devices, layout)
-    if found:
-        raise InputError(*(f"layout: {problem}" for problem in found))
+    problems = violations(architecture, job, num_devices, layout)
+    if problems:
+        raise InputError(*(f"layout: {problem}" for problem in problems))
