@@ -39,7 +39,7 @@ class PhasedBatches:
         starts = [start for start, _ in self.phases]
         if starts[:1] != [0] or any(b <= a for a, b in pairwise(starts)):
             raise InputError(
-                f"{SCHEDULE_FLAG}: found phases from {', '.join(f'{one:,}' for one in starts)} tokens on; the first from 0, each "
+                f"{SCHEDULE_FLAG}: found phases from {', '.join(f'{start:,}' for start in starts)} tokens on; the first from 0, each "
                 "later than the one before, are required"
             )
 
@@ -67,15 +67,16 @@ class LinearBatches:
     def resolve(self, batch_tokens: int, quantum: int) -> PhasedBatches:
         """The phases of a run whose plan has batches of `batch_tokens`."""
         last = batch_tokens if self.last is None else self.last
-        count, rest = divmod(last - self.first, self.increment)
-        if rest or count < 1:
+        num_increments, remainder = divmod(last - self.first, self.increment)
+        if remainder or num_increments < 1:
             raise InputError(
                 f"{SCHEDULE_FLAG}: found from={self.first:,} by={self.increment:,} to a batch of {last:,} tokens; a larger "
                 "batch at the end, by a whole number of increments, is required"
             )
         return PhasedBatches(
             tuple(
-                (-(-number * self.over // count), self.first + number * self.increment) for number in range(count + 1)
+                (-(-index * self.over // num_increments), self.first + index * self.increment)
+                for index in range(num_increments + 1)
             )
         )
 
@@ -113,27 +114,27 @@ class NoiseScaleBatches:
 
     def resolve(self, batch_tokens: int, quantum: int) -> NoiseScaleBatches:
         """With what it leaves open, for a plan with batches of `batch_tokens` whose layout runs multiples of `quantum` tokens."""
-        most = batch_tokens if self.most is None else self.most
-        least = min(quantum, most) if self.least is None else self.least
-        return replace(self, most=most, least=least, increment=self.increment or quantum)
+        max_tokens = batch_tokens if self.most is None else self.most
+        min_tokens = min(quantum, max_tokens) if self.least is None else self.least
+        return replace(self, most=max_tokens, least=min_tokens, increment=self.increment or quantum)
 
     def batch(self, noise_tokens: float) -> int:
         """Tokens of the batch at a noise scale; of a schedule that leaves nothing open."""
         assert self.least is not None
         assert self.most is not None
         assert self.increment is not None
-        wanted = dynamic_batch_tokens(max(noise_tokens, 0.0), self.exchange_tokens)
-        wanted = min(max(wanted, self.least), self.most)
-        found = round(wanted / self.increment) * self.increment
-        while found > self.most:
-            found -= self.increment
-        return max(found, self.least)
+        target = dynamic_batch_tokens(max(noise_tokens, 0.0), self.exchange_tokens)
+        target = min(max(target, self.least), self.most)
+        batch_tokens = round(target / self.increment) * self.increment
+        while batch_tokens > self.most:
+            batch_tokens -= self.increment
+        return max(batch_tokens, self.least)
 
 
 BatchSchedule = PhasedBatches | LinearBatches | NoiseScaleBatches
 
 
-def parse_batch_schedule(text: str, what: str = SCHEDULE_FLAG) -> BatchSchedule:
+def parse_batch_schedule(text: str, label: str = SCHEDULE_FLAG) -> BatchSchedule:
     """The schedule that a text says. Raises `InputError`.
 
     >>> parse_batch_schedule("0:64Ki,200M:128Ki")
@@ -145,55 +146,59 @@ def parse_batch_schedule(text: str, what: str = SCHEDULE_FLAG) -> BatchSchedule:
     >>> parse_batch_schedule("noise:lambda=2Mi,to=4Mi,every=50").every
     50
     """
-    name, colon, rest = text.strip().partition(":")
+    name, colon, fields_text = text.strip().partition(":")
     if colon and not name[:1].isdigit():
         if name not in _PARSERS:
             raise InputError(
-                f"{what}: {describe_unknown(name, _PARSERS)}; a schedule such as {SCHEDULE_FORMS} is required"
+                f"{label}: {describe_unknown(name, _PARSERS)}; a schedule such as {SCHEDULE_FORMS} is required"
             )
-        return _PARSERS[name](_parse_fields(rest, name, what), what)
+        return _PARSERS[name](_parse_fields(fields_text, name, label), label)
     parts = [part.partition(":") for part in text.split(",") if part.strip()]
     if not parts or (len(parts) > 1 and not all(colon for _, colon, _ in parts)):
-        raise InputError(f"{what}: found {text!r}; TOKENS:BATCH,... is required, such as {SCHEDULE_FORMS}")
-    return PhasedBatches(tuple(_parse_phase(part, what) for part in parts))
+        raise InputError(f"{label}: found {text!r}; TOKENS:BATCH,... is required, such as {SCHEDULE_FORMS}")
+    return PhasedBatches(tuple(_parse_phase(part, label) for part in parts))
 
 
-def _parse_phase(part: tuple[str, str, str], what: str) -> Phase:
+def _parse_phase(part: tuple[str, str, str], label: str) -> Phase:
     start, batch = (part[0], part[2]) if part[1] else ("0", part[0])
-    return parse_count(start, what=what, least=0), parse_count(batch, what=what)
+    return parse_count(start, what=label, least=0), parse_count(batch, what=label)
 
 
-def _parse_fields(text: str, name: str, what: str) -> dict[str, str]:
+def _parse_fields(text: str, name: str, label: str) -> dict[str, str]:
     """What a named schedule is given, by name."""
-    known, found = _FIELDS[name], {}
+    required_by_name, fields = _FIELDS[name], {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
-        if not equals or key not in known:
-            raise InputError(f"{what}: found {part!r} for {name}; {', '.join(f'{one}=N' for one in known)} is known")
-        found[key] = value
-    missing = [one for one, needed in known.items() if needed and one not in found]
-    raise_problems([f"{what}: {name} has no {one}; {one}=N is required, such as {SCHEDULE_FORMS}" for one in missing])
-    return found
+        if not equals or key not in required_by_name:
+            raise InputError(
+                f"{label}: found {part!r} for {name}; {', '.join(f'{field}=N' for field in required_by_name)} is known"
+            )
+        fields[key] = value
+    missing = [field for field, is_required in required_by_name.items() if is_required and field not in fields]
+    raise_problems(
+        [f"{label}: {name} has no {field}; {field}=N is required, such as {SCHEDULE_FORMS}" for field in missing]
+    )
+    return fields
 
 
-def _parse_linear(given: Mapping[str, str], what: str) -> BatchSchedule:
-    first, increment, over, *last = _parse_counts(given, ("from", "by", "over", "to"), what)
+def _parse_linear(fields: Mapping[str, str], label: str) -> BatchSchedule:
+    first, increment, over, *last = _parse_counts(fields, ("from", "by", "over", "to"), label)
     return LinearBatches(first=first, increment=increment, over=over, last=last[0] if last else None)
 
 
-def _parse_noise(given: Mapping[str, str], what: str) -> BatchSchedule:
-    exchange = parse_quantity(given["lambda"], what=f"{what} lambda", unit="")
+def _parse_noise(fields: Mapping[str, str], label: str) -> BatchSchedule:
+    exchange = parse_quantity(fields["lambda"], what=f"{label} lambda", unit="")
     names = {"from": "least", "to": "most", "by": "increment", "every": "every"}
-    found = _parse_counts(given, tuple(names), what)
+    counts = _parse_counts(fields, tuple(names), label)
     return NoiseScaleBatches(
-        exchange_tokens=exchange, **dict(zip((names[one] for one in names if one in given), found, strict=True))
+        exchange_tokens=exchange, **dict(zip((names[key] for key in names if key in fields), counts, strict=True))
     )
 
 
-def _parse_counts(given: Mapping[str, str], names: Sequence[str], what: str) -> list[int]:
+def _parse_counts(fields: Mapping[str, str], names: Sequence[str], label: str) -> list[int]:
     """The whole numbers of those names that are given, in order."""
-    found = (partial(parse_count, given[one], what=f"{what} {one}") for one in names if one in given)
-    return list(run_all(*found))
+    parsers = (partial(parse_count, fields[name], what=f"{label} {name}") for name in names if name in fields)
+    return list(run_all(*parsers))
 
 
 _PARSERS: Mapping[str, Callable[[Mapping[str, str], str], BatchSchedule]] = {
@@ -207,9 +212,9 @@ _FIELDS: Mapping[str, Mapping[str, bool]] = {  # and whether it has to be given
 
 
 def ramp_from_phases(
-    phases: Sequence[Phase], seq_len: int, before: BatchRamp | None = None, step: int = 0
+    phases: Sequence[Phase], seq_len: int, previous: BatchRamp | None = None, step: int = 0
 ) -> BatchRamp:
-    """The batch of every step of a run: those of `before` up to `step`, and from there on those of the phases.
+    """The batch of every step of a run: those of `previous` up to `step`, and from there on those of the phases.
 
     A phase begins with the first step before which its tokens have been seen, so no sample is taken twice and none is left out.
     Raises `InputError` for batches that are not whole sequences.
@@ -220,15 +225,15 @@ def ramp_from_phases(
     BatchRamp(values=((0, 2), (1, 4), (3, 8)))
     """
     raise_problems([problem for _, batch in phases for problem in _sequence_problems(batch, seq_len)])
-    ramp = before if before is not None and step else None
+    ramp = previous if previous is not None and step else None
     tokens = ramp.first_sample(step) * seq_len if ramp else 0
-    stops = [*(start for start, _ in phases[1:]), math.inf]
-    for (_, batch), stop in zip(phases, stops, strict=True):
-        if tokens < stop:
+    ends = [*(start for start, _ in phases[1:]), math.inf]
+    for (_, batch), end in zip(phases, ends, strict=True):
+        if tokens < end:
             sequences = batch // seq_len
             ramp = ramp.then(step, sequences) if ramp else BatchRamp(((step, sequences),))
-            count = 0 if stop == math.inf else -(-(int(stop) - tokens) // batch)
-            step, tokens = step + count, tokens + count * batch
+            num_steps = 0 if end == math.inf else -(-(int(end) - tokens) // batch)
+            step, tokens = step + num_steps, tokens + num_steps * batch
     assert ramp is not None
     return ramp
 
@@ -246,15 +251,15 @@ def steps_per_phase(phases: Sequence[Phase], tokens: float, seq_len: int) -> tup
     >>> steps_per_phase([(0, 4096), (10_000, 8192)], 20_480, 1024)
     ((4096, 3.0), (8192, 1.0))
     """
-    ramp, found, seen = ramp_from_phases(phases, seq_len), [], 0.0
+    ramp, phase_steps, seen_tokens = ramp_from_phases(phases, seq_len), [], 0.0
     for (start, sequences), stop in zip(ramp.values, [*(start for start, _ in ramp.values[1:]), None], strict=True):
         batch = sequences * seq_len
-        most = math.inf if stop is None else stop - start
-        count = min(most, max(tokens - seen, 0.0) / batch)
-        seen += count * batch
-        if count > 0:
-            found.append((batch, float(count)))
-    return tuple(found)
+        max_steps = math.inf if stop is None else stop - start
+        num_steps = min(max_steps, max(tokens - seen_tokens, 0.0) / batch)
+        seen_tokens += num_steps * batch
+        if num_steps > 0:
+            phase_steps.append((batch, float(num_steps)))
+    return tuple(phase_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +293,7 @@ class BatchRamp:
         >>> BatchRamp(((0, 64), (1000, 128), (2000, 256))).until(1000)
         BatchRamp(values=((0, 64), (1000, 128)))
         """
-        return BatchRamp(tuple(value for value in self.values if value[0] <= step))
+        return BatchRamp(tuple(change for change in self.values if change[0] <= step))
 
     def then(self, step: int, sequences: int) -> BatchRamp:
         """The same steps before `step`, and from it on batches of so many sequences.
@@ -296,12 +301,12 @@ class BatchRamp:
         >>> BatchRamp(((0, 64), (1000, 128))).then(500, 96)
         BatchRamp(values=((0, 64), (500, 96)))
         """
-        kept = tuple(value for value in self.values if value[0] < step)
-        changes = not kept or kept[-1][1] != sequences
-        return BatchRamp((*kept, (step, sequences)) if changes else kept)
+        earlier = tuple(change for change in self.values if change[0] < step)
+        is_change = not earlier or earlier[-1][1] != sequences
+        return BatchRamp((*earlier, (step, sequences)) if is_change else earlier)
 
 
-def parse_batch_ramp(text: str, what: str) -> tuple[tuple[int, int], ...]:
+def parse_batch_ramp(text: str, label: str) -> tuple[tuple[int, int], ...]:
     """Steps and the sequences of the batch from each on. Raises `InputError`.
 
     >>> parse_batch_ramp("0:64,1000:128", "batch_ramp")
@@ -309,7 +314,7 @@ def parse_batch_ramp(text: str, what: str) -> tuple[tuple[int, int], ...]:
     """
     pairs: Sequence[tuple[str, str, str]] = [part.partition(":") for part in text.split(",") if part.strip()]
     if not all(colon for _, colon, _ in pairs):
-        raise InputError(f"{what}: found {text!r}; STEP:SEQUENCES,... is required, such as 0:64,1000:128")
+        raise InputError(f"{label}: found {text!r}; STEP:SEQUENCES,... is required, such as 0:64,1000:128")
     return tuple(
-        (parse_count(step, what=what, least=0), parse_count(sequences, what=what)) for step, _, sequences in pairs
+        (parse_count(step, what=label, least=0), parse_count(sequences, what=label)) for step, _, sequences in pairs
     )

@@ -63,21 +63,21 @@ def read_batch_runs(path: str | Path) -> tuple[BatchRun, ...]:
 
     All learning rates of a batch and seed are there: `select_best_runs` has the best of them.
     """
-    where = Path(path)
-    where = where / RUNS_FILE if where.is_dir() else where
+    runs_file = Path(path)
+    runs_file = runs_file / RUNS_FILE if runs_file.is_dir() else runs_file
     text = read_required_text(
-        where, f"the folder of a sweep with a {RUNS_FILE}, or a CSV file with batch_tokens and steps,"
+        runs_file, f"the folder of a sweep with a {RUNS_FILE}, or a CSV file with batch_tokens and steps,"
     )
-    rows = _csv_rows(text, where) if where.suffix.lower() == ".csv" else parse_json_lines(text, where)
-    found, problems = [], []
-    for place, row in rows:
-        run, wrong = _parse_run(row, place)
-        found += [run] if run else []
-        problems += wrong
+    rows = _csv_rows(text, runs_file) if runs_file.suffix.lower() == ".csv" else parse_json_lines(text, runs_file)
+    runs, problems = [], []
+    for location, row in rows:
+        run, row_problems = _parse_run(row, location)
+        runs += [run] if run else []
+        problems += row_problems
     raise_problems(problems)
-    if not found:
-        raise InputError(f"{where}: found no runs; a line for each run is required")
-    return tuple(found)
+    if not runs:
+        raise InputError(f"{runs_file}: found no runs; a line for each run is required")
+    return tuple(runs)
 
 
 def select_best_runs(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
@@ -89,7 +89,7 @@ def select_best_runs(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
     [20]
     """
     best: dict[tuple[float, int], BatchRun] = {}
-    for run in sorted(runs, key=lambda one: math.inf if one.steps is None else one.steps):
+    for run in sorted(runs, key=lambda candidate: math.inf if candidate.steps is None else candidate.steps):
         best.setdefault((run.batch_tokens, run.seed), run)
     return tuple(best[key] for key in sorted(best))
 
@@ -105,21 +105,21 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[str, Any]]:
         yield f"{path}:{reader.line_num}", {key: value or None for key, value in row.items() if key}
 
 
-def _parse_run(row: Any, place: str) -> tuple[BatchRun | None, list[str]]:
+def _parse_run(row: Any, location: str) -> tuple[BatchRun | None, list[str]]:
     """The run of a row, or what is wrong with it."""
     if not isinstance(row, Mapping):
-        return None, [not_an_object_text(row, place)]
+        return None, [not_an_object_text(row, location)]
     problems: list[str] = []
-    batch = read_positive(row, "batch_tokens", place, problems, required=True)
-    steps = read_positive(row, "steps", place, problems)
-    others = {name: read_positive(row, name, place, problems) for name in ("learning_rate", "target_loss")}
+    batch = read_positive(row, "batch_tokens", location, problems, required=True)
+    steps = read_positive(row, "steps", location, problems)
+    optional_numbers = {name: read_positive(row, name, location, problems) for name in ("learning_rate", "target_loss")}
     seed = row.get("seed") or 0
     if not str(seed).lstrip("-").isdigit():
-        problems.append(f"{place}: seed is {seed!r}; a whole number is required")
+        problems.append(f"{location}: seed is {seed!r}; a whole number is required")
     if problems or batch is None:
         return None, problems
     failed = row.get("failed") or (None if steps is not None else NOT_REACHED)
-    return BatchRun(batch_tokens=batch, steps=steps, seed=int(seed), failed=failed, **others), []
+    return BatchRun(batch_tokens=batch, steps=steps, seed=int(seed), failed=failed, **optional_numbers), []
 
 
 Array = NDArray[np.float64]
@@ -168,7 +168,7 @@ class TradeoffFit:
     @property
     def batches(self) -> tuple[float, ...]:
         """The batches that were fitted, the smallest first."""
-        return tuple(sorted({one.run.batch_tokens for one in self.runs}))
+        return tuple(sorted({fitted.run.batch_tokens for fitted in self.runs}))
 
     @property
     def target_loss(self) -> float | None:
@@ -199,20 +199,20 @@ def fit_tradeoff(runs: Sequence[BatchRun], *, num_bootstrap: int = NUM_BOOTSTRAP
     reached = [run for run in best if run.steps is not None]
     _require_enough(reached)
     batches = np.array([run.batch_tokens for run in reached])
-    logs = np.log(np.array([run.steps for run in reached], dtype=np.float64))
-    found = _fit_robustly(batches, logs)
-    fitted = _log_steps(found, batches)
-    samples = _bootstrap_fits(batches, logs, fitted, num_bootstrap, seed)
+    log_steps = np.log(np.array([run.steps for run in reached], dtype=np.float64))
+    tradeoff = _fit_robustly(batches, log_steps)
+    fitted_logs = _log_steps(tradeoff, batches)
+    samples = _bootstrap_fits(batches, log_steps, fitted_logs, num_bootstrap, seed)
     return TradeoffFit(
-        tradeoff=found, not_reached=tuple(run for run in best if run.steps is None),
+        tradeoff=tradeoff, not_reached=tuple(run for run in best if run.steps is None),
         runs=tuple(
-            FittedRun(run=run, fitted_steps=math.exp(of_law), residual=float(measured - of_law))
-            for run, measured, of_law in zip(reached, logs, fitted, strict=True)
+            FittedRun(run=run, fitted_steps=math.exp(fitted_log), residual=float(measured_log - fitted_log))
+            for run, measured_log, fitted_log in zip(reached, log_steps, fitted_logs, strict=True)
         ),
-        min_steps_interval90=_interval90([one.min_steps for one in samples]),
-        min_tokens_interval90=_interval90([one.min_tokens for one in samples]),
-        critical_batch_interval90=_interval90([one.critical_batch_tokens for one in samples]),
-        rms_residual=float(np.sqrt(np.mean((logs - fitted) ** 2))),
+        min_steps_interval90=_interval90([sample.min_steps for sample in samples]),
+        min_tokens_interval90=_interval90([sample.min_tokens for sample in samples]),
+        critical_batch_interval90=_interval90([sample.critical_batch_tokens for sample in samples]),
+        rms_residual=float(np.sqrt(np.mean((log_steps - fitted_logs) ** 2))),
     )  # fmt: skip
 
 
@@ -224,44 +224,44 @@ def _require_enough(reached: Sequence[BatchRun]) -> None:
         )
     batches = sorted({run.batch_tokens for run in reached})
     if len(batches) < MIN_BATCHES:
-        shown = ", ".join(format_quantity(batch) for batch in batches) or "none"
+        batches_text = ", ".join(format_quantity(batch) for batch in batches) or "none"
         raise InputError(
-            f"fit: found runs that reached the loss with batches of {shown} tokens; at least {MIN_BATCHES} batches are required"
+            f"fit: found runs that reached the loss with batches of {batches_text} tokens; at least {MIN_BATCHES} batches are required"
         )
-    steps = {batch: np.median([run.steps for run in reached if run.batch_tokens == batch]) for batch in batches}
-    if steps[batches[0]] <= steps[batches[-1]]:
+    median_steps = {batch: np.median([run.steps for run in reached if run.batch_tokens == batch]) for batch in batches}
+    if median_steps[batches[0]] <= median_steps[batches[-1]]:
         raise InputError(
-            f"fit: found {steps[batches[0]]:,.0f} steps with the smallest batch and {steps[batches[-1]]:,.0f} with the largest; "
+            f"fit: found {median_steps[batches[0]]:,.0f} steps with the smallest batch and {median_steps[batches[-1]]:,.0f} with the largest; "
             "steps that fall with the batch are required: is the learning rate of each batch tuned?"
         )
 
 
-def _log_steps(found: BatchTradeoff, batches: Array) -> Array:
-    return np.asarray(math.log(found.min_steps) + np.log1p(found.noise_tokens / batches))
+def _log_steps(tradeoff: BatchTradeoff, batches: Array) -> Array:
+    return np.asarray(math.log(tradeoff.min_steps) + np.log1p(tradeoff.noise_tokens / batches))
 
 
-def _fit_robustly(batches: Array, logs: Array) -> BatchTradeoff:
+def _fit_robustly(batches: Array, log_steps: Array) -> BatchTradeoff:
     """Huber's weights from the residuals of the fit before; the first fit has equal weights."""
-    weights = np.ones_like(logs)
-    found = _least_squares(batches, logs, weights)
+    weights = np.ones_like(log_steps)
+    tradeoff = _least_squares(batches, log_steps, weights)
     for _ in range(NUM_REWEIGHTED):
-        residuals = np.abs(logs - _log_steps(found, batches))
+        residuals = np.abs(log_steps - _log_steps(tradeoff, batches))
         sigma = max(1.4826 * float(np.median(residuals)), MIN_SIGMA)  # of normal errors, from their median
         weights = np.minimum(1.0, HUBER * sigma / np.maximum(residuals, MIN_SIGMA))
-        found = _least_squares(batches, logs, weights)
-    return found
+        tradeoff = _least_squares(batches, log_steps, weights)
+    return tradeoff
 
 
-def _least_squares(batches: Array, logs: Array, weights: Array) -> BatchTradeoff:
+def _least_squares(batches: Array, log_steps: Array, weights: Array) -> BatchTradeoff:
     def judged(log_noise: Array) -> tuple[Array, Array]:
         """The sum of squares for each B_noise, and ln S_min there."""
-        rest = logs - np.log1p(np.exp(log_noise)[:, None] / batches)
-        means = (rest * weights).sum(axis=1) / weights.sum()
-        return (weights * (rest - means[:, None]) ** 2).sum(axis=1), means
+        log_min_steps = log_steps - np.log1p(np.exp(log_noise)[:, None] / batches)
+        means = (log_min_steps * weights).sum(axis=1) / weights.sum()
+        return (weights * (log_min_steps - means[:, None]) ** 2).sum(axis=1), means
 
     grid = np.linspace(math.log(batches.min() / SEARCH_MARGIN), math.log(batches.max() * SEARCH_MARGIN), NUM_GRID)
-    at = int(np.argmin(judged(grid)[0]))
-    low, high = grid[max(at - 1, 0)], grid[min(at + 1, NUM_GRID - 1)]
+    best_index = int(np.argmin(judged(grid)[0]))
+    low, high = grid[max(best_index - 1, 0)], grid[min(best_index + 1, NUM_GRID - 1)]
     for _ in range(NUM_REFINED):
         thirds = np.array([low + (high - low) / 3.0, high - (high - low) / 3.0])
         left, right = judged(thirds)[0]
@@ -270,14 +270,16 @@ def _least_squares(batches: Array, logs: Array, weights: Array) -> BatchTradeoff
     return BatchTradeoff(min_steps=math.exp(judged(log_noise)[1][0]), noise_tokens=math.exp(log_noise[0]))
 
 
-def _bootstrap_fits(batches: Array, logs: Array, fitted: Array, count: int, seed: int) -> list[BatchTradeoff]:
+def _bootstrap_fits(
+    batches: Array, log_steps: Array, fitted_logs: Array, num_samples: int, seed: int
+) -> list[BatchTradeoff]:
     """Fits to the law's steps with residuals drawn with replacement: they scatter alike at all batches, in logarithms."""
     random = np.random.default_rng(seed)
-    residuals = (logs - fitted) * math.sqrt(len(logs) / (len(logs) - NUM_PARAMETERS))
-    drawn = (fitted + random.choice(residuals, len(logs)) for _ in range(count))
-    return [_least_squares(batches, sample, np.ones(len(logs))) for sample in drawn]
+    residuals = (log_steps - fitted_logs) * math.sqrt(len(log_steps) / (len(log_steps) - NUM_PARAMETERS))
+    samples = (fitted_logs + random.choice(residuals, len(log_steps)) for _ in range(num_samples))
+    return [_least_squares(batches, sample, np.ones(len(log_steps))) for sample in samples]
 
 
-def _interval90(values: Sequence[float]) -> tuple[float, float]:
-    low, high = np.quantile(values, QUANTILES)
+def _interval90(estimates: Sequence[float]) -> tuple[float, float]:
+    low, high = np.quantile(estimates, QUANTILES)
     return float(low), float(high)

@@ -74,13 +74,15 @@ class ComparedBranches:
     @property
     def critical_batch_tokens(self) -> float:
         """The largest batch within the tolerance of all smaller ones."""
-        return max(one.branch.batch_tokens for one in self.compared if one.is_within)
+        return max(comparison.branch.batch_tokens for comparison in self.compared if comparison.is_within)
 
     @property
     def next_tokens(self) -> float | None:
         """The next larger batch, which is over the tolerance; None: the critical batch is the largest that was tried."""
         larger = (
-            one.branch.batch_tokens for one in self.compared if one.branch.batch_tokens > self.critical_batch_tokens
+            comparison.branch.batch_tokens
+            for comparison in self.compared
+            if comparison.branch.batch_tokens > self.critical_batch_tokens
         )
         return min(larger, default=None)
 
@@ -102,19 +104,19 @@ def window_loss(losses: Sequence[float], batch_tokens: float, window_tokens: flo
     >>> round(window_loss([3.0 - 0.01 * step for step in range(16)], 64, 1024), 6)
     2.84
     """
-    places = ((step * batch_tokens - window_tokens, loss) for step, loss in enumerate(losses))
-    late = [(x, loss) for x, loss in places if -SMOOTHED_SHARE * window_tokens <= x < 0]
-    if len(late) < SMOOTHED_SHARE * MIN_STEPS:
+    points = ((step * batch_tokens - window_tokens, loss) for step, loss in enumerate(losses))
+    late_points = [(offset, loss) for offset, loss in points if -SMOOTHED_SHARE * window_tokens <= offset < 0]
+    if len(late_points) < SMOOTHED_SHARE * MIN_STEPS:
         raise InputError(
             f"branches: found {len(losses)} steps of {format_quantity(batch_tokens)} tokens in a window of "
             f"{format_quantity(window_tokens)}; at least {MIN_STEPS} are required"
         )
-    return _line_at_0(late)
+    return _line_at_0(late_points)
 
 
 def _line_at_0(points: Sequence[tuple[float, float]]) -> float:
     """The value at x = 0 of the straight line (least squares) through points."""
-    x, y = (math.fsum(values) / len(points) for values in zip(*points, strict=True))
+    x, y = (math.fsum(coordinates) / len(points) for coordinates in zip(*points, strict=True))
     slope = math.fsum((a - x) * (b - y) for a, b in points) / math.fsum((a - x) ** 2 for a, _ in points)
     return y - slope * x
 
@@ -137,14 +139,14 @@ def compare_branches(branches: Sequence[Branch], tolerance: float = LOSS_TOLERAN
     (2048, 4096)
     """
     require_tolerance(tolerance)
-    ended = sorted((one for one in branches if one.loss is not None), key=lambda one: one.batch_tokens)
+    ended = sorted((branch for branch in branches if branch.loss is not None), key=lambda branch: branch.batch_tokens)
     if len(ended) < MIN_BRANCHES:
         raise InputError(
             f"branches: found {len(ended)} that came to the end of the window; at least {MIN_BRANCHES} are required"
         )
     return ComparedBranches(
         tolerance=tolerance, compared=tuple(_compare_ended(ended, tolerance)),
-        failed=tuple(one for one in branches if one.loss is None),
+        failed=tuple(branch for branch in branches if branch.loss is None),
     )  # fmt: skip
 
 
@@ -170,49 +172,50 @@ def is_branch_folder(path: str | Path) -> bool:
 
 def read_branch_point(path: str | Path) -> BranchPoint:
     """What the branches of a folder begin with. Raises `InputError` for a file that does not say it."""
-    where = Path(path, f"{BRANCH_KIND}.json")
+    path_of_file = Path(path, f"{BRANCH_KIND}.json")
     try:
-        said = json.loads(read_required_text(where, REQUIRED_FOLDER))
+        fields = json.loads(read_required_text(path_of_file, REQUIRED_FOLDER))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} is not JSON: {error}; {REQUIRED_FOLDER} is required") from None
-    if not isinstance(said, Mapping) or said.get("schema") != BRANCH_SCHEMA:
-        found = said.get("schema") if isinstance(said, Mapping) else type(said).__name__
-        raise InputError(f"{where}: found schema {found!r}; {BRANCH_SCHEMA!r} is required")
+        raise InputError(f"{path_of_file} is not JSON: {error}; {REQUIRED_FOLDER} is required") from None
+    if not isinstance(fields, Mapping) or fields.get("schema") != BRANCH_SCHEMA:
+        schema = fields.get("schema") if isinstance(fields, Mapping) else type(fields).__name__
+        raise InputError(f"{path_of_file}: found schema {schema!r}; {BRANCH_SCHEMA!r} is required")
     problems: list[str] = []
     names = ("step", "batch_tokens", "learning_rate", "window_tokens")
-    numbers = {name: read_positive(said, name, str(where), problems, required=True) or 0.0 for name in names}
+    numbers = {name: read_positive(fields, name, str(path_of_file), problems, required=True) or 0.0 for name in names}
     raise_problems(problems)
-    return BranchPoint(run=str(said.get("run")), **{**numbers, "step": int(numbers["step"])})  # type: ignore[arg-type]
+    return BranchPoint(run=str(fields.get("run")), **{**numbers, "step": int(numbers["step"])})  # type: ignore[arg-type]
 
 
 def read_branches(path: str | Path) -> tuple[Branch, ...]:
     """The branches of a folder that have ended. Raises `InputError` with every line that is wrong."""
-    where = Path(path, BRANCHES_FILE)
-    found: list[Branch] = []
+    branches_file = Path(path, BRANCHES_FILE)
+    branches: list[Branch] = []
     problems: list[str] = []
-    for place, row in parse_json_lines(read_required_text(where, REQUIRED_FOLDER), where):
-        branch = _parse_branch(row, place, problems)
-        found += [branch] if branch else []
+    for location, row in parse_json_lines(read_required_text(branches_file, REQUIRED_FOLDER), branches_file):
+        branch = _parse_branch(row, location, problems)
+        branches += [branch] if branch else []
     raise_problems(problems)
-    if not found:
-        raise InputError(f"{where}: found no branches; a line for each is required")
-    return tuple(found)
+    if not branches:
+        raise InputError(f"{branches_file}: found no branches; a line for each is required")
+    return tuple(branches)
 
 
-def _parse_branch(row: Any, place: str, problems: list[str]) -> Branch | None:
+def _parse_branch(row: Any, location: str, problems: list[str]) -> Branch | None:
     """The branch of a row, or None and what is wrong with it."""
     if not isinstance(row, Mapping):
-        problems.append(not_an_object_text(row, place))
+        problems.append(not_an_object_text(row, location))
         return None
-    before = len(problems)
+    num_problems = len(problems)
     batch, rate, steps = (
-        read_positive(row, name, place, problems, required=True) for name in ("batch_tokens", "learning_rate", "steps")
+        read_positive(row, name, location, problems, required=True)
+        for name in ("batch_tokens", "learning_rate", "steps")
     )
-    loss, held_out = (read_positive(row, name, place, problems) for name in ("loss", "held_out_loss"))
+    loss, held_out = (read_positive(row, name, location, problems) for name in ("loss", "held_out_loss"))
     failed = row.get("failed")
-    if loss is None and not failed and len(problems) == before:
-        problems.append(f"{place}: found neither a loss nor why it failed; one of them is required")
-    if len(problems) > before or batch is None or rate is None or steps is None:
+    if loss is None and not failed and len(problems) == num_problems:
+        problems.append(f"{location}: found neither a loss nor why it failed; one of them is required")
+    if len(problems) > num_problems or batch is None or rate is None or steps is None:
         return None
     return Branch(
         batch_tokens=batch, learning_rate=rate, steps=steps, loss=loss, held_out_loss=held_out,

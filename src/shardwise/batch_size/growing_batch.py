@@ -43,8 +43,8 @@ class NoiseProfile:
                 f"noise of a run: found {len(self.min_steps)} parts and {len(self.noise_tokens)} noise scales; one for each "
                 "part, and at least one part, are required"
             )
-        wrong = [one for one in (*self.min_steps, *self.noise_tokens) if not one > 0]
-        raise_problems([f"noise of a run: found {one:g}; numbers above 0 are required" for one in wrong])
+        wrong = [number for number in (*self.min_steps, *self.noise_tokens) if not number > 0]
+        raise_problems([f"noise of a run: found {number:g}; numbers above 0 are required" for number in wrong])
 
     @property
     def total_min_steps(self) -> float:
@@ -70,10 +70,10 @@ class NoiseProfile:
 
     def schedule(self, batch_tokens: Sequence[float]) -> ScheduleCost:
         """Steps and tokens of given batches, one for each part, or one for all of them."""
-        given = tuple(batch_tokens) if len(batch_tokens) > 1 else tuple(batch_tokens) * len(self.min_steps)
-        parts = list(zip(self.min_steps, self.noise_tokens, given, strict=True))
+        batches = tuple(batch_tokens) if len(batch_tokens) > 1 else tuple(batch_tokens) * len(self.min_steps)
+        parts = list(zip(self.min_steps, self.noise_tokens, batches, strict=True))
         return ScheduleCost(
-            batch_tokens=given,
+            batch_tokens=batches,
             steps=sum(steps * (1.0 + noise / batch) for steps, noise, batch in parts),
             tokens=sum(steps * (batch + noise) for steps, noise, batch in parts),
         )

@@ -49,7 +49,7 @@ def estimate_hessian_noise(
             f"curved noise: found gradients of shape {gradients.shape}; a row for each of two examples at least is required"
         )
     mean, count = gradients.mean(axis=0), len(gradients)
-    total = sum(float(off @ hessian_product(off)) for off in gradients - mean)
+    total = sum(float(deviation @ hessian_product(deviation)) for deviation in gradients - mean)
     trace = total / (count if is_population else count - 1)
     curvature = float(mean @ hessian_product(mean)) - (0.0 if is_population else trace / count)
     return HessianNoise(trace=trace, curvature=curvature)
@@ -98,11 +98,11 @@ def quadratic_step(gradient: ArrayLike, hessian: ArrayLike, covariance: ArrayLik
     )  # fmt: skip
 
 
-def _square_matrix(name: str, values: ArrayLike, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
-    found = np.asarray(values, dtype=np.float64)
-    found = np.diag(found) if found.ndim == 1 else found
-    if found.shape != (gradient.size, gradient.size):
+def _square_matrix(name: str, matrix_or_diagonal: ArrayLike, gradient: NDArray[np.float64]) -> NDArray[np.float64]:
+    matrix = np.asarray(matrix_or_diagonal, dtype=np.float64)
+    matrix = np.diag(matrix) if matrix.ndim == 1 else matrix
+    if matrix.shape != (gradient.size, gradient.size):
         raise InputError(
-            f"{name}: found shape {found.shape} for a gradient of {gradient.size}; n × n, or n, is required"
+            f"{name}: found shape {matrix.shape} for a gradient of {gradient.size}; n × n, or n, is required"
         )
-    return found
+    return matrix

@@ -22,31 +22,33 @@ def read_required_text(path: Path, required: str) -> str:
 
 def parse_json_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
     """Each line's place and what it holds; one that is not JSON as its text."""
-    for number, line in enumerate(text.splitlines(), 1):
+    for line_number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                yield f"{path}:{number}", json.loads(line)
+                yield f"{path}:{line_number}", json.loads(line)
             except (ValueError, RecursionError):
-                yield f"{path}:{number}", line
+                yield f"{path}:{line_number}", line
 
 
-def not_an_object_text(row: Any, place: str) -> str:
+def not_an_object_text(row: Any, location: str) -> str:
     """What is wrong with a row that is no object."""
-    return f"{place}: found {str(row)[:40]!r}; a JSON object is required"
+    return f"{location}: found {str(row)[:40]!r}; a JSON object is required"
 
 
 def read_positive(
-    row: Mapping[str, Any], name: str, place: str, problems: list[str], *, required: bool = False
+    row: Mapping[str, Any], name: str, location: str, problems: list[str], *, required: bool = False
 ) -> float | None:
     """A number above 0; None where there is none, and, with a line in `problems`, for anything else."""
     value = row.get(name)
     if value is None and not required:
         return None
     try:
-        found = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+        number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        found = math.nan
-    if 0 < found < math.inf:
-        return found
-    problems.append(f"{place}: {name} is {value!r}; a number above 0{'' if required else ', or nothing,'} is required")
+        number = math.nan
+    if 0 < number < math.inf:
+        return number
+    problems.append(
+        f"{location}: {name} is {value!r}; a number above 0{'' if required else ', or nothing,'} is required"
+    )
     return None

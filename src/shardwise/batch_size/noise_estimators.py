@@ -97,9 +97,9 @@ def noise_sample_of_parts(sum_of_squares: float, big_norm_squared: float, tokens
     NoiseSample(small_norm_squared=5.0, big_norm_squared=2.0, small_tokens=8.0, big_tokens=32.0)
     """
     total = math.fsum(tokens)
-    if sum(one > 0 for one in tokens) < 2:
+    if sum(part_tokens > 0 for part_tokens in tokens) < 2:
         raise InputError("noise scale: found a batch in one part; two replicas or micro-batches are required")
-    share = math.fsum((one / total) ** 2 for one in tokens)
+    share = math.fsum((part_tokens / total) ** 2 for part_tokens in tokens)
     return NoiseSample(sum_of_squares / share, big_norm_squared, share * total, total)
 
 
@@ -145,8 +145,8 @@ def average_noise(noises: Sequence[GradientNoise]) -> GradientNoise:
     """The mean of both parts, each of its own."""
     count = len(noises)
     return GradientNoise(
-        covariance_trace=math.fsum(one.covariance_trace for one in noises) / count,
-        squared_gradient=math.fsum(one.squared_gradient for one in noises) / count,
+        covariance_trace=math.fsum(noise.covariance_trace for noise in noises) / count,
+        squared_gradient=math.fsum(noise.squared_gradient for noise in noises) / count,
     )
 
 
@@ -158,11 +158,11 @@ def _block_means(noises: Sequence[GradientNoise]) -> list[GradientNoise]:
 
 def _fieller_interval(blocks: Sequence[GradientNoise]) -> tuple[float, float]:
     """The ends of the interval of a ratio s / g of means: the roots r of (s - r g)^2 = t^2 var(s - r g)."""
-    count, middle = len(blocks), average_noise(blocks)
-    s, g = middle.covariance_trace, middle.squared_gradient
+    count, mean = len(blocks), average_noise(blocks)
+    s, g = mean.covariance_trace, mean.squared_gradient
     factor = student_quantile_95(count - 1) ** 2 / (count * (count - 1))
-    off = [(one.covariance_trace - s, one.squared_gradient - g) for one in blocks]
-    ss, sg, gg = (factor * math.fsum(one[i] * one[j] for one in off) for i, j in ((0, 0), (0, 1), (1, 1)))
+    deviations = [(block.covariance_trace - s, block.squared_gradient - g) for block in blocks]
+    ss, sg, gg = (factor * math.fsum(block[i] * block[j] for block in deviations) for i, j in ((0, 0), (0, 1), (1, 1)))
     a, b, c = g * g - gg, s * g - sg, s * s - ss
     root = math.sqrt(max(b * b - a * c, 0.0))
     if g <= 0 or a <= 0:  # |G|^2 may be 0: all ratios above some are within
@@ -170,7 +170,7 @@ def _fieller_interval(blocks: Sequence[GradientNoise]) -> tuple[float, float]:
     return max((b - root) / a, 0.0), (b + root) / a
 
 
-def student_quantile_95(freedom: int) -> float:
+def student_quantile_95(degrees_of_freedom: int) -> float:
     """The value that 95% of Student's distribution with so many degrees of freedom are below, to 0.1% from 4 on.
 
     Source: Abramowitz and Stegun 1964, 26.7.5.
@@ -184,7 +184,7 @@ def student_quantile_95(freedom: int) -> float:
         (5.0 * x**5 + 16.0 * x**3 + 3.0 * x) / 96.0,
         (3.0 * x**7 + 19.0 * x**5 + 17.0 * x**3 - 15.0 * x) / 384.0,
     )
-    return x + math.fsum(term / freedom**power for power, term in enumerate(terms, start=1))
+    return x + math.fsum(term / degrees_of_freedom**power for power, term in enumerate(terms, start=1))
 
 
 class RunningNoise:
@@ -205,10 +205,10 @@ class RunningNoise:
 
     def add(self, sample: NoiseSample) -> None:
         """A step was measured."""
-        keep, noise = self.decay, sample.noise
-        self._trace = keep * self._trace + (1.0 - keep) * noise.covariance_trace
-        self._squared = keep * self._squared + (1.0 - keep) * noise.squared_gradient
-        self._weight = keep * self._weight + 1.0 - keep
+        decay, noise = self.decay, sample.noise
+        self._trace = decay * self._trace + (1.0 - decay) * noise.covariance_trace
+        self._squared = decay * self._squared + (1.0 - decay) * noise.squared_gradient
+        self._weight = decay * self._weight + 1.0 - decay
 
     @property
     def noise(self) -> GradientNoise | None:

@@ -56,7 +56,7 @@ def critical_batch_of_loss(loss: float) -> float:
     return float(2e8 / loss ** (1.0 / 0.21))
 
 
-def published_noise_scale(loss: float, what: str = "loss") -> NoiseScale:
+def published_noise_scale(loss: float, label: str = "loss") -> NoiseScale:
     """The noise scale at a loss in nats per token by the law of Kaplan et al. 2020. Raises `InputError` for no loss above 0.
 
     It is a law of one data set (WebText2) and one tokenizer; another corpus may be several times off.
@@ -66,56 +66,58 @@ def published_noise_scale(loss: float, what: str = "loss") -> NoiseScale:
     (2547285, True)
     """
     if not 0 < loss < 20:
-        raise InputError(f"{what}: found {loss:g}; nats per token, above 0 and below 20, are required")
+        raise InputError(f"{label}: found {loss:g}; nats per token, above 0 and below 20, are required")
     return NoiseScale(tokens=critical_batch_of_loss(loss), source=f"published law at a loss of {loss:g} ({KAPLAN})")
 
 
-def parse_noise_scale(given: str | float | Path | NoiseScale, what: str = "noise scale") -> NoiseScale:
+def parse_noise_scale(noise: str | float | Path | NoiseScale, label: str = "noise scale") -> NoiseScale:
     """What stands for a noise scale: tokens such as "1.2Mi", or the folder of a run (or its noise.json) that measured one.
 
-    `what` names it in errors. Raises `InputError`.
+    `label` names it in errors. Raises `InputError`.
 
     >>> parse_noise_scale("1.2Mi").tokens, parse_noise_scale(2e6).source
     (1258291.2, 'given')
     """
-    if isinstance(given, NoiseScale):
-        return given
-    path = Path(given) if isinstance(given, str | Path) else None
+    if isinstance(noise, NoiseScale):
+        return noise
+    path = Path(noise) if isinstance(noise, str | Path) else None
     if path is not None and (path.exists() or path.suffix == ".json"):
         return read_noise_scale(path / NOISE_FILE if path.is_dir() else path)
-    if isinstance(given, Path):
-        raise InputError(f"{what}: {given} does not exist; the folder of a run that measured it is required")
+    if isinstance(noise, Path):
+        raise InputError(f"{label}: {noise} does not exist; the folder of a run that measured it is required")
     try:
-        tokens = parse_quantity(given, what=what, unit="")
+        tokens = parse_quantity(noise, what=label, unit="")
     except InputError:
         raise InputError(
-            f"{what}: found {given!r}; tokens such as 1.2Mi, or the folder of a run with a {NOISE_FILE}, are required"
+            f"{label}: found {noise!r}; tokens such as 1.2Mi, or the folder of a run with a {NOISE_FILE}, are required"
         ) from None
     if not 0 < tokens <= MAX_TOKENS:
-        raise InputError(f"{what}: found {given!r}; tokens above 0, at most {MAX_TOKENS:g}, are required")
+        raise InputError(f"{label}: found {noise!r}; tokens above 0, at most {MAX_TOKENS:g}, are required")
     return NoiseScale(tokens=tokens)
 
 
 def read_noise_scale(path: Path) -> NoiseScale:
     """The noise scale that a run measured, from its `noise.json`. Raises `InputError` for a file that is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(
             f"{path}: cannot read: {error.strerror}; a run that measured the noise scale is required"
         ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON: {error}") from None
-    return _parse_noise_file(found, path)
+    return _parse_noise_file(fields, path)
 
 
-def _parse_noise_file(found: Any, path: Path) -> NoiseScale:
-    if not isinstance(found, Mapping) or found.get("schema") != NOISE_SCHEMA:
-        schema = found.get("schema") if isinstance(found, Mapping) else found
+def _parse_noise_file(fields: Any, path: Path) -> NoiseScale:
+    if not isinstance(fields, Mapping) or fields.get("schema") != NOISE_SCHEMA:
+        schema = fields.get("schema") if isinstance(fields, Mapping) else fields
         raise InputError(f"{path}: found schema {schema!r}; {NOISE_SCHEMA!r} is required")
-    interval, tokens = found.get("interval90"), found.get("tokens")
+    interval, tokens = fields.get("interval90"), fields.get("tokens")
     numbers = [tokens, *(interval if isinstance(interval, list) else [])]
-    if any(isinstance(one, bool) or not isinstance(one, int | float) for one in numbers) or len(numbers) not in (1, 3):
+    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers) or len(
+        numbers
+    ) not in (1, 3):
         raise InputError(
             f"{path}: found tokens {tokens!r} and interval90 {interval!r}; a number, and two numbers or null, are required"
         )
@@ -125,9 +127,9 @@ def _parse_noise_file(found: Any, path: Path) -> NoiseScale:
     )  # fmt: skip
 
 
-def noise_payload(found: NoiseScale) -> dict[str, Any]:
+def noise_payload(noise: NoiseScale) -> dict[str, Any]:
     """The noise scale as `noise.json` has it."""
     return {
-        "schema": NOISE_SCHEMA, "tokens": found.tokens,
-        "interval90": list(found.interval90) if found.interval90 else None, "source": found.source,
+        "schema": NOISE_SCHEMA, "tokens": noise.tokens,
+        "interval90": list(noise.interval90) if noise.interval90 else None, "source": noise.source,
     }  # fmt: skip

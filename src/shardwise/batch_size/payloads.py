@@ -55,26 +55,26 @@ class BatchFitPayload(TypedDict):
     not_reached: list[FailedRunPayload]
 
 
-def fit_payload(found: TradeoffFit) -> dict[str, Any]:
+def fit_payload(fit: TradeoffFit) -> dict[str, Any]:
     """The versioned payload."""
-    law = found.tradeoff
+    law = fit.tradeoff
     return {
         "schema": FIT_SCHEMA,
-        "min_steps": law.min_steps, "min_steps_interval90": list(found.min_steps_interval90),
-        "min_tokens": law.min_tokens, "min_tokens_interval90": list(found.min_tokens_interval90),
+        "min_steps": law.min_steps, "min_steps_interval90": list(fit.min_steps_interval90),
+        "min_tokens": law.min_tokens, "min_tokens_interval90": list(fit.min_tokens_interval90),
         "critical_batch_tokens": law.critical_batch_tokens,
-        "critical_batch_interval90": list(found.critical_batch_interval90),
-        "critical_batch_within_runs": found.within, "rms_residual": found.rms_residual, "target_loss": found.target_loss,
+        "critical_batch_interval90": list(fit.critical_batch_interval90),
+        "critical_batch_within_runs": fit.within, "rms_residual": fit.rms_residual, "target_loss": fit.target_loss,
         "runs": [
             {
-                "batch_tokens": one.run.batch_tokens, "seed": one.run.seed, "learning_rate": one.run.learning_rate,
-                "steps": one.run.steps, "tokens": one.run.tokens, "fitted_steps": one.fitted_steps, "residual": one.residual,
+                "batch_tokens": fitted.run.batch_tokens, "seed": fitted.run.seed, "learning_rate": fitted.run.learning_rate,
+                "steps": fitted.run.steps, "tokens": fitted.run.tokens, "fitted_steps": fitted.fitted_steps, "residual": fitted.residual,
             }
-            for one in found.runs
+            for fitted in fit.runs
         ],
         "not_reached": [
             {"batch_tokens": run.batch_tokens, "seed": run.seed, "learning_rate": run.learning_rate, "failed": run.failed}
-            for run in found.not_reached
+            for run in fit.not_reached
         ],
     }  # fmt: skip
 
@@ -140,13 +140,16 @@ class BatchBranchesPayload(TypedDict):
     branches: list[BranchPayload]
 
 
-def branches_payload(point: BranchPoint, found: ComparedBranches) -> dict[str, Any]:
+def branches_payload(point: BranchPoint, branch_comparison: ComparedBranches) -> dict[str, Any]:
     """The versioned payload."""
-    branches = [asdict(one.branch) | {"excess": one.excess, "is_within": one.is_within} for one in found.compared]
-    branches += [asdict(branch) | {"excess": None, "is_within": None} for branch in found.failed]
+    branches = [
+        asdict(comparison.branch) | {"excess": comparison.excess, "is_within": comparison.is_within}
+        for comparison in branch_comparison.compared
+    ]
+    branches += [asdict(branch) | {"excess": None, "is_within": None} for branch in branch_comparison.failed]
     return {
-        "schema": BRANCHES_SCHEMA, **asdict(point), "tolerance": found.tolerance,
-        "critical_batch_tokens": found.critical_batch_tokens, "next_tokens": found.next_tokens, "branches": branches,
+        "schema": BRANCHES_SCHEMA, **asdict(point), "tolerance": branch_comparison.tolerance,
+        "critical_batch_tokens": branch_comparison.critical_batch_tokens, "next_tokens": branch_comparison.next_tokens, "branches": branches,
     }  # fmt: skip
 
 
@@ -187,25 +190,25 @@ class RunNoisePayload(TypedDict):
     progress: float
 
 
-def run_noise_payload(found: RunNoise) -> dict[str, Any]:
+def run_noise_payload(noise: RunNoise) -> dict[str, Any]:
     """What `shardwise batch noise --json` prints."""
     return {
-        "schema": RUN_NOISE_SCHEMA, "run": str(found.path), "noise": _measured_noise_payload(found.late),
+        "schema": RUN_NOISE_SCHEMA, "run": str(noise.path), "noise": _measured_noise_payload(noise.late),
         "parts": [
             {
-                "first_step": one.first_step, "last_step": one.last_step, "seen_tokens": one.seen_tokens, "loss": one.loss,
-                "noise": _measured_noise_payload(one.measured),
+                "first_step": window.first_step, "last_step": window.last_step, "seen_tokens": window.seen_tokens, "loss": window.loss,
+                "noise": _measured_noise_payload(window.measured),
             }
-            for one in found.parts
+            for window in noise.parts
         ],
-        "num_measured": found.num_measured, "batch_tokens": found.batch_tokens, "small_tokens": found.small_tokens,
-        "progress": found.progress,
+        "num_measured": noise.num_measured, "batch_tokens": noise.batch_tokens, "small_tokens": noise.small_tokens,
+        "progress": noise.progress,
     }  # fmt: skip
 
 
-def _measured_noise_payload(found: MeasuredNoise) -> dict[str, Any]:
-    tokens, high = (None if one == math.inf else one for one in (found.tokens, found.high))
+def _measured_noise_payload(measured: MeasuredNoise) -> dict[str, Any]:
+    tokens, high = (None if bound == math.inf else bound for bound in (measured.tokens, measured.high))
     return {
-        "tokens": tokens, "interval90": [found.low, high], "covariance_trace": found.noise.covariance_trace,
-        "squared_gradient": found.noise.squared_gradient, "num_measured": found.num_samples,
+        "tokens": tokens, "interval90": [measured.low, high], "covariance_trace": measured.noise.covariance_trace,
+        "squared_gradient": measured.noise.squared_gradient, "num_measured": measured.num_samples,
     }  # fmt: skip

@@ -59,13 +59,13 @@ class RunNoise:
     @property
     def noise_scale(self) -> NoiseScale | None:
         """What plans take; None where |G|² is not told apart from nothing."""
-        found = self.late
-        if not 0 < found.tokens < math.inf:
+        late = self.late
+        if not 0 < late.tokens < math.inf:
             return None
-        is_bounded = 0 < found.low <= found.tokens <= found.high < math.inf
+        is_bounded = 0 < late.low <= late.tokens <= late.high < math.inf
         return NoiseScale(
-            tokens=found.tokens,
-            interval90=(found.low, found.high) if is_bounded else None,
+            tokens=late.tokens,
+            interval90=(late.low, late.high) if is_bounded else None,
             source=f"measured: {self.path}",
         )
 
@@ -89,46 +89,46 @@ def run_noise(path: str | Path) -> RunNoise:
 
 def estimate_run_noise(records: Sequence[StepRecord], path: Path) -> RunNoise:
     """The same of a log's steps."""
-    counts = {record.step: record.num_tokens for record in records}
-    seen: dict[int, float] = {}
-    total = 0.0
-    for step, tokens in sorted(counts.items()):
-        seen[step], total = total, total + tokens
-    found = [(record, sample) for record in records if (sample := noise_sample_of(record)) is not None]
-    if not found:
+    tokens_by_step = {record.step: record.num_tokens for record in records}
+    tokens_before: dict[int, float] = {}
+    total_tokens = 0.0
+    for step, tokens in sorted(tokens_by_step.items()):
+        tokens_before[step], total_tokens = total_tokens, total_tokens + tokens
+    measured = [(record, sample) for record in records if (sample := noise_sample_of(record)) is not None]
+    if not measured:
         raise InputError(
             f"{path}: no step measured the noise scale; a run of `shardwise train --noise-scale-every N` is required"
         )
-    last = found[-1][1]
+    last_sample = measured[-1][1]
     return RunNoise(
-        path=path, late=estimate_noise([sample for _, sample in found[len(found) // 2 :]]),
-        parts=tuple(_noise_window(some, seen) for some in _split_windows(found)), num_measured=len(found),
-        batch_tokens=last.big_tokens, small_tokens=last.small_tokens,
+        path=path, late=estimate_noise([sample for _, sample in measured[len(measured) // 2 :]]),
+        parts=tuple(_noise_window(window, tokens_before) for window in _split_windows(measured)), num_measured=len(measured),
+        batch_tokens=last_sample.big_tokens, small_tokens=last_sample.small_tokens,
     )  # fmt: skip
 
 
 def noise_sample_of(record: StepRecord) -> NoiseSample | None:
     """What a step measured; None where it did not."""
-    values = record.small_norm_squared, record.big_norm_squared, record.small_tokens, record.big_tokens
-    small_squared, big_squared, small, big = values
+    norms_and_tokens = record.small_norm_squared, record.big_norm_squared, record.small_tokens, record.big_tokens
+    small_squared, big_squared, small, big = norms_and_tokens
     if small_squared is None or big_squared is None or small is None or big is None:
         return None
     return NoiseSample(small_squared, big_squared, small, big)
 
 
 def _split_windows(
-    found: Sequence[tuple[StepRecord, NoiseSample]],
+    measured: Sequence[tuple[StepRecord, NoiseSample]],
 ) -> Iterator[Sequence[tuple[StepRecord, NoiseSample]]]:
     """Even parts, of at least so many steps; what is left over is in the first ones."""
-    count = min(MAX_WINDOWS, max(len(found) // MIN_WINDOW_STEPS, 1))
-    ends = [round(len(found) * number / count) for number in range(count + 1)]
-    yield from (found[start:stop] for start, stop in pairwise(ends))
+    num_windows = min(MAX_WINDOWS, max(len(measured) // MIN_WINDOW_STEPS, 1))
+    ends = [round(len(measured) * index / num_windows) for index in range(num_windows + 1)]
+    yield from (measured[start:stop] for start, stop in pairwise(ends))
 
 
-def _noise_window(found: Sequence[tuple[StepRecord, NoiseSample]], seen: dict[int, float]) -> NoiseWindow:
-    records = [record for record, _ in found]
+def _noise_window(measured: Sequence[tuple[StepRecord, NoiseSample]], tokens_before: dict[int, float]) -> NoiseWindow:
+    records = [record for record, _ in measured]
     return NoiseWindow(
         first_step=records[0].step, last_step=records[-1].step,
-        seen_tokens=sum(seen[record.step] for record in records) / len(records),
-        loss=sum(record.loss for record in records) / len(records), measured=estimate_noise([one for _, one in found]),
+        seen_tokens=sum(tokens_before[record.step] for record in records) / len(records),
+        loss=sum(record.loss for record in records) / len(records), measured=estimate_noise([sample for _, sample in measured]),
     )  # fmt: skip

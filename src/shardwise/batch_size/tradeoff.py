@@ -33,8 +33,8 @@ class BatchTradeoff:
     noise_tokens: float
 
     def __post_init__(self) -> None:
-        given = {"min_steps": self.min_steps, "noise_tokens": self.noise_tokens}
-        wrong = {name: value for name, value in given.items() if not value > 0}
+        numbers = {"min_steps": self.min_steps, "noise_tokens": self.noise_tokens}
+        wrong = {name: value for name, value in numbers.items() if not value > 0}
         raise_problems([f"{name}: found {value:g}; a number above 0 is required" for name, value in wrong.items()])
 
     @property
@@ -92,10 +92,10 @@ def steps_and_tokens(batch_tokens: float, noise_tokens: float, min_steps: float)
     >>> found.steps, found.tokens, found.pareto_ratio
     (62500.0, 500000000000.0, 1.0)
     """
-    found = BatchTradeoff(min_steps=min_steps, noise_tokens=noise_tokens)
-    steps, tokens = found.steps(batch_tokens), found.tokens(batch_tokens)
+    tradeoff = BatchTradeoff(min_steps=min_steps, noise_tokens=noise_tokens)
+    steps, tokens = tradeoff.steps(batch_tokens), tradeoff.tokens(batch_tokens)
     return StepsAndTokens(
-        steps=steps, tokens=tokens, steps_ratio=steps / found.min_steps, tokens_ratio=tokens / found.min_tokens
+        steps=steps, tokens=tokens, steps_ratio=steps / tradeoff.min_steps, tokens_ratio=tokens / tradeoff.min_tokens
     )
 
 
@@ -201,6 +201,6 @@ class LossTarget:
         ratio = batch_tokens / self.noise.tokens
         return "below" if ratio < 1.0 / SAME_BATCH_FACTOR else "above" if ratio > SAME_BATCH_FACTOR else "at"
 
-    def with_noise(self, times: float) -> LossTarget:
+    def with_noise(self, factor: float) -> LossTarget:
         """The same tokens with so many times the noise scale."""
-        return replace(self, noise=NoiseScale(tokens=times * self.noise.tokens, source=self.noise.source))
+        return replace(self, noise=NoiseScale(tokens=factor * self.noise.tokens, source=self.noise.source))
