@@ -298,8 +298,8 @@ class Architecture:
 
     def attention_window(self, layer: int) -> int | None:
         """Tokens that a query sees on a layer, its own included; None: all before it."""
-        everything = self.global_every and (layer + 1) % self.global_every == 0
-        return None if everything else self.sliding_window
+        is_global = self.global_every and (layer + 1) % self.global_every == 0
+        return None if is_global else self.sliding_window
 
     def require_positions(self, seq_len: int) -> None:
         """Raise `InputError` where a sequence is longer than a learned table of positions."""
@@ -315,8 +315,8 @@ class Architecture:
 
         With `last_of` = n it is that of the last n-th of the queries: 1 - 1/2n of their rows for causal attention.
         """
-        spans = self.attended_shares(seq_len, last_of=last_of)
-        return sum((share * layers for share, layers in spans), start=0.0) / self.num_layers
+        shares = self.attended_shares(seq_len, last_of=last_of)
+        return sum((share * layers for share, layers in shares), start=0.0) / self.num_layers
 
     def attended_shares(self, seq_len: int, *, last_of: Value = 1) -> tuple[tuple[Value, int], ...]:
         """Keys that a query sees on average over the sequence's length, over layers: (share of the square, layers).
@@ -326,8 +326,11 @@ class Architecture:
         full = _attended_share(1.0, last_of)
         if self.sliding_window is None or self.sliding_window >= seq_len:
             return ((full, self.num_layers),)
-        windowed = self.num_windowed_layers
-        return ((full, self.num_layers - windowed), (_attended_share(self.sliding_window / seq_len, last_of), windowed))
+        num_windowed = self.num_windowed_layers
+        return (
+            (full, self.num_layers - num_windowed),
+            (_attended_share(self.sliding_window / seq_len, last_of), num_windowed),
+        )
 
 
 def _attended_share(window: float, last_of: Value) -> Value:
@@ -342,6 +345,6 @@ SHARED_FIELDS = tuple(
 )
 
 
-def _shared_fields(value: ModelStructure | Architecture) -> dict[str, Any]:
+def _shared_fields(source: ModelStructure | Architecture) -> dict[str, Any]:
     """The fields that a structure and an architecture have in common, but for those that are sets."""
-    return {name: getattr(value, name) for name in SHARED_FIELDS}
+    return {name: getattr(source, name) for name in SHARED_FIELDS}

@@ -47,28 +47,30 @@ def transpose_program(forward: Program, *, given: Iterable[str], wanted: Iterabl
 
 
 class _Transposer:
-    def __init__(self, forward: Program, given: tuple[str, ...]) -> None:
+    def __init__(self, forward: Program, outputs: tuple[str, ...]) -> None:
         self.forward = forward
         self.tensors: dict[str, Tensor] = dict(forward.tensors)
         self.operations: list[Operation] = []
         self.gradient_parts: dict[str, list[str]] = {}
         self.forward_index: dict[str, int] = {}
-        for name in given:
+        for name in outputs:
             self.gradient_parts[name] = [self.add_gradient_tensor(gradient_name(name), name)]
-        self.output_gradients = tuple(gradient_name(name) for name in given)
+        self.output_gradients = tuple(gradient_name(name) for name in outputs)
 
-    def run(self, wanted: tuple[str, ...]) -> BackwardProgram:
-        useful = _tensors_depending_on(self.forward, wanted)
-        for place, operation in reversed(list(enumerate(self.forward.operations))):
+    def run(self, differentiated: tuple[str, ...]) -> BackwardProgram:
+        needs_gradient = _tensors_depending_on(self.forward, differentiated)
+        for index, operation in reversed(list(enumerate(self.forward.operations))):
             cotangents = {out: self.sum_gradient_parts(out) for out in operation.outputs if out in self.gradient_parts}
             if cotangents and operation.outputs[0] in cotangents:
-                before = len(self.operations)
-                self.transpose(operation, cotangents, useful)
-                self.forward_index |= {out: place for one in self.operations[before:] for out in one.outputs}
-        gradients = {name: self.sum_gradient_parts(name) for name in wanted if name in self.gradient_parts}
-        made = {out for operation in self.operations for out in operation.outputs}
-        read = {name for operation in self.operations for name in operation.operands}
-        inputs = tuple(name for name in (*self.output_gradients, *self.forward.tensors) if name in read - made)
+                num_before = len(self.operations)
+                self.transpose(operation, cotangents, needs_gradient)
+                self.forward_index |= {out: index for added in self.operations[num_before:] for out in added.outputs}
+        gradients = {name: self.sum_gradient_parts(name) for name in differentiated if name in self.gradient_parts}
+        computed = {out for operation in self.operations for out in operation.outputs}
+        names_read = {name for operation in self.operations for name in operation.operands}
+        inputs = tuple(
+            name for name in (*self.output_gradients, *self.forward.tensors) if name in names_read - computed
+        )
         return BackwardProgram(
             Program(self.tensors, tuple(self.operations), inputs, tuple(gradients.values())),
             gradients,
@@ -81,11 +83,11 @@ class _Transposer:
         self.tensors[name] = Tensor(name, tensor.dims, role)
         return name
 
-    def transpose(self, operation: Operation, cotangents: Mapping[str, str], useful: set[str]) -> None:
+    def transpose(self, operation: Operation, cotangents: Mapping[str, str], needs_gradient: set[str]) -> None:
         dims = {name: tensor.dims for name, tensor in self.tensors.items()}
         shared: dict[int, tuple[str, ...]] = {}
         for position, (name, gradient) in enumerate(operation.gradients(cotangents, dims)):
-            if name not in useful:
+            if name not in needs_gradient:
                 continue
             if isinstance(gradient, Map) and gradient.function == "identity":
                 self.gradient_parts.setdefault(name, []).append(gradient.inputs[0])
@@ -95,9 +97,11 @@ class _Transposer:
                 shared[id(gradient)] = outputs
                 self.gradient_parts.setdefault(name, []).append(outputs[position])
             else:
-                part = self.add_gradient_tensor(f"{gradient_name(name)}#{len(self.gradient_parts.get(name, ()))}", name)
-                self.operations.append(replace(gradient, outputs=(part,)))
-                self.gradient_parts.setdefault(name, []).append(part)
+                gradient_part = self.add_gradient_tensor(
+                    f"{gradient_name(name)}#{len(self.gradient_parts.get(name, ()))}", name
+                )
+                self.operations.append(replace(gradient, outputs=(gradient_part,)))
+                self.gradient_parts.setdefault(name, []).append(gradient_part)
 
     def add_shared_gradient(self, gradient: Operation, operation: Operation) -> tuple[str, ...]:
         names = operation.inputs[: len(gradient.outputs)]
@@ -111,23 +115,25 @@ class _Transposer:
         """The gradient of `name`, summed once over all its uses."""
         parts = self.gradient_parts[name]
         if len(parts) > 1:
-            given = gradient_name(name) in parts  # the gradient from outside is one of its parts
-            whole = self.add_gradient_tensor(f"{gradient_name(name)}#whole" if given else gradient_name(name), name)
-            self.operations.append(Accumulate((*parts, name), (whole,)))
-            self.gradient_parts[name] = [whole]
-        settled = self.gradient_parts[name][0]
-        if settled.startswith(gradient_name(name)):
-            self.tensors[settled] = replace(self.tensors[settled], gradient_of=name)
-        return settled
+            comes_from_outside = gradient_name(name) in parts  # the gradient from outside is one of its parts
+            total = self.add_gradient_tensor(
+                f"{gradient_name(name)}#whole" if comes_from_outside else gradient_name(name), name
+            )
+            self.operations.append(Accumulate((*parts, name), (total,)))
+            self.gradient_parts[name] = [total]
+        gradient = self.gradient_parts[name][0]
+        if gradient.startswith(gradient_name(name)):
+            self.tensors[gradient] = replace(self.tensors[gradient], gradient_of=name)
+        return gradient
 
 
-def _tensors_depending_on(forward: Program, wanted: Iterable[str]) -> set[str]:
-    """Tensors that depend on one of `wanted`, and these themselves: only they need a gradient."""
-    found = set(wanted)
+def _tensors_depending_on(forward: Program, inputs: Iterable[str]) -> set[str]:
+    """Tensors that depend on one of `inputs`, and these themselves: only they need a gradient."""
+    dependent = set(inputs)
     for operation in forward.operations:
-        if found & set(operation.inputs):
-            found |= set(operation.outputs)
-    return found
+        if dependent & set(operation.inputs):
+            dependent |= set(operation.outputs)
+    return dependent
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,22 +147,22 @@ class RecomputeSplit:
 def split_saved(forward: Program, reads: Iterable[str], policy: str) -> RecomputeSplit:
     """Split what the backward pass `reads` into saved tensors and a minimal slice of `forward` that recomputes the others."""
     producer = {out: operation for operation in forward.operations for out in operation.outputs}
-    saves = get_recompute_policy(policy).may_save(forward)
+    may_save = get_recompute_policy(policy).may_save(forward)
     saved: list[str] = []
     recomputed: set[int] = set()
-    waiting = [name for name in reads if name in forward.tensors]
-    seen: set[str] = set()
-    while waiting:
-        name = waiting.pop(0)
-        if name in seen:
+    queue = [name for name in reads if name in forward.tensors]
+    visited: set[str] = set()
+    while queue:
+        name = queue.pop(0)
+        if name in visited:
             continue
-        seen.add(name)
-        if name not in producer or saves(name):
+        visited.add(name)
+        if name not in producer or may_save(name):
             if forward.tensors[name].role not in (Role.WEIGHT, Role.CONSTANT):
                 saved.append(name)
             continue
         recomputed.add(id(producer[name]))
-        waiting.extend(producer[name].operands)
+        queue.extend(producer[name].operands)
     order = {name: index for index, name in enumerate(forward.tensors)}
     operations = tuple(operation for operation in forward.operations if id(operation) in recomputed)
     return RecomputeSplit(tuple(sorted(saved, key=order.__getitem__)), operations)
@@ -176,12 +182,12 @@ class SaveChoice:
 
 
 def pareto_save_choices(
-    forward: Program, reads: Iterable[str], sizes: Mapping[str, float], seconds: Mapping[str, float], keeps: Iterable[str]
+    forward: Program, reads: Iterable[str], sizes: Mapping[str, float], seconds: Mapping[str, float], saveable: Iterable[str]
 ) -> tuple[SaveChoice, ...]:  # fmt: skip
     """Every choice that no other beats in both bytes and seconds, from the most bytes to the fewest.
 
     `reads` are what the backward pass reads; `sizes` the bytes of results, and `seconds` those of the operation that makes a
-    result first, both by its name (0 where there is none). Only results among `keeps` may be saved.
+    result first, both by its name (0 where there is none). Only results among `saveable` may be saved.
 
     >>> from shardwise.model.operations import Map
     >>> from shardwise.model.program import ProgramBuilder, Role
@@ -193,76 +199,87 @@ def pareto_save_choices(
     >>> [(one.saved, one.num_bytes, one.seconds) for one in found]
     [(('y', 'z'), 8.0, 0.0), (('z',), 4.0, 1.0), ((), 0.0, 3.0)]
     """
-    may = frozenset(keeps)
-    made = {out for operation in forward.operations for out in operation.outputs}
-    labels: dict[NeededResults, list[SaveChoice]] = {frozenset(made.intersection(reads)): [SaveChoice((), 0.0, 0.0)]}
+    saveable_names = frozenset(saveable)
+    computed = {out for operation in forward.operations for out in operation.outputs}
+    choices_by_required: dict[NeededResults, list[SaveChoice]] = {
+        frozenset(computed.intersection(reads)): [SaveChoice((), 0.0, 0.0)]
+    }
     for operation in reversed(forward.operations):
-        found: dict[NeededResults, list[SaveChoice]] = {}
-        for needed, choices in labels.items():
-            outs = tuple(out for out in operation.outputs if out in needed)
-            if not outs:
-                found.setdefault(needed, []).extend(choices)
+        next_choices: dict[NeededResults, list[SaveChoice]] = {}
+        for required, choices in choices_by_required.items():
+            outputs = tuple(out for out in operation.outputs if out in required)
+            if not outputs:
+                next_choices.setdefault(required, []).extend(choices)
                 continue
-            rest = needed.difference(outs)
-            if may.issuperset(outs):
-                size = sum(sizes.get(out, 0.0) for out in outs)
-                kept = [SaveChoice((*outs, *one.saved), one.num_bytes + size, one.seconds) for one in choices]
-                found.setdefault(rest, []).extend(kept)
-            own = seconds.get(operation.outputs[0], 0.0)
-            again = [SaveChoice(one.saved, one.num_bytes, one.seconds + own) for one in choices]
-            found.setdefault(rest.union(made.intersection(operation.operands)), []).extend(again)
-        labels = {needed: _pareto_front(choices) for needed, choices in found.items()}
-    return tuple(reversed(_pareto_front(one for choices in labels.values() for one in choices)))
+            remaining = required.difference(outputs)
+            if saveable_names.issuperset(outputs):
+                num_bytes = sum(sizes.get(out, 0.0) for out in outputs)
+                saving = [
+                    SaveChoice((*outputs, *choice.saved), choice.num_bytes + num_bytes, choice.seconds)
+                    for choice in choices
+                ]
+                next_choices.setdefault(remaining, []).extend(saving)
+            operation_seconds = seconds.get(operation.outputs[0], 0.0)
+            recomputing = [
+                SaveChoice(choice.saved, choice.num_bytes, choice.seconds + operation_seconds) for choice in choices
+            ]
+            next_choices.setdefault(remaining.union(computed.intersection(operation.operands)), []).extend(recomputing)
+        choices_by_required = {required: _pareto_front(choices) for required, choices in next_choices.items()}
+    return tuple(reversed(_pareto_front(choice for choices in choices_by_required.values() for choice in choices)))
 
 
 def saveable_results(forward: Program, reads: Iterable[str]) -> tuple[str, ...]:
     """The results that a choice may save: what the backward pass reads, and what products, attention and experts' exchanges give.
     What else is elementwise is as large as what it is made of, and made again beside it."""
-    read = set(reads)
-    found = (op for op in forward.operations if read.intersection(op.outputs) or _is_expensive_to_recompute(op))
-    return tuple(out for operation in found for out in operation.outputs)
+    names_read = set(reads)
+    saveable = (
+        candidate
+        for candidate in forward.operations
+        if names_read.intersection(candidate.outputs) or _is_expensive_to_recompute(candidate)
+    )
+    return tuple(out for operation in saveable for out in operation.outputs)
 
 
 def combine_choices(
-    first: Sequence[SaveChoice], second: Sequence[SaveChoice], times: tuple[float, float]
+    first: Sequence[SaveChoice], second: Sequence[SaveChoice], num_runs: tuple[float, float]
 ) -> tuple[tuple[SaveChoice, SaveChoice], ...]:
     """Pairs of choices for two programs that run so many times, of which no other beats both bytes and seconds together; of each
     program `MAX_CHOICES` choices, evenly over their bytes."""
     pairs = [
         (
-            one.num_bytes * times[0] + other.num_bytes * times[1],
-            one.seconds * times[0] + other.seconds * times[1],
-            one,
-            other,
+            first_choice.num_bytes * num_runs[0] + second_choice.num_bytes * num_runs[1],
+            first_choice.seconds * num_runs[0] + second_choice.seconds * num_runs[1],
+            first_choice,
+            second_choice,
         )
-        for one in _fastest_by_bytes(first)
-        for other in _fastest_by_bytes(second)
+        for first_choice in _fastest_by_bytes(first)
+        for second_choice in _fastest_by_bytes(second)
     ]
-    found: list[tuple[SaveChoice, SaveChoice]] = []
-    least = float("inf")
-    for _, seconds, one, other in sorted(pairs, key=lambda pair: pair[:2]):
-        if seconds < least:
-            least = seconds
-            found.append((one, other))
-    return tuple(found)
+    front: list[tuple[SaveChoice, SaveChoice]] = []
+    fewest_seconds = float("inf")
+    for _, seconds, first_choice, second_choice in sorted(pairs, key=lambda pair: pair[:2]):
+        if seconds < fewest_seconds:
+            fewest_seconds = seconds
+            front.append((first_choice, second_choice))
+    return tuple(front)
 
 
 def _fastest_by_bytes(choices: Sequence[SaveChoice]) -> list[SaveChoice]:
     """The fastest choice of each step of bytes, and the first and the last."""
-    whole = max(one.num_bytes for one in choices) or 1.0
+    max_bytes = max(choice.num_bytes for choice in choices) or 1.0
     fastest: dict[int, SaveChoice] = {}
-    for one in sorted(choices, key=lambda one: one.seconds, reverse=True):
-        fastest[int(one.num_bytes / whole * MAX_CHOICES)] = one
+    for choice in sorted(choices, key=lambda choice: choice.seconds, reverse=True):
+        fastest[int(choice.num_bytes / max_bytes * MAX_CHOICES)] = choice
     return list(fastest.values())
 
 
 def _pareto_front(choices: Iterable[SaveChoice]) -> list[SaveChoice]:
     """From the fewest bytes to the most."""
-    found: list[SaveChoice] = []
-    for one in sorted(choices, key=lambda one: (one.num_bytes, one.seconds, one.saved)):
-        if not found or one.seconds < found[-1].seconds:
-            found.append(one)
-    return found
+    front: list[SaveChoice] = []
+    for choice in sorted(choices, key=lambda choice: (choice.num_bytes, choice.seconds, choice.saved)):
+        if not front or choice.seconds < front[-1].seconds:
+            front.append(choice)
+    return front
 
 
 def _is_expensive_to_recompute(operation: Operation) -> bool:

@@ -76,12 +76,14 @@ def model_program(architecture: Architecture) -> Program:
     builder = _new_builder(architecture)
     x = _add_embedding(builder, architecture, "")
     for layer in range(architecture.num_layers):
-        shape = architecture.dense_layer_architecture() if layer < architecture.num_dense_layers else architecture
-        x = BlockBuilder(builder, shape, f"{layer}.").build(x)
+        layer_architecture = (
+            architecture.dense_layer_architecture() if layer < architecture.num_dense_layers else architecture
+        )
+        x = BlockBuilder(builder, layer_architecture, f"{layer}.").build(x)
     loss = _add_head(builder, architecture, x, "", tied=architecture.tied_embeddings)
     for module in range(architecture.num_predict_layers):
-        x, further = _add_mtp_module(builder, architecture, x, f"predict{module}.")
-        loss = add_map(builder, "add", [loss, further], f"loss{module}", (), Role.STATISTIC)
+        x, mtp_loss = _add_mtp_module(builder, architecture, x, f"predict{module}.")
+        loss = add_map(builder, "add", [loss, mtp_loss], f"loss{module}", (), Role.STATISTIC)
     return builder.build([loss])
 
 
@@ -138,13 +140,13 @@ def mtp_unit_counts(num_predict_layers: int) -> dict[str, int]:
 
 def units_of_structure(structure: ModelStructure) -> tuple[str, ...]:
     """The units of a model with this structure."""
-    has = {
+    is_present = {
         "dense_block": structure.dense_layers,
         **dict.fromkeys(MTP_UNITS, structure.predict),
         "carry": False,
         "untied": False,
     }
-    return tuple(name for name in UNIT_PROGRAMS if has.get(name, True))
+    return tuple(name for name in UNIT_PROGRAMS if is_present.get(name, True))
 
 
 def _new_builder(architecture: Architecture) -> ProgramBuilder:
@@ -156,10 +158,10 @@ def _add_embedding(builder: ProgramBuilder, architecture: Architecture, prefix: 
     ids = builder.input(f"{prefix}ids", TOKENS, Role.CONSTANT)
     x = builder.add(Lookup((table, ids), (builder.tensor(f"{prefix}embedded", HIDDEN, Role.RESIDUAL),)))
     if architecture.structure.has_learned_positions:
-        places = builder.weight("position_embedding", ("P", "D"), part=ModelPart.VOCABULARY)
+        position_table = builder.weight("position_embedding", ("P", "D"), part=ModelPart.VOCABULARY)
         positions = builder.input("positions", "T", Role.CONSTANT)
-        found = builder.tensor(f"{prefix}places", ("T", "D"), Role.ACTIVATION)
-        rows = builder.add(Lookup((places, positions), (found,), "P"))
+        row_tensor = builder.tensor(f"{prefix}places", ("T", "D"), Role.ACTIVATION)
+        rows = builder.add(Lookup((position_table, positions), (row_tensor,), "P"))
         x = add_map(builder, "add_vector", [x, rows], f"{prefix}placed", HIDDEN, Role.RESIDUAL)
     return add_norm(builder, architecture, x, "embedding_norm", Role.RESIDUAL) if architecture.embedding_norm else x
 

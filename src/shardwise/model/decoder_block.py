@@ -23,8 +23,14 @@ def add_norm(
     builder: ProgramBuilder, architecture: Architecture, x: str, name: str, role: Role = Role.ACTIVATION
 ) -> str:
     """RMSNorm or LayerNorm over D; the sums over D are tensors of their own, so D may be sharded."""
-    function, sums = lookup(NORM_FUNCTIONS, architecture.norm, "norm")
-    operands = [x, *(add_map(builder, f, [x], f"{name}.{short}", TOKENS, Role.STATISTIC) for f, short in sums)]
+    function, reductions = lookup(NORM_FUNCTIONS, architecture.norm, "norm")
+    operands = [
+        x,
+        *(
+            add_map(builder, reduction, [x], f"{name}.{short}", TOKENS, Role.STATISTIC)
+            for reduction, short in reductions
+        ),
+    ]
     weight = builder.weight(f"{name}.weight", "D", part=ModelPart.NORM)
     if not architecture.norm_bias:
         return add_map(builder, function, [*operands, weight], f"{name}.out", HIDDEN, role)
@@ -49,45 +55,45 @@ class BlockBuilder:
         attended = self.post_norm(attended, "attention_post_norm")
         if self.architecture.parallel:
             z = self.pre_norm(x, "mlp_norm") if self.architecture.separate_norms else y
-            both = self.add_parallel_branches(attended, self.feed_forward(z))
-            return self.elementwise("add", [x, both], "x_out", HIDDEN, Role.RESIDUAL)
+            branches = self.add_parallel_branches(attended, self.feed_forward(z))
+            return self.elementwise("add", [x, branches], "x_out", HIDDEN, Role.RESIDUAL)
         middle = self.elementwise("add", [x, attended], "x_mid", HIDDEN, Role.RESIDUAL)
         mlp = self.post_norm(self.feed_forward(self.pre_norm(middle, "mlp_norm")), "mlp_post_norm")
         return self.elementwise("add", [middle, mlp], "x_out", HIDDEN, Role.RESIDUAL)
 
-    def add_parallel_branches(self, attended: str, fed: str) -> str:
+    def add_parallel_branches(self, attended: str, mlp_out: str) -> str:
         """The results of a parallel block added, and then their biases: one sum to make whole and not two.
 
         Source: Black et al. 2022 (GPT-NeoX-20B), section 2.1: both are added on each device before a single all-reduce.
         """
         role = Role.RESIDUAL if self.deferred_biases else Role.ACTIVATION
-        both = self.elementwise("add", [attended, fed], "both", HIDDEN, role)
-        for part, which, name in self.deferred_biases:
+        branches = self.elementwise("add", [attended, mlp_out], "both", HIDDEN, role)
+        for part, projection, name in self.deferred_biases:
             with self.builder.in_part(part):
-                both = self.add_bias(both, which, name, "D", HIDDEN)
-        return both
+                branches = self.add_bias(branches, projection, name, "D", HIDDEN)
+        return branches
 
     def attention(self, y: str) -> str:
         latent = self.architecture.structure.latent
         q, k, v = (self.latent_queries(y), *self.latent_keys(y)) if latent else self.queries_and_keys(y)
         positions = self.builder.input("positions", "T", Role.CONSTANT)
-        query = (*TOKENS, "K", "G", "U" if latent else "H")
+        query_dims = (*TOKENS, "K", "G", "U" if latent else "H")
         outputs = (
-            self.builder.tensor(f"{self.prefix}attended", query, Role.ACTIVATION),
-            self.builder.tensor(f"{self.prefix}lse", query[:-1], Role.STATISTIC),
+            self.builder.tensor(f"{self.prefix}attended", query_dims, Role.ACTIVATION),
+            self.builder.tensor(f"{self.prefix}lse", query_dims[:-1], Role.STATISTIC),
         )
         attended = self.builder.add(Scan((q, k, v, positions, positions, *self.sinks()), outputs))
-        return self.project_out(attended, "wo", (*query[2:], "D"), "attention_out", "attention_out")
+        return self.project_out(attended, "wo", (*query_dims[2:], "D"), "attention_out", "attention_out")
 
     def sinks(self) -> tuple[str, ...]:
         return (self.builder.weight(f"{self.prefix}sinks", ("K", "G")),) if self.architecture.sinks else ()
 
     def queries_and_keys(self, y: str) -> tuple[str, str, str]:
         """Queries, keys and values, each from the hidden state."""
-        query, key = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
-        q = self.rotary(self.qk_norm(self.project_heads(y, "q", query), "q", query), "q", query)
-        k = self.rotary(self.qk_norm(self.project_heads(y, "k", key), "k", key), "k", key)
-        return q, k, self.project_heads(y, "v", key)
+        query_dims, key_dims = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
+        q = self.rotary(self.qk_norm(self.project_heads(y, "q", query_dims), "q", query_dims), "q", query_dims)
+        k = self.rotary(self.qk_norm(self.project_heads(y, "k", key_dims), "k", key_dims), "k", key_dims)
+        return q, k, self.project_heads(y, "v", key_dims)
 
     def latent_queries(self, y: str) -> str:
         """Queries of latent attention: a non-rotary and a rotary part of each head, from a latent where there is one."""
@@ -95,10 +101,10 @@ class BlockBuilder:
         if self.architecture.structure.latent_queries:
             down = self.contract(y, "w_q_down", ("Q", "D"), "q_latent", (*TOKENS, "Q"))
             source, width = self.latent_norm(down, "q_latent_norm", "Q"), "Q"
-        heads = (*TOKENS, "K", "G")
-        plain = self.contract(source, "w_q_plain", ("K", "G", "I", width), "q_plain", (*heads, "I"))
-        rotary = self.contract(source, "w_q_rotary", ("K", "G", "R", width), "q_rotary_flat", (*heads, "R"))
-        return self.concatenate((plain, self.rotary(rotary, "q_rotary", (*heads, "R"))), "q", (*heads, "H"))
+        head_dims = (*TOKENS, "K", "G")
+        plain = self.contract(source, "w_q_plain", ("K", "G", "I", width), "q_plain", (*head_dims, "I"))
+        rotary = self.contract(source, "w_q_rotary", ("K", "G", "R", width), "q_rotary_flat", (*head_dims, "R"))
+        return self.concatenate((plain, self.rotary(rotary, "q_rotary", (*head_dims, "R"))), "q", (*head_dims, "H"))
 
     def latent_keys(self, y: str) -> tuple[str, str]:
         """Keys and values from one latent of each token; the keys' rotary part is one for all heads."""
@@ -131,14 +137,14 @@ class BlockBuilder:
         act = self.elementwise(self.architecture.mlp, inputs, "act", hidden)
         return self.project_out(act, "w_down", ("F", "D"), "mlp", "mlp_out")
 
-    def project_out(self, x: str, weight: str, weight_dims: Iterable[str], which: str, name: str) -> str:
+    def project_out(self, x: str, weight: str, weight_dims: Iterable[str], projection: str, name: str) -> str:
         """A product back to D. Its sums are made whole where the residual stream rests before a bias is added to them."""
-        if which in self.architecture.bias and self.architecture.parallel and not self.architecture.post_norms:
-            self.deferred_biases.append((self.builder.part, which, name))
-            return self.contract_with_lora(x, weight, weight_dims, name, HIDDEN, which)
-        role = Role.RESIDUAL if which in self.architecture.bias else Role.ACTIVATION
-        out = self.contract_with_lora(x, weight, weight_dims, name, HIDDEN, which, role)
-        return self.add_bias(out, which, name, "D", HIDDEN)
+        if projection in self.architecture.bias and self.architecture.parallel and not self.architecture.post_norms:
+            self.deferred_biases.append((self.builder.part, projection, name))
+            return self.contract_with_lora(x, weight, weight_dims, name, HIDDEN, projection)
+        role = Role.RESIDUAL if projection in self.architecture.bias else Role.ACTIVATION
+        out = self.contract_with_lora(x, weight, weight_dims, name, HIDDEN, projection, role)
+        return self.add_bias(out, projection, name, "D", HIDDEN)
 
     def feed_forward(self, y: str) -> str:
         """The MLP, or the experts that the router chooses with the shared one beside them."""
@@ -152,27 +158,29 @@ class BlockBuilder:
 
     def experts(self, y: str) -> str:
         """Each token's rows go to its experts and back; the AllToAlls follow from where the rows rest."""
-        choices, rows, wide = (*TOKENS, "E"), ("E", *HIDDEN), ("E", *TOKENS, "M")
-        logits = self.contract(y, "router", ("D", "E"), "router_logits", choices)
-        logits = self.add_bias(logits, "router", "router_logits", "E", choices)
+        gate_dims, row_dims, hidden_dims = (*TOKENS, "E"), ("E", *HIDDEN), ("E", *TOKENS, "M")
+        logits = self.contract(y, "router", ("D", "E"), "router_logits", gate_dims)
+        logits = self.add_bias(logits, "router", "router_logits", "E", gate_dims)
         gates = self.builder.add(
-            Route((logits,), (self.builder.tensor(f"{self.prefix}gates", choices, Role.ACTIVATION),))
+            Route((logits,), (self.builder.tensor(f"{self.prefix}gates", gate_dims, Role.ACTIVATION),))
         )
-        sent = self.elementwise("dispatch", [y, gates], "dispatched", rows, Role.ROUTED)
-        sent = self.elementwise("handover", [sent], RECEIVED, rows, Role.ROUTED)
-        inputs = [self.expert_product(sent, "up", wide)]
+        sent = self.elementwise("dispatch", [y, gates], "dispatched", row_dims, Role.ROUTED)
+        sent = self.elementwise("handover", [sent], RECEIVED, row_dims, Role.ROUTED)
+        inputs = [self.expert_product(sent, "up", hidden_dims)]
         if self.architecture.structure.has_gated_mlp:
-            inputs.insert(0, self.expert_product(sent, "gate", wide))
-        act = self.elementwise(self.architecture.mlp, inputs, "experts_act", wide, Role.ROUTED)
-        back = self.elementwise("handover", [self.expert_product(act, "down", rows)], RETURNED, rows, Role.ROUTED)
-        return self.elementwise("combine", [gates, back], "combined", HIDDEN)
+            inputs.insert(0, self.expert_product(sent, "gate", hidden_dims))
+        act = self.elementwise(self.architecture.mlp, inputs, "experts_act", hidden_dims, Role.ROUTED)
+        returned = self.elementwise(
+            "handover", [self.expert_product(act, "down", row_dims)], RETURNED, row_dims, Role.ROUTED
+        )
+        return self.elementwise("combine", [gates, returned], "combined", HIDDEN)
 
-    def expert_product(self, x: str, which: str, dims: tuple[str, ...]) -> str:
+    def expert_product(self, x: str, projection: str, dims: tuple[str, ...]) -> str:
         """A product of every expert, and its bias; sums that a bias is added to are whole where the experts are."""
-        partial = "experts" in self.architecture.bias and dims[-1] == "D"
-        name = f"experts_{which}_{RECEIVED}" if partial else f"experts_{which}_out"
-        out = self.contract(x, f"experts_{which}", ("E", "M", "D"), name, dims, Role.ROUTED)
-        return self.add_bias(out, "experts", f"experts_{which}", ("E", dims[-1]), dims, Role.ROUTED)
+        bias_follows = "experts" in self.architecture.bias and dims[-1] == "D"
+        name = f"experts_{projection}_{RECEIVED}" if bias_follows else f"experts_{projection}_out"
+        out = self.contract(x, f"experts_{projection}", ("E", "M", "D"), name, dims, Role.ROUTED)
+        return self.add_bias(out, "experts", f"experts_{projection}", ("E", dims[-1]), dims, Role.ROUTED)
 
     def shared_expert(self, y: str) -> str:
         """An expert that every token passes through, scaled by its gate if it has one."""
@@ -195,7 +203,7 @@ class BlockBuilder:
         return self.add_bias(flat, "qkv", target, heads, dims)
 
     def contract_with_lora(
-        self, x: str, weight: str, weight_dims: Iterable[str], name: str, dims: tuple[str, ...], which: str,
+        self, x: str, weight: str, weight_dims: Iterable[str], name: str, dims: tuple[str, ...], projection: str,
         role: Role = Role.ACTIVATION,
     ) -> str:  # fmt: skip
         """A product, and that of its low-rank adapter added to it, where the structure has one.
@@ -203,23 +211,23 @@ class BlockBuilder:
         What is between the adapter's two matrices rests as hidden states do: it is so narrow that it moves, and not they.
         """
         out = self.contract(x, weight, weight_dims, name, dims, role)
-        if which not in self.architecture.structure.lora_targets:
+        if projection not in self.architecture.structure.lora_targets:
             return out
-        taken = tuple(dim for dim in weight_dims if dim not in dims)
-        given = tuple(dim for dim in weight_dims if dim in dims)
-        down, up = (f"{self.prefix}{weight}.lora_{part}" for part in ("a", "b"))
-        a = self.builder.weight(down, ("r", *taken), adapter=True)
-        b = self.builder.weight(up, ("r", *given), adapter=True)
-        narrow = add_contract(self.builder, x, a, f"{down}.out", (*TOKENS, "r"), Role.RESIDUAL)
-        wide = add_contract(self.builder, narrow, b, f"{up}.out", dims)
-        return self.elementwise("add", [out, wide], f"{name}_adapted", dims, role)
+        input_dims = tuple(dim for dim in weight_dims if dim not in dims)
+        output_dims = tuple(dim for dim in weight_dims if dim in dims)
+        down, up = (f"{self.prefix}{weight}.lora_{matrix}" for matrix in ("a", "b"))
+        a = self.builder.weight(down, ("r", *input_dims), adapter=True)
+        b = self.builder.weight(up, ("r", *output_dims), adapter=True)
+        adapter_hidden = add_contract(self.builder, x, a, f"{down}.out", (*TOKENS, "r"), Role.RESIDUAL)
+        adapter_out = add_contract(self.builder, adapter_hidden, b, f"{up}.out", dims)
+        return self.elementwise("add", [out, adapter_out], f"{name}_adapted", dims, role)
 
     def qk_norm(self, x: str, name: str, dims: tuple[str, ...]) -> str:
         if not self.architecture.qk_norm:
             return x
         over = lookup({"head": ("H",), "projection": dims[2:]}, self.architecture.qk_norm_over, "qk_norm_over")
-        rows = tuple(dim for dim in dims if dim not in over)
-        squares = self.elementwise("sum_square", [x], f"{name}_squares", rows, Role.STATISTIC)
+        row_dims = tuple(dim for dim in dims if dim not in over)
+        squares = self.elementwise("sum_square", [x], f"{name}_squares", row_dims, Role.STATISTIC)
         weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", over, part=ModelPart.NORM)
         return self.elementwise("rms_norm", [x, squares, weight], f"{name}_normed", dims, over=over)
 
@@ -230,10 +238,16 @@ class BlockBuilder:
         return self.elementwise("rotary", [x, positions], name, dims)
 
     def add_bias(
-        self, x: str, which: str, name: str, bias: Iterable[str], dims: tuple[str, ...], role: Role = Role.ACTIVATION
+        self,
+        x: str,
+        projection: str,
+        name: str,
+        bias: Iterable[str],
+        dims: tuple[str, ...],
+        role: Role = Role.ACTIVATION,
     ) -> str:
         """`x` plus its bias, where the structure has one."""
-        if which not in self.architecture.bias:
+        if projection not in self.architecture.bias:
             return x
         vector = self.builder.weight(f"{self.prefix}{name}.bias", bias)
         return self.elementwise("add_vector", [x, vector], f"{name}_biased", dims, role)

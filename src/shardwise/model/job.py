@@ -87,15 +87,15 @@ class Job:
 
     def _suggest_binary_sizes(self) -> str:
         """Batch and sequence in binary units, where these come out even and one of the two is written in decimal ones."""
-        given = (self.global_batch_tokens, self.seq_len)
-        batches, lengths = ([(one, ""), *filter(None, [read_as_binary(one)])] for one in given)
-        meant = (
+        sizes = (self.global_batch_tokens, self.seq_len)
+        batches, lengths = ([(size, ""), *filter(None, [read_as_binary(size)])] for size in sizes)
+        suggestions = (
             (f"a batch of {batch_text}" * bool(batch_text), f"sequences of {text}" * bool(text))
             for batch, batch_text in batches
             for length, text in lengths
             if batch % length == 0
         )
-        return next((f" (did you mean {' and '.join(filter(None, words))}?)" for words in meant), "")
+        return next((f" (did you mean {' and '.join(filter(None, phrases))}?)" for phrases in suggestions), "")
 
     @property
     def overlap_convention(self) -> OverlapConvention:

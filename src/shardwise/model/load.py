@@ -54,5 +54,5 @@ def _architecture_from_table(name: str, table: Mapping[str, Any]) -> Architectur
     """A model from its table, whose `config` has the constants of its arithmetic under the keys of a config.json."""
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     config = fields.pop("config", None)
-    model = Architecture(name=name, **fields)
-    return model if config is None else add_numerics(model, config)
+    architecture = Architecture(name=name, **fields)
+    return architecture if config is None else add_numerics(architecture, config)

@@ -27,7 +27,7 @@ class WeightMatrix(NamedTuple):
     def dims(self) -> Dims:
         return (*self.stack, *self.rows, *self.columns)
 
-    def dims_at(self, per: Granularity, largest_side: int = 0) -> Dims:
+    def dims_at(self, granularity: Granularity, largest_side: int = 0) -> Dims:
         """The dims of what has one number for each element, row, column or matrix, or for each two rows or columns where there
         are at most `largest_side` of them."""
         return {
@@ -35,16 +35,16 @@ class WeightMatrix(NamedTuple):
             Granularity.COLUMN: (*self.stack, *self.columns),
             Granularity.TENSOR: self.stack, Granularity.ROW_PAIR: (*self.stack, ElementPairs(self.rows, largest_side)),
             Granularity.COLUMN_PAIR: (*self.stack, ElementPairs(self.columns, largest_side)),
-        }[per]  # fmt: skip
+        }[granularity]  # fmt: skip
 
     def sizes(self, largest_side: int) -> MatrixSizes:
         """The sizes of one of the matrices, in symbols."""
         pairs = (multiply_symbols([ElementPairs(dims, largest_side)]) for dims in (self.rows, self.columns))
-        least = multiply_symbols([FewestElements(self.rows, self.columns)])
+        fewest = multiply_symbols([FewestElements(self.rows, self.columns)])
         return MatrixSizes(
             multiply_symbols(map(_unsharded_dim, self.rows)),
             multiply_symbols(map(_unsharded_dim, self.columns)),
-            least,
+            fewest,
             *pairs,
         )
 
@@ -67,27 +67,30 @@ def weight_matrices(program: Program, *, tables: bool = False) -> Mapping[str, W
     >>> found["experts_up"]
     WeightMatrix(stack=('E',), rows=('M',), columns=('D',))
     """
-    found: dict[str, WeightMatrix] = {}
+    matrices: dict[str, WeightMatrix] = {}
     for name in program.weights if tables else ():
         dims = program.dims(name)
-        found |= (
+        matrices |= (
             {name: WeightMatrix((), dims[:1], dims[1:])} if program.tensors[name].part is ModelPart.VOCABULARY else {}
         )
     for operation in program.operations:
         for name in operation.inputs if isinstance(operation, Contract) and len(operation.inputs) == 2 else ():
             if name in program.weights and program.tensors[name].part is not ModelPart.VOCABULARY:
-                (other,) = (one for one in operation.inputs if one != name)
-                matrix = _weight_matrix(program.dims(name), program.dims(other), program.dims(operation.outputs[0]))
-                found |= {name: matrix} if matrix.rows and matrix.columns else {}
-    return found
+                (operand,) = (input_name for input_name in operation.inputs if input_name != name)
+                matrix = _weight_matrix(program.dims(name), program.dims(operand), program.dims(operation.outputs[0]))
+                matrices |= {name: matrix} if matrix.rows and matrix.columns else {}
+    return matrices
 
 
-def _weight_matrix(weight: Dims, other: Dims, result: Dims) -> WeightMatrix:
+def _weight_matrix(weight: Dims, operand: Dims, result: Dims) -> WeightMatrix:
     """From the dims of a product's operands and result."""
-    stack = tuple(dim for dim in weight if dim in other and dim in result)
-    rest = weight[len(stack) :]
-    border = next((place for place, dim in enumerate(rest) if (dim in result) != (rest[0] in result)), len(rest))
-    return WeightMatrix(stack, rest[:border], rest[border:])
+    stack = tuple(dim for dim in weight if dim in operand and dim in result)
+    product_dims = weight[len(stack) :]
+    border = next(
+        (index for index, dim in enumerate(product_dims) if (dim in result) != (product_dims[0] in result)),
+        len(product_dims),
+    )
+    return WeightMatrix(stack, product_dims[:border], product_dims[border:])
 
 
 def build_optimizer_program(
@@ -101,19 +104,19 @@ def build_optimizer_program(
     For a weight w it reads the gradient and each tensor of the optimizer's state (`w.master`, ...), and defines the same with an
     appended prime, and `w'`. Raises `InputError` for an optimizer that is not known.
     """
-    builder, one = ProgramBuilder(), get_optimizer(optimizer)
+    builder, definition = ProgramBuilder(), get_optimizer(optimizer)
     updates = []
     for name, dims in weights.items():
         builder.input(gradients[name], dims, Role.WEIGHT_GRADIENT)
         matrix = (matrices or {}).get(name)
-        own = one.for_weight(is_matrix=matrix is not None)
-        function = optimizer if own is one else f"{optimizer}.others"
-        updates.append(_WeightUpdate(builder, function, own, name, dims, gradients[name], matrix))
+        weight_optimizer = definition.for_weight(is_matrix=matrix is not None)
+        function = optimizer if weight_optimizer is definition else f"{optimizer}.others"
+        updates.append(_WeightUpdate(builder, function, weight_optimizer, name, dims, gradients[name], matrix))
     # Round by round, since what has to come together in between does so for many weights at once; all end with the last round.
     by_rounds = sorted(updates, key=lambda update: len(update.rounds), reverse=True)
-    for round in range(-max((len(update.rounds) for update in updates), default=0), 0):
+    for index in range(-max((len(update.rounds) for update in updates), default=0), 0):
         for update in by_rounds:
-            update.add_round(round)
+            update.add_round(index)
     return builder.build([output for update in updates for output in update.outputs])
 
 
@@ -128,54 +131,57 @@ class _WeightUpdate:
         self.name, self.dims, self.matrix = name, dims, matrix
         self.rounds, self.outputs = optimizer.rounds, list[str]()
         self.tensors = {
-            part: builder.input(f"{name}.{part}", self.dims_of(part), self.role(part)) for part in optimizer.state
+            tensor_name: builder.input(f"{name}.{tensor_name}", self.dims_of(tensor_name), self.role(tensor_name))
+            for tensor_name in optimizer.state
         }
         self.tensors[GRADIENT] = gradient
 
-    def dims_of(self, part: str) -> Dims:
+    def dims_of(self, tensor_name: str) -> Dims:
         """Those of a tensor of the update."""
-        per = self.optimizer.granularity(part)
-        if per is Granularity.ELEMENT:
+        granularity = self.optimizer.granularity(tensor_name)
+        if granularity is Granularity.ELEMENT:
             return self.dims
-        return self.matrix.dims_at(per, self.optimizer.max_preconditioned_side) if self.matrix else ()
+        return self.matrix.dims_at(granularity, self.optimizer.max_preconditioned_side) if self.matrix else ()
 
-    def role(self, part: str) -> Role:
+    def role(self, tensor_name: str) -> Role:
         """The role of a tensor of the state, or of what is made for it."""
-        if f"{part}'" in self.optimizer.direction_tensors:
+        if f"{tensor_name}'" in self.optimizer.direction_tensors:
             return Role.DIRECTION
-        if part == MASTER or self.optimizer.updates[part].is_state:
-            return Role.STATE if self.optimizer.granularity(part) is Granularity.ELEMENT else Role.FACTOR
+        if tensor_name == MASTER or self.optimizer.updates[tensor_name].is_state:
+            return Role.STATE if self.optimizer.granularity(tensor_name) is Granularity.ELEMENT else Role.FACTOR
         return Role.MEAN
 
-    def add_round(self, round: int) -> None:
-        """Define tensors of the state after the step, or what others of them are made of; `round` counts from the last, -1. With
+    def add_round(self, index: int) -> None:
+        """Define tensors of the state after the step, or what others of them are made of; `index` counts from the last, -1. With
         the last of them comes what stays."""
-        if len(self.rounds) + round < 0:
+        if len(self.rounds) + index < 0:
             return
-        for part in self.rounds[round]:
-            update = self.optimizer.updates[part]
-            reads, dims = tuple(self.tensors[read] for read in update.reads), self.dims_of(part)
-            made = self.builder.tensor(f"{self.name}.{part}'", dims, self.role(part))
-            function = f"{self.function}.{part}"
-            read = dict.fromkeys(dim for name in reads for dim in self.builder.tensors[name].dims)
-            operation: Operation = Map(reads, (made,), function, over=tuple(dim for dim in read if dim not in dims))
+        for tensor_name in self.rounds[index]:
+            update = self.optimizer.updates[tensor_name]
+            reads, dims = tuple(self.tensors[operand] for operand in update.reads), self.dims_of(tensor_name)
+            result = self.builder.tensor(f"{self.name}.{tensor_name}'", dims, self.role(tensor_name))
+            function = f"{self.function}.{tensor_name}"
+            read_dims = dict.fromkeys(dim for name in reads for dim in self.builder.tensors[name].dims)
+            operation: Operation = Map(
+                reads, (result,), function, over=tuple(dim for dim in read_dims if dim not in dims)
+            )
             if update.takes_whole_matrix and self.matrix:
                 sizes = self.matrix.sizes(self.optimizer.max_preconditioned_side)
-                work, passing = update.flops(sizes), update.workspace(sizes)
+                flops, workspace = update.flops(sizes), update.workspace(sizes)
                 operation = MatrixFunction(
                     reads,
-                    (made,),
+                    (result,),
                     function,
                     *self.matrix,
-                    flops_per_matrix=work,
-                    workspace=passing,
+                    flops_per_matrix=flops,
+                    workspace=workspace,
                     is_state=update.is_state,
                 )
-            self.tensors[f"{part}'"] = self.builder.add(operation)
-        if round == -1:
+            self.tensors[f"{tensor_name}'"] = self.builder.add(operation)
+        if index == -1:
             weight = self.builder.tensor(f"{self.name}'", self.dims, Role.WEIGHT)
             self.outputs.append(self.builder.add(Map((self.tensors[f"{MASTER}'"],), (weight,), "identity")))
-            self.outputs += (self.tensors[f"{part}'"] for part in self.optimizer.state)
+            self.outputs += (self.tensors[f"{tensor_name}'"] for tensor_name in self.optimizer.state)
 
 
 def owning_weight(tensor: str) -> str:
@@ -190,9 +196,11 @@ def owning_weight(tensor: str) -> str:
 def whole_matrix_inputs(program: Program) -> dict[str, str]:
     """The tensors of an update program that come together for functions of whole matrices: by their names those of their
     weights."""
-    whole = [operation for operation in program.operations if isinstance(operation, MatrixFunction)]
-    made = {name for operation in whole for name in operation.outputs}
-    read = dict.fromkeys(name for operation in whole for name in operation.inputs)
+    matrix_functions = [operation for operation in program.operations if isinstance(operation, MatrixFunction)]
+    computed = {name for operation in matrix_functions for name in operation.outputs}
+    operands = dict.fromkeys(name for operation in matrix_functions for name in operation.inputs)
     return {
-        name: owning_weight(name) for name in read if program.tensors[name].role is Role.DIRECTION and name not in made
+        name: owning_weight(name)
+        for name in operands
+        if program.tensors[name].role is Role.DIRECTION and name not in computed
     }

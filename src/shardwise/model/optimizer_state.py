@@ -37,11 +37,11 @@ def moment_formats(precision: Precision, optimizer: Optimizer) -> dict[str, str]
     What has numbers for two rows or columns is in fp32 at least: rounded to 16 bits it has negative eigenvalues, and no root.
     """
     _, squares = precision.moment_dtypes
-    fine = squares if bytes_per_element(squares) >= bytes_per_element("fp32") else "fp32"
+    fine_format = squares if bytes_per_element(squares) >= bytes_per_element("fp32") else "fp32"
     return {
         name: moment.format
         or (
-            fine
+            fine_format
             if moment.granularity in PAIR_GRANULARITIES
             else squares
             if moment.is_second_moment

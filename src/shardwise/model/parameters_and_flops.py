@@ -43,12 +43,12 @@ def params_by_part(architecture: Architecture) -> dict[ModelPart, int]:
     >>> {part.value: f"{count / 1e9:.2f}e9" for part, count in parts.items() if count > 1e6}
     {'attention': '1.34e9', 'mlp': '45.10e9', 'vocabulary': '0.26e9'}
     """
-    parts, values = dict.fromkeys(ModelPart, 0), SymbolValues(dict(architecture.dims))
+    parts, sizes = dict.fromkeys(ModelPart, 0), SymbolValues(dict(architecture.dims))
     for name, count in unit_counts(architecture).items():
         program = UNIT_PROGRAMS[name](architecture)
         for weight in program.weights if name not in MTP_UNITS else ():
             parts[_part_of_weight(program, weight)] += count * int(
-                multiply_symbols(program.dims(weight)).evaluate(values)
+                multiply_symbols(program.dims(weight)).evaluate(sizes)
             )
     if architecture.tied_embeddings:
         parts[ModelPart.VOCABULARY] -= architecture.vocab_size * architecture.d_model
@@ -65,8 +65,8 @@ def num_trained_params(architecture: Architecture) -> int:
     """Parameters that the optimizer updates: all, or those of the adapters where the model has any."""
     if not architecture.lora_rank:
         return num_params(architecture)
-    counts, values = unit_counts(architecture).items(), SymbolValues(dict(architecture.dims))
-    return sum(n * int(_trained_elements(UNIT_PROGRAMS[name](architecture)).evaluate(values)) for name, n in counts)
+    counts, sizes = unit_counts(architecture).items(), SymbolValues(dict(architecture.dims))
+    return sum(n * int(_trained_elements(UNIT_PROGRAMS[name](architecture)).evaluate(sizes)) for name, n in counts)
 
 
 def _trained_elements(program: Program) -> Polynomial:
@@ -81,17 +81,17 @@ def num_matrix_params(architecture: Architecture, *, tables: bool = False) -> in
     >>> num_params(model) - num_matrix_params(model) - 2 * 128256 * 4096  # embedding and head; norms are left
     266240
     """
-    values, every = SymbolValues(dict(architecture.dims)), _trained_matrices(architecture, tables=tables)
-    return sum(count * int(multiply_symbols(matrix.dims).evaluate(values)) for matrix, count in every)
+    sizes, matrices = SymbolValues(dict(architecture.dims)), _trained_matrices(architecture, tables=tables)
+    return sum(count * int(multiply_symbols(matrix.dims).evaluate(sizes)) for matrix, count in matrices)
 
 
 def _trained_matrices(architecture: Architecture, *, tables: bool) -> Iterator[tuple[WeightMatrix, int]]:
     """Those of the parameters that `num_params` counts, with how often a model has each."""
     for unit, count in unit_counts(architecture).items():
         program = UNIT_PROGRAMS[unit](architecture)
-        not_own = ("head",) if architecture.tied_embeddings and unit == "head" else ()
+        shared = ("head",) if architecture.tied_embeddings and unit == "head" else ()
         for name, matrix in weight_matrices(program, tables=tables).items() if unit not in MTP_UNITS else ():
-            if name not in not_own and not program.tensors[name].frozen:
+            if name not in shared and not program.tensors[name].frozen:
                 yield matrix, count
 
 
@@ -104,19 +104,19 @@ def num_factored_state_elements(architecture: Architecture, optimizer: Optimizer
     >>> f"{num_factored_state_elements(model, get_optimizer('adafactor')) / num_params(model):.3%} of the parameters"
     '0.036% of the parameters'
     """
-    values, every = (
+    sizes, matrices = (
         SymbolValues(dict(architecture.dims)),
         [*_trained_matrices(architecture, tables=optimizer.covers_vocabulary)],
     )
-    per = [
+    granularities = [
         optimizer.granularity(name)
         for name in optimizer.moments
         if optimizer.granularity(name) is not Granularity.ELEMENT
     ]
     return sum(
-        count * int(multiply_symbols(matrix.dims_at(one, optimizer.max_preconditioned_side)).evaluate(values))
-        for matrix, count in every
-        for one in per
+        count * int(multiply_symbols(matrix.dims_at(granularity, optimizer.max_preconditioned_side)).evaluate(sizes))
+        for matrix, count in matrices
+        for granularity in granularities
     )
 
 
@@ -128,8 +128,8 @@ def num_mtp_params(architecture: Architecture) -> int:
 
 def _unit_params(architecture: Architecture, name: str) -> int:
     """A unit's own weights, without those that it shares with other units."""
-    own = weight_elements(UNIT_PROGRAMS[name](architecture), without=BORROWED_WEIGHTS.get(name, ()))
-    return int(own.evaluate(SymbolValues(dict(architecture.dims))))
+    elements = weight_elements(UNIT_PROGRAMS[name](architecture), without=BORROWED_WEIGHTS.get(name, ()))
+    return int(elements.evaluate(SymbolValues(dict(architecture.dims))))
 
 
 def num_active_params(architecture: Architecture) -> int:
@@ -139,8 +139,10 @@ def num_active_params(architecture: Architecture) -> int:
         SymbolValues(architecture.dims)
     )
     idle = architecture.num_experts - architecture.experts_per_token
-    each = int(experts) // (architecture.num_experts or 1)
-    return num_params(architecture) - (architecture.num_layers - architecture.num_dense_layers) * idle * each
+    params_per_expert = int(experts) // (architecture.num_experts or 1)
+    return (
+        num_params(architecture) - (architecture.num_layers - architecture.num_dense_layers) * idle * params_per_expert
+    )
 
 
 def _expert_weights(program: Program) -> set[str]:
@@ -168,8 +170,8 @@ def _operation_flops(program: Program, operation: Operation) -> Polynomial:
     specs = [Spec.of(program.dims(name)) for name in operation.inputs]
     dims = {name: tensor.dims for name, tensor in program.tensors.items()}
     routed = any(program.tensors[name].role is Role.ROUTED for name in operation.operands)
-    whole = operation.flops(operation.propagate_sharding(specs, dims, lambda name: False))
-    return whole * density(Role.ROUTED if routed else Role.ACTIVATION)
+    flops = operation.flops(operation.propagate_sharding(specs, dims, lambda name: False))
+    return flops * density(Role.ROUTED if routed else Role.ACTIVATION)
 
 
 @lru_cache(maxsize=64)
@@ -190,14 +192,12 @@ def unit_training_flops(architecture: Architecture, name: str, seq_len: int) -> 
     """FLOPs of the forward and of the backward pass of a unit over one sequence. A product has two products in the backward
     pass, the gradients of both operands; one with a frozen weight has one."""
     program = UNIT_PROGRAMS[name](architecture)
-    values = SymbolValues(
-        {**architecture.dims, "B": 1, "T": seq_len, "span": architecture.mean_attended_share(seq_len)}
-    )
+    sizes = SymbolValues({**architecture.dims, "B": 1, "T": seq_len, "span": architecture.mean_attended_share(seq_len)})
     backward = sum_polynomials(
         _operation_flops(program, operation) * _num_backward_products(program, operation)
         for operation in program.operations
     )
-    return float(program_flops(program).evaluate(values)), float(backward.evaluate(values))
+    return float(program_flops(program).evaluate(sizes)), float(backward.evaluate(sizes))
 
 
 def _num_backward_products(program: Program, operation: Operation) -> int:
@@ -214,14 +214,14 @@ def layer_training_flops(
     over their whole square; the two times `num_layers`, and the head's products, are its FLOPs.
     """
     span = architecture.mean_attended_share(seq_len) if causal else 1.0
-    values = SymbolValues({**architecture.dims, "B": 1, "T": seq_len, "span": span})
+    sizes = SymbolValues({**architecture.dims, "B": 1, "T": seq_len, "span": span})
     products, scores = dict.fromkeys(ModelPart, 0.0), 0.0
     for name, count in unit_counts(architecture).items():
         program, share = UNIT_PROGRAMS[name](architecture), count / architecture.num_layers
         for operation in program.operations if name in LAYER_UNITS else ():
-            flops = float(_operation_flops(program, operation).evaluate(values)) * share
+            flops = float(_operation_flops(program, operation).evaluate(sizes)) * share
             flops *= 1 + _num_backward_products(program, operation)
-            weights = [one for one in operation.operands if program.tensors[one].role is Role.WEIGHT]
+            weights = [operand for operand in operation.operands if program.tensors[operand].role is Role.WEIGHT]
             if isinstance(operation, Scan):
                 scores += flops
             elif flops:

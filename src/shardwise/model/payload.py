@@ -22,7 +22,7 @@ class ParameterCounts(TypedDict):
 ModelPayload = Annotated[dict[str, Any], MergedFields(Architecture, ParameterCounts)]
 
 
-def model_payload(model: Architecture) -> dict[str, Any]:
+def model_payload(architecture: Architecture) -> dict[str, Any]:
     """The fields of a model, with its numbers of parameters.
 
     >>> from shardwise.model.load import load_model
@@ -30,5 +30,5 @@ def model_payload(model: Architecture) -> dict[str, Any]:
     >>> found["name"], found["num_params"], found["num_layers"]
     ('llama-3-8b', 8030261248, 32)
     """
-    counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
-    return {"name": model.name, **counts, **asdict(model)}
+    counts = {"num_params": num_params(architecture), "num_active_params": num_active_params(architecture)}
+    return {"name": architecture.name, **counts, **asdict(architecture)}

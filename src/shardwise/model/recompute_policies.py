@@ -47,10 +47,10 @@ class RecomputePolicy:
     def may_save(self, block: Program) -> Callable[[str], bool]:
         """Of the name of a block's result, whether it may be saved."""
         products = [id(operation) for operation in block.operations if operation.kind == "contract"]
-        passed = set(products) - set(products[:: self.product_step])
-        kept = (operation for operation in block.operations if id(operation) not in passed and self.keeps(operation))
-        names = {name for operation in kept for name in operation.outputs}
-        discarded = {name for name in names for one in self.modules if one.discards(block, block.tensors[name])}
+        skipped = set(products) - set(products[:: self.product_step])
+        saving = (operation for operation in block.operations if id(operation) not in skipped and self.keeps(operation))
+        names = {name for operation in saving for name in operation.outputs}
+        discarded = {name for name in names for module in self.modules if module.discards(block, block.tensors[name])}
         return (names - discarded).__contains__
 
 
@@ -83,7 +83,7 @@ OPTIONAL_POLICIES: dict[str, RecomputePolicy] = {
         "keep the results of every other product and of attention, rebuild the rest",
         lambda operation: operation.kind in ("contract", "scan"),
         product_step=2,
-    ),
+    )
 }
 
 
@@ -96,9 +96,9 @@ def _policy_of_modules(names: tuple[str, ...]) -> RecomputePolicy:
 
 def _policy_of_tensor_set(name: str) -> RecomputePolicy:
     """Save what is named."""
-    kept = frozenset(tensor for tensors in parse_tensor_set(name).values() for tensor in tensors)
+    saved_names = frozenset(tensor for tensors in parse_tensor_set(name).values() for tensor in tensors)
     return RecomputePolicy(
-        "keep what is named, rebuild the rest", lambda operation: not kept.isdisjoint(operation.outputs)
+        "keep what is named, rebuild the rest", lambda operation: not saved_names.isdisjoint(operation.outputs)
     )
 
 
@@ -147,7 +147,9 @@ def required_abilities(name: str) -> tuple[str, ...]:
     return parse_modules(name) or (name,)
 
 
-def policies_to_search(has: Collection[str], model: Architecture, *, writes_scores: bool = False) -> tuple[str, ...]:
+def policies_to_search(
+    supported: Collection[str], architecture: Architecture, *, writes_scores: bool = False
+) -> tuple[str, ...]:
     """Of the policies and modules that software has, what a search for a model tries, from the one that saves the most.
 
     Policies of either table, the further ones where there is no `selective`; and its modules, cumulatively: attention first
@@ -157,14 +159,19 @@ def policies_to_search(has: Collection[str], model: Architecture, *, writes_scor
     >>> policies_to_search(("none", "core_attn", "mlp", "full"), sw.load_model("llama-3-8b"))
     ('none', 'mlp', 'full')
     """
-    further = () if "selective" in has else OPTIONAL_POLICIES
-    kept = [name for name in (*POLICIES, *further) if name in has and name != "full"]
+    optional = () if "selective" in supported else OPTIONAL_POLICIES
+    policies = [name for name in (*POLICIES, *optional) if name in supported and name != "full"]
     ladder = (*(("core_attn",),) * writes_scores, *SEARCHED_MODULES)
-    steps = [[one for one in step if one in has and MODULES[one].applies_to(model)] for step in ladder]
-    cumulated = [
-        join_modules(one for up_to in steps[: number + 1] for one in up_to) for number, step in enumerate(steps) if step
+    groups = [
+        [module for module in group if module in supported and MODULES[module].applies_to(architecture)]
+        for group in ladder
     ]
-    return (*kept, *cumulated, *(["full"] if "full" in has else []))
+    cumulated = [
+        join_modules(module for earlier in groups[: index + 1] for module in earlier)
+        for index, group in enumerate(groups)
+        if group
+    ]
+    return (*policies, *cumulated, *(["full"] if "full" in supported else []))
 
 
 def policy_problem(name: str) -> str:
@@ -222,29 +229,29 @@ def _is_dense_mlp_result(block: Program, tensor: Tensor) -> bool:
     return not _is_routed(block) and (tensor.part is ModelPart.MLP or _is_norm_result("mlp", tensor))
 
 
-def _has_experts(model: Architecture) -> bool:
-    return model.num_experts > 0
+def _has_experts(architecture: Architecture) -> bool:
+    return architecture.num_experts > 0
 
 
 # In the order of their names in a policy.
 MODULES: dict[str, RecomputeModule] = {
     "core_attn": RecomputeModule(
         "attention between its products: of a fused kernel it frees the sums of softmax alone",
-        lambda block, tensor: tensor.name.endswith("lse"), lambda model: True,
+        lambda block, tensor: tensor.name.endswith("lse"), lambda architecture: True,
     ),
     "layernorm": RecomputeModule(
         "norms in front of experts and of latent attention", _is_standalone_norm_result,
-        lambda model: _has_experts(model) or model.kv_lora_rank > 0,
+        lambda architecture: _has_experts(architecture) or architecture.kv_lora_rank > 0,
     ),
     "moe_act": RecomputeModule(
         "activations of experts", lambda block, tensor: tensor.name.endswith("experts_act"), _has_experts,
     ),
     "mla_up_proj": RecomputeModule(
-        "what latent attention makes of its latents", _is_up_projection_result, lambda model: model.kv_lora_rank > 0,
+        "what latent attention makes of its latents", _is_up_projection_result, lambda architecture: architecture.kv_lora_rank > 0,
     ),
     "mlp": RecomputeModule(
         "MLPs of dense layers, with the norm in front of them", _is_dense_mlp_result,
-        lambda model: not model.num_experts or model.num_dense_layers > 0,
+        lambda architecture: not architecture.num_experts or architecture.num_dense_layers > 0,
     ),
     "moe": RecomputeModule(
         "routers, experts and shared experts, with the exchange of tokens",
@@ -252,7 +259,7 @@ MODULES: dict[str, RecomputeModule] = {
     ),
     "shared_experts": RecomputeModule(
         "shared experts", lambda block, tensor: tensor.name.rpartition(".")[2].startswith("shared_"),
-        lambda model: model.shared_expert_width > 0,
+        lambda architecture: architecture.shared_expert_width > 0,
     ),
 }  # fmt: skip
 # Joint policies that a search tries: from the modules that cost least time for what they free, each with those before it. `moe`
@@ -266,8 +273,8 @@ def parse_modules(policy: str) -> tuple[str, ...]:
     >>> parse_modules("layernorm+moe_act"), parse_modules("moe_act+layernorm"), parse_modules("full")
     (('layernorm', 'moe_act'), (), ())
     """
-    named = tuple(policy.split("+"))
-    return named if named == tuple(name for name in MODULES if name in named) else ()
+    names = tuple(policy.split("+"))
+    return names if names == tuple(name for name in MODULES if name in names) else ()
 
 
 def join_modules(modules: Iterable[str]) -> str:
@@ -276,8 +283,8 @@ def join_modules(modules: Iterable[str]) -> str:
     >>> join_modules({"moe_act", "layernorm"}), join_modules(())
     ('layernorm+moe_act', 'none')
     """
-    named = set(modules)
-    return "+".join(name for name in MODULES if name in named) or "none"
+    names = set(modules)
+    return "+".join(name for name in MODULES if name in names) or "none"
 
 
 KEEP_PREFIX, BUDGET_PREFIX = "keep:", "budget:"
@@ -312,28 +319,28 @@ def parse_tensor_set(policy: str) -> dict[str, tuple[str, ...]]:
     >>> parse_tensor_set("keep:block:q,gates/dense_block:q")
     {'block': ('q', 'gates'), 'dense_block': ('q',)}
     """
-    found: dict[str, tuple[str, ...]] = {}
+    tensors_by_kind: dict[str, tuple[str, ...]] = {}
     for part in policy.removeprefix(KEEP_PREFIX).split(KIND_SEPARATOR):
         kind, _, names = part.rpartition(KIND_MARK)
         tensors = tuple(name for name in names.split(",") if name)
-        if kind in found or (not tensors and not kind):
+        if kind in tensors_by_kind or (not tensors and not kind):
             raise InputError(
                 f"layout: recompute is {policy!r}; names of tensors with commas between them are required, such as "
                 f"{KEEP_PREFIX}q,k,v, "
                 f"or for each kind of layer once, such as {KEEP_PREFIX}block{KIND_MARK}q,k{KIND_SEPARATOR}dense_block{KIND_MARK}q"
             )
-        found[kind] = tensors
-    return found
+        tensors_by_kind[kind] = tensors
+    return tensors_by_kind
 
 
-def format_tensor_set(kept: Mapping[str, Sequence[str]]) -> str:
+def format_tensor_set(tensors_by_kind: Mapping[str, Sequence[str]]) -> str:
     """The text of a set, by kind of layer as `parse_tensor_set` gives them.
 
     >>> format_tensor_set({"": ("q", "k")}), format_tensor_set({"block": ("q",), "dense_block": ()})
     ('keep:q,k', 'keep:block:q/dense_block:')
     """
     return KEEP_PREFIX + KIND_SEPARATOR.join(
-        (f"{kind}{KIND_MARK}" if kind else "") + ",".join(names) for kind, names in kept.items()
+        (f"{kind}{KIND_MARK}" if kind else "") + ",".join(names) for kind, names in tensors_by_kind.items()
     )
 
 
@@ -345,6 +352,6 @@ def policy_for_layer(policy: str, kind: str) -> str:
     """
     if not is_tensor_set(policy):
         return policy
-    kept = parse_tensor_set(policy)
-    tensors = kept.get(kind, kept.get("", ()))
+    tensors_by_kind = parse_tensor_set(policy)
+    tensors = tensors_by_kind.get(kind, tensors_by_kind.get("", ()))
     return format_tensor_set({"": tensors}) if tensors else "full"

@@ -41,10 +41,10 @@ def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architect
     kind = config.get("model_type")
     rule = FAMILIES.get(str(kind))
     if rule is None:
-        sets = [key for key in WEIGHT_KEYS if config.get(key)]
-        also = f" (its config sets {', '.join(sets)})" if sets else ""
+        set_keys = [key for key in WEIGHT_KEYS if config.get(key)]
+        hint = f" (its config sets {', '.join(set_keys)})" if set_keys else ""
         raise InputError(
-            f"model: model_type is {kind!r}{also}, which is not known; one of {', '.join(FAMILIES)} is required"
+            f"model: model_type is {kind!r}{hint}, which is not known; one of {', '.join(FAMILIES)} is required"
         )
     fields = {**read_fields(config, rule), **rule.fixed}
     unknown = list(unsupported_settings(config, rule))
@@ -55,11 +55,13 @@ def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architect
     return add_numerics(Architecture(name=name, **fields, tied_embeddings=tied, source=source), config)
 
 
-def add_numerics(model: Architecture, config: Mapping[str, Any]) -> Architecture:
+def add_numerics(architecture: Architecture, config: Mapping[str, Any]) -> Architecture:
     """The model with the constants of its arithmetic as a config says them. Raises `InputError`."""
     rule = FAMILIES[str(config["model_type"])].numerics
-    numerics = read_numerics(config, rule, d_model=model.d_model, head_dim=model.head_dim, mlp=model.mlp)
-    return replace(model, numerics=numerics)
+    numerics = read_numerics(
+        config, rule, d_model=architecture.d_model, head_dim=architecture.head_dim, mlp=architecture.mlp
+    )
+    return replace(architecture, numerics=numerics)
 
 
 def _language_model_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -82,10 +84,10 @@ WEIGHT_KEYS = (
 def unsupported_settings(config: TrackedConfig, rule: FamilyRule) -> Iterator[str]:
     """Settings of a config that its family's rule does not support: values other than the known ones, and keys that imply
     weights."""
-    for key, known in rule.only.items():
-        found = config.first(key)
-        if found is not None and found not in known:
-            yield f"{key} = {shorten(found)} (known: {', '.join(map(repr, known))})"
+    for key, supported in rule.only.items():
+        setting = config.first(key)
+        if setting is not None and setting not in supported:
+            yield f"{key} = {shorten(setting)} (known: {', '.join(map(repr, supported))})"
     yield from (
         f"{key} = {shorten(config[key])}" for key in WEIGHT_KEYS if key not in config.read_keys and config.get(key)
     )
@@ -96,15 +98,15 @@ def unsupported_settings(config: TrackedConfig, rule: FamilyRule) -> Iterator[st
 
 def read_fields(config: TrackedConfig, rule: FamilyRule) -> dict[str, Any]:
     """The architecture's fields that a config gives. Raises `InputError` with every key that is missing."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     missing: list[str] = []
     for name, read in {**SIZE_READERS, **rule.read}.items():
         try:
-            found[name] = read(config)
-        except MissingKey as lacking:
-            missing.append(str(lacking))
+            fields[name] = read(config)
+        except MissingKey as missing_key:
+            missing.append(str(missing_key))
         except (TypeError, ValueError, OverflowError, AttributeError) as error:
             raise InputError(f"model: the config's values for {name} cannot be read: {error}") from None
     if missing:
         raise InputError(f"model: the config lacks {', '.join(dict.fromkeys(missing))}")
-    return found
+    return fields

@@ -117,10 +117,14 @@ def _has_falcon_separate_norms(config: TrackedConfig) -> bool:
 
 def _read_mpt_width(config: TrackedConfig) -> Any:
     """MPT's attention has its own table of settings; only what its first models have is known."""
-    known = {"attn_type": "multihead_attention", "alibi": True, "qk_ln": False, "kv_n_heads": config.get("n_heads")}
-    found = config.get("attn_config") or {}
-    wrong = [f"{k} = {found[k]!r}" for k, v in known.items() if found.get(k) is not None and found[k] != v]
-    if wrong or "alibi" not in found:
+    supported = {"attn_type": "multihead_attention", "alibi": True, "qk_ln": False, "kv_n_heads": config.get("n_heads")}
+    attn_config = config.get("attn_config") or {}
+    wrong = [
+        f"{k} = {attn_config[k]!r}"
+        for k, v in supported.items()
+        if attn_config.get(k) is not None and attn_config[k] != v
+    ]
+    if wrong or "alibi" not in attn_config:
         raise ValueError(f"attn_config has {', '.join(wrong) or 'no alibi'}; attention with ALiBi alone is known here")
     return read_d_model(config)
 
@@ -151,10 +155,7 @@ FAMILIES: dict[str, FamilyRule] = {
     "qwen2": FamilyRule(read={"bias": read_biases(qkv=True)}, only=FULL_ATTENTION_ONLY),
     "qwen3": FamilyRule(fixed={"qk_norm": True}, read={"bias": ATTENTION_BIASES}, only=FULL_ATTENTION_ONLY),
     "gemma": FamilyRule(
-        fixed={"mlp": "geglu"},
-        read={"bias": ATTENTION_BIASES},
-        tied=True,
-        numerics=NumericsRule(gemma=True),
+        fixed={"mlp": "geglu"}, read={"bias": ATTENTION_BIASES}, tied=True, numerics=NumericsRule(gemma=True)
     ),
     "gemma2": FamilyRule(
         fixed={"mlp": "geglu", "post_norms": True},
@@ -170,14 +171,8 @@ FAMILIES: dict[str, FamilyRule] = {
             gemma=True, scaled_scores=True, rotary=RotaryRule(theta=1_000_000.0, local_theta=10_000.0)
         ),
     ),
-    "phi3": FamilyRule(
-        read=WINDOW_ON_EVERY_LAYER,
-        numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(part=1.0)),
-    ),
-    "granite": FamilyRule(
-        read={"bias": LLAMA_BIASES},
-        numerics=NumericsRule(multipliers=True),
-    ),
+    "phi3": FamilyRule(read=WINDOW_ON_EVERY_LAYER, numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(part=1.0))),
+    "granite": FamilyRule(read={"bias": LLAMA_BIASES}, numerics=NumericsRule(multipliers=True)),
     "smollm3": FamilyRule(
         read={"bias": LLAMA_BIASES},
         only=FULL_ATTENTION_ONLY,
@@ -288,8 +283,7 @@ FAMILIES: dict[str, FamilyRule] = {
         numerics=NumericsRule(epsilon=1e-5, rotary=RotaryRule(theta=1_000_000.0)),
     ),
     "granitemoe": FamilyRule(
-        read={"bias": ATTENTION_BIASES, **expert_readers("num_local_experts")},
-        numerics=NumericsRule(multipliers=True),
+        read={"bias": ATTENTION_BIASES, **expert_readers("num_local_experts")}, numerics=NumericsRule(multipliers=True)
     ),
     "olmoe": FamilyRule(
         fixed={"qk_norm": True, "qk_norm_over": "projection"},
@@ -324,18 +318,9 @@ FAMILIES: dict[str, FamilyRule] = {
         only={"moe_layer_freq": (1,)},
         numerics=NumericsRule(epsilon=1e-5, router=SIGMOID_ROUTER, rotary=RotaryRule(part=0.5)),
     ),
-    "deepseek_v2": replace(
-        DEEPSEEK,
-        numerics=NumericsRule(router=DEEPSEEK_V2_ROUTER, rotary=RotaryRule(scaled=True)),
-    ),
-    "deepseek_v3": replace(
-        DEEPSEEK,
-        numerics=NumericsRule(router=DEEPSEEK_V3_ROUTER, rotary=RotaryRule(scaled=True)),
-    ),
-    "kimi_k2": replace(
-        DEEPSEEK,
-        numerics=NumericsRule(router=DEEPSEEK_V3_ROUTER, rotary=RotaryRule(scaled=True)),
-    ),
+    "deepseek_v2": replace(DEEPSEEK, numerics=NumericsRule(router=DEEPSEEK_V2_ROUTER, rotary=RotaryRule(scaled=True))),
+    "deepseek_v3": replace(DEEPSEEK, numerics=NumericsRule(router=DEEPSEEK_V3_ROUTER, rotary=RotaryRule(scaled=True))),
+    "kimi_k2": replace(DEEPSEEK, numerics=NumericsRule(router=DEEPSEEK_V3_ROUTER, rotary=RotaryRule(scaled=True))),
     "gpt_oss": FamilyRule(
         fixed={"mlp": "clamped_swiglu", "sinks": True},
         read={

@@ -11,8 +11,8 @@ MAX_SHOWN_CHARS = 60  # half a line
 class TrackedConfig(Mapping[str, Any]):
     """A config that records which of its keys were read."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values_by_key = values
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.values_by_key = config
         self.read_keys: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
@@ -47,10 +47,10 @@ def read_first(*keys: str) -> FieldReader:
     """The value under the first of some keys that the config has; the architecture refuses anything but a count."""
 
     def read(config: TrackedConfig) -> Any:
-        found = config.first(*keys)
-        if found is None:
+        setting = config.first(*keys)
+        if setting is None:
             raise MissingKey(" or ".join(keys))
-        return found
+        return setting
 
     return read
 
@@ -59,10 +59,10 @@ def read_positive(*keys: str) -> FieldReader:
     """A count that the family always has."""
 
     def read(config: TrackedConfig) -> Any:
-        found = read_first(*keys)(config)
-        if found == 0:
-            raise ValueError(f"{keys[0]} is {found!r}; at least 1 is required")
-        return found
+        count = read_first(*keys)(config)
+        if count == 0:
+            raise ValueError(f"{keys[0]} is {count!r}; at least 1 is required")
+        return count
 
     return read
 
@@ -71,10 +71,10 @@ def read_flag(key: str, default: bool) -> FieldReader:
     """A boolean."""
 
     def read(config: TrackedConfig) -> bool:
-        found = config.first(key)
-        if found not in (None, True, False):
-            raise ValueError(f"{key} is {found!r}; true or false is required")
-        return default if found is None else bool(found)
+        setting = config.first(key)
+        if setting not in (None, True, False):
+            raise ValueError(f"{key} is {setting!r}; true or false is required")
+        return default if setting is None else bool(setting)
 
     return read
 
@@ -94,9 +94,9 @@ def read_product(factor: FieldReader, size: FieldReader, *keys: str) -> FieldRea
     """The value under a key, or if the config lacks it the product of two others."""
 
     def read(config: TrackedConfig) -> Any:
-        found, left, right = config.first(*keys), factor(config), size(config)
-        if found is not None:
-            return found
+        stated, left, right = config.first(*keys), factor(config), size(config)
+        if stated is not None:
+            return stated
         return left * right if isinstance(left, int) and isinstance(right, int) else (left, right)
 
     return read
@@ -107,14 +107,14 @@ def read_default_mlp_ratio(config: TrackedConfig) -> int:
     return 4
 
 
-def read_choice(values: Mapping[str, str], *keys: str) -> FieldReader:
+def read_choice(value_by_word: Mapping[str, str], *keys: str) -> FieldReader:
     """The value that one of some words maps to."""
 
     def read(config: TrackedConfig) -> str:
-        found = read_first(*keys)(config)
-        if found not in values:
-            raise ValueError(f"{keys[0]} is {found!r}; one of {', '.join(values)} is known here")
-        return values[found]
+        word = read_first(*keys)(config)
+        if word not in value_by_word:
+            raise ValueError(f"{keys[0]} is {word!r}; one of {', '.join(value_by_word)} is known here")
+        return value_by_word[word]
 
     return read
 
@@ -135,13 +135,13 @@ def read_global_every(default: int) -> FieldReader:
             return int(config.get("sliding_window_pattern") or default)
         full, num_layers = kinds.count("full_attention"), read_first(*NUM_LAYERS_KEYS)(config)
         # the first full layer says it; of a list in another order the count does
-        tried = (kinds.index("full_attention") + 1, round(len(kinds) / full)) if full else (0,)
-        every = next((n for n in tried if n and len(kinds) // n == full), tried[-1])
+        intervals = (kinds.index("full_attention") + 1, round(len(kinds) / full)) if full else (0,)
+        interval = next((n for n in intervals if n and len(kinds) // n == full), intervals[-1])
         if set(kinds) - {"full_attention", "sliding_attention"} or len(kinds) != num_layers:
             raise ValueError("layer_types is not a list of full_attention and sliding_attention for each layer")
-        if full and len(kinds) // every != full:
+        if full and len(kinds) // interval != full:
             raise ValueError(f"layer_types has {full} full layers of {len(kinds)}; every n-th layer is known here")
-        return every
+        return interval
 
     return read
 
@@ -163,10 +163,10 @@ read_d_model = read_first("hidden_size", "n_embd", "n_embed", "d_model")
 
 
 def _read_head_dim(config: TrackedConfig) -> Any:
-    found, heads, width = config.first("head_dim"), read_first(*NUM_HEADS_KEYS)(config), read_d_model(config)
-    whole = isinstance(heads, int) and isinstance(width, int) and heads > 0
+    stated, heads, width = config.first("head_dim"), read_first(*NUM_HEADS_KEYS)(config), read_d_model(config)
+    are_counts = isinstance(heads, int) and isinstance(width, int) and heads > 0
     return (
-        found if found is not None else width // heads if whole else width
+        stated if stated is not None else width // heads if are_counts else width
     )  # not a number: the architecture refuses it
 
 

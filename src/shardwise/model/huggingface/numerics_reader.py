@@ -102,10 +102,10 @@ def read_numerics(config: Mapping[str, Any], rule: NumericsRule, *, d_model: int
     >>> read_numerics(config, NumericsRule(), d_model=8, head_dim=4, mlp="swiglu").rotary.base
     500000.0
     """
-    rotary, local, unread = read_rotaries(config, rule.rotary)
+    rotary, local_rotary, unread = read_rotaries(config, rule.rotary)
     return Numerics(
         norm_epsilon=float(next((config[key] for key in EPSILON_KEYS if config.get(key) is not None), rule.epsilon)),
-        norm_offset=float(rule.gemma), rotary=rotary, local_rotary=local,
+        norm_offset=float(rule.gemma), rotary=rotary, local_rotary=local_rotary,
         embedding_scale=_read_embedding_scale(config, rule, d_model),
         attention_scale=_read_attention_scale(config, rule, head_dim),
         attention_cap=config.get("attn_logit_softcapping") if rule.scaled_scores else None,
@@ -117,8 +117,8 @@ def read_numerics(config: Mapping[str, Any], rule: NumericsRule, *, d_model: int
 
 def _normalises_gates(config: Mapping[str, Any], rule: NumericsRule) -> bool:
     if rule.router:
-        found = config.get("norm_topk_prob")
-        return rule.router.normalised if found is None else bool(found)
+        setting = config.get("norm_topk_prob")
+        return rule.router.normalised if setting is None else bool(setting)
     return bool(config.get(rule.gates, False)) if rule.gates else True
 
 
@@ -127,13 +127,15 @@ def _read_gating(config: Mapping[str, Any], rule: RouterRule | None) -> Gating:
     if rule is None:
         return Gating()
     scale = config.get("routed_scaling_factor")
-    found = Gating(
+    gating = Gating(
         scores=config.get("scoring_func") or rule.scores, scale=rule.scale if scale is None else float(scale)
     )
     if config.get("topk_method", rule.free or rule.limited) != rule.limited:
-        return found
-    groups, chosen = (config.get(key) or own for key, own in zip(("n_group", "topk_group"), rule.groups, strict=True))
-    return found if groups == 1 else replace(found, groups=groups, chosen_groups=chosen, votes=rule.votes)
+        return gating
+    groups, chosen = (
+        config.get(key) or default for key, default in zip(("n_group", "topk_group"), rule.groups, strict=True)
+    )
+    return gating if groups == 1 else replace(gating, groups=groups, chosen_groups=chosen, votes=rule.votes)
 
 
 def _read_embedding_scale(config: Mapping[str, Any], rule: NumericsRule, d_model: int) -> float:
@@ -157,18 +159,18 @@ def _read_attention_scale(config: Mapping[str, Any], rule: NumericsRule, head_di
 def _unsupported_values(config: Mapping[str, Any], rule: NumericsRule, mlp: str) -> Iterator[str]:
     """Settings that change values and are not modelled, with their values in the config."""
     yield from rule.unsupported
-    read = ("attn_logit_softcapping", "final_logit_softcapping") if rule.scaled_scores else ()
-    read = (*read, "embedding_multiplier") if rule.multipliers else read
+    supported_keys = ("attn_logit_softcapping", "final_logit_softcapping") if rule.scaled_scores else ()
+    supported_keys = (*supported_keys, "embedding_multiplier") if rule.multipliers else supported_keys
     if rule.router:
-        known = config.get("topk_method") in (None, rule.router.limited, rule.router.free)
-        read = (*read, "routed_scaling_factor", *(["topk_method"] if known else []))
+        is_known_method = config.get("topk_method") in (None, rule.router.limited, rule.router.free)
+        supported_keys = (*supported_keys, "routed_scaling_factor", *(["topk_method"] if is_known_method else []))
     for key, neutral in NEUTRAL_VALUES.items():
-        found = config.get(key, neutral)
-        if key not in read and found not in (neutral, None):
-            yield f"{key} = {shorten(found)}"
-    named = next((config[key] for key in ACTIVATION_KEYS if config.get(key) is not None), None)
-    if named is not None and named not in ACTIVATIONS[mlp]:
-        yield f"the activation {named!r} (modelled: {' or '.join(ACTIVATIONS[mlp])})"
+        setting = config.get(key, neutral)
+        if key not in supported_keys and setting not in (neutral, None):
+            yield f"{key} = {shorten(setting)}"
+    activation = next((config[key] for key in ACTIVATION_KEYS if config.get(key) is not None), None)
+    if activation is not None and activation not in ACTIVATIONS[mlp]:
+        yield f"the activation {activation!r} (modelled: {' or '.join(ACTIVATIONS[mlp])})"
 
 
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
@@ -188,27 +190,27 @@ def read_rotaries(config: Mapping[str, Any], rule: RotaryRule | None) -> tuple[R
     """
     if rule is None:
         return Rotary(), None, ()
-    found = config.get("rope_parameters") or {}
-    whole = _legacy_parameters(config, rule)
+    parameters = config.get("rope_parameters") or {}
+    legacy = _legacy_parameters(config, rule)
     if rule.local_theta is None:
-        rotary, unread = _read_rotary({**whole, **found}, config, rule)
+        rotary, unread = _read_rotary({**legacy, **parameters}, config, rule)
         return rotary, None, unread
-    local = {"rope_theta": config.get("rope_local_base_freq") or rule.local_theta}
-    (rotary, unread), (near, also) = (
-        _read_rotary(one, config, rule)
-        for one in (found.get(FULL_ATTENTION, whole), found.get(SLIDING_ATTENTION, local))
+    local_defaults = {"rope_theta": config.get("rope_local_base_freq") or rule.local_theta}
+    (rotary, unread), (local_rotary, local_unread) = (
+        _read_rotary(angles, config, rule)
+        for angles in (parameters.get(FULL_ATTENTION, legacy), parameters.get(SLIDING_ATTENTION, local_defaults))
     )
-    return rotary, near, (*unread, *also)
+    return rotary, local_rotary, (*unread, *local_unread)
 
 
 def yarn_score_factor(config: Mapping[str, Any], rule: RotaryRule | None) -> float:
     """The factor of a family with YaRN's angles on 1/√H: the square of the magnitude of `mscale_all_dim`."""
     if rule is None or not rule.scaled:
         return 1.0
-    found = _legacy_parameters(config, rule) | (config.get("rope_parameters") or {})
-    if _rope_type(found) == "default" or not found.get("mscale_all_dim"):
+    parameters = _legacy_parameters(config, rule) | (config.get("rope_parameters") or {})
+    if _rope_type(parameters) == "default" or not parameters.get("mscale_all_dim"):
         return 1.0
-    return yarn_magnitude(_read_number(found, "factor"), _read_number(found, "mscale_all_dim")) ** 2
+    return yarn_magnitude(_read_number(parameters, "factor"), _read_number(parameters, "mscale_all_dim")) ** 2
 
 
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
@@ -224,63 +226,65 @@ def _legacy_parameters(config: Mapping[str, Any], rule: RotaryRule) -> dict[str,
     return {"rope_theta": config.get("rope_theta") or rule.theta, **named, **(config.get("rope_scaling") or {})}
 
 
-def _rope_type(found: Mapping[str, Any]) -> Any:
-    return found.get("rope_type", found.get("type", "default"))
+def _rope_type(parameters: Mapping[str, Any]) -> Any:
+    return parameters.get("rope_type", parameters.get("type", "default"))
 
 
 def _read_rotary(
-    found: Mapping[str, Any], config: Mapping[str, Any], rule: RotaryRule
+    parameters: Mapping[str, Any], config: Mapping[str, Any], rule: RotaryRule
 ) -> tuple[Rotary, tuple[str, ...]]:
-    part = _read_number({"partial_rotary_factor": 1.0, **found}, "partial_rotary_factor")
-    rotary, unread = _read_angles(found, config)
+    part = _read_number({"partial_rotary_factor": 1.0, **parameters}, "partial_rotary_factor")
+    rotary, unread = _read_angles(parameters, config)
     if rule.part is not None:
         return replace(rotary, part=part), unread
     return rotary, (*((f"rotary angles on {part:g} of a head's width",) if part != 1.0 else ()), *unread)
 
 
-def _read_angles(found: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Rotary, tuple[str, ...]]:
-    kind, base = _rope_type(found), _read_number(found, "rope_theta")
+def _read_angles(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[Rotary, tuple[str, ...]]:
+    kind, base = _rope_type(parameters), _read_number(parameters, "rope_theta")
     if kind not in ROTARY_KINDS:
         return Rotary(base=base), (f"rotary angles of type {kind!r}",)
     if kind == "default":
         return Rotary(base=base), ()
-    factor = _read_number(found, "factor")
+    factor = _read_number(parameters, "factor")
     if kind == "linear":
         return Rotary(base=base, factor=factor), ()
-    return (_read_llama3 if kind == "llama3" else _read_yarn)(found, config, base, factor), ()
+    return (_read_llama3 if kind == "llama3" else _read_yarn)(parameters, config, base, factor), ()
 
 
-def _read_llama3(found: Mapping[str, Any], config: Mapping[str, Any], base: float, factor: float) -> Rotary:
-    low, high = (_read_number(found, f"{name}_freq_factor") for name in ("low", "high"))
-    rows = int(_read_number(found, "original_max_position_embeddings"))
+def _read_llama3(parameters: Mapping[str, Any], config: Mapping[str, Any], base: float, factor: float) -> Rotary:
+    low, high = (_read_number(parameters, f"{name}_freq_factor") for name in ("low", "high"))
+    rows = int(_read_number(parameters, "original_max_position_embeddings"))
     return Rotary(base=base, factor=factor, original_positions=rows, low=low, high=high)
 
 
-def _read_yarn(found: Mapping[str, Any], config: Mapping[str, Any], base: float, factor: float) -> Rotary:
+def _read_yarn(parameters: Mapping[str, Any], config: Mapping[str, Any], base: float, factor: float) -> Rotary:
     """YaRN's, for the config's number of positions where it does not give the number that the model was trained on."""
-    rows = found if found.get("original_max_position_embeddings") else {
+    rows = parameters if parameters.get("original_max_position_embeddings") else {
         "original_max_position_embeddings": config.get("max_position_embeddings")
     }  # fmt: skip
-    low, high = found.get("beta_slow") or YARN_BETA_SLOW, found.get("beta_fast") or YARN_BETA_FAST
+    low, high = parameters.get("beta_slow") or YARN_BETA_SLOW, parameters.get("beta_fast") or YARN_BETA_FAST
     return Rotary(
         base=base, factor=factor, original_positions=int(_read_number(rows, "original_max_position_embeddings")),
         low=_read_number({"beta_slow": low}, "beta_slow"), high=_read_number({"beta_fast": high}, "beta_fast"),
         ramp=RAMP_OVER_INDEX,
-        rounded=bool(found.get("truncate", True)), amplitude=_read_amplitude(found, factor),
+        rounded=bool(parameters.get("truncate", True)), amplitude=_read_amplitude(parameters, factor),
     )  # fmt: skip
 
 
-def _read_amplitude(found: Mapping[str, Any], factor: float) -> float:
-    if found.get("attention_factor") is not None:
-        return _read_number(found, "attention_factor")
-    if found.get("mscale") and found.get("mscale_all_dim"):
-        of, by = (yarn_magnitude(factor, _read_number(found, key)) for key in ("mscale", "mscale_all_dim"))
-        return of / by
+def _read_amplitude(parameters: Mapping[str, Any], factor: float) -> float:
+    if parameters.get("attention_factor") is not None:
+        return _read_number(parameters, "attention_factor")
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        numerator, denominator = (
+            yarn_magnitude(factor, _read_number(parameters, key)) for key in ("mscale", "mscale_all_dim")
+        )
+        return numerator / denominator
     return yarn_magnitude(factor)
 
 
-def _read_number(found: Mapping[str, Any], key: str) -> float:
-    value = found.get(key)
+def _read_number(parameters: Mapping[str, Any], key: str) -> float:
+    value = parameters.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
         raise InputError(f"model: the config's rotary embeddings have {key} = {value!r}; a number above 0 is required")
     return float(value)

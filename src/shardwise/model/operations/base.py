@@ -54,7 +54,7 @@ class Operation(ABC):
         """
         return []
 
-    def flops(self, placed: OperationSharding) -> Polynomial:
+    def flops(self, sharding: OperationSharding) -> Polynomial:
         """Floating-point operations on one device."""
         return Polynomial()
 

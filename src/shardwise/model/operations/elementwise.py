@@ -130,8 +130,8 @@ class Map(Operation):
         if len(specs) == 1 or self._passes_partial_sum(specs, fixed):
             anchor = specs[0]
         else:
-            whole = [s for s, name in zip(specs, self.inputs, strict=True) if not s.partial and not fixed(name)]
-            anchor = max(whole or specs, key=lambda spec: len(spec.dims))
+            movable = [s for s, name in zip(specs, self.inputs, strict=True) if not s.partial and not fixed(name)]
+            anchor = max(movable or specs, key=lambda spec: len(spec.dims))
         linear = self._linear_inputs()
         aligned = []
         for position, spec in enumerate(specs):
@@ -151,8 +151,8 @@ class Map(Operation):
     def _adds_aligned_partial_sums(self, specs: Sequence[Spec]) -> bool:
         """Whether partial sums are added that lie alike: the sum is made whole once, where it has to be."""
         additive = self.function in FUNCTIONS and FUNCTIONS[self.function].additive
-        alike = all(spec == specs[0] for spec in specs)
-        return additive and alike and bool(specs[0].partial) and specs[0].reduction == "sum"
+        are_equal = all(spec == specs[0] for spec in specs)
+        return additive and are_equal and bool(specs[0].partial) and specs[0].reduction == "sum"
 
     def _result(self, aligned: Sequence[Spec], dims: Dims) -> Spec:
         split: dict[str, tuple[str, ...]] = {}
@@ -164,17 +164,17 @@ class Map(Operation):
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         dy = cotangents[self.outputs[0]]
-        found: list[tuple[str, Operation]] = []
+        gradients: list[tuple[str, Operation]] = []
         for name, gradient in zip(self.inputs, FUNCTIONS[self.function].gradients, strict=True):
             if gradient is not None:
                 operands = tuple(self.inputs[i] for i in gradient.operands)
-                found.append((name, Map((dy, *operands), ("?",), gradient.function, over=self.over)))
-        return found
+                gradients.append((name, Map((dy, *operands), ("?",), gradient.function, over=self.over)))
+        return gradients
 
-    def flops(self, placed: OperationSharding) -> Polynomial:
-        sizes = {LocalDim(d, a) for spec in placed.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
-        known = FUNCTIONS.get(self.function)
-        return multiply_symbols(sizes, known.flops_per_element if known else 1.0)
+    def flops(self, sharding: OperationSharding) -> Polynomial:
+        sizes = {LocalDim(d, a) for spec in sharding.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
+        definition = FUNCTIONS.get(self.function)
+        return multiply_symbols(sizes, definition.flops_per_element if definition else 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +191,12 @@ class Accumulate(LastInputShapeOnly):
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
-        *parts, like = specs
-        meet = parts[0] if all(part == parts[0] for part in parts) else like.with_partial(())
-        return OperationSharding((*(meet for _ in parts), like), (meet,))
+        *gradients, tensor = specs
+        target = gradients[0] if all(gradient == gradients[0] for gradient in gradients) else tensor.with_partial(())
+        return OperationSharding((*(target for _ in gradients), tensor), (target,))
 
-    def flops(self, placed: OperationSharding) -> Polynomial:
-        return placed.outputs[0].local_elements() * float(len(placed.inputs) - 2)
+    def flops(self, sharding: OperationSharding) -> Polynomial:
+        return sharding.outputs[0].local_elements() * float(len(sharding.inputs) - 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +221,10 @@ class Concatenate(Operation):
         return OperationSharding(aligned, (Spec.of(dims[self.outputs[0]], rows),))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
-        (whole,) = self.outputs
-        joined = next(d for d in dims[whole] if all(d not in dims[name] for name in self.inputs))
+        (result,) = self.outputs
+        joined = next(d for d in dims[result] if all(d not in dims[name] for name in self.inputs))
         return [
-            (name, ConcatenateGradient((cotangents[whole], name), ("?",), self.parts, joined, position))
+            (name, ConcatenateGradient((cotangents[result], name), ("?",), self.parts, joined, position))
             for position, name in enumerate(self.inputs)
         ]
 

@@ -26,12 +26,14 @@ class Lookup(Operation):
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
         table, index = specs
-        own = table.axes_of(self.dim)
-        shared = {d: table.axes_of(d) if d in table.dims else index.gather_axes(own).axes_of(d) for d in index.dims}
+        dim_axes = table.axes_of(self.dim)
+        shared = {
+            d: table.axes_of(d) if d in table.dims else index.gather_axes(dim_axes).axes_of(d) for d in index.dims
+        }
         index = Spec.of(index.dims, shared)
         out = dims[self.outputs[0]]
         split = {d: index.axes_of(d) if d in index.dims else table.axes_of(d) for d in out}
-        return OperationSharding((table, index), (Spec.of(out, split, own),))
+        return OperationSharding((table, index), (Spec.of(out, split, dim_axes),))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         table, index = self.inputs
@@ -52,11 +54,11 @@ class Scatter(LastInputShapeOnly):
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
         dy, index, table = specs
-        own = table.axes_of(self.dim)
-        dy = dy.gather_axes(own)
+        dim_axes = table.axes_of(self.dim)
+        dy = dy.gather_axes(dim_axes)
         index = Spec.of(index.dims, {d: dy.axes_of(d) for d in index.dims})
         summed = {a for d in dy.dims if d not in table.dims for a in dy.axes_of(d)}
-        split = {d: own if d == self.dim else dy.axes_of(d) for d in table.dims}
+        split = {d: dim_axes if d == self.dim else dy.axes_of(d) for d in table.dims}
         out = Spec.of(table.dims, split, summed | set(dy.partial))
         return OperationSharding((dy, index, table), (out,))
 
@@ -78,8 +80,8 @@ class Route(Operation):
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
-        whole = [spec.with_axes(self.dim, ()).with_partial(()) for spec in specs]
-        return OperationSharding(tuple(whole), (whole[0],))
+        unsharded = [spec.with_axes(self.dim, ()).with_partial(()) for spec in specs]
+        return OperationSharding(tuple(unsharded), (unsharded[0],))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         (gates,) = self.outputs

@@ -33,7 +33,7 @@ class Contract(Operation):
         left, right = self.inputs
         keep = "left" if fixed(left) else "right" if fixed(right) else None
         case = contract(specs[0], specs[1], dims[self.outputs[0]], fixed=keep, goal=goal)
-        reasons = tuple("; ".join(why for s, why in case.moves if s == side) for side in ("left", "right"))
+        reasons = tuple("; ".join(reason for s, reason in case.moves if s == side) for side in ("left", "right"))
         return OperationSharding((case.left, case.right), (case.result,), reasons)
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
@@ -43,14 +43,14 @@ class Contract(Operation):
         left, right = self.inputs
         return [(left, Contract((dy, right), ("?",))), (right, Contract((left, dy), ("?",)))]
 
-    def flops(self, placed: OperationSharding) -> Polynomial:
+    def flops(self, sharding: OperationSharding) -> Polynomial:
         """2 per element of the index space; 1 where nothing is summed (an elementwise or outer product).
 
         Of one operand 1 per element, for the additions; none where only the order of its dims changes.
         """
-        sizes = {LocalDim(d, a) for spec in placed.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
-        summed = bool({size.dim for size in sizes} - set(placed.outputs[0].dims))
-        return multiply_symbols(sizes, float(len(placed.inputs) - 1 + summed))
+        sizes = {LocalDim(d, a) for spec in sharding.inputs for d, a in zip(spec.dims, spec.axes, strict=True)}
+        summed = bool({size.dim for size in sizes} - set(sharding.outputs[0].dims))
+        return multiply_symbols(sizes, float(len(sharding.inputs) - 1 + summed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +77,22 @@ class Scan(Operation):
         q, k, v, positions, _, *sinks = specs
         q = Spec.of(q.dims, {d: q.axes_of(d) for d in q.dims})
         keys = {d: () if d == self.sequence else q.axes_of(d) for d in k.dims[:-1]}
-        own = Spec.of(positions.dims, {self.sequence: q.axes_of(self.sequence)})
+        query_positions = Spec.of(positions.dims, {self.sequence: q.axes_of(self.sequence)})
         heads = (Spec.of(sink.dims, {d: q.axes_of(d) for d in sink.dims}) for sink in sinks)
-        used = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), own, Spec.of(positions.dims), *heads)
+        operands = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), query_positions, Spec.of(positions.dims), *heads)
         rows = {d: q.axes_of(d) for d in q.dims[:-1]}
-        return OperationSharding(used, (Spec.of((*q.dims[:-1], v.dims[-1]), rows), Spec.of(q.dims[:-1], rows)))
+        return OperationSharding(operands, (Spec.of((*q.dims[:-1], v.dims[-1]), rows), Spec.of(q.dims[:-1], rows)))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         out, lse = self.outputs
-        read = (*self.inputs[:5], out, lse, cotangents[out])
-        whole = ScanGradient(read, ("?0", "?1", "?2"), self.sequence, self.heads)
+        operands = (*self.inputs[:5], out, lse, cotangents[out])
+        gradient = ScanGradient(operands, ("?0", "?1", "?2"), self.sequence, self.heads)
         # A sink's share of the weights is exp(sink - lse), and its value is zero: of the softmax's Jacobian the row sum stays.
         sinks = [(name, Map((cotangents[out], out, lse, name), ("?",), "sink_share")) for name in self.inputs[5:]]
-        return [*((name, whole) for name in self.inputs[:3]), *sinks]
+        return [*((name, gradient) for name in self.inputs[:3]), *sinks]
 
-    def flops(self, placed: OperationSharding) -> Polynomial:
-        return _attention_flops(placed, self.sequence, over_keys=1, over_values=1)
+    def flops(self, sharding: OperationSharding) -> Polynomial:
+        return _attention_flops(sharding, self.sequence, over_keys=1, over_values=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +118,15 @@ class ScanGradient(Operation):
         summed = (*q.axes_of(self.sequence), *(a for d in q.dims if d not in k.dims for a in q.axes_of(d)))
         return OperationSharding((*forward.inputs, out, lse, out), (q, k.with_partial(summed), v.with_partial(summed)))
 
-    def flops(self, placed: OperationSharding) -> Polynomial:
+    def flops(self, sharding: OperationSharding) -> Polynomial:
         """Scores again, and from them dq and dk over the width of a key; dv and the scores' gradient over that of a value."""
-        return _attention_flops(placed, self.sequence, over_keys=3, over_values=2)
+        return _attention_flops(sharding, self.sequence, over_keys=3, over_values=2)
 
 
-def _attention_flops(placed: OperationSharding, sequence: str, *, over_keys: int, over_values: int) -> Polynomial:
+def _attention_flops(sharding: OperationSharding, sequence: str, *, over_keys: int, over_values: int) -> Polynomial:
     """2 FLOPs per element of each product over the part of the scores that is not masked: the symbol `span` is its share,
     a half for causal attention (the diagonal's half is dropped), less with a sliding window."""
-    q, k, v = placed.inputs[:3]
+    q, k, v = sharding.inputs[:3]
     scores = [LocalDim(d, q.axes_of(d)) for d in q.dims[:-1]] + [LocalDim(sequence, k.axes_of(sequence))]
     widths = ((q.dims[-1], over_keys), (v.dims[-1], over_values))
     return sum_polynomials(
@@ -157,18 +157,18 @@ class MatrixFunction(Operation):
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
         split = {dim: specs[0].axes_of(dim) for dim in self.stack}
-        whole = tuple(Spec.of(spec.dims, split) for spec in specs)
-        reasons = ("a function of whole matrices",) * len(whole)
-        return OperationSharding(whole, (Spec.of(dims[self.outputs[0]], split),), reasons)
+        operand_specs = tuple(Spec.of(spec.dims, split) for spec in specs)
+        reasons = ("a function of whole matrices",) * len(operand_specs)
+        return OperationSharding(operand_specs, (Spec.of(dims[self.outputs[0]], split),), reasons)
 
-    def flops(self, placed: OperationSharding) -> Polynomial:
+    def flops(self, sharding: OperationSharding) -> Polynomial:
         """Those of all matrices of a device."""
-        return self.flops_per_matrix * self.num_matrices(placed)
+        return self.flops_per_matrix * self.num_matrices(sharding)
 
-    def workspace_elements(self, placed: OperationSharding) -> Polynomial:
+    def workspace_elements(self, sharding: OperationSharding) -> Polynomial:
         """Elements beside operands and results, of all matrices of a device."""
-        return self.workspace * self.num_matrices(placed)
+        return self.workspace * self.num_matrices(sharding)
 
-    def num_matrices(self, placed: OperationSharding) -> Polynomial:
+    def num_matrices(self, sharding: OperationSharding) -> Polynomial:
         """How many a device has."""
-        return multiply_symbols(LocalDim(dim, placed.inputs[0].axes_of(dim)) for dim in self.stack)
+        return multiply_symbols(LocalDim(dim, sharding.inputs[0].axes_of(dim)) for dim in self.stack)

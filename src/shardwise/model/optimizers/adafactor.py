@@ -15,10 +15,10 @@ from shardwise.model.optimizers.definition import (
 )
 
 
-def _update_average(v: Any, average: Any, found: Any) -> Any:
+def _update_average(v: Any, average: Any, statistic: Any) -> Any:
     """An average whose decay begins at 0 and comes to 1."""
     share = v.step**v.beta2_decay
-    return (1.0 - share) * average + share * found
+    return (1.0 - share) * average + share * statistic
 
 
 def _scale_by_factors(v: Any, gradient: Any, rows: Any, columns: Any, mean: Any) -> Any:
@@ -37,8 +37,8 @@ def _step(v: Any, weight: Any, weight_square: Any, step: Any, step_square: Any) 
     return (1.0 - v.learning_rate * v.weight_decay) * weight - size * clipped
 
 
-def _square(v: Any, found: Any) -> Any:
-    return found * found
+def _square(v: Any, tensor: Any) -> Any:
+    return tensor * tensor
 
 
 FIELDS = {

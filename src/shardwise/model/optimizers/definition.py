@@ -47,7 +47,7 @@ class MatrixSizes(NamedTuple):
     column_pairs: Polynomial = ZERO
 
 
-def _no_elements(of: MatrixSizes) -> Polynomial:
+def _no_elements(sizes: MatrixSizes) -> Polynomial:
     return ZERO
 
 
@@ -160,22 +160,26 @@ class Optimizer:
     @property
     def gathered_tensors(self) -> frozenset[str]:
         """What functions of whole matrices read and elementwise updates made, with a prime: what comes together for them."""
-        read = (read for update in self.updates.values() if update.takes_whole_matrix for read in update.reads)
+        names_read = (
+            names_read for update in self.updates.values() if update.takes_whole_matrix for names_read in update.reads
+        )
         return frozenset(
-            name for name in read
+            name for name in names_read
             if name.endswith("'") and self.granularity(name) is Granularity.ELEMENT
             and not self.updates[name.removesuffix("'")].takes_whole_matrix
         )  # fmt: skip
 
-    def granularity(self, read: str) -> Granularity:
+    def granularity(self, tensor_name: str) -> Granularity:
         """What a tensor that an update reads has one number for."""
-        update = self.updates.get(read.removesuffix("'"))
+        update = self.updates.get(tensor_name.removesuffix("'"))
         return Granularity.ELEMENT if update is None else update.granularity
 
     def is_mean(self, name: str) -> bool:
         """Whether an update makes the mean of its formula: it reads a tensor that has more numbers."""
         update = self.updates[name]
-        return any(self.granularity(read) in FINER_GRANULARITIES[update.granularity] for read in update.reads)
+        return any(
+            self.granularity(tensor_name) in FINER_GRANULARITIES[update.granularity] for tensor_name in update.reads
+        )
 
     @property
     def reduces_means(self) -> bool:
@@ -193,23 +197,27 @@ class Optimizer:
         >>> get_optimizer("muon").rounds
         (('momentum_buffer', 'direction'), ('orthogonal', 'master'))
         """
-        found: list[list[str]] = [[]]
+        rounds: list[list[str]] = [[]]
         for name, update in self.updates.items():
-            parted = {f"{made}'" for made in found[-1] if self.is_mean(made) or f"{made}'" in self.gathered_tensors}
-            if not parted.isdisjoint(update.reads):
-                found.append([])
-            found[-1].append(name)
-        return tuple(map(tuple, found))
+            boundary = {
+                f"{updated}'"
+                for updated in rounds[-1]
+                if self.is_mean(updated) or f"{updated}'" in self.gathered_tensors
+            }
+            if not boundary.isdisjoint(update.reads):
+                rounds.append([])
+            rounds[-1].append(name)
+        return tuple(map(tuple, rounds))
 
     @property
     def direction_tensors(self) -> frozenset[str]:
         """The tensors of elements that functions of whole matrices read and make, which are not kept."""
-        made = {
+        computed = {
             f"{name}'"
             for name, update in self.updates.items()
             if update.takes_whole_matrix and update.granularity is Granularity.ELEMENT
         }
-        return self.gathered_tensors | made
+        return self.gathered_tensors | computed
 
     @property
     def state(self) -> tuple[str, ...]:
@@ -220,12 +228,12 @@ class Optimizer:
         """The value of every field; those that are left out have their defaults. Raises `InputError` with all that is wrong."""
         wrong = [f"recipe: found {name!r}{did_you_mean(name, self.fields)}; the plan's optimizer has {', '.join(self.fields)}"
                  for name in fields if name not in self.fields]  # fmt: skip
-        found = {name: fields.get(name, one.default) for name, one in self.fields.items()}
-        for name, value in found.items():
+        resolved = {name: fields.get(name, hyperparameter.default) for name, hyperparameter in self.fields.items()}
+        for name, value in resolved.items():
             field = self.fields[name]
             wrong += [] if field.allows(value) else [f"recipe: {name} is {value!r}; {field.required}"]
         raise_problems(wrong)
-        return found
+        return resolved
 
     def hyperparameters_for(self, fields: Mapping[str, float], *, matrix: bool) -> dict[str, float]:
         """The values of the fields for matrices, or for all else."""
@@ -235,16 +243,16 @@ class Optimizer:
         """The state after a step, by name, from the state before it and the gradient; see `formula_values`. Of matrices [...,
         rows, columns], moments of rows are [..., rows, 1], those of columns [..., 1, columns], of two rows [..., rows, rows];
         what is no matrix is [n]."""
-        found: dict[str, Any] = dict(tensors)
+        tensor_by_name: dict[str, Any] = dict(tensors)
         for name, update in self.updates.items():
-            made = update.formula(values, *(found[read] for read in update.reads))
+            result = update.formula(values, *(tensor_by_name[read] for read in update.reads))
             axes = (
-                tuple(range(-min(2, made.ndim), 0))
+                tuple(range(-min(2, result.ndim), 0))
                 if update.granularity is Granularity.TENSOR
                 else MEAN_AXES[update.granularity]
             )
-            found[f"{name}'"] = made.mean(axis=axes, keepdims=True) if self.is_mean(name) else made
-        return {name: found[f"{name}'"] for name in self.updates if self.updates[name].is_state}
+            tensor_by_name[f"{name}'"] = result.mean(axis=axes, keepdims=True) if self.is_mean(name) else result
+        return {name: tensor_by_name[f"{name}'"] for name in self.updates if self.updates[name].is_state}
 
 
 def formula_values(fields: Mapping[str, float], *, learning_rate: float, step: int) -> Any:

@@ -44,14 +44,16 @@ def _orthogonalize(v: Any, matrices: Any) -> Any:
     return (x if rows <= columns else x.mT) * (ADAMW_STEP_RMS * max(rows, columns) ** 0.5)
 
 
-def _flops(of: MatrixSizes) -> Polynomial:
+def _flops(sizes: MatrixSizes) -> Polynomial:
     """Each step has three products: X·Xᵀ, its square, and with X, whose rows are the fewer."""
-    return (of.least * of.rows * of.columns * 4.0 + of.least * of.least * of.least * 2.0) * float(NEWTON_SCHULZ_STEPS)
+    return (sizes.least * sizes.rows * sizes.columns * 4.0 + sizes.least * sizes.least * sizes.least * 2.0) * float(
+        NEWTON_SCHULZ_STEPS
+    )
 
 
-def _workspace(of: MatrixSizes) -> Polynomial:
+def _workspace(sizes: MatrixSizes) -> Polynomial:
     """The matrix, its multiple and a product's result; two squares of the fewer of rows and columns."""
-    return of.rows * of.columns * 3.0 + of.least * of.least * 2.0
+    return sizes.rows * sizes.columns * 3.0 + sizes.least * sizes.least * 2.0
 
 
 OPTIMIZER = Optimizer(

@@ -17,11 +17,11 @@ FOLDERS = [str(Path(__file__).parent)]
 
 def discover_optimizers() -> Iterator[tuple[str, Optimizer]]:
     """Those of the room's files with their names, the default first."""
-    names = {one.name for one in iter_modules(FOLDERS)} - {THIS_MODULE}
+    names = {module.name for module in iter_modules(FOLDERS)} - {THIS_MODULE}
     for name in sorted(names, key=lambda name: (name != DEFAULT_OPTIMIZER, name)):
-        value = getattr(import_module(f"{PACKAGE}.{name}"), "OPTIMIZER", None)
-        if isinstance(value, Optimizer):
-            yield name, value
+        optimizer = getattr(import_module(f"{PACKAGE}.{name}"), "OPTIMIZER", None)
+        if isinstance(optimizer, Optimizer):
+            yield name, optimizer
 
 
 OPTIMIZERS: dict[str, Optimizer] = dict(discover_optimizers())
@@ -43,11 +43,11 @@ def get_optimizer(name: str) -> Optimizer:
 
 def optimizer_fields() -> dict[str, str]:
     """The fields of all optimizers by name, with their text for help: the meaning, the optimizers that have it, the defaults."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for optimizer, one in OPTIMIZERS.items():
-        for name, field in one.fields.items():
-            found.setdefault(name, {}).setdefault(field.help, []).append(f"{optimizer} {field.default:g}")
+    defaults_by_field: dict[str, dict[str, list[str]]] = {}
+    for optimizer, definition in OPTIMIZERS.items():
+        for name, field in definition.fields.items():
+            defaults_by_field.setdefault(name, {}).setdefault(field.help, []).append(f"{optimizer} {field.default:g}")
     return {
-        name: "; ".join(f"{words} ({', '.join(defaults)})" for words, defaults in helps.items())
-        for name, helps in found.items()
+        name: "; ".join(f"{help_text} ({', '.join(defaults)})" for help_text, defaults in helps.items())
+        for name, helps in defaults_by_field.items()
     }

@@ -38,20 +38,20 @@ def _identity(square: Any) -> Any:
 def _inverse_root(damping: float, square: Any) -> Any:
     """Of each symmetric square the inverse fourth root, by a coupled Newton iteration, with `damping` of its norm added to the
     diagonal. What is added and multiplied commutes, so that every product is symmetric."""
-    one = _identity(square)
+    identity = _identity(square)
     norms = ((square * square).sum(axis=(-2, -1), keepdims=True) ** 0.5).clip(MIN_NORM)
-    damped = square / norms + damping * one  # its eigenvalues are between `damping` and 1 + `damping`
+    damped = square / norms + damping * identity  # its eigenvalues are between `damping` and 1 + `damping`
     scale = (ROOT_POWER + 1) / (2.0 * (1.0 + damping))
-    rest, root = scale * damped, (scale / norms) ** (1.0 / ROOT_POWER) * one
+    residual, root = scale * damped, (scale / norms) ** (1.0 / ROOT_POWER) * identity
     for _ in range(NEWTON_ITERATIONS):
-        turn = ((ROOT_POWER + 1) * one - rest) / ROOT_POWER
-        squared = turn @ turn
-        root, rest = root @ turn, squared @ squared @ rest
+        correction = ((ROOT_POWER + 1) * identity - residual) / ROOT_POWER
+        squared = correction @ correction
+        root, residual = root @ correction, squared @ squared @ residual
     return root
 
 
-def _update_average(v: Any, average: Any, found: Any) -> Any:
-    return v.beta2 * average + (1.0 - v.beta2) * found
+def _update_average(v: Any, average: Any, statistic: Any) -> Any:
+    return v.beta2 * average + (1.0 - v.beta2) * statistic
 
 
 def _update_left(v: Any, average: Any, matrices: Any) -> Any:
@@ -70,9 +70,9 @@ def _update_root(v: Any, root: Any, average: Any) -> Any:
 
 def _precondition(v: Any, matrices: Any, left: Any, right: Any) -> Any:
     """The gradient between the inverse roots of both sides, with elements of a root mean square of 1."""
-    found = left @ matrices if left.shape[-1] else matrices
-    found = found @ right if right.shape[-1] else found
-    return found / ((found * found).mean(axis=(-2, -1), keepdims=True) ** 0.5).clip(MIN_NORM)
+    preconditioned = left @ matrices if left.shape[-1] else matrices
+    preconditioned = preconditioned @ right if right.shape[-1] else preconditioned
+    return preconditioned / ((preconditioned * preconditioned).mean(axis=(-2, -1), keepdims=True) ** 0.5).clip(MIN_NORM)
 
 
 def _step(v: Any, weight: Any, average: Any) -> Any:
@@ -97,31 +97,31 @@ OPTIMIZER = Optimizer(
         "left": StateUpdate(
             ("left", "direction'"), _update_left, is_second_moment=True, takes_whole_matrix=True,
             granularity=Granularity.ROW_PAIR,
-            flops=lambda of: of.row_pairs * of.columns * 2.0, workspace=lambda of: of.rows * of.columns + of.row_pairs * 2.0,
+            flops=lambda sizes: sizes.row_pairs * sizes.columns * 2.0, workspace=lambda sizes: sizes.rows * sizes.columns + sizes.row_pairs * 2.0,
         ),
         "right": StateUpdate(
             ("right", "direction'"), _update_right, is_second_moment=True, takes_whole_matrix=True,
             granularity=Granularity.COLUMN_PAIR,
-            flops=lambda of: of.column_pairs * of.rows * 2.0,
-            workspace=lambda of: of.rows * of.columns + of.column_pairs * 2.0,
+            flops=lambda sizes: sizes.column_pairs * sizes.rows * 2.0,
+            workspace=lambda sizes: sizes.rows * sizes.columns + sizes.column_pairs * 2.0,
         ),
         "left_root": StateUpdate(
             ("left_root", "left'"), _update_root, is_second_moment=True, takes_whole_matrix=True,
             granularity=Granularity.ROW_PAIR,
-            flops=lambda of: _root_flops(of.row_pairs, of.rows), workspace=lambda of: of.row_pairs * 6.0,
+            flops=lambda sizes: _root_flops(sizes.row_pairs, sizes.rows), workspace=lambda sizes: sizes.row_pairs * 6.0,
         ),
         "right_root": StateUpdate(
             ("right_root", "right'"), _update_root, is_second_moment=True, takes_whole_matrix=True,
             granularity=Granularity.COLUMN_PAIR,
-            flops=lambda of: _root_flops(of.column_pairs, of.columns), workspace=lambda of: of.column_pairs * 6.0,
+            flops=lambda sizes: _root_flops(sizes.column_pairs, sizes.columns), workspace=lambda sizes: sizes.column_pairs * 6.0,
         ),
         "preconditioned": StateUpdate(
             ("direction'", "left_root'", "right_root'"), _precondition, is_state=False, takes_whole_matrix=True,
-            flops=lambda of: of.row_pairs * of.columns * 2.0 + of.column_pairs * of.rows * 2.0,
-            workspace=lambda of: of.rows * of.columns * 3.0,
+            flops=lambda sizes: sizes.row_pairs * sizes.columns * 2.0 + sizes.column_pairs * sizes.rows * 2.0,
+            workspace=lambda sizes: sizes.rows * sizes.columns * 3.0,
         ),
         "exp_avg": StateUpdate(
-            ("exp_avg", "preconditioned'"), lambda v, average, found: v.beta1 * average + (1.0 - v.beta1) * found
+            ("exp_avg", "preconditioned'"), lambda v, average, direction: v.beta1 * average + (1.0 - v.beta1) * direction
         ),
         MASTER: StateUpdate((MASTER, "exp_avg'"), _step),
     },
