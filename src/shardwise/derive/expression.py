@@ -1,11 +1,11 @@
 """A sharded product as users write it: checked against its mesh, as a program of steps, and its cheapest strategies.
 
-The room `sharding` says what the text means. Each operand is first summed over the dims that it alone has and the result lacks;
+The room `sharding` says what the text means. Each operand is first summed over the dims that only it has and the result lacks;
 products then join two tensors, and sum the dims that no other tensor has.
 
-`solve_expression` searches on the mesh as given and, where that is small, on its axes split into prime factors. An axis of 4 is
-two axes of 2, the first the major one, with the same device numbers: `I_X` is `I_{X1,X2}`. A strategy may then work on a part
-of an axis. The split mesh is used only where it is cheaper, since its programs are harder to read.
+`solve_expression` searches on the mesh as given and, where that is small, on its axes split into prime factors: an axis X of 4
+becomes X1 and X2 of 2, the first the major one, with the same device numbers, and `I_X` becomes `I_{X1,X2}`. A strategy may
+then use a part of an axis. The split mesh is used only where it is cheaper, since its programs are harder to read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from shardwise.values.errors import InputError, ShardingError, raise_problems
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedExpression:
-    """A product with its mesh and sizes. `operands` are where they lie at the start, `goal` where the result is wanted."""
+    """A product with its mesh and sizes. `operands` are the specs at the start, `goal` is the spec wanted of the result (None:
+    any)."""
 
     expression: EinsumExpression
     mesh: Mesh
@@ -48,7 +49,7 @@ class ShardedExpression:
     goal: Spec | None
 
     def problem(self, free: Sequence[str] = ()) -> ProductProblem:
-        """What the search for the cheapest strategy takes."""
+        """Return the input of the search for the cheapest strategy. Operands named in `free` may start in any sharding."""
         unknown = [name for name in free if name not in self.names]
         if unknown:
             raise InputError(f"--free: no operand {unknown[0]!r}; the operands are {', '.join(self.names)}")
@@ -63,18 +64,18 @@ def shard_expression(
 ) -> ShardedExpression:
     """Check an expression against its mesh and sizes. Raises `InputError` with everything that is wrong."""
     names = _operand_names(expression)
-    size_by_dim = _dim_sizes(expression, sizes)
+    all_sizes = _dim_sizes(expression, sizes)
     result = expression.result
     output_dims = result_dims(expression)
     dims = dict.fromkeys(dim for operand in expression.operands for dim in operand.spec.dims)
-    missing = sorted(dim for dim in dims if dim not in size_by_dim)
+    missing = sorted(dim for dim in dims if dim not in all_sizes)
     if missing:
         raise InputError(f"sizes: none for {', '.join(missing)}; give it inline (I = 8192) or by --size I=8192")
     dtypes = {t.dtype for t in (*expression.operands, result) if t is not None and t.dtype}
     if len(dtypes) > 1:
         raise InputError(f"dtype: found {', '.join(sorted(dtypes))}; one number format for all tensors is required")
     sharded = ShardedExpression(
-        expression=expression, mesh=mesh, sizes={dim: size_by_dim[dim] for dim in dims}, dtype=dtypes.pop() if dtypes else dtype,
+        expression=expression, mesh=mesh, sizes={dim: all_sizes[dim] for dim in dims}, dtype=dtypes.pop() if dtypes else dtype,
         names=names, operands=tuple(operand.spec for operand in expression.operands),
         result_name=_result_name(expression, names), result_dims=output_dims, goal=result.spec if result is not None else None,
     )  # fmt: skip
@@ -95,7 +96,7 @@ def _operand_names(expression: EinsumExpression) -> tuple[str, ...]:
 
 
 def _result_name(expression: EinsumExpression, names: Sequence[str]) -> str:
-    """The result's own name; of one tensor that is only resharded, its own, and of one that is not, `A'` for `A`."""
+    """Return the name of the result. A single tensor keeps its name if it is only resharded; otherwise `A` becomes `A'`."""
     if len(names) == 1:
         return _result_name_of_one(expression)
     if expression.result is not None:
@@ -111,15 +112,15 @@ def _result_name_of_one(expression: EinsumExpression) -> str:
 
 
 def _dim_sizes(expression: EinsumExpression, sizes: Mapping[str, int]) -> dict[str, int]:
-    size_by_dim = dict(sizes)
+    all_sizes = dict(sizes)
     problems = []
     tensors = [*expression.operands, *([expression.result] if expression.result is not None else [])]
     for tensor in tensors:
         for dim, size in tensor.sizes.items():
-            if size_by_dim.setdefault(dim, size) != size:
-                problems.append(f"sizes: {dim} is {size_by_dim[dim]} and {size}; one size for each dim is required")
+            if all_sizes.setdefault(dim, size) != size:
+                problems.append(f"sizes: {dim} is {all_sizes[dim]} and {size}; one size for each dim is required")
     raise_problems(problems)
-    return size_by_dim
+    return all_sizes
 
 
 def _expression_problems(sharded: ShardedExpression) -> list[str]:
@@ -140,7 +141,7 @@ def _expression_problems(sharded: ShardedExpression) -> list[str]:
 
 
 def expression_program(sharded: ShardedExpression) -> Program:
-    """The expression as a program of contractions, multiplied from the left."""
+    """Return the expression as a program of contractions, multiplied from the left."""
     builder = ProgramBuilder()
     for name, spec in zip(sharded.names, sharded.operands, strict=True):
         builder.input(name, spec.dims, Role.ACTIVATION)
@@ -157,7 +158,7 @@ def expression_program(sharded: ShardedExpression) -> Program:
 
 
 def _sum_unshared_dims(sharded: ShardedExpression, builder: ProgramBuilder) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each operand's name and dims once it is summed over the dims that it alone has and the result lacks.
+    """Yield each operand's name and dims after the sum over the dims that only it has and the result lacks.
 
     A single operand is brought to the result's dims, in their order.
     """
@@ -172,7 +173,8 @@ def _sum_unshared_dims(sharded: ShardedExpression, builder: ProgramBuilder) -> I
 
 
 def derive_by_cases(sharded: ShardedExpression) -> ShardedProgram:
-    """The book's way: each product by the four cases, from the left, and the result brought to its sharding."""
+    """Shard a product as the book does: each product by the four cases, from the left, and then the result brought to its
+    goal."""
     program = expression_program(sharded)
     resting = dict(zip(sharded.names, sharded.operands, strict=True))
     final = {sharded.result_name: sharded.goal if sharded.goal is not None else _without_partial_sums}
@@ -184,7 +186,7 @@ def _without_partial_sums(spec: Spec) -> Spec:
 
 
 def strategy_program(sharded: ShardedExpression, strategy: ProductStrategy) -> ShardedProgram:
-    """The steps of a strategy, ready to run on devices."""
+    """Return the steps of a strategy, ready to run on devices."""
 
     def named(name: str) -> str:
         return sharded.result_name if name == strategy.tensor else name
@@ -216,7 +218,7 @@ PriceFunctions = Callable[[ShardedExpression], tuple[PriceCollective, PriceProdu
 
 @dataclass(frozen=True, slots=True)
 class ExpressionSolution:
-    """The product on the mesh that its strategies speak of, and the strategies, the cheapest first."""
+    """The strategies of a product, cheapest first, and the expression on the mesh whose axes they name."""
 
     expression: ShardedExpression
     strategies: tuple[ProductStrategy, ...]
@@ -225,11 +227,12 @@ class ExpressionSolution:
 def solve_expression(
     sharded: ShardedExpression, prices: PriceFunctions, *, free: Sequence[str] = (), alternatives: int = 3
 ) -> ExpressionSolution:
-    """The cheapest strategies of a product. `prices` gives the prices on a mesh. Raises `ShardingError`."""
+    """Return the cheapest strategies of a product; `prices` gives the price functions of a mesh. Raises `ShardingError`."""
     if len(sharded.mesh.axes) > MAX_AXES:
         raise ShardingError(
-            f"mesh: found {len(sharded.mesh.axes)} axes ({', '.join(axis for axis, _ in sharded.mesh.axes)}); at most {MAX_AXES} are "
-            "required, as every sharding over them is searched: join axes that are used together, and leave out those of size 1"
+            f"mesh: found {len(sharded.mesh.axes)} axes ({', '.join(axis for axis, _ in sharded.mesh.axes)}); at most {MAX_AXES} "
+            "are required, as every sharding over them is searched: join axes that are used together, and leave out those of "
+            "size 1"
         )
     solution = _solve_on_mesh(sharded, prices, free, alternatives)
     split = split_axes_into_primes(sharded)
@@ -257,16 +260,17 @@ def _solve_on_mesh(
 
 
 def split_axes_into_primes(sharded: ShardedExpression) -> ShardedExpression | None:
-    """The same product with every axis cut into prime factors; None where that changes nothing or gives too many axes."""
-    factors_by_axis = {axis: _prime_factors(size) for axis, size in sharded.mesh.axes}
-    count = sum(map(len, factors_by_axis.values()))
-    long_chain = len(sharded.operands) > 2 and len(factors_by_axis) > 2
-    if count > MAX_PRIME_FACTORS or long_chain or all(len(factors) < 2 for factors in factors_by_axis.values()):
+    """Return the same product with every axis split into prime factors; None where that changes nothing or gives too many
+    axes."""
+    primes = {axis: _prime_factors(size) for axis, size in sharded.mesh.axes}
+    count = sum(map(len, primes.values()))
+    long_chain = len(sharded.operands) > 2 and len(primes) > 2
+    if count > MAX_PRIME_FACTORS or long_chain or all(len(factors) < 2 for factors in primes.values()):
         return None
-    names = {axis: prime_axis_names(axis, len(factors)) for axis, factors in factors_by_axis.items()}
+    names = {axis: prime_axis_names(axis, len(factors)) for axis, factors in primes.items()}
     axes = [
         (name, size)
-        for axis, factors in factors_by_axis.items()
+        for axis, factors in primes.items()
         for name, size in zip(names[axis], factors or (1,), strict=True)
     ]
     return replace(
@@ -276,7 +280,7 @@ def split_axes_into_primes(sharded: ShardedExpression) -> ShardedExpression | No
 
 
 def prime_axis_names(axis: str, count: int) -> Axes:
-    """Names of an axis's parts, the major one first: X1, X2; an axis that is not cut keeps its name."""
+    """Return the names of an axis's factors, the major one first: X1, X2. An axis that is not split keeps its name."""
     return (axis,) if count < 2 else tuple(f"{axis}{i + 1}" for i in range(count))
 
 

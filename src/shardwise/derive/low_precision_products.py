@@ -1,10 +1,9 @@
-"""Products with a block's weights: those that a precision recipe may run in a narrower format, and what they take.
+"""Products with a block's weights, which a precision recipe may run in a narrower format, and their operands.
 
-All of it follows from the derivation: which products these are, in how many orders of dims each operand is taken, which
-saved tensors and which gathered ones nothing else reads. A recipe then says what is done about it (price/number_formats.py).
-The head's product (it gives logits) and the router's (each token's E scores) are not among them, nor is attention.
-Source: Transformer Engine casts what Linear layers take; DeepSeek-V3 (arXiv 2412.19437), section 3.3.1, keeps embedding,
-head, router, norms and attention in bf16.
+The derivation says which products these are, in how many orders of dims each operand is taken, and which saved and gathered
+tensors nothing else reads. A recipe then says what is done about it (`price/number_formats.py`). The head's product (it gives
+logits), the router's (each token's E scores) and attention are not among them. Source: Transformer Engine casts the operands
+of Linear layers; DeepSeek-V3 (arXiv 2412.19437), section 3.3.1, keeps embedding, head, router, norms and attention in bf16.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ PHASES_BY_PASS = {"forward": ("forward",), "backward": ("recompute", "backward")
 class ProductOperand:
     """A tensor that products take in one pass (`PHASES_BY_PASS`); `phase` is that of the first of them.
 
-    `orders` are the dims that they sum over, and so have to find innermost. `saved`: kept for the backward pass.
+    `elements` are those of one device. Each of `orders` is the set of dims that a product sums over: these must be innermost,
+    so each order takes a cast of its own. `saved`: the tensor is kept for the backward pass.
     """
 
     name: str
@@ -47,24 +47,22 @@ class ProductOperand:
 
 
 def is_block_product(operation: Operation, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether an operation is a product of a block's weight, or the gradient of one."""
+    """Return whether an operation is a product of a block's weight, or the gradient of one."""
     if not isinstance(operation, Contract):
         return False
-    operands_and_results = [tensors[name] for name in (*operation.inputs, *operation.outputs)]
-    has_expert_scores = any(
-        "E" in tensor.dims and tensor.role not in (*MATRIX_ROLES, Role.ROUTED) for tensor in operands_and_results
-    )
+    operands = [tensors[name] for name in (*operation.inputs, *operation.outputs)]
+    has_scores = any("E" in t.dims and t.role not in (*MATRIX_ROLES, Role.ROUTED) for t in operands)
     return (
-        not has_expert_scores
-        and all(tensor.role is not Role.LOGITS for tensor in operands_and_results)
-        and any(tensor.role in MATRIX_ROLES for tensor in operands_and_results)
+        not has_scores
+        and all(t.role is not Role.LOGITS for t in operands)
+        and any(t.role in MATRIX_ROLES for t in operands)
     )
 
 
 def product_operands(
     phases: Mapping[str, Sequence[ProgramStep]], tensors: Mapping[str, Tensor], saved: Iterable[str]
 ) -> tuple[ProductOperand, ...]:
-    """What the products of each pass take, each tensor once for a pass, in the order of its first product."""
+    """Return the operands of the products of each pass, each tensor once a pass, in the order of its first product."""
     saved_names = set(saved)
     return tuple(
         operand
@@ -77,11 +75,11 @@ def _operands_of_pass(
     phases: Mapping[str, Sequence[ProgramStep]],
     tensors: Mapping[str, Tensor],
     saved_names: set[str],
-    pass_phases: tuple[str, ...],
+    names: tuple[str, ...],
 ) -> Iterator[ProductOperand]:
     first_uses: dict[str, tuple[str, Spec]] = {}
     orders: dict[str, set[frozenset[str]]] = {}
-    for phase in pass_phases:
+    for phase in names:
         for step in block_products(phases[phase], tensors):
             summed = summed_dims(step.operation, tensors)
             for name, spec in zip(step.operation.inputs, step.placed.inputs, strict=True):
@@ -95,18 +93,18 @@ def _operands_of_pass(
 
 
 def block_products(steps: Iterable[ProgramStep], tensors: Mapping[str, Tensor]) -> Iterator[ComputeStep]:
-    """The products with a block's weights among some steps."""
+    """Yield the products with a block's weights among `steps`."""
     return (step for step in steps if isinstance(step, ComputeStep) and is_block_product(step.operation, tensors))
 
 
 def product_weights(steps: Iterable[ProgramStep], tensors: Mapping[str, Tensor]) -> frozenset[str]:
-    """The weights that these products take among some steps."""
+    """Return the names of the weights that block products take among `steps`."""
     operands = (name for step in block_products(steps, tensors) for name in step.operation.inputs)
     return frozenset(name for name in operands if tensors[name].role is Role.WEIGHT)
 
 
 def summed_dims(operation: Operation, tensors: Mapping[str, Tensor]) -> frozenset[str]:
-    """The dims that a product sums over: they have to lie innermost in both operands."""
+    """Return the dims that a product sums over: they have to be innermost in both operands."""
     left, right = (set(tensors[name].dims) for name in operation.inputs)
     return frozenset(left & right - set(tensors[operation.outputs[0]].dims))
 
@@ -114,16 +112,15 @@ def summed_dims(operation: Operation, tensors: Mapping[str, Tensor]) -> frozense
 def feeds_only_products(
     phases: Mapping[str, Sequence[ProgramStep]], tensors: Mapping[str, Tensor], phase: str, position: int
 ) -> bool:
-    """Whether all that takes what a collective brings (an activation, gathered or exchanged) are such products."""
+    """Return whether only block products read the result of the collective at `position` of a phase.
+
+    The collective gathers an activation or exchanges its dims (AllToAll); readers are looked for up to the end of the pass.
+    """
     pass_phases = next((names for names in PHASES_BY_PASS.values() if phase in names), (phase,))
-    collective_step = phases[phase][position]
-    if not isinstance(collective_step, CollectiveStep) or collective_step.tensor.role in (
-        *MATRIX_ROLES,
-        Role.STATISTIC,
-        Role.LOGITS,
-    ):
+    gather = phases[phase][position]
+    if not isinstance(gather, CollectiveStep) or gather.tensor.role in (*MATRIX_ROLES, Role.STATISTIC, Role.LOGITS):
         return False
-    collective = collective_step.collective
+    collective = gather.collective
     if collective.kind not in (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL):
         return False
     later_steps = [
@@ -135,7 +132,7 @@ def feeds_only_products(
         for step in later_steps
         if isinstance(step, ComputeStep)
         for name, spec in zip(step.operation.operands, step.placed.inputs, strict=False)
-        if name == collective_step.tensor.name
+        if name == gather.tensor.name
         and (
             spec == collective.after
             if collective.kind is CollectiveKind.ALL_TO_ALL
@@ -148,7 +145,7 @@ def feeds_only_products(
 def saved_tensor_readers(
     phases: Mapping[str, Sequence[ProgramStep]], tensors: Mapping[str, Tensor], name: str
 ) -> tuple[bool, bool]:
-    """Of a saved tensor: whether such products read it in the backward pass, and whether anything else does."""
+    """Return whether block products read a saved tensor in the backward pass, and whether other operations do."""
     readers = [
         step.operation
         for phase in PHASES_BY_PASS["backward"]

@@ -1,7 +1,9 @@
-"""Shard a program: from the resting shardings of its inputs to every operation's shardings and every collective.
+"""Shard a program: find every operation's shardings and every collective from the resting shardings of the inputs.
 
-The same function serves forward, recompute, backward and update programs. A tensor is brought from where it rests to
-where an operation needs it by `reshard`, once for each sharding that is needed; nothing about transformers is known here.
+The same function serves forward, recompute, backward and update programs; nothing about transformers is known here. A tensor
+has a resting spec, in which it stays between operations; available specs, to which earlier steps have brought it; and, if it
+is a weight, a use spec, in which operations must take it. `reshard` brings it from one to another, once for each spec that is
+needed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from shardwise.sharding.spec import Axes, Spec
 
 @dataclass(frozen=True, slots=True)
 class CollectiveStep:
-    """One derived collective on one tensor."""
+    """One collective on one tensor. `reason` says why the tensor moves; it is printed beside the collective."""
 
     tensor: Tensor
     collective: Collective
@@ -27,19 +29,19 @@ class CollectiveStep:
 
 @dataclass(frozen=True, slots=True)
 class ComputeStep:
-    """One operation on each device's shards. `names` are the operands' (an accumulation may add a subset only)."""
+    """One operation on each device's shards, with the shardings of its operands and results."""
 
     operation: Operation
     placed: OperationSharding
 
 
 ProgramStep = CollectiveStep | ComputeStep
-FinalSpec = Spec | Callable[[Spec], Spec]  # a sharding, or one that follows from the natural one
+FinalSpec = Spec | Callable[[Spec], Spec]  # a spec, or a function of the one in which the result is computed
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedProgram:
-    """Steps in order, and the sharding in which each tensor stays (partial sums already resolved where they had to be)."""
+    """The steps of a program in execution order, and the spec in which each tensor stays."""
 
     program: Program
     steps: tuple[ProgramStep, ...]
@@ -64,16 +66,17 @@ def shard_program(
     free_after_use: tuple[type[Operation], ...] = (),
     flat_reductions: Mapping[str, Axes] | None = None,
 ) -> ShardedProgram:
-    """Shard `operations` (default: all of the program's) from inputs lying as in `resting`.
+    """Derive the shardings of `operations` (default: all of the program's) and the collectives between them.
 
-    `use` gives the sharding of operands that operations must take as they are (weights); `final` brings results to a
-    sharding at the end; `primal` are the shardings of the forward tensors, which their gradients share; `kept` are further
-    shardings in which inputs are still at hand (a weight or an activation gathered in the forward pass and not released);
-    `immediate` are the shardings that results take as soon as they are made (the residual stream), `at_first_read` those that inputs are
-    brought to when they are first read (gradients of which an update makes the state); of the activations that were moved for
-    operations of the kinds `free_after_use` none is kept. `flat_reductions` are the results of reductions over tensors that some axes cut as
-    flat arrays, anywhere, with these axes: each device has a part of every sum.
-    Raises `ShardingError` when an operation cannot be placed.
+    `resting` are the specs of the inputs; `use` those that operations must take tensors in (weights); `final` those that
+    results are brought to at the end; `primal` those of the forward tensors, which their gradients share. `kept` are further
+    specs in which inputs are available at the start: a weight or an activation that the forward pass gathered and did not
+    release. `immediate` are the specs that results are brought to as soon as they are computed (the residual stream),
+    `at_first_read` those that inputs are brought to when they are first read (gradients from which an update makes the state).
+    After an operation of the kinds `free_after_use`, activations that were moved for it are freed, so that a later reader
+    moves them again: ring attention keeps no blocks, and the backward pass gathers them once more. `flat_reductions` has
+    results of reductions over tensors that ZeRO cuts as flat arrays, with the axes of the cut: each device has a part of every
+    sum. Raises `ShardingError` when an operation cannot be placed.
     """
     sharder = _ProgramSharder(
         program,
@@ -148,33 +151,25 @@ class _ProgramSharder:
                 self.rest_result(name, self.stay[name])
 
     def flat_reduction_spec(self, operation: Operation, placed: OperationSharding) -> Spec:
-        """What a reduction leaves: a partial sum over the axes along which its operands are cut as flat arrays."""
+        """Return the spec of a reduction over flat shards: partial over the axes that cut the array."""
         (name,), (spec,) = operation.outputs, placed.outputs
-        cut_axes = tuple(
-            axis for axis in self.flat[name] if any(axis in operand_spec.sharded_axes for operand_spec in placed.inputs)
-        )
-        return spec.gather_axes(cut_axes).with_partial(
-            (*cut_axes, *(axis for axis in spec.partial if axis not in cut_axes))
-        )
+        cut = tuple(axis for axis in self.flat[name] if any(axis in operand.sharded_axes for operand in placed.inputs))
+        return spec.gather_axes(cut).with_partial((*cut, *(axis for axis in spec.partial if axis not in cut)))
 
     def wanted_spec(self, operation: Operation) -> Spec | None:
-        """A whole gradient is wanted as its tensor lies where it is used."""
-        primal_name = self.program.tensors[operation.outputs[0]].gradient_of
-        return (
-            self.use.get(primal_name) or self.resting.get(primal_name) or self.primal.get(primal_name)
-            if primal_name
-            else None
-        )
+        """Return the spec that a complete gradient is wanted in: its tensor's, where that is used."""
+        primal = self.program.tensors[operation.outputs[0]].gradient_of
+        return self.use.get(primal) or self.resting.get(primal) or self.primal.get(primal) if primal else None
 
     def current_spec(self, name: str) -> Spec:
-        """Where an operand lies: in its use sharding, at home, or (shape only) as the forward pass had it."""
+        """Return an operand's spec: its use spec, its resting spec, or (shape only) the forward tensor's."""
         return self.use.get(name) or self.resting.get(name) or self.primal[name]
 
     def rest_gradient(self, name: str, output_spec: Spec) -> None:
-        """A gradient rests as its tensor does: a partial sum over an axis that splits the tensor is scattered at once.
+        """Bring a gradient to rest as its tensor does: scatter a partial sum over the axes that split the tensor.
 
-        Over other axes it stays partial, so that what follows is reduced once, where it has to be; and it stays split over axes
-        that do not split the tensor.
+        Over other axes it stays partial, so that what is computed from it is reduced once, where it has to be; and it stays
+        split over axes that do not split the tensor.
         """
         tensor = self.program.tensors[name]
         tensor_spec = self.primal.get(tensor.gradient_of)
@@ -197,14 +192,12 @@ class _ProgramSharder:
         )
 
     def reshard_to(self, name: str, spec: Spec, reason: str) -> None:
-        """Make `name` available in the sharding `spec`; a partial sum that is resolved stays resolved.
-
-        What is fixed in a use sharding (a weight) comes to that first: an engine gathers weights for all that uses them at once.
-        """
+        """Make a tensor available in `spec`. A partial sum that is resolved stays resolved."""
         tensor = self.program.tensors[name]
         if spec in self.available[name]:
             return
         start = self.resting[name]
+        # A weight comes to its use spec first and further from there: engines gather it once for all its readers.
         if tensor.role is Role.WEIGHT and self.use.get(name, spec) != spec:
             start = self.use[name]
             self.reshard_to(name, start, reason)
@@ -223,9 +216,9 @@ class _ProgramSharder:
         self.resting[name] = spec
 
     def add_aligned_gradients(self, operation: Accumulate) -> Accumulate:
-        """Add gradients that lie alike before any of them moves, so that one collective serves them all."""
-        *gradients, primal_name = operation.inputs
-        names_by_spec: dict[Spec, list[str]] = {}
+        """Add gradients of equal specs before any of them moves, so that one collective serves them all."""
+        *gradients, primal = operation.inputs
+        names_by_spec: dict[Spec, list[str]] = {}  # in order of appearance, which fixes the order of the sums
         for name in gradients:
             names_by_spec.setdefault(self.resting[name], []).append(name)
         if len(names_by_spec) == 1:
@@ -233,25 +226,23 @@ class _ProgramSharder:
         names = []
         for index, (spec, members) in enumerate(names_by_spec.items()):
             names.append(
-                members[0] if len(members) == 1 else self.add_partial_sum(operation, index, spec, members, primal_name)
+                members[0] if len(members) == 1 else self.add_partial_sum(operation, index, spec, members, primal)
             )
-        return Accumulate((*names, primal_name), operation.outputs)
+        return Accumulate((*names, primal), operation.outputs)
 
-    def add_partial_sum(
-        self, operation: Accumulate, index: int, spec: Spec, members: list[str], primal_name: str
-    ) -> str:
+    def add_partial_sum(self, operation: Accumulate, index: int, spec: Spec, members: list[str], primal: str) -> str:
         name = f"{operation.outputs[0]}+{index}"
         self.program = Program(
             {**self.program.tensors, name: Tensor(name, self.dims[members[0]], self.program.tensors[members[0]].role)},
             self.program.operations, self.program.inputs, self.program.outputs,
         )  # fmt: skip
         self.dims[name] = spec.dims
-        partial_sum = Accumulate((*members, primal_name), (name,))
+        partial_sum = Accumulate((*members, primal), (name,))
         self.steps.append(
             ComputeStep(
                 partial_sum,
                 partial_sum.propagate_sharding(
-                    [*(spec for _ in members), self.current_spec(primal_name)], self.dims, self.use.__contains__
+                    [*(spec for _ in members), self.current_spec(primal)], self.dims, self.use.__contains__
                 ),
             )
         )

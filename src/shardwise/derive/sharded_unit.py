@@ -1,9 +1,8 @@
 """The sharded programs of each unit of a model: forward, backward and update, for one sharding scheme.
 
-A unit is a part of a model that is derived and priced once, however often the model has it: embedding, block, head. Its
-backward program has the recomputed slice of the forward program before it. Each is an ordinary program put through
-`shard_program`. What follows from them: communication, FLOPs, bytes read and written, bytes saved. Means that an update takes
-over rows, columns or all of a weight are reordered, so that their partial sums are reduced together.
+A unit is a part of a model that is derived and priced once, however often the model has it: embedding, block, head. The
+backward program begins with the slice of the forward program that is recomputed. Each is an ordinary program put through
+`shard_program`; communication, FLOPs, bytes read and written, and bytes saved follow from them.
 """
 
 from __future__ import annotations
@@ -59,19 +58,18 @@ from shardwise.model.recompute_policies import policy_for_layer
 from shardwise.sharding.spec import Spec
 
 ATTENTIONS = (Scan, ScanGradient)  # in a ring each block of keys and values is freed after its use
-MAX_CACHED_UNITS = (
-    32  # derived ones to hold: those of a few layouts. Of the hundreds of a search only what is read off them stays
-)
+MAX_CACHED_UNITS = 32  # those of a few layouts; a search derives hundreds and keeps only what it reads off them
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedUnit:
-    """A unit's sharded programs. `recompute_steps` leads `backward`; `saved` are the tensors kept for it, as they lie.
-    `gathered_weights` are the weights that its forward pass gathers and its backward pass still has, as gathered: those of
-    `UNITS_WITH_IMMEDIATE_BACKWARD` units.
+    """A unit's sharded programs; `backward` is `recompute_steps` and then `backward_steps`.
 
-    `gradients` names those of its own trained weights. A borrowed weight's is left as a partial sum: its owner reduces them all.
-    `tensors` are those of all three programs, by name; `forward_index` as in `model.backward.BackwardProgram`.
+    `family` is its sharding scheme. `saved` are the specs of the tensors that the forward pass keeps for the backward pass.
+    `gathered_weights` are weights that the forward pass gathers and the backward pass still has, in the spec of their use:
+    those of `UNITS_WITH_IMMEDIATE_BACKWARD`. `gradients` has the name of the gradient of each of the unit's own trained
+    weights; that of a borrowed weight stays a partial sum, which the owner reduces with its own. `tensors` are those of all
+    three programs, by name; `forward_index` is that of `model.backward.BackwardProgram`.
     """
 
     name: str
@@ -95,18 +93,20 @@ class ShardedUnit:
 
     @property
     def trained(self) -> Mapping[str, tuple[str, ...]]:
-        """The same without those that are frozen: what has gradients and optimizer state."""
+        """Names and dims of the unit's own weights that are trained: they have gradients and optimizer state."""
         return {name: self.forward.program.dims(name) for name in self.gradients}
 
     @property
     def saved_by_this_unit_only(self) -> Mapping[str, Spec]:
-        """What it saves and no other unit does. The hidden state that a module of multi-token prediction reads, the head or the
-        module before it saves as well."""
+        """Specs of the tensors that only this unit saves.
+
+        The input of a module of multi-token prediction is the output of another unit, which saves it.
+        """
         shared = self.forward.program.inputs if self.name in MTP_UNITS else ()
         return {name: spec for name, spec in self.saved.items() if name not in shared}
 
     def phases(self) -> Mapping[str, tuple[ProgramStep, ...]]:
-        """Steps by phase. The update phase runs once per optimizer step, the others once per micro-batch."""
+        """Return the steps by phase. The update phase runs once per optimizer step, the others once per micro-batch."""
         return {
             "forward": self.forward.steps,
             "recompute": self.recompute_steps,
@@ -116,7 +116,8 @@ class ShardedUnit:
 
 
 def derive_unit(name: str, program: Program, scheme: ShardingScheme, *, recompute: str) -> ShardedUnit:
-    """Derive backward and update of `program` and shard all three; `recompute` is the policy for its saved tensors."""
+    """Derive the backward and update programs of `program` and shard all three; `recompute` is the policy for its saved
+    tensors."""
     immediate = immediate_specs(scheme, program)
     final = {name: Spec.of(program.dims(name)) for name in program.outputs if name not in immediate}  # the loss
     forward = shard_program(
@@ -142,27 +143,27 @@ def _shard_backward(
     operations = (*recompute.operations, *program.operations)
     use = use_specs(scheme, forward.program)
     weights_used = forward.program.weights if name in UNITS_WITH_IMMEDIATE_BACKWARD else ()
-    gathered_weights = {weight: use[weight] for weight in weights_used if use[weight] != forward.specs[weight]}
+    gathered = {weight: use[weight] for weight in weights_used if use[weight] != forward.specs[weight]}
     sharded = shard_program(
-        program, resting, use=use, final=final, operations=operations, primal=forward.specs, kept=gathered_weights,
+        program, resting, use=use, final=final, operations=operations, primal=forward.specs, kept=gathered,
         immediate=immediate_specs(scheme, forward.program), free_after_use=ATTENTIONS if scheme.is_ring else (),
     )  # fmt: skip
     update = _shard_update(forward.program, gradients, sharded, scheme)
-    num_recompute_steps = _steps_through(recompute.operations, sharded.steps)
-    recompute_steps, backward_steps = (
-        group_rings(sharded.steps[:num_recompute_steps], scheme),
-        group_rings(sharded.steps[num_recompute_steps:], scheme),
+    border = _steps_through(recompute.operations, sharded.steps)
+    recomputed, backward_steps = (
+        group_rings(sharded.steps[:border], scheme),
+        group_rings(sharded.steps[border:], scheme),
     )
     return ShardedUnit(
-        name=name, family=scheme, forward=forward, backward=replace(sharded, steps=(*recompute_steps, *backward_steps)), recompute_steps=recompute_steps,
-        backward_steps=backward_steps, update=update, saved=saved, gathered_weights=gathered_weights, gradients=gradients,
+        name=name, family=scheme, forward=forward, recompute_steps=recomputed, backward_steps=backward_steps,
+        backward=replace(sharded, steps=(*recomputed, *backward_steps)), update=update, saved=saved, gathered_weights=gathered,
+        gradients=gradients, forward_index=transposed.forward_index,
         tensors={**update.program.tensors, **sharded.program.tensors, **forward.program.tensors},
-        forward_index=transposed.forward_index,
     )  # fmt: skip
 
 
 def _steps_through(operations: tuple[Operation, ...], steps: tuple[ProgramStep, ...]) -> int:
-    """Number of steps up to the last one that computes one of `operations`."""
+    """Return number of steps up to the last one that computes one of `operations`."""
     indices = [
         index for index, step in enumerate(steps) if isinstance(step, ComputeStep) and step.operation in operations
     ]
@@ -170,7 +171,6 @@ def _steps_through(operations: tuple[Operation, ...], steps: tuple[ProgramStep, 
 
 
 def _output_gradient_specs(forward: ShardedProgram, program: Program) -> dict[str, Spec]:
-    """The gradient of an output comes in as the output lies."""
     return {f"d.{name}": forward.specs[name] for name in forward.program.outputs if f"d.{name}" in program.inputs}
 
 
@@ -201,19 +201,21 @@ def _shard_update(
 
 
 def derive_units(architecture: Architecture, scheme: ShardingScheme) -> Mapping[str, ShardedUnit]:
-    """All units of a decoder for one family. The sizes do not matter, so models of one shape share the result."""
+    """Return the sharded units of a decoder. Sizes do not matter, so models of one structure share the result."""
     return {name: derived_unit(architecture.structure, scheme, name) for name in (*unit_counts(architecture), "carry")}
 
 
 def derived_unit(structure: ModelStructure, scheme: ShardingScheme, name: str) -> ShardedUnit:
-    """One of them."""
+    """Return the sharded programs of one unit, cached."""
     return _derive_cached(structure, scheme_for_unit(structure, scheme, name), name)
 
 
 def scheme_for_unit(structure: ModelStructure, scheme: ShardingScheme, name: str) -> ShardingScheme:
-    """What of a family the derivation of a unit depends on, the same for all families that differ in nothing else.
+    """Return the scheme without what the derivation of this unit does not depend on.
 
-    Recomputation and context parallelism are about layers, whole experts about units that send tokens to experts.
+    Schemes that differ in nothing else then share a cache entry. Recomputation and context parallelism concern layers alone,
+    whole experts only units that send tokens to experts. A field that is kept needlessly costs derivations (a search has
+    hundreds of schemes); one that is dropped wrongly gives another layout's collectives.
     """
     is_layer = name in LAYER_UNITS
     return replace(  # once, since every price of a unit asks
@@ -226,7 +228,7 @@ def scheme_for_unit(structure: ModelStructure, scheme: ShardingScheme, name: str
 
 @lru_cache(maxsize=1024)
 def routes_tokens(structure: ModelStructure, name: str) -> bool:
-    """Whether a unit sends tokens to experts."""
+    """Return whether a unit sends tokens to experts."""
     return bool(_unit_program(structure, name).names_with_role(Role.ROUTED))
 
 
@@ -241,29 +243,29 @@ def _derive_cached(structure: ModelStructure, scheme: ShardingScheme, name: str)
 
 
 def is_mean_reduction(step: ProgramStep) -> TypeGuard[CollectiveStep]:
-    """Whether a step makes a mean of its partial sums."""
+    """Return whether a step reduces the partial sums of a mean."""
     return isinstance(step, CollectiveStep) and step.tensor.role is Role.MEAN
 
 
 def group_mean_reductions(steps: Sequence[ProgramStep]) -> tuple[ProgramStep, ...]:
-    """The steps of an update, in an order in which means stand together: each with the first ones that move once it is there."""
-    other_steps = [step for step in steps if not is_mean_reduction(step)]
+    """Return the steps of an update with the reductions of means grouped, so that engines can run each group as one
+    collective.
+
+    A reduction joins the first group that comes after its operand is computed.
+    """
+    computes = [step for step in steps if not is_mean_reduction(step)]
     producer_index = {
         name: index
-        for index, step in enumerate(other_steps)
+        for index, step in enumerate(computes)
         if isinstance(step, ComputeStep)
         for name in step.operation.outputs
     }
-    reductions_by_index: dict[int, list[ProgramStep]] = {}  # by the place of the step that they stand in front of
+    reductions: dict[int, list[ProgramStep]] = {}  # by the place of the step that they stand in front of
     num_passed = 0
     for step in steps:
         if not is_mean_reduction(step):
             num_passed += 1
             continue
-        index = next((index for index in reductions_by_index if index > producer_index[step.tensor.name]), num_passed)
-        reductions_by_index.setdefault(index, []).append(step)
-    return tuple(
-        step
-        for index, other_step in enumerate(other_steps)
-        for step in (*reductions_by_index.get(index, ()), other_step)
-    )
+        index = next((index for index in reductions if index > producer_index[step.tensor.name]), num_passed)
+        reductions.setdefault(index, []).append(step)
+    return tuple(step for index, compute in enumerate(computes) for step in (*reductions.get(index, ()), compute))

@@ -1,4 +1,4 @@
-"""Where every named tensor rests and is used, from a scheme (`layout/sharding_scheme.py`): data, not code for each case."""
+"""The spec of every named tensor at rest and in use, from a sharding scheme: data, not code for each case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.values.elementwise import ceil_div
 
-# Which axes split a weight's dims where it is used. D, which every matrix has, is left for ZeRO.
+# Axes that split a weight's dims where it is used. D is left to ZeRO: every matrix has it, so that ZeRO's axes and those of
+# tensor parallelism never compete for a dim.
 WEIGHT_USE: Mapping[str, Axes] = {
     "F": TP_AXES,
     "M": TP_AXES,
@@ -25,8 +26,10 @@ WEIGHT_USE: Mapping[str, Axes] = {
 
 
 def pad_vocabulary(dims: Mapping[str, int], mesh: Mesh) -> dict[str, int]:
-    """Sizes of the dims as the devices of a mesh hold them. A vocabulary that they do not divide has rows behind its end that are
-    no words, so that all parts are alike: `ceil(V / n)`, as prices have it. The other dims are divided in every legal layout.
+    """Return the sizes of the dims as the devices of a mesh hold them, with the vocabulary padded to equal shards.
+
+    A vocabulary that the devices do not divide gets rows at its end that are no words; prices count `ceil(V / n)` as well.
+    Every legal layout divides the other dims.
 
     >>> pad_vocabulary({"D": 12, "V": 10}, Mesh.of({"tp_kv": 4, "tp_rep": 1}))
     {'D': 12, 'V': 12}
@@ -36,31 +39,36 @@ def pad_vocabulary(dims: Mapping[str, int], mesh: Mesh) -> dict[str, int]:
 
 
 def zero_sharded_dim(dims: tuple[str, ...]) -> str:
-    """The dim over which ZeRO shards a weight: D, or the last one of a vector without it (a bias, a norm over heads)."""
+    """Return the dim over which ZeRO shards a weight: D, or the last dim of a vector without it (a bias, a norm over heads)."""
     return "D" if "D" in dims else dims[-1]
 
 
 def hidden_spec(scheme: ShardingScheme) -> Spec:
-    """Where the residual stream rests: [B, T, D]."""
+    """Return the resting spec of the residual stream [B, T, D]."""
     return token_spec(scheme, ("B", "T", "D"))
 
 
 def token_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
-    """Where a tensor of tokens rests, whatever else it has."""
+    """Return the resting spec of a tensor of tokens, which may have other dims than B and T."""
     sequence = ("cp", *TP_AXES) if scheme.sequence_parallel else ("cp",)
     return Spec.of(dims, {dim: axes for dim, axes in (("B", scheme.batch_axes), ("T", sequence)) if dim in dims})
 
 
 def expert_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
-    """Where routed tokens rest with their experts: split by expert in place of the inner part of the batch, and of the
-    sequence where each expert is whole."""
+    """Return the resting spec of routed tokens with their experts.
+
+    They are split by expert instead of over the inner part of the batch and, where each expert is whole, of the sequence.
+    """
     spec = token_spec(scheme, dims).with_axes("B", BATCH_AXES)
     return (spec.with_axes("T", CP_AXES) if scheme.whole_experts else spec).with_axes("E", scheme.expert_axes)
 
 
 def weight_use_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
-    """A weight's sharding where it is used. What leads with E is an expert's own and is split by expert; the router, whose
-    columns or only dim are the experts, stays whole."""
+    """Return the spec in which operations take a weight.
+
+    A weight whose first dim is E belongs to experts and is split by expert. The router, whose columns (or only dim) are the
+    experts, is not split.
+    """
     split = {dim: WEIGHT_USE[dim] for dim in dims if dim in WEIGHT_USE}
     if dims[0] == "E" and len(dims) > 1:
         split |= {"E": scheme.expert_axes, "M": () if scheme.whole_experts else TP_AXES}
@@ -68,7 +76,7 @@ def weight_use_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
 
 
 def zero_sharded_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
-    """A weight's sharding with ZeRO's axes, as far as they do not split it already, appended to D."""
+    """Return a weight's use spec with those of ZeRO's axes that do not split it already appended to D."""
     return _add_zero_axes(scheme, weight_use_spec(scheme, dims))
 
 
@@ -82,23 +90,23 @@ def _unused_zero_axes(scheme: ShardingScheme, use: Spec) -> Axes:
 
 
 def zero_axes_of_weight(scheme: ShardingScheme, dims: tuple[str, ...]) -> Axes:
-    """The axes over which ZeRO shards a weight beyond what splits it where it is used: as a part of a flat array."""
+    """Return the axes over which ZeRO cuts a weight further than its use spec does, as a flat array."""
     return _unused_zero_axes(scheme, weight_use_spec(scheme, dims))
 
 
 def weight_resting_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
-    """Where a weight rests between uses: sharded by ZeRO-3 only."""
+    """Return a weight's resting spec: sharded over ZeRO's axes under ZeRO-3, else its use spec."""
     return zero_sharded_spec(scheme, dims) if scheme.zero_stage == 3 else weight_use_spec(scheme, dims)
 
 
 def optimizer_resting_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
-    """Where the optimizer's state rests: sharded from ZeRO-1 on."""
+    """Return the resting spec of optimizer state of a weight's shape: sharded from ZeRO-1 on."""
     return zero_sharded_spec(scheme, dims) if scheme.zero_stage >= 1 else weight_use_spec(scheme, dims)
 
 
 def state_resting_spec(scheme: ShardingScheme, weight: tuple[str, ...], dims: tuple[str, ...]) -> Spec:
-    """Where a tensor of the optimizer's state of a weight rests. What has some of the weight's dims is little: it is whole along
-    ZeRO's axes."""
+    """Return the resting spec of a tensor of a weight's optimizer state. One that has some of the weight's dims only is small,
+    and stays unsharded over ZeRO's axes."""
     use = weight_use_spec(scheme, weight)
     return (
         optimizer_resting_spec(scheme, weight)
@@ -108,10 +116,10 @@ def state_resting_spec(scheme: ShardingScheme, weight: tuple[str, ...], dims: tu
 
 
 def gradient_resting_spec(scheme: ShardingScheme, output_spec: Spec) -> Spec:
-    """Where a weight's gradient rests between micro-batches, given the spec that the backward pass leaves it in.
+    """Return the spec of a weight's gradient between micro-batches, given the spec that the backward pass leaves it in.
 
-    It stays a partial sum over the axes that are reduced once per step. From ZeRO-2 on it is reduced and scattered over
-    ZeRO's axes in every micro-batch.
+    It stays a partial sum over the axes that are reduced once per step. From ZeRO-2 on it is reduced and scattered over ZeRO's
+    axes in every micro-batch.
     """
     if scheme.zero_stage < 2:
         return output_spec
@@ -120,7 +128,7 @@ def gradient_resting_spec(scheme: ShardingScheme, output_spec: Spec) -> Spec:
 
 
 def input_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
-    """Resting specs of a forward program's inputs: weights, the hidden state, and what every device can make."""
+    """Return the resting specs of a forward program's inputs: weights, the hidden state, and constants such as token ids."""
     specs: dict[str, Spec] = {}
     for name in program.inputs:
         tensor = program.tensors[name]
@@ -134,7 +142,7 @@ def input_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
 
 
 def immediate_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
-    """Where a program's own hidden states, and the experts' results, rest as soon as they are made."""
+    """Return the specs that results take as soon as they are computed: residual stream, experts' results, Ulysses attention."""
     hidden = [name for name in program.names_with_role(Role.RESIDUAL) if name not in program.inputs]
     routed = program.names_with_role(Role.ROUTED)
     hidden += [name for name in routed if name.endswith(RETURNED)]
@@ -147,27 +155,30 @@ def immediate_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]
 
 
 def use_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
-    """Use specs: of a program's weights, and of queries that give up a part of the heads for the whole sequence."""
+    """Return the specs in which operations take a program's weights, and the queries of Ulysses attention."""
     weights = {name: weight_use_spec(scheme, program.dims(name)) for name in program.weights}
     queries = {scan.inputs[0] for scan in _ulysses_attentions(scheme, program)}
     return weights | {name: spec for name, spec in ulysses_specs(scheme, program).items() if name in queries}
 
 
 def ulysses_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
-    """Where queries, keys and values lie at an attention that exchanges heads for the sequence. They are kept there, for they
-    are no larger than before and nothing but attention reads them."""
+    """Return the specs of queries, keys and values in Ulysses attention: heads over `cp`, the sequence unsharded.
+
+    They are saved in these specs: they are no larger than before the exchange, and only attention reads them.
+    """
     names = (name for scan in _ulysses_attentions(scheme, program) for name in scan.inputs[:3])
     return {name: head_spec(scheme, program.dims(name), ()) for name in names}
 
 
 def head_spec(scheme: ShardingScheme, dims: tuple[str, ...], sequence: Axes) -> Spec:
-    """Where heads lie around attention: the sequence over `cp`, or (sequence over nothing) the heads over `cp` as well."""
+    """Return the spec of heads around attention: the sequence over `sequence`, or, where that is empty, the heads over `cp` as
+    well."""
     heads = ("tp_kv",) if sequence else ("tp_kv", *CP_AXES)
     split = {"B": scheme.batch_axes, "T": sequence, "K": heads, "G": ("tp_rep",)}
     return Spec.of(dims, {dim: axes for dim, axes in split.items() if dim in dims})
 
 
 def _ulysses_attentions(scheme: ShardingScheme, program: Program) -> list[Scan]:
-    """Attentions whose heads are exchanged for the sequence (Jacobs et al. 2023, DeepSpeed-Ulysses)."""
+    """Return the attentions that exchange heads for the sequence (Jacobs et al. 2023, DeepSpeed-Ulysses)."""
     scans = [operation for operation in program.operations if isinstance(operation, Scan)]
     return scans if get_cp_variant(scheme.cp_variant).exchanges_heads else []
