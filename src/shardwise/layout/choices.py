@@ -1,4 +1,4 @@
-"""What a search may choose among: values of each choice, pins and maxima with their text form, and the values that a stack has.
+"""The choices of a search: values of each, pins and maxima with their text form, and the values that a stack has.
 
 `Choices` also gives the rules that every layout of a search must keep.
 """
@@ -60,13 +60,16 @@ MAX_NUMBER = 10**7  # of any number of a layout, as of devices
 
 
 def _default_cp_variants() -> tuple[str, ...]:
-    """Variants of context parallelism, without those that another one always matches or beats."""
+    """Return the variants of context parallelism, without those that another one always matches or beats."""
     return tuple(name for name, variant in CP_VARIANTS.items() if not variant.waits_for_last)
 
 
 class RecomputeOffload(NamedTuple):
-    """A policy for saved activations and state: recomputation by its index, the number of a stage's layers that recompute (a
-    value below 1 is a fraction of the fullest stage's, rounded up; None is all), and what is offloaded."""
+    """One combination of recomputation and offload.
+
+    `recompute` is the index of a policy among the choices. `layers` of each stage recompute: below 1 it is a fraction of the
+    fullest stage's, rounded up; None is all. `offload` names what is kept in host memory.
+    """
 
     recompute: int
     layers: int | float | None
@@ -85,7 +88,7 @@ class DegreeLimits:
         return ", ".join(limits + [f"{axis} ≤ {degree}" for axis, degree in self.maxima.items()])
 
     def filter_factorisations(self, rows: Ints) -> Ints:
-        """The factorisations (one per row, a column for each axis) within the limits."""
+        """Return the factorisations (one per row, a column for each axis) within the limits."""
         for axis, degree in self.pins.items():
             rows = rows[rows[:, DEGREE_AXES.index(axis)] == degree]
         for axis, degree in self.maxima.items():
@@ -95,16 +98,17 @@ class DegreeLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices(DegreeLimits):
-    """What a search may choose apart from the degrees, which are all factorisations of the number of devices within the limits.
+    """Values that a search may choose from, apart from the degrees: these are all factorisations of the number of devices
+    within the limits.
 
-    Left out unless pinned, to search fewer layouts: the plain ring (a zigzag moves as much and is even), offload, recomputation
-    of some of a stage's layers (fractions of them go with policy `full`), and the schedules that are not natural for the stages
-    (`schedule.NATURAL` stands for those that are): AFAB holds every micro-batch, and few engines have the others. Layouts are
-    compared with even stages; the pipelines near the best then get layers per stage by cost (`search.balance_stages`), unless
-    `stages` says even. Among several numbers of virtual stages that a schedule allows, those with equal ones are searched.
-    `divisible` refuses layouts with idle replicas or partly filled micro-batches, `runnable` those that `train` does not run.
-    `stack` is the one whose abilities limit the layouts (`limit_to_stack`), `domain` the number of devices among which it
-    overlaps tensor parallelism (None: any), and `asked` the names of what was pinned.
+    Left out unless pinned, to search fewer layouts: the plain ring (a zigzag moves as much and is even), offload,
+    recomputation of a part of a stage's layers (fractions of them go with policy `full`), and schedules that are not natural
+    for the stages (`NATURAL` stands for those that are): AFAB holds every micro-batch, and few engines have the others.
+    Layouts are compared with even stages; the pipelines near the best then get layers per stage by cost
+    (`search.balance_stages`), unless `stages` says even. Where a schedule allows several numbers of virtual stages, only those
+    with equal stages are searched. `divisible` refuses layouts with idle replicas or partly filled micro-batches, `runnable`
+    those that `train` does not run. `stack` is the one whose abilities limit the layouts (`limit_to_stack`), `domain` the
+    number of devices among which it overlaps tensor parallelism (None: any), and `asked` the names of what was pinned.
 
     >>> choices = Choices(zero_stage=(1, 3)).with_pins({"tp": 8}, {"pp": 4})
     >>> choices.pins, choices.maxima, choices.zero_stage
@@ -129,7 +133,7 @@ class Choices(DegreeLimits):
     asked: tuple[str, ...] = ()
 
     def modes(self, architecture: Architecture) -> tuple[ParallelMode, ...]:
-        """The modes in which the same degrees can run; the search takes the fastest, and of equals the first.
+        """Return the modes in which the same degrees can run; the search takes the fastest, and of equals the first.
 
         With a limit on `ep` the degree is the one requested: experts are then split by tp, and not by a larger ep.
         """
@@ -143,14 +147,14 @@ class Choices(DegreeLimits):
 
     @property
     def rules(self) -> tuple[LayoutRule, ...]:
-        """The legality rules that every layout of the search must keep."""
-        chooses_virtual_stages = any(
+        """Legality rules that every layout of the search must keep."""
+        has_choice = any(
             sum(bool(get_schedule(schedule).supports(2, virtual)) for virtual in self.num_virtual_stages) > 1
             for schedule in self.schedule
         )
         degree_rules = (rule for rule in self._stack_rules if rule.name not in MODE_RULES)
         requested_rules = (
-            *(EQUAL_STAGES,) * chooses_virtual_stages,
+            *(EQUAL_STAGES,) * has_choice,
             *(EVEN_BATCH,) * self.divisible,
             *ENGINE_RULES * self.runnable,
         )
@@ -158,7 +162,7 @@ class Choices(DegreeLimits):
 
     @property
     def mode_rules(self) -> tuple[LayoutRule, ...]:
-        """The legality rules that the modes of the same degrees must keep."""
+        """Legality rules that the modes of the same degrees must keep."""
         return (*RULES, *self._stack_rules)
 
     @property
@@ -180,17 +184,18 @@ class Choices(DegreeLimits):
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Whether some of the layouts keep the optimizer's state in host memory."""
+        """True if some of the layouts keep the optimizer's state in host memory."""
         return any(get_offload_targets(offload).optimizer for offload in self.offload)
 
     def limit_to_stack(
         self, stack: Stack | None, architecture: Architecture, job: Job, domain: int | None = None
     ) -> Choices:
-        """The choices limited to what a stack supports for a model and a job, on a cluster with a `domain`; values that were not
-        pinned become the stack's own.
+        """Return the choices limited to what a stack supports for a model and a job; values that were not pinned become the
+        stack's own.
 
-        With `runnable` the choices stay as they are: the engine of `train` runs them, whatever stack prices them. Raises
-        `InputError` for pinned values that the stack does not support.
+        `domain` is the number of devices among which the cluster overlaps tensor parallelism. With `runnable` the choices stay
+        as they are: the engine of `train` runs them, whatever stack prices them. Raises `InputError` for pinned values that
+        the stack does not support.
         """
         if stack is None or self.runnable:
             return self
@@ -207,7 +212,8 @@ class Choices(DegreeLimits):
         return replace(self, stack=stack, domain=domain, **stack_values)
 
     def with_pins(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
-        """The choices with some values pinned and some limited. A pinned value is searched whether or not it is listed here.
+        """Return the choices with some values pinned and some limited. A pinned value is searched whether or not it is listed
+        here.
 
         Raises `InputError` with every pin and maximum that is unknown or out of range.
         """
@@ -228,7 +234,6 @@ class Choices(DegreeLimits):
 
 
 def _pin_problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
-    """Problems of pins and maxima, each with what is required."""
     problems = [f"pin: {describe_unknown(n, PINNABLE_CHOICES)}" for n in pins if n not in PINNABLE_CHOICES]
     problems += [f"max: {describe_unknown(n, NUMERIC_CHOICES)}" for n in maxima if n not in NUMERIC_CHOICES]
     known_limits = [("pin", n, v) for n, v in pins.items() if n in PINNABLE_CHOICES]
@@ -250,7 +255,7 @@ def _pin_problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[st
 
 
 def _requirement(name: str, value: Any) -> str:
-    """What is required of a value that does not meet it; empty where it does."""
+    """Return what is required of a value that does not meet it; empty where it does."""
     if name == "recompute" and not policy_problem(value):
         return ""
     if name == "recompute":
@@ -266,7 +271,7 @@ def _requirement(name: str, value: Any) -> str:
 
 
 def parse_pins(assignments: Iterable[str], argument: str) -> dict[str, Any]:
-    """The values of KEY=VALUE words by key; `argument` names the argument in an error.
+    """Return the values of KEY=VALUE texts by key; `argument` names the command-line argument in an error.
 
     An unknown key keeps its text, and `Choices.with_pins` reports it. Raises `InputError`.
 
@@ -285,7 +290,7 @@ def parse_pins(assignments: Iterable[str], argument: str) -> dict[str, Any]:
 
 
 def example_value(name: str) -> Any:
-    """A value of the kind that a pin of this name has: a count, a flag, or else a name."""
+    """Return a value of the kind that a pin of this name has: a count, a flag, or else a name."""
     return 1 if name in (*NUMERIC_CHOICES, "recompute_layers") else True if name in FLAG_CHOICES else ""
 
 
@@ -293,15 +298,17 @@ def choices_from_pins(
     pins: Mapping[str, Any], maxima: Mapping[str, Any], choices: Choices | None = None, *, runnable: bool = False,
     divisible: bool = False,
 ) -> Choices | None:  # fmt: skip
-    """The choices (all by default) that pins and maxima leave, limited to those that the engine runs or that split the batch
-    evenly; None where nothing is limited."""
+    """Return the choices (all by default) that pins and maxima leave; None where nothing is limited.
+
+    `runnable` limits them to what the engine runs, `divisible` to layouts that split the batch evenly.
+    """
     pins = add_engine_pins(pins) if runnable else pins
     limited = (choices or Choices()).with_pins(pins, maxima) if pins or maxima else choices
     return replace(limited or Choices(), divisible=divisible, runnable=runnable) if divisible or runnable else limited
 
 
 def stack_search_values(stack: Stack, architecture: Architecture, job: Job) -> dict[str, tuple[Any, ...]]:
-    """The values of a search's choices that a stack has for a model and a job, in the search's order.
+    """Return the values of a search's choices that a stack has for a model and a job, in the search's order.
 
     Asynchronous tensor parallelism is left out for the engine of `train`, which has it in no schedule that splits the backward
     pass; such schedules are left out for a stack that is known only by its kind.
@@ -320,7 +327,7 @@ def stack_search_values(stack: Stack, architecture: Architecture, job: Job) -> d
 
 
 def stack_recompute_policies(stack: Stack | None, architecture: Architecture, job: Job) -> tuple[str, ...]:
-    """The recompute policies that are worth trying under a stack (None: a bound), from the one that saves the most.
+    """Return the recompute policies worth trying under a stack (None: a bound), from the one that saves the most.
 
     >>> from shardwise.hardware.stacks import get_stack
     >>> import shardwise as sw
@@ -335,8 +342,10 @@ def stack_recompute_policies(stack: Stack | None, architecture: Architecture, jo
 
 
 def _stack_search_schedules(stack: Stack) -> tuple[str, ...]:
-    """The natural schedules for the stages, and those that split the backward pass; others only in place of 1F1B, since they
-    use more memory for a bubble that is no shorter."""
+    """Return the natural schedules for the stages, and those that split the backward pass.
+
+    Others are searched only in place of 1F1B, since they use more memory for a bubble that is no shorter.
+    """
     schedules = stack.abilities.schedules
     natural = {natural_schedule(2, virtual) for virtual in (1, 2)}
     if natural <= set(schedules):
@@ -353,7 +362,8 @@ CHOICE_OF_RULE = {
 
 
 def stack_search_rules(stack: Stack, pinned: Collection[str]) -> tuple[LayoutRule, ...]:
-    """The rules of a stack for a search with some choices given; for a kind of software, those about the other choices."""
+    """Return a stack's rules for a search in which some choices are pinned. Of a stack that is known only by its kind, rules
+    about pinned choices are left out."""
     rules = (*stack_rules(stack), cp_variant_rule(stack))
     return tuple(
         rule

@@ -1,4 +1,4 @@
-"""Variants of context parallelism: how attention sees the parts of a sequence that other ranks along `cp` have.
+"""Variants of context parallelism: how attention reads the parts of a sequence that other ranks along `cp` hold.
 
 One table; derivation, legality, costs and searches read it.
 """
@@ -14,10 +14,11 @@ from shardwise.values.errors import lookup
 class ContextParallelVariant:
     """A variant of context parallelism.
 
-    `structure`: the variant that the derivation knows; the positions of a rank make no difference to it, so both rings are
-    one. `sequence_pieces` of the sequence that a rank takes: one from either end, so that causal work is even, or one.
-    `is_ring`: keys and values are passed around instead of being gathered. `exchanges_heads` for the sequence at attention.
-    `waits_for_last`: the rank with the last piece has the most scores, and the others wait for it.
+    `structure`: the variant that the derivation knows. Which positions a rank holds makes no difference there, so both rings
+    are one. `sequence_pieces`: pieces of the sequence that a rank takes: two, one from either end, so that causal work is
+    even, or one. `is_ring`: keys and values are passed around instead of being gathered. `exchanges_heads`: attention swaps
+    its sharding of the sequence for one of heads. `waits_for_last`: the rank with the last piece has the most scores, and the
+    others wait for it.
     """
 
     structure: str
@@ -37,10 +38,10 @@ CP_VARIANTS: dict[str, ContextParallelVariant] = {
 
 
 def cp_variant_names() -> tuple[str, ...]:
-    """The names that a layout may use."""
+    """Return the names that a layout may use."""
     return tuple(CP_VARIANTS)
 
 
 def get_cp_variant(name: str) -> ContextParallelVariant:
-    """A variant by name. Raises `InputError` that lists the names."""
+    """Return a variant by name. Raises `InputError` that lists the names."""
     return lookup(CP_VARIANTS, name, "cp_variant")

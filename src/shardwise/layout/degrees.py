@@ -15,17 +15,17 @@ Degrees = Mapping[str, Value]
 
 
 def seqs_per_replica(job: Job, degrees: Degrees) -> Value:
-    """Sequences of the fullest replica in one step."""
+    """Return sequences of the fullest replica in one step."""
     return ceil_div(job.num_seqs, degrees["dp"] * degrees["fsdp"])
 
 
 def num_micro_batches(job: Job, degrees: Degrees) -> Value:
-    """Micro-batches of the fullest replica in one step."""
+    """Return micro-batches of the fullest replica in one step."""
     return ceil_div(seqs_per_replica(job, degrees), degrees["micro_batch_seqs"])
 
 
 def layout_degrees(layout: Layout) -> dict[str, Any]:
-    """The numbers of a layout that rules and costs read."""
+    """Return the numbers of a layout that rules and costs read. `cp_variant` is an index, flags are 0 or 1."""
     names = ("dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "micro_batch_seqs")
     flags = {"sequence_parallel": int(layout.sequence_parallel), "async_tp": int(layout.async_tp)}
     flags |= {"cp_variant": cp_variant_names().index(layout.cp_variant), "etp": layout.expert_tp}
@@ -33,10 +33,11 @@ def layout_degrees(layout: Layout) -> dict[str, Any]:
 
 
 def atomic_degrees(architecture: Architecture, degrees: Mapping[str, Value]) -> dict[str, Value]:
-    """The degrees (numbers or arrays) with each axis that is a pair as its two parts.
+    """Return the degrees (numbers or arrays) with each compound axis as its two atomic parts.
 
-    `tp` is key-value heads times query heads of a group: tp_kv = gcd(tp, K), tp_rep the rest. Of `fsdp`, expert
-    parallelism borrows `ep` (but for the part of it that is `tp`, with whole experts); what is left of it keeps the name.
+    `tp` is key-value heads times query heads of a group: tp_kv = gcd(tp, K), tp_rep the rest. Expert parallelism borrows `ep`
+    from `fsdp`, which keeps the quotient. With whole experts (etp = 1) it is taken from `tp` first, and from `fsdp` only what
+    exceeds it.
     """
     tp = degrees["tp"]
     tp_kv = gcd(tp, architecture.num_kv_heads)

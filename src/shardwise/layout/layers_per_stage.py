@@ -1,10 +1,10 @@
 """How many layers each pipeline stage holds.
 
-The embedding and the head count as a layer each, a module of multi-token prediction as two (a block and a head), and
-virtual stages differ by at most one (126 layers on 16 stages are 7 + 14 times 8 + 7). What is left over goes to the
-interior stages first. Several virtual stages on each rank are alike where that can be, with or without what the ends count. The
-first and the last virtual stage, which have the embedding and the head, may go without a layer (126 layers on 128). A layout
-may give other numbers; each stage deals its own out to its virtual stages.
+The embedding and the head each count as a layer, a module of multi-token prediction as two (a block and a head), and virtual
+stages differ by at most one: 126 layers on 16 stages are 7, then 14 times 8, then 7. Interior stages get the remainder first.
+Several virtual stages on each rank hold equally many layers where that is possible, with or without the weight of the ends.
+The first and the last virtual stage, which have the embedding and the head, may go without a layer (126 layers on 128). A
+layout may give other numbers; each stage then divides its own among its virtual stages.
 """
 
 from __future__ import annotations
@@ -23,33 +23,29 @@ MAX_EMPTY_STAGES = 2  # virtual stages without a layer: the first and the last o
 
 
 def stage_placement(layout: Layout) -> StagePlacement:
-    """The rank along `pp` of each virtual stage of a layout."""
+    """Return the rank along `pp` of each virtual stage of a layout."""
     return get_schedule(layout.schedule).placement(layout.pp, layout.num_virtual_stages)
 
 
 def layers_by_stage(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
-    """Layers on each stage of a layout: the given ones, or the natural ones."""
+    """Return the layers on each stage of a layout: those that it gives, or the natural ones."""
     return layout.layers_per_stage or natural_layers_by_stage(architecture, stage_placement(layout))
 
 
 def layers_by_virtual_stage(architecture: Architecture, layout: Layout) -> tuple[int, ...]:
-    """Layers of each virtual stage of a layout, in the model's order."""
-    num_virtual_stages, layers_per_stage, placement = (
-        layout.num_virtual_stages,
-        layout.layers_per_stage,
-        stage_placement(layout),
-    )
-    if layers_per_stage is None:
+    """Return the layers of each virtual stage of a layout, in the model's order."""
+    virtual, by_stage, placement = (layout.num_virtual_stages, layout.layers_per_stage, stage_placement(layout))
+    if by_stage is None:
         return even_layers_on_placement(architecture, placement)
     stage_layers = [
-        iter(_split_over_virtual_stages(layers, num_virtual_stages, reverse=stage == 0 and layers < num_virtual_stages))
-        for stage, layers in enumerate(layers_per_stage)
+        iter(_split_over_virtual_stages(layers, virtual, reverse=stage == 0 and layers < virtual))
+        for stage, layers in enumerate(by_stage)
     ]
     return tuple(next(stage_layers[rank]) for rank in placement.ranks)
 
 
 def min_layers_per_stage(placement: StagePlacement) -> tuple[int, ...]:
-    """The fewest layers that each stage can have: one for each virtual stage but those of embedding and head.
+    """Return the fewest layers that each stage can have: one for each virtual stage but those of embedding and head.
 
     >>> from shardwise.pipeline.actions import loop_placement, v_placement
     >>> placements = loop_placement(4, 1), loop_placement(4, 2), v_placement(4), loop_placement(1, 1)
@@ -61,19 +57,18 @@ def min_layers_per_stage(placement: StagePlacement) -> tuple[int, ...]:
     return placement.sum_by_rank((0, *[1] * (len(placement.ranks) - 2), 0))
 
 
-def _split_over_virtual_stages(layers: int, num_virtual_stages: int, *, reverse: bool) -> list[int]:
-    """A stage's layers over its virtual stages; those with one more are the first, or the last: then the embedding's has none."""
-    layer_counts = [
-        layers // num_virtual_stages + (index < layers % num_virtual_stages) for index in range(num_virtual_stages)
-    ]
-    return layer_counts[::-1] if reverse else layer_counts
+def _split_over_virtual_stages(layers: int, virtual: int, *, reverse: bool) -> list[int]:
+    """Divide a stage's layers among its virtual stages: the first get the remainder, or with `reverse` the last, so that the
+    embedding's may be empty."""
+    counts = [layers // virtual + (index < layers % virtual) for index in range(virtual)]
+    return counts[::-1] if reverse else counts
 
 
 def even_layers_by_virtual_stage(architecture: Architecture, pp: int, num_virtual_stages: int) -> tuple[int, ...]:
-    """Layers of each of pp times so many virtual stages, as even as they can be.
+    """Return the layers of each of pp · num_virtual_stages virtual stages, as even as they can be.
 
-    The ends make room as long as that leaves no stage without a layer; where there are too few, the last goes without one, then
-    the first.
+    Embedding and head count as layers as long as that leaves no stage without one. With too few layers the last stage has
+    none, then the first.
     """
     num_layers, num_stages = architecture.num_layers, pp * num_virtual_stages
     if num_layers < num_stages:
@@ -96,10 +91,10 @@ def even_layers_by_virtual_stage(architecture: Architecture, pp: int, num_virtua
 
 
 def has_equal_stages(architecture: Architecture, pp: Value, num_virtual_stages: Value) -> Value:
-    """Whether virtual stages, as even as they can be, are alike, with embedding and head counted or without.
+    """Return whether all virtual stages can have equally many layers, with embedding and head counted or without.
 
-    Else some wait for others in every micro-batch, and a stage holds other than its layers say; of one on each stage it is not
-    asked. Source: Megatron-LM, which asks the same unless a layout says its stages.
+    Otherwise some stages wait for others in every micro-batch. One virtual stage on each rank always passes. Source:
+    Megatron-LM, which requires the same unless a layout gives its stages.
 
     >>> from shardwise.model.load import load_model
     >>> [v for v in range(1, 9) if has_equal_stages(load_model("llama-3-405b"), 16, v)]
@@ -112,29 +107,29 @@ def has_equal_stages(architecture: Architecture, pp: Value, num_virtual_stages: 
 
 
 def _end_weights(architecture: Architecture) -> tuple[tuple[int, int], ...]:
-    """What the first and the last stage count beside their layers: a head with modules of multi-token prediction, or alone."""
+    """Return what embedding and head count as, in layers: the head with the modules of multi-token prediction, or alone."""
     return (1, 1 + 2 * architecture.num_predict_layers), (1, 1)
 
 
 def _divides_evenly(num_layers: int, num_stages: Value, end_weights: tuple[int, int]) -> Value:
-    """Whether stages that count this at their ends all count the same, with a layer on each."""
-    weighted_layers = num_layers + sum(end_weights)
-    return (weighted_layers % num_stages == 0) & (weighted_layers // num_stages > max(end_weights))
+    """Return whether layers and end weights divide into stages of one size, with a layer on each."""
+    total = num_layers + sum(end_weights)
+    return (total % num_stages == 0) & (total // num_stages > max(end_weights))
 
 
 def natural_layers_by_stage(architecture: Architecture, placement: StagePlacement) -> tuple[int, ...]:
-    """Layers on each stage of a pipeline where none are given, those of its virtual stages added up."""
+    """Return the layers on each stage of a pipeline that gives none: the sums over its virtual stages."""
     return placement.sum_by_rank(even_layers_on_placement(architecture, placement))
 
 
 def even_layers_on_placement(architecture: Architecture, placement: StagePlacement) -> tuple[int, ...]:
-    """Layers of each virtual stage of a placement, as even as they can be."""
+    """Return the layers of each virtual stage of a placement, as even as they can be."""
     num_ranks = placement.num_ranks
     return even_layers_by_virtual_stage(architecture, num_ranks, len(placement.ranks) // num_ranks)
 
 
 def dense_layers_by_stage(architecture: Architecture, stages: Sequence[int]) -> tuple[int, ...]:
-    """How many of the layers of stages, in the model's order, are leading dense ones, whose MLP has no experts."""
+    """Return how many layers of each stage, in the model's order, are leading dense ones, whose MLP has no experts."""
     dense_layers, remaining = [], architecture.num_dense_layers
     for layers in stages:
         dense_layers.append(min(layers, remaining))
@@ -143,19 +138,19 @@ def dense_layers_by_stage(architecture: Architecture, stages: Sequence[int]) -> 
 
 
 def num_recomputed_layers(layers: Mapping[str, Value], max_layers: Value | None) -> dict[str, Value]:
-    """How many of a stage's layers of each kind recompute: the first `max_layers`, dense ones before the others; None: all.
+    """Return how many of a stage's layers of each kind recompute: the first `max_layers`, dense ones first; None: all.
 
-    Source: Megatron-LM, --recompute-method block with --recompute-num-layers. Assumes that a stage's dense layers come
-    first, which virtual stages need not keep to.
+    Source: Megatron-LM, --recompute-method block with --recompute-num-layers. Assumes that a stage's dense layers come first,
+    which does not hold for every division into virtual stages.
     """
     if max_layers is None:
         return dict(layers)
-    recomputed, remaining = {}, max_layers
+    counts, left_over = {}, max_layers
     for kind, count in layers.items():
         is_absent = isinstance(count, int) and count == 0
-        recomputed[kind] = 0 if is_absent else minimum(remaining, count)
-        remaining = remaining - recomputed[kind]
-    return recomputed
+        counts[kind] = 0 if is_absent else minimum(left_over, count)
+        left_over = left_over - counts[kind]
+    return counts
 
 
 @lru_cache(maxsize=4096)

@@ -22,7 +22,7 @@ OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
 
 
 class OffloadTargets(NamedTuple):
-    """What is kept in host memory: moments and master weights; activations saved for the backward pass."""
+    """What is kept in host memory: `optimizer`, moments and master weights; `activations`, those saved for the backward pass."""
 
     optimizer: bool
     activations: bool
@@ -39,7 +39,7 @@ AXES = ("dp", "fsdp", "tp", "cp", "pp", "ep")
 
 
 def get_offload_targets(offload: str) -> OffloadTargets:
-    """What a choice of offload keeps in host memory. Raises `InputError` that lists the names."""
+    """Return what a choice of offload keeps in host memory. Raises `InputError` that lists the names."""
     return lookup(OFFLOAD_TARGETS, offload, "offload")
 
 
@@ -89,7 +89,7 @@ class Layout:
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """A layout from words, KEY=VALUE with the names of its fields; `str` of a layout is such a text.
+        """Return the layout of a text of KEY=VALUE words, whose keys are field names; `str` of a layout is such a text.
 
         Fields that are left out take natural values: ZeRO-3 where fsdp > 1, sequence parallelism where tp > 1, the natural
         schedule for the stages. A placement is written AXES@LEVELS, axes from the innermost, then levels of the network.
@@ -142,7 +142,7 @@ class Layout:
 
     @property
     def expert_tp(self) -> int:
-        """Degree by which each expert is split."""
+        """Degree by which each expert is split: `etp`, or `tp` where that is None."""
         return self.tp if self.etp is None else self.etp
 
     @property
@@ -152,12 +152,12 @@ class Layout:
 
     @property
     def offloads_optimizer(self) -> bool:
-        """Whether moments and master weights are kept in host memory."""
+        """True if moments and master weights are kept in host memory."""
         return get_offload_targets(self.offload).optimizer
 
     @property
     def offloads_activations(self) -> bool:
-        """Whether activations saved for the backward pass are kept in host memory."""
+        """True if activations saved for the backward pass are kept in host memory."""
         return get_offload_targets(self.offload).activations
 
     @property
@@ -206,10 +206,10 @@ ALIASES: Mapping[str, str] = {
 
 
 def parse_fields(text: str, *, what: str = "layout", also: Collection[str] = ()) -> dict[str, Any]:
-    """The values of a layout's fields by name, and whole numbers for the names in `also`.
+    """Return the values of a layout's fields by name, and whole numbers for the names in `also`.
 
-    Raises `InputError` for a word that is no KEY=VALUE, a key that is not known or given twice, and a value of another kind;
-    `what` stands before the problem.
+    Raises `InputError`, which begins with `what`, for a word that is no KEY=VALUE, a key that is unknown or given twice, and a
+    value of another kind.
     """
     field_values: dict[str, Any] = {}
     for word in text.split():
@@ -227,8 +227,10 @@ def parse_fields(text: str, *, what: str = "layout", also: Collection[str] = ())
 
 
 def layout_from_fields(field_values: Mapping[str, Any]) -> Layout:
-    """The layout with these fields. Fields that are left out take natural values: ZeRO-3 where fsdp > 1, sequence parallelism
-    where tp > 1, the natural schedule for the stages. Raises `InputError` for values that no layout has."""
+    """Return the layout with these fields; fields that are left out take natural values, as in `Layout.parse`.
+
+    Raises `InputError` for values that no layout has.
+    """
     fsdp, tp, pp = (field_values.get(axis, 1) for axis in ("fsdp", "tp", "pp"))
     natural = {
         "zero_stage": natural_zero_stage(fsdp), "sequence_parallel": tp > 1,
@@ -238,7 +240,7 @@ def layout_from_fields(field_values: Mapping[str, Any]) -> Layout:
 
 
 def natural_zero_stage(fsdp: int) -> int:
-    """The natural ZeRO stage for a degree of fsdp."""
+    """Return the natural ZeRO stage for a degree of fsdp."""
     return 3 if fsdp > 1 else 0
 
 

@@ -1,4 +1,4 @@
-"""Read a layout from its payload's keys; fields that follow from the others are checked, natural layers per stage dropped."""
+"""Read a layout from its payload. Keys that follow from the others are checked; natural layers per stage are dropped."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,18 +23,15 @@ DERIVED_FIELDS = ("num_micro_batches", "max_seqs_per_replica")
 
 
 def parse_layout(payload: Mapping[str, Any], architecture: Architecture, job: Job) -> Layout:
-    """A layout from its payload's keys. Derived keys may be given, and must then be what follows from the others.
+    """Return the layout of a payload. Derived keys may be given, and must then be what follows from the others.
 
-    `layers_per_stage` may say what is natural; only other numbers are a choice, and are kept as one.
+    `layers_per_stage` may hold the natural numbers; only other ones are a choice, and are kept as one. Raises `InputError`.
     """
-    field_values = dict(parse_dataclass(dict[str, Any], payload, "layout"))
-    derived_values, text = (
-        {key: field_values.pop(key) for key in DERIVED_FIELDS if key in field_values},
-        field_values.pop("text", None),
-    )
-    if isinstance(field_values.get("placement"), Mapping):
-        field_values["placement"] = known_fields(Placement, field_values["placement"])
-    layout = check_derived_fields(parse_dataclass(Layout, field_values, "layout"), derived_values, architecture, job)
+    fields = dict(parse_dataclass(dict[str, Any], payload, "layout"))
+    derived, text = ({key: fields.pop(key) for key in DERIVED_FIELDS if key in fields}, fields.pop("text", None))
+    if isinstance(fields.get("placement"), Mapping):
+        fields["placement"] = known_fields(Placement, fields["placement"])
+    layout = check_derived_fields(parse_dataclass(Layout, fields, "layout"), derived, architecture, job)
     if text is not None and _without_placement(Layout.parse(str(text)), architecture) != _without_placement(
         layout, architecture
     ):
@@ -45,24 +42,22 @@ def parse_layout(payload: Mapping[str, Any], architecture: Architecture, job: Jo
 
 
 def _without_placement(layout: Layout, architecture: Architecture) -> Layout:
-    """The layout without its placement, which a text may leave out."""
     return replace(_drop_default_stages(layout, architecture), placement=None)
 
 
-def check_derived_fields(
-    layout: Layout, derived_values: Mapping[str, Any], architecture: Architecture, job: Job
-) -> Layout:
-    """A layout of a model and job. Raises `InputError` where what is given of `DERIVED_FIELDS` does not follow from it."""
+def check_derived_fields(layout: Layout, derived: Mapping[str, Any], architecture: Architecture, job: Job) -> Layout:
+    """Return the layout without natural layers per stage. Raises `InputError` where a value of `DERIVED_FIELDS` does not
+    follow from it."""
     layout = _drop_default_stages(layout, architecture)
     degrees = layout_degrees(layout)
-    expected_values = {
+    expected = {
         "num_micro_batches": num_micro_batches(job, degrees),
         "max_seqs_per_replica": seqs_per_replica(job, degrees),
     }
     wrong = [
-        f"layout: {key} is {derived_values[key]!r}, but {value!r} follows from the rest; leave it out or change the degrees"
-        for key, value in expected_values.items()
-        if key in derived_values and derived_values[key] != value
+        f"layout: {key} is {derived[key]!r}, but {value!r} follows from the rest; leave it out or change the degrees"
+        for key, value in expected.items()
+        if key in derived and derived[key] != value
     ]
     if wrong:
         raise InputError(*wrong)
@@ -70,7 +65,6 @@ def check_derived_fields(
 
 
 def _drop_default_stages(layout: Layout, architecture: Architecture) -> Layout:
-    """The layout without layers per stage, if these are the natural ones."""
     if (
         layout.pp * layout.num_virtual_stages > architecture.num_layers + MAX_EMPTY_STAGES
     ):  # the legality rules report what is wrong

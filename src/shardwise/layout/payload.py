@@ -40,13 +40,13 @@ LayoutPayload = Annotated[dict[str, Any], MergedFields(Layout, DerivedFields)]
 
 
 def layout_payload(layout: Layout, architecture: Architecture, job: Job, topology: Topology | None) -> dict[str, Any]:
-    """The fields of a layout, with what follows from it for a model, a job and a network.
+    """Return the fields of a layout, with what follows from it for a model, a job and a network.
 
     >>> from shardwise.hardware.cluster_loading import load_cluster
     >>> from shardwise.model.load import load_model
     >>> job, network = Job(global_batch_tokens=2**20, seq_len=4096), load_cluster("h100:16").topology
-    >>> found = layout_payload(Layout.parse("fsdp=2 tp=8 pp=1"), load_model("llama-3-8b"), job, network)
-    >>> found["tp"], found["num_micro_batches"], found["placement"]["cuts"]["fsdp"]
+    >>> payload = layout_payload(Layout.parse("fsdp=2 tp=8 pp=1"), load_model("llama-3-8b"), job, network)
+    >>> payload["tp"], payload["num_micro_batches"], payload["placement"]["cuts"]["fsdp"]
     (8, 128, [1, 2])
     """
     degrees = layout_degrees(layout)

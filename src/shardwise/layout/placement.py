@@ -1,8 +1,8 @@
-"""Which links each axis of a layout runs over.
+"""Network links that each axis of a layout runs over.
 
-A placement is an order of the axes, innermost first, and an order of the topology's levels (axes of the torus and then
-its pods, or tiers of the switch). Each axis in turn takes from each level in turn as much as both still have: its *cuts*.
-The same order numbers the ranks of a run.
+A placement is an order of the axes, innermost first, and an order of the topology's levels (axes of the torus and then its
+pods, or tiers of the switch). Each axis in turn takes from each level in turn as much as both still have: its *cuts*. The same
+order numbers the ranks of a run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Placement:
 
 
 def searched_placements(topology: Topology) -> tuple[Placement, ...]:
-    """The placements that a search prices: each axis order on each order of a torus's axes, or on the tiers.
+    """Return the placements that a search prices: each axis order on each order of a torus's axes, or on the tiers.
 
     Pods are always filled last, by the outermost axes: nothing else is worth their far slower network.
     """
@@ -62,44 +62,44 @@ def searched_placements(topology: Topology) -> tuple[Placement, ...]:
 
 
 def _inner_and_outer_levels(topology: Topology) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tiers, or the axes of the torus, and the level of its pods if any."""
+    """Return the levels within a pod (tiers, or axes of the torus) and the level of the pods, if there are any."""
     levels = tuple(range(len(topology.levels)))
     return (levels[:-1], levels[-1:]) if isinstance(topology, Pods) else (levels, ())
 
 
 def default_placement(topology: Topology) -> Placement:
-    """Tensor parallelism innermost, on the smallest axis of a torus or the innermost tier; pods outermost."""
+    """Return the placement with tensor parallelism innermost, on the smallest axis of a torus or the innermost tier, and pods
+    outermost."""
     inside, outside = _inner_and_outer_levels(topology)
     order = inside if isinstance(topology, Switched) else sorted(inside, key=lambda i: topology.levels[i])
     return Placement(axes=AXIS_ORDERS[0], levels=(*order, *outside))
 
 
 def cuts_by_axis(topology: Topology, placement: Placement, degrees: Mapping[str, Value]) -> dict[str, tuple[Cut, ...]]:
-    """The cuts of each atomic axis on every level, for degrees that multiply to the number of devices."""
+    """Return the cuts of each atomic axis on every level, for degrees that multiply to the number of devices.
+
+    Raises `InputError` for a placement of another number of levels.
+    """
     if len(placement.levels) != len(topology.levels):
         raise InputError(
             f"placement: levels are {placement.levels}; an order of the network's {len(topology.levels)} levels is required"
         )
-    remaining_sizes: list[Value] = list(topology.levels)
-    strides: list[Value] = [1] * len(remaining_sizes)
+    sizes: list[Value] = list(topology.levels)
+    strides: list[Value] = [1] * len(sizes)
     cuts: dict[str, tuple[Cut, ...]] = {}
     for axis in (atom for group in placement.axes for atom in ATOMIC_AXES.get(group, (group,))):
-        remaining_degree = degrees[axis]
+        degree = degrees[axis]
         axis_cuts: list[Cut] = [Cut(1, s) for s in strides]
         for level in placement.levels:
-            size = gcd(remaining_degree, remaining_sizes[level])
+            size = gcd(degree, sizes[level])
             axis_cuts[level] = Cut(size, strides[level])
-            remaining_degree, remaining_sizes[level], strides[level] = (
-                remaining_degree // size,
-                remaining_sizes[level] // size,
-                strides[level] * size,
-            )
+            degree, sizes[level], strides[level] = (degree // size, sizes[level] // size, strides[level] * size)
         cuts[axis] = tuple(axis_cuts)
     return cuts
 
 
 def degrees_across_pods(topology: Topology, placement: Placement, degrees: Mapping[str, Value]) -> dict[str, Value]:
-    """The axes that cross pods, and over how many of them; empty on one pod and behind switches."""
+    """Return the axes that cross pods, and over how many pods each does; empty on one pod and with switches."""
     if not isinstance(topology, Pods):
         return {}
     cuts = cuts_by_axis(topology, placement, degrees)

@@ -25,8 +25,12 @@ EXPERT_AXES: Axes = ("ep",)
 
 @dataclass(frozen=True, slots=True)
 class ShardingScheme:
-    """The structure of a layout, without its degrees, and the job's optimizer: what the derivation depends on. `shares_amax`: its
-    precision recipe takes scales from the largest sizes that any rank has cast."""
+    """The choices of a layout without its degrees, and the job's optimizer: what the derivation depends on.
+
+    `cp_variant` is the derived one ("ring" for zigzag too). `experts`: the model has experts. `whole_experts`: each expert is
+    on one device, and `ep` splits over `tp` as well. `shares_amax`: the precision recipe takes scales from the largest values
+    of any rank.
+    """
 
     zero_stage: int
     sequence_parallel: bool
@@ -40,12 +44,12 @@ class ShardingScheme:
 
     @property
     def expert_axes(self) -> Axes:
-        """Axes that split experts from each other; `ep` is the minor one: rows go over it while they are split over `tp`."""
+        """Axes that split experts from each other; `ep` is the minor one: tokens cross it while they are split over `tp`."""
         return TP_AXES + EXPERT_AXES if self.whole_experts else EXPERT_AXES
 
     @property
     def is_ring(self) -> bool:
-        """Whether keys and values are passed around a ring instead of being gathered."""
+        """True if keys and values are passed around a ring instead of being gathered."""
         return get_cp_variant(self.cp_variant).is_ring
 
     @property
@@ -55,8 +59,10 @@ class ShardingScheme:
 
     @property
     def replica_axes(self) -> Axes:
-        """Axes that split sequences and no weight where it is used: every gradient is a sum over them of what replicas have. Of
-        experts, which take the rows of a whole `ep` group, no rank has the gradient of its own sequences alone."""
+        """Axes that split sequences and no weight where it is used: every gradient is a sum over them.
+
+        Experts take the tokens of a whole `ep` group, so no rank has their gradient for its own sequences alone.
+        """
         return tuple(axis for axis in self.batch_axes if axis not in self.expert_axes)
 
     @property
@@ -66,13 +72,13 @@ class ShardingScheme:
 
 
 def make_sharding_scheme(layout: Layout) -> ShardingScheme:
-    """The structure of a layout (whether there are experts is the model's, the optimizer and `shares_amax` the job's)."""
+    """Return the scheme of a layout. `experts` (the model's), `optimizer` and `shares_amax` (the job's) have their defaults."""
     mode = ParallelMode(layout.cp_variant, layout.async_tp, layout.expert_tp != layout.tp)
     return make_scheme_of_mode(layout.zero_stage, layout.sequence_parallel, layout.recompute, mode)
 
 
 class ParallelMode(NamedTuple):
-    """The modes in which the same degrees can run."""
+    """Choices that the same degrees leave open."""
 
     cp_variant: str
     async_tp: bool
@@ -80,7 +86,7 @@ class ParallelMode(NamedTuple):
 
 
 def make_scheme_of_mode(zero_stage: int, sequence_parallel: bool, recompute: str, mode: ParallelMode) -> ShardingScheme:
-    """The same from its parts. Both rings are one structure: which positions a rank has makes no difference to it."""
+    """Return the scheme of a mode. Both rings have one: which positions a rank holds makes no difference to the derivation."""
     return ShardingScheme(
         zero_stage, sequence_parallel, recompute, cp_variant=get_cp_variant(mode.cp_variant).structure, async_tp=mode.async_tp,
         whole_experts=mode.whole_experts,

@@ -1,4 +1,4 @@
-"""Which plans the engine runs: one rule for searches, for the checks before a run, and for the engine. No PyTorch."""
+"""Rules of what `train` runs: one table for searches, for the checks before a run, and for the engine. It imports no PyTorch."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def _router_problem(architecture: Architecture) -> str | None:
 
 
 def rotary_problem(architecture: Architecture) -> str | None:
-    """What is wrong with a model's rotary angles for the width of its heads."""
+    """Return what is wrong with a model's rotary angles for the width of its heads; None if nothing is."""
     width = architecture.rope_head_dim or architecture.head_dim
     return architecture.numerics.rotary.problem(width) if architecture.structure.has_rotary else None
 
 
 def _recipe_rule(
-    name: str, recipe_of_job: RecipeOfJob, legal: Callable[[Precision, int, Degrees], Value], explain: Callable[[Precision, Degrees], str]
+    name: str, recipe_of_job: RecipeOfJob, legal: Callable[[Precision, int, Degrees], Value],
+    explain: Callable[[Precision, Degrees], str],
 ) -> LayoutRule:  # fmt: skip
-    """A requirement on degrees that a precision recipe makes."""
     return LayoutRule(
         name,
         lambda a, j, n, d: (d["tp"] > 0) & legal(recipe_of_job(j), n, d),
@@ -84,7 +84,8 @@ def _recipe_rules(recipe_of_job: RecipeOfJob) -> tuple[LayoutRule, ...]:
 
 
 def _has_scaled_state(precision: Precision) -> bool:
-    """Whether what rests, beside gradients, has scales that a process has to have all elements for."""
+    """Return whether resting weights or moments have scales, which a process can compute only from all elements under one
+    scale."""
     return precision.weights not in ENGINE_FORMATS or bool({*precision.moment_dtypes} & {*SCALED_FORMATS})
 
 
@@ -113,7 +114,7 @@ ENGINE_RULES: tuple[LayoutRule, ...] = (
 
 
 def job_for_engine(job: Job) -> Job:
-    """The job with the engine's loss. Raises `InputError` for a precision recipe that no layout runs with."""
+    """Return the job with the engine's loss. Raises `InputError` for a precision recipe that no layout runs with."""
     raise_problems([*_recipe_problems(get_precision(job.precision), job.optimizer)])
     return replace(job, loss=ENGINE_LOSS)
 
@@ -121,8 +122,8 @@ def job_for_engine(job: Job) -> Job:
 def require_runnable(
     architecture: Architecture, layout: Layout, precision: Precision, optimizer: str = DEFAULT_OPTIMIZER
 ) -> None:
-    """Raise `InputError` with everything in a layout, a precision recipe and the optimizer under them that the engine does not
-    support, and the fix."""
+    """Raise `InputError` with everything in a layout, a precision recipe and an optimizer that the engine does not support,
+    and the fix."""
     broken = (
         *_pin_problems(layout),
         *_rule_problems(architecture, layout, precision),
@@ -152,7 +153,8 @@ def _rule_problems(architecture: Architecture, layout: Layout, precision: Precis
 
 
 def add_engine_pins(pins: Mapping[str, Any]) -> dict[str, Any]:
-    """Pins of a search, with those that leave only what the engine runs. Raises `InputError` for a pin that it does not run."""
+    """Return pins of a search with those that leave only what the engine runs. Raises `InputError` for a pin that it does not
+    run."""
     raise_problems(
         [
             f"--runnable: {name}={_flag_value(pins[name])} is planned, not yet runnable; {name}={_flag_value(value)} is required"
@@ -164,7 +166,7 @@ def add_engine_pins(pins: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pin_flags(changes: Mapping[str, object]) -> str:
-    """Flags of `shardwise plan` for values of a layout."""
+    """Return the flags of `shardwise plan` for values of a layout."""
     return " ".join(f"--pin {name}={'all' if value is None else _flag_value(value)}" for name, value in changes.items())
 
 
@@ -183,7 +185,7 @@ def _recipe_problems(precision: Precision, optimizer: str) -> Iterator[str]:
 
 
 def _unsupported_formats(precision: Precision, optimizer: str) -> Iterator[str]:
-    """What the engine does not support of a recipe with an optimizer, whatever the layout."""
+    """Yield what the engine does not support of a recipe with an optimizer, whatever the layout."""
     resting_formats = {
         precision.accumulated_gradients or precision.gradients, precision.master or precision.activations,
         precision.activations, precision.update_gradients or precision.activations,

@@ -19,7 +19,11 @@ from shardwise.values.errors import describe_unknown
 
 @dataclass(frozen=True, slots=True)
 class LayoutRule:
-    """A rule: `legal` takes the degrees (numbers or arrays); `explain` says for one layout what is wrong and the fix."""
+    """A rule: `legal` takes the degrees (numbers or arrays); `explain` says for one layout what is wrong and the fix.
+
+    On arrays `legal` gives a truth value for each row, so it combines terms by `&` and `|`, never by `and` or `or`, and
+    `(d["tp"] > 0) & flag` makes an array of one flag. The first rule that a candidate breaks is the one that counts it.
+    """
 
     name: str
     legal: Callable[[Architecture, Job, int, Degrees], Value]
@@ -33,7 +37,6 @@ def _tp_divides_heads(architecture: Architecture, tp: Value) -> Value:
 
 
 def _legal_tp_degrees(architecture: Architecture) -> str:
-    """Degrees of tp that divide heads and hidden width."""
     heads = architecture.num_heads
     legal_degrees = (
         n
@@ -44,7 +47,7 @@ def _legal_tp_degrees(architecture: Architecture) -> str:
 
 
 def _hidden_widths(architecture: Architecture) -> tuple[int, ...]:
-    """Hidden widths that tp splits: of the MLP or of an expert, of the shared expert, of the leading dense layers."""
+    """Return the hidden widths that tp splits: of the MLP or of an expert, of the shared expert, of the leading dense layers."""
     widths = (architecture.d_ff, architecture.shared_expert_width, architecture.dense_d_ff)
     return tuple(width for width in widths if width)
 
@@ -57,36 +60,36 @@ def _divides_widths(architecture: Architecture, tp: Value) -> Value:
 
 
 def _sequence_pieces(degrees: Degrees) -> int:
-    """Pieces of the sequence that a rank along cp takes: one in a plain ring, else one from either end."""
+    """Return the pieces of the sequence that a rank along cp takes: one in a plain ring, else one from either end."""
     return _cp_variant(degrees).sequence_pieces
 
 
 def _cp_variant(degrees: Degrees) -> ContextParallelVariant:
-    """The variant with this index among the choices."""
     return get_cp_variant(cp_variant_names()[degrees["cp_variant"]])
 
 
 def _borrows_evenly(degrees: Degrees) -> Value:
-    """Expert parallelism takes whole parts of fsdp; with whole experts it takes all of tp first."""
+    """Return whether ep takes whole parts of fsdp; with whole experts (etp = 1) it takes all of tp first."""
     expert_devices = degrees["ep"] * degrees["etp"]
     fsdp_part = maximum(expert_devices // degrees["tp"], 1)
     return (expert_devices % degrees["tp"] == 0) & (degrees["fsdp"] % fsdp_part == 0)
 
 
 def _legal_ep_degrees(architecture: Architecture, degrees: Degrees) -> str:
-    """Degrees of ep that divide both the experts and the axes that they are taken from."""
+    """Return the degrees of ep that divide both the experts and the axes that they are taken from."""
     max_ep = degrees["fsdp"] * degrees["tp"] // degrees["etp"]
     legal_degrees = (n for n in range(1, max_ep + 1) if max_ep % n == 0 and architecture.num_experts % n == 0)
     return ", ".join(str(n) for n in legal_degrees if _borrows_evenly({**degrees, "ep": n})) or "none"
 
 
 def no_experts_problem(architecture: Architecture, ep: Value) -> str:
-    """What is wrong with a degree of ep, or with an etp, for a dense model."""
+    """Return what is wrong with a degree of ep, or with an etp, for a dense model."""
     return f"{architecture.name} has no experts for ep = {ep} or an etp to split; leave both out"
 
 
 def _accepts_micro_batches(job: Job, degrees: Degrees) -> Value:
-    """Whether a schedule can run with so many micro-batches; from both ends each device has two stages."""
+    """Return whether a schedule can run so many micro-batches; a bidirectional one, with two stages on each device, needs an
+    even pp."""
     schedule, pp, number = get_schedule(degrees["schedule"]), degrees["pp"], num_micro_batches(job, degrees)
     stages = pp, degrees["num_virtual_stages"]
     even = pp % 2 == 0 if schedule.bidirectional else True
@@ -96,7 +99,6 @@ def _accepts_micro_batches(job: Job, degrees: Degrees) -> Value:
 
 
 def _explain_micro_batches(job: Job, degrees: Degrees) -> str:
-    """A schedule's requirement on micro-batches, and the number found."""
     schedule, pp, virtual = degrees["schedule"], degrees["pp"], degrees["num_virtual_stages"]
     definition = get_schedule(schedule)
     fewest, multiple = definition.min_micro_batches(pp, virtual), definition.micro_batch_multiple(pp, virtual)
@@ -110,14 +112,14 @@ def _explain_micro_batches(job: Job, degrees: Degrees) -> str:
 
 
 def _fitting_virtual_stages(degrees: Degrees) -> str:
-    """The smallest number of virtual stages that a schedule allows; empty where there is none."""
+    """Return a hint at the smallest number of virtual stages that a schedule allows; empty where there is none."""
     supports, pp = get_schedule(degrees["schedule"]).supports, degrees["pp"]
     fewest = next((virtual for virtual in (1, 2) if supports(pp, virtual)), None)
     return f", or num_virtual_stages={fewest}" if fewest else ""
 
 
 def _suggest_fsdp(num_devices: int, degrees: Degrees) -> str:
-    """The degree of fsdp that would use all devices, if there is one."""
+    """Return the degree of fsdp that would use all devices, or which degrees to change."""
     other_degrees = degrees["dp"] * degrees["tp"] * degrees["cp"] * degrees["pp"]
     if num_devices % other_degrees == 0:
         return f"with the other degrees as they are, fsdp = {num_devices // other_degrees} would fill it"
@@ -286,8 +288,10 @@ EQUAL_STAGES = LayoutRule(
 
 
 def tensor_set_problems(architecture: Architecture, policy: str) -> list[str]:
-    """What is wrong with a set of tensors to keep, which all have to be results of a model's layers; and with a budget, for which
-    a set has not been chosen."""
+    """Return the problems of a recompute policy that is a set of tensors: all must be results of the model's layers.
+
+    A byte budget is a problem here, since no set has been chosen for it.
+    """
     if is_byte_budget(policy):
         return [
             f"recompute: {policy} asks for a set of tensors, which estimate, memory and plan choose; a set is required here"

@@ -1,4 +1,5 @@
-"""What a software stack supports of a layout and a job: one table of rules for searches, plans, and the warnings of an estimate.
+"""Rules of what a software stack supports of a layout and a job: one table for searches, plans, and the warnings of an
+estimate.
 
 A stack that is known only by its kind supports whatever is pinned; choices that are not pinned are searched among those that
 some stack of the kind has (`layout/choices.py`).
@@ -35,23 +36,23 @@ COMMON_PRODUCT_FORMATS = ("fp64", "fp32", "bf16", "fp16")  # of products, in any
 
 
 def stack_of(cluster: Cluster) -> Stack | None:
-    """The stack that a cluster is predicted for; None for a bound."""
+    """Return the stack that a cluster is predicted for; None for a bound."""
     return get_stack(cluster.calibration.stack) if cluster.calibration else None
 
 
 def layout_as_run(stack: Stack | None, layout: Layout) -> Layout:
-    """The layout as the stack runs it: with asynchronous tensor parallelism where the stack always overlaps."""
+    """Return the layout as the stack runs it: with asynchronous tensor parallelism where the stack always overlaps."""
     overlaps = stack is not None and stack.overlaps_tp and layout.tp > 1 and layout.sequence_parallel
     return replace(layout, async_tp=True) if overlaps else layout
 
 
 def forbids_recompute(job: Job, module: str) -> bool:
-    """Whether a module may not be run again under a job's precision."""
+    """Return whether a module may not be recomputed under a job's precision."""
     return module in NEVER_WITH_DELAYED_SCALING and get_precision(job.precision).scaling == "delayed"
 
 
 def stack_rules(stack: Stack) -> tuple[LayoutRule, ...]:
-    """A stack's requirements on degrees, beyond legality."""
+    """Return a stack's requirements on degrees, beyond legality."""
     abilities, name = stack.abilities, stack.name
     return (
         *(_axis_rule(name, axis, abilities.axes) for axis in SPLITTING_AXES if axis not in abilities.axes),
@@ -99,7 +100,7 @@ def stack_rules(stack: Stack) -> tuple[LayoutRule, ...]:
 
 
 def cp_variant_rule(stack: Stack) -> LayoutRule:
-    """The variant of context parallelism that a mode uses, where the sequence is split."""
+    """Return the rule about the variant of context parallelism, where the sequence is split."""
     variants = stack.abilities.cp_variants
     return LayoutRule(
         "cp_by_stack",
@@ -111,7 +112,7 @@ def cp_variant_rule(stack: Stack) -> LayoutRule:
 
 
 def async_tp_domain_rule(domain: int) -> LayoutRule:
-    """Where a search may overlap tensor parallelism with products: among devices that reach one another's memory.
+    """Return the rule that limits asynchronous tensor parallelism to devices that reach one another's memory.
 
     Source: torchtitan (arXiv 2410.06511, section 3): asynchronous within nodes, by PyTorch's SymmetricMemory, which maps the
     memory of other devices as Transformer Engine's userbuffers do. No published run has it over a network.
@@ -138,7 +139,7 @@ def _axis_rule(name: str, axis: str, stack_axes: tuple[str, ...]) -> LayoutRule:
 
 
 def _zero_rule(stack: Stack, axis: str, stages: tuple[int, ...]) -> LayoutRule:
-    """The ZeRO stages that a stack has with an axis that it has; an axis that it lacks is reported by the rule of all stages."""
+    """Return the rule about ZeRO stages together with an axis. Another rule reports an axis that the stack lacks."""
     lacked_anyway = set(range(4)) - set(zero_stages_with_replicas(stack.abilities.zero))
     return LayoutRule(
         f"stack_zero_with_{axis}",
@@ -160,12 +161,12 @@ def _is_one_of(value: Value, values: set[int]) -> Value:
 
 
 def stage_divisions(uneven: bool) -> tuple[str, ...]:
-    """How a stack distributes layers over pipeline stages, its default first."""
+    """Return how a stack can distribute layers over pipeline stages, its default first."""
     return ("balanced", "even")[not uneven :]
 
 
 def zero_stages_with_replicas(zero: tuple[int, ...]) -> tuple[int, ...]:
-    """Stages of ZeRO, plain replicas among them."""
+    """Return ZeRO stages with stage 0, plain replicas, among them."""
     return tuple(sorted({0, *zero}))
 
 
@@ -174,7 +175,7 @@ def _required_zero_text(stages: tuple[int, ...]) -> str:
 
 
 def _has_possible_variant(stack: Stack, architecture: Architecture, job: Job, degrees: Degrees) -> Value:
-    """Whether one of the stack's variants of context parallelism splits the sequence, or the heads."""
+    """Return whether one of the stack's variants of context parallelism splits the sequence, or the heads."""
     is_possible: Value = False
     for name in stack.abilities.cp_variants:
         is_legal: Value = True
@@ -187,7 +188,7 @@ def _has_possible_variant(stack: Stack, architecture: Architecture, job: Job, de
 
 
 def unsupported_choices(stack: Stack, architecture: Architecture, job: Job, layout: Layout) -> list[str]:
-    """What a stack does not support of a layout and its job, with what it does instead; empty where it runs all of it."""
+    """Return what a stack does not support of a layout and its job, with what it does instead; empty where it runs all of it."""
     choices = _checked_choices(layout)
     return [
         *_layout_problems(stack, architecture, job, layout),
@@ -213,21 +214,21 @@ def _checked_choices(layout: Layout) -> dict[str, Any]:
 
 
 def _choice_problems(stack: Stack, job: Job, choices: Mapping[str, Any]) -> Iterator[str]:
-    """What a stack lacks among some choices; a missing axis is reported alone."""
+    """Yield what a stack lacks among some choices; a missing axis is reported alone."""
     abilities = stack.abilities
     supported: dict[str, tuple[Any, ...]] = {
         "schedule": ("none", *(abilities.schedules or SCHEDULES)), "recompute": _supported_policies(stack, choices),
         "offload": abilities.offload,
         "zero_stage": zero_stages_with_replicas(abilities.zero), "cp_variant": abilities.cp_variants or cp_variant_names(),
-        "async_tp": (False, True)[: 1 + abilities.async_tp], "sequence_parallel": (False, True)[: 1 + abilities.sequence_parallel],
-        "stages": stage_divisions(abilities.uneven_stages),
+        "async_tp": (False, True)[: 1 + abilities.async_tp], "stages": stage_divisions(abilities.uneven_stages),
+        "sequence_parallel": (False, True)[: 1 + abilities.sequence_parallel],
         **{axis: (1,) for axis in SPLITTING_AXES if axis not in abilities.axes},
     }  # fmt: skip
     for name, value in choices.items():
         parts = required_abilities(value) if name == "recompute" else (value,)
         if name in supported and not set(parts) <= set(supported[name]):
-            alternatives = " or ".join(str(alternative).lower() for alternative in supported[name])
-            yield f"{stack.name} has no {name}={str(value).lower()}; {name}={alternatives} is what it runs"
+            allowed = " or ".join(str(choice).lower() for choice in supported[name])
+            yield f"{stack.name} has no {name}={str(value).lower()}; {name}={allowed} is what it runs"
         elif name == "recompute" and (refused := [part for part in parts if forbids_recompute(job, part)]):
             yield (
                 f"{stack.name} does not run {' and '.join(refused)} again with delayed scaling, found precision "
@@ -236,7 +237,7 @@ def _choice_problems(stack: Stack, job: Job, choices: Mapping[str, Any]) -> Iter
 
 
 def _supported_policies(stack: Stack, choices: Mapping[str, Any]) -> tuple[str, ...]:
-    """The recompute policies that a stack runs; the engine of `train` runs any set of tensors too."""
+    """Return the recompute policies that a stack runs; the engine of `train` runs any set of tensors too."""
     policy = str(choices.get("recompute", ""))
     return (
         *stack.abilities.recompute,
@@ -245,7 +246,6 @@ def _supported_policies(stack: Stack, choices: Mapping[str, Any]) -> tuple[str, 
 
 
 def _job_problems(stack: Stack, job: Job) -> Iterator[str]:
-    """What a stack does not support of a job."""
     abilities, product = stack.abilities, get_precision(job.precision).matmul_format
     if job.loss is not None and job.loss not in abilities.losses:
         yield f"{stack.name} has no loss of the kind {job.loss}; it has {', '.join(abilities.losses)}"
@@ -255,5 +255,5 @@ def _job_problems(stack: Stack, job: Job) -> Iterator[str]:
 
 
 def unsupported_pins(stack: Stack, job: Job, pins: Mapping[str, Any]) -> list[str]:
-    """What the stack does not run of a job and of the choices that are pinned."""
+    """Return what the stack does not run of a job and of pinned choices."""
     return [*_job_problems(stack, job), *_choice_problems(stack, job, pins)] if stack.known else []

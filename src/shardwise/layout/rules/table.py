@@ -34,7 +34,7 @@ def legal_modes(
     modes: Sequence[ParallelMode],
     rules: Sequence[LayoutRule] = RULES,
 ) -> list[Value]:
-    """Where each mode can run, among degrees (of ep without whole experts) that can run in one of them."""
+    """Return for each mode which rows of degrees can run in it; `ep` of `degrees` is the one without whole experts."""
     rules, legal_by_mode = [rule for rule in rules if rule.name in MODE_RULES], []
     for mode in modes:
         expert_degrees: dict[str, Value] = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
@@ -53,7 +53,7 @@ def legal_modes(
 
 
 def violations(architecture: Architecture, job: Job, num_devices: int, layout: Layout) -> list[str]:
-    """Everything that is wrong with a layout, by every rule; empty when it can run."""
+    """Return everything that is wrong with a layout, by every rule; empty when it can run."""
     degrees = layout_degrees(layout)
     problems = [f"{r.name}: {r.explain(architecture, job, num_devices, degrees)}" for r in RULES
              if not r.legal(architecture, job, num_devices, degrees)]  # fmt: skip
@@ -70,7 +70,6 @@ def violations(architecture: Architecture, job: Job, num_devices: int, layout: L
 
 
 def _layers_per_stage_problems(architecture: Architecture, layout: Layout) -> list[str]:
-    """What is wrong with the layers per stage, where they are given."""
     layers = layout.layers_per_stage
     if layers is None:
         return []
@@ -80,9 +79,10 @@ def _layers_per_stage_problems(architecture: Architecture, layout: Layout) -> li
         stage for stage, (num_layers, minimum) in enumerate(zip(layers, minimums, strict=False)) if num_layers < minimum
     ]
     if short_stages:
+        stage = short_stages[0]
         problems.append(
-            f"stage {short_stages[0]} of {layers[short_stages[0]]} layers is in num_virtual_stages = {layout.num_virtual_stages} parts; at "
-            f"least {minimums[short_stages[0]]} layers are required, or a smaller num_virtual_stages: only the first and the last part "
+            f"stage {stage} of {layers[stage]} layers is in num_virtual_stages = {layout.num_virtual_stages} parts; at "
+            f"least {minimums[stage]} layers are required, or a smaller num_virtual_stages: only the first and the last part "
             "of all may have none"
         )
     if len(layers) != layout.pp:
