@@ -27,11 +27,8 @@ Phase = tuple[int, int]  # tokens of the run before it, tokens of its batches
 
 @dataclass(frozen=True, slots=True)
 class PhasedBatches:
-    """Batches by the tokens seen: `((0, 65536), (200_000_000, 131072))` has batches of 128 Ki tokens from the first step on
-    before which 200 million tokens were seen.
-
-    Raises `InputError` for phases that do not begin at 0, or do not grow.
-    """
+    """Batches by the tokens seen: `((0, 65536), (200_000_000, 131072))` has batches of 128 Ki tokens from the first step
+    before which 200 million tokens were seen. Raises `InputError` for phases that do not begin at 0, or do not grow."""
 
     phases: tuple[Phase, ...]
 
@@ -39,12 +36,12 @@ class PhasedBatches:
         starts = [start for start, _ in self.phases]
         if starts[:1] != [0] or any(b <= a for a, b in pairwise(starts)):
             raise InputError(
-                f"{SCHEDULE_FLAG}: found phases from {', '.join(f'{start:,}' for start in starts)} tokens on; the first from 0, each "
-                "later than the one before, are required"
+                f"{SCHEDULE_FLAG}: found phases from {', '.join(f'{start:,}' for start in starts)} tokens on; the first from 0, "
+                "each later than the one before, are required"
             )
 
     def resolve(self, batch_tokens: int, quantum: int) -> PhasedBatches:
-        """The same: it leaves nothing open."""
+        """Return the same schedule: it leaves nothing open."""
         return self
 
 
@@ -52,7 +49,7 @@ class PhasedBatches:
 class LinearBatches:
     """From `first` tokens to `last` (None: the plan's batch) in equal increments, each after the same part of `over` tokens.
 
-    `resolve` gives its phases; it raises `InputError` where the increments do not lead from one to the other.
+    `resolve` raises `InputError` where the increments do not lead from one to the other.
 
     >>> ramp = LinearBatches(first=4096, increment=2048, over=90_000, last=10240)
     >>> ramp.resolve(65536, 1024).phases
@@ -65,7 +62,7 @@ class LinearBatches:
     last: int | None = None
 
     def resolve(self, batch_tokens: int, quantum: int) -> PhasedBatches:
-        """The phases of a run whose plan has batches of `batch_tokens`."""
+        """Return the phases of a run whose plan has batches of `batch_tokens`."""
         last = batch_tokens if self.last is None else self.last
         num_increments, remainder = divmod(last - self.first, self.increment)
         if remainder or num_increments < 1:
@@ -83,13 +80,13 @@ class LinearBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseScaleBatches:
-    """B = sqrt(lambda · B_noise), decided again after every `every` steps from the noise scale that is estimated by then.
+    """B = sqrt(lambda · B_noise), decided again after every `every` steps from the current estimate of the noise scale.
 
     All in tokens. `exchange_tokens` is lambda, how many more tokens a step less is worth (`dynamic_batch_tokens`). Batches are
-    multiples of `increment` from `least` to `most`; until there is an estimate they are the smallest. None: what the layout needs
-    for one micro-batch of each replica, that too, and the plan's batch.
+    multiples of `increment` from `least` to `most`; until there is an estimate they are the smallest. None stands for what the
+    layout needs for one micro-batch of each replica (`least`, `increment`), and for the plan's batch (`most`).
 
-    Assumes: B_simple, which is what a run measures, in place of B_noise, as in McCandlish et al. 2018 (isotropic curvature).
+    Assumes B_simple, which a run measures, in place of B_noise, as McCandlish et al. 2018 do (isotropic curvature).
 
     >>> schedule = NoiseScaleBatches(exchange_tokens=1e6, least=1024, most=10**6, increment=1024)
     >>> schedule.batch(10_000), schedule.batch(0.0), schedule.batch(10**9)
@@ -113,13 +110,14 @@ class NoiseScaleBatches:
             )
 
     def resolve(self, batch_tokens: int, quantum: int) -> NoiseScaleBatches:
-        """With what it leaves open, for a plan with batches of `batch_tokens` whose layout runs multiples of `quantum` tokens."""
+        """Return the schedule with defaults of a plan with batches of `batch_tokens` whose layout runs multiples of `quantum`
+        tokens."""
         max_tokens = batch_tokens if self.most is None else self.most
         min_tokens = min(quantum, max_tokens) if self.least is None else self.least
         return replace(self, most=max_tokens, least=min_tokens, increment=self.increment or quantum)
 
     def batch(self, noise_tokens: float) -> int:
-        """Tokens of the batch at a noise scale; of a schedule that leaves nothing open."""
+        """Return the tokens of the batch at a noise scale; for a resolved schedule."""
         assert self.least is not None
         assert self.most is not None
         assert self.increment is not None
@@ -135,7 +133,7 @@ BatchSchedule = PhasedBatches | LinearBatches | NoiseScaleBatches
 
 
 def parse_batch_schedule(text: str, label: str = SCHEDULE_FLAG) -> BatchSchedule:
-    """The schedule that a text says. Raises `InputError`.
+    """Return the schedule of a text. Raises `InputError`, which begins with `label`.
 
     >>> parse_batch_schedule("0:64Ki,200M:128Ki")
     PhasedBatches(phases=((0, 65536), (200000000, 131072)))
@@ -165,7 +163,6 @@ def _parse_phase(part: tuple[str, str, str], label: str) -> Phase:
 
 
 def _parse_fields(text: str, name: str, label: str) -> dict[str, str]:
-    """What a named schedule is given, by name."""
     required_by_name, fields = _FIELDS[name], {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
@@ -196,7 +193,7 @@ def _parse_noise(fields: Mapping[str, str], label: str) -> BatchSchedule:
 
 
 def _parse_counts(fields: Mapping[str, str], names: Sequence[str], label: str) -> list[int]:
-    """The whole numbers of those names that are given, in order."""
+    """Return the whole numbers of those names that are given, in order; all problems are raised at once."""
     parsers = (partial(parse_count, fields[name], what=f"{label} {name}") for name in names if name in fields)
     return list(run_all(*parsers))
 
@@ -214,10 +211,10 @@ _FIELDS: Mapping[str, Mapping[str, bool]] = {  # and whether it has to be given
 def ramp_from_phases(
     phases: Sequence[Phase], seq_len: int, previous: BatchRamp | None = None, step: int = 0
 ) -> BatchRamp:
-    """The batch of every step of a run: those of `previous` up to `step`, and from there on those of the phases.
+    """Return the batch of every step of a run: that of `previous` up to `step`, and from there on those of the phases.
 
-    A phase begins with the first step before which its tokens have been seen, so no sample is taken twice and none is left out.
-    Raises `InputError` for batches that are not whole sequences.
+    A phase begins with the first step before which its tokens have been seen, so no sample is taken twice and none is left
+    out. Raises `InputError` for batches that are not whole sequences.
 
     >>> ramp_from_phases([(0, 4096), (10_000, 8192)], 1024)
     BatchRamp(values=((0, 4), (3, 8)))
@@ -246,7 +243,7 @@ def _sequence_problems(batch: int, seq_len: int) -> Iterator[str]:
 
 
 def steps_per_phase(phases: Sequence[Phase], tokens: float, seq_len: int) -> tuple[tuple[int, float], ...]:
-    """Of a run of so many tokens the batch of each phase, in tokens, and its steps; the last step may be a part of one.
+    """Return (batch_tokens, num_steps) for each phase of a run of so many tokens; the last step may be a fraction.
 
     >>> steps_per_phase([(0, 4096), (10_000, 8192)], 20_480, 1024)
     ((4096, 3.0), (8192, 1.0))
@@ -264,7 +261,7 @@ def steps_per_phase(phases: Sequence[Phase], tokens: float, seq_len: int) -> tup
 
 @dataclass(frozen=True, slots=True)
 class BatchRamp:
-    """Sequences of the global batch: `((0, 64), (1000, 128))` is 64 from step 0 and 128 from step 1000 on."""
+    """Sequences of the global batch by step: `((0, 64), (1000, 128))` is 64 from step 0 and 128 from step 1000 on."""
 
     values: tuple[tuple[int, int], ...]
 
@@ -276,11 +273,11 @@ class BatchRamp:
             raise InputError(f"batch: found {self.values}; at least one sequence in each batch is required")
 
     def sequences(self, step: int) -> int:
-        """Sequences of the global batch of a step."""
+        """Return the sequences of the global batch of a step."""
         return next(sequences for start, sequences in reversed(self.values) if start <= step)
 
     def first_sample(self, step: int) -> int:
-        """Samples of all steps before this one: the number of its first."""
+        """Return the number of the first sample of a step: those of all steps before it."""
         if step < 0:
             raise InputError(f"step: found {step}; a step of at least 0 is required")
         stops = [start for start, _ in self.values[1:]]
@@ -288,7 +285,7 @@ class BatchRamp:
         return sum(max(min(stop, step) - start, 0) * sequences for (start, sequences), stop in spans)
 
     def until(self, step: int) -> BatchRamp:
-        """The ramp without the changes behind `step`.
+        """Return the ramp without the changes after `step`.
 
         >>> BatchRamp(((0, 64), (1000, 128), (2000, 256))).until(1000)
         BatchRamp(values=((0, 64), (1000, 128)))
@@ -296,7 +293,7 @@ class BatchRamp:
         return BatchRamp(tuple(change for change in self.values if change[0] <= step))
 
     def then(self, step: int, sequences: int) -> BatchRamp:
-        """The same steps before `step`, and from it on batches of so many sequences.
+        """Return the same ramp before `step`, and from it on batches of so many sequences.
 
         >>> BatchRamp(((0, 64), (1000, 128))).then(500, 96)
         BatchRamp(values=((0, 64), (500, 96)))
@@ -307,7 +304,7 @@ class BatchRamp:
 
 
 def parse_batch_ramp(text: str, label: str) -> tuple[tuple[int, int], ...]:
-    """Steps and the sequences of the batch from each on. Raises `InputError`.
+    """Return pairs of a step and the sequences of the batch from it on. Raises `InputError`, which begins with `label`.
 
     >>> parse_batch_ramp("0:64,1000:128", "batch_ramp")
     ((0, 64), (1000, 128))

@@ -1,13 +1,13 @@
 """The runs of a sweep over batches, and the fewest steps and tokens of the Pareto law, fitted to them.
 
 A folder of a sweep has `runs.jsonl`, a line for each run: {"batch_tokens", "learning_rate", "seed", "steps", "tokens", "loss",
-"target_loss", "failed"}; `steps` is null where the loss was not reached, `failed` null or the reason. A CSV file has the columns
-batch_tokens and steps, and may have seed.
+"target_loss", "failed"}; `steps` is null where the loss was not reached, `failed` null or the reason. A CSV file has the
+columns batch_tokens and steps, and may have seed.
 
 The fit is of logarithms of steps, ln S = ln S_min + ln(1 + B_noise / B): runs of all batches have about the same relative
-scatter, where steps themselves differ by orders of magnitude. Residuals beyond `HUBER` deviations of most pull no more than
-linearly (Huber 1964). For a given B_noise the best S_min is a weighted mean, so that one number is searched for: on a grid of
-logarithms, which finds the global minimum, and then between its neighbours.
+scatter, where steps themselves differ by orders of magnitude. Residuals above `HUBER` standard deviations pull only linearly
+(Huber 1964). For a given B_noise the best S_min is a weighted mean, so only B_noise is searched for: on a grid of logarithms,
+which finds the global minimum, and then between its neighbours.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ NOT_REACHED = "the loss was not reached"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRun:
-    """One run of a sweep: its batch, its steps to the loss (None where it did not reach it, which `failed` says), its seed.
+    """One run of a sweep: its batch in tokens, its steps to the loss (None where it did not reach it, which `failed` says),
+    its seed.
 
     >>> run = BatchRun(batch_tokens=4096, steps=1200, seed=1)
     >>> run.tokens, run.reached
@@ -49,7 +50,7 @@ class BatchRun:
 
     @property
     def reached(self) -> bool:
-        """Whether the run reached the loss."""
+        """True if the run reached the loss."""
         return self.steps is not None
 
     @property
@@ -59,9 +60,10 @@ class BatchRun:
 
 
 def read_batch_runs(path: str | Path) -> tuple[BatchRun, ...]:
-    """The runs of a sweep's folder, of its `runs.jsonl`, or of a CSV file. Raises `InputError` with every line that is wrong.
+    """Return the runs of a sweep's folder, of its `runs.jsonl`, or of a CSV file. Raises `InputError` with every line that is
+    wrong.
 
-    All learning rates of a batch and seed are there: `select_best_runs` has the best of them.
+    All learning rates of a batch and seed are included: `select_best_runs` returns the best of them.
     """
     runs_file = Path(path)
     runs_file = runs_file / RUNS_FILE if runs_file.is_dir() else runs_file
@@ -81,7 +83,7 @@ def read_batch_runs(path: str | Path) -> tuple[BatchRun, ...]:
 
 
 def select_best_runs(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
-    """Of the runs of each batch and seed the one that reached the loss in the fewest steps, by batch and seed.
+    """Return the fastest run of each batch size and seed, by batch and seed.
 
     A batch and seed of which no run reached the loss keeps one that did not.
 
@@ -106,7 +108,7 @@ def _csv_rows(text: str, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _parse_run(row: Any, location: str) -> tuple[BatchRun | None, list[str]]:
-    """The run of a row, or what is wrong with it."""
+    """Return the run of a row and the row's problems; the run is None if there are any."""
     if not isinstance(row, Mapping):
         return None, [not_an_object_text(row, location)]
     problems: list[str] = []
@@ -137,7 +139,7 @@ QUANTILES = (0.05, 0.95)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedRun:
-    """A run that was fitted, with the steps of the law; `residual` is the logarithm of measured over fitted steps."""
+    """A fitted run with the steps of the law; `residual` is the logarithm of measured over fitted steps."""
 
     run: BatchRun
     fitted_steps: float
@@ -148,12 +150,11 @@ class FittedRun:
 class TradeoffFit:
     """S_min and B_noise of a sweep's runs, with 90% bootstrap intervals of S_min, E_min and B_crit = E_min / S_min.
 
-    `rms_residual` is of logarithms: 0.05 is a scatter of 5%. `not_reached` are the runs that say nothing of steps. `within` is
-    False where the batches lie on one side of the critical batch, which then is extrapolated.
+    `rms_residual` is of logarithms: 0.05 is a scatter of 5%. `not_reached` are the runs that the fit leaves out.
 
     >>> law = BatchTradeoff(min_steps=100, noise_tokens=8)
-    >>> found = fit_tradeoff([BatchRun(batch_tokens=batch, steps=law.steps(batch)) for batch in (4, 8, 16)])
-    >>> found.within, round(found.tradeoff.critical_batch_tokens, 6)
+    >>> fit = fit_tradeoff([BatchRun(batch_tokens=batch, steps=law.steps(batch)) for batch in (4, 8, 16)])
+    >>> fit.within, round(fit.tradeoff.critical_batch_tokens, 6)
     (True, 8.0)
     """
 
@@ -177,22 +178,21 @@ class TradeoffFit:
 
     @property
     def within(self) -> bool:
-        """Whether the critical batch lies between the smallest and the largest batch."""
+        """True if the critical batch lies between the smallest and the largest batch; otherwise it is extrapolated."""
         return self.batches[0] <= self.tradeoff.critical_batch_tokens <= self.batches[-1]
 
 
 def fit_tradeoff(runs: Sequence[BatchRun], *, num_bootstrap: int = NUM_BOOTSTRAP, seed: int = 0) -> TradeoffFit:
     """Fit S(B) = S_min · (1 + B_noise / B) to the runs that reached the loss, the best of each batch and seed.
 
-    Least squares of the logarithms of steps, robust to single runs that are off. Intervals: the fit to `num_bootstrap` samples
-    of the residuals (with `seed`). Raises `InputError` for
-    fewer than three batches and for runs whose steps do not fall with the batch. Source: McCandlish et al. 2018, equation 2.11;
-    the note, E.2 (24).
+    Least squares of the logarithms of steps, robust to outliers. Intervals: the fit to `num_bootstrap` samples of the
+    residuals (with `seed`). Raises `InputError` for fewer than three batches and for runs whose steps do not fall with the
+    batch. Source: McCandlish et al. 2018, equation 2.11; the note, E.2 (24).
 
     >>> exact = BatchTradeoff(min_steps=50_000, noise_tokens=2e6)
     >>> runs = [BatchRun(batch_tokens=2e6 * r, steps=exact.steps(2e6 * r)) for r in (0.25, 1, 4)]
-    >>> found = fit_tradeoff(runs)
-    >>> round(found.tradeoff.min_steps), round(found.tradeoff.min_tokens)
+    >>> fit = fit_tradeoff(runs)
+    >>> round(fit.tradeoff.min_steps), round(fit.tradeoff.min_tokens)
     (50000, 100000000000)
     """
     best = select_best_runs(tuple(runs))
@@ -224,15 +224,15 @@ def _require_enough(reached: Sequence[BatchRun]) -> None:
         )
     batches = sorted({run.batch_tokens for run in reached})
     if len(batches) < MIN_BATCHES:
-        batches_text = ", ".join(format_quantity(batch) for batch in batches) or "none"
+        text = ", ".join(format_quantity(batch) for batch in batches) or "none"
         raise InputError(
-            f"fit: found runs that reached the loss with batches of {batches_text} tokens; at least {MIN_BATCHES} batches are required"
+            f"fit: found runs that reached the loss with batches of {text} tokens; at least {MIN_BATCHES} batches are required"
         )
-    median_steps = {batch: np.median([run.steps for run in reached if run.batch_tokens == batch]) for batch in batches}
-    if median_steps[batches[0]] <= median_steps[batches[-1]]:
+    medians = {batch: np.median([run.steps for run in reached if run.batch_tokens == batch]) for batch in batches}
+    if medians[batches[0]] <= medians[batches[-1]]:
         raise InputError(
-            f"fit: found {median_steps[batches[0]]:,.0f} steps with the smallest batch and {median_steps[batches[-1]]:,.0f} with the largest; "
-            "steps that fall with the batch are required: is the learning rate of each batch tuned?"
+            f"fit: found {medians[batches[0]]:,.0f} steps with the smallest batch and {medians[batches[-1]]:,.0f} with the "
+            "largest; steps that fall with the batch are required: is the learning rate of each batch tuned?"
         )
 
 
@@ -241,7 +241,7 @@ def _log_steps(tradeoff: BatchTradeoff, batches: Array) -> Array:
 
 
 def _fit_robustly(batches: Array, log_steps: Array) -> BatchTradeoff:
-    """Huber's weights from the residuals of the fit before; the first fit has equal weights."""
+    """Fit with Huber's weights from the residuals of the fit before; the first fit has equal weights."""
     weights = np.ones_like(log_steps)
     tradeoff = _least_squares(batches, log_steps, weights)
     for _ in range(NUM_REWEIGHTED):
@@ -254,7 +254,7 @@ def _fit_robustly(batches: Array, log_steps: Array) -> BatchTradeoff:
 
 def _least_squares(batches: Array, log_steps: Array, weights: Array) -> BatchTradeoff:
     def judged(log_noise: Array) -> tuple[Array, Array]:
-        """The sum of squares for each B_noise, and ln S_min there."""
+        """Return the sum of squares for each B_noise, and ln S_min there."""
         log_min_steps = log_steps - np.log1p(np.exp(log_noise)[:, None] / batches)
         means = (log_min_steps * weights).sum(axis=1) / weights.sum()
         return (weights * (log_min_steps - means[:, None]) ** 2).sum(axis=1), means
@@ -273,7 +273,8 @@ def _least_squares(batches: Array, log_steps: Array, weights: Array) -> BatchTra
 def _bootstrap_fits(
     batches: Array, log_steps: Array, fitted_logs: Array, num_samples: int, seed: int
 ) -> list[BatchTradeoff]:
-    """Fits to the law's steps with residuals drawn with replacement: they scatter alike at all batches, in logarithms."""
+    """Return fits to the law's steps plus residuals drawn with replacement: in logarithms these scatter equally at all
+    batches."""
     random = np.random.default_rng(seed)
     residuals = (log_steps - fitted_logs) * math.sqrt(len(log_steps) / (len(log_steps) - NUM_PARAMETERS))
     samples = (fitted_logs + random.choice(residuals, len(log_steps)) for _ in range(num_samples))

@@ -1,11 +1,12 @@
 """The critical batch from branches of a checkpoint: the largest batch that loses nothing against smaller ones.
 
 A noise scale of gradients stands for the critical batch under assumptions (SGD, a Hessian that is a multiple of the identity).
-Branches need one: what has caught up within a window of tokens stays so. From the checkpoint of a run copies go on over the same
-samples with batches of their own and the learning rate that the batch calls for; then their losses are compared.
+Branches assume only that a batch which has caught up within a window of tokens stays level. Copies of a run go on from its
+checkpoint over the same samples, each with its own batch and the learning rate that goes with it; then losses are compared.
 
-A folder of branches has `branch.json`, which says what they begin with, and `branches.jsonl`, a line for each: {"batch_tokens",
-"learning_rate", "steps", "loss", "held_out_loss", "failed"}; `loss` is null where the branch failed, `failed` null or the reason.
+A folder of branches has `branch.json`, the `BranchPoint`, and `branches.jsonl`, a line for each branch: {"batch_tokens",
+"learning_rate", "steps", "loss", "held_out_loss", "failed"}; `loss` is null where the branch failed, `failed` null or the
+reason.
 
 Source: Merrill et al., Critical Batch Size Revisited, 2025 (arXiv 2505.23971), section 3.1.
 """
@@ -31,8 +32,11 @@ MIN_BRANCHES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """One branch: its batch, the learning rate, its steps, its smoothed loss at the window's end, the loss of held-out text after
-    its last step (None: there is none), both in nats; of one that failed no loss, and why."""
+    """One branch: batch, learning rate, steps, and losses in nats.
+
+    `loss` is the smoothed loss at the window's end (None: the branch failed, as `failed` says), `held_out_loss` that of
+    held-out text after the last step (None: there is none).
+    """
 
     batch_tokens: float
     learning_rate: float
@@ -44,8 +48,8 @@ class Branch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """What branches begin with: the run, the step of its checkpoint, its batch and learning rate there; the window: the tokens
-    that each is trained on."""
+    """The start of all branches: the run, the step of its checkpoint, its batch and learning rate there; and the tokens of the
+    window that each branch is trained on."""
 
     run: str
     step: int
@@ -56,7 +60,7 @@ class BranchPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedBranch:
-    """A branch that has a loss; `excess` is what it is above the lowest of all smaller batches, in nats; 0 of the smallest."""
+    """A branch that has a loss. `excess` is its loss above the lowest of all smaller batches, in nats; 0 for the smallest."""
 
     branch: Branch
     excess: float
@@ -65,7 +69,7 @@ class ComparedBranch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedBranches:
-    """Branches by their batch, the smallest first, and the critical one; `failed` have no loss."""
+    """Branches by batch, the smallest first; `tolerance` is in nats, and `failed` are branches without a loss."""
 
     tolerance: float
     compared: tuple[ComparedBranch, ...]
@@ -78,7 +82,7 @@ class ComparedBranches:
 
     @property
     def next_tokens(self) -> float | None:
-        """The next larger batch, which is over the tolerance; None: the critical batch is the largest that was tried."""
+        """The next larger batch, which is over the tolerance; None where the critical batch is the largest that was tried."""
         larger = (
             comparison.branch.batch_tokens
             for comparison in self.compared
@@ -88,18 +92,17 @@ class ComparedBranches:
 
     @property
     def is_smallest(self) -> bool:
-        """Whether every larger batch than the smallest is over the tolerance, so that the critical one may be smaller still."""
+        """True if every batch but the smallest is over the tolerance, so that the critical one may be smaller still."""
         return self.critical_batch_tokens == self.compared[0].branch.batch_tokens
 
 
 def window_loss(losses: Sequence[float], batch_tokens: float, window_tokens: float) -> float:
-    """The smoothed loss of a branch at the end of its window, from the losses of its steps, each of `batch_tokens`.
+    """Return the smoothed loss of a branch at the end of its window, from the losses of its steps, each of `batch_tokens`.
 
-    The value there of the straight line (least squares) through the losses of the window's last half, each at the tokens before
-    its step: the loss of a step is that of the weights before its update, so that a mean over the same tokens would be later for
-    larger batches. Branches take the same samples, so what these add to the losses is about the same in all.
-    Differs: the source takes an exponential average over steps (0.5 of each new one).
-    Raises `InputError` for losses that are too few for a line.
+    It is the value at the end of the least-squares line through the losses of the window's last half. Each loss counts at the
+    tokens before its step, since it is that of the weights before the update: a mean over the same tokens would be later for
+    larger batches. Branches take the same samples, which add about the same to all losses. Differs: the source takes an
+    exponential average over steps (0.5 of each new one). Raises `InputError` for losses that are too few for a line.
 
     >>> round(window_loss([3.0 - 0.01 * step for step in range(16)], 64, 1024), 6)
     2.84
@@ -115,7 +118,7 @@ def window_loss(losses: Sequence[float], batch_tokens: float, window_tokens: flo
 
 
 def _line_at_0(points: Sequence[tuple[float, float]]) -> float:
-    """The value at x = 0 of the straight line (least squares) through points."""
+    """Return the value at x = 0 of the least-squares line through points."""
     x, y = (math.fsum(coordinates) / len(points) for coordinates in zip(*points, strict=True))
     slope = math.fsum((a - x) * (b - y) for a, b in points) / math.fsum((a - x) ** 2 for a, _ in points)
     return y - slope * x
@@ -128,14 +131,14 @@ def require_tolerance(tolerance: float) -> None:
 
 
 def compare_branches(branches: Sequence[Branch], tolerance: float = LOSS_TOLERANCE) -> ComparedBranches:
-    """The critical batch of some branches: the largest whose loss is at most `tolerance` nats above that of every smaller one.
+    """Find the critical batch: the largest whose loss is at most `tolerance` nats above that of every smaller one.
 
     Raises `InputError` for a tolerance that is not positive, and for fewer than two branches with a loss.
 
     >>> losses = {512: 3.300, 1024: 3.296, 2048: 3.304, 4096: 3.318}
     >>> branches = [Branch(batch_tokens=batch, learning_rate=1e-3, steps=64, loss=loss) for batch, loss in losses.items()]
-    >>> found = compare_branches(branches)
-    >>> found.critical_batch_tokens, found.next_tokens
+    >>> comparison = compare_branches(branches)
+    >>> comparison.critical_batch_tokens, comparison.next_tokens
     (2048, 4096)
     """
     require_tolerance(tolerance)
@@ -166,12 +169,12 @@ REQUIRED_FOLDER = "the folder of branches that `shardwise batch branch` made"
 
 
 def is_branch_folder(path: str | Path) -> bool:
-    """Whether a folder is one of branches."""
+    """Return whether a folder holds branches."""
     return Path(path, f"{BRANCH_KIND}.json").is_file()
 
 
 def read_branch_point(path: str | Path) -> BranchPoint:
-    """What the branches of a folder begin with. Raises `InputError` for a file that does not say it."""
+    """Read the checkpoint, batch and learning rate that branches start from. Raises `InputError`."""
     path_of_file = Path(path, f"{BRANCH_KIND}.json")
     try:
         fields = json.loads(read_required_text(path_of_file, REQUIRED_FOLDER))
@@ -188,7 +191,7 @@ def read_branch_point(path: str | Path) -> BranchPoint:
 
 
 def read_branches(path: str | Path) -> tuple[Branch, ...]:
-    """The branches of a folder that have ended. Raises `InputError` with every line that is wrong."""
+    """Return the finished branches of a folder. Raises `InputError` with every line that is wrong."""
     branches_file = Path(path, BRANCHES_FILE)
     branches: list[Branch] = []
     problems: list[str] = []
@@ -202,7 +205,7 @@ def read_branches(path: str | Path) -> tuple[Branch, ...]:
 
 
 def _parse_branch(row: Any, location: str, problems: list[str]) -> Branch | None:
-    """The branch of a row, or None and what is wrong with it."""
+    """Return the branch of a row, or None and append what is wrong to `problems`."""
     if not isinstance(row, Mapping):
         problems.append(not_an_object_text(row, location))
         return None

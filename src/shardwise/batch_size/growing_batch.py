@@ -24,13 +24,14 @@ class ScheduleCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseProfile:
-    """How the noise scale changes in a run: parts of so many steps of batches without noise, each with its noise scale in tokens.
+    """The course of the noise scale in a run: parts, each of so many steps of batches without noise, with a noise scale in
+    tokens.
 
-    Steps and tokens are the integrals of equation 25 of the note, E.3: S = sum of s·(1 + B_noise/B), E = sum of s·(B + B_noise).
-    Raises `InputError` for parts without a noise scale of their own, and for values that are not above 0.
+    Steps and tokens are the integrals of equation 25 of the note, E.3: S = sum of s·(1 + B_noise/B), E = sum of s·(B +
+    B_noise). Raises `InputError` for parts without a noise scale of their own, and for values that are not above 0.
 
-    >>> found = NoiseProfile(min_steps=(500, 500), noise_tokens=(1e6, 4e6))
-    >>> found.total_min_steps, found.total_min_tokens
+    >>> profile = NoiseProfile(min_steps=(500, 500), noise_tokens=(1e6, 4e6))
+    >>> profile.total_min_steps, profile.total_min_tokens
     (1000, 2500000000.0)
     """
 
@@ -58,7 +59,7 @@ class NoiseProfile:
 
     @property
     def saved_fraction(self) -> float:
-        """How many of the tokens beyond E_min are saved against a constant batch of as many steps, by following the noise scale.
+        """Share of the tokens beyond E_min that following the noise scale saves against a constant batch of as many steps.
 
         1 - (mean of sqrt(B_noise))² / mean of B_noise: 0 where the noise scale stays as it is.
         """
@@ -69,7 +70,7 @@ class NoiseProfile:
         return sum(steps * math.sqrt(noise) for steps, noise in zip(self.min_steps, self.noise_tokens, strict=True))
 
     def schedule(self, batch_tokens: Sequence[float]) -> ScheduleCost:
-        """Steps and tokens of given batches, one for each part, or one for all of them."""
+        """Return the steps and tokens of given batches, one for each part, or one for all of them."""
         batches = tuple(batch_tokens) if len(batch_tokens) > 1 else tuple(batch_tokens) * len(self.min_steps)
         parts = list(zip(self.min_steps, self.noise_tokens, batches, strict=True))
         return ScheduleCost(
@@ -79,7 +80,7 @@ class NoiseProfile:
         )
 
     def follow_noise(self, exchange_tokens: float) -> ScheduleCost:
-        """The batches of the fewest tokens for their steps, B = sqrt(lambda · B_noise), at an exchange rate lambda.
+        """Return the batches of the fewest tokens for their steps, B = sqrt(lambda · B_noise), at an exchange rate lambda.
 
         >>> NoiseProfile(min_steps=(1000,), noise_tokens=(2e6,)).follow_noise(2e6).batch_tokens
         (2000000.0,)
@@ -87,16 +88,16 @@ class NoiseProfile:
         return self.schedule([dynamic_batch_tokens(noise, exchange_tokens) for noise in self.noise_tokens])
 
     def schedule_for_steps(self, steps: float) -> ScheduleCost:
-        """The batches of the fewest tokens that reach the loss in so many steps."""
+        """Return the batches of the fewest tokens that reach the loss in so many steps."""
         return self.follow_noise(self.exchange_tokens(steps))
 
     def exchange_tokens(self, steps: float) -> float:
-        """lambda of a budget of steps: (sum of s·sqrt(B_noise) / (S - S_min))². Raises `InputError` for S_min or fewer."""
+        """Return lambda of a budget of steps: (sum of s·sqrt(B_noise) / (S - S_min))². Raises `InputError` for S_min or fewer."""
         self._require_more(steps)
         return (self._root / (steps - self.total_min_steps)) ** 2
 
     def constant_for_steps(self, steps: float) -> ScheduleCost:
-        """The one batch that reaches the loss in so many steps: E_min / (S - S_min). Raises `InputError` for S_min or fewer."""
+        """Return the one batch for so many steps to the loss: E_min / (S - S_min). Raises `InputError` for S_min or fewer."""
         self._require_more(steps)
         return self.schedule([self.total_min_tokens / (steps - self.total_min_steps)])
 

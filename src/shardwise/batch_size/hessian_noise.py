@@ -1,7 +1,7 @@
 """The full noise scale B_noise = tr(H Sigma) / G'HG: from products with the Hessian, and exactly for a quadratic loss.
 
-The first is for small models, as it takes a product with the Hessian for every example. For a large one B_simple stands for it,
-which is the same where the Hessian is a multiple of the identity. Estimates are compared with the quadratic loss.
+The estimate is for small models, as it takes a product with the Hessian for every example. For a large one B_simple replaces
+it, which is the same where the Hessian is a multiple of the identity. Tests compare estimates with the quadratic loss.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ class HessianNoise:
 
     @property
     def noise_scale(self) -> float:
-        """B_noise in examples; it means something where the curvature along the gradient is above 0."""
+        """B_noise in examples; meaningful only where the curvature along the gradient is above 0."""
         return self.trace / self.curvature
 
 
 def estimate_hessian_noise(
     gradients: Array, hessian_product: Callable[[Array], Array], *, is_population: bool = False
 ) -> HessianNoise:
-    """tr(H Sigma) and G'HG from the gradients [examples, parameters] of single examples.
+    """Return tr(H Sigma) and G'HG from the gradients [examples, parameters] of single examples.
 
     `hessian_product(v)` is H v for a v [parameters]. Formula: tr(H Sigma) = sum of (g_i - G)'H(g_i - G) / (n - 1), and G'HG of
     the mean G less tr(H Sigma) / n, by which the noise of the mean raises it. `is_population`: the examples are all that there
-    are, so that G is exact and Sigma their covariance, divided by n. Unit of B_noise: examples.
-    Source: McCandlish et al. 2018 (arXiv 1812.06162), equation 2.8. Raises `InputError` for fewer than two examples.
+    are, so that G is exact and Sigma their covariance, divided by n. Unit of B_noise: examples. Source: McCandlish et al. 2018
+    (arXiv 1812.06162), equation 2.8. Raises `InputError` for fewer than two examples.
 
-    >>> found = estimate_hessian_noise(np.array([[3.0, 0.0], [1.0, 2.0]]), lambda v: np.array([2.0, 1.0]) * v, is_population=True)
-    >>> found.trace, found.curvature
+    >>> noise = estimate_hessian_noise(np.array([[3.0, 0.0], [1.0, 2.0]]), lambda v: np.array([2.0, 1.0]) * v, is_population=True)
+    >>> noise.trace, noise.curvature
     (3.0, 9.0)
     """
     if gradients.ndim != 2 or len(gradients) < 2:
@@ -68,23 +68,24 @@ class QuadraticStep:
     max_improvement: float
 
     def learning_rate(self, batch: float) -> float:
-        """The best learning rate with a batch: eta_max / (1 + B_noise / B)."""
+        """Return the best learning rate with a batch: eta_max / (1 + B_noise / B)."""
         return self.max_learning_rate / (1.0 + self.noise_scale / batch)
 
     def improvement(self, batch: float) -> float:
-        """The expected decrease of the loss at that learning rate: dJ_max / (1 + B_noise / B)."""
+        """Return the expected decrease of the loss at that learning rate: dJ_max / (1 + B_noise / B)."""
         return self.max_improvement / (1.0 + self.noise_scale / batch)
 
 
 def quadratic_step(gradient: ArrayLike, hessian: ArrayLike, covariance: ArrayLike) -> QuadraticStep:
-    """The noise scales of a quadratic loss with gradient g (n), Hessian H and covariance Sigma of one example's gradient (n × n).
+    """Return the noise scales of a quadratic loss with gradient g (n), Hessian H and covariance Sigma of one example's
+    gradient (n × n).
 
-    Of a diagonal matrix the diagonal (n) may be given. B_noise = tr(H·Sigma) / g'Hg, B_simple = tr(Sigma) / |g|², eta_max =
-    |g|² / g'Hg, dJ_max = |g|⁴ / (2·g'Hg). Source: McCandlish et al. 2018, equations 2.6 to 2.9; the note, E.1 (17 to 19). Raises
-    `InputError` for shapes that do not agree, and where g'Hg is not above 0: along g there is no minimum.
+    A diagonal matrix may be given as its diagonal (n). B_noise = tr(H·Sigma) / g'Hg, B_simple = tr(Sigma) / |g|², eta_max =
+    |g|² / g'Hg, dJ_max = |g|⁴ / (2·g'Hg). Source: McCandlish et al. 2018, equations 2.6 to 2.9; the note, E.1 (17 to 19).
+    Raises `InputError` for shapes that do not agree, and where g'Hg is not above 0: along g there is no minimum.
 
-    >>> found = quadratic_step([1, 2], [1, 4], [10, 5])
-    >>> round(found.noise_scale, 4), found.simple_noise_scale, found.improvement(10), found.learning_rate(10)
+    >>> step = quadratic_step([1, 2], [1, 4], [10, 5])
+    >>> round(step.noise_scale, 4), step.simple_noise_scale, step.improvement(10), step.learning_rate(10)
     (1.7647, 3.0, 0.625, 0.25)
     """
     g = np.asarray(gradient, dtype=np.float64)

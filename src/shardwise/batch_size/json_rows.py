@@ -12,7 +12,7 @@ from shardwise.values.errors import InputError
 
 
 def read_required_text(path: Path, required: str) -> str:
-    """A file's text. Raises `InputError` that says what is `required`."""
+    """Return a file's text. Raises `InputError` that says what is `required`."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -21,7 +21,7 @@ def read_required_text(path: Path, required: str) -> str:
 
 
 def parse_json_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
-    """Each line's place and what it holds; one that is not JSON as its text."""
+    """Yield each line's place, FILE:LINE, and its value; a line that is not JSON is given as its text."""
     for line_number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
@@ -31,14 +31,15 @@ def parse_json_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def not_an_object_text(row: Any, location: str) -> str:
-    """What is wrong with a row that is no object."""
+    """Return the problem of a row that is no object."""
     return f"{location}: found {str(row)[:40]!r}; a JSON object is required"
 
 
 def read_positive(
     row: Mapping[str, Any], name: str, location: str, problems: list[str], *, required: bool = False
 ) -> float | None:
-    """A number above 0; None where there is none, and, with a line in `problems`, for anything else."""
+    """Return the number above 0 under a name; None where there is none, and, with a line added to `problems`, for anything
+    else."""
     value = row.get(name)
     if value is None and not required:
         return None

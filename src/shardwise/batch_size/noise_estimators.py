@@ -47,8 +47,8 @@ def gradient_noise(
     B_simple is B_noise where the Hessian is a multiple of the identity. Unit of B_simple: that of the batches.
     Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, appendix A.1; the note, E.3.
 
-    >>> found = gradient_noise(10, 104.0, 100, 14.0)
-    >>> round(found.covariance_trace), found.squared_gradient, round(found.simple_noise_scale)
+    >>> noise = gradient_noise(10, 104.0, 100, 14.0)
+    >>> round(noise.covariance_trace), noise.squared_gradient, round(noise.simple_noise_scale)
     (1000, 4.0, 250)
     """
     if not 0 < small_batch < large_batch:
@@ -87,11 +87,12 @@ class NoiseSample:
 
 
 def noise_sample_of_parts(sum_of_squares: float, big_norm_squared: float, tokens: Sequence[float]) -> NoiseSample:
-    """The sample of a batch whose gradient was made in parts of so many tokens: replicas, or the micro-batches of one device.
+    """Return the sample of a batch whose gradient was computed in parts of so many tokens: replicas, or micro-batches of one
+    device.
 
-    `sum_of_squares`: of the norms of the parts' contributions, whose sum is the gradient of the batch. With contributions
-    (b_i / B) g_i the expected sum is q |G|^2 + tr(Sigma) / B, q = sum of (b_i / B)^2: what even parts of q B tokens would have,
-    times q. So uneven parts are unbiased too. Raises `InputError` for fewer than two parts that have tokens.
+    `sum_of_squares` adds the squared norms of the parts' contributions, whose sum is the gradient of the batch. With
+    contributions (b_i / B) g_i the expected sum is q |G|^2 + tr(Sigma) / B, q = sum of (b_i / B)^2: that of even parts of q B
+    tokens, times q. So uneven parts are unbiased too. Raises `InputError` for fewer than two parts that have tokens.
 
     >>> noise_sample_of_parts(1.25, 2.0, [8, 8, 8, 8])
     NoiseSample(small_norm_squared=5.0, big_norm_squared=2.0, small_tokens=8.0, big_tokens=32.0)
@@ -119,16 +120,17 @@ class MeasuredNoise:
 
 
 def estimate_noise(samples: Sequence[NoiseSample]) -> MeasuredNoise:
-    """The noise scale of some steps: the ratio of the mean of tr(Sigma) to that of |G|^2, for the ratios of steps are biased.
+    """Return the noise scale of some steps: the ratio of the mean of tr(Sigma) to that of |G|^2, as ratios of single steps are
+    biased.
 
     The interval is Fieller's: the ratios r for which the mean of tr(Sigma) - r |G|^2 is within Student's 95% quantile of
-    standard errors of 0. The errors are those of means of up to 20 blocks of steps in a row, so that neighbours that are alike do
-    not count as independent. With fewer than 5 samples it is unbounded. Raises `InputError` without a sample.
+    standard errors of 0. The errors are those of means of up to 20 blocks of consecutive steps, so that correlated neighbours
+    do not count as independent. With fewer than 5 samples it is unbounded. Raises `InputError` without a sample.
 
     Source: Fieller 1954, Some Problems in Interval Estimation, J. R. Stat. Soc. B 16.
 
-    >>> found = estimate_noise([NoiseSample(5.0, 2.0, 8, 32)] * 10)
-    >>> found.tokens, found.low, found.high
+    >>> measured = estimate_noise([NoiseSample(5.0, 2.0, 8, 32)] * 10)
+    >>> measured.tokens, measured.low, measured.high
     (32.0, 32.0, 32.0)
     """
     raise_problems([] if samples else ["noise scale: found no measurement; one step that was measured is required"])
@@ -142,7 +144,7 @@ def estimate_noise(samples: Sequence[NoiseSample]) -> MeasuredNoise:
 
 
 def average_noise(noises: Sequence[GradientNoise]) -> GradientNoise:
-    """The mean of both parts, each of its own."""
+    """Return the mean of both estimates, each by itself."""
     count = len(noises)
     return GradientNoise(
         covariance_trace=math.fsum(noise.covariance_trace for noise in noises) / count,
@@ -151,13 +153,13 @@ def average_noise(noises: Sequence[GradientNoise]) -> GradientNoise:
 
 
 def _block_means(noises: Sequence[GradientNoise]) -> list[GradientNoise]:
-    """The means of blocks of measurements in a row; those left over at the start are in none."""
+    """Return the means of blocks of consecutive measurements; a remainder at the start is dropped."""
     size = -(-len(noises) // MAX_BLOCKS)
     return [average_noise(noises[start : start + size]) for start in range(len(noises) % size, len(noises), size)]
 
 
 def _fieller_interval(blocks: Sequence[GradientNoise]) -> tuple[float, float]:
-    """The ends of the interval of a ratio s / g of means: the roots r of (s - r g)^2 = t^2 var(s - r g)."""
+    """Return the ends of the interval of a ratio s / g of means: the roots r of (s - r g)^2 = t^2 var(s - r g)."""
     count, mean = len(blocks), average_noise(blocks)
     s, g = mean.covariance_trace, mean.squared_gradient
     factor = student_quantile_95(count - 1) ** 2 / (count * (count - 1))
@@ -171,7 +173,7 @@ def _fieller_interval(blocks: Sequence[GradientNoise]) -> tuple[float, float]:
 
 
 def student_quantile_95(degrees_of_freedom: int) -> float:
-    """The value that 95% of Student's distribution with so many degrees of freedom are below, to 0.1% from 4 on.
+    """Return the 95% quantile of Student's distribution with so many degrees of freedom, to 0.1% from 4 on.
 
     Source: Abramowitz and Stegun 1964, 26.7.5.
 
@@ -188,9 +190,9 @@ def student_quantile_95(degrees_of_freedom: int) -> float:
 
 
 class RunningNoise:
-    """Exponential averages of tr(Sigma) and |G|^2, each of its own, and their ratio: an estimate while a run goes on.
+    """Exponential averages of tr(Sigma) and |G|^2 and their ratio: an estimate during a run.
 
-    `decay` is the weight of what was before. Source: McCandlish et al. 2018, appendix A.1.
+    `decay` is the weight of earlier samples. Source: McCandlish et al. 2018, appendix A.1.
 
     >>> average = RunningNoise(decay=0.9)
     >>> average.add(NoiseSample(5.0, 2.0, 8, 32))
@@ -204,7 +206,7 @@ class RunningNoise:
         self._trace = self._squared = self._weight = 0.0
 
     def add(self, sample: NoiseSample) -> None:
-        """A step was measured."""
+        """Add the sample of a measured step."""
         decay, noise = self.decay, sample.noise
         self._trace = decay * self._trace + (1.0 - decay) * noise.covariance_trace
         self._squared = decay * self._squared + (1.0 - decay) * noise.squared_gradient
@@ -212,7 +214,7 @@ class RunningNoise:
 
     @property
     def noise(self) -> GradientNoise | None:
-        """Both averages, without the pull to 0 of the first steps; None before the first sample."""
+        """The averages, corrected for their start at 0; None before the first sample."""
         if not self._weight:
             return None
         return GradientNoise(covariance_trace=self._trace / self._weight, squared_gradient=self._squared / self._weight)

@@ -57,12 +57,13 @@ def critical_batch_of_loss(loss: float) -> float:
 
 
 def published_noise_scale(loss: float, label: str = "loss") -> NoiseScale:
-    """The noise scale at a loss in nats per token by the law of Kaplan et al. 2020. Raises `InputError` for no loss above 0.
+    """Return the noise scale at a loss in nats per token by the law of Kaplan et al. 2020. Raises `InputError` for no loss
+    above 0.
 
     It is a law of one data set (WebText2) and one tokenizer; another corpus may be several times off.
 
-    >>> found = published_noise_scale(2.5)
-    >>> round(found.tokens), "2020" in found.source
+    >>> noise = published_noise_scale(2.5)
+    >>> round(noise.tokens), "2020" in noise.source
     (2547285, True)
     """
     if not 0 < loss < 20:
@@ -71,7 +72,7 @@ def published_noise_scale(loss: float, label: str = "loss") -> NoiseScale:
 
 
 def parse_noise_scale(noise: str | float | Path | NoiseScale, label: str = "noise scale") -> NoiseScale:
-    """What stands for a noise scale: tokens such as "1.2Mi", or the folder of a run (or its noise.json) that measured one.
+    """Return the noise scale of a text: tokens such as "1.2Mi", or the folder of a run (or its noise.json) that measured one.
 
     `label` names it in errors. Raises `InputError`.
 
@@ -97,7 +98,7 @@ def parse_noise_scale(noise: str | float | Path | NoiseScale, label: str = "nois
 
 
 def read_noise_scale(path: Path) -> NoiseScale:
-    """The noise scale that a run measured, from its `noise.json`. Raises `InputError` for a file that is none."""
+    """Return the noise scale that a run measured, from its `noise.json`. Raises `InputError` for any other file."""
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -128,7 +129,7 @@ def _parse_noise_file(fields: Any, path: Path) -> NoiseScale:
 
 
 def noise_payload(noise: NoiseScale) -> dict[str, Any]:
-    """The noise scale as `noise.json` has it."""
+    """Return the content of `noise.json`."""
     return {
         "schema": NOISE_SCHEMA, "tokens": noise.tokens,
         "interval90": list(noise.interval90) if noise.interval90 else None, "source": noise.source,

@@ -56,7 +56,7 @@ class BatchFitPayload(TypedDict):
 
 
 def fit_payload(fit: TradeoffFit) -> dict[str, Any]:
-    """The versioned payload."""
+    """Return the versioned payload of a fit."""
     law = fit.tradeoff
     return {
         "schema": FIT_SCHEMA,
@@ -68,7 +68,8 @@ def fit_payload(fit: TradeoffFit) -> dict[str, Any]:
         "runs": [
             {
                 "batch_tokens": fitted.run.batch_tokens, "seed": fitted.run.seed, "learning_rate": fitted.run.learning_rate,
-                "steps": fitted.run.steps, "tokens": fitted.run.tokens, "fitted_steps": fitted.fitted_steps, "residual": fitted.residual,
+                "steps": fitted.run.steps, "tokens": fitted.run.tokens, "fitted_steps": fitted.fitted_steps,
+                "residual": fitted.residual,
             }
             for fitted in fit.runs
         ],
@@ -102,7 +103,7 @@ class BatchRunsPayload(TypedDict):
 
 
 def batch_runs_payload(runs: Sequence[BatchRun]) -> dict[str, Any]:
-    """The versioned payload."""
+    """Return the versioned payload of a sweep's runs."""
     names = tuple(BatchRunPayload.__annotations__)
     return {"schema": RUNS_SCHEMA, "runs": [{name: getattr(run, name) for name in names} for run in runs]}
 
@@ -140,16 +141,16 @@ class BatchBranchesPayload(TypedDict):
     branches: list[BranchPayload]
 
 
-def branches_payload(point: BranchPoint, branch_comparison: ComparedBranches) -> dict[str, Any]:
-    """The versioned payload."""
+def branches_payload(point: BranchPoint, compared: ComparedBranches) -> dict[str, Any]:
+    """Return the versioned payload of compared branches."""
     branches = [
         asdict(comparison.branch) | {"excess": comparison.excess, "is_within": comparison.is_within}
-        for comparison in branch_comparison.compared
+        for comparison in compared.compared
     ]
-    branches += [asdict(branch) | {"excess": None, "is_within": None} for branch in branch_comparison.failed]
+    branches += [asdict(branch) | {"excess": None, "is_within": None} for branch in compared.failed]
     return {
-        "schema": BRANCHES_SCHEMA, **asdict(point), "tolerance": branch_comparison.tolerance,
-        "critical_batch_tokens": branch_comparison.critical_batch_tokens, "next_tokens": branch_comparison.next_tokens, "branches": branches,
+        "schema": BRANCHES_SCHEMA, **asdict(point), "tolerance": compared.tolerance,
+        "critical_batch_tokens": compared.critical_batch_tokens, "next_tokens": compared.next_tokens, "branches": branches,
     }  # fmt: skip
 
 
@@ -191,15 +192,15 @@ class RunNoisePayload(TypedDict):
 
 
 def run_noise_payload(noise: RunNoise) -> dict[str, Any]:
-    """What `shardwise batch noise --json` prints."""
+    """Return the versioned payload of a run's noise scale: `shardwise batch noise --json` prints it."""
     return {
         "schema": RUN_NOISE_SCHEMA, "run": str(noise.path), "noise": _measured_noise_payload(noise.late),
         "parts": [
             {
-                "first_step": window.first_step, "last_step": window.last_step, "seen_tokens": window.seen_tokens, "loss": window.loss,
-                "noise": _measured_noise_payload(window.measured),
+                "first_step": part.first_step, "last_step": part.last_step, "seen_tokens": part.seen_tokens, "loss": part.loss,
+                "noise": _measured_noise_payload(part.measured),
             }
-            for window in noise.parts
+            for part in noise.parts
         ],
         "num_measured": noise.num_measured, "batch_tokens": noise.batch_tokens, "small_tokens": noise.small_tokens,
         "progress": noise.progress,

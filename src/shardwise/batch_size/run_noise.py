@@ -1,4 +1,4 @@
-"""The gradient noise scale that a run measured: over its last half, and in parts from its start to its end."""
+"""The gradient noise scale that a run measured: over its last half, and in windows from its start to its end."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MIN_WINDOW_STEPS = 5  # measured steps, which have an interval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseWindow:
-    """Some measured steps in a row: the first and the last, the mean of the tokens seen before them, the mean loss, and the noise
-    scale over them."""
+    """Consecutive measured steps: `seen_tokens` is the mean of the tokens seen before them, `loss` their mean loss in nats,
+    `measured` the noise scale over them."""
 
     first_step: int
     last_step: int
@@ -32,13 +32,15 @@ class NoiseWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNoise:
-    """The noise scale of a run. `late` is that over the last half of the measured steps: it grows as the loss falls.
+    """The noise scale of a run, in tokens. `late` is that over the last half of the measured steps: it grows as the loss
+    falls.
 
-    `batch_tokens` and `small_tokens` are those of the latest step: of the global batch, and of the parts compared with it.
+    `parts` are windows from start to end. `batch_tokens` and `small_tokens` are those of the last measured step: of the global
+    batch, and of the smaller batches that it is compared with.
 
     >>> late = estimate_noise([NoiseSample(5.0, 2.0, 8, 32)] * 10)
-    >>> found = RunNoise(path=Path("runs/a"), late=late, parts=(), num_measured=20, batch_tokens=32, small_tokens=8)
-    >>> found.progress, found.late.tokens
+    >>> noise = RunNoise(path=Path("runs/a"), late=late, parts=(), num_measured=20, batch_tokens=32, small_tokens=8)
+    >>> noise.progress, noise.late.tokens
     (0.5, 32.0)
     """
 
@@ -51,14 +53,15 @@ class RunNoise:
 
     @property
     def progress(self) -> float:
-        """What a step makes of the loss's decrease that the true gradient would give: 1 / (1 + B_noise / B).
+        """Share of the loss's decrease under the true gradient that a step reaches: 1 / (1 + B_noise / B).
 
-        Source: McCandlish et al. 2018, equation 2.7."""
+        Source: McCandlish et al. 2018, equation 2.7.
+        """
         return 1.0 / (1.0 + self.late.tokens / self.batch_tokens)
 
     @property
     def noise_scale(self) -> NoiseScale | None:
-        """What plans take; None where |G|² is not told apart from nothing."""
+        """The noise scale for plans; None where |G|² cannot be told from 0."""
         late = self.late
         if not 0 < late.tokens < math.inf:
             return None
@@ -71,11 +74,11 @@ class RunNoise:
 
 
 def run_noise(path: str | Path) -> RunNoise:
-    """The gradient noise scale that the run in a folder measured (`shardwise train --noise-scale-every N`).
+    """Return the gradient noise scale that the run in a folder measured (`shardwise train --noise-scale-every N`).
 
-    The ratio of means of tr(Sigma) and |G|² over steps with its 90% interval, over the last half of those that measured it
-    (`late`) and in `parts` from its start to its end. Unit: tokens. Raises `InputError` where the folder has no log, or
-    no step measured it. Source: McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1.
+    It is the ratio of the means of tr(Sigma) and |G|² over steps with its 90% interval, over the last half of those that
+    measured it (`late`) and in `parts` from the run's start to its end. Unit: tokens. Raises `InputError` where the folder has
+    no log, or no step measured it. Source: McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1.
 
     >>> import shardwise as sw
     >>> sw.run_noise("no/run")
@@ -88,7 +91,7 @@ def run_noise(path: str | Path) -> RunNoise:
 
 
 def estimate_run_noise(records: Sequence[StepRecord], path: Path) -> RunNoise:
-    """The same of a log's steps."""
+    """Return the noise scale of a run from its log's steps. Raises `InputError` where no step measured it."""
     tokens_by_step = {record.step: record.num_tokens for record in records}
     tokens_before: dict[int, float] = {}
     total_tokens = 0.0
@@ -108,7 +111,7 @@ def estimate_run_noise(records: Sequence[StepRecord], path: Path) -> RunNoise:
 
 
 def noise_sample_of(record: StepRecord) -> NoiseSample | None:
-    """What a step measured; None where it did not."""
+    """Return the norms that a step measured; None where it measured none."""
     norms_and_tokens = record.small_norm_squared, record.big_norm_squared, record.small_tokens, record.big_tokens
     small_squared, big_squared, small, big = norms_and_tokens
     if small_squared is None or big_squared is None or small is None or big is None:
@@ -119,7 +122,8 @@ def noise_sample_of(record: StepRecord) -> NoiseSample | None:
 def _split_windows(
     measured: Sequence[tuple[StepRecord, NoiseSample]],
 ) -> Iterator[Sequence[tuple[StepRecord, NoiseSample]]]:
-    """Even parts, of at least so many steps; what is left over is in the first ones."""
+    """Yield up to `MAX_WINDOWS` windows of about equal length, each of at least `MIN_WINDOW_STEPS` steps unless there are
+    fewer."""
     num_windows = min(MAX_WINDOWS, max(len(measured) // MIN_WINDOW_STEPS, 1))
     ends = [round(len(measured) * index / num_windows) for index in range(num_windows + 1)]
     yield from (measured[start:stop] for start, stop in pairwise(ends))

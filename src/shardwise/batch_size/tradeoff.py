@@ -24,8 +24,8 @@ class BatchTradeoff:
     is during the run, and that the learning rate is tuned for each batch. Source: McCandlish et al. 2018, equations 2.11 and
     2.12; the note, E.2 (20 to 23). Raises `InputError` for values that are not above 0.
 
-    >>> found = BatchTradeoff(min_steps=1000.0, noise_tokens=1e6)
-    >>> found.steps(1e6), found.tokens(1e6), found.critical_batch_tokens
+    >>> tradeoff = BatchTradeoff(min_steps=1000.0, noise_tokens=1e6)
+    >>> tradeoff.steps(1e6), tradeoff.tokens(1e6), tradeoff.critical_batch_tokens
     (2000.0, 2000000000.0, 1000000.0)
     """
 
@@ -48,15 +48,15 @@ class BatchTradeoff:
         return self.min_tokens / self.min_steps
 
     def steps(self, batch_tokens: float) -> float:
-        """Steps with batches of so many tokens: S(B) = S_min · (1 + B_noise / B)."""
+        """Return steps with batches of so many tokens: S(B) = S_min · (1 + B_noise / B)."""
         return self.min_steps * (1.0 + self.noise_tokens / batch_tokens)
 
     def tokens(self, batch_tokens: float) -> float:
-        """Tokens of these steps: E(B) = S_min · (B + B_noise)."""
+        """Return tokens of these steps: E(B) = S_min · (B + B_noise)."""
         return self.min_steps * (batch_tokens + self.noise_tokens)
 
     def batch_tokens(self, steps: float) -> float:
-        """The batch that takes so many steps: E_min / (S - S_min). Raises `InputError` for no more than the fewest steps.
+        """Return the batch that takes so many steps: E_min / (S - S_min). Raises `InputError` for no more than the fewest steps.
 
         >>> BatchTradeoff(min_steps=1000.0, noise_tokens=1e6).batch_tokens(1500.0)
         2000000.0
@@ -88,8 +88,8 @@ def steps_and_tokens(batch_tokens: float, noise_tokens: float, min_steps: float)
     Assumes: a noise scale that stays as it is during the run, and a learning rate tuned for each batch.
     Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, equations 2.11 and 2.12; the note, E.2.
 
-    >>> found = steps_and_tokens(8e6, noise_tokens=2e6, min_steps=50_000)
-    >>> found.steps, found.tokens, found.pareto_ratio
+    >>> cost = steps_and_tokens(8e6, noise_tokens=2e6, min_steps=50_000)
+    >>> cost.steps, cost.tokens, cost.pareto_ratio
     (62500.0, 500000000000.0, 1.0)
     """
     tradeoff = BatchTradeoff(min_steps=min_steps, noise_tokens=noise_tokens)
@@ -106,8 +106,8 @@ def tradeoff_of_two_runs(steps: float, tokens: float, other_steps: float, other_
     Assumes: a noise scale that stays as it is during the run, and no noise in the two runs; of more runs see `batch fit`.
     Source: McCandlish et al., An Empirical Model of Large-Batch Training, 2018, equation 2.11; the note, E.2 (21).
 
-    >>> found = tradeoff_of_two_runs(250_000, 1.25e11, 62_500, 5e11)
-    >>> round(found.min_steps), round(found.min_tokens), round(found.critical_batch_tokens)
+    >>> tradeoff = tradeoff_of_two_runs(250_000, 1.25e11, 62_500, 5e11)
+    >>> round(tradeoff.min_steps), round(tradeoff.min_tokens), round(tradeoff.critical_batch_tokens)
     (50000, 100000000000, 2000000)
     """
     inverse, other_inverse = steps / tokens, other_steps / other_tokens
@@ -158,14 +158,14 @@ SAME_BATCH_FACTOR = 2.0**0.25  # a batch within this factor of the critical one 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTarget:
-    """A loss as a target: the noise scale on the way to it, and the `tokens` that it takes with batches of `batch_tokens`.
+    """A loss as a target: the noise scale on the path to it, and the `tokens` that it takes with batches of `batch_tokens`.
 
-    `batch_tokens` is None where `tokens` are the fewest, E_min; `tokens` is None where they are not known, and what is of a run
-    is then of a billion of the fewest tokens. `loss` is in nats per token, None where it was not given. Assumes a noise scale
-    that stays as it is during the run and a learning rate tuned for each batch, as `BatchTradeoff` does.
+    `batch_tokens` is None where `tokens` are the fewest, E_min. `tokens` is None where they are not known; tokens and times of
+    a run are then for `UNIT_TOKENS`, a billion of the fewest. `loss` is in nats per token, None where it was not given.
+    Assumes a noise scale that stays as it is during the run and a learning rate tuned for each batch, as `BatchTradeoff` does.
 
-    >>> found = LossTarget(noise=NoiseScale(tokens=1e6), tokens=3e9, batch_tokens=2e6)
-    >>> found.tradeoff.min_tokens, found.tokens_to_loss(1e6), found.side(4e6)
+    >>> target = LossTarget(noise=NoiseScale(tokens=1e6), tokens=3e9, batch_tokens=2e6)
+    >>> target.tradeoff.min_tokens, target.tokens_to_loss(1e6), target.side(4e6)
     (1000000000.0, 2000000000.0, 'above')
     """
 
@@ -181,7 +181,7 @@ class LossTarget:
 
     @property
     def reference_tokens(self) -> float:
-        """The tokens that are given, or those that stand for them."""
+        """The tokens that are given, or `UNIT_TOKENS` in their place."""
         return UNIT_TOKENS if self.tokens is None else self.tokens
 
     @property
@@ -193,14 +193,14 @@ class LossTarget:
         )
 
     def tokens_to_loss(self, batch_tokens: float) -> float:
-        """Tokens to the loss with batches of so many tokens, E(B)."""
+        """Return tokens to the loss with batches of so many tokens, E(B)."""
         return self.tradeoff.tokens(batch_tokens)
 
     def side(self, batch_tokens: float) -> CriticalBatchSide:
-        """On which side of the critical batch a batch lies; within half a doubling it is at it."""
+        """Return on which side of the critical batch a batch lies: "at" it within half a doubling."""
         ratio = batch_tokens / self.noise.tokens
         return "below" if ratio < 1.0 / SAME_BATCH_FACTOR else "above" if ratio > SAME_BATCH_FACTOR else "at"
 
     def with_noise(self, factor: float) -> LossTarget:
-        """The same tokens with so many times the noise scale."""
+        """Return the same target with `factor` times the noise scale."""
         return replace(self, noise=NoiseScale(tokens=factor * self.noise.tokens, source=self.noise.source))
