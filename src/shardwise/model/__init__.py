@@ -1,9 +1,10 @@
-"""What is trained.
+"""What is trained: models as programs, and what a job chooses.
 
-A catalogue entry or a Hugging Face `config.json` becomes an `Architecture`. A model is a number of units (embedding, block,
-head), each of which becomes a program of operations on named tensors. The backward program, the optimizer's program and the
-counts of parameters and FLOPs follow from it. The room also holds what a job chooses: the optimizer and the recompute policy.
+A catalogue entry or a Hugging Face `config.json` becomes an `Architecture`. A model consists of units (embedding, block,
+head): parts that are derived and priced once, however often the model has them. Each unit becomes a program of operations on
+named tensors, from which the backward program, the optimizer's program and the counts of parameters and FLOPs follow. A job
+chooses the batch, the optimizer and the recompute policy.
 
-Entry points: `load.load_model`, the unit programs of `decoder`, the transpose in `backward`, `optimizer_program`,
-`parameters_and_flops.num_params`. May import: values, sharding.
+Entry points: `load.load_model`, the unit programs of `decoder`, `backward.transpose_program`,
+`optimizer_program.build_optimizer_program`, `parameters_and_flops.num_params`, `job.Job`. May import: values, sharding.
 """

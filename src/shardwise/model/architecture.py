@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer."""
+"""Sizes and structure of a decoder-only transformer."""
 
 from __future__ import annotations
 
@@ -84,21 +84,21 @@ class ModelStructure:
 
     @property
     def has_gated_mlp(self) -> bool:
-        """Whether the MLP has two input matrices (gate and up)."""
+        """True if the MLP has two input matrices (gate and up)."""
         return lookup(IS_GATED, self.mlp, "mlp")
 
     @property
     def has_rotary(self) -> bool:
-        """Whether queries and keys are rotated by their positions."""
+        """True if queries and keys are rotated by their positions."""
         return lookup(IS_ROTARY, self.positions, "positions")
 
     @property
     def has_learned_positions(self) -> bool:
-        """Whether positions have a table of weights."""
+        """True if positions have a table of weights."""
         return lookup(IS_LEARNED, self.positions, "positions")
 
     def placeholder_architecture(self) -> Architecture:
-        """An architecture of this structure with placeholder sizes, which derivations do not read."""
+        """Return an architecture of this structure with placeholder sizes, which derivations do not read."""
         return Architecture(
             name="sizeless", num_layers=2, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=2, vocab_size=1,
             **_shared_fields(self), bias=tuple(sorted(self.bias)), max_positions=1,
@@ -206,7 +206,7 @@ class Architecture:
         raise_problems(problems)
 
     def _combination_problems(self) -> Iterator[str]:
-        """Latent attention and leading dense layers whose sizes do not go together."""
+        """Yield what is wrong with sizes that depend on one another."""
         if self.num_dense_layers and not (self.num_experts and self.dense_d_ff):
             yield "num_dense_layers lead a model with experts and have a width: num_experts and dense_d_ff are required"
         if self.num_dense_layers >= self.num_layers:
@@ -243,7 +243,7 @@ class Architecture:
 
     @property
     def structure(self) -> ModelStructure:
-        """The architecture without its sizes: all that derivations read."""
+        """The structure: all that derivations read of an architecture."""
         return ModelStructure(
             **_shared_fields(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
             shared_experts=bool(self.shared_expert_width), latent=bool(self.kv_lora_rank),
@@ -252,7 +252,7 @@ class Architecture:
         )  # fmt: skip
 
     def dense_layer_architecture(self) -> Architecture:
-        """The same model with the MLP of its leading dense layers on all layers."""
+        """Return the same model with the MLP of its leading dense layers on all layers."""
         if not self.num_dense_layers:
             return self
         return replace(
@@ -262,7 +262,7 @@ class Architecture:
 
     @property
     def dims(self) -> dict[str, int]:
-        """Sizes of the named dims of the program that do not depend on the job."""
+        """Sizes of the program's named dims, but for those that the job decides (B, T); letters as in `model.decoder`."""
         return {
             "D": self.d_model,
             "F": self.dense_d_ff or self.d_ff,
@@ -297,7 +297,7 @@ class Architecture:
         return self.num_layers - (self.num_layers // self.global_every if self.global_every else 0)
 
     def attention_window(self, layer: int) -> int | None:
-        """Tokens that a query sees on a layer, its own included; None: all before it."""
+        """Return the number of tokens that a query sees on a layer, its own included; None: all before it."""
         is_global = self.global_every and (layer + 1) % self.global_every == 0
         return None if is_global else self.sliding_window
 
@@ -311,15 +311,16 @@ class Architecture:
             )
 
     def mean_attended_share(self, seq_len: int, *, last_of: Value = 1) -> Value:
-        """Share of the square of the scores that is computed, averaged over layers: 0.5 for causal attention.
+        """Return the share of the square of scores that is computed, averaged over layers: 0.5 for causal attention.
 
-        With `last_of` = n it is that of the last n-th of the queries: 1 - 1/2n of their rows for causal attention.
+        With `last_of` = n only the last n-th of the queries counts: 1 - 1/2n of their rows for causal attention.
         """
         shares = self.attended_shares(seq_len, last_of=last_of)
         return sum((share * layers for share, layers in shares), start=0.0) / self.num_layers
 
     def attended_shares(self, seq_len: int, *, last_of: Value = 1) -> tuple[tuple[Value, int], ...]:
-        """Keys that a query sees on average over the sequence's length, over layers: (share of the square, layers).
+        """Return (share, layers) pairs: the keys that a query sees on average, over the sequence's length, and how many layers
+        have it.
 
         Causal attention sees half of the square; a window of w sees w T - w^2/2 of T^2.
         """
@@ -334,7 +335,7 @@ class Architecture:
 
 
 def _attended_share(window: float, last_of: Value) -> Value:
-    """Mean over the last n-th of the rows of min(row, window), all as parts of the sequence."""
+    """Return the mean over the last n-th of the rows of min(row, window), all as parts of the sequence."""
     start = 1.0 - 1.0 / last_of
     bend = maximum(start, window)
     return last_of * ((bend**2 - start**2) / 2 + (1.0 - bend) * window)
@@ -346,5 +347,5 @@ SHARED_FIELDS = tuple(
 
 
 def _shared_fields(source: ModelStructure | Architecture) -> dict[str, Any]:
-    """The fields that a structure and an architecture have in common, but for those that are sets."""
+    """Return the fields that a structure and an architecture have in common, but for those that are sets."""
     return {name: getattr(source, name) for name in SHARED_FIELDS}

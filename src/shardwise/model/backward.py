@@ -1,14 +1,11 @@
 """The backward program of any forward program, and which forward results are saved for it or recomputed.
 
 The transpose takes the operations one by one, in reverse; nothing about a transformer is written here. What the backward
-program reads from the forward pass has to be saved or recomputed: `split_saved` takes a recompute policy (which results may
-be saved) and returns the saved tensors and the smallest slice of the forward program that recomputes the others.
+program reads from the forward pass has to be saved or recomputed: `split_saved` takes a recompute policy (which results may be
+saved) and returns the saved tensors and the smallest slice of the forward program that recomputes the others.
 
-Without a fixed policy, dynamic programming finds for every number of saved bytes the results with the least to recompute.
-Operations are visited from the last to the first. A result that no later choice needs is neither saved nor recomputed, so a
-choice is one pair of saved tensors and recomputed slice, as `split_saved` makes it. Of the choices that leave the same
-tensors needed, only those stay that no other choice beats in both bytes and seconds. This is exact for bytes and seconds that
-add up. Jain et al. 2020, Checkmate (arXiv 1910.02653), solve the same problem as an integer program.
+Without a fixed policy, dynamic programming (`pareto_save_choices`) finds for every number of saved bytes the results with the
+least to recompute. Jain et al. 2020, Checkmate (arXiv 1910.02653), solve the same problem as an integer program.
 """
 
 from __future__ import annotations
@@ -22,15 +19,15 @@ from shardwise.model.recompute_policies import get_recompute_policy
 
 
 def gradient_name(name: str) -> str:
-    """The gradient of `x` is `d.x`."""
+    """Return the name of a tensor's gradient: `d.x` for `x`."""
     return f"d.{name}"
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardProgram:
-    """The backward program, and which of its tensors is the gradient of which forward input.
+    """The backward program, and the name of the gradient of each differentiated input.
 
-    `forward_index`: of what transposes give, the place of the forward operation that was transposed.
+    `forward_index` gives, for each result of a transposed operation, the index of the forward operation.
     """
 
     program: Program
@@ -97,11 +94,9 @@ class _Transposer:
                 shared[id(gradient)] = outputs
                 self.gradient_parts.setdefault(name, []).append(outputs[position])
             else:
-                gradient_part = self.add_gradient_tensor(
-                    f"{gradient_name(name)}#{len(self.gradient_parts.get(name, ()))}", name
-                )
-                self.operations.append(replace(gradient, outputs=(gradient_part,)))
-                self.gradient_parts.setdefault(name, []).append(gradient_part)
+                part = self.add_gradient_tensor(f"{gradient_name(name)}#{len(self.gradient_parts.get(name, ()))}", name)
+                self.operations.append(replace(gradient, outputs=(part,)))
+                self.gradient_parts.setdefault(name, []).append(part)
 
     def add_shared_gradient(self, gradient: Operation, operation: Operation) -> tuple[str, ...]:
         names = operation.inputs[: len(gradient.outputs)]
@@ -112,23 +107,23 @@ class _Transposer:
         return outputs
 
     def sum_gradient_parts(self, name: str) -> str:
-        """The gradient of `name`, summed once over all its uses."""
+        """Return the gradient of `name`, summed once over all its uses."""
         parts = self.gradient_parts[name]
         if len(parts) > 1:
-            comes_from_outside = gradient_name(name) in parts  # the gradient from outside is one of its parts
-            total = self.add_gradient_tensor(
-                f"{gradient_name(name)}#whole" if comes_from_outside else gradient_name(name), name
-            )
+            is_output = gradient_name(name) in parts  # the gradient from outside is one of its parts
+            # Parts are named `d.x#0`, `d.x#1`, ... in the order in which uses are transposed, and `d.x` is their sum. Where the
+            # caller gives a `d.x` (an output that is read as well), the sum is `d.x#whole`.
+            total = self.add_gradient_tensor(f"{gradient_name(name)}#whole" if is_output else gradient_name(name), name)
             self.operations.append(Accumulate((*parts, name), (total,)))
             self.gradient_parts[name] = [total]
         gradient = self.gradient_parts[name][0]
-        if gradient.startswith(gradient_name(name)):
+        if gradient.startswith(gradient_name(name)):  # not one that an identity passed on under another tensor's name
             self.tensors[gradient] = replace(self.tensors[gradient], gradient_of=name)
         return gradient
 
 
 def _tensors_depending_on(forward: Program, inputs: Iterable[str]) -> set[str]:
-    """Tensors that depend on one of `inputs`, and these themselves: only they need a gradient."""
+    """Return the tensors that depend on one of `inputs`, and these themselves: only they need a gradient."""
     dependent = set(inputs)
     for operation in forward.operations:
         if dependent & set(operation.inputs):
@@ -138,7 +133,7 @@ def _tensors_depending_on(forward: Program, inputs: Iterable[str]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeSplit:
-    """What a policy saves in the forward pass, and the operations that recompute the rest before the backward pass."""
+    """Results that the forward pass saves, and the operations that recompute the rest before the backward pass."""
 
     saved: tuple[str, ...]
     operations: tuple[Operation, ...]
@@ -158,6 +153,7 @@ def split_saved(forward: Program, reads: Iterable[str], policy: str) -> Recomput
             continue
         visited.add(name)
         if name not in producer or may_save(name):
+            # Weights rest on the device (or are gathered again), constants can be computed anywhere: neither takes memory.
             if forward.tensors[name].role not in (Role.WEIGHT, Role.CONSTANT):
                 saved.append(name)
             continue
@@ -174,7 +170,7 @@ MAX_CHOICES = 200  # choices of each of two programs that are combined: steps of
 
 @dataclass(frozen=True, slots=True)
 class SaveChoice:
-    """The results to save, in the program's order, their bytes, and the seconds that the rest takes to be computed again."""
+    """Results to save, in the program's order; their bytes; and the seconds that recomputing the rest takes."""
 
     saved: tuple[str, ...]
     num_bytes: float
@@ -184,10 +180,14 @@ class SaveChoice:
 def pareto_save_choices(
     forward: Program, reads: Iterable[str], sizes: Mapping[str, float], seconds: Mapping[str, float], saveable: Iterable[str]
 ) -> tuple[SaveChoice, ...]:  # fmt: skip
-    """Every choice that no other beats in both bytes and seconds, from the most bytes to the fewest.
+    """Return every choice that no other beats in both bytes and seconds, from the most bytes to the fewest.
 
-    `reads` are what the backward pass reads; `sizes` the bytes of results, and `seconds` those of the operation that makes a
-    result first, both by its name (0 where there is none). Only results among `saveable` may be saved.
+    `reads` are what the backward pass reads; `sizes` the bytes of results, and `seconds` those of the operation that computes
+    a result, by the name of its first result (0 where there is none). Only results among `saveable` may be saved.
+
+    Dynamic programming visits operations from the last to the first. Its state is the set of results that are still required;
+    for each state it keeps the choices that no other beats. That is exact, since bytes and seconds add up and what an
+    operation adds depends on the state alone: a result that no later choice requires is neither saved nor recomputed.
 
     >>> from shardwise.model.operations import Map
     >>> from shardwise.model.program import ProgramBuilder, Role
@@ -195,18 +195,18 @@ def pareto_save_choices(
     >>> x = builder.input("x", ("D",), Role.ACTIVATION)
     >>> for name, last in (("y", "x"), ("z", "y")):
     ...     _ = builder.add(Map((last,), (builder.tensor(name, ("D",), Role.ACTIVATION),), "relu"))
-    >>> found = pareto_save_choices(builder.build(["z"]), ["y", "z"], {"y": 4.0, "z": 4.0}, {"y": 1.0, "z": 2.0}, ["y", "z"])
-    >>> [(one.saved, one.num_bytes, one.seconds) for one in found]
+    >>> choices = pareto_save_choices(builder.build(["z"]), ["y", "z"], {"y": 4.0, "z": 4.0}, {"y": 1.0, "z": 2.0}, ["y", "z"])
+    >>> [(choice.saved, choice.num_bytes, choice.seconds) for choice in choices]
     [(('y', 'z'), 8.0, 0.0), (('z',), 4.0, 1.0), ((), 0.0, 3.0)]
     """
     saveable_names = frozenset(saveable)
     computed = {out for operation in forward.operations for out in operation.outputs}
-    choices_by_required: dict[NeededResults, list[SaveChoice]] = {
+    choices_of: dict[NeededResults, list[SaveChoice]] = {
         frozenset(computed.intersection(reads)): [SaveChoice((), 0.0, 0.0)]
     }
     for operation in reversed(forward.operations):
         next_choices: dict[NeededResults, list[SaveChoice]] = {}
-        for required, choices in choices_by_required.items():
+        for required, choices in choices_of.items():
             outputs = tuple(out for out in operation.outputs if out in required)
             if not outputs:
                 next_choices.setdefault(required, []).extend(choices)
@@ -219,18 +219,19 @@ def pareto_save_choices(
                     for choice in choices
                 ]
                 next_choices.setdefault(remaining, []).extend(saving)
-            operation_seconds = seconds.get(operation.outputs[0], 0.0)
-            recomputing = [
-                SaveChoice(choice.saved, choice.num_bytes, choice.seconds + operation_seconds) for choice in choices
-            ]
+            cost = seconds.get(operation.outputs[0], 0.0)
+            recomputing = [SaveChoice(choice.saved, choice.num_bytes, choice.seconds + cost) for choice in choices]
             next_choices.setdefault(remaining.union(computed.intersection(operation.operands)), []).extend(recomputing)
-        choices_by_required = {required: _pareto_front(choices) for required, choices in next_choices.items()}
-    return tuple(reversed(_pareto_front(choice for choices in choices_by_required.values() for choice in choices)))
+        choices_of = {required: _pareto_front(choices) for required, choices in next_choices.items()}
+    return tuple(reversed(_pareto_front(choice for choices in choices_of.values() for choice in choices)))
 
 
 def saveable_results(forward: Program, reads: Iterable[str]) -> tuple[str, ...]:
-    """The results that a choice may save: what the backward pass reads, and what products, attention and experts' exchanges give.
-    What else is elementwise is as large as what it is made of, and made again beside it."""
+    """Return the results that a choice may save: what the backward pass reads, and results of products, attention and
+    AllToAlls.
+
+    Other elementwise results are as large as their operands, and are recomputed beside them.
+    """
     names_read = set(reads)
     saveable = (
         candidate
@@ -243,29 +244,32 @@ def saveable_results(forward: Program, reads: Iterable[str]) -> tuple[str, ...]:
 def combine_choices(
     first: Sequence[SaveChoice], second: Sequence[SaveChoice], num_runs: tuple[float, float]
 ) -> tuple[tuple[SaveChoice, SaveChoice], ...]:
-    """Pairs of choices for two programs that run so many times, of which no other beats both bytes and seconds together; of each
-    program `MAX_CHOICES` choices, evenly over their bytes."""
+    """Return pairs of choices for two programs that no other pair beats in both bytes and seconds together.
+
+    `num_runs` says how often each program runs. At most about `MAX_CHOICES` choices of each are tried, evenly over their
+    bytes.
+    """
     pairs = [
         (
-            first_choice.num_bytes * num_runs[0] + second_choice.num_bytes * num_runs[1],
-            first_choice.seconds * num_runs[0] + second_choice.seconds * num_runs[1],
-            first_choice,
-            second_choice,
+            left.num_bytes * num_runs[0] + right.num_bytes * num_runs[1],
+            left.seconds * num_runs[0] + right.seconds * num_runs[1],
+            left,
+            right,
         )
-        for first_choice in _fastest_by_bytes(first)
-        for second_choice in _fastest_by_bytes(second)
+        for left in _fastest_by_bytes(first)
+        for right in _fastest_by_bytes(second)
     ]
     front: list[tuple[SaveChoice, SaveChoice]] = []
     fewest_seconds = float("inf")
-    for _, seconds, first_choice, second_choice in sorted(pairs, key=lambda pair: pair[:2]):
+    for _, seconds, left, right in sorted(pairs, key=lambda pair: pair[:2]):
         if seconds < fewest_seconds:
             fewest_seconds = seconds
-            front.append((first_choice, second_choice))
+            front.append((left, right))
     return tuple(front)
 
 
 def _fastest_by_bytes(choices: Sequence[SaveChoice]) -> list[SaveChoice]:
-    """The fastest choice of each step of bytes, and the first and the last."""
+    """Return the fastest choice of each step of bytes."""
     max_bytes = max(choice.num_bytes for choice in choices) or 1.0
     fastest: dict[int, SaveChoice] = {}
     for choice in sorted(choices, key=lambda choice: choice.seconds, reverse=True):
@@ -274,7 +278,8 @@ def _fastest_by_bytes(choices: Sequence[SaveChoice]) -> list[SaveChoice]:
 
 
 def _pareto_front(choices: Iterable[SaveChoice]) -> list[SaveChoice]:
-    """From the fewest bytes to the most."""
+    """Return the choices that no other beats, from the fewest bytes to the most; names break ties, so that the result is
+    unique."""
     front: list[SaveChoice] = []
     for choice in sorted(choices, key=lambda choice: (choice.num_bytes, choice.seconds, choice.saved)):
         if not front or choice.seconds < front[-1].seconds:

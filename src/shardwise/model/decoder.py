@@ -19,35 +19,37 @@ from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role, ad
 
 
 def embedding_program(architecture: Architecture) -> Program:
-    """Token ids to the first block's input."""
+    """Return the program from token ids to the first block's input."""
     builder = _new_builder(architecture)
     return builder.build([_add_embedding(builder, architecture, "")])
 
 
 def block_program(architecture: Architecture) -> Program:
-    """One decoder block: x -> x + attention(norm(x)) -> + mlp(norm(...)), or both from one norm (parallel blocks)."""
+    """Return the program of a decoder block: x + attention(norm(x)), then + mlp(norm(...)), or both from one norm (parallel
+    blocks)."""
     builder = _new_builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
     return builder.build([BlockBuilder(builder, architecture, "").build(x)])
 
 
 def head_program(architecture: Architecture) -> Program:
-    """The last block's output to the loss, averaged over the tokens of the whole step."""
+    """Return the program from the last block's output to the loss, averaged over the tokens of the whole step."""
     builder = _new_builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
     return builder.build([_add_head(builder, architecture, x, "", tied=False)])
 
 
 def dense_block_program(architecture: Architecture) -> Program:
-    """One of the leading dense layers."""
+    """Return the program of a leading dense layer."""
     return block_program(architecture.dense_layer_architecture())
 
 
 def mtp_program(architecture: Architecture) -> Program:
-    """The last module of multi-token prediction: a hidden state with the embedding of a token further on, a block, the head.
+    """Return the program of the last module of multi-token prediction.
 
-    The hidden state is that of the last layer, or of the module before. Embedding and head are the model's own.
-    Source: DeepSeek-AI 2025 (DeepSeek-V3), section 2.2.
+    It joins a hidden state with the embedding of a later token, and has a block and the head. The hidden state is that of the
+    last layer, or of the module before. Embedding and head are the model's own. Source: DeepSeek-AI 2025 (DeepSeek-V3),
+    section 2.2.
     """
     builder = _new_builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
@@ -55,23 +57,23 @@ def mtp_program(architecture: Architecture) -> Program:
 
 
 def inner_mtp_program(architecture: Architecture) -> Program:
-    """A module whose hidden state the next module reads."""
+    """Return the program of a module of multi-token prediction whose hidden state the next module reads."""
     builder = _new_builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
     return builder.build(_add_mtp_module(builder, architecture, x, ""))
 
 
 def carry_program(architecture: Architecture) -> Program:
-    """One stage's output to the next stage."""
+    """Return the program that hands one stage's output to the next stage."""
     builder = _new_builder(architecture)
     x = builder.input("x", HIDDEN, Role.RESIDUAL)
     return builder.build([builder.add(Carry((x,), (builder.tensor("x_next", HIDDEN, Role.RESIDUAL),)))])
 
 
 def model_program(architecture: Architecture) -> Program:
-    """Token ids to the loss through all layers; a tied head reads the embedding's weight.
+    """Return the program from token ids to the loss through all layers; a tied head reads the embedding's weight.
 
-    The losses of multi-token prediction, whose modules are a chain, are added to it, each scaled by an input of its own.
+    The losses of multi-token prediction, whose modules are a chain, are added, each scaled by an input of its own.
     """
     builder = _new_builder(architecture)
     x = _add_embedding(builder, architecture, "")
@@ -112,7 +114,7 @@ BORROWED_WEIGHTS: Mapping[str, tuple[str, ...]] = {
 
 
 def unit_counts(architecture: Architecture) -> dict[str, int]:
-    """How often the whole model has each unit; units that it never has are left out."""
+    """Return how often the whole model has each unit; units that it never has are left out."""
     dense = architecture.num_dense_layers
     layers = {"dense_block": dense, "block": architecture.num_layers - dense}
     counts = {"embedding": 1, **layers, **mtp_unit_counts(architecture.num_predict_layers), "head": 1}
@@ -120,26 +122,26 @@ def unit_counts(architecture: Architecture) -> dict[str, int]:
 
 
 def result_names(architecture: Architecture, unit: str) -> tuple[str, ...]:
-    """The names of all that the operations of a unit make, in order."""
+    """Return the names of all results of a unit's operations, in order."""
     program = UNIT_PROGRAMS[unit](architecture.structure.placeholder_architecture())
     return tuple(out for operation in program.operations for out in operation.outputs)
 
 
 def has_untied_embedding_weights(architecture: Architecture) -> bool:
-    """Whether a tied embedding has weights of its own."""
+    """Return whether a tied embedding has weights of its own beside the shared matrix."""
     return architecture.tied_embeddings and (
         architecture.structure.has_learned_positions or architecture.embedding_norm
     )
 
 
 def mtp_unit_counts(num_predict_layers: int) -> dict[str, int]:
-    """So many modules of multi-token prediction as units: the last one hands no hidden state on."""
+    """Return the counts of the units of so many modules of multi-token prediction: the last one hands no hidden state on."""
     last = min(num_predict_layers, 1)
     return {"inner_predict": num_predict_layers - last, "predict": last}
 
 
 def units_of_structure(structure: ModelStructure) -> tuple[str, ...]:
-    """The units of a model with this structure."""
+    """Return the units of a model with this structure."""
     is_present = {
         "dense_block": structure.dense_layers,
         **dict.fromkeys(MTP_UNITS, structure.predict),
@@ -174,7 +176,7 @@ class MtpOutputs(NamedTuple):
 
 
 def _add_mtp_module(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str) -> MtpOutputs:
-    """The embedding of a token further on beside a hidden state, a block, and the loss over the token after it.
+    """Add the embedding of a later token joined with a hidden state, a block, and the loss over the token after it.
 
     Differs: the report has the hidden state first; its files have them in this order (eh_proj).
     """

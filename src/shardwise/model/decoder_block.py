@@ -22,7 +22,7 @@ RECEIVED, RETURNED = "received", "returned"  # tokens where their experts are, a
 def add_norm(
     builder: ProgramBuilder, architecture: Architecture, x: str, name: str, role: Role = Role.ACTIVATION
 ) -> str:
-    """RMSNorm or LayerNorm over D; the sums over D are tensors of their own, so D may be sharded."""
+    """Add RMSNorm or LayerNorm over D; the sums over D are tensors of their own, so D may be sharded."""
     function, reductions = lookup(NORM_FUNCTIONS, architecture.norm, "norm")
     operands = [
         x,
@@ -40,7 +40,11 @@ def add_norm(
 
 
 class BlockBuilder:
-    """Writes one block's operations; `prefix` distinguishes the layers of a whole model."""
+    """Writes one block's operations; `prefix` distinguishes the layers of a whole model.
+
+    Parameters named x, y and z are tensor names: the block's input and normalised inputs. `projection` is one of the names in
+    `ModelStructure.bias` or `lora_targets`, or of the matrices of experts.
+    """
 
     def __init__(self, builder: ProgramBuilder, architecture: Architecture, prefix: str) -> None:
         self.builder, self.architecture, self.prefix = builder, architecture, prefix
@@ -62,7 +66,7 @@ class BlockBuilder:
         return self.elementwise("add", [middle, mlp], "x_out", HIDDEN, Role.RESIDUAL)
 
     def add_parallel_branches(self, attended: str, mlp_out: str) -> str:
-        """The results of a parallel block added, and then their biases: one sum to make whole and not two.
+        """Add the results of a parallel block's branches, and then their biases, so that one sum is reduced and not two.
 
         Source: Black et al. 2022 (GPT-NeoX-20B), section 2.1: both are added on each device before a single all-reduce.
         """
@@ -89,14 +93,14 @@ class BlockBuilder:
         return (self.builder.weight(f"{self.prefix}sinks", ("K", "G")),) if self.architecture.sinks else ()
 
     def queries_and_keys(self, y: str) -> tuple[str, str, str]:
-        """Queries, keys and values, each from the hidden state."""
+        """Add queries, keys and values, each from the hidden state."""
         query_dims, key_dims = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
         q = self.rotary(self.qk_norm(self.project_heads(y, "q", query_dims), "q", query_dims), "q", query_dims)
         k = self.rotary(self.qk_norm(self.project_heads(y, "k", key_dims), "k", key_dims), "k", key_dims)
         return q, k, self.project_heads(y, "v", key_dims)
 
     def latent_queries(self, y: str) -> str:
-        """Queries of latent attention: a non-rotary and a rotary part of each head, from a latent where there is one."""
+        """Add queries of latent attention: a non-rotary and a rotary part of each head, from a latent where there is one."""
         source, width = y, "D"
         if self.architecture.structure.latent_queries:
             down = self.contract(y, "w_q_down", ("Q", "D"), "q_latent", (*TOKENS, "Q"))
@@ -107,7 +111,7 @@ class BlockBuilder:
         return self.concatenate((plain, self.rotary(rotary, "q_rotary", (*head_dims, "R"))), "q", (*head_dims, "H"))
 
     def latent_keys(self, y: str) -> tuple[str, str]:
-        """Keys and values from one latent of each token; the keys' rotary part is one for all heads."""
+        """Add keys and values from one latent of each token; all heads share the keys' rotary part."""
         down = self.contract(y, "w_kv_down", ("C", "D"), "kv_latent", (*TOKENS, "C"))
         latent = self.latent_norm(down, "kv_latent_norm", "C")
         flat = self.contract(y, "w_k_rotary", ("R", "D"), "k_rotary_flat", (*TOKENS, "R"))
@@ -122,7 +126,7 @@ class BlockBuilder:
         return self.elementwise("rms_norm", [x, squares, weight], f"{name}.out", dims, over=(width,))
 
     def concatenate(self, parts: tuple[str, str], name: str, dims: tuple[str, ...]) -> str:
-        """The non-rotary and the rotary part of heads, concatenated."""
+        """Concatenate the non-rotary and the rotary part of heads."""
         return self.builder.add(
             Concatenate(parts, (self.builder.tensor(f"{self.prefix}{name}", dims, Role.ACTIVATION),), ("I", "R"))
         )
@@ -138,7 +142,7 @@ class BlockBuilder:
         return self.project_out(act, "w_down", ("F", "D"), "mlp", "mlp_out")
 
     def project_out(self, x: str, weight: str, weight_dims: Iterable[str], projection: str, name: str) -> str:
-        """A product back to D. Its sums are made whole where the residual stream rests before a bias is added to them."""
+        """Add a product back to D. Its sums are reduced where the residual stream rests before a bias is added to them."""
         if projection in self.architecture.bias and self.architecture.parallel and not self.architecture.post_norms:
             self.deferred_biases.append((self.builder.part, projection, name))
             return self.contract_with_lora(x, weight, weight_dims, name, HIDDEN, projection)
@@ -147,7 +151,7 @@ class BlockBuilder:
         return self.add_bias(out, projection, name, "D", HIDDEN)
 
     def feed_forward(self, y: str) -> str:
-        """The MLP, or the experts that the router chooses with the shared one beside them."""
+        """Add the MLP, or the experts that the router chooses and the shared expert beside them."""
         with self.builder.in_part(ModelPart.MLP):
             if not self.architecture.structure.experts:
                 return self.mlp(y)
@@ -157,7 +161,7 @@ class BlockBuilder:
             return self.elementwise("add", [routed, self.shared_expert(y)], "both_experts", HIDDEN)
 
     def experts(self, y: str) -> str:
-        """Each token's rows go to its experts and back; the AllToAlls follow from where the rows rest."""
+        """Add dispatch, experts and combine; the AllToAlls follow from the resting specs of the routed rows."""
         gate_dims, row_dims, hidden_dims = (*TOKENS, "E"), ("E", *HIDDEN), ("E", *TOKENS, "M")
         logits = self.contract(y, "router", ("D", "E"), "router_logits", gate_dims)
         logits = self.add_bias(logits, "router", "router_logits", "E", gate_dims)
@@ -176,14 +180,14 @@ class BlockBuilder:
         return self.elementwise("combine", [gates, returned], "combined", HIDDEN)
 
     def expert_product(self, x: str, projection: str, dims: tuple[str, ...]) -> str:
-        """A product of every expert, and its bias; sums that a bias is added to are whole where the experts are."""
+        """Add a product of every expert, and its bias; sums that a bias is added to are reduced where the experts are."""
         bias_follows = "experts" in self.architecture.bias and dims[-1] == "D"
         name = f"experts_{projection}_{RECEIVED}" if bias_follows else f"experts_{projection}_out"
         out = self.contract(x, f"experts_{projection}", ("E", "M", "D"), name, dims, Role.ROUTED)
         return self.add_bias(out, "experts", f"experts_{projection}", ("E", dims[-1]), dims, Role.ROUTED)
 
     def shared_expert(self, y: str) -> str:
-        """An expert that every token passes through, scaled by its gate if it has one."""
+        """Add an expert that every token passes through, scaled by its gate if it has one."""
         hidden = (*TOKENS, "S")
         inputs = [self.contract(y, "shared_up", ("S", "D"), "shared_up_out", hidden)]
         if self.architecture.structure.has_gated_mlp:
@@ -196,7 +200,7 @@ class BlockBuilder:
         return self.elementwise("sigmoid_gate", [out, logit], "shared_gated", HIDDEN)
 
     def project_heads(self, y: str, name: str, dims: tuple[str, ...]) -> str:
-        """Queries, keys or values as flat heads, before norms and rotation."""
+        """Add queries, keys or values as flat heads, before norms and rotation."""
         heads = dims[2:]
         target = f"{name}_flat" if name != "v" else name
         flat = self.contract_with_lora(y, f"w{name}", (*heads, "D"), target, dims, "qkv")
@@ -206,9 +210,10 @@ class BlockBuilder:
         self, x: str, weight: str, weight_dims: Iterable[str], name: str, dims: tuple[str, ...], projection: str,
         role: Role = Role.ACTIVATION,
     ) -> str:  # fmt: skip
-        """A product, and that of its low-rank adapter added to it, where the structure has one.
+        """Add a product and, where the structure has one, that of its low-rank adapter.
 
-        What is between the adapter's two matrices rests as hidden states do: it is so narrow that it moves, and not they.
+        The adapter's hidden tensor rests as hidden states do: it is so narrow that moving it is cheaper than moving the
+        operands.
         """
         out = self.contract(x, weight, weight_dims, name, dims, role)
         if projection not in self.architecture.structure.lora_targets:
@@ -246,7 +251,7 @@ class BlockBuilder:
         dims: tuple[str, ...],
         role: Role = Role.ACTIVATION,
     ) -> str:
-        """`x` plus its bias, where the structure has one."""
+        """Return `x` plus its bias, where the structure has one."""
         if projection not in self.architecture.bias:
             return x
         vector = self.builder.weight(f"{self.prefix}{name}.bias", bias)

@@ -1,4 +1,4 @@
-"""What is to be trained: tokens, batch, precision recipe (values/precision.py), and the convention for overlap."""
+"""A training job: tokens, batch, precision recipe (`values/precision.py`), and the convention for overlap."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Job:
     """A training job: the batch of an optimizer step and the length of a sequence in tokens, and what decides state and loss.
 
     `global_batch_tokens` is a multiple of `seq_len`; `tokens` is the length of the whole run. `precision` names a recipe
-    (`values/precision.py`), `optimizer` the state of each weight (`optimizer.py`).
-    `overlap` is the convention by which a lower bound hides communication (`overlap_convention` where it is None); a job
-    that names one is planned by that bound instead of a prediction. `loss` is the kind of cross-entropy, which decides the bytes
-    of each logit (`values/loss_kernels.py`); None: the one with the least memory that the stack has. `document_tokens`: length of
-    the documents that a sequence is packed from, if attention stays within them; None: attention spans the sequence.
+    (`values/precision.py`), `optimizer` one of `model/optimizers`, which decides the state of each weight. `overlap` is the
+    convention by which a lower bound hides communication (`overlap_convention` where it is None); a job that names one is
+    planned by that bound instead of a prediction. `loss` is the kind of cross-entropy, which decides the bytes of each logit
+    (`values/loss_kernels.py`); None: the one with the least memory that the stack has. `document_tokens`: length of the
+    documents that a sequence is packed from, if attention stays within them; None: attention spans the sequence.
 
     Raises `InputError` for values out of range, unknown names, and a batch that is not a whole number of sequences.
 
@@ -86,7 +86,8 @@ class Job:
         raise_problems(problems)
 
     def _suggest_binary_sizes(self) -> str:
-        """Batch and sequence in binary units, where these come out even and one of the two is written in decimal ones."""
+        """Return a hint at batch and sequence in binary units, where these divide and one of the two is written in decimal
+        ones."""
         sizes = (self.global_batch_tokens, self.seq_len)
         batches, lengths = ([(size, ""), *filter(None, [read_as_binary(size)])] for size in sizes)
         suggestions = (

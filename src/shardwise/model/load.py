@@ -1,4 +1,4 @@
-"""Architectures from the catalogue's TOML files."""
+"""Models by name from the catalogue's TOML files, or by the path of a `config.json`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def _read_catalogue() -> Mapping[str, Mapping[str, Any]]:
 
 
 def model_names() -> tuple[str, ...]:
-    """Names of the models in the catalogue."""
+    """Return the names of the models in the catalogue."""
     return tuple(_read_catalogue())
 
 
 def load_model(name: str) -> Architecture:
-    """A model from the catalogue by name, or from a Hugging Face config.json (or its folder) by path.
+    """Return a model from the catalogue by name, or from a Hugging Face config.json (or its folder) by path.
 
-    Raises `InputError` that lists the names and suggests the nearest, or says what is wrong with the file. Nothing is fetched: a
-    name on a hub, such as "meta-llama/Llama-3.1-8B", is not looked up.
+    Raises `InputError` that lists the names and suggests the nearest, or says what is wrong with the file. Nothing is fetched:
+    a name on a hub, such as "meta-llama/Llama-3.1-8B", is not looked up.
 
     >>> model = load_model("llama-3-8b")
     >>> model.num_layers, model.d_model, model.num_kv_heads
@@ -51,7 +51,7 @@ def load_model(name: str) -> Architecture:
 
 
 def _architecture_from_table(name: str, table: Mapping[str, Any]) -> Architecture:
-    """A model from its table, whose `config` has the constants of its arithmetic under the keys of a config.json."""
+    """Return a model from its table, whose `config` has the constants of its arithmetic under the keys of a config.json."""
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     config = fields.pop("config", None)
     architecture = Architecture(name=name, **fields)

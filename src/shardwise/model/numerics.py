@@ -34,7 +34,7 @@ class Rotary:
     part: float = 1.0
 
     def width(self, head_dim: int) -> int:
-        """How many dims of a head turn, rounded down as `transformers` does.
+        """Return how many dims of a head turn, rounded down as `transformers` does.
 
         >>> Rotary(part=0.5).width(128)
         64
@@ -42,7 +42,7 @@ class Rotary:
         return int(head_dim * self.part)
 
     def problem(self, head_dim: int) -> str | None:
-        """What is wrong with it for heads of this width."""
+        """Return what is wrong with these angles for heads of this width; None if nothing is."""
         if not 0.0 < self.part <= 1.0 or not self.width(head_dim) or self.width(head_dim) % 2:
             return f"rotary angles on a part = {self.part:g} of a width of {head_dim}; an even number of its dims is required"
         return None
@@ -67,7 +67,8 @@ class Gating:
     votes: int = 1
 
     def problem(self, num_experts: int, num_chosen: int) -> str | None:
-        """What is wrong with it for a model with so many experts, of which a token takes so many."""
+        """Return what is wrong with this router for a model with so many experts, of which a token takes `num_chosen`; None if
+        nothing is."""
         if self.scores not in (SOFTMAX, SIGMOID):
             return f"scores are {self.scores!r}; {SOFTMAX} or {SIGMOID} is required"
         counts = {"groups": self.groups, "chosen_groups": self.chosen_groups, "votes": self.votes}

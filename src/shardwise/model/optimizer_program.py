@@ -1,7 +1,7 @@
 """The optimizer step as a program: its state after a step, then the weights that the next step uses.
 
-Optimizers of whole matrices need to know which weights are matrices of products, and which of their dims are rows and
-columns; both are read from the forward program.
+Optimizers of whole matrices need to know which weights are matrices of products, and which of their dims are rows and columns;
+both are read from the forward program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardwise.values.symbolic import ElementPairs, FewestElements, LocalDim, mu
 
 
 class WeightMatrix(NamedTuple):
-    """A weight's dims: a matrix [rows, columns] for each element of `stack` (of experts each has its own)."""
+    """A weight's dims: a matrix [rows, columns] for each element of `stack` (each expert has its own)."""
 
     stack: Dims
     rows: Dims
@@ -28,8 +28,10 @@ class WeightMatrix(NamedTuple):
         return (*self.stack, *self.rows, *self.columns)
 
     def dims_at(self, granularity: Granularity, largest_side: int = 0) -> Dims:
-        """The dims of what has one number for each element, row, column or matrix, or for each two rows or columns where there
-        are at most `largest_side` of them."""
+        """Return the dims of a tensor with one number for each element, row, column, matrix, or pair of rows or columns.
+
+        Pairs exist where there are at most `largest_side` rows or columns.
+        """
         return {
             Granularity.ELEMENT: self.dims, Granularity.ROW: (*self.stack, *self.rows),
             Granularity.COLUMN: (*self.stack, *self.columns),
@@ -38,7 +40,7 @@ class WeightMatrix(NamedTuple):
         }[granularity]  # fmt: skip
 
     def sizes(self, largest_side: int) -> MatrixSizes:
-        """The sizes of one of the matrices, in symbols."""
+        """Return the sizes of one of the matrices, in symbols."""
         pairs = (multiply_symbols([ElementPairs(dims, largest_side)]) for dims in (self.rows, self.columns))
         fewest = multiply_symbols([FewestElements(self.rows, self.columns)])
         return MatrixSizes(
@@ -54,17 +56,18 @@ def _unsharded_dim(dim: str) -> LocalDim:
 
 
 def weight_matrices(program: Program, *, tables: bool = False) -> Mapping[str, WeightMatrix]:
-    """The matrices of a forward program by the weights' names: what products take; tables of the vocabulary, of positions and
-    heads are among them with `tables` only, each with a row for a word or a place.
+    """Return the matrices of a forward program by the weights' names: what products take.
 
-    Rows are the weight's dims in front of the border between those that the product sums over and those that it leaves.
+    Tables of the vocabulary, of positions and heads, which have a row for a word or a position, are among them with `tables`
+    only. Rows are the weight's leading dims up to the border between those that the product sums over and those that it
+    leaves.
 
     >>> from shardwise.model.decoder import UNIT_PROGRAMS
     >>> from shardwise.model.load import load_model
-    >>> found = weight_matrices(UNIT_PROGRAMS["block"](load_model("qwen3-30b-a3b").structure.placeholder_architecture()))
-    >>> found["wo"]
+    >>> matrices = weight_matrices(UNIT_PROGRAMS["block"](load_model("qwen3-30b-a3b").structure.placeholder_architecture()))
+    >>> matrices["wo"]
     WeightMatrix(stack=(), rows=('K', 'G', 'H'), columns=('D',))
-    >>> found["experts_up"]
+    >>> matrices["experts_up"]
     WeightMatrix(stack=('E',), rows=('M',), columns=('D',))
     """
     matrices: dict[str, WeightMatrix] = {}
@@ -83,7 +86,7 @@ def weight_matrices(program: Program, *, tables: bool = False) -> Mapping[str, W
 
 
 def _weight_matrix(weight: Dims, operand: Dims, result: Dims) -> WeightMatrix:
-    """From the dims of a product's operands and result."""
+    """Split a weight's dims into stack, rows and columns, by those of the product's other operand and result."""
     stack = tuple(dim for dim in weight if dim in operand and dim in result)
     product_dims = weight[len(stack) :]
     border = next(
@@ -99,10 +102,11 @@ def build_optimizer_program(
     optimizer: str,
     matrices: Mapping[str, WeightMatrix] | None = None,
 ) -> Program:
-    """The update of `weights` (name -> dims), whose gradients have the names in `gradients`; `matrices` are those among them.
+    """Return the update of `weights` (name -> dims), whose gradients have the names in `gradients`; `matrices` are those among
+    them.
 
-    For a weight w it reads the gradient and each tensor of the optimizer's state (`w.master`, ...), and defines the same with an
-    appended prime, and `w'`. Raises `InputError` for an optimizer that is not known.
+    For a weight w it reads the gradient and each tensor of the optimizer's state (`w.master`, ...), and defines the same with
+    an appended prime, and `w'`. Raises `InputError` for an optimizer that is not known.
     """
     builder, definition = ProgramBuilder(), get_optimizer(optimizer)
     updates = []
@@ -121,7 +125,7 @@ def build_optimizer_program(
 
 
 class _WeightUpdate:
-    """The update of one weight: `tensors` are its tensors by their names in the optimizer's formulas."""
+    """The update of one weight: `tensors` has the names of its tensors by those in the optimizer's formulas."""
 
     def __init__(
         self, builder: ProgramBuilder, function: str, optimizer: Optimizer, name: str, dims: Dims, gradient: str,
@@ -131,36 +135,35 @@ class _WeightUpdate:
         self.name, self.dims, self.matrix = name, dims, matrix
         self.rounds, self.outputs = optimizer.rounds, list[str]()
         self.tensors = {
-            tensor_name: builder.input(f"{name}.{tensor_name}", self.dims_of(tensor_name), self.role(tensor_name))
-            for tensor_name in optimizer.state
+            tensor: builder.input(f"{name}.{tensor}", self.dims_of(tensor), self.role(tensor))
+            for tensor in optimizer.state
         }
         self.tensors[GRADIENT] = gradient
 
-    def dims_of(self, tensor_name: str) -> Dims:
-        """Those of a tensor of the update."""
-        granularity = self.optimizer.granularity(tensor_name)
+    def dims_of(self, tensor: str) -> Dims:
+        granularity = self.optimizer.granularity(tensor)
         if granularity is Granularity.ELEMENT:
             return self.dims
         return self.matrix.dims_at(granularity, self.optimizer.max_preconditioned_side) if self.matrix else ()
 
-    def role(self, tensor_name: str) -> Role:
-        """The role of a tensor of the state, or of what is made for it."""
-        if f"{tensor_name}'" in self.optimizer.direction_tensors:
+    def role(self, tensor: str) -> Role:
+        """Return the role of a tensor of the state, or of one that is computed for it."""
+        if f"{tensor}'" in self.optimizer.direction_tensors:
             return Role.DIRECTION
-        if tensor_name == MASTER or self.optimizer.updates[tensor_name].is_state:
-            return Role.STATE if self.optimizer.granularity(tensor_name) is Granularity.ELEMENT else Role.FACTOR
+        if tensor == MASTER or self.optimizer.updates[tensor].is_state:
+            return Role.STATE if self.optimizer.granularity(tensor) is Granularity.ELEMENT else Role.FACTOR
         return Role.MEAN
 
     def add_round(self, index: int) -> None:
-        """Define tensors of the state after the step, or what others of them are made of; `index` counts from the last, -1. With
-        the last of them comes what stays."""
+        """Add the operations of one round; `index` counts from the last round, -1, which also defines the weight and the
+        outputs."""
         if len(self.rounds) + index < 0:
             return
-        for tensor_name in self.rounds[index]:
-            update = self.optimizer.updates[tensor_name]
-            reads, dims = tuple(self.tensors[operand] for operand in update.reads), self.dims_of(tensor_name)
-            result = self.builder.tensor(f"{self.name}.{tensor_name}'", dims, self.role(tensor_name))
-            function = f"{self.function}.{tensor_name}"
+        for tensor in self.rounds[index]:
+            update = self.optimizer.updates[tensor]
+            reads, dims = tuple(self.tensors[operand] for operand in update.reads), self.dims_of(tensor)
+            result = self.builder.tensor(f"{self.name}.{tensor}'", dims, self.role(tensor))
+            function = f"{self.function}.{tensor}"
             read_dims = dict.fromkeys(dim for name in reads for dim in self.builder.tensors[name].dims)
             operation: Operation = Map(
                 reads, (result,), function, over=tuple(dim for dim in read_dims if dim not in dims)
@@ -177,15 +180,15 @@ class _WeightUpdate:
                     workspace=workspace,
                     is_state=update.is_state,
                 )
-            self.tensors[f"{tensor_name}'"] = self.builder.add(operation)
+            self.tensors[f"{tensor}'"] = self.builder.add(operation)
         if index == -1:
             weight = self.builder.tensor(f"{self.name}'", self.dims, Role.WEIGHT)
             self.outputs.append(self.builder.add(Map((self.tensors[f"{MASTER}'"],), (weight,), "identity")))
-            self.outputs += (self.tensors[f"{tensor_name}'"] for tensor_name in self.optimizer.state)
+            self.outputs += (self.tensors[f"{tensor}'"] for tensor in self.optimizer.state)
 
 
 def owning_weight(tensor: str) -> str:
-    """The weight that a tensor of an update program belongs to, by their names.
+    """Return the name of the weight that a tensor of an update program belongs to.
 
     >>> owning_weight("mlp_norm.weight.variance'")
     'mlp_norm.weight'
@@ -194,8 +197,7 @@ def owning_weight(tensor: str) -> str:
 
 
 def whole_matrix_inputs(program: Program) -> dict[str, str]:
-    """The tensors of an update program that come together for functions of whole matrices: by their names those of their
-    weights."""
+    """Return the tensors that are gathered for functions of whole matrices, with the names of their weights."""
     matrix_functions = [operation for operation in program.operations if isinstance(operation, MatrixFunction)]
     computed = {name for operation in matrix_functions for name in operation.outputs}
     operands = dict.fromkeys(name for operation in matrix_functions for name in operation.inputs)

@@ -34,7 +34,8 @@ def state_parts(precision: Precision, optimizer: Optimizer) -> tuple[float, floa
 def moment_formats(precision: Precision, optimizer: Optimizer) -> dict[str, str]:
     """Return the number format of each moment by name.
 
-    What has numbers for two rows or columns is in fp32 at least: rounded to 16 bits it has negative eigenvalues, and no root.
+    Moments with a number for each two rows or columns are in fp32 at least: rounded to 16 bits such a matrix has negative
+    eigenvalues, and no root.
     """
     _, squares = precision.moment_dtypes
     fine_format = squares if bytes_per_element(squares) >= bytes_per_element("fp32") else "fp32"
@@ -58,13 +59,14 @@ def moment_bytes(precision: Precision, optimizer: Optimizer) -> float:
 
 
 def element_moments(precision: Precision, optimizer: Optimizer) -> dict[str, str]:
-    """Return the number format of each moment that has a number for each of a parameter's."""
+    """Return the number format of each moment that has a number for each element of a parameter."""
     formats = moment_formats(precision, optimizer)
     return {name: format for name, format in formats.items() if optimizer.granularity(name) is Granularity.ELEMENT}
 
 
 def factor_bytes(precision: Precision, optimizer: Optimizer) -> float:
-    """Return the bytes of each number of the moments that have one for each row, or column; 0 without any."""
+    """Return the bytes of each number of the moments that have fewer numbers than elements (a row, a column, a pair); 0
+    without any."""
     formats = moment_formats(precision, optimizer)
     return max(
         (bytes_per_element(formats[n]) for n in formats if optimizer.granularity(n) is not Granularity.ELEMENT),

@@ -1,4 +1,4 @@
-"""Parameters and FLOPs, read from the programs."""
+"""Parameters and FLOPs of a model, counted on its programs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from shardwise.values.symbolic import Polynomial, SymbolValues, multiply_symbols
 
 
 def weight_elements(program: Program, *, without: Container[str] = ()) -> Polynomial:
-    """Elements of a program's weights, in symbols, but for some."""
+    """Return the elements of a program's weights, in symbols, without those named in `without`."""
     return sum_polynomials(multiply_symbols(program.dims(name)) for name in program.weights if name not in without)
 
 
 def num_params(architecture: Architecture) -> int:
-    """Number of parameters of a model, frozen ones included; a tied embedding counts once.
+    """Return the number of parameters of a model, frozen ones included; a tied embedding counts once.
 
-    The sum over the weights of the derived program (`model/decoder.py`). Modules of multi-token prediction are left out, as in
-    the models' names. Source: "How to Scale Your Model", Transformers: 2DF or 3DF for the MLP, 2DNH + 2DKH for attention, 2VD.
+    It is the sum over the weights of the derived program (`model/decoder.py`). Modules of multi-token prediction are left out,
+    as in the models' names. Source: "How to Scale Your Model", Transformers: 2DF or 3DF for the MLP, 2DNH + 2DKH for
+    attention, 2VD.
 
     >>> from shardwise.model.load import load_model
     >>> num_params(load_model("llama-3-70b"))
@@ -36,7 +37,7 @@ def num_params(architecture: Architecture) -> int:
 
 
 def params_by_part(architecture: Architecture) -> dict[ModelPart, int]:
-    """Parameters of each part of a model; they add up to `num_params`.
+    """Return the parameters of each part of a model; they add up to `num_params`.
 
     >>> from shardwise.model.load import load_model
     >>> parts = params_by_part(load_model("mixtral-8x7b"))
@@ -62,7 +63,7 @@ def _part_of_weight(program: Program, weight: str) -> ModelPart:
 
 
 def num_trained_params(architecture: Architecture) -> int:
-    """Parameters that the optimizer updates: all, or those of the adapters where the model has any."""
+    """Return the parameters that the optimizer updates: all, or those of the adapters where the model has any."""
     if not architecture.lora_rank:
         return num_params(architecture)
     counts, sizes = unit_counts(architecture).items(), SymbolValues(dict(architecture.dims))
@@ -74,7 +75,7 @@ def _trained_elements(program: Program) -> Polynomial:
 
 
 def num_matrix_params(architecture: Architecture, *, tables: bool = False) -> int:
-    """Of the trained parameters those of matrices (`model.optimizer_program`).
+    """Return the number of trained parameters in matrices of products (`model.optimizer_program.weight_matrices`).
 
     >>> from shardwise.model.load import load_model
     >>> model = load_model("llama-3-8b")
@@ -86,7 +87,7 @@ def num_matrix_params(architecture: Architecture, *, tables: bool = False) -> in
 
 
 def _trained_matrices(architecture: Architecture, *, tables: bool) -> Iterator[tuple[WeightMatrix, int]]:
-    """Those of the parameters that `num_params` counts, with how often a model has each."""
+    """Yield the trained matrices that `num_params` counts, with how often a model has each."""
     for unit, count in unit_counts(architecture).items():
         program = UNIT_PROGRAMS[unit](architecture)
         shared = ("head",) if architecture.tied_embeddings and unit == "head" else ()
@@ -96,7 +97,7 @@ def _trained_matrices(architecture: Architecture, *, tables: bool) -> Iterator[t
 
 
 def num_factored_state_elements(architecture: Architecture, optimizer: Optimizer) -> int:
-    """Numbers that an optimizer keeps of matrices' rows and columns, or of each two of them.
+    """Return the numbers that an optimizer keeps for rows and columns of matrices, or for pairs of them.
 
     >>> from shardwise.model.load import load_model
     >>> from shardwise.model.optimizers.registry import get_optimizer
@@ -121,19 +122,20 @@ def num_factored_state_elements(architecture: Architecture, optimizer: Optimizer
 
 
 def num_mtp_params(architecture: Architecture) -> int:
-    """Parameters of multi-token prediction in training; `num_params`, like model cards, leaves them out. DeepSeek-V3 has
-    11.5e9."""
+    """Return the parameters of multi-token prediction in training (DeepSeek-V3: 11.5e9), which `num_params` and model cards
+    leave out."""
     return architecture.num_predict_layers and architecture.num_predict_layers * _unit_params(architecture, "predict")
 
 
 def _unit_params(architecture: Architecture, name: str) -> int:
-    """A unit's own weights, without those that it shares with other units."""
+    """Return the parameters of a unit's own weights, without those that it shares with other units."""
     elements = weight_elements(UNIT_PROGRAMS[name](architecture), without=BORROWED_WEIGHTS.get(name, ()))
     return int(elements.evaluate(SymbolValues(dict(architecture.dims))))
 
 
 def num_active_params(architecture: Architecture) -> int:
-    """Parameters that a token uses: all but the experts that it is not routed to. Mixtral 8x7B has 12.9 of 46.7 billion."""
+    """Return the parameters that a token uses: all but the experts that it is not routed to. Mixtral 8x7B has 12.9 of 46.7
+    billion."""
     block = UNIT_PROGRAMS["block"](architecture)
     experts = sum_polynomials(multiply_symbols(block.dims(name)) for name in _expert_weights(block)).evaluate(
         SymbolValues(architecture.dims)
@@ -146,7 +148,7 @@ def num_active_params(architecture: Architecture) -> int:
 
 
 def _expert_weights(program: Program) -> set[str]:
-    """Weights that routed tokens use: matrices and biases of all experts."""
+    """Return the weights that routed tokens use: matrices and biases of all experts."""
 
     def of(role: Role, names: Iterable[str]) -> set[str]:
         return {name for name in names if program.tensors[name].role is role}
@@ -160,7 +162,7 @@ def _expert_weights(program: Program) -> set[str]:
 
 
 def program_flops(program: Program) -> Polynomial:
-    """FLOPs of the products and attention scans of a program on one device, in symbols of the dims."""
+    """Return the FLOPs of the products and attention scans of a program on one device, in symbols of the dims."""
     return sum_polynomials(_operation_flops(program, operation) for operation in program.operations)
 
 
@@ -176,12 +178,11 @@ def _operation_flops(program: Program, operation: Operation) -> Polynomial:
 
 @lru_cache(maxsize=64)
 def model_flops_per_token(architecture: Architecture, seq_len: int) -> float:
-    """FLOPs that one token of training needs: forward and backward without recomputation.
+    """Return the FLOPs that one token of training needs: forward and backward without recomputation.
 
     6 per weight of a matrix product (4 of a frozen one, which has no gradient), and 6·T·N·H per layer for attention over the
     causal half (2 products forward, 4 backward; the scores that flash attention rebuilds in the backward pass are not
-    counted).
-    Differs: 12·L·D·T of PaLM's MFU counts the whole square of the scores; 6ND counts the embedding's rows as well.
+    counted). Differs: 12·L·D·T of PaLM's MFU counts the whole square of the scores; 6ND counts the embedding's rows as well.
     """
     counts = unit_counts(architecture).items()
     return sum(n * sum(unit_training_flops(architecture, name, seq_len)) for name, n in counts) / seq_len
@@ -189,8 +190,10 @@ def model_flops_per_token(architecture: Architecture, seq_len: int) -> float:
 
 @lru_cache(maxsize=256)
 def unit_training_flops(architecture: Architecture, name: str, seq_len: int) -> tuple[float, float]:
-    """FLOPs of the forward and of the backward pass of a unit over one sequence. A product has two products in the backward
-    pass, the gradients of both operands; one with a frozen weight has one."""
+    """Return the FLOPs of the forward and of the backward pass of a unit over one sequence.
+
+    A product has two products in the backward pass, the gradients of both operands; one with a frozen weight has one.
+    """
     program = UNIT_PROGRAMS[name](architecture)
     sizes = SymbolValues({**architecture.dims, "B": 1, "T": seq_len, "span": architecture.mean_attended_share(seq_len)})
     backward = sum_polynomials(
@@ -201,17 +204,18 @@ def unit_training_flops(architecture: Architecture, name: str, seq_len: int) -> 
 
 
 def _num_backward_products(program: Program, operation: Operation) -> int:
-    """Number of products in the backward pass of a product: one for each operand that is not a frozen weight."""
+    """Return the number of products in the backward pass of a product: one for each operand that is not a frozen weight."""
     return 1 if any(program.tensors[operand].frozen for operand in operation.operands) else 2
 
 
 def layer_training_flops(
     architecture: Architecture, seq_len: int, *, causal: bool = True
 ) -> tuple[dict[ModelPart, float], float]:
-    """FLOPs of a layer over one sequence, forward and backward: products with the weights of each part, and attention's scores.
+    """Return a layer's FLOPs over one sequence, forward and backward: products with the weights of each part, and attention's
+    scores.
 
-    The mean over the layers, where they differ. The scores are counted as `model_flops_per_token` does, or with `causal` off
-    over their whole square; the two times `num_layers`, and the head's products, are its FLOPs.
+    It is the mean over the layers, where they differ. Scores are counted as in `model_flops_per_token`, or without `causal`
+    over their whole square. Both times `num_layers`, plus the head's products, are the model's FLOPs.
     """
     span = architecture.mean_attended_share(seq_len) if causal else 1.0
     sizes = SymbolValues({**architecture.dims, "B": 1, "T": seq_len, "span": span})

@@ -23,11 +23,11 @@ ModelPayload = Annotated[dict[str, Any], MergedFields(Architecture, ParameterCou
 
 
 def model_payload(architecture: Architecture) -> dict[str, Any]:
-    """The fields of a model, with its numbers of parameters.
+    """Return the fields of a model, with its numbers of parameters.
 
     >>> from shardwise.model.load import load_model
-    >>> found = model_payload(load_model("llama-3-8b"))
-    >>> found["name"], found["num_params"], found["num_layers"]
+    >>> payload = model_payload(load_model("llama-3-8b"))
+    >>> payload["name"], payload["num_params"], payload["num_layers"]
     ('llama-3-8b', 8030261248, 32)
     """
     counts = {"num_params": num_params(architecture), "num_active_params": num_active_params(architecture)}

@@ -1,8 +1,4 @@
-"""A model as a program: operations in order on named tensors. Counts, shardings and executions are all read from it.
-
-`ProgramBuilder` collects tensors and operations; `add_map` and `add_contract` append one elementwise operation or one
-product.
-"""
+"""A model as a program: operations in order on named tensors. Counts, shardings and executions are all read from it."""
 
 from __future__ import annotations
 
@@ -33,8 +29,10 @@ class Role(StrEnum):
 
 
 class ModelPart(StrEnum):
-    """The part of a model that a tensor belongs to. Reports add up weights by it, and recompute policies name results by it;
-    nothing is priced by it."""
+    """The part of a model that a tensor belongs to.
+
+    Reports add up weights by part, and recompute policies name results by it; nothing is priced by it.
+    """
 
     ATTENTION = "attention"  # projections with their biases and adapters, sinks
     MLP = "mlp"  # likewise, and routers, experts, shared experts
@@ -45,10 +43,11 @@ class ModelPart(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """`gradient_of` names the tensor whose whole gradient this is; a gradient from one use of several has none.
+    """A named tensor of a program; `dims` are letters, whose sizes are elsewhere.
 
-    A `frozen` weight is not trained: no gradient of it is wanted, and it has no optimizer state. What a decoder's block holds and
-    makes has a `part`; its residual stream and gradients have none.
+    `gradient_of` names the tensor whose complete gradient this is; a gradient from one of several uses has none. A `frozen`
+    weight is not trained: it has no gradient and no optimizer state. Weights and results of a decoder's block have a `part`;
+    its residual stream and gradients have none.
     """
 
     name: str
@@ -60,7 +59,7 @@ class Tensor:
 
 
 def density(role: Role) -> Polynomial:
-    """Share of a tensor's elements that exist: k of E rows for routed tokens (in expectation, if balanced), else all."""
+    """Return the share of a tensor's elements that exist: k of E rows for routed tokens (expected, if balanced), else all."""
     return Polynomial((Monomial(1.0, (("E", -1), ("k", 1))),)) if role is Role.ROUTED else constant(1.0)
 
 
@@ -77,7 +76,7 @@ class Program:
         return self.tensors[name].dims
 
     def names_with_role(self, role: Role) -> tuple[str, ...]:
-        """Names of the tensors with this role, in order of definition."""
+        """Return the names of the tensors with this role, in order of definition."""
         return tuple(name for name, tensor in self.tensors.items() if tensor.role is role)
 
     @property
@@ -106,7 +105,7 @@ class ProgramBuilder:
 
     @contextmanager
     def in_part(self, part: ModelPart | None) -> Iterator[None]:
-        """Tensors that are defined meanwhile belong to this part, unless they say another."""
+        """Assign tensors that are defined meanwhile to this part, unless they name another."""
         outer, self.part = self.part, part
         try:
             yield

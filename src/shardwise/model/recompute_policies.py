@@ -1,4 +1,5 @@
-"""Recompute policies: which results the forward pass saves for the backward pass. Layouts, searches and help read these tables.
+"""Recompute policies: which results the forward pass saves for the backward pass. Layouts, searches and help read these
+tables.
 
 A policy decides for each result of a block. What it does not save is recomputed from what it saves, by the smallest slice of
 the forward pass (`model/backward.py`); a block's input and its weights are always available. There are three kinds of policy.
@@ -12,7 +13,7 @@ the forward pass (`model/backward.py`); a block's input and its weights are alwa
   alone, so that `layernorm` discards it. Differs: Megatron-Core recomputes `mlp`, `moe` and `shared_experts` up to their last
   product, which no gradient reads and which is not counted here.
 - Sets of tensors to save, "keep:q,k,v", and a budget of bytes, "budget:20GB", which asks for the set that fits it. What is
-  planned, run and written down is the set (`planning/budget.py`).
+  planned, run and written down is the set.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecomputePolicy:
-    """`keeps` says whether the results of an operation may be saved; `summary` describes the policy for people.
+    """A recompute policy; `summary` describes it for people.
 
-    Of a block's products, only the first and every `product_step`th after it may be saved; of the rest, what no module of
-    `modules` discards. `keeps_scores`: attention that writes its scores to memory keeps them for the backward pass.
+    `keeps` says whether the results of an operation may be saved. Of a block's products, only the first and every
+    `product_step`th after it may be; of the rest, what no module of `modules` discards. `keeps_scores`: attention that writes
+    its scores to memory keeps them for the backward pass.
     """
 
     summary: str
@@ -45,7 +47,7 @@ class RecomputePolicy:
     keeps_scores: bool = False
 
     def may_save(self, block: Program) -> Callable[[str], bool]:
-        """Of the name of a block's result, whether it may be saved."""
+        """Return a predicate on the names of a block's results: may this result be saved?"""
         products = [id(operation) for operation in block.operations if operation.kind == "contract"]
         skipped = set(products) - set(products[:: self.product_step])
         saving = (operation for operation in block.operations if id(operation) not in skipped and self.keeps(operation))
@@ -88,14 +90,12 @@ OPTIONAL_POLICIES: dict[str, RecomputePolicy] = {
 
 
 def _policy_of_modules(names: tuple[str, ...]) -> RecomputePolicy:
-    """Save all but what some modules discard."""
     modules = tuple(MODULES[name] for name in names)
     summary = "run again " + "; ".join(module.summary for module in modules)
     return RecomputePolicy(summary, _save_all, modules=modules, keeps_scores="core_attn" not in names)
 
 
 def _policy_of_tensor_set(name: str) -> RecomputePolicy:
-    """Save what is named."""
     saved_names = frozenset(tensor for tensors in parse_tensor_set(name).values() for tensor in tensors)
     return RecomputePolicy(
         "keep what is named, rebuild the rest", lambda operation: not saved_names.isdisjoint(operation.outputs)
@@ -103,7 +103,8 @@ def _policy_of_tensor_set(name: str) -> RecomputePolicy:
 
 
 def get_recompute_policy(name: str) -> RecomputePolicy:
-    """A policy of either table, of modules, or of a set of tensors. Raises `InputError` that lists the names.
+    """Return the policy of a name of either table, of joined modules, or of a set of tensors. Raises `InputError` that lists
+    the names.
 
     >>> get_recompute_policy("layernorm+moe_act").summary
     'run again norms in front of experts and of latent attention; activations of experts'
@@ -134,12 +135,12 @@ class PolicyNames(Collection[str]):
 
 
 def policy_names() -> PolicyNames:
-    """The names that a layout may use."""
+    """Return the names that a layout may use."""
     return PolicyNames()
 
 
 def required_abilities(name: str) -> tuple[str, ...]:
-    """What software has to have for a policy: each of its modules, or the policy itself.
+    """Return the abilities that a stack needs for a policy: each of its modules, or the policy itself.
 
     >>> required_abilities("layernorm+moe_act"), required_abilities("full")
     (('layernorm', 'moe_act'), ('full',))
@@ -150,10 +151,11 @@ def required_abilities(name: str) -> tuple[str, ...]:
 def policies_to_search(
     supported: Collection[str], architecture: Architecture, *, writes_scores: bool = False
 ) -> tuple[str, ...]:
-    """Of the policies and modules that software has, what a search for a model tries, from the one that saves the most.
+    """Return the policies that a search for a model tries, from the one that saves the most; `supported` are those of the
+    stack.
 
-    Policies of either table, the further ones where there is no `selective`; and its modules, cumulatively: attention first
-    where it `writes_scores`.
+    They are policies of the tables, optional ones only if there is no `selective`, and then modules, cumulatively: attention
+    first where it `writes_scores`.
 
     >>> import shardwise as sw
     >>> policies_to_search(("none", "core_attn", "mlp", "full"), sw.load_model("llama-3-8b"))
@@ -175,7 +177,7 @@ def policies_to_search(
 
 
 def policy_problem(name: str) -> str:
-    """What is wrong with a layout's policy, which may be a set or a budget too; empty where nothing is."""
+    """Return what is wrong with a layout's policy, which may be a set or a budget too; empty where nothing is."""
     if isinstance(name, str) and (is_tensor_set(name) or is_byte_budget(name)):
         try:
             parse_tensor_set(name) if is_tensor_set(name) else budget_bytes(name)
@@ -195,7 +197,10 @@ NOT_UP_PROJECTED = ("q_latent", "kv_latent", "k_rotary_flat", "attended", "lse",
 
 @dataclass(frozen=True, slots=True)
 class RecomputeModule:
-    """`discards`: whether a tensor of a block is recomputed; `applies_to`: whether a model has anything that is."""
+    """Part of a block that is recomputed as one.
+
+    `discards`: whether a tensor of a block is recomputed; `applies_to`: whether a model has any such tensor.
+    """
 
     summary: str
     discards: Callable[[Program, Tensor], bool]
@@ -211,7 +216,7 @@ def _is_latent(block: Program) -> bool:
 
 
 def _is_norm_result(name: str, tensor: Tensor) -> bool:
-    """Whether a norm in front of attention or of the MLP makes a tensor."""
+    """Return whether a tensor is the result of the norm in front of attention or of the MLP."""
     return tensor.part is ModelPart.NORM and f"{name}_norm." in tensor.name
 
 
@@ -247,7 +252,8 @@ MODULES: dict[str, RecomputeModule] = {
         "activations of experts", lambda block, tensor: tensor.name.endswith("experts_act"), _has_experts,
     ),
     "mla_up_proj": RecomputeModule(
-        "what latent attention makes of its latents", _is_up_projection_result, lambda architecture: architecture.kv_lora_rank > 0,
+        "what latent attention makes of its latents", _is_up_projection_result,
+        lambda architecture: architecture.kv_lora_rank > 0,
     ),
     "mlp": RecomputeModule(
         "MLPs of dense layers, with the norm in front of them", _is_dense_mlp_result,
@@ -268,7 +274,7 @@ SEARCHED_MODULES = (("layernorm", "moe_act"), ("mla_up_proj",), ("mlp", "shared_
 
 
 def parse_modules(policy: str) -> tuple[str, ...]:
-    """The modules of a policy; none where it is not one of modules.
+    """Return the modules of a policy; none where it is not made of modules.
 
     >>> parse_modules("layernorm+moe_act"), parse_modules("moe_act+layernorm"), parse_modules("full")
     (('layernorm', 'moe_act'), (), ())
@@ -278,7 +284,7 @@ def parse_modules(policy: str) -> tuple[str, ...]:
 
 
 def join_modules(modules: Iterable[str]) -> str:
-    """The policy of some modules, in the order of the table; "none" of none.
+    """Return the policy of some modules, in the order of the table; "none" of none.
 
     >>> join_modules({"moe_act", "layernorm"}), join_modules(())
     ('layernorm+moe_act', 'none')
@@ -293,17 +299,17 @@ KIND_MARK, KIND_SEPARATOR = ":", "/"  # behind the name of a kind of layer, and 
 
 
 def is_tensor_set(policy: str) -> bool:
-    """Whether a policy names the tensors that it keeps."""
+    """Return whether a policy names the tensors that it keeps."""
     return policy.startswith(KEEP_PREFIX)
 
 
 def is_byte_budget(policy: str) -> bool:
-    """Whether a policy is a budget, for which a set is still to be chosen."""
+    """Return whether a policy is a budget, for which a set is still to be chosen."""
     return policy.startswith(BUDGET_PREFIX)
 
 
 def budget_bytes(policy: str) -> float:
-    """The bytes of a budget. Raises `InputError` for what is not written as bytes are.
+    """Return the bytes of a budget. Raises `InputError` for text that is no number of bytes.
 
     >>> budget_bytes("budget:20GB")
     20000000000.0
@@ -312,7 +318,7 @@ def budget_bytes(policy: str) -> float:
 
 
 def parse_tensor_set(policy: str) -> dict[str, tuple[str, ...]]:
-    """The tensors of a set by kind of layer; those of "" are of every kind that is not named. Raises `InputError`.
+    """Return the tensors of a set by kind of layer; those of "" are of every kind that is not named. Raises `InputError`.
 
     >>> parse_tensor_set("keep:q,k")
     {'': ('q', 'k')}
@@ -334,7 +340,7 @@ def parse_tensor_set(policy: str) -> dict[str, tuple[str, ...]]:
 
 
 def format_tensor_set(tensors_by_kind: Mapping[str, Sequence[str]]) -> str:
-    """The text of a set, by kind of layer as `parse_tensor_set` gives them.
+    """Return the text of a set, from tensors by kind of layer as `parse_tensor_set` returns them.
 
     >>> format_tensor_set({"": ("q", "k")}), format_tensor_set({"block": ("q",), "dense_block": ()})
     ('keep:q,k', 'keep:block:q/dense_block:')
@@ -345,7 +351,7 @@ def format_tensor_set(tensors_by_kind: Mapping[str, Sequence[str]]) -> str:
 
 
 def policy_for_layer(policy: str, kind: str) -> str:
-    """What of a policy is about a kind of layer: the same for all kinds that it treats alike.
+    """Return the policy for one kind of layer: the same text for all kinds that a policy treats alike.
 
     >>> policy_for_layer("keep:block:q/dense_block:", "block"), policy_for_layer("keep:block:q/dense_block:", "dense_block")
     ('keep:q', 'full')

@@ -20,7 +20,7 @@ from shardwise.values.errors import InputError
 
 
 def load_config(path: str | Path) -> Architecture:
-    """An architecture from a config.json, or from the folder that holds one. Raises `InputError`."""
+    """Return the architecture of a config.json, or of the folder that holds one. Raises `InputError`."""
     source = Path(path)
     try:
         source = source / "config.json" if source.is_dir() else source
@@ -36,7 +36,7 @@ def load_config(path: str | Path) -> Architecture:
 
 
 def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architecture:
-    """An architecture from a config as a mapping. Raises `InputError` that names what is missing or not known."""
+    """Return the architecture of a config as a mapping. Raises `InputError` that names what is missing or not known."""
     config = TrackedConfig(_language_model_config(values))
     kind = config.get("model_type")
     rule = FAMILIES.get(str(kind))
@@ -56,7 +56,7 @@ def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architect
 
 
 def add_numerics(architecture: Architecture, config: Mapping[str, Any]) -> Architecture:
-    """The model with the constants of its arithmetic as a config says them. Raises `InputError`."""
+    """Return the model with the constants of its arithmetic as a config gives them. Raises `InputError`."""
     rule = FAMILIES[str(config["model_type"])].numerics
     numerics = read_numerics(
         config, rule, d_model=architecture.d_model, head_dim=architecture.head_dim, mlp=architecture.mlp
@@ -65,7 +65,7 @@ def add_numerics(architecture: Architecture, config: Mapping[str, Any]) -> Archi
 
 
 def _language_model_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model of a config that nests it beside a vision tower."""
+    """Return the language model's part of a config that nests it beside a vision tower."""
     inner = config.get("text_config")
     return inner if isinstance(inner, dict) and "model_type" in inner else config
 
@@ -82,8 +82,7 @@ WEIGHT_KEYS = (
 
 
 def unsupported_settings(config: TrackedConfig, rule: FamilyRule) -> Iterator[str]:
-    """Settings of a config that its family's rule does not support: values other than the known ones, and keys that imply
-    weights."""
+    """Yield a config's settings that its family's rule does not support: unknown values, and keys that imply weights."""
     for key, supported in rule.only.items():
         setting = config.first(key)
         if setting is not None and setting not in supported:
@@ -97,7 +96,7 @@ def unsupported_settings(config: TrackedConfig, rule: FamilyRule) -> Iterator[st
 
 
 def read_fields(config: TrackedConfig, rule: FamilyRule) -> dict[str, Any]:
-    """The architecture's fields that a config gives. Raises `InputError` with every key that is missing."""
+    """Return the architecture's fields that a config gives. Raises `InputError` with every key that is missing."""
     fields: dict[str, Any] = {}
     missing: list[str] = []
     for name, read in {**SIZE_READERS, **rule.read}.items():

@@ -45,7 +45,7 @@ EXPERTS_EVERYWHERE: Mapping[str, tuple[Any, ...]] = {"decoder_sparse_step": (1,)
 
 
 def window_readers(every: int) -> dict[str, FieldReader]:
-    """A sliding window on all layers but every n-th (0: on all), where the config does not list the layers."""
+    """Return readers of a sliding window on all layers but every n-th (0: on all), where the config does not list the layers."""
     return {"sliding_window": read_window, "global_every": read_global_every(every)}
 
 
@@ -53,7 +53,7 @@ WINDOW_ON_EVERY_LAYER = window_readers(0)
 
 
 def expert_readers(*keys: str, width: str = "intermediate_size") -> dict[str, FieldReader]:
-    """How many experts, how many of them a token takes, and how wide each is."""
+    """Return readers of how many experts there are, how many of them a token takes, and how wide each is."""
     return {
         "num_experts": read_positive(*keys), "experts_per_token": read_first("num_experts_per_tok", "experts_per_token"),
         "d_ff": read_first(width),
@@ -61,7 +61,7 @@ def expert_readers(*keys: str, width: str = "intermediate_size") -> dict[str, Fi
 
 
 def dense_layer_readers(key: str) -> dict[str, FieldReader]:
-    """Layers with a plain MLP before those with experts, and how wide it is; shared experts as one of their joint width."""
+    """Return readers of leading dense layers and the width of their MLP; shared experts count as one of their joint width."""
     narrow = read_first("moe_intermediate_size")
     return {
         "num_dense_layers": read_or_zero(key),
@@ -91,7 +91,7 @@ def _read_opt_width(config: TrackedConfig) -> Any:
 
 
 def _read_opt_positions(config: TrackedConfig) -> Any:
-    """OPT's table has two rows more than it has positions."""
+    """Return the rows of OPT's table: two more than it has positions."""
     rows = read_first("max_position_embeddings")(config)
     return rows + 2 if isinstance(rows, int) else rows
 
@@ -116,7 +116,7 @@ def _has_falcon_separate_norms(config: TrackedConfig) -> bool:
 
 
 def _read_mpt_width(config: TrackedConfig) -> Any:
-    """MPT's attention has its own table of settings; only what its first models have is known."""
+    """Return the model width. Checks MPT's own table of attention settings: only what its first models have is known."""
     supported = {"attn_type": "multihead_attention", "alibi": True, "qk_ln": False, "kv_n_heads": config.get("n_heads")}
     attn_config = config.get("attn_config") or {}
     wrong = [

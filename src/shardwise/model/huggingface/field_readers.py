@@ -1,4 +1,7 @@
-"""Readers of a Hugging Face `config.json`: small functions that take one field of an architecture from a config."""
+"""Readers of a Hugging Face `config.json`: small functions that take one field of an architecture from a config.
+
+A reader takes a `TrackedConfig`. Functions below that return a `FieldReader` are given the keys to look under.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ MAX_SHOWN_CHARS = 60  # half a line
 
 
 class TrackedConfig(Mapping[str, Any]):
-    """A config that records which of its keys were read."""
+    """A config that records which of its keys were read, so that others can be refused."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.values_by_key = config
@@ -26,12 +29,12 @@ class TrackedConfig(Mapping[str, Any]):
         return len(self.values_by_key)
 
     def first(self, *keys: str) -> Any:
-        """The value under the first of several spellings that the config has."""
+        """Return the value under the first of several spellings that the config has."""
         return next((self[key] for key in keys if self.get(key) is not None), None)
 
 
 def shorten(value: Any) -> str:
-    """A config's value as messages show it: at most `MAX_SHOWN_CHARS` characters."""
+    """Return a config's value as messages print it: at most `MAX_SHOWN_CHARS` characters."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 3]}..."
 
@@ -44,7 +47,7 @@ FieldReader = Callable[[TrackedConfig], Any]
 
 
 def read_first(*keys: str) -> FieldReader:
-    """The value under the first of some keys that the config has; the architecture refuses anything but a count."""
+    """Read the value under the first of some keys that the config has; the architecture refuses anything but a count."""
 
     def read(config: TrackedConfig) -> Any:
         setting = config.first(*keys)
@@ -56,7 +59,7 @@ def read_first(*keys: str) -> FieldReader:
 
 
 def read_positive(*keys: str) -> FieldReader:
-    """A count that the family always has."""
+    """Read a count that the family always has."""
 
     def read(config: TrackedConfig) -> Any:
         count = read_first(*keys)(config)
@@ -68,7 +71,7 @@ def read_positive(*keys: str) -> FieldReader:
 
 
 def read_flag(key: str, default: bool) -> FieldReader:
-    """A boolean."""
+    """Read a boolean."""
 
     def read(config: TrackedConfig) -> bool:
         setting = config.first(key)
@@ -80,7 +83,8 @@ def read_flag(key: str, default: bool) -> FieldReader:
 
 
 def read_biases(*, default: bool = False, **flags: str | bool) -> FieldReader:
-    """Names of the projections with a bias: always, never, or as a key of the config says (`default` where it does not)."""
+    """Read the names of the projections with a bias: always, never, or as a key of the config says (`default` without the
+    key)."""
 
     def read(config: TrackedConfig) -> tuple[str, ...]:
         return tuple(
@@ -91,7 +95,7 @@ def read_biases(*, default: bool = False, **flags: str | bool) -> FieldReader:
 
 
 def read_product(factor: FieldReader, size: FieldReader, *keys: str) -> FieldReader:
-    """The value under a key, or if the config lacks it the product of two others."""
+    """Read the value under a key, or if the config lacks it return the product of two others."""
 
     def read(config: TrackedConfig) -> Any:
         stated, left, right = config.first(*keys), factor(config), size(config)
@@ -103,12 +107,12 @@ def read_product(factor: FieldReader, size: FieldReader, *keys: str) -> FieldRea
 
 
 def read_default_mlp_ratio(config: TrackedConfig) -> int:
-    """The default width of an ungated MLP, in widths of the model."""
+    """Return the default width of an ungated MLP, in widths of the model."""
     return 4
 
 
 def read_choice(value_by_word: Mapping[str, str], *keys: str) -> FieldReader:
-    """The value that one of some words maps to."""
+    """Read a word and return what it maps to."""
 
     def read(config: TrackedConfig) -> str:
         word = read_first(*keys)(config)
@@ -120,14 +124,14 @@ def read_choice(value_by_word: Mapping[str, str], *keys: str) -> FieldReader:
 
 
 def read_window(config: TrackedConfig) -> int | None:
-    """The sliding window, where the config has one and uses it on some layer."""
+    """Read the sliding window, where the config has one and uses it on some layer."""
     kinds, size = config.get("layer_types"), config.get("sliding_window")
     used = config.get("use_sliding_window", True) and (not kinds or "sliding_attention" in kinds)
     return int(size) if size and used else None
 
 
 def read_global_every(default: int) -> FieldReader:
-    """The interval of the layers with global attention."""
+    """Read the interval of the layers with global attention."""
 
     def read(config: TrackedConfig) -> int:
         kinds = config.get("layer_types")
@@ -147,7 +151,7 @@ def read_global_every(default: int) -> FieldReader:
 
 
 def read_or_zero(key: str) -> FieldReader:
-    """A size that is 0 where the config says null. A config without the key does not say, and families differ then."""
+    """Read a size that is 0 where the config has null. A config without the key is refused, since families differ then."""
 
     def read(config: TrackedConfig) -> Any:
         if key not in config:

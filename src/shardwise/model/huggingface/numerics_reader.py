@@ -1,5 +1,4 @@
-"""Read the constants of a model's arithmetic from a Hugging Face `config.json`: norm epsilons, rotary angles, scales, router
-gates.
+"""Read the constants of a model's arithmetic from a `config.json`: norm epsilons, rotary angles, scales, router gates.
 
 `read_numerics` returns a `Numerics`; settings that our arithmetic does not have are named in its `unread`. Settings that
 change weights or operations are read by `model/huggingface/families.py`. Sources: the configuration classes of `transformers`
@@ -37,8 +36,11 @@ NEUTRAL_VALUES: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterRule:
-    """A router with groups of experts: what it has where the config is silent, and how `topk_method` names that it limits its
-    choice to groups, and that it does not."""
+    """A router with groups of experts: its constants where the config is silent.
+
+    `limited` is the value of `topk_method` with which a token may take experts of few groups only, `free` that with which it
+    may take any. `groups` are the defaults of n_group and topk_group.
+    """
 
     scores: str
     votes: int
@@ -59,11 +61,11 @@ DEEPSEEK_V3_ROUTER = replace(SIGMOID_ROUTER, groups=(8, 4), scale=2.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryRule:
-    """How a family spells its angles.
+    """How a family's config spells its rotary angles.
 
-    `theta` is the default of their base, `local_theta` that of layers with a window, where they have angles of their own, `part`
-    that of the share of a head's width that they turn (None: its code turns all of it, whatever a config says). `scaled`: the
-    family multiplies scores by the square of YaRN's `mscale_all_dim`.
+    `theta` is the default of their base, `local_theta` that of layers with a window, where they have angles of their own.
+    `part` is the default of the share of a head's width that turns (None: the family's code turns all of it, whatever a config
+    says). `scaled`: the family multiplies scores by the square of YaRN's `mscale_all_dim`.
     """
 
     theta: float = 10_000.0
@@ -94,7 +96,7 @@ class NumericsRule:
 
 
 def read_numerics(config: Mapping[str, Any], rule: NumericsRule, *, d_model: int, head_dim: int, mlp: str) -> Numerics:
-    """The constants of a config, by its family's keys. Raises `InputError` for rotary angles that cannot be read.
+    """Return the constants of a config, by its family's keys. Raises `InputError` for rotary angles that cannot be read.
 
     Settings of a config that our arithmetic lacks are named in `Numerics.unread`: planning goes on without them.
 
@@ -123,7 +125,7 @@ def _normalises_gates(config: Mapping[str, Any], rule: NumericsRule) -> bool:
 
 
 def _read_gating(config: Mapping[str, Any], rule: RouterRule | None) -> Gating:
-    """A router's constants, from the keys of DeepSeek's configs."""
+    """Return a router's constants, from the keys of DeepSeek's configs."""
     if rule is None:
         return Gating()
     scale = config.get("routed_scaling_factor")
@@ -145,7 +147,7 @@ def _read_embedding_scale(config: Mapping[str, Any], rule: NumericsRule, d_model
 
 
 def _read_attention_scale(config: Mapping[str, Any], rule: NumericsRule, head_dim: int) -> float | None:
-    """The factor on attention scores; None: 1/√H."""
+    """Return the factor on attention scores; None: 1/√H."""
     if rule.multipliers:
         scale = float(config.get("attention_multiplier") or 1.0)
         return None if math.isclose(scale, head_dim**-0.5) else scale
@@ -157,7 +159,7 @@ def _read_attention_scale(config: Mapping[str, Any], rule: NumericsRule, head_di
 
 
 def _unsupported_values(config: Mapping[str, Any], rule: NumericsRule, mlp: str) -> Iterator[str]:
-    """Settings that change values and are not modelled, with their values in the config."""
+    """Yield settings that change values and are not modelled, with their values in the config."""
     yield from rule.unsupported
     supported_keys = ("attn_logit_softcapping", "final_logit_softcapping") if rule.scaled_scores else ()
     supported_keys = (*supported_keys, "embedding_multiplier") if rule.multipliers else supported_keys
@@ -183,7 +185,7 @@ YARN_MSCALE = 0.1  # of the logarithm of the factor (Peng et al. 2023, equation 
 
 
 def read_rotaries(config: Mapping[str, Any], rule: RotaryRule | None) -> tuple[Rotary, Rotary | None, tuple[str, ...]]:
-    """The angles of all layers, those of layers with a window where the family has two, and what of them is not modelled.
+    """Return the angles of all layers, those of layers with a window where the family has two, and the settings not modelled.
 
     >>> read_rotaries({"rope_theta": 500000.0}, RotaryRule())[0].base
     500000.0
@@ -204,7 +206,7 @@ def read_rotaries(config: Mapping[str, Any], rule: RotaryRule | None) -> tuple[R
 
 
 def yarn_score_factor(config: Mapping[str, Any], rule: RotaryRule | None) -> float:
-    """The factor of a family with YaRN's angles on 1/√H: the square of the magnitude of `mscale_all_dim`."""
+    """Return the factor of a family with YaRN's angles on 1/√H: the square of the magnitude of `mscale_all_dim`."""
     if rule is None or not rule.scaled:
         return 1.0
     parameters = _legacy_parameters(config, rule) | (config.get("rope_parameters") or {})
@@ -214,12 +216,12 @@ def yarn_score_factor(config: Mapping[str, Any], rule: RotaryRule | None) -> flo
 
 
 def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
-    """YaRN's factor on cosines and sines for `factor` times as many positions."""
+    """Return YaRN's factor on cosines and sines for `factor` times as many positions."""
     return YARN_MSCALE * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _legacy_parameters(config: Mapping[str, Any], rule: RotaryRule) -> dict[str, Any]:
-    """The parameters under the keys of older configs: `rope_theta` and `rope_scaling`."""
+    """Return the parameters under the keys of older configs: `rope_theta` and `rope_scaling`."""
     keys = ("partial_rotary_factor", "rotary_pct")
     part = next((config[key] for key in keys if config.get(key) is not None), rule.part)
     named = {} if part is None else {"partial_rotary_factor": part}
@@ -259,7 +261,7 @@ def _read_llama3(parameters: Mapping[str, Any], config: Mapping[str, Any], base:
 
 
 def _read_yarn(parameters: Mapping[str, Any], config: Mapping[str, Any], base: float, factor: float) -> Rotary:
-    """YaRN's, for the config's number of positions where it does not give the number that the model was trained on."""
+    """Return YaRN's angles, for the config's number of positions where it lacks the number that the model was trained on."""
     rows = parameters if parameters.get("original_max_position_embeddings") else {
         "original_max_position_embeddings": config.get("max_position_embeddings")
     }  # fmt: skip

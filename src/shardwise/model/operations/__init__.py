@@ -1,8 +1,8 @@
-"""The kinds of operation: contract, map (elementwise, with or without a reduction), join, lookup, scan, route, carry,
-function of a matrix.
+"""Kinds of operation: contract, map (elementwise, with or without a reduction), lookup, scatter, scan, route, carry, and
+function of whole matrices.
 
-Each kind knows three things: which shardings it needs and gives (`place`), its transpose (`gradients`), and what it
-costs (`flops`; bytes are those of its operands). Layouts, costs and executors only ask these.
+Each kind knows three things: which shardings it needs and gives (`propagate_sharding`), its transpose (`gradients`), and what
+it costs (`flops`; bytes are those of its operands). Layouts, costs and executors only ask these.
 """
 
 from shardwise.model.operations.base import Carry, Dims, Operation, OperationSharding

@@ -31,31 +31,31 @@ class Operation(ABC):
     @property
     @abstractmethod
     def kind(self) -> str:
-        """One of contract, map, lookup, scatter, scan, carry."""
+        """Name of the kind: contract, map, lookup, scatter, scan, route, carry or of_matrix."""
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """The inputs whose values are read; any input after them gives only its sharding or shape."""
+        """Inputs whose values are read; any input after them gives only its sharding or shape."""
         return self.inputs
 
     @abstractmethod
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
-        """Shardings of operands and results when the operands lie as in `specs`.
+        """Return the shardings of operands and results for operands that come in `specs`.
 
         `fixed(name)` says which operands may not move; `goal` is the sharding that the result is wanted in, if known.
         """
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
-        """For each input that a gradient flows into, the operation that computes it from the outputs' gradients.
+        """Return, for each input that a gradient flows into, the operation that computes it from the outputs' gradients.
 
         The result's name is left open: the operation's `outputs` are `("?",)` or, for several at once, `("?0", ...)`.
         """
         return []
 
     def flops(self, sharding: OperationSharding) -> Polynomial:
-        """Floating-point operations on one device."""
+        """Return the floating-point operations on one device."""
         return Polynomial()
 
 

@@ -1,10 +1,8 @@
 """Elementwise operations: functions with or without a reduction, sums of gradients, concatenation and its transpose.
 
-`FUNCTIONS` has the elementwise functions of a transformer by name, each with the functions that its gradients need. An entry
-`FunctionGradient(function, operands)` says that the gradient with respect to one input is `function(dy, *operands)`,
-summed over the
-dims that this input lacks; `operands` are positions among the inputs. A function without operands in its gradient is linear
-in that input, so a partial sum may pass through it. The arithmetic itself is in `run/numpy/kernels.py`.
+`FUNCTIONS` has the elementwise functions of a transformer by name, each with the functions that its gradients need. A function
+without operands in its gradient is linear in that input, so a partial sum may pass through it. The arithmetic itself is in the
+kernels of `run`.
 """
 
 from __future__ import annotations
@@ -19,6 +17,11 @@ from shardwise.values.symbolic import LocalDim, Polynomial, multiply_symbols
 
 @dataclass(frozen=True, slots=True)
 class FunctionGradient:
+    """The gradient with respect to one input is `function(dy, *operands)`, summed over the dims that this input lacks.
+
+    `operands` are positions among the inputs.
+    """
+
     function: str
     operands: tuple[int, ...]
 
@@ -149,7 +152,7 @@ class Map(Operation):
         return 0 in self._linear_inputs() and bool(specs[0].partial)
 
     def _adds_aligned_partial_sums(self, specs: Sequence[Spec]) -> bool:
-        """Whether partial sums are added that lie alike: the sum is made whole once, where it has to be."""
+        """Return whether the function adds partial sums of one spec: their sum is reduced once, where it has to be."""
         additive = self.function in FUNCTIONS and FUNCTIONS[self.function].additive
         are_equal = all(spec == specs[0] for spec in specs)
         return additive and are_equal and bool(specs[0].partial) and specs[0].reduction == "sum"
@@ -179,9 +182,9 @@ class Map(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Accumulate(LastInputShapeOnly):
-    """The sum of the gradients from all uses of one tensor. The last input gives the sharding to meet in only.
+    """The sum of the gradients from all uses of one tensor. The last input, the tensor, gives only the sharding to meet in.
 
-    Gradients that lie alike are added as they are, partial or not; others are brought to the tensor's own sharding.
+    Gradients of equal specs are added as they are, partial or not; others are brought to the tensor's own sharding.
     """
 
     @property
@@ -201,7 +204,7 @@ class Accumulate(LastInputShapeOnly):
 
 @dataclass(frozen=True, slots=True)
 class Concatenate(Operation):
-    """The operands concatenated along a dim of the result's own; `parts` are their own dims, in order.
+    """The operands concatenated along a dim that only the result has; `parts` are their own dims, in order.
 
     An operand that lacks another dim of the result is repeated along it (a key's rotary part is one for all heads).
     """
@@ -231,7 +234,7 @@ class Concatenate(Operation):
 
 @dataclass(frozen=True, slots=True)
 class ConcatenateGradient(LastInputShapeOnly):
-    """The transpose of a join: one operand's part along `joined`, summed over the dims that the operand lacks.
+    """The transpose of a concatenation: one operand's part along `joined`, summed over the dims that the operand lacks.
 
     The second input gives the shape only.
     """

@@ -67,7 +67,7 @@ class Scatter(LastInputShapeOnly):
 class Route(Operation):
     """Gates from a router's logits [B, T, E]: the softmax over the k largest of each token, zero for the other experts.
 
-    The experts' dim is needed whole; tokens are independent. Source: Jiang et al. 2024 (Mixtral), section 2.1.
+    The experts' dim is needed unsharded; tokens are independent. Source: Jiang et al. 2024 (Mixtral), section 2.1.
     """
 
     num_chosen: str = "k"

@@ -1,6 +1,4 @@
-"""Operations with matrix products: einsums of one or two operands, softmax attention and its gradient, functions of whole
-matrices.
-"""
+"""Operations with matrix products: einsums of one or two operands, attention and its gradient, functions of whole matrices."""
 
 from __future__ import annotations
 
@@ -44,7 +42,7 @@ class Contract(Operation):
         return [(left, Contract((dy, right), ("?",))), (right, Contract((left, dy), ("?",)))]
 
     def flops(self, sharding: OperationSharding) -> Polynomial:
-        """2 per element of the index space; 1 where nothing is summed (an elementwise or outer product).
+        """Return 2 per element of the index space; 1 where nothing is summed (an elementwise or outer product).
 
         Of one operand 1 per element, for the additions; none where only the order of its dims changes.
         """
@@ -55,13 +53,12 @@ class Contract(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Scan(Operation):
-    """Causal softmax attention as an online-softmax scan over the keys: (q, k, v, positions of the queries, and of the
-    keys) -> (output, log-sum-exp).
+    """Causal softmax attention as an online-softmax scan over the keys.
 
-    Shapes: q[B,T,K,G,H], k[B,T,K,H], v[B,T,K,U] (U is H but for latent attention), positions[T]. Keys and values are
-    needed whole along T where q is split (all-gather context parallelism); heads and batch are independent.
-    A sixth input, sinks[K,G], adds a logit to each head's softmax that no value goes with (OpenAI 2025, gpt-oss).
-    Source: Dao et al. 2022; S1, "ring attention".
+    Inputs: q[B,T,K,G,H], k[B,T,K,H], v[B,T,K,U] (U is H but for latent attention), positions[T] of the queries and of the
+    keys. Outputs: attended values [B,T,K,G,U] and log-sum-exp [B,T,K,G]. Keys and values are needed unsharded along T where q
+    is split (all-gather context parallelism); heads and batch are independent. A sixth input, sinks[K,G], adds a logit to each
+    head's softmax that no value goes with (OpenAI 2025, gpt-oss). Source: Dao et al. 2022; S1, "ring attention".
     """
 
     sequence: str = "T"
@@ -119,13 +116,15 @@ class ScanGradient(Operation):
         return OperationSharding((*forward.inputs, out, lse, out), (q, k.with_partial(summed), v.with_partial(summed)))
 
     def flops(self, sharding: OperationSharding) -> Polynomial:
-        """Scores again, and from them dq and dk over the width of a key; dv and the scores' gradient over that of a value."""
+        """Return the FLOPs: scores again, dq and dk over the width of a key; dv and the scores' gradient over that of a value."""
         return _attention_flops(sharding, self.sequence, over_keys=3, over_values=2)
 
 
 def _attention_flops(sharding: OperationSharding, sequence: str, *, over_keys: int, over_values: int) -> Polynomial:
-    """2 FLOPs per element of each product over the part of the scores that is not masked: the symbol `span` is its share,
-    a half for causal attention (the diagonal's half is dropped), less with a sliding window."""
+    """Return 2 FLOPs per element of each product over the part of the scores that is not masked.
+
+    The symbol `span` is that part's share: a half for causal attention (the diagonal's half is dropped), less with a window.
+    """
     q, k, v = sharding.inputs[:3]
     scores = [LocalDim(d, q.axes_of(d)) for d in q.dims[:-1]] + [LocalDim(sequence, k.axes_of(sequence))]
     widths = ((q.dims[-1], over_keys), (v.dims[-1], over_values))
@@ -136,10 +135,13 @@ def _attention_flops(sharding: OperationSharding, sequence: str, *, over_keys: i
 
 @dataclass(frozen=True, slots=True)
 class MatrixFunction(Operation):
-    """`result = function(matrices)`. Dims of operands and result in front of `rows` and `columns`, or of their pairs, are a
-    `stack` of matrices, which may be split; what is behind them each device has whole. `flops_per_matrix` are the FLOPs for a
-    matrix, `workspace` the elements that are there while it is worked out. `is_state`: the result is state, which every device
-    that uses the matrices has; of what is not, a device needs the matrices that it updates a part of."""
+    """`result = function(matrices)`, a function of whole matrices such as an inverse root.
+
+    Dims of operands and result before `rows` and `columns` (or their pairs) are a `stack` of matrices, which may be split;
+    each device has whole matrices. `flops_per_matrix` are the FLOPs for a matrix, `workspace` the elements beside operands and
+    results while it is computed. `is_state`: the result is state, which every device that uses the matrices has; of a result
+    that is not state, a device needs only the matrices that it updates a part of.
+    """
 
     function: str = ""
     stack: Dims = ()
@@ -162,13 +164,13 @@ class MatrixFunction(Operation):
         return OperationSharding(operand_specs, (Spec.of(dims[self.outputs[0]], split),), reasons)
 
     def flops(self, sharding: OperationSharding) -> Polynomial:
-        """Those of all matrices of a device."""
+        """Return the FLOPs of all matrices that one device has."""
         return self.flops_per_matrix * self.num_matrices(sharding)
 
     def workspace_elements(self, sharding: OperationSharding) -> Polynomial:
-        """Elements beside operands and results, of all matrices of a device."""
+        """Return the elements beside operands and results, of all matrices that one device has."""
         return self.workspace * self.num_matrices(sharding)
 
     def num_matrices(self, sharding: OperationSharding) -> Polynomial:
-        """How many a device has."""
+        """Return how many matrices one device has."""
         return multiply_symbols(LocalDim(dim, sharding.inputs[0].axes_of(dim)) for dim in self.stack)

@@ -16,13 +16,14 @@ from shardwise.model.optimizers.definition import (
 
 
 def _update_average(v: Any, average: Any, statistic: Any) -> Any:
-    """An average whose decay begins at 0 and comes to 1."""
+    """Return an average whose decay begins at 0 and approaches 1."""
     share = v.step**v.beta2_decay
     return (1.0 - share) * average + share * statistic
 
 
 def _scale_by_factors(v: Any, gradient: Any, rows: Any, columns: Any, mean: Any) -> Any:
-    """The gradient by the root of its average square, for which stands the product of those of its row and its column."""
+    """Divide the gradient by the root of its mean square, which the product of its row's and its column's mean squares stands
+    for."""
     return _scale_by_root(v, gradient, rows * columns / mean.clip(v.epsilon1))
 
 
@@ -31,7 +32,9 @@ def _scale_by_root(v: Any, gradient: Any, squares: Any) -> Any:
 
 
 def _step(v: Any, weight: Any, weight_square: Any, step: Any, step_square: Any) -> Any:
-    """A step as large as the weight's root mean square allows, clipped where its own is above `clip`."""
+    """Take a step in proportion to the weight's root mean square, clipped where the step's own root mean square is above
+    `clip`."""
+    # Algorithm 4: a relative step of at most 1/sqrt(step), times the weight's root mean square (epsilon2 at least).
     size = min(v.learning_rate, v.step**-0.5) * (weight_square**0.5).clip(v.epsilon2)
     clipped = step / (step_square**0.5 / v.clip).clip(1.0)
     return (1.0 - v.learning_rate * v.weight_decay) * weight - size * clipped

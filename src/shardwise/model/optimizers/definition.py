@@ -1,7 +1,8 @@
-"""What an optimizer decides: what it keeps of a weight, and how a step updates it.
+"""An optimizer as a value: its hyperparameters, the state that it keeps of a weight, and how a step updates it.
 
 A formula is arithmetic alone (+ - * / ** and comparisons), so that it takes NumPy arrays and PyTorch's tensors alike; those of
-whole matrices have products too, and methods that both kinds of arrays have (`sum`, `mean`, `clip`, `cumsum`, `mT`).
+whole matrices have products too, and methods that both kinds of arrays have (`sum`, `mean`, `clip`, `cumsum`, `mT`). The first
+parameter of a formula, `v`, has the values of the hyperparameters, the learning rate and the step (`formula_values`).
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ MASTER, GRADIENT = "master", "gradient"
 
 
 class Granularity(StrEnum):
-    """What a tensor of an update has one number for. Of a matrix: each element, each row, each column, the matrix, or each two of
-    its rows or of its columns; of what is no matrix each element, or the tensor."""
+    """What a tensor of an update has one number for.
+
+    For a matrix: each element, row or column, the whole matrix, or each pair of its rows or columns. For a weight that is no
+    matrix: each element, or the tensor.
+    """
 
     ELEMENT = "element"
     ROW = "row"
@@ -37,8 +41,10 @@ PAIR_GRANULARITIES = (Granularity.ROW_PAIR, Granularity.COLUMN_PAIR)
 
 
 class MatrixSizes(NamedTuple):
-    """Of a matrix its rows, its columns and the fewer of these; and the pairs of rows and of columns that an update has numbers
-    for, none where there are too many rows or columns (`Optimizer.largest_side`)."""
+    """Rows and columns of a matrix, the fewer of the two, and the pairs of rows and of columns that an update has numbers for.
+
+    There are no pairs where there are too many rows or columns (`Optimizer.max_preconditioned_side`).
+    """
 
     rows: Polynomial
     columns: Polynomial
@@ -53,10 +59,10 @@ def _no_elements(sizes: MatrixSizes) -> Polynomial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hyperparameter:
-    """A number that a recipe may set: its default, its minimum, the first value that is too large, and what it means.
+    """A number that a recipe may set: its default, its minimum and the first value that is too large, and what it means.
 
-    `matrices_only`: it is 0 for what is no matrix (norms, biases), as GPT-2 and its successors have their decay.
-    `integer_only`: no fraction is meant.
+    `matrices_only`: it is 0 for a weight that is no matrix (norms, biases), as GPT-2 and its successors have their decay.
+    `integer_only`: it is a whole number.
     """
 
     default: float
@@ -67,7 +73,7 @@ class Hyperparameter:
 
     @property
     def required(self) -> str:
-        """What values are allowed, in words."""
+        """The allowed values, in words."""
         low, high = self.limits
         return f"a {'whole ' if self.integer_only else ''}number of at least {low:g}, below {high:g}, is required"
 
@@ -77,21 +83,22 @@ class Hyperparameter:
 
 
 class StateUpdate(NamedTuple):
-    """A step of one tensor of the state: `formula` takes the values (`formula_values`) and the tensors that it `reads`.
+    """One update within a step: `formula` takes `formula_values` and the tensors that it `reads`.
 
-    These are tensors of the state as the step finds them, with a prime ("master'") as it leaves them, or the `GRADIENT`.
+    These are tensors of the state from before the step, with a prime ("master'") from after it, or the `GRADIENT`.
     `is_second_moment`: a moment of squared gradients, which a precision recipe may keep in a format of its own. `is_state`:
-    whether it is state; what is not is made for another update of the step. `takes_whole_matrix`: the formula is not
-    elementwise, but a function of whole matrices: of one tensor that is not kept [..., rows, columns], and of those that have a
-    number for each two rows [..., rows, rows] or columns, which any device has whole and only such functions read and make. Of
-    these, `flops` are those of the products for a matrix, as a mean over steps, and `workspace` the elements that are there
-    while it is made.
+    the result is kept; otherwise it is computed for another update of the same step. `takes_whole_matrix`: the formula is not
+    elementwise but a function of whole matrices. It reads tensors that are not kept [..., rows, columns] and tensors with a
+    number for each pair of rows [..., rows, rows] or columns; every device has the latter whole, and only such formulas read
+    and compute them. `flops` are those of its products for one matrix, as a mean over steps, and `workspace` the elements that
+    exist beside operands and results meanwhile.
 
-    `granularity`: what it makes has one number for each element, or fewer. Formulas are elementwise over all that they read;
-    what has fewer numbers than that is the mean of the formula: of one per row over the columns, and so on. Means are not kept.
+    `granularity`: the result has one number for each element, or fewer. Formulas are elementwise over all that they read; a
+    result with fewer numbers is the mean of the formula: one for each row is the mean over columns, and so on. Means are not
+    kept.
 
-    `format`: of a moment one of `values.dtypes.BLOCK_SCALED_DTYPES`, which it is kept in whatever the precision recipe;
-    None: in the recipe's.
+    `format`: for a moment one of `values.dtypes.BLOCK_SCALED_DTYPES`, in which it is kept whatever the precision recipe; None:
+    the recipe's.
     """
 
     reads: tuple[str, ...]
@@ -109,11 +116,11 @@ class StateUpdate(NamedTuple):
 class Optimizer:
     """All that an optimizer decides: the `fields` that people may set, and the `updates` of its state in order.
 
-    The state are the `MASTER` copy of the weight (the weight itself where a recipe keeps no copy) and the moments, called as in
-    PyTorch; checkpoints have them under these names. With `fallback`, whose fields it has too, the `updates` are for matrices of
-    products between the embedding and the head alone (`model.optimizer_program`), with `covers_vocabulary` also for those over
-    the vocabulary, and all else is updated by that one. Of a matrix with more rows than `max_preconditioned_side`, or columns,
-    tensors that have numbers for two of these are empty.
+    The state is the `MASTER` copy of the weight (the weight itself where a recipe keeps no copy) and the moments, called as in
+    PyTorch; checkpoints have them under these names. With a `fallback`, whose fields it has too, the `updates` are only for
+    matrices of products between the embedding and the head (`model.optimizer_program`), with `covers_vocabulary` also for
+    those over the vocabulary; the fallback updates all other weights. For a matrix with more rows, or columns, than
+    `max_preconditioned_side`, tensors with numbers for pairs of these are empty.
     """
 
     fields: Mapping[str, Hyperparameter]
@@ -131,18 +138,18 @@ class Optimizer:
             )
 
     def for_weight(self, *, is_matrix: bool) -> Optimizer:
-        """What updates the matrices of products, or all else."""
+        """Return the optimizer of a weight: this one for matrices of products, the fallback for others."""
         return self if is_matrix or self.fallback is None else self.fallback
 
     @property
     def moments(self) -> Mapping[str, StateUpdate]:
-        """What it keeps beside the master copy."""
+        """Updates of the state beside the master copy, by name."""
         return {name: update for name, update in self.updates.items() if name != MASTER and update.is_state}
 
     @property
     def block(self) -> int:
-        """How many elements of its moments a part of a flat array holds a multiple of, so that none cuts a block whose elements
-        share a scale.
+        """Number of elements that each shard of a flat array holds a multiple of, so that no cut splits a block with a common
+        scale.
 
         >>> from shardwise.model.optimizers.registry import get_optimizer
         >>> get_optimizer("adamw").block, get_optimizer("adamw_8bit").block
@@ -154,12 +161,12 @@ class Optimizer:
 
     @property
     def updates_whole_matrices(self) -> bool:
-        """Whether any of its updates is a function of whole matrices."""
+        """True if any of its updates is a function of whole matrices."""
         return any(update.takes_whole_matrix for update in self.updates.values())
 
     @property
     def gathered_tensors(self) -> frozenset[str]:
-        """What functions of whole matrices read and elementwise updates made, with a prime: what comes together for them."""
+        """Names, with a prime, of the elementwise results that are gathered because a whole-matrix update reads them."""
         names_read = (
             names_read for update in self.updates.values() if update.takes_whole_matrix for names_read in update.reads
         )
@@ -170,12 +177,12 @@ class Optimizer:
         )  # fmt: skip
 
     def granularity(self, tensor_name: str) -> Granularity:
-        """What a tensor that an update reads has one number for."""
+        """Return what a tensor that an update reads has one number for."""
         update = self.updates.get(tensor_name.removesuffix("'"))
         return Granularity.ELEMENT if update is None else update.granularity
 
     def is_mean(self, name: str) -> bool:
-        """Whether an update makes the mean of its formula: it reads a tensor that has more numbers."""
+        """Return whether an update computes the mean of its formula: it reads a tensor that has more numbers."""
         update = self.updates[name]
         return any(
             self.granularity(tensor_name) in FINER_GRANULARITIES[update.granularity] for tensor_name in update.reads
@@ -183,13 +190,13 @@ class Optimizer:
 
     @property
     def reduces_means(self) -> bool:
-        """Whether any of its updates, or of those of all else, does."""
+        """True if any of its updates, or of its fallback's, computes a mean."""
         return any(map(self.is_mean, self.updates)) or (self.fallback is not None and self.fallback.reduces_means)
 
     @property
     def rounds(self) -> tuple[tuple[str, ...], ...]:
-        """The updates in order, in as many parts as something has to come together in between: before one that reads a mean, or
-        matrices whole.
+        """Updates in order, split into rounds where tensors are communicated: before an update that reads a mean or whole
+        matrices.
 
         >>> from shardwise.model.optimizers.registry import get_optimizer
         >>> get_optimizer("lion").rounds
@@ -211,7 +218,7 @@ class Optimizer:
 
     @property
     def direction_tensors(self) -> frozenset[str]:
-        """The tensors of elements that functions of whole matrices read and make, which are not kept."""
+        """Tensors of elements that whole-matrix updates read and compute, and that are not kept."""
         computed = {
             f"{name}'"
             for name, update in self.updates.items()
@@ -221,11 +228,12 @@ class Optimizer:
 
     @property
     def state(self) -> tuple[str, ...]:
-        """Everything that it keeps, the master copy first."""
+        """Names of all that it keeps, the master copy first."""
         return (MASTER, *self.moments)
 
     def resolve_hyperparameters(self, fields: Mapping[str, float]) -> dict[str, float]:
-        """The value of every field; those that are left out have their defaults. Raises `InputError` with all that is wrong."""
+        """Return the value of every field; those that are left out have their defaults. Raises `InputError` with all that is
+        wrong."""
         wrong = [f"recipe: found {name!r}{did_you_mean(name, self.fields)}; the plan's optimizer has {', '.join(self.fields)}"
                  for name in fields if name not in self.fields]  # fmt: skip
         resolved = {name: fields.get(name, hyperparameter.default) for name, hyperparameter in self.fields.items()}
@@ -236,13 +244,15 @@ class Optimizer:
         return resolved
 
     def hyperparameters_for(self, fields: Mapping[str, float], *, matrix: bool) -> dict[str, float]:
-        """The values of the fields for matrices, or for all else."""
+        """Return the values of the fields for matrices, or for other weights."""
         return {name: value if matrix or not self.fields[name].matrices_only else 0.0 for name, value in fields.items()}
 
     def step(self, values: Any, tensors: Mapping[str, Array]) -> dict[str, Array]:
-        """The state after a step, by name, from the state before it and the gradient; see `formula_values`. Of matrices [...,
-        rows, columns], moments of rows are [..., rows, 1], those of columns [..., 1, columns], of two rows [..., rows, rows];
-        what is no matrix is [n]."""
+        """Return the state after a step, by name, from the state before it and the gradient; `values` are `formula_values`.
+
+        For matrices [..., rows, columns], moments of rows are [..., rows, 1], those of columns [..., 1, columns], and those of
+        pairs of rows [..., rows, rows]. A weight that is no matrix is [n].
+        """
         tensor_by_name: dict[str, Any] = dict(tensors)
         for name, update in self.updates.items():
             result = update.formula(values, *(tensor_by_name[read] for read in update.reads))
@@ -256,7 +266,7 @@ class Optimizer:
 
 
 def formula_values(fields: Mapping[str, float], *, learning_rate: float, step: int) -> Any:
-    """What formulas take: fields, `learning_rate` and `step` (from 1) as attributes."""
+    """Return the first argument of formulas: fields, `learning_rate` and `step` (from 1) as attributes."""
     return SimpleNamespace(**fields, learning_rate=learning_rate, step=step)
 
 
@@ -276,5 +286,5 @@ DECAY_LIMITS = (0.0, 1.0)  # limits of the decay of an average
 def matrix_weight_decay(
     default: float, help: str = "decay of a matrix in a step, times the learning rate"
 ) -> Hyperparameter:
-    """The field of a weight decay, which matrices alone have."""
+    """Return the hyperparameter of a weight decay, which only matrices have."""
     return Hyperparameter(default=default, limits=(0.0, 1e3), help=help, matrices_only=True)

@@ -1,4 +1,4 @@
-"""Muon: of a matrix the nearest orthogonal one to its momentum is the step, whatever the size of its gradients."""
+"""Muon: the step is the orthogonal matrix nearest to a matrix's momentum, whatever the size of its gradients."""
 
 from __future__ import annotations
 
@@ -26,13 +26,16 @@ ADAMW_STEP_RMS = 0.2
 
 
 def _nesterov_momentum(v: Any, gradient: Any, momentum: Any) -> Any:
-    """Nesterov's momentum: the average as it will be if the next gradient is the same."""
+    """Return Nesterov's momentum: the average as it will be if the next gradient is the same."""
     return (1.0 - v.momentum) * gradient + v.momentum * momentum if v.nesterov else momentum
 
 
 def _orthogonalize(v: Any, matrices: Any) -> Any:
-    """Of each matrix [..., rows, columns] U·Vᵀ of its singular value decomposition, by about as much as the coefficients allow,
-    times what gives its elements the root mean square of AdamW's steps."""
+    """Return U·Vᵀ of the singular value decomposition of each matrix [..., rows, columns], scaled to AdamW's steps.
+
+    Newton-Schulz steps bring the singular values near 1, not to it; the root mean square of elements is then that of AdamW's
+    steps.
+    """
     rows, columns = matrices.shape[-2:]
     x = matrices if rows <= columns else matrices.mT
     norms = (x * x).sum(axis=(-2, -1), keepdims=True) ** 0.5
@@ -45,14 +48,15 @@ def _orthogonalize(v: Any, matrices: Any) -> Any:
 
 
 def _flops(sizes: MatrixSizes) -> Polynomial:
-    """Each step has three products: X·Xᵀ, its square, and with X, whose rows are the fewer."""
+    """Return the FLOPs of a matrix. Each step has three products: X·Xᵀ, its square, and with X, whose rows are the fewer."""
     return (sizes.least * sizes.rows * sizes.columns * 4.0 + sizes.least * sizes.least * sizes.least * 2.0) * float(
         NEWTON_SCHULZ_STEPS
     )
 
 
 def _workspace(sizes: MatrixSizes) -> Polynomial:
-    """The matrix, its multiple and a product's result; two squares of the fewer of rows and columns."""
+    """Return the elements of the matrix, its multiple and a product's result, and of two squares of the fewer of rows and
+    columns."""
     return sizes.rows * sizes.columns * 3.0 + sizes.least * sizes.least * 2.0
 
 

@@ -1,4 +1,4 @@
-"""The table of optimizers by name: every file of this room that has an `OPTIMIZER`, under the file's name."""
+"""The table of optimizers by name: every file of this folder that has an `OPTIMIZER`, under the file's name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FOLDERS = [str(Path(__file__).parent)]
 
 
 def discover_optimizers() -> Iterator[tuple[str, Optimizer]]:
-    """Those of the room's files with their names, the default first."""
+    """Yield the optimizers of this folder's files with their names, the default first."""
     names = {module.name for module in iter_modules(FOLDERS)} - {THIS_MODULE}
     for name in sorted(names, key=lambda name: (name != DEFAULT_OPTIMIZER, name)):
         optimizer = getattr(import_module(f"{PACKAGE}.{name}"), "OPTIMIZER", None)
@@ -28,12 +28,12 @@ OPTIMIZERS: dict[str, Optimizer] = dict(discover_optimizers())
 
 
 def optimizer_names() -> tuple[str, ...]:
-    """All that a job may name."""
+    """Return the names that a job may give."""
     return tuple(OPTIMIZERS)
 
 
 def get_optimizer(name: str) -> Optimizer:
-    """An optimizer by name. Raises `InputError` that lists the names.
+    """Return an optimizer by name. Raises `InputError` that lists the names.
 
     >>> get_optimizer("lion").state
     ('master', 'exp_avg')
@@ -42,7 +42,7 @@ def get_optimizer(name: str) -> Optimizer:
 
 
 def optimizer_fields() -> dict[str, str]:
-    """The fields of all optimizers by name, with their text for help: the meaning, the optimizers that have it, the defaults."""
+    """Return the help text of each field of all optimizers: the meaning, the optimizers that have it, their defaults."""
     defaults_by_field: dict[str, dict[str, list[str]]] = {}
     for optimizer, definition in OPTIMIZERS.items():
         for name, field in definition.fields.items():

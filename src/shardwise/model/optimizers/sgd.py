@@ -20,7 +20,7 @@ def _accumulate(v: Any, momentum: Any, gradient: Any, weight: Any) -> Any:
 
 
 def _step(v: Any, weight: Any, momentum: Any, gradient: Any) -> Any:
-    """Nesterov's goes on from where the momentum will have taken the weight."""
+    """Take a step. Nesterov's uses the gradient as if the momentum had already moved the weight."""
     ahead = gradient + v.weight_decay * weight + v.momentum * momentum if v.nesterov else momentum
     return weight - v.learning_rate * ahead
 

@@ -1,4 +1,4 @@
-"""Shampoo: a matrix's gradient between inverse roots of the averages of what its rows, and its columns, have in common."""
+"""Shampoo: a matrix's gradient is multiplied from both sides by inverse roots of averages of its rows' and columns' products."""
 
 from __future__ import annotations
 
@@ -30,14 +30,18 @@ MIN_NORM = 1e-30  # of norms: what no gradient has reached is left as it is
 
 
 def _identity(square: Any) -> Any:
-    """Of a square's size, by arithmetic that NumPy and PyTorch have alike: where the row's number is the column's."""
+    """Return an identity matrix of a square's size, from arithmetic that NumPy and PyTorch share: ones where row equals
+    column."""
     ones = square * 0.0 + 1.0
     return (ones.cumsum(-1) == ones.cumsum(-2)) * ones
 
 
 def _inverse_root(damping: float, square: Any) -> Any:
-    """Of each symmetric square the inverse fourth root, by a coupled Newton iteration, with `damping` of its norm added to the
-    diagonal. What is added and multiplied commutes, so that every product is symmetric."""
+    """Return the inverse fourth root of each symmetric square, with `damping` of its norm added to the diagonal.
+
+    A coupled Newton iteration: `root` converges to the inverse root while `residual` converges to the identity. All factors
+    are polynomials of one matrix, so they commute and every product is symmetric.
+    """
     identity = _identity(square)
     norms = ((square * square).sum(axis=(-2, -1), keepdims=True) ** 0.5).clip(MIN_NORM)
     damped = square / norms + damping * identity  # its eigenvalues are between `damping` and 1 + `damping`
@@ -63,13 +67,13 @@ def _update_right(v: Any, average: Any, matrices: Any) -> Any:
 
 
 def _update_root(v: Any, root: Any, average: Any) -> Any:
-    """The inverse root as it is, but of each `precondition_every` steps in the first a new one."""
+    """Return the inverse root as it is, or, in the first of each `precondition_every` steps, a new one."""
     is_due = (v.step - 1) % v.precondition_every == 0 and average.shape[-1] > 0
     return _inverse_root(v.damping, average / (1.0 - v.beta2**v.step)) if is_due else root
 
 
 def _precondition(v: Any, matrices: Any, left: Any, right: Any) -> Any:
-    """The gradient between the inverse roots of both sides, with elements of a root mean square of 1."""
+    """Return the gradient between the inverse roots of both sides, scaled to a root mean square of 1."""
     preconditioned = left @ matrices if left.shape[-1] else matrices
     preconditioned = preconditioned @ right if right.shape[-1] else preconditioned
     return preconditioned / ((preconditioned * preconditioned).mean(axis=(-2, -1), keepdims=True) ** 0.5).clip(MIN_NORM)
@@ -97,7 +101,8 @@ OPTIMIZER = Optimizer(
         "left": StateUpdate(
             ("left", "direction'"), _update_left, is_second_moment=True, takes_whole_matrix=True,
             granularity=Granularity.ROW_PAIR,
-            flops=lambda sizes: sizes.row_pairs * sizes.columns * 2.0, workspace=lambda sizes: sizes.rows * sizes.columns + sizes.row_pairs * 2.0,
+            flops=lambda sizes: sizes.row_pairs * sizes.columns * 2.0,
+            workspace=lambda sizes: sizes.rows * sizes.columns + sizes.row_pairs * 2.0,
         ),
         "right": StateUpdate(
             ("right", "direction'"), _update_right, is_second_moment=True, takes_whole_matrix=True,
@@ -134,5 +139,5 @@ OPTIMIZER = Optimizer(
 
 
 def _root_flops(pairs: Polynomial, side: Polynomial) -> Polynomial:
-    """Those of the iteration, as a mean over the steps for which its result serves by default."""
+    """Return the FLOPs of the iteration, as a mean over the steps that use its result by default."""
     return pairs * side * (2.0 * PRODUCTS_PER_ITERATION * NEWTON_ITERATIONS / ROOT_INTERVAL)
