@@ -218,7 +218,7 @@ def ramp_from_phases(
 
     >>> ramp_from_phases([(0, 4096), (10_000, 8192)], 1024)
     BatchRamp(values=((0, 4), (3, 8)))
-    >>> ramp_from_phases([(0, 4096), (10_000, 8192)], 1024, before=BatchRamp(((0, 2),)), step=1)
+    >>> ramp_from_phases([(0, 4096), (10_000, 8192)], 1024, previous=BatchRamp(((0, 2),)), step=1)
     BatchRamp(values=((0, 2), (1, 4), (3, 8)))
     """
     raise_problems([problem for _, batch in phases for problem in _sequence_problems(batch, seq_len)])
