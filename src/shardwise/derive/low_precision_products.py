@@ -82,7 +82,7 @@ def _operands_of_pass(
     for phase in names:
         for step in block_products(phases[phase], tensors):
             summed = summed_dims(step.operation, tensors)
-            for name, spec in zip(step.operation.inputs, step.placed.inputs, strict=True):
+            for name, spec in step.reads:
                 first_uses.setdefault(name, (phase, spec))
                 orders.setdefault(name, set()).add(summed)
     for name, (phase, spec) in first_uses.items():
@@ -131,7 +131,7 @@ def feeds_only_products(
         step.operation
         for step in later_steps
         if isinstance(step, ComputeStep)
-        for name, spec in zip(step.operation.operands, step.placed.inputs, strict=False)
+        for name, spec in step.reads
         if name == gather.tensor.name
         and (
             spec == collective.after

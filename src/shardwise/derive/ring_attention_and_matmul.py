@@ -20,17 +20,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeGuard
 
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramStep
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramStep, TensorInSpec
 from shardwise.layout.sharding_scheme import TP_AXES, ShardingScheme
-from shardwise.model.operations import Accumulate, Contract, Map, Scan, ScanGradient
+from shardwise.model.operations import ATTENTION_OPERATIONS, Accumulate, Contract, Map
 from shardwise.model.operations.elementwise import FUNCTIONS
 from shardwise.model.program import Role
 from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Axes, Spec
+from shardwise.sharding.spec import Axes
 
-# What moves whole: weights and their gradients in flat arrays, rows of experts in as many as each rank has.
+# Tensors that no ring cuts into blocks: weights and their gradients move as flat arrays, routed rows in uneven numbers.
 ROLES_MOVED_UNSPLIT = (Role.WEIGHT, Role.WEIGHT_GRADIENT, Role.ROUTED)
-TensorAndSpec = tuple[str, Spec]  # a tensor in a sharding
 
 
 class Ring(NamedTuple):
@@ -54,9 +53,8 @@ class Ring(NamedTuple):
 def group_rings(steps: Sequence[ProgramStep], scheme: ShardingScheme) -> tuple[ProgramStep, ...]:
     """Return the steps of a phase, reordered so that the products of each ring are adjacent to its collective."""
     collectives = [step for step in steps if _may_be_ring(step)] if scheme.async_tp else []
-    for collective in sorted(
-        collectives, key=_is_gather
-    ):  # sums first, so that gradients of weights can stand behind them
+    # Scatters first, so that gradients of weights can come after them. Later groups may not split an earlier ring.
+    for collective in sorted(collectives, key=_is_gather):
         group = _gather_group(steps, collective) if _is_gather(collective) else _scatter_group(steps, collective)
         if group is not None:
             steps = _group_steps(steps, *group)
@@ -77,7 +75,7 @@ def _adjacent_rings(steps: Sequence[ProgramStep]) -> Iterator[Ring]:
             ring = Ring(step, tuple(_products_after_gather(steps[index + 1 :], step)))
         else:
             total = _sum_before_scatter(steps[:index], step)
-            summands = set(_tensors_read(total) if total else [_before_and_after(step)[0]])
+            summands = set(total.reads if total else [step.before])
             ring = Ring(step, tuple(_products_before_scatter(steps[: index - (total is not None)], summands)), total)
         if ring.products:
             yield ring
@@ -96,23 +94,19 @@ def _is_gather(step: CollectiveStep) -> bool:
 
 def _products_after_gather(steps: Sequence[ProgramStep], gather: CollectiveStep) -> Iterator[ComputeStep]:
     """Yield the products at the start of `steps` that read the gathered tensor and no result of one another."""
-    computed: set[TensorAndSpec] = set()
+    computed: set[TensorInSpec] = set()
     for step in steps:
-        if (
-            not _is_product(step)
-            or _before_and_after(gather)[1] not in _tensors_read(step)
-            or not computed.isdisjoint(_tensors_read(step))
-        ):
+        if not _is_product(step) or gather.after not in step.reads or not computed.isdisjoint(step.reads):
             return
-        computed |= set(_tensors_computed(step))
+        computed |= set(step.writes)
         yield step
 
 
-def _products_before_scatter(steps: Sequence[ProgramStep], summands: set[TensorAndSpec]) -> list[ComputeStep]:
+def _products_before_scatter(steps: Sequence[ProgramStep], summands: set[TensorInSpec]) -> list[ComputeStep]:
     """Return the products at the end of `steps` whose results are summed."""
     products: list[ComputeStep] = []
     for step in reversed(steps):
-        if not _is_product(step) or summands.isdisjoint(_tensors_computed(step)):
+        if not _is_product(step) or summands.isdisjoint(step.writes):
             break
         products.insert(0, step)
     return products
@@ -124,9 +118,9 @@ def _gather_group(steps: Sequence[ProgramStep], gather: CollectiveStep) -> tuple
     A product joins if its other operands are ready before anything reads its result. Gradients of weights come after scatters
     that read the same operands, since engines free a weight with its gradient.
     """
-    start, gathered = _index_of(steps, gather), _before_and_after(gather)[1]
-    end = next((i for i in range(start + 1, len(steps)) if gathered in _tensors_received(steps[i])), len(steps))
-    readers = [i for i in range(start + 1, end) if gathered in _tensors_read(steps[i])]
+    start, gathered = _index_of(steps, gather), gather.after
+    end = next((i for i in range(start + 1, len(steps)) if _arrives(steps[i], gathered)), len(steps))
+    readers = [i for i in range(start + 1, end) if gathered in steps[i].reads]
     rings = [ring for ring in _adjacent_rings(steps) if not _is_gather(ring.collective_step)]
     scattered = {id(product) for ring in rings for product in ring.products}
     products = [i for i in readers if _is_product(steps[i]) and id(steps[i]) not in scattered]
@@ -144,10 +138,10 @@ def _gather_group(steps: Sequence[ProgramStep], gather: CollectiveStep) -> tuple
     return None
 
 
-def _shares_operands(ring: Ring, products: Sequence[ProgramStep], gathered: TensorAndSpec) -> bool:
+def _shares_operands(ring: Ring, products: Sequence[ProgramStep], gathered: TensorInSpec) -> bool:
     """Return whether a ring's products and these share an operand other than the gathered tensor."""
-    operands = {tensor for step in ring.products for tensor in _tensors_read(step)}
-    return any(tensor in operands for step in products for tensor in _tensors_read(step) if tensor != gathered)
+    operands = {tensor for step in ring.products for tensor in step.reads}
+    return any(tensor in operands for step in products for tensor in step.reads if tensor != gathered)
 
 
 def _can_delay(
@@ -162,7 +156,7 @@ def _weights_and_gather(
     steps: Sequence[ProgramStep], gather: CollectiveStep, products: Sequence[int]
 ) -> list[ProgramStep]:
     """Return a gather and its products, preceded by the collectives that bring the weights of these products."""
-    names_read = {name for i in products for name, _ in _tensors_read(steps[i])}
+    names_read = {name for i in products for name, _ in steps[i].reads}
     between = steps[_index_of(steps, gather) + 1 : products[-1]]
     weights = [step for step in between if _brings_weight(step) and step.tensor.name in names_read]
     return [*weights, gather, *(steps[i] for i in products)]
@@ -174,33 +168,31 @@ def _scatter_group(steps: Sequence[ProgramStep], scatter: CollectiveStep) -> tup
     Nothing else may read the products' results. Behind the scatter come gradients of weights that read the same operands.
     Products that read a gathered tensor belong to the gather.
     """
-    end, scattered = _index_of(steps, scatter), _before_and_after(scatter)[0]
-    total = next((step for step in steps[:end] if _is_sum(step) and scattered in _tensors_computed(step)), None)
-    summands = set(_tensors_read(total) if total else [scattered])
-    if total and any(scattered in _tensors_read(step) for step in steps if step is not scatter):
+    end, scattered = _index_of(steps, scatter), scatter.before
+    total = next((step for step in steps[:end] if _is_sum(step) and scattered in step.writes), None)
+    summands = set(total.reads if total else [scattered])
+    if total and any(scattered in step.reads for step in steps if step is not scatter):
         return None
-    gathered = {_before_and_after(step)[1] for step in steps if _may_be_ring(step) and _is_gather(step)}
-    products = [step for step in steps[:end] if _is_product(step) and gathered.isdisjoint(_tensors_read(step))]
+    gathered = {step.after for step in steps if _may_be_ring(step) and _is_gather(step)}
+    products = [step for step in steps[:end] if _is_product(step) and gathered.isdisjoint(step.reads)]
     ring_products = [
         step
         for step in products
-        if not summands.isdisjoint(_tensors_computed(step)) and not _is_read_by(step, steps, ignored=total or scatter)
+        if not summands.isdisjoint(step.writes) and not _is_read_by(step, steps, ignored=total or scatter)
     ]
     if not ring_products:
         return None
-    operands = {tensor for step in ring_products for tensor in _tensors_read(step)}
+    operands = {tensor for step in ring_products for tensor in step.reads}
     following_products = [
-        step
-        for step in products
-        if not operands.isdisjoint(_tensors_read(step)) and not _is_read_by(step, steps[: end + 1])
+        step for step in products if not operands.isdisjoint(step.reads) and not _is_read_by(step, steps[: end + 1])
     ]
     return [*ring_products, *([total] if total else []), scatter, *following_products], end
 
 
 def _is_read_by(step: ProgramStep, steps: Iterable[ProgramStep], ignored: ProgramStep | None = None) -> bool:
     """Return whether any of `steps` reads a result of `step`."""
-    computed = set(_tensors_computed(step))
-    return any(not computed.isdisjoint(_tensors_read(reader)) for reader in steps if reader is not ignored)
+    computed = set(step.writes)
+    return any(not computed.isdisjoint(reader.reads) for reader in steps if reader is not ignored)
 
 
 def _group_steps(steps: Sequence[ProgramStep], group: Sequence[ProgramStep], last: int) -> list[ProgramStep]:
@@ -225,17 +217,17 @@ def _index_of(steps: Sequence[ProgramStep], target: ProgramStep) -> int:
 def _producers(steps: Sequence[ProgramStep], index: int) -> Iterator[int]:
     """Yield the indices at which the operands of a step are computed or arrive; weights, which are gathered ahead, do not
     count."""
-    operands = set(_tensors_read(steps[index]))
+    operands = set(steps[index].reads)
     for earlier in range(index):
         step = steps[earlier]
-        if not _brings_weight(step) and not operands.isdisjoint((*_tensors_computed(step), *_tensors_received(step))):
+        if not _brings_weight(step) and not operands.isdisjoint(step.writes):
             yield earlier
 
 
 def _sum_before_scatter(steps: Sequence[ProgramStep], scatter: CollectiveStep) -> ComputeStep | None:
     """Return the last of `steps` if it adds up the scattered tensor."""
     step = steps[-1] if steps else scatter
-    return step if _is_sum(step) and _before_and_after(scatter)[0] in _tensors_computed(step) else None
+    return step if _is_sum(step) and scatter.before in step.writes else None
 
 
 def _is_product(step: ProgramStep) -> TypeGuard[ComputeStep]:
@@ -248,35 +240,19 @@ def _is_sum(step: ProgramStep) -> TypeGuard[ComputeStep]:
         return False
     operation = step.operation
     adds = isinstance(operation, Map) and operation.function in FUNCTIONS and FUNCTIONS[operation.function].additive
-    has_one_spec = all(spec == step.placed.outputs[0] for _, spec in _tensors_read(step))
+    has_one_spec = all(spec == step.placed.outputs[0] for _, spec in step.reads)
     return (isinstance(operation, Accumulate) or adds) and has_one_spec
+
+
+def _arrives(step: ProgramStep, tensor: TensorInSpec) -> bool:
+    return isinstance(step, CollectiveStep) and step.after == tensor
 
 
 def _brings_weight(step: ProgramStep) -> TypeGuard[CollectiveStep]:
     return isinstance(step, CollectiveStep) and step.tensor.role is Role.WEIGHT
 
 
-def _tensors_read(step: ProgramStep) -> list[TensorAndSpec]:
-    if isinstance(step, CollectiveStep):
-        return [_before_and_after(step)[0]]
-    return list(zip(step.operation.operands, step.placed.inputs, strict=False))
-
-
-def _tensors_computed(step: ProgramStep) -> list[TensorAndSpec]:
-    return list(zip(step.operation.outputs, step.placed.outputs, strict=True)) if isinstance(step, ComputeStep) else []
-
-
-def _tensors_received(step: ProgramStep) -> list[TensorAndSpec]:
-    return [_before_and_after(step)[1]] if isinstance(step, CollectiveStep) else []
-
-
-def _before_and_after(step: CollectiveStep) -> tuple[TensorAndSpec, TensorAndSpec]:
-    """Return the tensor of a collective in its spec before, and in its spec after."""
-    return (step.tensor.name, step.collective.before), (step.tensor.name, step.collective.after)
-
-
 RING_AXES: Axes = ("cp",)
-ATTENTIONS = (Scan, ScanGradient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +287,7 @@ def _overlapping_attentions(steps: Sequence[ProgramStep], position: int, collect
         for index, step in enumerate(steps[:position]):
             if (
                 isinstance(step, ComputeStep)
-                and isinstance(step.operation, ATTENTIONS)
+                and isinstance(step.operation, ATTENTION_OPERATIONS)
                 and collective.tensor.name in step.operation.outputs
             ):
                 yield index
@@ -319,12 +295,9 @@ def _overlapping_attentions(steps: Sequence[ProgramStep], position: int, collect
 
 def _readers_of_gather(steps: Sequence[ProgramStep], position: int, gather: CollectiveStep) -> Iterator[int]:
     """Yield the indices of the attentions that read a gathered tensor, until it is gathered again."""
-    name, spec = gather.tensor.name, gather.collective.after
     for index, step in enumerate(steps[position + 1 :], start=position + 1):
         if isinstance(step, CollectiveStep):
-            if step.tensor.name == name and step.collective.after == spec:
+            if step.after == gather.after:
                 return
-        elif isinstance(step.operation, ATTENTIONS):
-            operands = zip(step.operation.operands, step.placed.inputs, strict=False)
-            if (name, spec) in operands:
-                yield index
+        elif isinstance(step.operation, ATTENTION_OPERATIONS) and gather.after in step.reads:
+            yield index

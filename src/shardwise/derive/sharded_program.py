@@ -9,13 +9,15 @@ needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shardwise.model.operations import Accumulate, Carry, Operation, OperationSharding
 from shardwise.model.program import Program, Role, Tensor
 from shardwise.sharding.collectives import Collective, CollectiveKind
 from shardwise.sharding.resharding import reshard
 from shardwise.sharding.spec import Axes, Spec
+
+TensorInSpec = tuple[str, Spec]  # a tensor's name, and a spec that it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,22 @@ class CollectiveStep:
     collective: Collective
     reason: str = ""
 
+    @property
+    def before(self) -> TensorInSpec:
+        return self.tensor.name, self.collective.before
+
+    @property
+    def after(self) -> TensorInSpec:
+        return self.tensor.name, self.collective.after
+
+    @property
+    def reads(self) -> tuple[TensorInSpec, ...]:
+        return (self.before,)
+
+    @property
+    def writes(self) -> tuple[TensorInSpec, ...]:
+        return (self.after,)
+
 
 @dataclass(frozen=True, slots=True)
 class ComputeStep:
@@ -33,6 +51,15 @@ class ComputeStep:
 
     operation: Operation
     placed: OperationSharding
+
+    @property
+    def reads(self) -> tuple[TensorInSpec, ...]:
+        """Operands whose values are read; inputs that give only a shape or a sharding come after them (`strict=False`)."""
+        return tuple(zip(self.operation.operands, self.placed.inputs, strict=False))
+
+    @property
+    def writes(self) -> tuple[TensorInSpec, ...]:
+        return tuple(zip(self.operation.outputs, self.placed.outputs, strict=True))
 
 
 ProgramStep = CollectiveStep | ComputeStep
@@ -79,15 +106,11 @@ def shard_program(
     sum. Raises `ShardingError` when an operation cannot be placed.
     """
     sharder = _ProgramSharder(
-        program,
-        resting,
-        use or {},
-        primal or {},
-        immediate or {},
-        at_first_read or {},
-        free_after_use,
-        flat_reductions or {},
-    )
+        program=program, use=use or {}, primal=primal or {}, immediate=immediate or {}, at_first_read=at_first_read or {},
+        free_after_use=free_after_use, flat_reductions=flat_reductions or {}, resting=dict(resting),
+        available={name: {spec} for name, spec in resting.items()},
+        dims={name: tensor.dims for name, tensor in program.tensors.items()},
+    )  # fmt: skip
     for name, spec in (kept or {}).items():
         sharder.available[name].add(spec)
     for operation in program.operations if operations is None else operations:
@@ -97,40 +120,32 @@ def shard_program(
     return ShardedProgram(sharder.program, tuple(sharder.steps), dict(sharder.resting))
 
 
+@dataclass(slots=True, kw_only=True)
 class _ProgramSharder:
-    def __init__(
-        self,
-        program: Program,
-        rest: Mapping[str, Spec],
-        use: Mapping[str, Spec],
-        primal: Mapping[str, Spec],
-        stay: Mapping[str, Spec],
-        first: Mapping[str, Spec],
-        free_after_use: tuple[type[Operation], ...],
-        flat: Mapping[str, Axes],
-    ) -> None:
-        self.program = program
-        self.dims = {name: tensor.dims for name, tensor in program.tensors.items()}
-        self.resting: dict[str, Spec] = dict(rest)
-        self.available: dict[str, set[Spec]] = {name: {spec} for name, spec in rest.items()}
-        self.use = use
-        self.primal = primal
-        self.stay = stay
-        self.first = first
-        self.free_after_use = free_after_use
-        self.flat = flat
-        self.steps: list[ProgramStep] = []
+    """The state of `shard_program`, whose arguments these are, after the steps so far."""
+
+    program: Program
+    use: Mapping[str, Spec]
+    primal: Mapping[str, Spec]
+    immediate: Mapping[str, Spec]
+    at_first_read: Mapping[str, Spec]
+    free_after_use: tuple[type[Operation], ...]
+    flat_reductions: Mapping[str, Axes]
+    resting: dict[str, Spec]
+    available: dict[str, set[Spec]]
+    dims: dict[str, tuple[str, ...]]
+    steps: list[ProgramStep] = field(default_factory=list)
 
     def add_operation(self, operation: Operation) -> None:
         if isinstance(operation, Accumulate):
             operation = self.add_aligned_gradients(operation)
         for name in operation.operands:
-            if name in self.first:
-                self.reshard_to(name, self.first[name], "updated where the state rests")
-                self.resting[name] = self.first[name]
+            if name in self.at_first_read:
+                self.reshard_to(name, self.at_first_read[name], "updated where the state rests")
+                self.resting[name] = self.at_first_read[name]
         specs = [self.current_spec(name) for name in operation.inputs]
         placed = operation.propagate_sharding(specs, self.dims, self.use.__contains__, self.wanted_spec(operation))
-        if operation.outputs[0] in self.flat:
+        if operation.outputs[0] in self.flat_reductions:
             placed = replace(placed, outputs=(self.flat_reduction_spec(operation, placed),))
         reasons = placed.reasons or ("",) * len(placed.inputs)
         for name, spec, reason in zip(operation.operands, placed.inputs, reasons, strict=False):
@@ -147,13 +162,17 @@ class _ProgramSharder:
             self.resting[name] = spec
             self.available[name] = {spec}
             self.rest_gradient(name, spec)
-            if name in self.stay:
-                self.rest_result(name, self.stay[name])
+            if name in self.immediate:
+                self.rest_result(name, self.immediate[name])
 
     def flat_reduction_spec(self, operation: Operation, placed: OperationSharding) -> Spec:
         """Return the spec of a reduction over flat shards: partial over the axes that cut the array."""
         (name,), (spec,) = operation.outputs, placed.outputs
-        cut = tuple(axis for axis in self.flat[name] if any(axis in operand.sharded_axes for operand in placed.inputs))
+        cut = tuple(
+            axis
+            for axis in self.flat_reductions[name]
+            if any(axis in operand.sharded_axes for operand in placed.inputs)
+        )
         return spec.gather_axes(cut).with_partial((*cut, *(axis for axis in spec.partial if axis not in cut)))
 
     def wanted_spec(self, operation: Operation) -> Spec | None:

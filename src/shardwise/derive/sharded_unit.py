@@ -45,7 +45,7 @@ from shardwise.model.decoder import (
     UNITS_WITH_IMMEDIATE_BACKWARD,
     unit_counts,
 )
-from shardwise.model.operations import Operation, Scan, ScanGradient
+from shardwise.model.operations import ATTENTION_OPERATIONS, Operation
 from shardwise.model.optimizer_program import (
     build_optimizer_program,
     owning_weight,
@@ -57,7 +57,6 @@ from shardwise.model.program import Program, Role, Tensor
 from shardwise.model.recompute_policies import policy_for_layer
 from shardwise.sharding.spec import Spec
 
-ATTENTIONS = (Scan, ScanGradient)  # in a ring each block of keys and values is freed after its use
 MAX_CACHED_UNITS = 32  # those of a few layouts; a search derives hundreds and keeps only what it reads off them
 
 
@@ -146,7 +145,7 @@ def _shard_backward(
     gathered = {weight: use[weight] for weight in weights_used if use[weight] != forward.specs[weight]}
     sharded = shard_program(
         program, resting, use=use, final=final, operations=operations, primal=forward.specs, kept=gathered,
-        immediate=immediate_specs(scheme, forward.program), free_after_use=ATTENTIONS if scheme.is_ring else (),
+        immediate=immediate_specs(scheme, forward.program), free_after_use=ATTENTION_OPERATIONS if scheme.is_ring else (),
     )  # fmt: skip
     update = _shard_update(forward.program, gradients, sharded, scheme)
     border = _steps_through(recompute.operations, sharded.steps)

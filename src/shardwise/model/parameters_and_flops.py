@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import BORROWED_WEIGHTS, LAYER_UNITS, MTP_UNITS, UNIT_PROGRAMS, unit_counts
-from shardwise.model.operations import Contract, Operation, Scan, ScanGradient
+from shardwise.model.operations import ATTENTION_OPERATIONS, Contract, Operation, Scan
 from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
 from shardwise.model.optimizers.definition import Granularity, Optimizer
 from shardwise.model.program import ModelPart, Program, Role, density
@@ -167,7 +167,7 @@ def program_flops(program: Program) -> Polynomial:
 
 
 def _operation_flops(program: Program, operation: Operation) -> Polynomial:
-    if not isinstance(operation, (Contract, Scan, ScanGradient)):
+    if not isinstance(operation, (Contract, *ATTENTION_OPERATIONS)):
         return Polynomial()
     specs = [Spec.of(program.dims(name)) for name in operation.inputs]
     dims = {name: tensor.dims for name, tensor in program.tensors.items()}

@@ -8,9 +8,16 @@ it costs (`flops`; bytes are those of its operands). Layouts, costs and executor
 from shardwise.model.operations.base import Carry, Dims, Operation, OperationSharding
 from shardwise.model.operations.elementwise import Accumulate, Concatenate, ConcatenateGradient, Map
 from shardwise.model.operations.indexing import Lookup, Route, RouteGradient, Scatter
-from shardwise.model.operations.matmul_and_attention import Contract, MatrixFunction, Scan, ScanGradient
+from shardwise.model.operations.matmul_and_attention import (
+    ATTENTION_OPERATIONS,
+    Contract,
+    MatrixFunction,
+    Scan,
+    ScanGradient,
+)
 
 __all__ = [
+    "ATTENTION_OPERATIONS",
     "Accumulate",
     "Carry",
     "Concatenate",

@@ -133,6 +133,9 @@ def _attention_flops(sharding: OperationSharding, sequence: str, *, over_keys: i
     )
 
 
+ATTENTION_OPERATIONS = (Scan, ScanGradient)
+
+
 @dataclass(frozen=True, slots=True)
 class MatrixFunction(Operation):
     """`result = function(matrices)`, a function of whole matrices such as an inverse root.
