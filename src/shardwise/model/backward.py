@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from shardwise.model.operations import Accumulate, Map, Operation
 from shardwise.model.program import Program, Role, Tensor
-from shardwise.model.recompute_policies import get_recompute_policy
+from shardwise.model.recompute_policies import get_recompute_policy, is_expensive_to_recompute
 
 
 def gradient_name(name: str) -> str:
@@ -47,6 +47,9 @@ class _Transposer:
     def __init__(self, forward: Program, outputs: tuple[str, ...]) -> None:
         self.forward = forward
         self.tensors: dict[str, Tensor] = dict(forward.tensors)
+        self.dims = {
+            name: tensor.dims for name, tensor in forward.tensors.items()
+        }  # gradients read forward tensors' alone
         self.operations: list[Operation] = []
         self.gradient_parts: dict[str, list[str]] = {}
         self.forward_index: dict[str, int] = {}
@@ -81,9 +84,8 @@ class _Transposer:
         return name
 
     def transpose(self, operation: Operation, cotangents: Mapping[str, str], needs_gradient: set[str]) -> None:
-        dims = {name: tensor.dims for name, tensor in self.tensors.items()}
         shared: dict[int, tuple[str, ...]] = {}
-        for position, (name, gradient) in enumerate(operation.gradients(cotangents, dims)):
+        for position, (name, gradient) in enumerate(operation.gradients(cotangents, self.dims)):
             if name not in needs_gradient:
                 continue
             if isinstance(gradient, Map) and gradient.function == "identity":
@@ -236,7 +238,7 @@ def saveable_results(forward: Program, reads: Iterable[str]) -> tuple[str, ...]:
     saveable = (
         candidate
         for candidate in forward.operations
-        if names_read.intersection(candidate.outputs) or _is_expensive_to_recompute(candidate)
+        if names_read.intersection(candidate.outputs) or is_expensive_to_recompute(candidate)
     )
     return tuple(out for operation in saveable for out in operation.outputs)
 
@@ -285,7 +287,3 @@ def _pareto_front(choices: Iterable[SaveChoice]) -> list[SaveChoice]:
         if not front or choice.seconds < front[-1].seconds:
             front.append(choice)
     return front
-
-
-def _is_expensive_to_recompute(operation: Operation) -> bool:
-    return operation.kind in ("contract", "scan") or getattr(operation, "function", "") == "handover"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from shardwise.model.architecture import Architecture, ModelStructure
 from shardwise.model.decoder_block import HIDDEN, TOKENS, BlockBuilder, add_norm
 from shardwise.model.operations import Carry, Concatenate, Lookup
-from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role, add_contract, add_map
+from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role
 
 
 def embedding_program(architecture: Architecture) -> Program:
@@ -27,15 +27,13 @@ def embedding_program(architecture: Architecture) -> Program:
 def block_program(architecture: Architecture) -> Program:
     """Return the program of a decoder block: x + attention(norm(x)), then + mlp(norm(...)), or both from one norm (parallel
     blocks)."""
-    builder = _new_builder(architecture)
-    x = builder.input("x", HIDDEN, Role.RESIDUAL)
+    builder, x = _builder_with_input(architecture)
     return builder.build([BlockBuilder(builder, architecture, "").build(x)])
 
 
 def head_program(architecture: Architecture) -> Program:
     """Return the program from the last block's output to the loss, averaged over the tokens of the whole step."""
-    builder = _new_builder(architecture)
-    x = builder.input("x", HIDDEN, Role.RESIDUAL)
+    builder, x = _builder_with_input(architecture)
     return builder.build([_add_head(builder, architecture, x, "", tied=False)])
 
 
@@ -51,22 +49,19 @@ def mtp_program(architecture: Architecture) -> Program:
     last layer, or of the module before. Embedding and head are the model's own. Source: DeepSeek-AI 2025 (DeepSeek-V3),
     section 2.2.
     """
-    builder = _new_builder(architecture)
-    x = builder.input("x", HIDDEN, Role.RESIDUAL)
+    builder, x = _builder_with_input(architecture)
     return builder.build([_add_mtp_module(builder, architecture, x, "").loss])
 
 
 def inner_mtp_program(architecture: Architecture) -> Program:
     """Return the program of a module of multi-token prediction whose hidden state the next module reads."""
-    builder = _new_builder(architecture)
-    x = builder.input("x", HIDDEN, Role.RESIDUAL)
+    builder, x = _builder_with_input(architecture)
     return builder.build(_add_mtp_module(builder, architecture, x, ""))
 
 
 def carry_program(architecture: Architecture) -> Program:
     """Return the program that hands one stage's output to the next stage."""
-    builder = _new_builder(architecture)
-    x = builder.input("x", HIDDEN, Role.RESIDUAL)
+    builder, x = _builder_with_input(architecture)
     return builder.build([builder.add(Carry((x,), (builder.tensor("x_next", HIDDEN, Role.RESIDUAL),)))])
 
 
@@ -85,7 +80,7 @@ def model_program(architecture: Architecture) -> Program:
     loss = _add_head(builder, architecture, x, "", tied=architecture.tied_embeddings)
     for module in range(architecture.num_predict_layers):
         x, mtp_loss = _add_mtp_module(builder, architecture, x, f"predict{module}.")
-        loss = add_map(builder, "add", [loss, mtp_loss], f"loss{module}", (), Role.STATISTIC)
+        loss = builder.elementwise("add", [loss, mtp_loss], f"loss{module}", (), Role.STATISTIC)
     return builder.build([loss])
 
 
@@ -155,6 +150,12 @@ def _new_builder(architecture: Architecture) -> ProgramBuilder:
     return ProgramBuilder(adapters_only=bool(architecture.lora_rank))
 
 
+def _builder_with_input(architecture: Architecture) -> tuple[ProgramBuilder, str]:
+    """Return a builder and the name of its input, a hidden state."""
+    builder = _new_builder(architecture)
+    return builder, builder.input("x", HIDDEN, Role.RESIDUAL)
+
+
 def _add_embedding(builder: ProgramBuilder, architecture: Architecture, prefix: str) -> str:
     table = builder.weight("embedding", ("V", "D"), part=ModelPart.VOCABULARY)
     ids = builder.input(f"{prefix}ids", TOKENS, Role.CONSTANT)
@@ -164,7 +165,7 @@ def _add_embedding(builder: ProgramBuilder, architecture: Architecture, prefix: 
         positions = builder.input("positions", "T", Role.CONSTANT)
         row_tensor = builder.tensor(f"{prefix}places", ("T", "D"), Role.ACTIVATION)
         rows = builder.add(Lookup((position_table, positions), (row_tensor,), "P"))
-        x = add_map(builder, "add_vector", [x, rows], f"{prefix}placed", HIDDEN, Role.RESIDUAL)
+        x = builder.elementwise("add_vector", [x, rows], f"{prefix}placed", HIDDEN, Role.RESIDUAL)
     return add_norm(builder, architecture, x, "embedding_norm", Role.RESIDUAL) if architecture.embedding_norm else x
 
 
@@ -185,7 +186,7 @@ def _add_mtp_module(builder: ProgramBuilder, architecture: Architecture, x: str,
     pair = builder.tensor(f"{prefix}pair", (*TOKENS, "J"), Role.ACTIVATION)
     builder.add(Concatenate((embedded, hidden), (pair,), ("D", "D")))
     projection = builder.weight(f"{prefix}pair_projection", ("D", "J"), part=ModelPart.PREDICTION)
-    y = add_contract(builder, pair, projection, f"{prefix}projected", HIDDEN, Role.RESIDUAL)
+    y = builder.contract(pair, projection, f"{prefix}projected", HIDDEN, Role.RESIDUAL)
     y = BlockBuilder(builder, architecture, f"{prefix}{MTP_BLOCK_PREFIX}").build(y)
     return MtpOutputs(y, _add_head(builder, architecture, y, prefix, tied=architecture.tied_embeddings))
 
@@ -196,9 +197,9 @@ def _add_head(builder: ProgramBuilder, architecture: Architecture, x: str, prefi
     targets = builder.input(f"{prefix}targets", TOKENS, Role.CONSTANT)
 
     def statistic(function: str, inputs: Iterable[str], name: str, dims: Iterable[str] = TOKENS) -> str:
-        return add_map(builder, function, inputs, f"{prefix}{name}", dims, Role.STATISTIC)
+        return builder.elementwise(function, inputs, f"{prefix}{name}", dims, Role.STATISTIC)
 
-    logits = add_contract(builder, y, weight, f"{prefix}logits", (*TOKENS, "V"), Role.LOGITS)
+    logits = builder.contract(y, weight, f"{prefix}logits", (*TOKENS, "V"), Role.LOGITS)
     largest = statistic("maximum", [logits], "largest")
     total = statistic("sum_exp", [logits, largest], "sum_exp")
     target_logit = builder.tensor(f"{prefix}target_logit", TOKENS, Role.STATISTIC)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.operations import Concatenate, Route, Scan
-from shardwise.model.program import ModelPart, ProgramBuilder, Role, add_contract, add_map
+from shardwise.model.program import ModelPart, ProgramBuilder, Role
 from shardwise.values.errors import lookup
 
 TOKENS = ("B", "T")
@@ -27,16 +27,16 @@ def add_norm(
     operands = [
         x,
         *(
-            add_map(builder, reduction, [x], f"{name}.{short}", TOKENS, Role.STATISTIC)
+            builder.elementwise(reduction, [x], f"{name}.{short}", TOKENS, Role.STATISTIC)
             for reduction, short in reductions
         ),
     ]
     weight = builder.weight(f"{name}.weight", "D", part=ModelPart.NORM)
     if not architecture.norm_bias:
-        return add_map(builder, function, [*operands, weight], f"{name}.out", HIDDEN, role)
-    scaled = add_map(builder, function, [*operands, weight], f"{name}.scaled", HIDDEN)
+        return builder.elementwise(function, [*operands, weight], f"{name}.out", HIDDEN, role)
+    scaled = builder.elementwise(function, [*operands, weight], f"{name}.scaled", HIDDEN)
     bias = builder.weight(f"{name}.bias", "D", part=ModelPart.NORM)
-    return add_map(builder, "add_vector", [scaled, bias], f"{name}.out", HIDDEN, role)
+    return builder.elementwise("add_vector", [scaled, bias], f"{name}.out", HIDDEN, role)
 
 
 class BlockBuilder:
@@ -223,8 +223,8 @@ class BlockBuilder:
         down, up = (f"{self.prefix}{weight}.lora_{matrix}" for matrix in ("a", "b"))
         a = self.builder.weight(down, ("r", *input_dims), adapter=True)
         b = self.builder.weight(up, ("r", *output_dims), adapter=True)
-        adapter_hidden = add_contract(self.builder, x, a, f"{down}.out", (*TOKENS, "r"), Role.RESIDUAL)
-        adapter_out = add_contract(self.builder, adapter_hidden, b, f"{up}.out", dims)
+        adapter_hidden = self.builder.contract(x, a, f"{down}.out", (*TOKENS, "r"), Role.RESIDUAL)
+        adapter_out = self.builder.contract(adapter_hidden, b, f"{up}.out", dims)
         return self.elementwise("add", [out, adapter_out], f"{name}_adapted", dims, role)
 
     def qk_norm(self, x: str, name: str, dims: tuple[str, ...]) -> str:
@@ -271,7 +271,7 @@ class BlockBuilder:
         self, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION,
         over: tuple[str, ...] = ("D",),
     ) -> str:  # fmt: skip
-        return add_map(self.builder, function, inputs, f"{self.prefix}{name}", dims, role, over)
+        return self.builder.elementwise(function, inputs, f"{self.prefix}{name}", dims, role, over)
 
     def contract(
         self,
@@ -283,4 +283,4 @@ class BlockBuilder:
         role: Role = Role.ACTIVATION,
     ) -> str:
         matrix = self.builder.weight(f"{self.prefix}{weight}", weight_dims)
-        return add_contract(self.builder, x, matrix, f"{self.prefix}{name}", dims, role)
+        return self.builder.contract(x, matrix, f"{self.prefix}{name}", dims, role)

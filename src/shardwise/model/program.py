@@ -131,24 +131,17 @@ class ProgramBuilder:
         self.operations.append(operation)
         return operation.outputs[0]
 
+    def elementwise(
+        self, function: str, inputs: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION,
+        over: tuple[str, ...] = ("D",),
+    ) -> str:  # fmt: skip
+        """Add one elementwise operation; `over` are the dims that a norm is taken over."""
+        reduction = "max" if function == "maximum" else "sum"
+        return self.add(Map(tuple(inputs), (self.tensor(name, dims, role),), function, reduction, over))
+
+    def contract(self, left: str, right: str, name: str, dims: Iterable[str], role: Role = Role.ACTIVATION) -> str:
+        """Add one product of two operands."""
+        return self.add(Contract((left, right), (self.tensor(name, dims, role),)))
+
     def build(self, outputs: Iterable[str]) -> Program:
         return Program(dict(self.tensors), tuple(self.operations), tuple(self.inputs), tuple(outputs))
-
-
-def add_map(
-    builder: ProgramBuilder,
-    function: str,
-    inputs: Iterable[str],
-    name: str,
-    dims: Iterable[str],
-    role: Role = Role.ACTIVATION,
-    over: tuple[str, ...] = ("D",),
-) -> str:
-    reduction = "max" if function == "maximum" else "sum"
-    return builder.add(Map(tuple(inputs), (builder.tensor(name, dims, role),), function, reduction, over))
-
-
-def add_contract(
-    builder: ProgramBuilder, left: str, right: str, name: str, dims: Iterable[str], role: Role = Role.ACTIVATION
-) -> str:
-    return builder.add(Contract((left, right), (builder.tensor(name, dims, role),)))

@@ -60,8 +60,9 @@ def _save_all(operation: Operation) -> bool:
     return True
 
 
-def _is_handover(operation: Operation) -> bool:
-    return getattr(operation, "function", "") == "handover"
+def is_expensive_to_recompute(operation: Operation) -> bool:
+    """Return whether an operation is a product, attention, or the AllToAll of routed tokens (`handover`)."""
+    return operation.kind in ("contract", "scan") or getattr(operation, "function", "") == "handover"
 
 
 # From the policy that saves the most to the one that saves the least.
@@ -70,8 +71,7 @@ POLICIES: dict[str, RecomputePolicy] = {
     # S0: "big matmuls only". Tokens that went to their experts or came back are kept too, as their AllToAll costs more
     # than their bytes.
     "selective": RecomputePolicy(
-        "keep the results of matrix products and of attention, rebuild what is elementwise",
-        lambda operation: operation.kind in ("contract", "scan") or _is_handover(operation),
+        "keep the results of matrix products and of attention, rebuild what is elementwise", is_expensive_to_recompute
     ),
     # S0: "block remat"
     "full": RecomputePolicy("keep a block's input alone, run the block again", lambda operation: False),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from shardwise.sharding.spec import Spec
 from shardwise.values.symbolic import Polynomial
 
 Dims = tuple[str, ...]
+OperationKind = Literal["contract", "map", "lookup", "scatter", "scan", "route", "carry", "of_matrix"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,7 @@ class Operation(ABC):
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-
-    @property
-    @abstractmethod
-    def kind(self) -> str:
-        """Name of the kind: contract, map, lookup, scatter, scan, route, carry or of_matrix."""
+    kind: ClassVar[OperationKind]
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -72,11 +70,8 @@ class LastInputShapeOnly(Operation):
 class Carry(Operation):
     """Hands a tensor to the next pipeline stage unchanged: a send and a receive over `pp`."""
 
+    kind: ClassVar[OperationKind] = "carry"
     axis: str = "pp"
-
-    @property
-    def kind(self) -> str:
-        return "carry"
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from shardwise.model.operations.base import Dims, LastInputShapeOnly, Operation, OperationSharding
+from shardwise.model.operations.base import Dims, LastInputShapeOnly, Operation, OperationKind, OperationSharding
 from shardwise.sharding.spec import Spec
 from shardwise.values.symbolic import LocalDim, Polynomial, multiply_symbols
 
@@ -117,13 +118,10 @@ class Map(Operation):
     `over` are the dims that a norm is taken over: their size is all that the function knows of them.
     """
 
+    kind: ClassVar[OperationKind] = "map"
     function: str = "identity"
     reduction: str = "sum"
     over: Dims = ("D",)
-
-    @property
-    def kind(self) -> str:
-        return "map"
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
@@ -187,9 +185,7 @@ class Accumulate(LastInputShapeOnly):
     Gradients of equal specs are added as they are, partial or not; others are brought to the tensor's own sharding.
     """
 
-    @property
-    def kind(self) -> str:
-        return "map"
+    kind: ClassVar[OperationKind] = "map"
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
@@ -209,11 +205,8 @@ class Concatenate(Operation):
     An operand that lacks another dim of the result is repeated along it (a key's rotary part is one for all heads).
     """
 
+    kind: ClassVar[OperationKind] = "map"
     parts: Dims = ()
-
-    @property
-    def kind(self) -> str:
-        return "map"
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
@@ -239,13 +232,10 @@ class ConcatenateGradient(LastInputShapeOnly):
     The second input gives the shape only.
     """
 
+    kind: ClassVar[OperationKind] = "map"
     parts: Dims
     joined: str
     position: int
-
-    @property
-    def kind(self) -> str:
-        return "map"
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from shardwise.model.operations.base import Dims, LastInputShapeOnly, Operation, OperationSharding
+from shardwise.model.operations.base import Dims, LastInputShapeOnly, Operation, OperationKind, OperationSharding
 from shardwise.sharding.spec import Spec
 
 
@@ -16,11 +17,8 @@ class Lookup(Operation):
     Where `dim` is split, each device answers for its own rows and gives zero for the others: a partial sum.
     """
 
+    kind: ClassVar[OperationKind] = "lookup"
     dim: str = "V"
-
-    @property
-    def kind(self) -> str:
-        return "lookup"
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
@@ -44,11 +42,8 @@ class Lookup(Operation):
 class Scatter(LastInputShapeOnly):
     """The transpose of a lookup: adds each row of `dy` at its index. The third input gives the shape and sharding only."""
 
+    kind: ClassVar[OperationKind] = "scatter"
     dim: str = "V"
-
-    @property
-    def kind(self) -> str:
-        return "scatter"
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
@@ -70,12 +65,9 @@ class Route(Operation):
     The experts' dim is needed unsharded; tokens are independent. Source: Jiang et al. 2024 (Mixtral), section 2.1.
     """
 
+    kind: ClassVar[OperationKind] = "route"
     num_chosen: str = "k"
     dim: str = "E"
-
-    @property
-    def kind(self) -> str:
-        return "route"
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None

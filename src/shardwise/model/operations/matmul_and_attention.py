@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
-from shardwise.model.operations.base import Dims, Operation, OperationSharding
+from shardwise.model.operations.base import Dims, Operation, OperationKind, OperationSharding
 from shardwise.model.operations.elementwise import Map
 from shardwise.sharding.contraction import contract, infer_product_spec
 from shardwise.sharding.spec import Spec
@@ -19,9 +20,7 @@ class Contract(Operation):
     Of one operand it is the sum over some of its dims, or the operand with its dims in another order.
     """
 
-    @property
-    def kind(self) -> str:
-        return "contract"
+    kind: ClassVar[OperationKind] = "contract"
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
@@ -61,12 +60,9 @@ class Scan(Operation):
     head's softmax that no value goes with (OpenAI 2025, gpt-oss). Source: Dao et al. 2022; S1, "ring attention".
     """
 
+    kind: ClassVar[OperationKind] = "scan"
     sequence: str = "T"
     heads: Dims = ("K", "G", "H")
-
-    @property
-    def kind(self) -> str:
-        return "scan"
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
@@ -99,12 +95,9 @@ class ScanGradient(Operation):
     dk and dv sum over the queries and over the query heads of a group, so they are partial where those are split.
     """
 
+    kind: ClassVar[OperationKind] = "scan"
     sequence: str = "T"
     heads: Dims = ("K", "G", "H")
-
-    @property
-    def kind(self) -> str:
-        return "scan"
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
@@ -146,6 +139,7 @@ class MatrixFunction(Operation):
     that is not state, a device needs only the matrices that it updates a part of.
     """
 
+    kind: ClassVar[OperationKind] = "of_matrix"
     function: str = ""
     stack: Dims = ()
     rows: Dims = ()
@@ -153,10 +147,6 @@ class MatrixFunction(Operation):
     flops_per_matrix: Polynomial = ZERO
     workspace: Polynomial = ZERO
     is_state: bool = False
-
-    @property
-    def kind(self) -> str:
-        return "of_matrix"
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
