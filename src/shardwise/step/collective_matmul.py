@@ -1,4 +1,5 @@
-"""What of a list of instructions runs as a ring of tensor parallelism: a collective with the products beside it, in one go."""
+"""Collective matmul: rewrite of a tensor-parallel collective and the products beside it into one instruction, block by
+block."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ from shardwise.step.instructions import (
 
 @dataclass(frozen=True, slots=True)
 class CollectiveMatmul:
-    """Products that take the blocks of what is gathered, or make parts of the blocks of a sum; `terms` are what else is in the
-    sum. `keeps_gathered`: what is gathered is read by others as well, so that its blocks are put together."""
+    """Products that read the blocks of a gathered tensor, or make the partial sums of the blocks of a scattered one.
+
+    `terms` are the other terms of the sum. `keeps_gathered`: other instructions read the gathered tensor too, so its
+    blocks are assembled.
+    """
 
     collective: UnitCollective
     products: tuple[ComputeStep, ...]
@@ -30,9 +34,9 @@ class CollectiveMatmul:
 
     @property
     def moved(self) -> CollectiveStep:
-        """The collective as it was derived."""
-        (found,) = self.collective.derived
-        return found
+        """The derived collective."""
+        (step,) = self.collective.derived
+        return step
 
     @property
     def is_gather(self) -> bool:
@@ -40,88 +44,101 @@ class CollectiveMatmul:
 
     @property
     def ends(self) -> tuple[ShardedTensor, ShardedTensor]:
-        """What moves, as it lies before and behind the collective."""
-        moved = self.moved
-        return ShardedTensor(moved.tensor.name, moved.collective.before), ShardedTensor(
-            moved.tensor.name, moved.collective.after
+        """The moved tensor in its sharding before and after the collective."""
+        step = self.moved
+        return ShardedTensor(step.tensor.name, step.collective.before), ShardedTensor(
+            step.tensor.name, step.collective.after
         )
 
     @property
     def block(self) -> ShardedTensor:
-        """What a rank has of it."""
+        """The moved tensor in the sharding of which a rank has one block."""
         return self.ends[0] if self.is_gather else self.ends[1]
 
     @property
     def dim(self) -> str:
-        """Along which blocks lie."""
-        before, after = (held.spec for held in self.ends)
+        """Dim along which blocks lie."""
+        before, after = (tensor.spec for tensor in self.ends)
         return next(dim for dim in before.dims if before.axes_of(dim) != after.axes_of(dim))
 
     @property
     def reads(self) -> tuple[ShardedTensor, ...]:
-        """What it takes, each once: of what is gathered the rank's own block."""
-        whole = self.ends[1] if self.is_gather else None
-        read = [held for step in self.products for held in operand_tensors(step) if held != whole]
-        return tuple(dict.fromkeys([*([self.block] if self.is_gather else []), *read, *self.terms]))
+        """Tensors that it reads, each once; of the gathered tensor the rank's own block."""
+        gathered = self.ends[1] if self.is_gather else None
+        operands = [tensor for step in self.products for tensor in operand_tensors(step) if tensor != gathered]
+        return tuple(dict.fromkeys([*([self.block] if self.is_gather else []), *operands, *self.terms]))
 
     @property
     def writes(self) -> tuple[ShardedTensor, ...]:
-        """What it makes."""
+        """Tensors that it makes."""
         if not self.is_gather:
             return (self.block,)
-        made = tuple(held for step in self.products for held in _result_tensors(step))
-        return (*made, *([self.ends[1]] if self.keeps_gathered else []))
+        results = tuple(tensor for step in self.products for tensor in _result_tensors(step))
+        return (*results, *([self.ends[1]] if self.keeps_gathered else []))
 
 
 def fuse_collective_matmuls(instructions: Iterable[Instruction]) -> Iterator[Instruction | CollectiveMatmul]:
-    """Instructions, each ring where the last of its products stood, or where the collective did of which they make parts."""
+    """Yield the instructions, with each chunked collective and its products as one `CollectiveMatmul`.
+
+    A gather is placed at its last product, a reduction where the collective started.
+    """
     listed = list(instructions)
     rings = [
-        one.collective
-        for one in listed
-        if isinstance(one, StartCollective) and one.collective.axes == TP_AXES and one.collective.chunked_with
+        instruction.collective
+        for instruction in listed
+        if isinstance(instruction, StartCollective)
+        and instruction.collective.axes == TP_AXES
+        and instruction.collective.chunked_with
     ]
     ring_of = {result: ring for ring in rings for result in ring.chunked_with}
     summing = {ring.tensors[0]: ring for ring in rings if ring.kind is not CollectiveKind.ALL_GATHER} | ring_of
     products: dict[int, list[ComputeStep]] = {id(ring): [] for ring in rings}
     terms: dict[int, list[ShardedTensor]] = {id(ring): [] for ring in rings}
-    for one in listed:
-        ring = summing.get(one.kernel.outputs[0]) if isinstance(one, KernelLaunch) else getattr(one, "collective", None)
+    for instruction in listed:
+        ring = (
+            summing.get(instruction.kernel.outputs[0])
+            if isinstance(instruction, KernelLaunch)
+            else getattr(instruction, "collective", None)
+        )
         if ring is None or id(ring) not in products:
-            yield one
-        elif isinstance(one, KernelLaunch):
-            (step,) = one.kernel.steps
-            if one.kernel.outputs[0] not in ring.chunked_with:
-                terms[id(ring)] = [held for held in operand_tensors(step) if held.name not in ring.chunked_with]
+            yield instruction
+        elif isinstance(instruction, KernelLaunch):
+            (step,) = instruction.kernel.steps
+            if instruction.kernel.outputs[0] not in ring.chunked_with:
+                terms[id(ring)] = [tensor for tensor in operand_tensors(step) if tensor.name not in ring.chunked_with]
                 continue
             products[id(ring)].append(step)
             if ring.kind is CollectiveKind.ALL_GATHER and len(products[id(ring)]) == len(ring.chunked_with):
-                own = tuple(products[id(ring)])
+                ring_products = tuple(products[id(ring)])
                 yield CollectiveMatmul(
-                    ring, own, keeps_gathered=_is_read_by_others(listed, CollectiveMatmul(ring, own))
+                    ring,
+                    ring_products,
+                    keeps_gathered=_is_read_by_others(listed, CollectiveMatmul(ring, ring_products)),
                 )
-        elif isinstance(one, StartCollective) and ring.kind is not CollectiveKind.ALL_GATHER:
+        elif isinstance(instruction, StartCollective) and ring.kind is not CollectiveKind.ALL_GATHER:
             yield CollectiveMatmul(ring, tuple(products[id(ring)]), tuple(terms[id(ring)]))
 
 
 def _is_read_by_others(listed: Iterable[Instruction], ring: CollectiveMatmul) -> bool:
-    """Whether others read what a ring gathers."""
-    whole, own = ring.ends[1], {id(step) for step in ring.products}
-    for one in listed:
-        if isinstance(one, KernelLaunch):
-            if any(whole in operand_tensors(step) for step in one.kernel.steps if id(step) not in own):
+    """Return True if instructions other than its products read what a collective gathers."""
+    gathered, ring_steps = ring.ends[1], {id(step) for step in ring.products}
+    for instruction in listed:
+        if isinstance(instruction, KernelLaunch):
+            if any(
+                gathered in operand_tensors(step) for step in instruction.kernel.steps if id(step) not in ring_steps
+            ):
                 return True
-        elif isinstance(one, StartCollective | LocalSlice):
-            moved = one.collective.derived if isinstance(one, StartCollective) else (one.step,)
-            if any(ShardedTensor(step.tensor.name, step.collective.before) == whole for step in moved):
+        elif isinstance(instruction, StartCollective | LocalSlice):
+            steps = instruction.collective.derived if isinstance(instruction, StartCollective) else (instruction.step,)
+            if any(ShardedTensor(step.tensor.name, step.collective.before) == gathered for step in steps):
                 return True
     return False
 
 
 def operand_tensors(step: ComputeStep) -> list[ShardedTensor]:
-    """What a step reads, as it lies."""
-    return [ShardedTensor(*one) for one in zip(step.operation.operands, step.placed.inputs, strict=False)]
+    """Return the operands of a step with their shardings."""
+    return [ShardedTensor(*pair) for pair in zip(step.operation.operands, step.placed.inputs, strict=False)]
 
 
 def _result_tensors(step: ComputeStep) -> list[ShardedTensor]:
-    return [ShardedTensor(*one) for one in zip(step.operation.outputs, step.placed.outputs, strict=True)]
+    return [ShardedTensor(*pair) for pair in zip(step.operation.outputs, step.placed.outputs, strict=True)]

@@ -1,11 +1,12 @@
-"""The collectives of a unit as an engine issues them, and the control collectives of a step.
+"""Collectives of a unit as an engine issues them, and the control collectives of a step.
 
-Collectives of a unit are the derived ones, with weights and gradients as flat arrays. Bytes per kind, axes, pass and scope are
-conserved, but for flat arrays' padding, and for what of a group only one pass reads. A scalar (the loss) is reduced once per
-step, not per micro-batch. A collective that runs beside computations is issued in as many pieces as its group has devices.
+A unit's collectives are the derived ones, with weights and gradients as flat arrays. Bytes per kind, axes, pass and
+scope are conserved, except for the padding of flat arrays and for group members that only one pass reads. A scalar (the
+loss) is reduced once per step, not per micro-batch. A collective beside computations is issued in as many chunks as its
+group has devices.
 
-Control collectives carry no tensor of the model: the norm of the gradients, the gradient noise scale, the largest sizes (amax)
-from which FP8 scales follow, and the routers' statistics.
+Control collectives carry no tensor of the model: the norm of the gradients, the gradient noise scale, the largest
+magnitudes (amax) from which FP8 scales follow, and the routers' statistics.
 """
 
 from __future__ import annotations
@@ -36,20 +37,27 @@ from shardwise.values.symbolic import LocalDim, Polynomial, constant, multiply_s
 
 
 def list_unit_collectives(
-    unit: ShardedUnit, policy: IssuePolicy, single: Set[str] = frozenset()
+    unit: ShardedUnit, policy: IssuePolicy, single_device_axes: Set[str] = frozenset()
 ) -> tuple[UnitCollective, ...]:
-    """All collectives of one unit; slices are none. `single`: axes that are known to have one device (see `weight_groups`)."""
-    weights = (traffic for group in weight_groups(unit, single) for traffic in _weight_collectives(unit, group, policy))
+    """Return all collectives of a unit; slices move nothing and are left out.
+
+    `single_device_axes`: axes known to have one device (see `weight_groups`).
+    """
+    weights = (
+        collective
+        for group in weight_groups(unit, single_device_axes)
+        for collective in _weight_collectives(unit, group, policy)
+    )
     return (*_with_row_counts(_merge_all_to_alls(_activation_collectives(unit))), *_mean_collectives(unit), *weights)
 
 
 def _activation_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
-    """What moves activations, scalars, and matrices one by one."""
+    """Yield the collectives on activations and scalars, and on single matrices, in derivation order."""
     phases, tensors = unit.phases(), unit.tensors
     for phase, steps in phases.items():
-        beside = {
-            piece.collective_index: _first_results(steps, piece.compute_indices)
-            for piece in find_overlapped_collectives(steps, unit.family)
+        chunked_with = {
+            overlap.collective_index: _first_results(steps, overlap.compute_indices)
+            for overlap in find_overlapped_collectives(steps, unit.family)
         }
         for position, step in enumerate(steps):
             if (
@@ -64,80 +72,90 @@ def _activation_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
             yield UnitCollective(
                 unit.name, phase if step.tensor.dims else "update",  # the loss is a sum, so it is reduced once per step
                 collective.kind, collective.axes, role, collective.payload_elements * density(role), (step.tensor.name,),
-                beside.get(position, ()), feeds_only_products(phases, tensors, phase, position), step.reason,
+                chunked_with.get(position, ()), feeds_only_products(phases, tensors, phase, position), step.reason,
                 position if step.tensor.dims else -1, (step,),
             )  # fmt: skip
 
 
 def _mean_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
-    """Partial sums of the means that an update takes: those that stand together and move over the same axes as one array."""
+    """Yield the reductions of the means that an update reads: neighbours over the same axes move as one array."""
     steps = unit.update.steps
     for is_moved, run in groupby(enumerate(steps), key=lambda pair: is_mean_reduction(pair[1])):
         if not is_moved:
             continue
-        together: dict[tuple[str, Axes], list[CollectiveStep]] = {}
+        reductions_by_array: dict[tuple[str, Axes], list[CollectiveStep]] = {}
         members = list(run)
         for _, step in members:
             assert isinstance(step, CollectiveStep)
-            together.setdefault((array_key(owning_weight(step.tensor.name)), step.collective.axes), []).append(step)
-        for (_, axes), moved in together.items():
-            payload = sum_polynomials(one.collective.payload_elements for one in moved)
-            weights = tuple(dict.fromkeys(owning_weight(one.tensor.name) for one in moved))
+            reductions_by_array.setdefault(
+                (array_key(owning_weight(step.tensor.name)), step.collective.axes), []
+            ).append(step)
+        for (_, axes), reductions in reductions_by_array.items():
+            payload = sum_polynomials(reduction.collective.payload_elements for reduction in reductions)
+            weights = tuple(dict.fromkeys(owning_weight(reduction.tensor.name) for reduction in reductions))
             yield UnitCollective(
                 unit.name, "update", CollectiveKind.ALL_REDUCE, axes, Role.MEAN, payload, weights,
-                reason="means over weights that are split", position=members[0][0], derived=tuple(moved),
+                reason="means over weights that are split", position=members[0][0], derived=tuple(reductions),
             )  # fmt: skip
 
 
 def _first_results(steps: tuple[ProgramStep, ...], positions: tuple[int, ...]) -> tuple[str, ...]:
-    """The first result of each of some computations: their names among the kernels."""
-    return tuple(step.operation.outputs[0] for p in positions if isinstance(step := steps[p], ComputeStep))
+    """Return the first result of each computation, which names its kernel."""
+    return tuple(
+        step.operation.outputs[0] for position in positions if isinstance(step := steps[position], ComputeStep)
+    )
 
 
 def _merge_all_to_alls(collectives: Iterable[UnitCollective]) -> Iterator[UnitCollective]:
-    """AllToAlls of one tensor over one axis after the other as one over both: a dispatcher sends each row once, and gets it back
-    in the same group."""
-    waiting: UnitCollective | None = None
-    for one in collectives:
-        if waiting and waiting.kind is one.kind is CollectiveKind.ALL_TO_ALL and waiting.tensors == one.tensors:
-            derived = (*waiting.derived, *one.derived)
-            parts = (one.axes, waiting.axes) if _is_combine(derived) else (waiting.axes, one.axes)
-            waiting = replace(one, axes=parts[0] + parts[1], derived=derived)
+    """Merge successive AllToAlls of one tensor over two axes into one over both.
+
+    A dispatcher sends each row once, and gets it back in the same group.
+    """
+    pending: UnitCollective | None = None
+    for collective in collectives:
+        if (
+            pending
+            and pending.kind is collective.kind is CollectiveKind.ALL_TO_ALL
+            and pending.tensors == collective.tensors
+        ):
+            derived = (*pending.derived, *collective.derived)
+            parts = (collective.axes, pending.axes) if _is_combine(derived) else (pending.axes, collective.axes)
+            pending = replace(collective, axes=parts[0] + parts[1], derived=derived)
             continue
-        if waiting:
-            yield waiting
-        waiting = one
-    if waiting:
-        yield waiting
+        if pending:
+            yield pending
+        pending = collective
+    if pending:
+        yield pending
 
 
 def _is_combine(derived: Sequence[CollectiveStep]) -> bool:
-    """Whether rows leave their experts: these are split over fewer axes behind it."""
+    """Return True if rows leave their experts: they are split over fewer axes afterwards."""
     before, after = derived[0].collective.before, derived[-1].collective.after
     return len(after.axes_of("E")) < len(before.axes_of("E"))
 
 
 def _with_row_counts(collectives: Iterable[UnitCollective]) -> Iterator[UnitCollective]:
-    """Before rows go to their experts each rank tells how many it sends for each: numbers for each expert, of all who gather."""
-    for one in collectives:
+    """Put before each dispatch the exchange of row counts: one number per expert, from every sender."""
+    for collective in collectives:
         if (
-            one.role is Role.ROUTED
-            and one.phase == "forward"
-            and one.kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.ALL_GATHER)
+            collective.role is Role.ROUTED
+            and collective.phase == "forward"
+            and collective.kind in (CollectiveKind.ALL_TO_ALL, CollectiveKind.ALL_GATHER)
         ):
-            experts = multiply_symbols([LocalDim("E", one.derived[0].collective.before.axes_of("E"))])
-            if one.kind is CollectiveKind.ALL_GATHER:
-                experts = experts * multiply_symbols(one.axes)
-            if not _is_combine(one.derived):
+            experts = multiply_symbols([LocalDim("E", collective.derived[0].collective.before.axes_of("E"))])
+            if collective.kind is CollectiveKind.ALL_GATHER:
+                experts = experts * multiply_symbols(collective.axes)
+            if not _is_combine(collective.derived):
                 yield replace(
-                    one, role=Role.STATISTIC, payload=experts, chunked_with=(), for_products=False, derived=(),
-                    counts_rows_of=one, reason="each rank tells how many rows it sends for each expert",
+                    collective, role=Role.STATISTIC, payload=experts, chunked_with=(), for_products=False, derived=(),
+                    counts_rows_of=collective, reason="each rank tells how many rows it sends for each expert",
                 )  # fmt: skip
-        yield one
+        yield collective
 
 
 def _weight_collectives(unit: ShardedUnit, group: WeightGroup, policy: IssuePolicy) -> Iterator[UnitCollective]:
-    """The collectives on a group's flat arrays. What was scattered is reduced, over the axes that replicate it, in parts."""
+    """Yield the collectives on a group's flat arrays. A gradient that was scattered is reduced over its replicas in shards."""
     within = group.sync.within(unit.family.replica_axes)
     if policy.noise_scale and group.trained and within:
         yield UnitCollective(
@@ -156,7 +174,7 @@ def _weight_collectives(unit: ShardedUnit, group: WeightGroup, policy: IssuePoli
 
 
 def _collective_phase(move: WeightMove, group: WeightGroup, policy: IssuePolicy) -> str:
-    """The pass that a collective runs in: gradients that rest whole may be reduced in every micro-batch."""
+    """Return the pass of a collective: gradients that rest whole may be reduced in every micro-batch."""
     early = policy.reduce_each_micro_batch and move.kind is not CollectiveKind.ALL_GATHER and not group.sync.scatter
     return "backward" if early else move.phase
 
@@ -185,68 +203,74 @@ AXIS_ORDER: Axes = ("pp", *BATCH_AXES, *EXPERT_AXES, "cp", *TP_AXES)
 def control_collectives(
     structure: ModelStructure, family: ShardingScheme, policy: IssuePolicy
 ) -> tuple[UnitCollective, ...]:
-    """The norm's AllReduce, that of the noise scale where it is measured, that of the largest sizes from which scales follow,
-    and, as often as the policy says, that of the routers' statistics of all layers at once; where these make a loss, its sum over
-    the stages."""
+    """Return the control collectives of a step.
+
+    They are the AllReduce of the gradients' norm, that of the noise scale if it is measured, that of the amax values if
+    scales are delayed, that of the routers' statistics of all layers, as often as the policy says, and the sum of the
+    auxiliary loss over the stages if statistics make one.
+    """
     family = replace(family, experts=structure.experts)
-    found = [
+    collectives = [
         UnitCollective(
             CONTROL_UNIT, "update", CollectiveKind.ALL_REDUCE, norm_axes(structure, family), Role.STATISTIC, constant(1.0),
             (NORM,), reason="each rank has squared its own part of the gradients",
         )
     ]  # fmt: skip
     if policy.noise_scale:
-        found.append(
+        collectives.append(
             UnitCollective(
                 CONTROL_UNIT, "update", CollectiveKind.ALL_REDUCE, noise_axes(structure, family), Role.STATISTIC, constant(1.0),
                 (NOISE,), reason="each rank has squared its own part of each micro-batch's gradient",
             )
         )  # fmt: skip
     if family.shares_amax:
-        found.append(
+        collectives.append(
             UnitCollective(
                 CONTROL_UNIT, "update", CollectiveKind.ALL_REDUCE, AXIS_ORDER, Role.STATISTIC, count_operands(structure), (AMAX,),
                 reason="each rank has the largest size of its own part of what products take",
             )
         )  # fmt: skip
     if structure.experts and policy.statistics == "micro_batch":
-        found.append(
+        collectives.append(
             UnitCollective(
                 CONTROL_UNIT, "update", CollectiveKind.ALL_REDUCE, PIPELINE, Role.STATISTIC, constant(1.0), (AUXILIARY,),
                 reason="each stage has the loss of its own routers",
             )
         )  # fmt: skip
     if structure.experts and policy.numbers_per_expert:
-        each = multiply_symbols([NUM_ROUTERS, "E"], coefficient=policy.numbers_per_expert)
+        numbers = multiply_symbols([NUM_ROUTERS, "E"], coefficient=policy.numbers_per_expert)
         phase = "backward" if policy.statistics == "micro_batch" else "update"
-        found.append(
+        collectives.append(
             UnitCollective(
-                CONTROL_UNIT, phase, CollectiveKind.ALL_REDUCE, routing_axes(structure, family), Role.STATISTIC, each, (ROUTING,),
-                reason="each rank has counted the rows of its own tokens",
+                CONTROL_UNIT, phase, CollectiveKind.ALL_REDUCE, routing_axes(structure, family), Role.STATISTIC, numbers,
+                (ROUTING,), reason="each rank has counted the rows of its own tokens",
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(collectives)
 
 
 def routing_axes(structure: ModelStructure, family: ShardingScheme) -> Axes:
-    """The axes that split tokens where their experts are chosen."""
+    """Return the axes that split tokens where their experts are chosen."""
     forward = derived_unit(structure, family, "block").forward
-    gates = next(one.outputs[0] for one in forward.program.operations if isinstance(one, Route))
+    gates = next(operation.outputs[0] for operation in forward.program.operations if isinstance(operation, Route))
     return tuple(axis for axis in AXIS_ORDER if axis in forward.specs[gates].sharded_axes)
 
 
 def norm_axes(structure: ModelStructure, family: ShardingScheme) -> Axes:
-    """The axes that split any part of the optimizer's state, and the stages, which hold different layers.
+    """Return the axes that split any part of the optimizer's state, and `pp`, whose stages hold different layers.
 
-    One AllReduce over all of them: what a rank shares with others of that group it counts in part.
+    One AllReduce runs over all of them, so a rank counts only its share of what it has in common with others of that
+    group.
     """
     split = {"pp", *(axis for spec_axes in _state_axes(structure, family) for axis in spec_axes)}
     return tuple(axis for axis in AXIS_ORDER if axis in split)
 
 
 def noise_axes(structure: ModelStructure, family: ShardingScheme) -> Axes:
-    """The axes that split micro-batches among replicas, or a trained weight where it is used, and the stages: over them the
-    squares of every micro-batch's gradient are added up."""
+    """Return the axes over which squares of each micro-batch's gradient are summed.
+
+    They split micro-batches among replicas, or a trained weight where it is used; and `pp`.
+    """
     split = {"pp", *family.replica_axes}
     for name in units_of_structure(structure):
         unit = derived_unit(structure, family, name)
@@ -271,20 +295,22 @@ ANY_FAMILY = ShardingScheme(
 
 @lru_cache(maxsize=1024)
 def unit_operands(structure: ModelStructure, name: str) -> tuple[str, ...]:
-    """The tensors of a unit that products with its weights take, in the order of the forward and then the backward pass."""
+    """Return the tensors of a unit that products with its weights read, forward operands before backward ones."""
     unit = derived_unit(structure, ANY_FAMILY, name)
     steps = (*unit.forward.steps, *unit.backward_steps)
-    return tuple(dict.fromkeys(name for one in block_products(steps, unit.tensors) for name in one.operation.inputs))
+    return tuple(
+        dict.fromkeys(name for product in block_products(steps, unit.tensors) for name in product.operation.inputs)
+    )
 
 
 def operands_by_path(architecture: Architecture) -> dict[str, tuple[str, ...]]:
-    """Those of every unit that has any, by its path, in the model's order."""
-    found = {path: unit_operands(architecture.structure, unit) for path, unit in unit_paths(architecture)}
-    return {path: names for path, names in found.items() if names}
+    """Return the operands of every unit that has any, by its path, in the model's order."""
+    operands = {path: unit_operands(architecture.structure, unit) for path, unit in unit_paths(architecture)}
+    return {path: names for path, names in operands.items() if names}
 
 
 def count_operands(structure: ModelStructure) -> Polynomial:
-    """How many there are in a model, by the numbers of its layers (`layer_counts`)."""
+    """Return the number of operands in a model, in terms of the numbers of its layers (`layer_counts`)."""
     names = [name for name in units_of_structure(structure) if name in LAYER_COUNT_SYMBOLS]
     return sum_polynomials(
         multiply_symbols([LAYER_COUNT_SYMBOLS[name]], coefficient=len(unit_operands(structure, name))) for name in names
@@ -292,6 +318,6 @@ def count_operands(structure: ModelStructure) -> Polynomial:
 
 
 def layer_counts(architecture: Architecture) -> Mapping[str, int]:
-    """The symbols for how many layers of each kind a model has."""
+    """Return the number of layers of each kind, by its symbol."""
     counts = unit_counts(architecture)
     return {symbol: counts.get(name, 0) for name, symbol in LAYER_COUNT_SYMBOLS.items()}

@@ -24,7 +24,7 @@ KERNEL, START, WAIT = "kernel", "start", "wait"  # what an instruction is, for w
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """Start a kernel on the compute stream."""
+    """Launch a kernel on the compute stream."""
 
     kernel: Kernel
     stream: ClassVar[str] = COMPUTE
@@ -43,7 +43,7 @@ class StartCollective:
 
 @dataclass(frozen=True, slots=True)
 class WaitCollective:
-    """What follows on the compute stream waits for a collective that was started."""
+    """Make later work on the compute stream wait for a collective that was started."""
 
     collective: UnitCollective
     stream: ClassVar[str] = COMPUTE
@@ -51,14 +51,14 @@ class WaitCollective:
 
 @dataclass(frozen=True, slots=True)
 class LocalSlice:
-    """Each device keeps its part of a tensor: nothing moves."""
+    """Keep each device's part of a tensor that it has whole; nothing moves."""
 
     step: CollectiveStep
     stream: ClassVar[str] = COMPUTE
 
 
 class ShardedTensor(NamedTuple):
-    """A tensor in one of the shardings that a device holds it in."""
+    """A tensor by name, in one of the shardings that a device holds it in."""
 
     name: str
     spec: Spec
@@ -66,20 +66,23 @@ class ShardedTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FreeTensors:
-    """Nothing reads these any more."""
+    """Release tensors that no later instruction reads."""
 
     held: tuple[ShardedTensor, ...]
     stream: ClassVar[str] = COMPUTE
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Their names."""
-        return tuple(dict.fromkeys(one.name for one in self.held))
+        """Names of the tensors, each once."""
+        return tuple(dict.fromkeys(tensor.name for tensor in self.held))
 
 
 class InstructionId(NamedTuple):
-    """Which instructions of a unit something that ran stands for: `KERNEL`, `START` or `WAIT`, the name that they have where a
-    step is simulated, their phase, and of kernels the results."""
+    """Identity of the instructions of a unit that a piece of executed work stands for.
+
+    `kind` is `KERNEL`, `START` or `WAIT`, `name` the one that simulated steps show, and `results` the tensors that a
+    kernel writes.
+    """
 
     kind: str
     name: str
@@ -92,12 +95,12 @@ Instruction = KernelLaunch | StartCollective | WaitCollective | LocalSlice | Fre
 
 @dataclass(frozen=True, slots=True)
 class KernelShape:
-    """Extents that a product's or attention's rate depends on.
+    """Extents that the rate of a product or of attention depends on.
 
-    Of a product: what it sums over (`contraction`), the extents of its matrices but for tokens (`extents`), and of routed tokens
-    the rows of each of its groups. Of attention: its scores, masked ones included, and the width of a head. Of a function of
-    whole matrices `scratch_elements` that are there beside what it reads and makes, and whether a device does it
-    `owned_matrices_only`: of those alone that it updates a part of.
+    Products: `contraction` is the size summed over, `extents` the sizes of its matrices without the token dims,
+    `group_rows` the rows of each expert's group. Attention: `scores`, masked ones included, and the `width` of a head.
+    Functions of whole matrices: `scratch_elements` needed beside operands and result; with `owned_matrices_only` a
+    device computes only the matrices of which it updates a part.
     """
 
     contraction: Polynomial = ZERO
@@ -111,14 +114,14 @@ class KernelShape:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`flops` of matrix products and attention (elementwise ones are bound by memory); `elements` touched, by role.
+    """A kernel: FLOPs, elements and tensors of one derived operation, or of several that are fused.
 
-    `inputs` are those of its first operation, `reads` the operands of all that none of them defines, `outputs` what all of them
-    define, by name. Of a product with a
-    block's weights (derive/low_precision_products.py) `operand_elements` are the elements of its operands, by role; nothing of
-    other kernels.
-    `makes_weight_grads`: a product that gives a weight's gradient, for which only the optimizer waits (W in the papers on zero
-    bubbles). `steps` are its operations as derived.
+    `flops` are those of matrix products and attention; elementwise work is bound by memory and counts no FLOPs.
+    `elements` are those read and written, by role. `inputs` are the inputs of its first operation, `reads` the operands
+    that it does not define itself, `outputs` all tensors that it defines. `operand_elements` has the elements of the
+    operands, by role, of a product with a block's weights (derive/low_precision_products.py), and is empty for other
+    kernels. `makes_weight_grads`: a product that gives a weight's gradient, for which only the optimizer waits (W in
+    the papers on zero bubbles). `steps` are the derived operations.
     """
 
     phase: str
@@ -135,7 +138,7 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """What it goes by where steps are drawn and traced: its kind, and the first tensor that it makes."""
+        """Name in drawings and traces: the kind, and the first tensor that it makes."""
         return f"{self.kind} {self.outputs[0]}"
 
 
@@ -148,10 +151,10 @@ PIPELINE: Axes = ("pp",)  # over which messages between stages go
 class UnitCollective:
     """A collective of one unit, or one for each of its flat arrays.
 
-    `payload` are elements (see `Collective.payload_elements`; of routed tokens those that are there), `tensors` what it carries,
-    `chunked_with` the results of the computations that it runs beside, in pieces. `for_products`: nothing but products with a
-    block's weights take what it brings. `reason` is the derivation's, `derived` its collectives that this one stands for;
-    `counts_rows_of`: of how many rows are sent, the collective that sends them.
+    `payload` counts elements (see `Collective.payload_elements`; of routed tokens the expected rows), `tensors` names
+    what it carries. `chunked_with`: first results of the kernels beside which it runs in chunks. `for_products`: only
+    products with a block's weights read what it brings. `reason` is the derivation's, `derived` the derived collectives
+    that it stands for. `counts_rows_of`: the collective whose row counts this one announces.
     """
 
     unit: str
@@ -170,43 +173,43 @@ class UnitCollective:
 
     @property
     def name(self) -> str:
-        """What it goes by where steps are drawn and traced: its kind, and the first tensor that it carries."""
+        """Name in drawings and traces: the kind, and the first tensor that it carries."""
         return f"{self.kind} {self.tensors[0]}"
 
     @property
     def scope(self) -> str:
-        """How often it runs: once per optimizer step, or per micro-batch."""
+        """How often it runs: "step" or "micro_batch"."""
         return "step" if self.phase == "update" else "micro_batch"
 
     @property
     def moves_weights(self) -> bool:
-        """Whether it carries weights, their gradients, or what an optimizer makes of these."""
+        """True if it carries weights, their gradients, or what an optimizer computes from these."""
         return self.role in (*WEIGHT_ROLES, Role.DIRECTION, Role.MEAN)
 
     @property
     def is_control(self) -> bool:
-        """Whether it carries the loss, the norm, or what routers did: numbers that no operation of the pass waits for."""
+        """True if it carries the loss, the norm or routers' statistics: numbers that no operation of the pass waits for."""
         return self.role is Role.STATISTIC and self.position < 0
 
     @property
     def stream(self) -> str:
-        """The parallel axis that it is charged to; what runs once per step is control traffic, unless it carries weights."""
+        """Parallel axis that it is charged to; "control" for what runs once per step and moves no weights."""
         return charged_axis(self.axes) if self.moves_weights or self.scope != "step" else "control"
 
     @property
     def elements(self) -> Polynomial:
-        """The payload's elements without padding."""
+        """Elements of the payload, without padding."""
         return self.payload.elements if isinstance(self.payload, FlatArrays) else self.payload
 
-    def extent(self, values: SymbolValues, most_elements: float) -> ArrayExtent:
-        """How many collectives there are and their elements together, where buckets hold at most so many."""
+    def extent(self, values: SymbolValues, max_elements: float) -> ArrayExtent:
+        """Return how many collectives there are and their elements in all; a bucket holds at most `max_elements`."""
         if isinstance(self.payload, FlatArrays):
-            return self.payload.evaluate(values, most_elements)
+            return self.payload.evaluate(values, max_elements)
         return ArrayExtent(1, self.payload.evaluate(values))
 
 
 def charged_axis(axes: Axes) -> str:
-    """The parallel axis that traffic over these atomic axes belongs to."""
+    """Return the parallel axis that a collective over these atomic axes is charged to."""
     if axes == MIRROR_RANKS:
         return "pp"
     for name in ("dp", "fsdp", "cp", "pp", "ep"):

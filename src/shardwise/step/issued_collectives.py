@@ -1,7 +1,7 @@
 """Every collective and message that a rank issues in a step, with its dtype, bytes and count.
 
-Collectives on activations are listed in order, those on weights and control by their counts. The gradient noise scale adds
-some of its own: each replica's gradient of each micro-batch, before replicas are added up.
+Collectives on activations are listed in order, those on weights and control by their counts. The gradient noise scale
+adds the reductions of each replica's gradient of each micro-batch, before replicas are summed.
 """
 
 from __future__ import annotations
@@ -32,83 +32,84 @@ CountedCollectives = Iterator[tuple[IssuedCollective, int]]
 EMBEDDING_UNIT = PlacedUnit(EMBEDDING, EMBEDDING)
 
 
-def count_collectives(instance: RankProgram, num_micro_batches: int) -> Counter[IssuedCollective]:
-    """Each with its count; over axes of one device there is none."""
-    found: Counter[IssuedCollective] = Counter()
-    steps = instance.steps(num_micro_batches)
-    passes = Counter((action.kind, action.stage) for step in steps for action in step.slot)
-    activations = ((one, times) for of_pass, times in passes.items() for one in pass_collectives(instance, *of_pass))
-    messages = ((one, 1) for step in steps for ends in _stage_messages(instance, step) for one in ends)
-    ends = mirror_reductions(instance, num_micro_batches)
-    for one, times in (
-        *_weight_collectives(instance, passes),
-        *ends,
-        *_control_collectives(instance, passes),
-        *activations,
-        *messages,
-    ):
-        if one.axes:
-            found[one] += times
-    return found
+def count_collectives(program: RankProgram, num_micro_batches: int) -> Counter[IssuedCollective]:
+    """Count every collective and message of a step; over axes of one device there is none."""
+    counts: Counter[IssuedCollective] = Counter()
+    slots = program.steps(num_micro_batches)
+    passes = Counter((action.kind, action.stage) for slot in slots for action in slot.slot)
+    activations = (
+        (collective, times) for key, times in passes.items() for collective in pass_collectives(program, *key)
+    )
+    messages = ((message, 1) for slot in slots for ends in _stage_messages(program, slot) for message in ends)
+    mirrored = mirror_reductions(program, num_micro_batches)
+    weights, control = _weight_collectives(program, passes), _control_collectives(program, passes)
+    for collective, times in (*weights, *mirrored, *control, *activations, *messages):
+        if collective.axes:
+            counts[collective] += times
+    return counts
 
 
-def ordered_activation_collectives(instance: RankProgram, num_micro_batches: int) -> Iterator[IssuedCollective]:
-    """What moves activations; of what runs beside computations block by block, in a ring."""
-    for step in instance.steps(num_micro_batches):
-        receives, sends = _stage_messages(instance, step)
+def ordered_activation_collectives(program: RankProgram, num_micro_batches: int) -> Iterator[IssuedCollective]:
+    """Yield the activation collectives and messages of a step in issue order; chunked ones appear as permutes."""
+    for slot in program.steps(num_micro_batches):
+        receives, sends = _stage_messages(program, slot)
         yield from receives
-        for action in step.slot:
-            yield from pass_collectives(instance, action.kind, action.stage)
+        for action in slot.slot:
+            yield from pass_collectives(program, action.kind, action.stage)
         yield from sends
 
 
-def pass_collectives(instance: RankProgram, kind: str, stage: int) -> Iterator[IssuedCollective]:
-    """What moves activations in a pass of a micro-batch through a stage (`pipeline.actions`), in order."""
-    for path, unit in instance.ordered_units(kind, stage):
-        for one in instance.activation_collectives(path, unit, kind):
-            yield from _issue_activation_collective(instance, one)
+def pass_collectives(program: RankProgram, kind: str, stage: int) -> Iterator[IssuedCollective]:
+    """Yield the activation collectives of a micro-batch's pass through a stage (`pipeline.actions`), in order."""
+    for path, unit in program.ordered_units(kind, stage):
+        for collective in program.activation_collectives(path, unit, kind):
+            yield from _issue_activation_collective(program, collective)
 
 
-def _issue_activation_collective(instance: RankProgram, one: UnitCollective) -> Iterator[IssuedCollective]:
-    dtype = instance.control_dtype if one.role is Role.STATISTIC else instance.precision.activations
+def _issue_activation_collective(program: RankProgram, collective: UnitCollective) -> Iterator[IssuedCollective]:
+    dtype = program.control_dtype if collective.role is Role.STATISTIC else program.precision.activations
     num_bytes, axes = (
-        _num_bytes(one.elements.evaluate(instance.micro_batch_values), dtype),
-        instance.drop_single_device_axes(one.axes),
+        _num_bytes(collective.elements.evaluate(program.micro_batch_values), dtype),
+        program.drop_single_device_axes(collective.axes),
     )
-    if one.chunked_with:  # each block but the rank's own
-        ranks = instance.mesh.size(axes)
+    if collective.chunked_with:  # each block but the rank's own
+        ranks = program.mesh.size(axes)
         yield from [IssuedCollective(CollectiveKind.PERMUTE, axes, dtype, num_bytes // ranks, "activations")] * (
             ranks - 1
         )
     else:
-        yield IssuedCollective(one.kind, axes, dtype, num_bytes, ROWS if one.role is Role.ROUTED else "activations")
+        yield IssuedCollective(
+            collective.kind, axes, dtype, num_bytes, ROWS if collective.role is Role.ROUTED else "activations"
+        )
 
 
-def _stage_messages(instance: RankProgram, step: RankSlot) -> tuple[list[IssuedCollective], list[IssuedCollective]]:
-    """What comes in front of a slot, and what leaves behind it: a hidden state each, or the gradient of one."""
-    if not (step.receives or step.sends):
+def _stage_messages(program: RankProgram, slot: RankSlot) -> tuple[list[IssuedCollective], list[IssuedCollective]]:
+    """Return the messages received before a slot and sent after it: a hidden state each, or its gradient."""
+    if not (slot.receives or slot.sends):
         return [], []
-    dtype = instance.precision.activations
-    num_bytes = _num_bytes(instance.hidden_state_spec.local_elements().evaluate(instance.micro_batch_values), dtype)
+    dtype = program.precision.activations
+    num_bytes = _num_bytes(program.hidden_state_spec.local_elements().evaluate(program.micro_batch_values), dtype)
     received, sent = (
         IssuedCollective(kind, PIPELINE, dtype, num_bytes, "activations")
         for kind in (CollectiveKind.RECEIVE, CollectiveKind.SEND)
     )
-    return [received] * len(step.receives), [sent] * len(step.sends)
+    return [received] * len(slot.receives), [sent] * len(slot.sends)
 
 
-def _weight_collectives(instance: RankProgram, passes: PassCounts) -> CountedCollectives:
-    for stage, units in instance.stages.items():
-        for one in (
-            *(one for unit in units for one in instance.traffic(unit.kind)),
-            *_borrowed_collectives(instance, units),
+def _weight_collectives(program: RankProgram, passes: PassCounts) -> CountedCollectives:
+    for stage, units in program.stages.items():
+        for collective in (
+            *(collective for unit in units for collective in program.traffic(unit.kind)),
+            *_borrowed_collectives(program, units),
         ):
-            if one.moves_weights and not _issued_by_other_unit(instance, one, units):
-                times = passes[FORWARD, stage] if one.scope == "micro_batch" else 1
-                again = one.phase == "forward" and instance.gathers_again(one.unit)
-                yield from ((array, times * (2 if again else 1)) for array in _issue_arrays(instance, one))
-    dtype = instance.gradient_dtype
-    for group in instance.groups:
+            if collective.moves_weights and not _issued_by_other_unit(program, collective, units):
+                times = passes[FORWARD, stage] if collective.scope == "micro_batch" else 1
+                gathers_twice = collective.phase == "forward" and program.gathers_again(collective.unit)
+                yield from (
+                    (array, times * (2 if gathers_twice else 1)) for array in _issue_arrays(program, collective)
+                )
+    dtype = program.gradient_dtype
+    for group in program.groups:
         if group.mirrored:
             yield (
                 IssuedCollective(
@@ -118,106 +119,118 @@ def _weight_collectives(instance: RankProgram, passes: PassCounts) -> CountedCol
             )
 
 
-def _borrowed_collectives(instance: RankProgram, units: Sequence[PlacedUnit]) -> Iterator[UnitCollective]:
-    """What moves gradients, and new weights, of what the embedding lends to other units of a stage than its own; a tied head's
-    are its own traffic."""
+def _borrowed_collectives(program: RankProgram, units: Sequence[PlacedUnit]) -> Iterator[UnitCollective]:
+    """Yield the collectives on gradients and updated weights that the embedding lends to a stage without the embedding.
+
+    A tied head issues its own.
+    """
     kinds = {unit.kind for unit in units}
     names = {name for kind in kinds for name in BORROWED_WEIGHTS.get(kind, ())}
-    names -= {EMBEDDING} if instance.architecture.tied_embeddings else set()
+    names -= {EMBEDDING} if program.architecture.tied_embeddings else set()
     if names and EMBEDDING not in kinds:
-        for one in instance.traffic(EMBEDDING):
-            if one.moves_weights and not _is_weight_gather(one) and names.issuperset(one.tensors):
-                yield one
+        for collective in program.traffic(EMBEDDING):
+            if collective.moves_weights and not _is_weight_gather(collective) and names.issuperset(collective.tensors):
+                yield collective
 
 
-def _is_weight_gather(one: UnitCollective) -> bool:
-    return one.role is Role.WEIGHT and one.scope == "micro_batch"
+def _is_weight_gather(collective: UnitCollective) -> bool:
+    return collective.role is Role.WEIGHT and collective.scope == "micro_batch"
 
 
-def _issued_by_other_unit(instance: RankProgram, one: UnitCollective, units: Sequence[PlacedUnit]) -> bool:
-    """Whether what another unit issues serves: of weights that the embedding has, in this stage or in another of the rank.
+def _issued_by_other_unit(program: RankProgram, collective: UnitCollective, units: Sequence[PlacedUnit]) -> bool:
+    """Return True if another unit of this rank issues the collective (tied or borrowed weights).
 
-    A tied head gathers its weight, where the unit has not gathered it for the embedding, but has neither gradient nor state of
-    its own.
+    A tied head gathers its weight, unless the unit has gathered it for the embedding, but has neither gradient nor
+    state of its own.
     """
-    tied = instance.architecture.tied_embeddings and one.tensors == (TIED_HEAD,)
-    if _is_weight_gather(one):
-        return tied and one.unit in MTP_UNITS and one.phase == "forward"
-    lent = tied or (one.unit == EMBEDDING and EMBEDDING_UNIT not in units)
-    return lent and EMBEDDING_UNIT in (units if one.scope == "micro_batch" else instance.units)
+    tied = program.architecture.tied_embeddings and collective.tensors == (TIED_HEAD,)
+    if _is_weight_gather(collective):
+        return tied and collective.unit in MTP_UNITS and collective.phase == "forward"
+    lent = tied or (collective.unit == EMBEDDING and EMBEDDING_UNIT not in units)
+    return lent and EMBEDDING_UNIT in (units if collective.scope == "micro_batch" else program.units)
 
 
-def _issue_arrays(instance: RankProgram, one: UnitCollective) -> Iterator[IssuedCollective]:
-    """A collective on each of its flat arrays, on a matrix, or on means."""
-    what, dtype = {
-        Role.WEIGHT: ("weights", instance.precision.weights), Role.WEIGHT_GRADIENT: ("gradients", instance.gradient_dtype),
-        Role.DIRECTION: ("directions", instance.precision.activations), Role.MEAN: ("means", instance.control_dtype),
-    }[one.role]  # fmt: skip
-    payload, values, most = one.payload, instance.values, instance.max_bucket_elements
-    sizes = payload.array_sizes(values, most) if isinstance(payload, FlatArrays) else [payload.evaluate(values)]
+def _issue_arrays(program: RankProgram, collective: UnitCollective) -> Iterator[IssuedCollective]:
+    """Yield a collective for each of its flat arrays, for a matrix, or for means."""
+    content, dtype = {
+        Role.WEIGHT: ("weights", program.precision.weights), Role.WEIGHT_GRADIENT: ("gradients", program.gradient_dtype),
+        Role.DIRECTION: ("directions", program.precision.activations), Role.MEAN: ("means", program.control_dtype),
+    }[collective.role]  # fmt: skip
+    payload, values, max_elements = collective.payload, program.values, program.max_bucket_elements
+    sizes = payload.array_sizes(values, max_elements) if isinstance(payload, FlatArrays) else [payload.evaluate(values)]
     for elements in sizes:
         yield IssuedCollective(
-            one.kind, instance.drop_single_device_axes(one.axes), dtype, _num_bytes(elements, dtype), what
-        )
+            collective.kind, program.drop_single_device_axes(collective.axes), dtype, _num_bytes(elements, dtype),
+            content,
+        )  # fmt: skip
 
 
-def _control_collectives(instance: RankProgram, passes: PassCounts) -> CountedCollectives:
-    every = [one for _, unit in unit_paths(instance.architecture) for one in instance.traffic(unit) if one.is_control]
-    yield from ((_issue_control(instance, one, (*PIPELINE, *one.axes), instance.values), 1) for one in every)
-    for one in control_collectives(instance.architecture.structure, instance.family, instance.policy):
-        if one.scope == "step":
-            yield _issue_control(instance, one, one.axes, instance.values), 1
-            continue
-        for stage, units in instance.stages.items():
-            num_routers = instance.num_routers(units)
-            if num_routers:
-                values = SymbolValues({**instance.values, NUM_ROUTERS: num_routers})
-                yield _issue_control(instance, one, one.axes, values), passes[FORWARD, stage]
-
-
-def _issue_control(instance: RankProgram, one: UnitCollective, axes: Axes, values: SymbolValues) -> IssuedCollective:
-    dtype = instance.control_dtype
-    return IssuedCollective(
-        one.kind,
-        instance.drop_single_device_axes(axes),
-        dtype,
-        _num_bytes(one.elements.evaluate(values), dtype),
-        one.tensors[0],
+def _control_collectives(program: RankProgram, passes: PassCounts) -> CountedCollectives:
+    loss_collectives = [
+        collective
+        for _, unit in unit_paths(program.architecture)
+        for collective in program.traffic(unit)
+        if collective.is_control
+    ]
+    yield from (
+        (_issue_control(program, collective, (*PIPELINE, *collective.axes), program.values), 1)
+        for collective in loss_collectives
     )
+    for collective in control_collectives(program.architecture.structure, program.family, program.policy):
+        if collective.scope == "step":
+            yield _issue_control(program, collective, collective.axes, program.values), 1
+            continue
+        for stage, units in program.stages.items():
+            num_routers = program.num_routers(units)
+            if num_routers:
+                values = SymbolValues({**program.values, NUM_ROUTERS: num_routers})
+                yield _issue_control(program, collective, collective.axes, values), passes[FORWARD, stage]
+
+
+def _issue_control(
+    program: RankProgram, collective: UnitCollective, axes: Axes, values: SymbolValues
+) -> IssuedCollective:
+    dtype = program.control_dtype
+    return IssuedCollective(
+        collective.kind, program.drop_single_device_axes(axes), dtype,
+        _num_bytes(collective.elements.evaluate(values), dtype), collective.tensors[0],
+    )  # fmt: skip
 
 
 def _num_bytes(elements: float, dtype: str) -> int:
     return round(elements * bytes_per_element(dtype))
 
 
-def partial_gradient_names(instance: RankProgram) -> frozenset[str]:
-    """The names of parameters of whose gradient several passes of one micro-batch give a part each: what the ends of a pipeline
-    share, and what modules of multi-token prediction borrow. All others' gradients are whole behind one pass."""
-    kinds = (BACKWARD_INPUT, BACKWARD_WEIGHT) if instance.splits_backward else (FULL_BACKWARD,)
+def partial_gradient_names(program: RankProgram) -> frozenset[str]:
+    """Return the names of parameters whose gradient is made by more than one pass of a micro-batch, in parts.
+
+    They are the weights that both ends of a pipeline share, and those that multi-token prediction borrows.
+    """
+    kinds = (BACKWARD_INPUT, BACKWARD_WEIGHT) if program.splits_backward else (FULL_BACKWARD,)
     passes: dict[str, set[tuple[int, str]]] = {}
-    for rank in range(instance.layout.pp):
-        one = instance.for_pp_rank(rank)
-        for stage, kind in ((stage, kind) for stage in one.stages for kind in kinds):
-            for path in one.units_with_weight_grads(kind, stage):
-                for parameter in one.parameters_by_unit[path].values():
+    for rank in range(program.layout.pp):
+        rank_program = program.for_pp_rank(rank)
+        for stage, kind in ((stage, kind) for stage in rank_program.stages for kind in kinds):
+            for path in rank_program.units_with_weight_grads(kind, stage):
+                for parameter in rank_program.parameters_by_unit[path].values():
                     passes.setdefault(parameter.name, set()).add((stage, kind))
-    return frozenset(name for name, given in passes.items() if len(given) > 1)
+    return frozenset(name for name, passes_with_gradient in passes.items() if len(passes_with_gradient) > 1)
 
 
-def partial_gradient_groups(instance: RankProgram) -> tuple[ParameterGroup, ...]:
-    """The groups of the rank that have such parameters."""
-    names = partial_gradient_names(instance)
-    return tuple(group for group in instance.groups if group.trained and not names.isdisjoint(group.names))
+def partial_gradient_groups(program: RankProgram) -> tuple[ParameterGroup, ...]:
+    """Return the groups of the rank that have parameters with partial gradients."""
+    names = partial_gradient_names(program)
+    return tuple(group for group in program.groups if group.trained and not names.isdisjoint(group.names))
 
 
-def mirror_reductions(instance: RankProgram, num_micro_batches: int) -> Iterator[tuple[IssuedCollective, int]]:
-    """The sums over both ends of a pipeline of what each has of a micro-batch's gradient."""
-    for group in partial_gradient_groups(instance) if instance.policy.noise_scale else ():
+def mirror_reductions(program: RankProgram, num_micro_batches: int) -> Iterator[tuple[IssuedCollective, int]]:
+    """Yield the sums over mirrored ranks of each micro-batch's gradient, which the noise scale needs, with their count."""
+    for group in partial_gradient_groups(program) if program.policy.noise_scale else ():
         if group.mirrored:
-            num_bytes = round(group.padded_size * bytes_per_element(instance.gradient_dtype))
+            num_bytes = round(group.padded_size * bytes_per_element(program.gradient_dtype))
             yield (
                 IssuedCollective(
-                    CollectiveKind.ALL_REDUCE, MIRROR_RANKS, instance.gradient_dtype, num_bytes, "gradients"
+                    CollectiveKind.ALL_REDUCE, MIRROR_RANKS, program.gradient_dtype, num_bytes, "gradients"
                 ),
                 num_micro_batches,
             )

@@ -1,7 +1,7 @@
-"""The computations of a derived unit as the kernels that an engine launches.
+"""Fusion of a unit's derived computations into the kernels that an engine launches.
 
-Neighbouring elementwise operations run as one kernel (torch.compile and XLA fuse them): it reads what comes from outside
-and writes what is read elsewhere. Products, attention and lookups are kernels of their own.
+Neighbouring elementwise operations run as one kernel, as torch.compile and XLA fuse them: it reads what comes from
+outside and writes what is read elsewhere. Products, attention and lookups are kernels of their own.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ BATCH_DIMS = ("B", "T")  # tokens: any number of rows, whose last tile is the on
 
 
 def list_kernels(unit: ShardedUnit) -> tuple[Kernel, ...]:
-    """All kernels of one unit, in order."""
+    """Return all kernels of a unit, in execution order."""
     return tuple(kernel for placed in fuse_kernels(unit).values() for _, kernel in placed)
 
 
 def fuse_kernels(unit: ShardedUnit) -> dict[str, tuple[tuple[int, Kernel], ...]]:
-    """All kernels of one unit by phase, in order, each with the place of its last computation among the steps."""
-    readers, leaving = _readers(unit), _live_out_names(unit)
+    """Return the kernels of each phase, each with the position of its last derived step."""
+    readers, live_out = _readers(unit), _live_out_names(unit)
     return {
         phase: tuple(
-            (run[-1][0], _fuse_group(unit, phase, [step for _, step in run], readers, leaving))
-            for run in _fusion_groups(steps)
+            (group[-1][0], _fuse_group(unit, phase, [step for _, step in group], readers, live_out))
+            for group in _fusion_groups(steps)
         )
         for phase, steps in unit.phases().items()
     }
 
 
 def unfused_kernels(unit: ShardedUnit, phase: str) -> tuple[Kernel, ...]:
-    """Each computation of a phase as a kernel of its own, in order: what each takes where its neighbours are left out."""
-    readers, leaving = _readers(unit), _live_out_names(unit)
+    """Return each computation of a phase as a kernel of its own, in order: its cost without fusion."""
+    readers, live_out = _readers(unit), _live_out_names(unit)
     return tuple(
-        _fuse_group(unit, phase, [step], readers, leaving)
+        _fuse_group(unit, phase, [step], readers, live_out)
         for step in unit.phases()[phase]
         if isinstance(step, ComputeStep)
     )
 
 
 def _live_out_names(unit: ShardedUnit) -> set[str]:
-    """The tensors that are there when a pass of the unit has ended."""
+    """Return the names of the tensors that outlive a pass of the unit."""
     return {*unit.saved, *unit.forward.program.outputs, *unit.backward.program.outputs, *unit.update.program.outputs}
 
 
 def _readers(unit: ShardedUnit) -> dict[str, set[int]]:
-    """For each tensor, the operations of the unit that read it."""
+    """Return the identities of the operations that read each tensor."""
     readers: dict[str, set[int]] = {}
     for steps in unit.phases().values():
         for step in steps:
@@ -64,45 +64,45 @@ def _readers(unit: ShardedUnit) -> dict[str, set[int]]:
 
 
 def _fusion_groups(steps: Iterable[ProgramStep]) -> list[list[tuple[int, ComputeStep]]]:
-    """Computations in order with their places, neighbouring elementwise ones together; a collective on activations ends a run."""
-    runs: list[list[tuple[int, ComputeStep]]] = []
-    joined = False
-    for place, step in enumerate(steps):
+    """Group neighbouring elementwise computations, with their positions; a collective on activations ends a group."""
+    groups: list[list[tuple[int, ComputeStep]]] = []
+    extends_group = False
+    for position, step in enumerate(steps):
         if not isinstance(step, ComputeStep):
             # weights are prefetched and gradients leave in the background: neither is in the way
-            joined = joined and step.tensor.role in (Role.WEIGHT, Role.WEIGHT_GRADIENT)
+            extends_group = extends_group and step.tensor.role in (Role.WEIGHT, Role.WEIGHT_GRADIENT)
             continue
         fusible = step.operation.kind == "map"
-        if joined and fusible:
-            runs[-1].append((place, step))
+        if extends_group and fusible:
+            groups[-1].append((position, step))
         else:
-            runs.append([(place, step)])
-        joined = fusible
-    return runs
+            groups.append([(position, step)])
+        extends_group = fusible
+    return groups
 
 
 def _fuse_group(
-    unit: ShardedUnit, phase: str, run: list[ComputeStep], readers: Mapping[str, set[int]], leaving: set[str]
+    unit: ShardedUnit, phase: str, group: list[ComputeStep], readers: Mapping[str, set[int]], live_out: set[str]
 ) -> Kernel:
-    members = {id(step.operation) for step in run}
-    inside = {name for step in run for name in step.operation.outputs}
-    kept = {name for name in inside if name in leaving or readers.get(name, set()) - members}
-    touched: dict[str, Spec] = {}
-    for step in run:
+    members = {id(step.operation) for step in group}
+    inside = {name for step in group for name in step.operation.outputs}
+    visible = {name for name in inside if name in live_out or readers.get(name, set()) - members}
+    specs: dict[str, Spec] = {}
+    for step in group:
         for name, spec in zip(step.operation.operands, step.placed.inputs, strict=False):
             if name not in inside and not (isinstance(step.operation, Lookup) and name == step.operation.inputs[0]):
-                touched[name] = spec
+                specs[name] = spec
         for name, spec in zip(step.operation.outputs, step.placed.outputs, strict=True):
-            if name in kept or len(run) == 1:
-                touched[name] = spec
-    outputs = tuple(name for step in run for name in step.operation.outputs)
-    first = run[0].operation
-    taken = {name: touched[name] for name in first.inputs} if is_block_product(first, unit.tensors) else {}
-    reads = tuple(dict.fromkeys(name for step in run for name in step.operation.operands if name not in inside))
+            if name in visible or len(group) == 1:
+                specs[name] = spec
+    outputs = tuple(name for step in group for name in step.operation.outputs)
+    first = group[0].operation
+    product_operands = {name: specs[name] for name in first.inputs} if is_block_product(first, unit.tensors) else {}
+    reads = tuple(dict.fromkeys(name for step in group for name in step.operation.operands if name not in inside))
     makes_gradients = first.kind == "contract" and unit.tensors[outputs[0]].role is Role.WEIGHT_GRADIENT
     return Kernel(
-        phase, first.kind, first.inputs, reads, outputs, _matmul_flops(unit, run), _by_role(unit, touched),
-        _by_role(unit, taken), makes_gradients, _kernel_shape(unit, run[0]), tuple(run),
+        phase, first.kind, first.inputs, reads, outputs, _matmul_flops(unit, group), _by_role(unit, specs),
+        _by_role(unit, product_operands), makes_gradients, _kernel_shape(unit, group[0]), tuple(group),
     )  # fmt: skip
 
 
@@ -113,54 +113,54 @@ def _kernel_shape(unit: ShardedUnit, step: ComputeStep) -> KernelShape:
         scores = [*_locals(q, q.dims[:-1]), *_locals(k, [operation.sequence])]
         return KernelShape(scores=multiply_symbols(scores), width=multiply_symbols(_locals(q, q.dims[-1:])))
     if isinstance(operation, MatrixFunction):
-        least, passing = (
+        contraction, scratch_elements = (
             multiply_symbols([FewestElements(operation.rows, operation.columns)]),
             operation.workspace_elements(placed),
         )
-        return KernelShape(least, scratch_elements=passing, owned_matrices_only=not operation.is_state)
+        return KernelShape(contraction, scratch_elements=scratch_elements, owned_matrices_only=not operation.is_state)
     return _product_shape(unit, step) if operation.kind == "contract" else KernelShape()
 
 
 def _product_shape(unit: ShardedUnit, step: ComputeStep) -> KernelShape:
-    """Of routed tokens a group has the rows that are there; they are summed over where a weight's gradient is made."""
+    """Return the shape of a product. An expert's group has the expected number of routed rows."""
     (left, right), out = step.placed.inputs, step.placed.outputs[0]
-    sums = [d for d in left.dims if d in right.dims and d not in out.dims]
-    own = ([d for d in spec.dims if d not in other.dims] for spec, other in ((left, right), (right, left)))
-    groups = [(left, sums), *zip((left, right), own, strict=True)]
-    sides = tuple(
+    contracted = [d for d in left.dims if d in right.dims and d not in out.dims]
+    free_dims = ([d for d in spec.dims if d not in opposite.dims] for spec, opposite in ((left, right), (right, left)))
+    groups = [(left, contracted), *zip((left, right), free_dims, strict=True)]
+    extents = tuple(
         multiply_symbols(_locals(spec, dims)) for spec, dims in groups if dims and not set(dims) & set(BATCH_DIMS)
     )
-    summed = multiply_symbols(_locals(left, sums)) if sums else ZERO
+    contraction = multiply_symbols(_locals(left, contracted)) if contracted else ZERO
     routed = [
         (name, spec)
         for name, spec in zip(step.operation.inputs, (left, right), strict=True)
         if unit.tensors[name].role is Role.ROUTED
     ]
     if not routed:
-        return KernelShape(summed, sides)
+        return KernelShape(contraction, extents)
     spec = routed[0][1]
-    rows = [d for d in spec.dims[:-1] if d != "E"]
-    there = multiply_symbols(_locals(spec, rows)) * density(Role.ROUTED)
-    return KernelShape(there if set(rows) & set(sums) else summed, sides, there)
+    row_dims = [d for d in spec.dims[:-1] if d != "E"]
+    group_rows = multiply_symbols(_locals(spec, row_dims)) * density(Role.ROUTED)
+    return KernelShape(group_rows if set(row_dims) & set(contracted) else contraction, extents, group_rows)
 
 
 def _locals(spec: Spec, dims: Iterable[str]) -> list[LocalDim]:
     return [LocalDim(d, spec.axes_of(d)) for d in dims]
 
 
-def _matmul_flops(unit: ShardedUnit, run: list[ComputeStep]) -> Polynomial:
-    """Of routed tokens only the rows that are there are multiplied."""
+def _matmul_flops(unit: ShardedUnit, group: list[ComputeStep]) -> Polynomial:
+    """Return the FLOPs of products and attention; of routed tokens only the expected rows count."""
     total = ZERO
-    for step in run:
+    for step in group:
         if isinstance(step.operation, (Contract, MatrixFunction, Scan, ScanGradient)):
             routed = Role.ROUTED in {unit.tensors[name].role for name in step.operation.operands}
             total = total + step.operation.flops(step.placed) * density(Role.ROUTED if routed else Role.ACTIVATION)
     return total
 
 
-def _by_role(unit: ShardedUnit, touched: Mapping[str, Spec]) -> dict[Role, Polynomial]:
+def _by_role(unit: ShardedUnit, specs: Mapping[str, Spec]) -> dict[Role, Polynomial]:
     elements: dict[Role, Polynomial] = {}
-    for name, spec in touched.items():
+    for name, spec in specs.items():
         role = unit.tensors[name].role
         elements[role] = elements.get(role, ZERO) + spec.local_elements() * density(role)
     return elements

@@ -1,8 +1,9 @@
-"""What a unit holds at each moment of its backward pass: what it recomputed, makes and moves, and what it still has saved.
+"""Liveness in a unit's backward pass: which recomputed, computed, moved and saved tensors are live at each node.
 
-The moments are those of the pass's instructions: one operation that is recomputed, all transposes of one operation, or the start
-or the end of a collective on activations. What a moment reads and makes is there at once, and what it was the last to touch goes
-when it is done. Source: run/engine/unit_passes.py, which frees likewise (tests/train/test_memory.py follows the storages).
+The nodes are those of automatic differentiation: one recomputed operation, all transposes of one operation, or the
+start or the wait of a collective on activations. What a node reads and writes is live at once; what it is the last to
+touch is freed after it. Source: run/engine/unit_passes.py, which frees likewise (tests/train/test_memory.py follows the
+storages).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ COPIED_AFTER = (
 
 
 class LiveTensor(NamedTuple):
-    """A tensor as a moment has it. It is there only where the group of devices along `over` is more than one, and
-    so are the `rows` (a spec of the dims before the one along which parts lie)."""
+    """A live tensor. It exists only where the group of devices along `over` is more than one, and where `rows`, a spec
+    of the dims before the one along which parts lie, has more than one element."""
 
     name: str
     spec: Spec
@@ -48,10 +49,11 @@ class LiveTensor(NamedTuple):
 
 
 class LiveSet(NamedTuple):
-    """One of them; `gradients` are weights' that it makes, by their shardings, before they go to where they rest.
-    `has_made_weight_grads`: some were made by then.
+    """Tensors that are live at one node of a backward pass.
 
-    `scores`: attention's are there, where they are written; `gradient_of_scores`: so is the gradient of them.
+    `gradients` are the shardings of weight gradients that the node makes, before they are scattered;
+    `has_made_weight_grads`: this node or an earlier one made some. `scores`: attention's scores are live, where they
+    are written to memory; `gradient_of_scores`: so is their gradient.
     """
 
     parts: tuple[LiveTensor, ...]
@@ -62,147 +64,159 @@ class LiveSet(NamedTuple):
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The names of what is there."""
-        return tuple(dict.fromkeys(part.name for part in self.parts))
+        """Names of the live tensors, each once."""
+        return tuple(dict.fromkeys(tensor.name for tensor in self.parts))
 
 
 BackwardNode = tuple[ComputeStep, ...] | StartCollective | WaitCollective | LocalSlice | CollectiveMatmul
 
 
-def live_sets(template: UnitInstructions) -> Iterator[LiveSet]:
-    """All of them, in order."""
-    unit, events = template.unit, tuple(_autograd_nodes(template))
-    touches = [tuple(_touched_tensors(unit, event)) for event in events]
-    last = {held: place for place, names in enumerate(touches) for held in names}
-    moves = _MovedTensors(events)
-    scanned = {out for one in unit.forward.program.operations if one.kind == "scan" for out in one.outputs}
-    here = last.keys() - {held for event in events for held in _made_tensors(event)}
-    makes = False
-    for place, (event, names) in enumerate(zip(events, touches, strict=True)):
-        here = here | set(names)
-        gradients = tuple(_weight_gradient_specs(unit, event))
-        makes = makes or bool(gradients)
+def live_sets(unit_instructions: UnitInstructions) -> Iterator[LiveSet]:
+    """Yield the live set at each node of the backward pass, in execution order."""
+    unit, nodes = unit_instructions.unit, tuple(_autograd_nodes(unit_instructions))
+    touched = [tuple(_touched_tensors(unit, node)) for node in nodes]
+    last = {tensor: index for index, tensors in enumerate(touched) for tensor in tensors}
+    moved_tensors = _MovedTensors(nodes)
+    scanned = {
+        out for operation in unit.forward.program.operations if operation.kind == "scan" for out in operation.outputs
+    }
+    live = last.keys() - {tensor for node in nodes for tensor in _made_tensors(node)}
+    has_weight_grads = False
+    for index, (node, tensors) in enumerate(zip(nodes, touched, strict=True)):
+        live = live | set(tensors)
+        gradients = tuple(_weight_gradient_specs(unit, node))
+        has_weight_grads = has_weight_grads or bool(gradients)
         yield LiveSet(
-            (*moves.parts(here), *moves.copies(event), *_pending_gradients(unit)), gradients, makes,
-            not scanned.isdisjoint(held.name for held in here), _is_gradient_of_scores(event),
+            (*moved_tensors.parts(live), *moved_tensors.copies(node), *_pending_gradients(unit)), gradients, has_weight_grads,
+            not scanned.isdisjoint(tensor.name for tensor in live), _is_gradient_of_scores(node),
         )  # fmt: skip
-        here = {held for held in here if last[held] > place}
+        live = {tensor for tensor in live if last[tensor] > index}
 
 
 class _MovedTensors:
-    """What collectives bring, and slices are of, by how they lie behind them."""
+    """Tensors that collectives bring and slices cut, by their sharding afterwards."""
 
-    def __init__(self, events: tuple[BackwardNode, ...]) -> None:
-        started = [one.collective for one in events if isinstance(one, StartCollective)]
-        self.source = {_collective_ends(one)[1]: (one.axes, _collective_ends(one)[0]) for one in started}
+    def __init__(self, nodes: tuple[BackwardNode, ...]) -> None:
+        started = [node.collective for node in nodes if isinstance(node, StartCollective)]
+        self.source = {
+            _collective_ends(collective)[1]: (collective.axes, _collective_ends(collective)[0])
+            for collective in started
+        }
         self.source |= {
-            one.ends[1]: (one.collective.axes, one.ends[0]) for one in events if isinstance(one, CollectiveMatmul)
+            node.ends[1]: (node.collective.axes, node.ends[0]) for node in nodes if isinstance(node, CollectiveMatmul)
         }
         self.sliced = {
-            ShardedTensor(*_slice_end(one, after=True)): _slice_end(one)
-            for one in events
-            if isinstance(one, LocalSlice)
+            ShardedTensor(*_slice_end(node, after=True)): _slice_end(node)
+            for node in nodes
+            if isinstance(node, LocalSlice)
         }
         self.pieces = {}
-        for one in started:
-            if one.chunked_with:
-                small, whole = (
-                    _collective_ends(one) if one.kind is CollectiveKind.ALL_GATHER else _collective_ends(one)[::-1]
+        for collective in started:
+            if collective.chunked_with:
+                shard, gathered = (
+                    _collective_ends(collective)
+                    if collective.kind is CollectiveKind.ALL_GATHER
+                    else _collective_ends(collective)[::-1]
                 )
-                self.pieces[whole] = one.axes, small
+                self.pieces[gathered] = collective.axes, shard
 
-    def parts(self, here: Set[ShardedTensor]) -> Iterator[LiveTensor]:
-        """What tensors take: a slice as much as what it is of; what has moved over one device is where it was."""
-        for held in sorted(here, key=str):
-            if held in self.sliced:
-                yield from () if self.sliced[held] in here else (LiveTensor(*self.sliced[held]),)
-            elif held in self.pieces:
-                yield from self.in_pieces(held, here)
+    def parts(self, live: Set[ShardedTensor]) -> Iterator[LiveTensor]:
+        """Yield what live tensors occupy: a slice as much as its source; a tensor moved over one device is still its source."""
+        for tensor in sorted(live, key=str):
+            if tensor in self.sliced:
+                yield from () if self.sliced[tensor] in live else (LiveTensor(*self.sliced[tensor]),)
+            elif tensor in self.pieces:
+                yield from self.in_pieces(tensor, live)
             else:
-                axes, before = self.source.get(held, ((), held))
-                yield LiveTensor(*held, over=axes if before in here else ())
+                axes, before = self.source.get(tensor, ((), tensor))
+                yield LiveTensor(*tensor, over=axes if before in live else ())
 
-    def in_pieces(self, whole: ShardedTensor, here: Set[ShardedTensor]) -> Iterator[LiveTensor]:
-        """Of what runs in pieces the one that is used and the one that moves."""
-        axes, small = self.pieces[whole]
-        yield LiveTensor(*small, over=axes)
-        yield LiveTensor(*small, over=axes if small in here else ())
+    def in_pieces(self, gathered: ShardedTensor, live: Set[ShardedTensor]) -> Iterator[LiveTensor]:
+        """Yield the two blocks of a chunked tensor that are live: the one in use and the one in transit."""
+        axes, shard = self.pieces[gathered]
+        yield LiveTensor(*shard, over=axes)
+        yield LiveTensor(*shard, over=axes if shard in live else ())
 
     @staticmethod
-    def copies(event: BackwardNode) -> Iterator[LiveTensor]:
-        """The buffers that collectives copy into; parts along the first dim need no copy, and rows of experts are sorted. What
-        runs in pieces has one buffer to send and one to receive."""
-        if isinstance(event, CollectiveMatmul):
-            yield from [LiveTensor(*event.block, over=event.collective.axes)] * 2
+    def copies(node: BackwardNode) -> Iterator[LiveTensor]:
+        """Yield the buffers that collectives copy into.
+
+        Parts along the first dim need no copy; rows of experts are sorted, so they do. A chunked collective has one
+        buffer to send and one to receive.
+        """
+        if isinstance(node, CollectiveMatmul):
+            yield from [LiveTensor(*node.block, over=node.collective.axes)] * 2
             return
-        if not isinstance(event, (StartCollective, WaitCollective)) or event.collective.chunked_with:
+        if not isinstance(node, (StartCollective, WaitCollective)) or node.collective.chunked_with:
             return
-        traffic, (before, after) = event.collective, _collective_ends(event.collective)
-        if traffic.kind not in (COPIED_BEFORE if isinstance(event, StartCollective) else COPIED_AFTER):
+        collective, (before, after) = node.collective, _collective_ends(node.collective)
+        if collective.kind not in (COPIED_BEFORE if isinstance(node, StartCollective) else COPIED_AFTER):
             return
-        held = before if isinstance(event, StartCollective) else after
-        whole, cut = (before, after) if traffic.kind is CollectiveKind.REDUCE_SCATTER else (after, before)
-        dim = next((place for place, axes in enumerate(whole.spec.axes) if len(cut.spec.axes[place]) > len(axes)), 0)
-        if traffic.role is Role.ROUTED:
-            yield LiveTensor(*held, over=traffic.axes)
+        copied = before if isinstance(node, StartCollective) else after
+        gathered, shard = (before, after) if collective.kind is CollectiveKind.REDUCE_SCATTER else (after, before)
+        dim = next(
+            (index for index, axes in enumerate(gathered.spec.axes) if len(shard.spec.axes[index]) > len(axes)), 0
+        )
+        if collective.role is Role.ROUTED:
+            yield LiveTensor(*copied, over=collective.axes)
         elif dim:
-            yield LiveTensor(*held, over=traffic.axes, rows=Spec(held.spec.dims[:dim], held.spec.axes[:dim]))
+            yield LiveTensor(*copied, over=collective.axes, rows=Spec(copied.spec.dims[:dim], copied.spec.axes[:dim]))
 
 
-def _autograd_nodes(template: UnitInstructions) -> Iterator[BackwardNode]:
-    """The pass's computations by nodes of automatic differentiation, and what moves activations."""
-    unit = template.unit
+def _autograd_nodes(unit_instructions: UnitInstructions) -> Iterator[BackwardNode]:
+    """Yield the backward pass by nodes of automatic differentiation, with the collectives on activations."""
+    unit = unit_instructions.unit
     recomputed = {id(step) for step in unit.recompute_steps}
-    flat: list[ComputeStep | StartCollective | WaitCollective | LocalSlice | CollectiveMatmul] = []
-    for one in fuse_collective_matmuls(template.passes["backward"]):
-        if isinstance(one, KernelLaunch):
-            flat += one.kernel.steps
-        elif isinstance(one, LocalSlice | CollectiveMatmul) or (
-            isinstance(one, (StartCollective, WaitCollective)) and _moves_activations(one.collective)
+    members: list[ComputeStep | StartCollective | WaitCollective | LocalSlice | CollectiveMatmul] = []
+    for instruction in fuse_collective_matmuls(unit_instructions.passes["backward"]):
+        if isinstance(instruction, KernelLaunch):
+            members += instruction.kernel.steps
+        elif isinstance(instruction, LocalSlice | CollectiveMatmul) or (
+            isinstance(instruction, (StartCollective, WaitCollective)) and _moves_activations(instruction.collective)
         ):
-            flat.append(one)
+            members.append(instruction)
 
     def node(step: ComputeStep | StartCollective | WaitCollective | LocalSlice | CollectiveMatmul) -> object:
-        """Whose transpose it is; what adds the parts of a gradient up is the transpose of nothing, and a node of its own."""
+        """Return the key of the forward operation that a step transposes; a sum of a gradient's parts is a node of its own."""
         if not isinstance(step, ComputeStep) or id(step) in recomputed:
             return id(step)
         return unit.forward_index.get(step.operation.outputs[0], step.operation.outputs[0])
 
-    for _, group in groupby(flat, node):
-        first, *others = group
+    for _, group in groupby(members, node):
+        first, *transposes = group
         yield (
-            (first, *(one for one in others if isinstance(one, ComputeStep)))
+            (first, *(transpose for transpose in transposes if isinstance(transpose, ComputeStep)))
             if isinstance(first, ComputeStep)
             else first
         )
 
 
-def _moves_activations(traffic: UnitCollective) -> bool:
-    return bool(traffic.derived) and not traffic.moves_weights and not traffic.is_control
+def _moves_activations(collective: UnitCollective) -> bool:
+    return bool(collective.derived) and not collective.moves_weights and not collective.is_control
 
 
-def _collective_ends(traffic: UnitCollective) -> tuple[ShardedTensor, ShardedTensor]:
-    """What a collective moves, as it lies before and behind it."""
-    first, last = traffic.derived[0], traffic.derived[-1]
+def _collective_ends(collective: UnitCollective) -> tuple[ShardedTensor, ShardedTensor]:
+    """Return the moved tensor in its sharding before and after a collective."""
+    first, last = collective.derived[0], collective.derived[-1]
     return ShardedTensor(first.tensor.name, first.collective.before), ShardedTensor(
         last.tensor.name, last.collective.after
     )
 
 
-def _slice_end(one: LocalSlice, *, after: bool = False) -> ShardedTensor:
-    collective = one.step.collective
-    return ShardedTensor(one.step.tensor.name, collective.after if after else collective.before)
+def _slice_end(local_slice: LocalSlice, *, after: bool = False) -> ShardedTensor:
+    collective = local_slice.step.collective
+    return ShardedTensor(local_slice.step.tensor.name, collective.after if after else collective.before)
 
 
-def _touched_tensors(unit: ShardedUnit, event: BackwardNode) -> Iterator[ShardedTensor]:
-    """What an event reads or makes, but for weights and what belongs to the batch."""
-    if isinstance(event, CollectiveMatmul):
-        found = [*event.reads, *event.writes]
-    elif isinstance(event, tuple):
-        found = [ShardedTensor(*one) for step in event for one in (*_operand_specs(step), *_result_specs(step))]
+def _touched_tensors(unit: ShardedUnit, node: BackwardNode) -> Iterator[ShardedTensor]:
+    """Yield what a node reads or writes, without weights and constants of the batch."""
+    if isinstance(node, CollectiveMatmul):
+        tensors = [*node.reads, *node.writes]
+    elif isinstance(node, tuple):
+        tensors = [ShardedTensor(*pair) for step in node for pair in (*_operand_specs(step), *_result_specs(step))]
     else:
-        found = [*(touched_tensors(event) if isinstance(event, LocalSlice) else _collective_ends(event.collective))]
-    return (held for held in found if unit.tensors[held.name].role not in UNCOUNTED_ROLES)
+        tensors = [*(touched_tensors(node) if isinstance(node, LocalSlice) else _collective_ends(node.collective))]
+    return (tensor for tensor in tensors if unit.tensors[tensor.name].role not in UNCOUNTED_ROLES)
 
 
 def _operand_specs(step: ComputeStep) -> Iterator[tuple[str, Spec]]:
@@ -213,32 +227,32 @@ def _result_specs(step: ComputeStep) -> Iterator[tuple[str, Spec]]:
     return zip(step.operation.outputs, step.placed.outputs, strict=True)
 
 
-def _made_tensors(event: BackwardNode) -> Iterator[ShardedTensor]:
-    if isinstance(event, CollectiveMatmul):
-        yield from event.writes
-    elif isinstance(event, tuple):
-        yield from (ShardedTensor(*one) for step in event for one in _result_specs(step))
-    elif isinstance(event, LocalSlice):
-        yield _slice_end(event, after=True)
+def _made_tensors(node: BackwardNode) -> Iterator[ShardedTensor]:
+    if isinstance(node, CollectiveMatmul):
+        yield from node.writes
+    elif isinstance(node, tuple):
+        yield from (ShardedTensor(*pair) for step in node for pair in _result_specs(step))
+    elif isinstance(node, LocalSlice):
+        yield _slice_end(node, after=True)
     else:
-        yield _collective_ends(event.collective)[1]
+        yield _collective_ends(node.collective)[1]
 
 
-def _weight_gradient_specs(unit: ShardedUnit, event: BackwardNode) -> Iterator[Spec]:
-    """Shardings of the weights' gradients that an event makes, as it makes them."""
-    if isinstance(event, CollectiveMatmul):
-        written: Iterable[tuple[str, Spec]] = event.writes
+def _weight_gradient_specs(unit: ShardedUnit, node: BackwardNode) -> Iterator[Spec]:
+    """Yield the shardings of the weight gradients that a node makes."""
+    if isinstance(node, CollectiveMatmul):
+        written: Iterable[tuple[str, Spec]] = node.writes
     else:
-        written = [one for step in event for one in _result_specs(step)] if isinstance(event, tuple) else []
+        written = [pair for step in node for pair in _result_specs(step)] if isinstance(node, tuple) else []
     return (spec for name, spec in written if unit.tensors[name].role is Role.WEIGHT_GRADIENT)
 
 
-def _is_gradient_of_scores(event: BackwardNode) -> bool:
-    steps = event if isinstance(event, tuple) and not isinstance(event, CollectiveMatmul) else ()
+def _is_gradient_of_scores(node: BackwardNode) -> bool:
+    steps = node if isinstance(node, tuple) and not isinstance(node, CollectiveMatmul) else ()
     return any(isinstance(step.operation, ScanGradient) for step in steps)
 
 
 def _pending_gradients(unit: ShardedUnit) -> Iterator[LiveTensor]:
-    """What the head gave as the gradient of the last hidden state, to which modules of multi-token prediction add theirs."""
-    given = (name for name in unit.backward.program.outputs if unit.tensors[name].role is Role.RESIDUAL)
-    yield from (LiveTensor(name, unit.backward.specs[name]) for name in given if unit.name in MTP_UNITS)
+    """Yield the head's gradient of the last hidden state, to which modules of multi-token prediction add theirs."""
+    residual_gradients = (name for name in unit.backward.program.outputs if unit.tensors[name].role is Role.RESIDUAL)
+    yield from (LiveTensor(name, unit.backward.specs[name]) for name in residual_gradients if unit.name in MTP_UNITS)

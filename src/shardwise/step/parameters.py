@@ -1,4 +1,4 @@
-"""All parameters of a model by name, how each is synchronised, and the flat arrays that they fill, in numbers.
+"""Parameters of a model by name, how each is synchronised, and the flat arrays that they fill, in numbers.
 
 The flat arrays are units of FSDP, and buckets of gradients, in the order in which gradients are ready.
 """
@@ -36,7 +36,7 @@ EMBEDDING = "embedding"  # the unit, its path and its matrix
 
 
 class PlacedUnit(NamedTuple):
-    """A unit of a model: where it is in it, and its kind."""
+    """A unit of a model (embedding, block or head): its path in the model, such as `layers.3`, and its kind."""
 
     path: str
     kind: str
@@ -44,8 +44,11 @@ class PlacedUnit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A weight of one layer (or of the embedding or the head): its unit's path in the model and kind, how it lies where it is
-    used, whether it is trained, what keeps it in step, and the matrix that the optimizer takes it for (None: for none)."""
+    """A weight of one unit of the model.
+
+    `path` and `unit` are the path and the kind of its unit, `use` its sharding where it is used, `sync` the collectives
+    that keep it in step, `matrix` the matrix that the optimizer treats it as, None if it is no matrix to it.
+    """
 
     path: str
     unit: str
@@ -57,17 +60,17 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        """Its full name; parameters of a module have no dots in their own names."""
+        """Full name; parameters of a module have no dots in their own names."""
         return f"{self.path}.{attribute_name(self.weight)}"
 
     @property
     def name_in_block(self) -> str:
-        """The weight's name in its block, whether that is a layer's or one of multi-token prediction."""
+        """Name of the weight in its block, be it a layer's or one of multi-token prediction."""
         return self.weight.removeprefix(MTP_BLOCK_PREFIX)
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it is a matrix, however many dims it is split into, and no bias, norm, sink or gate's vector."""
+        """True for matrices, however many dims they are split into; False for biases, norms, sinks and vectors of gates."""
         return (
             len(self.use.dims) > 1
             and not self.weight.endswith((".bias", "norm.weight"))
@@ -76,81 +79,87 @@ class Parameter:
 
 
 def attribute_name(weight: str) -> str:
-    """The name of the parameter that a weight is: a module's parameters have no dots in their names."""
+    """Return the attribute name of a weight: names of a module's parameters have no dots."""
     return weight.replace(".", "_")
 
 
 def list_parameters(
     architecture: Architecture, family: ShardingScheme, units: Iterable[tuple[str, str]] | None = None
 ) -> tuple[Parameter, ...]:
-    """Every parameter that some units of a model (None: all) hold, in the order in which the forward pass uses it, in a layout of
-    this family: their own, and a copy of what a unit that is not among them lends them."""
-    found: dict[tuple[str, str], Parameter] = {}
+    """Return the parameters that some units of a model (None: all) hold, in the order of their first use in the forward
+    pass.
+
+    A unit's own parameters are followed by none of other units, but what a unit outside `units` lends is held as a
+    copy.
+    """
+    parameters: dict[tuple[str, str], Parameter] = {}
     for path, name in unit_paths(architecture) if units is None else units:
         lent = _borrowed_weights(architecture, name)
         for owner, weights in (*lent.items(), (PlacedUnit(path, name), None)):
-            for one in _unit_parameters(architecture, family, owner):
-                if weights is None or one.weight in weights:
-                    found.setdefault((one.path, one.weight), one)
-    return tuple(found.values())
+            for parameter in _unit_parameters(architecture, family, owner):
+                if weights is None or parameter.weight in weights:
+                    parameters.setdefault((parameter.path, parameter.weight), parameter)
+    return tuple(parameters.values())
 
 
 def _unit_parameters(architecture: Architecture, family: ShardingScheme, placed: PlacedUnit) -> Iterator[Parameter]:
-    """The parameters of a unit; those of a tied head without the matrix."""
+    """Yield the parameters of a unit; a tied head has no matrix of its own."""
     unit = derived_unit(architecture.structure, family, placed.kind)
     tables = get_optimizer(family.optimizer).covers_vocabulary
-    moves, found = find_weight_moves(unit), weight_matrices(unit.forward.program, tables=tables)
+    moves, matrices = find_weight_moves(unit), weight_matrices(unit.forward.program, tables=tables)
     for weight, dims in unit.weights.items():
         if not (architecture.tied_embeddings and weight == TIED_HEAD):
             yield Parameter(
                 placed.path, placed.kind, weight, use=weight_use_spec(unit.family, dims), trained=weight in unit.gradients,
-                sync=classify_moves(move for name, move in moves if name == weight), matrix=found.get(weight),
+                sync=classify_moves(move for name, move in moves if name == weight), matrix=matrices.get(weight),
             )  # fmt: skip
 
 
 def _borrowed_weights(architecture: Architecture, kind: str) -> dict[PlacedUnit, list[str]]:
-    """The weights that the embedding lends to a unit of a kind; the head's are always beside those that it lends them to."""
+    """Return the weights that the embedding lends to a unit kind; the head's are always on the stage that borrows them."""
     names = [EMBEDDING] if architecture.tied_embeddings and kind == "head" else []
     names += [name for name in BORROWED_WEIGHTS.get(kind, ()) if name != TIED_HEAD]
     return {PlacedUnit(EMBEDDING, EMBEDDING): names} if names else {}
 
 
 def parameters_by_unit(
-    architecture: Architecture, found: Iterable[Parameter], units: Iterable[tuple[str, str]] | None = None
+    architecture: Architecture, parameters: Iterable[Parameter], units: Iterable[tuple[str, str]] | None = None
 ) -> dict[str, dict[str, Parameter]]:
-    """By the path of each of some units (None: all of a model) the parameters that it uses, by their names in its program: its
-    own, and those that another unit lends it.
+    """Map the path of each unit (None: all of the model) to the parameters that it uses, by their names in its program.
 
-    A tied head is the embedding's weight.
+    They are its own and those that another unit lends it; a tied head is the embedding's weight.
     """
     owned: dict[str, dict[str, Parameter]] = {}
-    for one in found:
-        owned.setdefault(one.path, {})[one.weight] = one
+    for parameter in parameters:
+        owned.setdefault(parameter.path, {})[parameter.weight] = parameter
     embedding, head = owned.get(EMBEDDING, {}), owned.get("head", {})
     if architecture.tied_embeddings and EMBEDDING in embedding:
         head = {**head, TIED_HEAD: embedding[EMBEDDING]}
     lent = {**embedding, **head}
     used = {}
     for path, unit in unit_paths(architecture) if units is None else units:
-        own = head if path == "head" else owned.get(path, {})
-        used[path] = own | {weight: lent[weight] for weight in BORROWED_WEIGHTS.get(unit, ()) if weight in lent}
+        weights = head if path == "head" else owned.get(path, {})
+        used[path] = weights | {weight: lent[weight] for weight in BORROWED_WEIGHTS.get(unit, ()) if weight in lent}
     return used
 
 
 def unit_paths(architecture: Architecture) -> Iterator[PlacedUnit]:
-    """Where each unit of a model is in it, and its kind: embedding, layers.0, layers.1, ..., predict.0, ..., head."""
+    """Yield the path and the kind of each unit of a model: embedding, layers.0, layers.1, ..., predict.0, ..., head."""
     counts = unit_counts(architecture)
     yield PlacedUnit(EMBEDDING, EMBEDDING)
-    for room, units in (("layers", LAYER_UNITS), ("predict", MTP_UNITS)):
+    for prefix, units in (("layers", LAYER_UNITS), ("predict", MTP_UNITS)):
         kinds = [kind for kind in units for _ in range(counts.get(kind, 0))]
-        yield from (PlacedUnit(f"{room}.{number}", kind) for number, kind in enumerate(kinds))
+        yield from (PlacedUnit(f"{prefix}.{number}", kind) for number, kind in enumerate(kinds))
     yield PlacedUnit("head", "head")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A parameter in a group: its shape in the model, its local shape where it is used, with what pads it, and where it starts in
-    the flat array."""
+    """A parameter in a flat array.
+
+    `global_shape` is its shape in the model, `shape` the local one where it is used, padded, and `start` its offset in
+    elements.
+    """
 
     parameter: Parameter
     global_shape: tuple[int, ...]
@@ -168,9 +177,12 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroup:
-    """Parameters of a unit that are gathered and reduced as one flat array, split over `num_shards` devices; `sync` names axes of
-    more than one device. `mirrored`: the opposite rank of the pipeline has a copy, and their gradients are added up. Members and
-    parts begin at a multiple of `alignment` elements (`flat_arrays.shard_alignment`)."""
+    """Parameters of a unit that are gathered and reduced as one flat array, split over `num_shards` devices.
+
+    `sync` names axes of more than one device. `mirrored`: the rank mirrored in the pipeline (p - 1 - rank) has a copy,
+    and the gradients of both are summed. Members and shards begin at multiples of `alignment` elements
+    (`flat_arrays.shard_alignment`).
+    """
 
     members: tuple[GroupMember, ...]
     sync: WeightSync
@@ -184,12 +196,12 @@ class ParameterGroup:
 
     @property
     def path(self) -> str:
-        """The unit whose weights these are."""
+        """Path of the unit whose weights these are."""
         return self.members[0].parameter.path
 
     @property
     def names(self) -> frozenset[str]:
-        """The full names of its parameters."""
+        """Full names of the parameters."""
         return frozenset(member.parameter.name for member in self.members)
 
     @property
@@ -203,54 +215,66 @@ class ParameterGroup:
 
 
 def group_parameters(
-    parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh, most_elements: Callable[[WeightSync], float | None],
-    shared: frozenset[str] = frozenset(), alignment: int = ALIGNMENT,
+    parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh, max_elements: Callable[[WeightSync], float | None],
+    mirrored_names: frozenset[str] = frozenset(), alignment: int = ALIGNMENT,
 ) -> tuple[ParameterGroup, ...]:  # fmt: skip
-    """The groups in the order in which their gradients are ready: that of the last use comes first. Each holds at most as many
-    elements as `most_elements` says, or one parameter; None: all of a unit that move alike. `mirrored` are parameters of which
-    another stage has a copy."""
-    alike: dict[tuple[Hashable, WeightSync], list[Parameter]] = {}
+    """Return the groups in the order in which their gradients are ready: weights of the last use come first.
+
+    `max_elements` gives the size limit of the arrays of a sync; None: one array for all parameters of a unit that move
+    alike. A parameter larger than the limit has an array of its own. `mirrored_names` are parameters of which another
+    stage has a copy.
+    """
+    parameters_by_key: dict[tuple[Hashable, WeightSync], list[Parameter]] = {}
     base: dict[Hashable, WeightSync] = {}
-    for one in reversed(parameters):
-        key = one.path, one.trained, array_key(one.weight), one.name in shared
-        first = base.setdefault(key, one.sync)
-        sync = first if can_share_arrays(one.sync, first, mesh.size) else one.sync
-        alike.setdefault((key, sync), []).append(one)
-    found = [
-        replace(group, mirrored=group.names <= shared)
-        for (_, sync), together in alike.items()
-        for group in _fill_groups(together, architecture, mesh, most_elements(sync), alignment)
+    for parameter in reversed(parameters):
+        key = parameter.path, parameter.trained, array_key(parameter.weight), parameter.name in mirrored_names
+        first = base.setdefault(key, parameter.sync)
+        sync = first if can_share_arrays(parameter.sync, first, mesh.size) else parameter.sync
+        parameters_by_key.setdefault((key, sync), []).append(parameter)
+    groups = [
+        replace(group, mirrored=group.names <= mirrored_names)
+        for (_, sync), members in parameters_by_key.items()
+        for group in _fill_groups(members, architecture, mesh, max_elements(sync), alignment)
     ]
-    ready = {one: place for place, one in enumerate(_gradient_order(parameters))}
-    return tuple(sorted(found, key=lambda group: ready[group.members[-1].parameter]))
+    gradient_position = {parameter: position for position, parameter in enumerate(_gradient_order(parameters))}
+    return tuple(sorted(groups, key=lambda group: gradient_position[group.members[-1].parameter]))
 
 
 def _gradient_order(parameters: Sequence[Parameter]) -> Sequence[Parameter]:
-    """In the reverse order of their first uses: modules of multi-token prediction use the head's matrix before it does."""
+    """Return the parameters in reverse order of first use: multi-token prediction uses the head's matrix before the
+    head does."""
     order = [*reversed(parameters)]
-    first = next((place for place, one in enumerate(order) if one.path == "predict.0"), 0)
-    lent = [one for one in order[:first] if one.path == "head" and one.weight in BORROWED_WEIGHTS["predict"]]
-    return [*(one for one in order[:first] if one not in lent), *lent, *order[first:]]
+    first = next((position for position, parameter in enumerate(order) if parameter.path == "predict.0"), 0)
+    lent = [
+        parameter
+        for parameter in order[:first]
+        if parameter.path == "head" and parameter.weight in BORROWED_WEIGHTS["predict"]
+    ]
+    return [*(parameter for parameter in order[:first] if parameter not in lent), *lent, *order[first:]]
 
 
 def _fill_groups(
-    parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh, most_elements: float | None,
+    parameters: Sequence[Parameter], architecture: Architecture, mesh: Mesh, max_elements: float | None,
     alignment: int,
 ) -> Iterator[ParameterGroup]:  # fmt: skip
-    """Parameters that move alike, in as many groups as they need."""
+    """Yield the groups that parameters with equal collectives fill."""
     dims = pad_vocabulary(architecture.dims, mesh)
-    shapes = [one.use.local_shape(mesh, dims) for one in parameters]
+    shapes = [parameter.use.local_shape(mesh, dims) for parameter in parameters]
     members: list[GroupMember] = []
-    for one, shape, begins in zip(parameters, shapes, starts_array(map(math.prod, shapes), most_elements), strict=True):
+    for parameter, shape, begins in zip(
+        parameters, shapes, starts_array(map(math.prod, shapes), max_elements), strict=True
+    ):
         if begins and members:
             yield _make_group(members, mesh, alignment)
             members = []
-        whole = tuple(architecture.dims[dim] for dim in one.use.dims)
-        members.append(GroupMember(one, whole, shape, int(align_up(members[-1].stop, alignment)) if members else 0))
+        global_shape = tuple(architecture.dims[dim] for dim in parameter.use.dims)
+        members.append(
+            GroupMember(parameter, global_shape, shape, int(align_up(members[-1].stop, alignment)) if members else 0)
+        )
     yield _make_group(members, mesh, alignment)
 
 
 def _make_group(members: Iterable[GroupMember], mesh: Mesh, alignment: int) -> ParameterGroup:
-    found = tuple(members)
-    sync = WeightSync(*(tuple(axis for axis in axes if mesh.size(axis) > 1) for axes in found[0].parameter.sync))
-    return ParameterGroup(found, sync, mesh.size(sync.shard), alignment=alignment)
+    ordered = tuple(members)
+    sync = WeightSync(*(tuple(axis for axis in axes if mesh.size(axis) > 1) for axes in ordered[0].parameter.sync))
+    return ParameterGroup(ordered, sync, mesh.size(sync.shard), alignment=alignment)

@@ -1,4 +1,4 @@
-"""A layout in numbers: flat arrays of parameters, and every collective of a step with format, bytes and count."""
+"""Everything that one rank holds and runs, in numbers: units, parameters, flat arrays, collectives with dtype and bytes."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ ROUTING_UNITS = ("block", *MTP_UNITS)
 
 @dataclass(frozen=True, kw_only=True)
 class RankProgram:
-    """A layout of a model in numbers, as an engine with this policy runs it in this precision recipe with this optimizer.
+    """A layout of a model in numbers, for the ranks at one position along `pp`.
 
-    Of a pipeline it is the list of the ranks at one place along `pp`, `pp_rank`: their units, parameters and collectives.
+    It is what an engine runs under `policy`, in one precision recipe, with one optimizer.
     """
 
     architecture: Architecture
@@ -72,12 +72,12 @@ class RankProgram:
     pp_rank: int = 0
 
     def for_pp_rank(self, pp_rank: int) -> RankProgram:
-        """That of the ranks at another place along `pp`."""
+        """Return the program of the ranks at another position along `pp`."""
         return self if pp_rank == self.pp_rank else replace(self, pp_rank=pp_rank)
 
     @cached_property
     def stages(self) -> dict[int, tuple[PlacedUnit, ...]]:
-        """The virtual stages that the rank holds, in the model's order, and their units."""
+        """Units of each virtual stage that the rank holds, in the model's order."""
         units = stage_units(self.architecture, self.layout)
         return {stage: units[stage] for stage in stage_placement(self.layout).stages_of_rank(self.pp_rank)}
 
@@ -94,7 +94,7 @@ class RankProgram:
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The atomic axes as the ranks are numbered: the innermost of the placement varies fastest."""
+        """Atomic axes as the ranks are numbered: the innermost of the placement varies fastest."""
         sizes = atomic_degrees(self.architecture, layout_degrees(self.layout))
         order = self.layout.placement.axes if self.layout.placement else AXIS_ORDERS[0]
         atoms = [atom for axis in order for atom in ATOMIC_AXES.get(axis, (axis,))]
@@ -106,7 +106,7 @@ class RankProgram:
 
     @cached_property
     def groups(self) -> tuple[ParameterGroup, ...]:
-        """Units where gradients are scattered as they come; buckets of gradients where they rest whole."""
+        """Flat arrays: units where gradients are scattered as they come, buckets of gradients where they rest whole."""
         alignment = shard_alignment(self.optimizer)
         return group_parameters(
             self.parameters, self.architecture, self.mesh, self._max_array_elements, self.mirrored_names, alignment
@@ -114,25 +114,30 @@ class RankProgram:
 
     @cached_property
     def mirrored_names(self) -> frozenset[str]:
-        """The names of trained parameters of which the opposite rank of the pipeline has a copy: what both ends of a tied model
-        use, what a module of multi-token prediction borrows, and all where micro-batches come in from both ends."""
+        """Names of trained parameters of which the mirrored rank (p - 1 - rank) has a copy.
+
+        They are what both ends of a tied model use, what multi-token prediction borrows, and in a bidirectional
+        pipeline all.
+        """
         opposite = self.for_pp_rank(self.layout.pp - 1 - self.pp_rank)
         if opposite is self:
             return frozenset()
-        return frozenset(one.name for one in self.parameters if one.trained) & {one.name for one in opposite.parameters}
+        return frozenset(parameter.name for parameter in self.parameters if parameter.trained) & {
+            parameter.name for parameter in opposite.parameters
+        }
 
     @property
     def max_bucket_elements(self) -> float:
-        """Elements of gradients that a bucket holds at most."""
+        """Largest number of gradient elements in a bucket."""
         return self.policy.max_bucket_bytes / bytes_per_element(self.gradient_dtype)
 
     def _max_array_elements(self, sync: WeightSync) -> float | None:
-        """Elements that an array of weights that move so holds at most; None: any number."""
+        """Return the largest number of elements in an array of weights with this sync; None: no limit."""
         return self.max_bucket_elements if is_bucketed(self.family, sync) else None
 
     @property
     def gradient_dtype(self) -> str:
-        """The format in which gradients are reduced."""
+        """Format in which gradients are reduced."""
         return self.precision.gradient_reduction
 
     @cached_property
@@ -143,70 +148,74 @@ class RankProgram:
         return SymbolValues({**self.architecture.dims, **counts, **degrees})
 
     def num_routers(self, units: Iterable[PlacedUnit]) -> int:
-        """How many of some units have a router."""
+        """Return the number of units that have a router."""
         return sum(unit.kind in ROUTING_UNITS for unit in units) if self.architecture.num_experts else 0
 
     @cached_property
     def batch_axes(self) -> Axes:
-        """The axes of more than one device that split a batch by sequences."""
+        """Axes of more than one device that split a batch by sequences."""
         return self.drop_single_device_axes(replace(self.family, experts=self.architecture.num_experts > 0).batch_axes)
 
     @cached_property
     def loss_axes(self) -> Axes:
-        """Those that split its tokens, and the stages, of which the last has the loss: over them it is summed."""
-        loss = (one.axes for one in self.traffic("head") if one.role is Role.STATISTIC and one.scope == "step")
+        """Axes over which the loss is summed: those that split its tokens, and `pp`, whose last stage has it."""
+        loss = (
+            collective.axes
+            for collective in self.traffic("head")
+            if collective.role is Role.STATISTIC and collective.scope == "step"
+        )
         return self.drop_single_device_axes(("pp", *next(loss)))
 
     @property
     def local_vocab_size(self) -> int:
-        """How many words of the vocabulary a rank has logits of, with what pads it."""
+        """Words of the vocabulary whose logits a rank has, padding included."""
         return int(self.values[LocalDim("V", WEIGHT_USE["V"])])
 
     @cached_property
     def norm_axes(self) -> Axes:
-        """Those that split gradients, over which the squares of the norm are summed."""
+        """Axes that split gradients, over which the squares of the norm are summed."""
         return self.drop_single_device_axes(norm_axes(self.architecture.structure, self.family))
 
     @cached_property
     def noise_axes(self) -> Axes:
-        """Those over which the squares of every micro-batch's gradient are summed."""
+        """Axes over which the squares of every micro-batch's gradient are summed."""
         return self.drop_single_device_axes(noise_axes(self.architecture.structure, self.family))
 
     @cached_property
     def amax_axes(self) -> Axes:
-        """Those over which the largest sizes of what products take are compared; none where scales do not follow from them."""
+        """Axes over which the amax of products' operands is taken; none unless scales depend on it."""
         return self.drop_single_device_axes(AXIS_ORDER) if self.precision.shares_amax else ()
 
     def operands(self, unit: str) -> tuple[str, ...]:
-        """What products with the weights of a kind of unit take."""
+        """Return the tensors that products with the weights of a kind of unit read."""
         return unit_operands(self.architecture.structure, unit)
 
     @cached_property
     def routing_axes(self) -> Axes:
-        """Those that split tokens where their experts are chosen, over which the routers' statistics are summed."""
+        """Axes that split tokens where their experts are chosen, over which routers' statistics are summed."""
         experts = self.architecture.num_experts > 0
         return self.drop_single_device_axes(routing_axes(self.architecture.structure, self.family)) if experts else ()
 
     @cached_property
     def axes(self) -> frozenset[Axes]:
         """Every group of axes that a step of any rank has a collective over."""
-        every = tuple(unit_paths(self.architecture))
-        syncs = {one.sync for one in list_parameters(self.architecture, self.family, every)}
+        units = tuple(unit_paths(self.architecture))
+        syncs = {parameter.sync for parameter in list_parameters(self.architecture, self.family, units)}
         used = {
-            self.loss_axes,
-            self.norm_axes,
-            self.amax_axes,
-            self.routing_axes,
-            self.drop_single_device_axes(PIPELINE),
-        }
+            self.loss_axes, self.norm_axes, self.amax_axes, self.routing_axes, self.drop_single_device_axes(PIPELINE),
+        }  # fmt: skip
         used |= {self.drop_single_device_axes(axes) for sync in syncs for axes in sync}
         used |= {
-            self.drop_single_device_axes(one.axes)
-            for path, unit in every
-            for one in self.activation_collectives(path, unit)
+            self.drop_single_device_axes(collective.axes)
+            for path, unit in units
+            for collective in self.activation_collectives(path, unit)
         }
-        traffic = (one for kind in {unit for _, unit in every} for one in self.traffic(kind))
-        used |= {self.drop_single_device_axes(one.axes) for one in traffic if one.role in (Role.DIRECTION, Role.MEAN)}
+        collectives = (collective for kind in {unit for _, unit in units} for collective in self.traffic(kind))
+        used |= {
+            self.drop_single_device_axes(collective.axes)
+            for collective in collectives
+            if collective.role in (Role.DIRECTION, Role.MEAN)
+        }
         if self.policy.noise_scale:
             used |= {
                 self.noise_axes,
@@ -219,95 +228,102 @@ class RankProgram:
 
     @cached_property
     def single_device_axes(self) -> frozenset[str]:
-        """The axes of one device."""
+        """Axes of one device."""
         return frozenset(axis for axis, size in self.mesh.axes if size == 1)
 
     def unit(self, name: str) -> ShardedUnit:
-        """A unit as derived for the layout."""
+        """Return a unit as derived for the layout."""
         return derived_unit(self.architecture.structure, self.family, name)
 
     def traffic(self, name: str) -> tuple[UnitCollective, ...]:
-        """The collectives of a unit."""
+        """Return the collectives of a unit."""
         return list_unit_collectives(self.unit(name), self.policy, self.single_device_axes)
 
     @cached_property
     def parameters_by_unit(self) -> dict[str, dict[str, Parameter]]:
-        """By unit's path the parameters that it uses, by their names in its program (`parameters_by_unit`)."""
+        """Parameters that each unit uses, by its path and by their names in its program."""
         return parameters_by_unit(self.architecture, self.parameters, self.units)
 
     def gathered(self, path: str, unit: str, phase: str) -> tuple[ParameterGroup, ...]:
-        """The groups whose weights the unit at a path needs gathered in a pass ("forward", "backward"); what axes of one device
-        split is whole already."""
-        again = {"forward"} if self.gathers_again(unit) else set()
-        passes = {phase} | again if phase == "backward" else {phase}
+        """Return the groups whose weights a unit needs gathered in a pass ("forward", "backward").
+
+        Weights that only axes of one device split are whole already.
+        """
+        regathered = {"forward"} if self.gathers_again(unit) else set()
+        passes = {phase} | regathered if phase == "backward" else {phase}
         moved = (group for group in weight_groups(self.unit(unit)) if not passes.isdisjoint(group.passes))
         weights = [name for group in moved for name in group.weights]
-        needed = {self.parameters_by_unit[path][name].name for name in weights}
-        return tuple(group for group in self.groups if group.sync.gather and not needed.isdisjoint(group.names))
+        parameter_names = {self.parameters_by_unit[path][name].name for name in weights}
+        return tuple(
+            group for group in self.groups if group.sync.gather and not parameter_names.isdisjoint(group.names)
+        )
 
     def keeps_gathered(self, unit: str) -> bool:
-        """Whether a unit's backward pass reads the weights that its forward pass gathered: where it follows at once."""
+        """Return True if the backward pass reads the weights that the forward pass gathered: it follows at once."""
         return bool(self.unit(unit).gathered_weights) and self.backward_follows_forward
 
     def gathers_again(self, unit: str) -> bool:
-        """Whether it would, but does not follow at once."""
+        """Return True if the backward pass must gather the unit's weights a second time."""
         return bool(self.unit(unit).gathered_weights) and not self.backward_follows_forward
 
     @property
     def backward_follows_forward(self) -> bool:
-        """Whether the backward pass of each micro-batch follows its forward pass at once on the last stage."""
+        """True if the last stage runs each micro-batch's backward pass right after its forward pass."""
         return pipeline.backward_follows_forward(self.layout)
 
     @property
     def splits_backward(self) -> bool:
-        """Whether weights' gradients wait (I and W), or a backward pass is whole (B)."""
+        """True if the schedule splits backward passes into I and W."""
         return pipeline.splits_backward(self.layout)
 
     def issued(self, num_micro_batches: int) -> Counter[IssuedCollective]:
-        """Every collective and message of a step with its count; over axes of one device there is none."""
+        """Return every collective and message of a step with its count; over axes of one device there is none."""
         return count_collectives(self, num_micro_batches)
 
     def ordered_activation_collectives(self, num_micro_batches: int) -> Iterator[IssuedCollective]:
-        """What moves activations in a step, in the order in which it is issued; but those that run beside computations are issued
-        block by block, in a ring."""
+        """Yield the activation collectives of a step in issue order; chunked ones appear as permutes."""
         return ordered_activation_collectives(self, num_micro_batches)
 
     def unit_instructions(self, path: str, unit: str) -> UnitInstructions:
-        """The instructions of the unit at a path."""
+        """Return the instructions of the unit at a path."""
         family = replace(self.family, recompute=self.recompute(path, unit))
         return lower_unit(self.architecture.structure, family, unit, self.policy, self.single_device_axes)
 
     def steps(self, num_micro_batches: int) -> tuple[RankSlot, ...]:
-        """The passes that the rank runs in a step, in order, with the messages around them."""
+        """Return the slots that the rank runs in a step, in order, with the messages around them."""
         return pipeline.rank_slots(self.layout, num_micro_batches, self.pp_rank)
 
     def forward_steps(self, num_micro_batches: int) -> tuple[RankSlot, ...]:
-        """Likewise of forward passes alone."""
+        """Return the slots that the rank runs in an evaluation: forward passes alone."""
         return pipeline.forward_rank_slots(self.layout, num_micro_batches, self.pp_rank)
 
     def units_with_weight_grads(self, kind: str, stage: int) -> tuple[str, ...]:
-        """The paths of the units that give gradients of weights in a pass."""
-        giving = {FULL_BACKWARD: (True, False), BACKWARD_INPUT: (False,), BACKWARD_WEIGHT: (True,)}[kind]
-        return tuple(path for path, unit in self.stages[stage] if (unit in SPLIT_UNITS) in giving)
+        """Return the paths of the units that give weight gradients in a pass of this kind."""
+        splits = {FULL_BACKWARD: (True, False), BACKWARD_INPUT: (False,), BACKWARD_WEIGHT: (True,)}[kind]
+        return tuple(path for path, unit in self.stages[stage] if (unit in SPLIT_UNITS) in splits)
 
     def ordered_units(self, kind: str, stage: int) -> tuple[PlacedUnit, ...]:
-        """The units of a stage in the order in which a pass runs through them; weights' gradients are the layers' alone."""
+        """Return the units of a stage in the order in which a pass runs through them."""
         units = self.stages[stage]
         return units if kind == FORWARD else units[::-1]
 
     def instructions(self, path: str, unit: str, kind: str) -> tuple[Instruction, ...]:
-        """Those of a unit in a pass of a kind."""
+        """Return the instructions of a unit in a pass of a kind."""
         return select_instructions(self.unit_instructions(path, unit), unit, kind)
 
     def activation_collectives(self, path: str, unit: str, *kinds: str) -> Iterator[UnitCollective]:
-        """What moves activations over several devices in passes of a unit, in order."""
+        """Yield the activation collectives over several devices in passes of a unit, in order."""
         for kind in kinds or (FORWARD, FULL_BACKWARD):
             for started in self.instructions(path, unit, kind):
                 if isinstance(started, StartCollective) and self._moves_activations(started.collective):
                     yield started.collective
 
-    def _moves_activations(self, one: UnitCollective) -> bool:
-        return not one.moves_weights and not one.is_control and bool(self.drop_single_device_axes(one.axes))
+    def _moves_activations(self, collective: UnitCollective) -> bool:
+        return (
+            not collective.moves_weights
+            and not collective.is_control
+            and bool(self.drop_single_device_axes(collective.axes))
+        )
 
     @cached_property
     def micro_batch_values(self) -> SymbolValues:
@@ -319,29 +335,31 @@ class RankProgram:
 
     @cached_property
     def hidden_state_spec(self) -> Spec:
-        """How the hidden state lies between two units, and so between two stages."""
+        """Sharding of the hidden state between two units, and so between two stages."""
         forward = self.unit("block").forward
-        (name,) = (one for one in forward.program.outputs if forward.program.tensors[one].role is Role.RESIDUAL)
+        (name,) = (
+            output for output in forward.program.outputs if forward.program.tensors[output].role is Role.RESIDUAL
+        )
         return forward.specs[name]
 
     def recompute(self, path: str, unit: str) -> str:
-        """The recompute policy of the unit at a path: a layer's, for the first so many of the rank's."""
-        most = self.layout.recompute_layers
-        recomputes = unit in LAYER_UNITS and (most is None or self._numbers[path] < most)
+        """Return the recompute policy of a unit; `recompute_layers` limits it to the first layers of the rank."""
+        num_recomputed = self.layout.recompute_layers
+        recomputes = unit in LAYER_UNITS and (num_recomputed is None or self._numbers[path] < num_recomputed)
         return self.layout.recompute if recomputes else "none"
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
-        """The number of each layer among those of the rank that holds it."""
-        every = (self.for_pp_rank(rank).units for rank in range(self.layout.pp))
-        layers = ([path for path, unit in units if unit in LAYER_UNITS] for units in every)
-        return {path: number for of_rank in layers for number, path in enumerate(of_rank)}
+        """Number of each layer among those of the rank that holds it, by path."""
+        units_by_rank = (self.for_pp_rank(rank).units for rank in range(self.layout.pp))
+        layers = ([path for path, unit in units if unit in LAYER_UNITS] for units in units_by_rank)
+        return {path: number for rank_layers in layers for number, path in enumerate(rank_layers)}
 
     def drop_single_device_axes(self, axes: Axes) -> Axes:
-        """Of some axes those with more than one device."""
+        """Drop axes that have a single device."""
         return tuple(axis for axis in axes if self.mesh.size(axis) > 1)
 
     @property
     def control_dtype(self) -> str:
-        """The format of the loss, the norm and the routers' statistics: fp32, or fp64 where the model is in it."""
+        """Format of the loss, the norm and the routers' statistics: fp32, or fp64 for a model in fp64."""
         return "fp64" if self.precision.activations == "fp64" else "fp32"

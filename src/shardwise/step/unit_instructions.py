@@ -1,8 +1,9 @@
-"""The instructions of one unit by pass, with expressions for sizes and counts: priced with numbers, or with arrays of them.
+"""Instructions of one unit by pass, with sizes as expressions that are priced with numbers or with arrays of them.
 
-Forward; backward, with what is recomputed in front of it; update. Kernels and collectives on activations come in the order of the
-derived steps. Weights are gathered at the head of a pass and waited for where they are first read; gradients leave as soon as the
-last of their group is made, and are waited for before anything reads them. A tensor is freed behind its last reader.
+A unit has a forward pass, a backward pass that begins with what is recomputed, and an update. Kernels and collectives
+on activations keep the order of the derived steps. Weights are gathered at the start of a pass and waited for where
+they are first read; gradients leave once the last of their group is made, and are waited for before anything reads
+them. A tensor is freed after its last reader.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ PlacedItem = Kernel | UnitCollective | LocalSlice  # what the derivation puts in
 
 @dataclass(frozen=True)
 class UnitInstructions:
-    """A unit's instructions by pass; over the axes of one device, `single_device_axes`, there is no collective."""
+    """Instructions of a unit by pass; collectives over `single_device_axes` alone are left out."""
 
     unit: ShardedUnit
     passes: Mapping[str, tuple[Instruction, ...]]
@@ -52,98 +53,116 @@ class UnitInstructions:
 
     @cached_property
     def backward_input(self) -> tuple[Instruction, ...]:
-        """The backward pass as far as the gradient of the unit's input needs it."""
-        return tuple(one for one, needed in self._backward if needed)
+        """Part of the backward pass that the gradient of the unit's input depends on (I)."""
+        return tuple(instruction for instruction, is_needed in self._backward if is_needed)
 
     @cached_property
     def backward_weight(self) -> tuple[Instruction, ...]:
-        """The rest of it, which can wait: gradients of weights."""
-        return tuple(one for one, needed in self._backward if not needed)
+        """Rest of the backward pass, which can wait: weight gradients (W)."""
+        return tuple(instruction for instruction, is_needed in self._backward if not is_needed)
 
     @cached_property
     def _backward(self) -> tuple[tuple[Instruction, bool], ...]:
-        """The instructions of the backward pass without frees, each with whether the gradient of the unit's input needs it.
+        """Instructions of the backward pass without frees, each with whether the gradient of the unit's input needs it.
 
-        A kernel that gives a weight's beside it counts as needed, such as a norm's, and so does what reads a weight: these are
-        gathered for the first part alone. Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.
+        A kernel that gives both gradients, such as a norm's, counts as needed. Source: Qi et al. 2023, "Zero Bubble
+        Pipeline Parallelism", section 2.
         """
-        backward, found = self.unit.backward, []
-        wanted = {
+        backward, marked = self.unit.backward, []
+        required = {
             *self._without_single_axes(
                 ShardedTensor(name, backward.specs[name])
                 for name in backward.program.outputs
                 if self.unit.tensors[name].role is Role.RESIDUAL
             )
         }
-        for one in reversed(self.passes["backward"]):
-            if isinstance(one, FreeTensors):
+        for instruction in reversed(self.passes["backward"]):
+            if isinstance(instruction, FreeTensors):
                 continue
-            ends = list(_reads_and_writes(one))
-            needed = any(not wanted.isdisjoint(self._without_single_axes(writes)) for _, writes in ends)
-            needed = needed or _carries_weights(one) or any(self._reads_weights(reads) for reads, _ in ends)
-            wanted |= {held for reads, _ in ends for held in self._without_single_axes(reads) if needed}
-            found.append((one, needed))
-        return tuple(reversed(found))
+            accesses = list(_reads_and_writes(instruction))
+            is_needed = any(not required.isdisjoint(self._without_single_axes(writes)) for _, writes in accesses)
+            is_needed = (
+                is_needed or _carries_weights(instruction) or any(self._reads_weights(reads) for reads, _ in accesses)
+            )
+            required |= {tensor for reads, _ in accesses for tensor in self._without_single_axes(reads) if is_needed}
+            marked.append((instruction, is_needed))
+        return tuple(reversed(marked))
 
-    def _reads_weights(self, held: Iterable[ShardedTensor]) -> bool:
-        return any(self.unit.tensors[one.name].role is Role.WEIGHT for one in held)
+    def _reads_weights(self, tensors: Iterable[ShardedTensor]) -> bool:
+        return any(self.unit.tensors[tensor.name].role is Role.WEIGHT for tensor in tensors)
 
-    def _without_single_axes(self, held: Iterable[ShardedTensor]) -> Iterator[ShardedTensor]:
-        """Tensors by the axes of several devices that split them."""
-        for name, spec in held:
+    def _without_single_axes(self, tensors: Iterable[ShardedTensor]) -> Iterator[ShardedTensor]:
+        """Yield the tensors with axes of one device dropped from their specs, so that equal layouts compare equal."""
+        for name, spec in tensors:
             partial = tuple(axis for axis in spec.partial if axis not in self.single_device_axes)
             yield ShardedTensor(name, Spec(spec.dims, spec.gather_axes(self.single_device_axes).axes, partial))
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """Every kernel that is launched, in order."""
-        return tuple(one.kernel for each in self.passes.values() for one in each if isinstance(one, KernelLaunch))
+        return tuple(
+            instruction.kernel
+            for instructions in self.passes.values()
+            for instruction in instructions
+            if isinstance(instruction, KernelLaunch)
+        )
 
     @property
     def collectives(self) -> tuple[UnitCollective, ...]:
         """Every collective that is started, in order."""
         return tuple(
-            one.collective for each in self.passes.values() for one in each if isinstance(one, StartCollective)
+            instruction.collective
+            for instructions in self.passes.values()
+            for instruction in instructions
+            if isinstance(instruction, StartCollective)
         )
 
 
 @lru_cache(maxsize=MAX_CACHED_UNITS)
 def lower_unit(
-    structure: ModelStructure,
-    family: ShardingScheme,
-    name: str,
-    policy: IssuePolicy,
-    single: frozenset[str] = frozenset(),
-) -> UnitInstructions:
-    """The template of a unit in a layout of this family under a policy. The step's control traffic is the head's.
+    structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy,
+    single_device_axes: frozenset[str] = frozenset(),
+) -> UnitInstructions:  # fmt: skip
+    """Lower a unit, derived in this family, to instructions under an issue policy; the head has the step's control
+    collectives.
 
-    `single_device_axes`: axes that are known to have one device; over them alone there is no collective.
+    `single_device_axes`: axes known to have one device; collectives over them alone are left out.
     """
     control = control_collectives(structure, family, policy) if name == CONTROL_UNIT else ()
-    return lower_derived_unit(derived_unit(structure, family, name), policy, single, control)
+    return lower_derived_unit(derived_unit(structure, family, name), policy, single_device_axes, control)
 
 
 def lower_derived_unit(
-    unit: ShardedUnit, policy: IssuePolicy, single: frozenset[str] = frozenset(), control: Iterable[UnitCollective] = ()
+    unit: ShardedUnit,
+    policy: IssuePolicy,
+    single_device_axes: frozenset[str] = frozenset(),
+    control: Iterable[UnitCollective] = (),
 ) -> UnitInstructions:
-    """The template of any derived unit, with the control traffic that it has."""
-    issued = (*list_unit_collectives(unit, policy, single), *control)
-    traffic, launched = [one for one in issued if not single.issuperset(one.axes)], fuse_kernels(unit)
+    """Lower any derived unit to instructions, with the given control collectives."""
+    issued = (*list_unit_collectives(unit, policy, single_device_axes), *control)
+    collectives, kernels = (
+        [collective for collective in issued if not single_device_axes.issuperset(collective.axes)],
+        fuse_kernels(unit),
+    )
     passes = {}
     for name, phases in PHASES_OF_PASS.items():
-        ordered = [step for phase in phases for step in _order_phase(unit, phase, launched[phase], traffic)]
-        unplaced = [one for one in traffic if one.phase in phases and one.position < 0]
+        ordered = [step for phase in phases for step in _order_phase(unit, phase, kernels[phase], collectives)]
+        unplaced = [collective for collective in collectives if collective.phase in phases and collective.position < 0]
         passes[name] = tuple(_insert_frees(unit, name, [*_CollectivePlacement(unit, ordered).instructions(unplaced)]))
-    return UnitInstructions(unit, passes, single)
+    return UnitInstructions(unit, passes, single_device_axes)
 
 
 def _order_phase(
-    unit: ShardedUnit, phase: str, launched: Iterable[tuple[int, Kernel]], traffic: Iterable[UnitCollective]
+    unit: ShardedUnit, phase: str, kernels: Iterable[tuple[int, Kernel]], collectives: Iterable[UnitCollective]
 ) -> list[PlacedItem]:
-    """A phase's kernels, slices and collectives on activations by their places among the derived steps."""
-    placed: list[tuple[int, PlacedItem]] = [*launched]
-    placed += [(one.position, one) for one in traffic if one.phase == phase and one.position >= 0]
-    placed += [(place, LocalSlice(step)) for place, step in enumerate(unit.phases()[phase]) if _is_slice(step)]
+    """Return a phase's kernels, slices and activation collectives in the order of the derived steps."""
+    placed: list[tuple[int, PlacedItem]] = [*kernels]
+    placed += [
+        (collective.position, collective)
+        for collective in collectives
+        if collective.phase == phase and collective.position >= 0
+    ]
+    placed += [(position, LocalSlice(step)) for position, step in enumerate(unit.phases()[phase]) if _is_slice(step)]
     return [step for _, step in sorted(placed, key=lambda pair: pair[0])]
 
 
@@ -152,17 +171,17 @@ def _is_slice(step: ProgramStep) -> TypeGuard[CollectiveStep]:
 
 
 class _CollectivePlacement:
-    """Puts starts and waits around the steps of one pass."""
+    """Places starts and waits around the steps of one pass."""
 
     def __init__(self, unit: ShardedUnit, steps: Sequence[PlacedItem]) -> None:
         self.unit, self.steps = unit, steps
         self.moving: list[UnitCollective] = []
 
     def instructions(self, unplaced: Sequence[UnitCollective]) -> Iterator[Instruction]:
-        """The steps, with the collectives that have no place among them as soon as what they carry is there."""
-        unmade = {name for step in self.steps if isinstance(step, Kernel) for name in step.outputs}
+        """Yield the steps, with each collective that has no position among them started once its payload is made."""
+        pending_results = {name for step in self.steps if isinstance(step, Kernel) for name in step.outputs}
         held_back = list(unplaced)
-        yield from self.start_ready(held_back, unmade)
+        yield from self.start_ready(held_back, pending_results)
         for step in self.steps:
             if isinstance(step, UnitCollective):
                 yield from self.start(step)
@@ -173,112 +192,134 @@ class _CollectivePlacement:
                 continue
             yield from self.wait(step.reads)
             yield KernelLaunch(step)
-            unmade -= set(step.outputs)
-            yield from self.start_ready(held_back, unmade)
-        yield from (WaitCollective(one) for one in self.moving)
+            pending_results -= set(step.outputs)
+            yield from self.start_ready(held_back, pending_results)
+        yield from (WaitCollective(collective) for collective in self.moving)
 
-    def start_ready(self, held_back: list[UnitCollective], unmade: set[str]) -> Iterator[Instruction]:
-        """Start those that are held back and carry nothing that has still to be made."""
-        for one in [one for one in held_back if unmade.isdisjoint(payload_tensors(self.unit, one))]:
-            held_back.remove(one)
-            yield from self.start(one)
+    def start_ready(self, held_back: list[UnitCollective], pending_results: set[str]) -> Iterator[Instruction]:
+        """Start the collectives held back whose payload is complete."""
+        for collective in [
+            collective for collective in held_back if pending_results.isdisjoint(payload_tensors(self.unit, collective))
+        ]:
+            held_back.remove(collective)
+            yield from self.start(collective)
 
-    def start(self, one: UnitCollective) -> Iterator[Instruction]:
-        """Start a collective when what it carries has arrived; control traffic, which all waits for, is waited for at once."""
-        yield from self.wait(payload_tensors(self.unit, one) if not one.is_control else self.payloads_in_flight())
-        yield StartCollective(one)
-        self.moving.append(one)
-        if one.is_control:
-            yield from self.wait(one.tensors)
+    def start(self, collective: UnitCollective) -> Iterator[Instruction]:
+        """Start a collective once its payload has arrived."""
+        yield from self.wait(
+            payload_tensors(self.unit, collective) if not collective.is_control else self.payloads_in_flight()
+        )
+        yield StartCollective(collective)
+        self.moving.append(collective)
+        if collective.is_control:
+            yield from self.wait(collective.tensors)
 
     def payloads_in_flight(self) -> list[str]:
-        return [name for one in self.moving for name in payload_tensors(self.unit, one)]
+        return [name for collective in self.moving for name in payload_tensors(self.unit, collective)]
 
     def wait(self, names: Iterable[str]) -> Iterator[WaitCollective]:
-        """Wait for what brings any of these tensors."""
-        wanted = set(names)
-        for one in [one for one in self.moving if not wanted.isdisjoint(payload_tensors(self.unit, one))]:
-            self.moving.remove(one)
-            yield WaitCollective(one)
+        """Wait for the collectives that bring any of these tensors."""
+        awaited = set(names)
+        for collective in [
+            collective for collective in self.moving if not awaited.isdisjoint(payload_tensors(self.unit, collective))
+        ]:
+            self.moving.remove(collective)
+            yield WaitCollective(collective)
 
 
-def payload_tensors(unit: ShardedUnit, one: UnitCollective) -> tuple[str, ...]:
-    """The tensors that a collective moves, by the names that kernels have for them: weights, as updated, or their gradients."""
-    if one.role is Role.WEIGHT_GRADIENT:
-        return tuple(unit.gradients[name] for name in one.tensors)
-    if one.role is Role.WEIGHT and one.phase == "update":
-        return tuple(f"{name}'" for name in one.tensors)
-    if one.role is Role.DIRECTION and one.position < 0:
-        return tuple(name for name, weight in whole_matrix_inputs(unit.update.program).items() if weight in one.tensors)
-    if one.role is Role.MEAN:
-        return tuple(step.tensor.name for step in one.derived)
-    return one.tensors
+def payload_tensors(unit: ShardedUnit, collective: UnitCollective) -> tuple[str, ...]:
+    """Return the tensors that a collective moves, by their names among kernels: (updated) weights, or their gradients."""
+    if collective.role is Role.WEIGHT_GRADIENT:
+        return tuple(unit.gradients[name] for name in collective.tensors)
+    if collective.role is Role.WEIGHT and collective.phase == "update":
+        return tuple(f"{name}'" for name in collective.tensors)
+    if collective.role is Role.DIRECTION and collective.position < 0:
+        return tuple(
+            name for name, weight in whole_matrix_inputs(unit.update.program).items() if weight in collective.tensors
+        )
+    if collective.role is Role.MEAN:
+        return tuple(step.tensor.name for step in collective.derived)
+    return collective.tensors
 
 
 def _insert_frees(unit: ShardedUnit, name_of_pass: str, instructions: Sequence[Instruction]) -> Iterator[Instruction]:
-    """The instructions, each followed by what it was the last to touch; the update frees nothing."""
+    """Yield the instructions, each followed by a free of what it was the last to touch; the update frees nothing."""
     last: dict[ShardedTensor, int] = {}
-    pieces = _chunked_tensors(instructions)
-    for place, one in enumerate(instructions):
-        last |= dict.fromkeys((*touched_tensors(one), *pieces.get(place, ())), place)
-    stays, freed = _live_out(unit, name_of_pass), dict[int, list[ShardedTensor]]()
-    for held, place in last.items():
-        if held not in stays and unit.tensors[held.name].role is not Role.CONSTANT and name_of_pass != "update":
-            freed.setdefault(place, []).append(held)
-    for place, one in enumerate(instructions):
-        yield one
-        if place in freed:
-            yield FreeTensors(tuple(freed[place]))
+    chunked = _chunked_tensors(instructions)
+    for index, instruction in enumerate(instructions):
+        last |= dict.fromkeys((*touched_tensors(instruction), *chunked.get(index, ())), index)
+    live_out, freed = _live_out(unit, name_of_pass), dict[int, list[ShardedTensor]]()
+    for tensor, index in last.items():
+        if tensor not in live_out and unit.tensors[tensor.name].role is not Role.CONSTANT and name_of_pass != "update":
+            freed.setdefault(index, []).append(tensor)
+    for index, instruction in enumerate(instructions):
+        yield instruction
+        if index in freed:
+            yield FreeTensors(tuple(freed[index]))
 
 
 def _chunked_tensors(instructions: Sequence[Instruction]) -> dict[int, list[ShardedTensor]]:
-    """By its place what a kernel touches of collectives that run in pieces beside it, until it has taken the last piece."""
-    found: dict[str, list[ShardedTensor]] = {}
-    for one in instructions:
-        for result in one.collective.chunked_with if isinstance(one, StartCollective) else ():
-            found.setdefault(result, []).extend(touched_tensors(one))
-    launched = ((place, one.kernel) for place, one in enumerate(instructions) if isinstance(one, KernelLaunch))
-    return {place: found[kernel.outputs[0]] for place, kernel in launched if kernel.outputs[0] in found}
+    """Return what each kernel touches of collectives in chunks beside it, by its index; they live until its last chunk
+    is read."""
+    tensors_by_kernel: dict[str, list[ShardedTensor]] = {}
+    for instruction in instructions:
+        for result in instruction.collective.chunked_with if isinstance(instruction, StartCollective) else ():
+            tensors_by_kernel.setdefault(result, []).extend(touched_tensors(instruction))
+    kernels = (
+        (index, instruction.kernel)
+        for index, instruction in enumerate(instructions)
+        if isinstance(instruction, KernelLaunch)
+    )
+    return {
+        index: tensors_by_kernel[kernel.outputs[0]]
+        for index, kernel in kernels
+        if kernel.outputs[0] in tensors_by_kernel
+    }
 
 
 def _live_out(unit: ShardedUnit, name_of_pass: str) -> set[ShardedTensor]:
-    """What a later pass reads: weights and their gradients as they rest, what is saved, and what the pass gives."""
+    """Return what a later pass reads: resting weights and gradients, saved tensors, and the results of the pass."""
     forward, backward = unit.forward, unit.backward
-    stays = {ShardedTensor(name, forward.specs[name]) for name in (*forward.program.weights, *forward.program.outputs)}
+    live = {ShardedTensor(name, forward.specs[name]) for name in (*forward.program.weights, *forward.program.outputs)}
     if name_of_pass == "forward":  # scalars are summed in the update
-        stays |= {
+        live |= {
             ShardedTensor(step.tensor.name, step.collective.before)
             for step in forward.communication
             if not step.tensor.dims
         }
-        return stays | {ShardedTensor(*one) for one in (*unit.saved.items(), *unit.gathered_weights.items())}
-    return stays | {ShardedTensor(name, backward.specs[name]) for name in backward.program.outputs}
+        return live | {ShardedTensor(*pair) for pair in (*unit.saved.items(), *unit.gathered_weights.items())}
+    return live | {ShardedTensor(name, backward.specs[name]) for name in backward.program.outputs}
 
 
-def touched_tensors(one: Instruction) -> Iterator[ShardedTensor]:
-    """What an instruction reads, and what it makes."""
-    for reads, writes in _reads_and_writes(one):
+def touched_tensors(instruction: Instruction) -> Iterator[ShardedTensor]:
+    """Yield the tensors that an instruction reads, and those that it writes."""
+    for reads, writes in _reads_and_writes(instruction):
         yield from (*reads, *writes)
 
 
-def _reads_and_writes(one: Instruction) -> Iterator[tuple[Iterable[ShardedTensor], Iterable[ShardedTensor]]]:
-    """What each step of an instruction reads and what it writes."""
-    match one:
+def _reads_and_writes(instruction: Instruction) -> Iterator[tuple[Iterable[ShardedTensor], Iterable[ShardedTensor]]]:
+    """Yield reads and writes of each derived step of an instruction."""
+    match instruction:
         case KernelLaunch():
-            for step in one.kernel.steps:
+            for step in instruction.kernel.steps:
                 operation, placed = step.operation, step.placed
                 yield (
                     [*map(ShardedTensor, operation.operands, placed.inputs)],
                     [*map(ShardedTensor, operation.outputs, placed.outputs)],
                 )
         case StartCollective() | WaitCollective() | LocalSlice():
-            for each in (one.step,) if isinstance(one, LocalSlice) else one.collective.derived:
-                before, after = _specs_around(each)
-                yield [ShardedTensor(each.tensor.name, before)], [ShardedTensor(each.tensor.name, after)]
+            for derived_step in (
+                (instruction.step,) if isinstance(instruction, LocalSlice) else instruction.collective.derived
+            ):
+                before, after = _specs_around(derived_step)
+                yield (
+                    [ShardedTensor(derived_step.tensor.name, before)],
+                    [ShardedTensor(derived_step.tensor.name, after)],
+                )
 
 
-def _carries_weights(one: Instruction) -> bool:
-    return isinstance(one, (StartCollective, WaitCollective)) and one.collective.role is Role.WEIGHT
+def _carries_weights(instruction: Instruction) -> bool:
+    return isinstance(instruction, (StartCollective, WaitCollective)) and instruction.collective.role is Role.WEIGHT
 
 
 def _specs_around(step: CollectiveStep) -> tuple[Spec, Spec]:
