@@ -1,8 +1,9 @@
-"""The order in which the ranks of a pipeline run passes of micro-batches, as data, and what builds such orders.
+"""Action lists: the order in which the ranks of a pipeline run passes of micro-batches, and functions that build such
+orders.
 
-An `Action` is one pass of one micro-batch through one stage. An `ActionList` has the actions of every rank in order, and the
-rank on which each of them runs. Nothing here knows how long a pass takes (`timeline.py`) or whether the order is legal
-(`clock.py`). Most schedules alternate one forward and one backward pass behind some forward passes that warm up.
+An `Action` is one pass of one micro-batch through one stage. An `ActionList` has the actions of every rank in order,
+and the rank of each. How long a pass takes (`timeline.py`) and whether an order is legal (`clock.py`) are decided
+elsewhere. Most schedules alternate one forward and one backward pass after some forward passes that warm up.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ KINDS = (FORWARD, FULL_BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
 
 class Action(NamedTuple):
-    """A pass of a micro-batch through a virtual stage, which is counted in the model's order.
+    """A pass of a micro-batch through a virtual stage; stages are numbered in the model's order.
 
     >>> print(Action(FORWARD, 3, 5))
     3F5
@@ -32,7 +33,7 @@ class Action(NamedTuple):
     micro_batch: int
 
     def __str__(self) -> str:
-        """As PyTorch's pipelining writes it: stage, kind, micro-batch."""
+        """Format as PyTorch's pipelining does: stage, kind, micro-batch."""
         return f"{self.stage}{self.kind}{self.micro_batch}"
 
 
@@ -41,10 +42,10 @@ Order = tuple[tuple[Slot, ...], ...]  # the slots of each rank
 
 
 class StagePlacement(NamedTuple):
-    """Where stages run: `ranks` has the rank of each virtual stage in the model's order.
+    """Rank of each virtual stage, in the model's order.
 
-    With `bidirectional` every rank holds a second copy of a stage, of the rank opposite: the second half of the micro-batches
-    comes in at the last rank and goes the other way.
+    With `bidirectional` every rank also holds a copy of the stage of its mirror rank p - 1 - i: the second half of the
+    micro-batches enters at the last rank and runs the other way.
     """
 
     name: str
@@ -56,28 +57,28 @@ class StagePlacement(NamedTuple):
         return max(self.ranks) + 1
 
     def stages_of_rank(self, rank: int) -> tuple[int, ...]:
-        """The virtual stages of which a rank holds the weights, in the model's order.
+        """Return the virtual stages whose weights a rank holds, in the model's order.
 
         >>> v_placement(3).stages_of_rank(0), bidirectional_placement(4).stages_of_rank(1)
         ((0, 5), (1, 2))
         """
         holders = {rank, self.num_ranks - 1 - rank} if self.bidirectional else {rank}
-        return tuple(stage for stage, own in enumerate(self.ranks) if own in holders)
+        return tuple(stage for stage, owner in enumerate(self.ranks) if owner in holders)
 
     def sum_by_rank(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        """A quantity of the virtual stages, summed over those of each rank; second copies do not count.
+        """Sum a quantity of the virtual stages over those of each rank; second copies do not count.
 
         >>> v_placement(2).sum_by_rank((1, 2, 3, 4))
         (5, 5)
         """
-        found = [0] * self.num_ranks
+        totals = [0] * self.num_ranks
         for rank, number in zip(self.ranks, numbers, strict=True):
-            found[rank] += number
-        return tuple(found)
+            totals[rank] += number
+        return tuple(totals)
 
 
 def loop_placement(num_ranks: int, num_virtual_stages: int) -> StagePlacement:
-    """Stage s on rank s mod p: around the ranks once for each virtual stage of a rank.
+    """Return the placement of stage s on rank s mod p: around the ranks once for each virtual stage of a rank.
 
     >>> loop_placement(2, 2).ranks
     (0, 1, 0, 1)
@@ -86,7 +87,8 @@ def loop_placement(num_ranks: int, num_virtual_stages: int) -> StagePlacement:
 
 
 def v_placement(num_ranks: int, num_virtual_stages: int = 2) -> StagePlacement:
-    """Two virtual stages on each rank: down the ranks and up again, so that the first rank has both ends of the model.
+    """Return the placement down the ranks and up again: two virtual stages each, and both ends of the model on the
+    first rank.
 
     >>> v_placement(2).ranks
     (0, 1, 1, 0)
@@ -96,7 +98,7 @@ def v_placement(num_ranks: int, num_virtual_stages: int = 2) -> StagePlacement:
 
 
 def bidirectional_placement(num_ranks: int, num_virtual_stages: int = 1) -> StagePlacement:
-    """Stage s on rank s, and a copy of it on rank p - 1 - s."""
+    """Return the placement of stage s on rank s, and of a copy of it on rank p - 1 - s."""
     return StagePlacement("both_ends", tuple(range(num_ranks)), bidirectional=True)
 
 
@@ -104,8 +106,7 @@ def bidirectional_placement(num_ranks: int, num_virtual_stages: int = 1) -> Stag
 class ActionList:
     """The work of every rank of a pipeline in a step, in order.
 
-    `order[rank]` are the slots of a rank, `placement` says on which rank a stage of a micro-batch runs, `name` which schedule
-    it is.
+    `order[rank]` are the slots of a rank, `placement` the rank of each stage, `name` the schedule.
     """
 
     name: str
@@ -115,32 +116,32 @@ class ActionList:
 
     @property
     def num_ranks(self) -> int:
-        """p, the number of ranks."""
+        """Number of ranks, p."""
         return len(self.order)
 
     @property
     def num_stages(self) -> int:
-        """Virtual stages of the model, all ranks' together."""
+        """Virtual stages of the model, over all ranks."""
         return len(self.placement.ranks)
 
     @property
     def num_virtual_stages(self) -> float:
-        """v: virtual stages that a micro-batch passes on each rank; the mean where ranks differ."""
+        """Virtual stages that a micro-batch passes on each rank, v; the mean where ranks differ."""
         return self.num_stages / self.num_ranks
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
-        """The rank on which a stage of a micro-batch runs."""
+        """Return the rank on which a stage of a micro-batch runs."""
         rank = self.placement.ranks[stage]
         turned = self.placement.bidirectional and 2 * micro_batch >= self.num_micro_batches
         return self.num_ranks - 1 - rank if turned else rank
 
     def crosses_ranks(self) -> tuple[bool, ...]:
-        """For each stage, whether its input comes from another rank; False for the first."""
+        """Return for each stage whether its input comes from another rank; False for the first stage."""
         ranks = self.placement.ranks
         return (False, *(before != after for before, after in pairwise(ranks)))
 
     def actions(self) -> Iterator[tuple[int, int, Action]]:
-        """Every action with its rank and the number of its slot."""
+        """Yield every action with its rank and the number of its slot."""
         for rank, slots in enumerate(self.order):
             for number, slot in enumerate(slots):
                 for action in slot:
@@ -150,11 +151,11 @@ class ActionList:
 def alternate_passes(
     p: int, m: int, v: int = 1, *, ahead: Sequence[int], late: Sequence[int] | None = None, round_size: int | None = None
 ) -> Order:  # fmt: skip
-    """Rank i runs `ahead[i]` forward passes, then a backward and a forward pass in turn, then what is left.
+    """Return the order in which rank i runs `ahead[i]` forward passes, then alternates backward and forward, then drains.
 
-    A rank's virtual stages take turns: each runs `round_size` micro-batches in a row (all of them if None), forward from
-    the first, backward from the last. With `late` the backward pass is split, and weights' gradients come `late[i]`
-    passes behind those of activations. m is a multiple of `round_size`, or the last round is shorter.
+    A rank's virtual stages take turns: each runs `round_size` micro-batches in a row (all of them if None), forward
+    from the first stage, backward from the last. With `late` the backward pass is split, and weight gradients come
+    `late[i]` passes after those of activations. m is a multiple of `round_size`, or the last round is shorter.
     """
     size = round_size or m
     turns = [
@@ -163,64 +164,66 @@ def alternate_passes(
         for turn in range(v)
         for micro_batch in range(start, min(start + size, m))
     ]
-    found = []
+    order = []
     for rank in range(p):
         forward = _turn_slots(FORWARD, turns, range(rank, p * v, p))
-        behind = range(rank + p * (v - 1), -1, -p)
+        backward_stages = range(rank + p * (v - 1), -1, -p)
         if late is None:
-            found.append(_interleave_passes(forward, _turn_slots(FULL_BACKWARD, turns, behind), ahead[rank]))
+            order.append(_interleave_passes(forward, _turn_slots(FULL_BACKWARD, turns, backward_stages), ahead[rank]))
         else:
-            split = (_turn_slots(BACKWARD_INPUT, turns, behind), _turn_slots(BACKWARD_WEIGHT, turns, behind))
-            found.append(_interleave_passes(forward, split[0], ahead[rank], split[1], late[rank]))
-    return tuple(found)
+            split = (
+                _turn_slots(BACKWARD_INPUT, turns, backward_stages),
+                _turn_slots(BACKWARD_WEIGHT, turns, backward_stages),
+            )
+            order.append(_interleave_passes(forward, split[0], ahead[rank], split[1], late[rank]))
+    return tuple(order)
 
 
 def forward_only_actions(placement: StagePlacement, m: int) -> ActionList:
-    """The forward passes of m micro-batches alone, one after the other: an evaluation."""
-    every = [Action(FORWARD, stage, micro_batch) for micro_batch in range(m) for stage in range(len(placement.ranks))]
-    found = ActionList(name="forward", order=((),) * placement.num_ranks, placement=placement, num_micro_batches=m)
-    own = [
-        [(one,) for one in every if found.rank_of(one.stage, one.micro_batch) == rank]
-        for rank in range(found.num_ranks)
+    """Return the forward passes of m micro-batches, one after the other: an evaluation."""
+    passes = [Action(FORWARD, stage, micro_batch) for micro_batch in range(m) for stage in range(len(placement.ranks))]
+    actions = ActionList(name="forward", order=((),) * placement.num_ranks, placement=placement, num_micro_batches=m)
+    slots_by_rank = [
+        [(action,) for action in passes if actions.rank_of(action.stage, action.micro_batch) == rank]
+        for rank in range(actions.num_ranks)
     ]
-    return replace(found, order=tuple(map(tuple, own)))
+    return replace(actions, order=tuple(map(tuple, slots_by_rank)))
 
 
 def _turn_slots(kind: str, turns: Sequence[tuple[int, int]], stages: Sequence[int]) -> list[Slot]:
-    """A slot for each turn of the stages."""
     return [(Action(kind, stages[turn], micro_batch),) for turn, micro_batch in turns]
 
 
 def _interleave_passes(
     forward: list[Slot], backward: list[Slot], ahead: int, weights: Sequence[Slot] = (), late: int = 0
 ) -> tuple[Slot, ...]:
-    """Forward passes to warm up, then one of each; weights' gradients `late` behind."""
-    found = forward[:ahead]
+    """Return forward passes to warm up, then one of each in turn; weight gradients come `late` passes later."""
+    slots = forward[:ahead]
     for number, slot in enumerate(backward):
-        found.append(slot)
+        slots.append(slot)
         if weights and number >= late:
-            found.append(weights[number - late])
-        found += forward[ahead + number : ahead + number + 1]
-    return (*found, *weights[max(len(backward) - late, 0) :])
+            slots.append(weights[number - late])
+        slots += forward[ahead + number : ahead + number + 1]
+    return (*slots, *weights[max(len(backward) - late, 0) :])
 
 
 def slots_from_words(
-    words: Iterable[str], *, stages: Sequence[int], first: Sequence[int], apart: bool = False
+    slot_words: Iterable[str], *, stages: Sequence[int], first: Sequence[int], apart: bool = False
 ) -> Iterator[Slot]:
-    """The slots of words: way w is stage `stages[w]`, whose micro-batches come in turn from `first[w]` on.
+    """Yield the slots of DualPipe's words: way w is stage `stages[w]`, whose micro-batches are numbered from `first[w]` on.
 
-    A word W is the oldest input's gradient of either way whose weights' has not come; with `apart` it names its way (W0).
+    The word W takes the oldest pending weight gradient of either way; with `apart` it names its way (W0).
     """
     next_up: dict[tuple[str, int], int] = {}
-    waiting: list[Action] = []
-    for word in words:
+    awaiting_weight_grads: list[Action] = []
+    for word in slot_words:
         if word == BACKWARD_WEIGHT:
-            yield (waiting.pop(0)._replace(kind=BACKWARD_WEIGHT),)
+            yield (awaiting_weight_grads.pop(0)._replace(kind=BACKWARD_WEIGHT),)
             continue
         slot = []
         for kind, way in zip(word[::2], map(int, word[1::2]), strict=True):
             key = (kind if kind in (FORWARD, BACKWARD_WEIGHT) else BACKWARD_INPUT, way)
             number = next_up[key] = next_up.get(key, first[way] - 1) + 1
             slot.append(Action(kind, stages[way], number))
-        waiting += [action for action in slot if action.kind == BACKWARD_INPUT and not apart]
+        awaiting_weight_grads += [action for action in slot if action.kind == BACKWARD_INPUT and not apart]
         yield tuple(slot)

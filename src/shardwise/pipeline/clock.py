@@ -1,7 +1,7 @@
-"""The event clock of an action list, and the check that ranks can run the list: complete, in order, without a deadlock.
+"""Event clock of an action list, and the check that ranks can run the list: complete, in order, without a deadlock.
 
-A rank runs its slots in order, each as soon as it is free and what the slot takes is there: from the stage before for a
-forward pass, from the stage behind for a backward pass. Messages do not keep the rank that sends, nor each other.
+A rank runs its slots in order, each as soon as the rank is free and the input has arrived: from the previous stage for
+a forward pass, from the next one for a backward pass. Messages occupy neither the sending rank nor each other's link.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ SlotIndex = tuple[int, int]  # rank, number of a slot
 
 
 def check_actions(actions: ActionList) -> None:
-    """Refuse a broken list with its first offending action: its rank, its slot, and what it needs.
+    """Refuse a broken list, naming its first offending action: its rank, its slot, and what it needs.
 
-    Every micro-batch passes every stage once forward and once backward (B, or I and later W), on the rank on which the
-    stage is; the ranks, each of them in its own order and blocked by what has not come, all get to the end. Messages
-    between two ranks are then received in the order in which they are sent (`messages.order_messages`): what a rank waits for
-    has been sent, and with it all that the other rank sent before. Raises `InputError`.
+    Every micro-batch must pass every stage once forward and once backward (B, or I and later W), on the rank of the
+    stage, and all ranks, each in its own order and blocked by missing inputs, must finish. Messages between two ranks
+    are then received in the order in which they are sent (`messages.order_messages`): what a rank waits for has been
+    sent, and with it all that the other rank sent before. Raises `InputError`.
 
     >>> from shardwise.pipeline.registry import build_actions
     >>> check_actions(build_actions("dualpipe", 4, 8))
@@ -50,20 +50,20 @@ def check_actions(actions: ActionList) -> None:
 
 
 def _locate_actions(actions: ActionList) -> dict[Action, SlotIndex]:
-    """The place of each action. Raises `InputError` at the first one that cannot run where it is."""
-    found: dict[Action, SlotIndex] = {}
+    """Return the rank and slot of each action. Raises `InputError` at the first one that cannot run where it is."""
+    locations: dict[Action, SlotIndex] = {}
     for rank, number, action in actions.actions():
         problem = _action_problem(actions, rank, actions.order[rank][number], action)
-        if action in found:
-            problem = f"it is there already, in slot {found[action][1]} of rank {found[action][0]}"
+        if action in locations:
+            problem = f"it is there already, in slot {locations[action][1]} of rank {locations[action][0]}"
         if problem:
             raise InputError(f"action list: {_describe_slot(rank, number, action)}: {problem}")
-        found[action] = (rank, number)
-    return found
+        locations[action] = (rank, number)
+    return locations
 
 
 def _action_problem(actions: ActionList, rank: int, slot: Slot, action: Action) -> str:
-    """What is wrong with an action by itself; "" if nothing."""
+    """Describe what is wrong with an action by itself; "" if nothing is."""
     kind, stage, micro_batch = action
     if kind not in KINDS:
         return f"found kind {kind!r}; one of {', '.join(KINDS)} is required"
@@ -71,17 +71,17 @@ def _action_problem(actions: ActionList, rank: int, slot: Slot, action: Action) 
         return f"stages are 0 to {actions.num_stages - 1}"
     if not 0 <= micro_batch < actions.num_micro_batches:
         return f"micro-batches are 0 to {actions.num_micro_batches - 1}"
-    own = actions.rank_of(stage, micro_batch)
-    if own != rank:
-        return f"stage {stage} of micro-batch {micro_batch} is on rank {own}"
-    kinds = [one.kind for one in slot]
+    expected_rank = actions.rank_of(stage, micro_batch)
+    if expected_rank != rank:
+        return f"stage {stage} of micro-batch {micro_batch} is on rank {expected_rank}"
+    kinds = [paired.kind for paired in slot]
     if len(kinds) > 1 and (kinds.count(FORWARD) != 1 or len(kinds) != 2 or BACKWARD_WEIGHT in kinds):
         return f"it runs together with {', '.join(map(str, slot))}; a forward and a backward pass may run together"
     return ""
 
 
 def _find_missing_passes(actions: ActionList, places: dict[Action, SlotIndex]) -> Iterator[str]:
-    """Passes that no rank runs, or runs in two ways."""
+    """Describe passes that no rank runs, or that are run both whole and split."""
     for micro_batch in range(actions.num_micro_batches):
         for stage in range(actions.num_stages):
             kinds = "".join(kind for kind in KINDS if Action(kind, stage, micro_batch) in places)
@@ -91,35 +91,36 @@ def _find_missing_passes(actions: ActionList, places: dict[Action, SlotIndex]) -
 
 
 def _describe_deadlock(actions: ActionList, clock: ScheduleClock, places: dict[Action, SlotIndex]) -> str:
-    """The first action that waits for ever, and what for: one that waits for its own rank before one that waits in a circle."""
-    waiting = []
+    """Describe the first action that waits for ever; one that waits for its own rank comes before one in a cycle of ranks."""
+    blocked = []
     for rank, slots in enumerate(actions.order):
         number = len(clock.ends[rank])
         if number < len(slots):
-            needed = _awaited_action(actions, clock, slots[number], places)
-            waiting.append((places[needed][0] != rank, number, rank, needed))
-    _, number, rank, needed = min(waiting)
-    other, later = places[needed]
-    where = "the same rank" if other == rank else f"rank {other}"
-    why = "comes later" if other == rank else "waits in turn: a deadlock"
-    return f"{_describe_slot(rank, number, *actions.order[rank][number])} needs {needed}, which in slot {later} of {where} {why}"
+            awaited = _awaited_action(actions, clock, slots[number], places)
+            blocked.append((places[awaited][0] != rank, number, rank, awaited))
+    _, number, rank, awaited = min(blocked)
+    awaited_rank, awaited_slot = places[awaited]
+    where = "the same rank" if awaited_rank == rank else f"rank {awaited_rank}"
+    why = "comes later" if awaited_rank == rank else "waits in turn: a deadlock"
+    place = _describe_slot(rank, number, *actions.order[rank][number])
+    return f"{place} needs {awaited}, which in slot {awaited_slot} of {where} {why}"
 
 
 def _awaited_action(actions: ActionList, clock: ScheduleClock, slot: Slot, places: dict[Action, SlotIndex]) -> Action:
-    """What a blocked slot waits for."""
+    """Return the action that a blocked slot waits for."""
     last = actions.num_stages - 1
     for kind, stage, micro_batch in slot:
         if kind == BACKWARD_WEIGHT:
-            needed = [Action(BACKWARD_INPUT, stage, micro_batch)]
+            candidates = [Action(BACKWARD_INPUT, stage, micro_batch)]
         elif kind == FORWARD:
-            needed = [Action(FORWARD, stage - 1, micro_batch)]
+            candidates = [Action(FORWARD, stage - 1, micro_batch)]
         elif stage == last:
-            needed = [Action(FORWARD, stage, micro_batch)]
+            candidates = [Action(FORWARD, stage, micro_batch)]
         else:
-            needed = [Action(kind, stage + 1, micro_batch) for kind in (FULL_BACKWARD, BACKWARD_INPUT)]
-        for one in needed:
-            if one in places and places[one][1] >= len(clock.ends[places[one][0]]):
-                return one
+            candidates = [Action(kind, stage + 1, micro_batch) for kind in (FULL_BACKWARD, BACKWARD_INPUT)]
+        for candidate in candidates:
+            if candidate in places and places[candidate][1] >= len(clock.ends[places[candidate][0]]):
+                return candidate
     raise AssertionError(f"{slot} does not wait")
 
 
@@ -131,7 +132,7 @@ NEVER = -1.0
 
 
 def run_clock(actions: ActionList, seconds: Sequence[Sequence[float]], message: float) -> ScheduleClock:
-    """The clock of a list at its end. `seconds[rank][slot]`: of each slot, `message`: of a message between two ranks.
+    """Run a list to its end and return its clock. `seconds[rank][slot]`: of each slot; `message`: of one between two ranks.
 
     Raises `InputError` for a list that does not end, with its first offending action.
     """
@@ -142,8 +143,11 @@ def run_clock(actions: ActionList, seconds: Sequence[Sequence[float]], message: 
 
 
 class ScheduleClock:
-    """One pass over a list in an order that its dependencies allow. A rank that cannot go on is taken up again by the end of
-    what it waits for, so each action is looked at twice at most."""
+    """Start and end of every slot: one pass over a list, in an order that its dependencies allow.
+
+    A rank that has to wait is resumed by the end of the pass that it waits for, so each action is looked at twice at
+    most.
+    """
 
     def __init__(self, actions: ActionList, seconds: Sequence[Sequence[float]], message: float = 0.0) -> None:
         self.actions, self.seconds = actions, seconds
@@ -155,14 +159,14 @@ class ScheduleClock:
         self.delay = [message if hops else 0.0 for hops in (*actions.crosses_ranks(), False)]
 
     def run(self) -> bool:
-        """Play everything that can be played; whether that is everything."""
+        """Play all slots that can run; return True if those are all slots."""
         ready = list(range(self.actions.num_ranks - 1, -1, -1))
         while ready:
             self._play(ready.pop(), ready)
         return all(len(ends) == len(slots) for ends, slots in zip(self.ends, self.actions.order, strict=True))
 
     def _play(self, rank: int, ready: list[int]) -> None:
-        """The slots of a rank up to one that has to wait; ranks that wait for them become ready."""
+        """Run a rank's slots up to one that has to wait; ranks that waited for them become ready."""
         slots, starts, ends = self.actions.order[rank], self.starts[rank], self.ends[rank]
         now = ends[-1] if ends else 0.0
         seconds, m, blocked = self.seconds[rank], self.actions.num_micro_batches, self.blocked
@@ -176,29 +180,29 @@ class ScheduleClock:
             ends.append(now)
             for kind, stage, micro_batch in slot:
                 if kind != BACKWARD_WEIGHT:
-                    backward, place = kind != FORWARD, stage * m + micro_batch
-                    (self.backward_end if backward else self.forward_end)[place] = now
-                    waiting = blocked.pop((backward, place), None) if blocked else None
-                    if waiting is not None:
-                        ready.append(waiting)
+                    backward, index = kind != FORWARD, stage * m + micro_batch
+                    (self.backward_end if backward else self.forward_end)[index] = now
+                    blocked_rank = blocked.pop((backward, index), None) if blocked else None
+                    if blocked_rank is not None:
+                        ready.append(blocked_rank)
 
     def _start(self, slot: Slot, now: float, rank: int) -> float:
-        """When a slot can begin; `NEVER` where something that it takes is not there yet, and the rank waits for that."""
+        """Return when a slot can begin; `NEVER`, with the rank noted as blocked, where an input has not arrived yet."""
         m, last = self.actions.num_micro_batches, self.actions.num_stages - 1
         for kind, stage, micro_batch in slot:
             if kind == FORWARD:
                 if stage == 0:
                     continue
-                backward, place, delay = False, (stage - 1) * m + micro_batch, self.delay[stage]
+                backward, index, delay = False, (stage - 1) * m + micro_batch, self.delay[stage]
             elif kind == BACKWARD_WEIGHT:
-                backward, place, delay = True, stage * m + micro_batch, 0.0
+                backward, index, delay = True, stage * m + micro_batch, 0.0
             elif stage == last:
-                backward, place, delay = False, stage * m + micro_batch, 0.0
+                backward, index, delay = False, stage * m + micro_batch, 0.0
             else:
-                backward, place, delay = True, (stage + 1) * m + micro_batch, self.delay[stage + 1]
-            there = (self.backward_end if backward else self.forward_end)[place]
-            if there < 0.0:
-                self.blocked[backward, place] = rank
+                backward, index, delay = True, (stage + 1) * m + micro_batch, self.delay[stage + 1]
+            ready_s = (self.backward_end if backward else self.forward_end)[index]
+            if ready_s < 0.0:
+                self.blocked[backward, index] = rank
                 return NEVER
-            now = max(now, there + delay)
+            now = max(now, ready_s + delay)
         return now

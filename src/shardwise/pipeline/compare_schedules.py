@@ -1,4 +1,4 @@
-"""Schedules side by side, and what a command line prints of one: payloads."""
+"""Comparison of schedules, and the JSON payloads of `shardwise schedule`."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ COMPARISON_SCHEMA = "shardwise.schedule-comparison/1"
 
 
 class PassTimes(NamedTuple):
-    """Seconds of a rank's part of the model, which its virtual stages share evenly, and of a message.
+    """Seconds of a rank's whole part of the model, which its virtual stages share evenly, and of a message.
 
-    `backward_s` is a whole backward pass; without it it is `input_s` and `weight_s` together. `together_s`: a forward and a whole
-    backward pass at the same time.
+    A whole backward pass takes `input_s` and `weight_s`. `together_s`: a forward and a whole backward pass at the same
+    time; None: their sum.
     """
 
     forward_s: float = 1.0
@@ -39,7 +39,7 @@ class PassTimes(NamedTuple):
     message_s: float = 0.0
 
     def durations(self, num_stages: int, v: float) -> Durations:
-        """Those of even stages."""
+        """Return the durations of even stages."""
         return Durations.even(
             num_stages, v, forward=self.forward_s, input=self.input_s, weight=self.weight_s, together=self.together_s,
             message=self.message_s,
@@ -62,7 +62,7 @@ def play_schedule(
     schedule: str, stages: int, micro_batches: int, virtual_stages: int | None = None, times: PassTimes | None = None,
     memory_limit: float | None = None, round_size: int | None = None,
 ) -> Timeline:  # fmt: skip
-    """A schedule by any of its names, played with even stages. Raises `InputError`; see `build_actions`.
+    """Play a schedule, by any of its names, with even stages. Raises `InputError`; see `build_actions`.
 
     >>> play_schedule("1f1b", 4, 8).bubble
     0.375
@@ -74,13 +74,13 @@ def play_schedule(
     )
 
 
-def summarize_timeline(line: Timeline) -> ScheduleFigures:
-    """A row of a comparison."""
-    actions = line.actions
+def summarize_timeline(timeline: Timeline) -> ScheduleFigures:
+    """Return the figures of a played schedule: a row of a comparison."""
+    actions = timeline.actions
     v = actions.num_virtual_stages
     return ScheduleFigures(
         schedule=actions.name, stages=actions.num_ranks, micro_batches=actions.num_micro_batches,
-        virtual_stages=int(v) if v == int(v) else v, bubble=line.bubble, peak_activations=max(line.peak_activations),
+        virtual_stages=int(v) if v == int(v) else v, bubble=timeline.bubble, peak_activations=max(timeline.peak_activations),
         messages=sum(count_messages(actions).values()),
     )  # fmt: skip
 
@@ -89,9 +89,11 @@ def compare_schedules(
     stages: int, micro_batches: Sequence[int], virtual_stages: int | None = None, times: PassTimes | None = None,
     memory_limit: float | None = None,
 ) -> Iterator[ScheduleFigures]:  # fmt: skip
-    """Every schedule that runs on so many stages, for each number of micro-batches, and keeps to the memory limit.
+    """Yield the figures of every schedule that runs on so many stages within the memory limit, for each number of
+    micro-batches.
 
-    Those with several virtual stages have two of them unless another number is given. Raises `InputError` where none runs.
+    Schedules with several virtual stages have two of them unless another number is given. Raises `InputError` where
+    none runs.
     """
     rows = 0
     for number in micro_batches:
@@ -120,7 +122,7 @@ class SchedulesPayload(TypedDict):
 
 
 def comparison_payload(rows: Sequence[ScheduleFigures]) -> dict[str, Any]:
-    """What `shardwise schedule compare --json` prints."""
+    """Return what `shardwise schedule compare --json` prints."""
     return {"schema": COMPARISON_SCHEMA, "schedules": [row._asdict() for row in rows]}
 
 
@@ -178,34 +180,34 @@ class PlayedSchedulePayload(TypedDict):
 TimelinePayload = Annotated[dict[str, Any], MergedFields(ScheduleFigures, PlayedSchedulePayload)]
 
 
-def timeline_payload(line: Timeline) -> dict[str, Any]:
-    """What `shardwise schedule --json` prints: the row of a comparison, the ranks, and every slot with its times."""
-    durations, idle, waits = line.durations, line.idle(), line.waits()
+def timeline_payload(timeline: Timeline) -> dict[str, Any]:
+    """Return what `shardwise schedule --json` prints: the row of a comparison, the ranks, and every slot with its times."""
+    durations, idle, waits, actions = timeline.durations, timeline.idle(), timeline.waits(), timeline.actions
     return {
         "schema": SCHEMA,
-        **summarize_timeline(line)._asdict(),
-        "placement": line.actions.placement.name,
+        **summarize_timeline(timeline)._asdict(),
+        "placement": actions.placement.name,
         "durations_s": {
             "forward": durations.forward, "input": durations.input, "weight": durations.weight,
             "backward": durations.full_backward,
             "together": durations.together, "message": durations.message,
         },
-        "makespan_s": line.makespan,
-        "local_bubble": line.local_bubble,
-        "idle_fraction": line.idle_fraction,
+        "makespan_s": timeline.makespan,
+        "local_bubble": timeline.local_bubble,
+        "idle_fraction": timeline.idle_fraction,
         "ranks": [
             {
-                "rank": rank, "idle_s": idle[rank], "wait_s": waits[rank], "peak_activations": line.peak_activations[rank],
-                "peak_waiting": line.peak_waiting[rank],
+                "rank": rank, "idle_s": idle[rank], "wait_s": waits[rank], "peak_activations": timeline.peak_activations[rank],
+                "peak_waiting": timeline.peak_waiting[rank],
                 "slots": [
                     {"actions": list(map(str, slot)), "start_s": start, "end_s": end}
-                    for slot, start, end in zip(line.actions.order[rank], line.starts[rank], line.ends[rank], strict=True)
+                    for slot, start, end in zip(actions.order[rank], timeline.starts[rank], timeline.ends[rank], strict=True)
                 ],
             }
-            for rank in range(line.actions.num_ranks)
+            for rank in range(actions.num_ranks)
         ],
         "messages_between": [
             {"source": source, "target": target, "messages": count}
-            for (source, target), count in sorted(count_messages(line.actions).items())
+            for (source, target), count in sorted(count_messages(actions).items())
         ],
     }  # fmt: skip

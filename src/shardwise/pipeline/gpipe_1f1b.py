@@ -38,20 +38,20 @@ from shardwise.values.errors import InputError
 def no_pipeline_actions(
     p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None
 ) -> ActionList:
-    """The list of a single rank, through all of its virtual stages."""
+    """Return the list of a single rank, through all of its virtual stages."""
     order = alternate_passes(p, m, v, ahead=(v,), round_size=1)
     return ActionList(name="none", order=order, placement=loop_placement(p, v), num_micro_batches=m)
 
 
 def in_flight_one_f_one_b(p: Value, v: Value, m: Value, stage: Value) -> Value:
-    """Of 1F1B, interleaved where there are virtual stages; 1 without a pipeline."""
+    """Return the micro-batches in flight under 1F1B, interleaved if v > 1; 1 without a pipeline."""
     return where(v > 1, in_flight_interleaved(p, m, v, stage), in_flight_1f1b(p, m, stage))
 
 
 def full_backward_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
-    """Seconds that a stage waits where backward passes are whole: for p - 1 virtual stages, forward and backward.
+    """Return the seconds that a stage waits with whole backward passes: for p - 1 virtual stages, forward and backward.
 
-    Assumes stages and micro-batches that take alike, and messages that take nothing; where they do not the played list is right.
+    Assumes equal stages and micro-batches, and messages that take no time; otherwise the played list is right.
     """
     return (passes.forward_s + passes.backward_s) * ((p - 1) / v)
 
@@ -63,7 +63,7 @@ NO_PIPELINE = Schedule(
 
 
 def naive_actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None) -> ActionList:
-    """Every stage runs a micro-batch's forward pass, waits, and runs its backward pass; idle over ideal time is p - 1."""
+    """Return the list in which a micro-batch passes all stages before the next one starts; idle over ideal time is p - 1."""
     return ActionList(
         name="naive", order=alternate_passes(p, m, ahead=(1,) * p), placement=loop_placement(p, v), num_micro_batches=m
     )
@@ -76,7 +76,7 @@ NAIVE = Schedule(
 
 
 def gpipe_actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None) -> ActionList:
-    """Every stage runs all micro-batches forward before the first one backward."""
+    """Return the list in which every stage runs all micro-batches forward before the first one backward."""
     return ActionList(
         name="afab", order=alternate_passes(p, m, ahead=(m,) * p), placement=loop_placement(p, v), num_micro_batches=m
     )
@@ -92,7 +92,7 @@ GPIPE = Schedule(
 def one_f_one_b_actions(
     p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None
 ) -> ActionList:
-    """Stage i runs p - i forward passes ahead."""
+    """Return the list in which stage i runs p - i forward passes ahead."""
     order = alternate_passes(p, m, ahead=range(p, 0, -1))
     return ActionList(name="1f1b", order=order, placement=loop_placement(p, v), num_micro_batches=m)
 
@@ -107,7 +107,7 @@ ONE_F_ONE_B = Schedule(
 def interleaved_actions(
     p: int, m: int, v: int, durations: Any = None, memory_limit: float | None = None, *, round_size: int | None = None
 ) -> ActionList:  # fmt: skip
-    """Rank i runs (v - 1) `round_size` + 2 (p - 1 - i) virtual stages ahead, then one forward and one backward pass in turn."""
+    """Return the list in which rank i runs (v - 1) `round_size` + 2 (p - 1 - i) + 1 virtual stages ahead, then alternates."""
     size = p if round_size is None else round_size
     check_round(p, m, size)
     order = alternate_passes(p, m, v, ahead=[(v - 1) * size + 2 * (p - 1 - i) + 1 for i in range(p)], round_size=size)
@@ -115,9 +115,10 @@ def interleaved_actions(
 
 
 def check_round(p: int, m: int, size: int) -> None:
-    """Refuse rounds with fewer micro-batches than ranks, unless there is one round only.
+    """Refuse rounds with fewer micro-batches than ranks, unless there is only one: the next virtual stage would wait
+    for them.
 
-    The next virtual stage would wait for them. Raises `InputError`.
+    Raises `InputError`.
     """
     short = m % size if size < m else 0
     if size < min(p, m) or 0 < short < p:
@@ -137,9 +138,9 @@ INTERLEAVED = Schedule(
 def breadth_first_actions(
     p: int, m: int, v: int, durations: Any = None, memory_limit: float | None = None, *, round_size: int | None = None
 ) -> ActionList:  # fmt: skip
-    """Interleaved 1F1B with a round of m micro-batches; see `gpipe_1f1b.interleaved_actions`."""
-    found = interleaved_actions(p, m, v, round_size=m if round_size is None else round_size)
-    return replace(found, name="interleaved_breadth_first")
+    """Return interleaved 1F1B with one round of m micro-batches."""
+    actions = interleaved_actions(p, m, v, round_size=m if round_size is None else round_size)
+    return replace(actions, name="interleaved_breadth_first")
 
 
 BREADTH_FIRST = Schedule(
@@ -151,7 +152,7 @@ BREADTH_FIRST = Schedule(
 
 
 def looped_bfs_actions(p: int, m: int, v: int, durations: Any = None, memory_limit: float | None = None) -> ActionList:
-    """Every rank runs all of its forward passes before the first backward pass."""
+    """Return the list in which every rank runs all of its forward passes before the first backward pass."""
     order = alternate_passes(p, m, v, ahead=(m * v,) * p)
     return ActionList(name="looped_bfs", order=order, placement=loop_placement(p, v), num_micro_batches=m)
 

@@ -1,4 +1,4 @@
-"""What ranks send one another in a step, in an order in which both ends can post it."""
+"""Point-to-point messages of a step, in an order that both ends can post."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD,
 
 
 class StageMessage(NamedTuple):
-    """What an action gives to the next rank: activations of a forward pass, their gradients of a backward pass."""
+    """Output of an action for the next rank: activations after a forward pass, their gradients after a backward pass."""
 
     action: Action
     source: int
@@ -18,10 +18,10 @@ class StageMessage(NamedTuple):
 
 
 class RankSlot(NamedTuple):
-    """What a rank does around a slot: messages to take in before it, in this order, and to send behind it.
+    """A slot of a rank, with the messages to receive before it, in this order, and to send after it.
 
-    `acknowledged` are messages that this rank has sent and that have come to their targets by then: these have sent in turn what
-    the slot needs. What they carry can be freed; a transport may never say so by itself.
+    `acknowledged` are messages sent by this rank that must have arrived by then: their receivers have since sent what
+    the slot needs. Their buffers can be freed; a transport may never report that itself.
     """
 
     receives: tuple[StageMessage, ...]
@@ -31,7 +31,7 @@ class RankSlot(NamedTuple):
 
 
 def message_after(actions: ActionList, action: Action) -> StageMessage | None:
-    """The message behind an action; None where the next stage is on the same rank, or there is none."""
+    """Return the message after an action; None where the next stage is on the same rank, or there is none."""
     kind, stage, micro_batch = action
     if kind == BACKWARD_WEIGHT:
         return None
@@ -43,27 +43,28 @@ def message_after(actions: ActionList, action: Action) -> StageMessage | None:
 
 
 def count_messages(actions: ActionList) -> Counter[tuple[int, int]]:
-    """How many messages go from a rank to another in a step, by (source, target).
+    """Count the messages of a step by (source, target).
 
     >>> from shardwise.pipeline.registry import build_actions
     >>> sorted(count_messages(build_actions("1f1b", 3, 8)).items())
     [((0, 1), 8), ((1, 0), 8), ((1, 2), 8), ((2, 1), 8)]
     """
-    found: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
     for _, _, action in actions.actions():
         message = message_after(actions, action)
         if message:
-            found[message.source, message.target] += 1
-    return found
+            counts[message.source, message.target] += 1
+    return counts
 
 
 def order_messages(actions: ActionList) -> tuple[tuple[RankSlot, ...], ...]:
-    """Each rank's slots with their receives and sends, for a transport that keeps the order of messages between two ranks.
+    """Return each rank's slots with their receives and sends, for a transport that keeps the order of messages between
+    two ranks.
 
-    In front of a slot a rank takes in what the slot needs, and everything that the same rank sent before that: so both
-    ends see the messages of a pair of ranks in the order in which they are sent, and no receive waits for a message that
-    is sent behind the one that the slot needs. Sends must not wait for their receives. Assumes a list that passes
-    `check`.
+    Before a slot a rank receives what the slot needs, and everything that the same rank sent before that: so both ends
+    see the messages of a pair of ranks in the order in which they are sent, and no receive waits for a message that is
+    sent after the one that the slot needs. Sends must not wait for their receives. Assumes a list that passes
+    `clock.check_actions`.
     """
     outbox = [[_slot_messages(actions, slot) for slot in slots] for slots in actions.order]
     channels: dict[tuple[int, int], list[StageMessage]] = {}
@@ -71,61 +72,65 @@ def order_messages(actions: ActionList) -> tuple[tuple[RankSlot, ...], ...]:
         for messages in rank_sends:
             for message in messages:
                 channels.setdefault((message.source, message.target), []).append(message)
-    number = {message.action: i for channel in channels.values() for i, message in enumerate(channel)}
+    position = {message.action: i for channel in channels.values() for i, message in enumerate(channel)}
     producer = {message.action: message for channel in channels.values() for message in channel}
-    found = [_rank_slots(actions, rank, outbox[rank], channels, number, producer) for rank in range(actions.num_ranks)]
-    taken = {one: place for steps in found for place, step in enumerate(steps) for one in step.receives}
-    made = {one: place for steps in found for place, step in enumerate(steps) for one in step.sends}
-    return tuple(tuple(_add_arrivals(actions, steps, producer, taken, made)) for steps in found)
+    by_rank = [
+        _rank_slots(actions, rank, outbox[rank], channels, position, producer) for rank in range(actions.num_ranks)
+    ]
+    received_at = {
+        received: index for slots in by_rank for index, slot in enumerate(slots) for received in slot.receives
+    }
+    sent_at = {sent: index for slots in by_rank for index, slot in enumerate(slots) for sent in slot.sends}
+    return tuple(tuple(_add_arrivals(actions, slots, producer, received_at, sent_at)) for slots in by_rank)
 
 
 def _add_arrivals(
-    actions: ActionList, steps: Sequence[RankSlot], producer: dict[Action, StageMessage], taken: dict[StageMessage, int],
-    made: dict[StageMessage, int],
+    actions: ActionList, slots: Sequence[RankSlot], producer: dict[Action, StageMessage], received_at: dict[StageMessage, int],
+    sent_at: dict[StageMessage, int],
 ) -> Iterator[RankSlot]:  # fmt: skip
-    """The steps with what has arrived: of messages to a rank those that it has taken before it sent what a slot needs."""
-    on_way: dict[int, deque[StageMessage]] = {}  # by target, in the order in which it takes them
-    for step in steps:
+    """Yield a rank's slots with the messages that have arrived: received before the target sent what a slot needs."""
+    in_transit_to: dict[int, deque[StageMessage]] = {}  # by target, in the order in which it takes them
+    for slot in slots:
         arrived = []
         for message in (
-            producer[key] for action in step.slot for key in remote_dependencies(actions, action) if key in producer
+            producer[key] for action in slot.slot for key in remote_dependencies(actions, action) if key in producer
         ):
-            sent = on_way.get(message.source, deque())
-            while sent and taken[sent[0]] <= made[message]:
-                arrived.append(sent.popleft())
-        for one in step.sends:
-            on_way.setdefault(one.target, deque()).append(one)
-        yield step._replace(acknowledged=tuple(arrived))
+            in_transit = in_transit_to.get(message.source, deque())
+            while in_transit and received_at[in_transit[0]] <= sent_at[message]:
+                arrived.append(in_transit.popleft())
+        for outgoing in slot.sends:
+            in_transit_to.setdefault(outgoing.target, deque()).append(outgoing)
+        yield slot._replace(acknowledged=tuple(arrived))
 
 
-def post_receives_early(steps: Sequence[RankSlot]) -> tuple[RankSlot, ...]:
-    """A rank's steps with each receive posted one slot earlier, so that it arrives beside what runs in front of it."""
-    following = [*(step.receives for step in steps[1:]), ()]
-    first = steps[0].receives if steps else ()
-    ahead = [*((first + following[0]),), *following[1:]] if steps else []
-    return tuple(step._replace(receives=receives) for step, receives in zip(steps, ahead, strict=True))
+def post_receives_early(slots: Sequence[RankSlot]) -> tuple[RankSlot, ...]:
+    """Return a rank's slots with each receive posted one slot earlier, so that it arrives during the slot before."""
+    following = [*(slot.receives for slot in slots[1:]), ()]
+    first = slots[0].receives if slots else ()
+    ahead = [*((first + following[0]),), *following[1:]] if slots else []
+    return tuple(slot._replace(receives=receives) for slot, receives in zip(slots, ahead, strict=True))
 
 
 def _rank_slots(
     actions: ActionList, rank: int, outbox: list[tuple[StageMessage, ...]], channels: dict[tuple[int, int], list[StageMessage]],
-    number: dict[Action, int], producer: dict[Action, StageMessage],
+    position: dict[Action, int], producer: dict[Action, StageMessage],
 ) -> list[RankSlot]:  # fmt: skip
-    taken = dict.fromkeys((source for source, target in channels if target == rank), 0)
-    found = []
+    next_position = dict.fromkeys((source for source, target in channels if target == rank), 0)
+    rank_slots = []
     for slot, sends in zip(actions.order[rank], outbox, strict=True):
         receives: list[StageMessage] = []
         for action in slot:
-            for needed in remote_dependencies(actions, action):
-                message = producer.get(needed)
-                if message is not None and number[needed] >= taken[message.source]:
-                    receives += channels[message.source, rank][taken[message.source] : number[needed] + 1]
-                    taken[message.source] = number[needed] + 1
-        found.append(RankSlot(tuple(receives), slot, sends))
-    return found
+            for dependency in remote_dependencies(actions, action):
+                message = producer.get(dependency)
+                if message is not None and position[dependency] >= next_position[message.source]:
+                    receives += channels[message.source, rank][next_position[message.source] : position[dependency] + 1]
+                    next_position[message.source] = position[dependency] + 1
+        rank_slots.append(RankSlot(tuple(receives), slot, sends))
+    return rank_slots
 
 
 def remote_dependencies(actions: ActionList, action: Action) -> tuple[Action, ...]:
-    """What an action takes from another stage: of a backward pass either of the kinds that the stage behind may run."""
+    """Return the actions on neighbouring stages that must finish first; of a backward pass both kinds that may stand there."""
     kind, stage, micro_batch = action
     if kind == FORWARD:
         return (Action(FORWARD, stage - 1, micro_batch),) if stage else ()

@@ -1,10 +1,7 @@
 """Schedules by name: the table of all of them, the natural one for a number of stages, and action lists by name.
 
-`ALL_SCHEDULES` has every schedule, `SCHEDULES` those with closed forms, which layouts, legality, prices, searches, explanations
-and help read. A name that is not there is an error, never another schedule. AFAB and 1F1B run whole backward passes,
-interleaved 1F1B those of several virtual stages. ZB-H1 and ZB-H2 split the backward pass: the weight gradients (W) wait, and
-fill what would be idle. DualPipe sends micro-batches from both ends, so each device holds two stages, and runs a forward and a
-backward pass of different micro-batches together.
+`ALL_SCHEDULES` has every schedule, `SCHEDULES` those with closed forms, which layouts, legality, prices, searches,
+explanations and help read. An unknown name is an error; no other schedule takes its place.
 """
 
 from __future__ import annotations
@@ -22,45 +19,21 @@ from shardwise.values.elementwise import Value, where
 from shardwise.values.errors import InputError, describe_unknown, lookup, raise_problems
 
 __all__ = [
-    "ALL_SCHEDULES",
-    "MAX_PASSES",
-    "MEMORY_TOLERANCE",
-    "NATURAL",
-    "SCHEDULES",
-    "activation_share",
-    "build_actions",
-    "build_unlimited",
-    "check_memory_limit",
-    "default_searched_schedules",
-    "find_problems",
-    "get_schedule",
-    "in_flight_split",
-    "min_virtual_stages",
-    "natural_schedule",
-    "pipeline_schedule_names",
-    "resolve_schedule_name",
-    "schedule_names",
-    "schedule_names_by_alias",
-]
+    "ALL_SCHEDULES", "MAX_PASSES", "MEMORY_TOLERANCE", "NATURAL", "SCHEDULES", "activation_share", "build_actions",
+    "build_unlimited", "check_memory_limit", "default_searched_schedules", "find_problems", "get_schedule",
+    "in_flight_split", "min_virtual_stages", "natural_schedule", "pipeline_schedule_names", "resolve_schedule_name",
+    "schedule_names", "schedule_names_by_alias",
+]  # fmt: skip
 
 
 # In the order in which they are listed.
 ALL_SCHEDULES: dict[str, Schedule] = {
-    "none": gpipe_1f1b.NO_PIPELINE,
-    "afab": gpipe_1f1b.GPIPE,
-    "1f1b": gpipe_1f1b.ONE_F_ONE_B,
-    "interleaved": gpipe_1f1b.INTERLEAVED,
-    "zb_h1": zero_bubble.ZB_H1,
-    "zb_h2": zero_bubble.ZB_H2,
-    "dualpipe": dualpipe.DUALPIPE,
-    "looped_bfs": gpipe_1f1b.LOOPED_BFS,
-    "naive": gpipe_1f1b.NAIVE,
-    "interleaved_breadth_first": gpipe_1f1b.BREADTH_FIRST,
-    "interleaved_zb": zero_bubble.INTERLEAVED_ZB,
-    "zb_v": zero_bubble.ZB_V,
-    "zb_auto": zero_bubble_search.ZB_AUTO,
-    "dualpipe_v": dualpipe.DUALPIPE_V,
-}
+    "none": gpipe_1f1b.NO_PIPELINE, "afab": gpipe_1f1b.GPIPE, "1f1b": gpipe_1f1b.ONE_F_ONE_B,
+    "interleaved": gpipe_1f1b.INTERLEAVED, "zb_h1": zero_bubble.ZB_H1, "zb_h2": zero_bubble.ZB_H2,
+    "dualpipe": dualpipe.DUALPIPE, "looped_bfs": gpipe_1f1b.LOOPED_BFS, "naive": gpipe_1f1b.NAIVE,
+    "interleaved_breadth_first": gpipe_1f1b.BREADTH_FIRST, "interleaved_zb": zero_bubble.INTERLEAVED_ZB,
+    "zb_v": zero_bubble.ZB_V, "zb_auto": zero_bubble_search.ZB_AUTO, "dualpipe_v": dualpipe.DUALPIPE_V,
+}  # fmt: skip
 SCHEDULES: dict[str, Schedule] = {
     name: schedule for name, schedule in ALL_SCHEDULES.items() if schedule.has_closed_forms
 }
@@ -68,7 +41,7 @@ NATURAL = "natural"  # in a search: for each row the natural one that goes with 
 
 
 def get_schedule(name: str) -> Schedule:
-    """A schedule by name; `NATURAL` is one too. Raises `InputError` that lists the names.
+    """Return a schedule with closed forms by name, or `NATURAL`. Raises `InputError` that lists the names.
 
     >>> get_schedule("zb_h1").min_micro_batches(4, 1)
     4
@@ -77,14 +50,16 @@ def get_schedule(name: str) -> Schedule:
 
 
 def resolve_schedule_name(text: str) -> str:
-    """The name here of a schedule that has an action list, by that name or by one that papers and engines have for it.
+    """Return the name here of a schedule that has an action list, by that name or by one of papers and engines.
 
     Case, dashes and underscores do not count. Raises `InputError` that lists the names.
 
     >>> resolve_schedule_name("Interleaved1F1B"), resolve_schedule_name("GPipe"), resolve_schedule_name("ZB-H1")
     ('interleaved', 'afab', 'zb_h1')
     """
-    names = {_normalize_name(alias): name for name, one in ALL_SCHEDULES.items() for alias in (name, *one.aliases)}
+    names = {
+        _normalize_name(alias): name for name, schedule in ALL_SCHEDULES.items() for alias in (name, *schedule.aliases)
+    }
     if _normalize_name(text) not in names:
         raise InputError(f"schedule: {describe_unknown(text, ALL_SCHEDULES)}")
     return names[_normalize_name(text)]
@@ -95,64 +70,70 @@ def _normalize_name(text: str) -> str:
 
 
 def schedule_names() -> tuple[str, ...]:
-    """All that a layout may name."""
+    """Return all names that a layout may have."""
     return tuple(SCHEDULES)
 
 
 def pipeline_schedule_names() -> tuple[str, ...]:
-    """Those of them that take a pipeline."""
+    """Return the names of the schedules that take a pipeline."""
     return tuple(name for name, schedule in SCHEDULES.items() if not schedule.supports(1, 1))
 
 
 def default_searched_schedules() -> tuple[str, ...]:
-    """The schedules that a search tries by default."""
+    """Return the schedules that a search tries by default."""
     return (NATURAL, *(name for name, schedule in SCHEDULES.items() if schedule.searched))
 
 
 def natural_schedule(pp: int, num_virtual_stages: int) -> str:
-    """The schedule that goes with the stages when none is named.
+    """Return the schedule that goes with the stages when none is named.
 
     >>> natural_schedule(1, 1), natural_schedule(4, 1), natural_schedule(4, 2)
     ('none', '1f1b', 'interleaved')
     """
-    return next(name for name, one in SCHEDULES.items() if one.natural and one.supports(pp, num_virtual_stages))
+    return next(
+        name for name, schedule in SCHEDULES.items() if schedule.natural and schedule.supports(pp, num_virtual_stages)
+    )
 
 
 def schedule_names_by_alias() -> Mapping[str, str]:
-    """The name here of every schedule that takes a pipeline, by that name and by those that others have for it."""
+    """Map every name and alias of the schedules that take a pipeline to the name here."""
     return {alias: name for name in pipeline_schedule_names() for alias in (name, *SCHEDULES[name].aliases)}
 
 
 def in_flight_split(schedule: str, pp: Value, num_micro_batches: Value) -> Value:
-    """Micro-batches of which any stage holds something: p in ZB-H1, 2p - 1 in ZB-H2, p + 1 in DualPipe.
+    """Return the micro-batches of which any stage holds something: p in ZB-H1, 2p - 1 in ZB-H2, p + 1 in DualPipe.
 
-    The later the stage, the more of them only wait for their weights' gradients. Raises `InputError` for a schedule that does not
+    Later stages hold more of them for their weight gradients alone. Raises `InputError` for a schedule that does not
     split the backward pass, whose stages hold different numbers.
     """
-    split = {name: one for name, one in SCHEDULES.items() if one.splits_backward}
+    split = {name: candidate for name, candidate in SCHEDULES.items() if candidate.splits_backward}
     return lookup(split, schedule, "schedule").in_flight(pp, 1, num_micro_batches, 0)
 
 
 @cache
 def _natural_schedule() -> Schedule:
-    """What the natural schedules are together: each where it goes with the stages. None of them splits the backward pass."""
-    every = [schedule for schedule in SCHEDULES.values() if schedule.natural]
-    names = [one.name for one in fields(Schedule) if callable(getattr(every[0], one.name)) and one.name != "actions"]
+    """Return one schedule of all natural ones, each where it supports the stages. None of them splits the backward pass."""
+    natural_schedules = [schedule for schedule in SCHEDULES.values() if schedule.natural]
+    names = [
+        field.name
+        for field in fields(Schedule)
+        if callable(getattr(natural_schedules[0], field.name)) and field.name != "actions"
+    ]
     return replace(
-        every[0],
-        **{**{name: _select_by_stages(every, name) for name in names}, "supports": lambda p, v: True},  # type: ignore[arg-type]
+        natural_schedules[0],
+        **{**{name: _select_by_stages(natural_schedules, name) for name in names}, "supports": lambda p, v: True},  # type: ignore[arg-type]
     )
 
 
 def _select_by_stages(schedules: Sequence[Schedule], name: str) -> Callable[..., Value]:
-    """A function of schedules, each for the stages that its own goes with."""
+    """Return a function that takes the value of the schedule which supports the stages, for numbers and arrays."""
     functions = [getattr(schedule, name) for schedule in schedules]
 
     def chosen_by_stages(p: Value, v: Value, *rest: Any) -> Value:
-        found = functions[-1](p, v, *rest)
+        selected = functions[-1](p, v, *rest)
         for schedule, function in zip(schedules[:-1], functions, strict=False):
-            found = where(schedule.supports(p, v), function(p, v, *rest), found)
-        return found
+            selected = where(schedule.supports(p, v), function(p, v, *rest), selected)
+        return selected
 
     return functions[0] if len(set(functions)) == 1 else chosen_by_stages
 
@@ -165,28 +146,28 @@ def build_actions(
     name: str, p: int, m: int, v: int | None = None, durations: Durations | None = None,
     memory_limit: float | None = None, *, round_size: int | None = None,
 ) -> ActionList:  # fmt: skip
-    """The action list of a schedule, by any of its names, on p ranks with m micro-batches and v virtual stages on each rank.
+    """Return the action list of a schedule, by any of its names, on p ranks with m micro-batches and v virtual stages each.
 
-    v is the fewest that the schedule goes with where it is None. `memory_limit`: activations that a rank may hold, in those that
-    1F1B's first stage does (1.0 is p micro-batches). `round_size`: micro-batches of a virtual stage in a row, for interleaved
-    schedules. Raises `InputError` that says what the schedule requires.
+    v None: the fewest that the schedule supports. `memory_limit`: activations that a rank may hold, in units of what
+    1F1B's first stage does (1.0 is p micro-batches). `round_size`: micro-batches of a virtual stage in a row, for
+    interleaved schedules. Raises `InputError` that says what the schedule requires.
 
     >>> [str(slot[0]) for slot in build_actions("gpipe", 2, 2).order[0]]
     ['0F0', '0F1', '0B0', '0B1']
     """
-    found = build_unlimited(name, p, m, v, durations, memory_limit, round_size=round_size)
-    check_memory_limit(found, memory_limit)
-    return found
+    actions = build_unlimited(name, p, m, v, durations, memory_limit, round_size=round_size)
+    check_memory_limit(actions, memory_limit)
+    return actions
 
 
 def check_memory_limit(actions: ActionList, memory_limit: float | None) -> None:
-    """Refuse a list of which a rank holds more than the limit. Raises `InputError`."""
+    """Refuse a list in which a rank holds more than the limit. Raises `InputError`."""
     share = activation_share(actions)
-    most = max(share)
-    if memory_limit is not None and most > memory_limit * (1 + MEMORY_TOLERANCE):
+    largest = max(share)
+    if memory_limit is not None and largest > memory_limit * (1 + MEMORY_TOLERANCE):
         raise InputError(
-            f"memory limit: rank {share.index(most)} of {actions.name} holds {most:.3g} times what 1F1B's first stage does; "
-            f"the limit is {memory_limit:.3g}; zb_auto keeps to any limit from {1 / actions.num_ranks:.3g} on"
+            f"memory limit: rank {share.index(largest)} of {actions.name} holds {largest:.3g} times what 1F1B's first stage "
+            f"does; the limit is {memory_limit:.3g}; zb_auto keeps to any limit from {1 / actions.num_ranks:.3g} on"
         )
 
 
@@ -194,7 +175,7 @@ def build_unlimited(
     name: str, p: int, m: int, v: int | None = None, durations: Durations | None = None,
     memory_limit: float | None = None, *, round_size: int | None = None,
 ) -> ActionList:  # fmt: skip
-    """The same, where only a schedule that plans with the memory limit keeps to it."""
+    """Build an action list without checking the limit, which only schedules that plan with it keep to."""
     name = resolve_schedule_name(name)
     v = min_virtual_stages(name, p) if v is None else v
     raise_problems(find_problems(name, p, m, v, round_size))
@@ -204,46 +185,47 @@ def build_unlimited(
 
 
 def activation_share(actions: ActionList) -> list[float]:
-    """The most that each rank holds, in what 1F1B's first stage does: p micro-batches."""
-    return [held.peak / actions.num_virtual_stages / actions.num_ranks for held in peak_in_flight(actions)]
+    """Return the peak activations of each rank, in units of what 1F1B's first stage holds: p micro-batches."""
+    return [peak.peak / actions.num_virtual_stages / actions.num_ranks for peak in peak_in_flight(actions)]
 
 
 def min_virtual_stages(name: str, p: int) -> int:
-    """The fewest virtual stages of a rank with which a schedule goes; 1 where it goes with none of these."""
+    """Return the fewest virtual stages per rank, of 1 and 2, that a schedule supports; 1 if neither."""
     return next((v for v in (1, 2) if ALL_SCHEDULES[resolve_schedule_name(name)].supports(p, v)), 1)
 
 
 def find_problems(name: str, p: int, m: int, v: int, round_size: int | None = None) -> list[str]:
-    """What is wrong with stages and micro-batches for a schedule, in words; nothing where it runs."""
+    """Describe what is wrong with stages and micro-batches for a schedule; an empty list where it runs."""
     counts = {
-        "stages": p,
-        "micro-batches": m,
-        "virtual stages": v,
-        "round size": 1 if round_size is None else round_size,
-    }
-    found = [f"{what}: found {n}; at least 1 is required" for what, n in counts.items() if n < 1]
-    if found:
-        return found
+        "stages": p, "micro-batches": m, "virtual stages": v, "round size": 1 if round_size is None else round_size,
+    }  # fmt: skip
+    problems = [f"{quantity}: found {n}; at least 1 is required" for quantity, n in counts.items() if n < 1]
+    if problems:
+        return problems
     if p * v * m > MAX_PASSES:
         return [
             f"stages: found {p * v:,} for {m:,} micro-batches; at most {MAX_PASSES:,} passes of each kind are listed"
         ]
     schedule = ALL_SCHEDULES[name]
     if round_size is not None and not schedule.takes_round_size:
-        takers = ", ".join(other for other, one in ALL_SCHEDULES.items() if one.takes_round_size)
+        takers = ", ".join(taker for taker, candidate in ALL_SCHEDULES.items() if candidate.takes_round_size)
         return [
             f"round size: found {round_size} for {name}, which has no rounds; leave it out, or take one of {takers}"
         ]
     if not schedule.supports(p, v) or (schedule.bidirectional and p % 2):
         fitting = [str(n) for n in range(1, 5) if schedule.supports(p, n)]
-        wants = f"{' or '.join(fitting)} virtual stages on each" if fitting else "another number of stages"
+        requirement = f"{' or '.join(fitting)} virtual stages on each" if fitting else "another number of stages"
         even = ", of an even number of stages," if schedule.bidirectional else ""
-        return [f"stages: {name}{even} does not run on {p} stages with {v} virtual stages on each; {wants} is required"]
+        return [
+            f"stages: {name}{even} does not run on {p} stages with {v} virtual stages on each; {requirement} is required"
+        ]
     fewest, multiple = (
         (schedule.min_micro_batches(p, v) if schedule.requires_min else 1),
         schedule.micro_batch_multiple(p, v),
     )
     if round_size is None and (m < fewest or m % multiple):
-        of = f" in multiples of {multiple}" if multiple > 1 else ""
-        return [f"micro-batches: found {m}; {name} requires at least {max(fewest, multiple)}{of} on {p} stages"]
+        in_multiples = f" in multiples of {multiple}" if multiple > 1 else ""
+        return [
+            f"micro-batches: found {m}; {name} requires at least {max(fewest, multiple)}{in_multiples} on {p} stages"
+        ]
     return []

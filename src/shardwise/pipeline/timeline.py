@@ -1,6 +1,7 @@
 """A played action list: durations of passes, start and end of each slot, bubble, idle time, and peak activations.
 
-What ranks hold for their backward passes follows from the order alone; when they hold it follows from the clock (`clock.py`).
+How much ranks hold for their backward passes follows from the order alone; when they hold it, from the clock
+(`clock.py`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ StageSeconds = tuple[float, ...]  # of each virtual stage in the model's order
 class Durations:
     """Seconds of each virtual stage's passes of one micro-batch, and of a message between two ranks.
 
-    `forward`, `input` (the backward pass for activations) and `weight` (for weights), in the model's order. `backward` is
-    the whole backward pass, input and weight together where it is None. `together` is a stage's forward and whole
-    backward pass run at the same time, their sum where it is None; a pair of two stages takes the mean of theirs.
-    `message`: from the end of a pass to the moment at which the next rank may take what it gave; the rank that sends goes
-    on. Raises `InputError`.
+    `forward`, `input` (the backward pass for activations) and `weight` (for weights) are in the model's order.
+    `backward` is the whole backward pass, None: input and weight together. `together` is a stage's forward and whole
+    backward pass at the same time, None: their sum; a pair of two stages takes the mean of theirs. `message`: from the
+    end of a pass until the next rank may use its output; the sending rank goes on meanwhile. Raises `InputError`.
     """
 
     forward: StageSeconds
@@ -37,15 +37,20 @@ class Durations:
     message: float = 0.0
 
     def __post_init__(self) -> None:
-        given = {"forward": self.forward, "input": self.input, "weight": self.weight, "message": (self.message,)}
-        given |= {"backward": self.backward or (), "together": self.together or ()}
+        seconds_by_name = {
+            "forward": self.forward,
+            "input": self.input,
+            "weight": self.weight,
+            "message": (self.message,),
+        }
+        seconds_by_name |= {"backward": self.backward or (), "together": self.together or ()}
         problems = [
             f"durations: {name} is {value!r}; a finite number of seconds, at least 0, is required"
-            for name, values in given.items()
+            for name, values in seconds_by_name.items()
             for value in values
             if not 0.0 <= value < math.inf
         ]
-        lengths = {len(values) for name, values in given.items() if values and name != "message"}
+        lengths = {len(values) for name, values in seconds_by_name.items() if values and name != "message"}
         problems += ["durations: each of the passes needs a value for every stage"] if len(lengths) > 1 else []
         raise_problems(problems)
 
@@ -54,7 +59,7 @@ class Durations:
         cls, num_stages: int, v: float = 1, *,
         forward: float = 1.0, input: float = 1.0, weight: float = 1.0, together: float | None = None, message: float = 0.0,
     ) -> Durations:  # fmt: skip
-        """Stages that take alike; the seconds are of a whole rank's part of the model, of which a virtual stage has a v-th.
+        """Return durations of equal stages; the seconds are a whole rank's, of which each virtual stage has 1 / v.
 
         >>> Durations.even(4, 2, forward=1.0).forward
         (0.5, 0.5, 0.5, 0.5)
@@ -69,11 +74,11 @@ class Durations:
 
     @property
     def full_backward(self) -> StageSeconds:
-        """The whole backward pass."""
+        """Seconds of the whole backward pass, by stage."""
         return self.backward or tuple(i + w for i, w in zip(self.input, self.weight, strict=True))
 
     def by_kind(self) -> dict[str, StageSeconds]:
-        """Seconds of each kind of action."""
+        """Return the seconds of each kind of action, by stage."""
         return {
             FORWARD: self.forward,
             FULL_BACKWARD: self.full_backward,
@@ -82,7 +87,7 @@ class Durations:
         }
 
     def slot_seconds(self, order: Order) -> list[list[float]]:
-        """Seconds of each slot of each rank."""
+        """Return the seconds of each slot of each rank."""
         by_kind = self.by_kind()
         return [
             [by_kind[slot[0].kind][slot[0].stage] if len(slot) == 1 else self.pair_seconds(slot) for slot in slots]
@@ -90,7 +95,7 @@ class Durations:
         ]
 
     def pair_seconds(self, slot: Slot) -> float:
-        """Seconds of a forward and a backward pass that run together."""
+        """Return the seconds of a forward and a backward pass that run together."""
         if self.together is not None:
             return sum(self.together[action.stage] for action in slot) / len(slot)
         by_kind = self.by_kind()
@@ -109,14 +114,14 @@ AWAITING_CHANGE = {FORWARD: 0, FULL_BACKWARD: 0, BACKWARD_INPUT: 1, BACKWARD_WEI
 
 
 class InFlightPeak(NamedTuple):
-    """The most that a rank holds, in virtual stages of a micro-batch: in all, and what waits for weights' gradients only."""
+    """Peak of a rank, in virtual stages of a micro-batch: in all, and of what waits for weight gradients only."""
 
     peak: int
     peak_waiting: int
 
 
 def peak_in_flight(actions: ActionList) -> tuple[InFlightPeak, ...]:
-    """Peaks of each rank of a list.
+    """Return the peaks of each rank of a list.
 
     >>> from shardwise.pipeline.registry import build_actions
     >>> peak_in_flight(build_actions("zb_h1", 2, 4))
@@ -126,20 +131,20 @@ def peak_in_flight(actions: ActionList) -> tuple[InFlightPeak, ...]:
 
 
 def _rank_peak(slots: Iterable[Slot]) -> InFlightPeak:
-    saved = waiting = peak = peak_waiting = 0
+    saved = awaiting = peak = peak_waiting = 0
     for slot in slots:
         for kind, _, _ in slot:
             saved += SAVED_CHANGE[kind]
-            waiting += AWAITING_CHANGE[kind]
-            if saved + waiting > peak:
-                peak = saved + waiting
-            if waiting > peak_waiting:
-                peak_waiting = waiting
+            awaiting += AWAITING_CHANGE[kind]
+            if saved + awaiting > peak:
+                peak = saved + awaiting
+            if awaiting > peak_waiting:
+                peak_waiting = awaiting
     return InFlightPeak(peak, peak_waiting)
 
 
 def peak_layers(actions: ActionList, sizes: Sequence[int]) -> tuple[int, ...]:
-    """The most that each rank of a list holds where virtual stages have these sizes, in the model's order.
+    """Return the peak of each rank in layers, where virtual stages have these sizes, in the model's order.
 
     >>> from shardwise.pipeline.registry import build_actions
     >>> actions = build_actions("interleaved", 2, 4, 2)
@@ -150,28 +155,29 @@ def peak_layers(actions: ActionList, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _rank_peak_layers(slots: Iterable[Slot], sizes: Sequence[int]) -> int:
-    held = most = 0
+    layers = peak = 0
     for slot in slots:
         for kind, stage, _ in slot:
-            held += sizes[stage] * (SAVED_CHANGE[kind] + AWAITING_CHANGE[kind])
-            most = max(most, held)
-    return most
+            layers += sizes[stage] * (SAVED_CHANGE[kind] + AWAITING_CHANGE[kind])
+            peak = max(peak, layers)
+    return peak
 
 
 def in_flight_curve(slots: Iterable[tuple[Slot, float, float]], unit: float) -> list[tuple[float, float]]:
-    """Live memory over time, from slots with their starts and ends: (seconds, how much from then on), `unit` for each pass."""
+    """Return live memory over time, as (seconds, amount from then on), with `unit` for each pass, from slots with start
+    and end."""
     changes: dict[float, int] = {0.0: 0}
     for slot, start, end in slots:
         for kind, _, _ in slot:
             change = SAVED_CHANGE[kind] + AWAITING_CHANGE[kind]
             if change:
-                when = start if change > 0 else end
-                changes[when] = changes.get(when, 0) + change
-    held, found = 0, []
-    for when in sorted(changes):
-        held += changes[when]
-        found.append((when, held * unit))
-    return found
+                time = start if change > 0 else end
+                changes[time] = changes.get(time, 0) + change
+    in_flight, curve = 0, []
+    for time in sorted(changes):
+        in_flight += changes[time]
+        curve.append((time, in_flight * unit))
+    return curve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,18 +201,18 @@ class Timeline(Pictured):
         return max((ends[-1] for ends in self.ends if ends), default=0.0)
 
     def busy(self) -> tuple[float, ...]:
-        """Seconds that each rank computes."""
+        """Return the seconds that each rank computes."""
         return tuple(
             sum(end - start for start, end in zip(*times, strict=True))
             for times in zip(self.starts, self.ends, strict=True)
         )
 
     def idle(self) -> tuple[float, ...]:
-        """Seconds that each rank waits while the step lasts."""
+        """Return the seconds that each rank waits during the step."""
         return tuple(self.makespan - busy for busy in self.busy())
 
     def waits(self) -> tuple[float, ...]:
-        """Seconds that each rank waits between its first action and its last, as the zero-bubble paper counts."""
+        """Return the seconds that each rank waits between its first action and its last, as the zero-bubble paper counts."""
         return tuple(
             ends[-1] - starts[0] - busy if ends else 0.0
             for starts, ends, busy in zip(self.starts, self.ends, self.busy(), strict=True)
@@ -214,19 +220,19 @@ class Timeline(Pictured):
 
     @property
     def longest_wait(self) -> float:
-        """The most seconds that a rank waits between its first action and its last."""
+        """Longest wait of a rank between its first action and its last, in seconds."""
         return max(self.waits())
 
     @property
     def bubble(self) -> float:
-        """Idle over ideal time, S1's definition: a step lasts as long as its busiest rank computes, and so much longer."""
+        """Idle over ideal time, S1's definition: the step takes so much longer than its busiest rank computes."""
         return self._over_ideal(min(self.idle()))
 
     @property
     def local_bubble(self) -> float:
-        """The same for the rank that waits longest between its first action and its last.
+        """Idle over ideal time of the rank that waits longest between its first action and its last.
 
-        It is that of a step whose optimizer does not wait for all ranks. Source: Qi et al. 2023, section 4.
+        The bubble of a step whose optimizer does not wait for all ranks. Source: Qi et al. 2023, section 4.
         """
         return self._over_ideal(self.longest_wait)
 
@@ -236,33 +242,33 @@ class Timeline(Pictured):
 
     @property
     def idle_fraction(self) -> float:
-        """Idle over whole time, all ranks together."""
+        """Share of idle time, over all ranks."""
         return sum(self.idle()) / (self.makespan * len(self.starts)) if self.makespan else 0.0
 
     @property
     def peak_activations(self) -> tuple[float, ...]:
-        """The most that each rank holds: 1 is a micro-batch on one of p even stages, so a virtual stage counts 1 / v."""
+        """Peak of each rank: 1 is a micro-batch on one of p even stages, so a virtual stage counts 1 / v."""
         return tuple(peak.peak / self.actions.num_virtual_stages for peak in self.in_flight_peaks)
 
     @property
     def peak_waiting(self) -> tuple[float, ...]:
-        """The most of it that waits for its weights' gradients only, in the same unit."""
+        """Peak of each rank in what waits for its weight gradients only, in the unit of `peak_activations`."""
         return tuple(peak.peak_waiting / self.actions.num_virtual_stages for peak in self.in_flight_peaks)
 
     def slots(self) -> Iterator[tuple[int, Slot, float, float]]:
-        """Rank, slot, start and end of every slot."""
+        """Yield rank, slot, start and end of every slot."""
         for rank, times in enumerate(zip(self.actions.order, self.starts, self.ends, strict=True)):
             for slot, start, end in zip(*times, strict=True):
                 yield rank, slot, start, end
 
     def memory(self, rank: int) -> list[tuple[float, float]]:
-        """What a rank holds over time: (seconds, activations from then on), in the unit of `peak_activations`."""
+        """Return what a rank holds over time: (seconds, activations from then on), in the unit of `peak_activations`."""
         times = zip(self.actions.order[rank], self.starts[rank], self.ends[rank], strict=True)
         return in_flight_curve(times, 1.0 / self.actions.num_virtual_stages)
 
 
 def play_actions(actions: ActionList, durations: Durations | None = None) -> Timeline:
-    """The timeline of a list; without durations every stage's F, I and W take a second (of v virtual stages a v-th).
+    """Play a list; by default every stage's F, I and W take a second (with v virtual stages 1 / v).
 
     Raises `InputError` for a list that does not end, with its first offending action, and for durations of other stages.
 
@@ -275,9 +281,6 @@ def play_actions(actions: ActionList, durations: Durations | None = None) -> Tim
     durations.check_num_stages(actions.num_stages)
     clock = run_clock(actions, durations.slot_seconds(actions.order), durations.message)
     return Timeline(
-        actions=actions,
-        durations=durations,
-        starts=clock.starts,
-        ends=clock.ends,
+        actions=actions, durations=durations, starts=clock.starts, ends=clock.ends,
         in_flight_peaks=peak_in_flight(actions),
-    )
+    )  # fmt: skip

@@ -31,7 +31,7 @@ MAX_DIGITS = 7  # of a number in a cell: more is no stage or micro-batch
 
 
 def to_csv(actions: ActionList) -> str:
-    """The text of a list.
+    """Format a list as CSV.
 
     >>> from shardwise.pipeline.registry import build_actions
     >>> print(to_csv(build_actions("1f1b", 2, 2)), end="")
@@ -47,7 +47,7 @@ def _format_cell(slot: Slot) -> str:
 
 
 def from_csv(text: str, name: str = "csv") -> ActionList:
-    """The list that a text has, checked; stages are on the ranks in whose rows they are.
+    """Parse and check a list; stages are on the ranks in whose rows they stand.
 
     Raises `InputError` with the first cell that cannot be read, or the first action that cannot run.
 
@@ -56,25 +56,24 @@ def from_csv(text: str, name: str = "csv") -> ActionList:
     """
     rows = [row for row in text.splitlines() if row.strip(" ,")]
     order: Order = tuple(tuple(_parse_row(rank, row)) for rank, row in enumerate(rows))
-    every = [action for slots in order for slot in slots for action in slot]
-    if not every:
+    all_actions = [action for slots in order for slot in slots for action in slot]
+    if not all_actions:
         raise InputError("action list: found no action; a row of cells such as 0F0,0B0 for each rank is required")
-    num_stages = 1 + max(action.stage for action in every)
-    num_micro_batches = 1 + max(action.micro_batch for action in every)
-    if num_stages * num_micro_batches > len(every):  # two actions of each at least
+    num_stages = 1 + max(action.stage for action in all_actions)
+    num_micro_batches = 1 + max(action.micro_batch for action in all_actions)
+    if num_stages * num_micro_batches > len(all_actions):  # two actions of each at least
         raise InputError(
-            f"action list: found {len(every)} actions for {num_stages} stages and {num_micro_batches} micro-batches; every "
+            f"action list: found {len(all_actions)} actions for {num_stages} stages and {num_micro_batches} micro-batches; every "
             "micro-batch passes every stage once each way: F and B, or F, I and W"
         )
-    found = ActionList(
+    actions = ActionList(
         name=name, order=order, placement=_infer_placement(order, num_stages), num_micro_batches=num_micro_batches
     )
-    check_actions(found)
-    return found
+    check_actions(actions)
+    return actions
 
 
 def _parse_row(rank: int, row: str) -> Iterator[Slot]:
-    """The slots of a row."""
     for number, cell in enumerate(row.split(",")):
         cell = cell.strip().strip('"')
         pair = PAIR.fullmatch(cell)
@@ -89,7 +88,7 @@ def _parse_row(rank: int, row: str) -> Iterator[Slot]:
 
 
 def _infer_placement(order: Order, num_stages: int) -> StagePlacement:
-    """Where stages are, by the rows that have them. Raises `InputError` for one that no row has."""
+    """Infer the ranks of stages from the rows that have them. Raises `InputError` for a stage that no row has."""
     rows: list[list[int]] = [[] for _ in range(num_stages)]
     for rank, slots in enumerate(order):
         for stage in sorted({action.stage for slot in slots for action in slot}):
@@ -100,7 +99,7 @@ def _infer_placement(order: Order, num_stages: int) -> StagePlacement:
     p = len(order)
     if num_stages == p and any(len(ranks) > 1 for ranks in rows):
         return bidirectional_placement(p)
-    ranks = tuple(found[0] for found in rows)
-    known = [loop_placement(p, num_stages // p)] if num_stages % p == 0 else []
-    known += [v_placement(p)] if num_stages == 2 * p else []
-    return next((one for one in known if one.ranks == ranks), StagePlacement("given", ranks))
+    ranks = tuple(stage_ranks[0] for stage_ranks in rows)
+    candidates = [loop_placement(p, num_stages // p)] if num_stages % p == 0 else []
+    candidates += [v_placement(p)] if num_stages == 2 * p else []
+    return next((candidate for candidate in candidates if candidate.ranks == ranks), StagePlacement("given", ranks))

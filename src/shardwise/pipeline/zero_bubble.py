@@ -35,13 +35,13 @@ from shardwise.values.elementwise import Value, maximum, minimum, where
 
 
 def zb_h1_actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None) -> ActionList:
-    """Stage i runs p - i forward passes ahead; weights' gradients come i micro-batches behind."""
+    """Return the list in which stage i runs p - i forward passes ahead; weight gradients come i micro-batches late."""
     order = alternate_passes(p, m, ahead=range(p, 0, -1), late=range(p))
     return ActionList(name="zb_h1", order=order, placement=loop_placement(p, v), num_micro_batches=m)
 
 
 def zb_h1_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
-    """Seconds that a stage waits: (p - 1) (F + B - 2W), where F, W and the rest of B take alike."""
+    """Return the seconds that a stage waits: (p - 1) (F + B - 2W), where F, W and the rest of B are equal."""
     return (p - 1) * maximum(passes.forward_s + passes.backward_s - 2.0 * passes.weight_s, 0.0)
 
 
@@ -53,13 +53,13 @@ ZB_H1 = Schedule(
 
 
 def zb_h2_actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None) -> ActionList:
-    """Stage i runs 2 (p - i) - 1 forward passes ahead; weights' gradients come 2i micro-batches behind."""
+    """Return the list in which stage i runs 2 (p - i) - 1 forward passes ahead; weight gradients come 2i micro-batches late."""
     order = alternate_passes(p, m, ahead=range(2 * p - 1, 0, -2), late=range(0, 2 * p, 2))
     return ActionList(name="zb_h2", order=order, placement=loop_placement(p, v), num_micro_batches=m)
 
 
 def zb_h2_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
-    """Seconds that a stage waits: (p - 1) (F + B - 3W), where F, W and the rest of B take alike."""
+    """Return the seconds that a stage waits: (p - 1) (F + B - 3W), where F, W and the rest of B are equal."""
     return (p - 1) * maximum(passes.forward_s + passes.backward_s - 3.0 * passes.weight_s, 0.0)
 
 
@@ -72,36 +72,36 @@ ZB_H2 = Schedule(
 
 
 def zb_v_actions(p: int, m: int, v: int = 2, durations: Any = None, memory_limit: float | None = None) -> ActionList:
-    """The order of 2p - 1 micro-batches at least; of fewer its first ones."""
+    """Return the order for at least 2p - 1 micro-batches; with fewer, what is left of it when the others are dropped."""
     full = max(m, 2 * p - 1)
     order = tuple(tuple(_zb_v_slots(p, m, full, rank)) for rank in range(p))
     return ActionList(name="zb_v", order=order, placement=v_placement(p), num_micro_batches=m)
 
 
 def _zb_v_slots(p: int, m: int, full: int, rank: int) -> Iterator[Slot]:
-    words = _zb_v_words(p, full, rank)
-    for slot in slots_from_words(words, stages=(rank, 2 * p - 1 - rank), first=(0, 0), apart=True):
+    slot_words = _zb_v_words(p, full, rank)
+    for slot in slots_from_words(slot_words, stages=(rank, 2 * p - 1 - rank), first=(0, 0), apart=True):
         if slot[0].micro_batch < m:
             yield slot
 
 
 def _zb_v_words(p: int, m: int, rank: int) -> Iterator[str]:
-    """What a rank runs, 0 being its stage on the way down, 1 that on the way up."""
-    left = p - rank
-    yield from ["F0"] * (2 * left - 1)
+    """Yield the words of a rank: 0 is its stage on the way down, 1 that on the way up."""
+    num_after = p - rank
+    yield from ["F0"] * (2 * num_after - 1)
     yield from ["F1", "F0"] * rank
-    yield from ["F1", "I1", "W1"] * left
-    ahead = m - (2 * left - 1) - rank  # forward passes on the way down that are left
+    yield from ["F1", "I1", "W1"] * num_after
+    ahead = m - (2 * num_after - 1) - rank  # forward passes on the way down that are left
     yield from ["F0", "I0", "W0", "F1", "I1", "W1"] * ahead
-    yield from ["I0", "W0", "F1", "I1", "W1"] * (m - rank - left - ahead)
+    yield from ["I0", "W0", "F1", "I1", "W1"] * (m - rank - num_after - ahead)
     yield from ["I0", "I1"] * rank
-    yield from ["I0", "W0"] * left
+    yield from ["I0", "W0"] * num_after
     yield from ["W1"] * rank
     yield from ["W0"] * rank
 
 
 def zb_v_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
-    """Seconds that a rank waits while the step lasts: the longest of the ways through the list, of passes of a virtual stage.
+    """Return the seconds that a rank waits during the step: the longest path through the list, of a virtual stage's passes.
 
     It is (p - 1) I where F, I and W take alike, about 2 (p - 1) (I - W) where W is short, about (p - 1) (2F - I) or (p - 1) W
     where those are long; with fewer than 2p - 1 micro-batches, each that is missing leaves a gap that no W fills.
@@ -109,32 +109,38 @@ def zb_v_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
     The step is the played one to rounding for I of 0.8 to 3 F and W of 0.2 to 1.2 F, and for I of 0.8 to 4 F and any W up to 2 F
     at most 1.6% short, of fewer than 2p - 1 micro-batches 3.5% (tests/unit/schedule/test_timelines.py).
     """
-    forward, weight = passes.forward_s / v, passes.weight_s / v
-    given, others = passes.backward_s / v - weight, p - 1
+    forward_s, weight_s = passes.forward_s / v, passes.weight_s / v
+    input_s, other_ranks = passes.backward_s / v - weight_s, p - 1
     missing = maximum(2 * p - 1 - m, 0)
-    few = maximum(missing * (forward + given), 2 * maximum(p - m, 0) * forward + 2 * others * given)
-    return where(m > p, _zb_v_longest_path_s(others, minimum(missing, others), forward, given, weight), few)
+    few = maximum(missing * (forward_s + input_s), 2 * maximum(p - m, 0) * forward_s + 2 * other_ranks * input_s)
+    return where(
+        m > p, _zb_v_longest_path_s(other_ranks, minimum(missing, other_ranks), forward_s, input_s, weight_s), few
+    )
 
 
-def _zb_v_longest_path_s(others: Value, missing: Value, forward: Value, given: Value, weight: Value) -> Value:
-    """That of more micro-batches than ranks: seconds beyond the passes of a rank of each way."""
-    left = others - missing
+def _zb_v_longest_path_s(
+    other_ranks: Value, missing: Value, forward_s: Value, input_s: Value, weight_s: Value
+) -> Value:
+    """Return the longest path with more micro-batches than ranks: seconds beyond a rank's own passes."""
+    present = other_ranks - missing
     return maximum(
-        missing * (forward + given),
-        2 * missing * given,
-        (others + missing) * given - missing * weight,
-        2 * others * given - 2 * left * weight,
-        (missing + 1) * maximum(forward, given) + (left - 1) * weight,
-        (others + left - 1) * forward - (left - 1) * given,
-        (others + left - 1) * forward + (missing - left + 1) * given - missing * weight,
-        (others + left) * forward + (missing - left) * given - left * weight,
-        (others + left - 1) * forward + (missing + 1) * given - 2 * left * weight,
+        missing * (forward_s + input_s),
+        2 * missing * input_s,
+        (other_ranks + missing) * input_s - missing * weight_s,
+        2 * other_ranks * input_s - 2 * present * weight_s,
+        (missing + 1) * maximum(forward_s, input_s) + (present - 1) * weight_s,
+        (other_ranks + present - 1) * forward_s - (present - 1) * input_s,
+        (other_ranks + present - 1) * forward_s + (missing - present + 1) * input_s - missing * weight_s,
+        (other_ranks + present) * forward_s + (missing - present) * input_s - present * weight_s,
+        (other_ranks + present - 1) * forward_s + (missing + 1) * input_s - 2 * present * weight_s,
     )
 
 
 def zb_v_other_peaks(p: Value, v: Value, m: Value, stage: Value) -> PeakCandidates:
-    """None while all are in flight; those of a rank's second virtual stage, when the first one's have ended. Of few micro-batches
-    as many, while all are in flight."""
+    """Return the peak while all are in flight, and the one when passes of a rank's first virtual stage have ended.
+
+    With few micro-batches the second is like the first, but weight gradients are pending.
+    """
     full = minimum(minimum(m, p), (m + 1 + stage) / 2)
     return (full, 0), (where(m >= 2 * p - 1, (p + stage) / 2, full), minimum(maximum(m - p, 0), stage))
 
@@ -151,7 +157,7 @@ ZB_V = Schedule(
 def interleaved_zb_actions(
     p: int, m: int, v: int, durations: Any = None, memory_limit: float | None = None, *, round_size: int | None = None
 ) -> ActionList:  # fmt: skip
-    """Rank i runs (v - 1) `round_size` + p - 1 - i virtual stages ahead; weights' gradients come i passes behind."""
+    """Return the list in which rank i runs (v - 1) `round_size` + p - i virtual stages ahead; weight gradients come i late."""
     size = p if round_size is None else round_size
     check_round(p, m, size)
     ahead = [(v - 1) * size + p - i for i in range(p)]
@@ -160,11 +166,13 @@ def interleaved_zb_actions(
 
 
 def interleaved_zb_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
-    """Seconds that a rank waits while the step lasts, of p - 1 passes of a virtual stage: F until the last rank begins, or I at
-    the end, or both less the W that fills them. The step is the played one for any F, I and W.
+    """Return the seconds that a rank waits during the step, in p - 1 passes of a virtual stage.
+
+    They are F until the last rank begins, or I at the end, or both less the W that fills them. The step is the played
+    one for any F, I and W.
     """
-    given = passes.backward_s - passes.weight_s
-    return maximum(passes.forward_s, given, passes.forward_s + given - passes.weight_s) * ((p - 1) / v)
+    input_s = passes.backward_s - passes.weight_s
+    return maximum(passes.forward_s, input_s, passes.forward_s + input_s - passes.weight_s) * ((p - 1) / v)
 
 
 INTERLEAVED_ZB = Schedule(

@@ -41,7 +41,8 @@ from shardwise.values.errors import InputError
 def zb_auto_actions(
     p: int, m: int, v: int = 1, durations: Durations | None = None, memory_limit: float | None = None
 ) -> ActionList:  # fmt: skip
-    """The best order that is found. `memory_limit` is in activations of 1F1B's first stage: 1.0 holds p micro-batches, None all.
+    """Return the best order found. `memory_limit`: in activations of 1F1B's first stage, 1.0 is p micro-batches, None
+    no limit.
 
     Raises `InputError` for a limit under one micro-batch.
     """
@@ -49,28 +50,37 @@ def zb_auto_actions(
 
     durations = durations or Durations.even(p)
     durations.check_num_stages(p)
-    most = m if memory_limit is None else min(m, int(memory_limit * p * (1 + 1e-9)))
-    if most < 1:
+    max_in_flight = m if memory_limit is None else min(m, int(memory_limit * p * (1 + 1e-9)))
+    if max_in_flight < 1:
         raise InputError(
             f"memory limit: found {memory_limit:.3g} of what 1F1B's first of {p} stages holds; at least {1 / p:.3g}, "
             "one micro-batch, is required"
         )
     lists = (
         ActionList(name="zb_auto", order=order, placement=loop_placement(p, v), num_micro_batches=m)
-        for order in _candidate_orders(p, m, durations, most)
+        for order in _candidate_orders(p, m, durations, max_in_flight)
     )
-    lines = (play_actions(one, durations) for one in lists if max(held.peak for held in peak_in_flight(one)) <= most)
+    timelines = (
+        play_actions(actions, durations)
+        for actions in lists
+        if max(peak.peak for peak in peak_in_flight(actions)) <= max_in_flight
+    )
     return min(
-        lines, key=lambda line: (line.makespan, line.longest_wait, sum(held.peak for held in line.in_flight_peaks))
+        timelines,
+        key=lambda timeline: (
+            timeline.makespan,
+            timeline.longest_wait,
+            sum(peak.peak for peak in timeline.in_flight_peaks),
+        ),
     ).actions
 
 
-def _candidate_orders(p: int, m: int, durations: Durations, most: int) -> Iterator[Order]:
+def _candidate_orders(p: int, m: int, durations: Durations, max_in_flight: int) -> Iterator[Order]:
     yield zero_bubble.zb_h1_actions(p, m).order
     yield zero_bubble.zb_h2_actions(p, m).order
-    yield from gap_filling_orders(p, m, durations, most)
+    yield from gap_filling_orders(p, m, durations, max_in_flight)
     if beam_width(p, m) > 1:
-        yield find_beam_order(p, m, durations, most)
+        yield find_beam_order(p, m, durations, max_in_flight)
 
 
 ZB_AUTO = Schedule(
@@ -92,37 +102,34 @@ FILL_BUDGET = 150_000  # actions that are looked at in all, where three orders h
 
 
 def gap_filling_orders(p: int, m: int, durations: Durations, most: int) -> Iterator[Order]:
-    """An order for each number of passes ahead and each least gap; every rank holds at most `most` micro-batches.
+    """Yield an order for each number of passes ahead and each smallest gap, within the limit of micro-batches in flight.
 
     With a large pipeline only the first of the grid are tried.
     """
-    left = max(3, FILL_BUDGET // (3 * p * m))
-    seen = set()
+    num_left = max(3, FILL_BUDGET // (3 * p * m))
+    tried = set()
     for slope in AHEAD_SLOPES:
-        for more in EXTRA_AHEAD:
-            ahead = tuple(min(most, m, 1 + int(slope * (p - 1 - i)) + more) for i in range(p))
-            if ahead in seen:
+        for extra in EXTRA_AHEAD:
+            ahead = tuple(min(most, m, 1 + int(slope * (p - 1 - i)) + extra) for i in range(p))
+            if ahead in tried:
                 continue
-            seen.add(ahead)
-            for least in MIN_GAPS:
-                if left == 0:
+            tried.add(ahead)
+            for min_gap in MIN_GAPS:
+                if num_left == 0:
                     return
-                left -= 1
-                yield _GapFiller(p, m, durations, ahead, most, least).order()
+                num_left -= 1
+                yield _GapFiller(p, m, durations, ahead, most, min_gap).order()
 
 
 class _GapFiller:
-    """One order in the making: each rank's next F or I follows from what it has run, W from the gap in front of it."""
+    """Builds one order: each rank's next F or I follows from what it has run, W from the gap before it."""
 
-    def __init__(self, p: int, m: int, durations: Durations, ahead: tuple[int, ...], most: int, least: float) -> None:
+    def __init__(
+        self, p: int, m: int, durations: Durations, ahead: tuple[int, ...], max_in_flight: int, min_gap: float
+    ) -> None:
         self.p, self.m, self.durations, self.ahead, self.max_in_flight, self.min_gap = (
-            p,
-            m,
-            durations,
-            ahead,
-            most,
-            least,
-        )
+            p, m, durations, ahead, max_in_flight, min_gap,
+        )  # fmt: skip
         self.slots: list[list[Slot]] = [[] for _ in range(p)]
         self.now = [0.0] * p
         self.forward_end: list[list[float]] = [[] for _ in range(p)]
@@ -130,22 +137,26 @@ class _GapFiller:
         self.num_weights = [0] * p
 
     def order(self) -> Order:
-        """Run ranks in turn as far as they can, until all are done; then what is left of the weights' gradients."""
+        """Run ranks in turn as far as they can, until all are done; then the remaining weight gradients."""
         ready = list(range(self.p))
         while ready:
             rank = ready.pop()
-            moved = False
+            progressed = False
             while self._step(rank):
-                moved = True
-            if moved:
-                ready += [near for near in (rank - 1, rank + 1) if 0 <= near < self.p and near not in ready]
+                progressed = True
+            if progressed:
+                ready += [
+                    neighbour
+                    for neighbour in (rank - 1, rank + 1)
+                    if 0 <= neighbour < self.p and neighbour not in ready
+                ]
         for rank in range(self.p):
             while self.num_weights[rank] < self.m:
                 self._weight(rank)
         return tuple(tuple(slots) for slots in self.slots)
 
     def _step(self, rank: int) -> bool:
-        """The next F or I of a rank, with W in front of it where there is time or no room; False where it has to wait."""
+        """Run the next F or I of a rank, with W before it where there is time or no room; return False if it has to wait."""
         forward, inputs = len(self.forward_end[rank]), len(self.input_end[rank])
         if inputs == self.m:
             return False
@@ -164,7 +175,7 @@ class _GapFiller:
         return True
 
     def _arrival(self, rank: int, is_forward: bool, number: int) -> float | None:
-        """When what a pass takes is there; None while that is not known."""
+        """Return when the input of a pass arrives; None while that is not known."""
         delay = self.durations.message
         if is_forward:
             if rank == 0:
@@ -195,7 +206,7 @@ EndTimes = tuple[tuple[float, ...], ...]
 
 
 class BeamState(NamedTuple):
-    """What has run: the end of each rank's last pass, ends of its forward passes and of its inputs', how many weights'."""
+    """Passes that have run: the end of each rank's last one, ends of F and of I by rank, and the number of W."""
 
     free: tuple[float, ...]
     forward: EndTimes
@@ -207,13 +218,13 @@ class BeamState(NamedTuple):
 
 
 def beam_width(p: int, m: int) -> int:
-    """States that are kept, so that some two children of each make as many as the budget allows."""
+    """Return the number of states to keep, so that about two children of each stay within the budget."""
     return max(1, min(MAX_BEAM_WIDTH, BEAM_BUDGET // (3 * p * m * 2)))
 
 
-def find_beam_order(p: int, m: int, durations: Durations, most: int) -> Order:
-    """The order with the least makespan that the beam finds; every rank holds at most `most` micro-batches."""
-    search = BeamSearch(p, m, durations, most)
+def find_beam_order(p: int, m: int, durations: Durations, max_in_flight: int) -> Order:
+    """Return the order with the shortest makespan that the beam finds, with at most `max_in_flight` micro-batches on a rank."""
+    search = BeamSearch(p, m, durations, max_in_flight)
     width = beam_width(p, m)
     states = [BeamState((0.0,) * p, ((),) * p, ((),) * p, (0,) * p, 0.0)]
     for _ in range(3 * p * m):
@@ -227,46 +238,46 @@ def find_beam_order(p: int, m: int, durations: Durations, most: int) -> Order:
 
 
 def _trace_order(state: BeamState, p: int) -> Order:
-    """The slots of a state's past."""
+    """Return the slots of a state's history."""
     past: list[tuple[int, str]] = []
-    at: BeamState | None = state
-    while at is not None and at.last is not None:
-        past.append(at.last)
-        at = at.before
+    current: BeamState | None = state
+    while current is not None and current.last is not None:
+        past.append(current.last)
+        current = current.before
     slots: list[list[Slot]] = [[] for _ in range(p)]
     count: dict[tuple[int, str], int] = {}
     for rank, kind in reversed(past):
         number = count[rank, kind] = count.get((rank, kind), -1) + 1
         slots[rank].append((Action(kind, rank, number),))
-    return tuple(tuple(found) for found in slots)
+    return tuple(tuple(rank_slots) for rank_slots in slots)
 
 
 class BeamSearch:
-    """What may run next, and how short what is left can be at best; every rank holds at most `most` micro-batches."""
+    """Successors of a state, and a lower bound of its makespan."""
 
-    def __init__(self, p: int, m: int, durations: Durations, most: int) -> None:
-        self.p, self.m, self.message, self.max_in_flight = p, m, durations.message, most
+    def __init__(self, p: int, m: int, durations: Durations, max_in_flight: int) -> None:
+        self.p, self.m, self.message, self.max_in_flight = p, m, durations.message, max_in_flight
         self.seconds = {FORWARD: durations.forward, BACKWARD_INPUT: durations.input, BACKWARD_WEIGHT: durations.weight}
         down, up = [0.0] * p, [0.0] * p  # behind a rank's last F until its gradient is back; behind its last I
         for rank in range(1, p):
             up[rank] = up[rank - 1] + durations.input[rank - 1] + self.message
         for rank in range(p - 2, -1, -1):
-            there, back = durations.forward[rank + 1], durations.input[rank + 1]
-            down[rank] = down[rank + 1] + there + back + 2 * self.message
+            forward_s, input_s = durations.forward[rank + 1], durations.input[rank + 1]
+            down[rank] = down[rank + 1] + forward_s + input_s + 2 * self.message
         self.behind_forward = [down[i] + durations.input[i] + up[i] for i in range(p)]
         self.behind_input = up
         self.last_weight = durations.weight[0] if p else 0.0
 
     def children(self, state: BeamState) -> Iterator[BeamState]:
-        """What may run next, by Giffler and Thompson's rule."""
+        """Yield the states that may follow, by Giffler and Thompson's rule."""
         options = [option for rank in range(self.p) for option in self._options(state, rank)]
         first_end, _, rank, _ = min(options)
-        for _, start, own, kind in options:
-            if own == rank and (start < first_end or start == first_end == state.free[rank]):
+        for _, start, option_rank, kind in options:
+            if option_rank == rank and (start < first_end or start == first_end == state.free[rank]):
                 yield self._child(state, rank, kind, start)
 
     def _options(self, state: BeamState, rank: int) -> Iterator[tuple[float, float, int, str]]:
-        """(end, start, rank, kind) of each pass that a rank can run next."""
+        """Yield (end, start, rank, kind) of each pass that a rank can run next."""
         forward, inputs, weights = len(state.forward[rank]), len(state.input[rank]), state.num_weights[rank]
         arrivals: list[tuple[str, float]] = []
         if weights < inputs:
@@ -298,16 +309,16 @@ class BeamSearch:
         return BeamState(free, forward, inputs, weights, state.idle + start - state.free[rank], (rank, kind), state)
 
     def bound(self, state: BeamState) -> float:
-        """A makespan that nothing behind this state is under: of each rank what it still has to run, and what must follow."""
-        found = 0.0
+        """Return a lower bound of the makespan: for each rank what it still has to run, and what must follow on other ranks."""
+        makespan = 0.0
         for rank in range(self.p):
             forward = (self.m - len(state.forward[rank])) * self.seconds[FORWARD][rank]
             inputs = (self.m - len(state.input[rank])) * self.seconds[BACKWARD_INPUT][rank]
             weights = (self.m - state.num_weights[rank]) * self.seconds[BACKWARD_WEIGHT][rank]
             free = state.free[rank]
-            found = max(found, free + forward + inputs + weights)
+            makespan = max(makespan, free + forward + inputs + weights)
             if forward:
-                found = max(found, free + forward + self.behind_forward[rank] + self.last_weight)
+                makespan = max(makespan, free + forward + self.behind_forward[rank] + self.last_weight)
             if inputs:
-                found = max(found, free + forward + inputs + self.behind_input[rank] + self.last_weight)
-        return found
+                makespan = max(makespan, free + forward + inputs + self.behind_input[rank] + self.last_weight)
+        return makespan
