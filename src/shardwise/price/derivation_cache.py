@@ -1,10 +1,10 @@
-"""What was read off derivations, cached on disk for the next process: `XDG_CACHE_HOME`/shardwise, or ~/.cache/shardwise.
+"""Disk cache of what was read off derivations: `XDG_CACHE_HOME`/shardwise, or ~/.cache/shardwise; and interning of
+equal parts.
 
-A file holds the units of one structure of model under one policy, lowered to sums of products: a coefficient and exponents
-each, equal ones once (`Interner` makes equal parts one object). It is valid for these sources of the package and this version of
-Python, so nothing is ever out of date. It is not needed: where it cannot be read or written, everything is derived. Files are
-put in place whole, so that several processes may write at once; the last one wins. They are read only where no other user can
-write them: reading pickled data can run code.
+A file holds the units of one model structure under one policy, as sums of products, equal parts once (`Interner`). Its
+name is a digest of the structure, the policy, the version of Python and all sources of the package, so nothing in it is
+ever out of date. The cache is optional: where it cannot be read or written, everything is derived. Files are put in
+place whole, so that several processes may write at once; the last one wins.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DerivedValue = TypeVar("DerivedValue")
 
 @dataclass
 class _CacheFile:
-    """One structure's units under one policy: `known` by what they depend on; `new` if some are not yet on disk."""
+    """Units of one structure under one policy: `known` by what they depend on; `new` if some are not yet on disk."""
 
     path: Path
     known: dict[Hashable, Any]
@@ -51,7 +51,7 @@ class DerivationCache:
     def get(
         self, structure: ModelStructure, policy: IssuePolicy, key: Hashable, derive: Callable[[], DerivedValue]
     ) -> DerivedValue:
-        """The value stored under a key, or else that of `derive`."""
+        """Return the value stored under a key, or else that of `derive`."""
         if self.folder is None:
             return derive()
         if (structure, policy) not in self.files:
@@ -60,8 +60,8 @@ class DerivationCache:
         file = self.files[structure, policy]
         if key not in file.known:
             file.known[key], file.new = derive(), True
-        found: DerivedValue = file.known[key]
-        return found
+        derived: DerivedValue = file.known[key]
+        return derived
 
     def write(self) -> None:
         """Write new values to disk, if possible."""
@@ -79,7 +79,7 @@ CACHE = DerivationCache()
 
 @contextmanager
 def use_derivation_cache() -> Iterator[None]:
-    """Derivations of this process are read from disk, and written there at the end."""
+    """Read derivations of this process from disk, and write new ones there at the end."""
     CACHE.folder = _cache_folder()
     try:
         yield
@@ -90,7 +90,7 @@ def use_derivation_cache() -> Iterator[None]:
 
 
 def _cache_folder() -> Path | None:
-    """The folder of the files; None for a user without a home."""
+    """Return the folder of the files; None for a user without a home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shardwise"
     except RuntimeError:
@@ -98,43 +98,43 @@ def _cache_folder() -> Path | None:
 
 
 def _digest(structure: ModelStructure, policy: IssuePolicy) -> str:
-    what = json.dumps([asdict(structure), asdict(policy)], default=sorted)
-    return hashlib.sha256(f"{sys.version} {_sources()} {what}".encode()).hexdigest()[:32]
+    key_text = json.dumps([asdict(structure), asdict(policy)], default=sorted)
+    return hashlib.sha256(f"{sys.version} {_sources()} {key_text}".encode()).hexdigest()[:32]
 
 
 def _sources() -> list[tuple[str, int, int]]:
-    """Name, size and time of change of every module of the package."""
+    """Return name, size and time of change of every module of the package."""
     root = Path(__file__).parents[1]
-    found = []
+    modules = []
     for folder, _, names in os.walk(root):
         for name in names:
             if name.endswith(".py"):
                 stat = os.stat(os.path.join(folder, name))
-                found.append((os.path.relpath(os.path.join(folder, name), root), stat.st_size, stat.st_mtime_ns))
-    return sorted(found)
+                modules.append((os.path.relpath(os.path.join(folder, name), root), stat.st_size, stat.st_mtime_ns))
+    return sorted(modules)
 
 
 def _read(path: Path) -> dict[Hashable, Any]:
-    """Contents of a file; nothing if it cannot be read, or if another user could have written it."""
+    """Return the contents of a file; nothing if it cannot be read, or if another user could have written it."""
     try:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
             if stat.st_uid != os.getuid() or stat.st_mode & 0o022:
                 return {}
-            known: dict[Hashable, Any] = pickle.load(file)
+            contents: dict[Hashable, Any] = pickle.load(file)
     except (OSError, pickle.PickleError, EOFError, AttributeError, ImportError, ValueError, TypeError, IndexError):
         return {}
-    return known
+    return contents
 
 
 def _write(path: Path, data: bytes) -> None:
-    own = path.with_suffix(f".{os.getpid()}")
+    temporary = path.with_suffix(f".{os.getpid()}")
     try:
-        own.touch(mode=0o600)
-        own.write_bytes(data)
-        own.replace(path)
+        temporary.touch(mode=0o600)
+        temporary.write_bytes(data)
+        temporary.replace(path)
     finally:
-        own.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def _remove_old(folder: Path) -> None:
@@ -150,21 +150,22 @@ T = TypeVar("T")
 
 
 class Interner:
-    """Makes values of parts of which equal ones are one object: it is evaluated, and a pickle writes it, once."""
+    """Makes equal parts of values one object: evaluated once, compared by identity, and written to a pickle once."""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, Any] = {}
         self.names: dict[type, tuple[str, ...] | None] = {}  # the fields of a kind of dataclass; None: of another type
 
     def of(self, value: T) -> T:
-        """The value with shared parts."""
-        found: T = self._of(value, {})
-        return found
+        """Return the value with shared parts."""
+        interned: T = self._of(value, {})
+        return interned
 
-    def _of(self, value: Any, seen: dict[int, Any]) -> Any:
-        """`seen`: what was made of a part, by its identity, which is its own while the whole is there."""
-        if id(value) in seen:
-            return seen[id(value)]
+    def _of(self, value: Any, interned_by_id: dict[int, Any]) -> Any:
+        """Return a part's shared object; `interned_by_id` has those of this value by identity, valid while the value is
+        alive."""
+        if id(value) in interned_by_id:
+            return interned_by_id[id(value)]
         kind = type(value)
         if kind in BY_VALUE and (kind, value) in self.known:
             return self.known[kind, value]
@@ -172,22 +173,22 @@ class Interner:
             self.names[kind] = tuple(getattr(kind, "__dataclass_fields__", ())) or None
         names = self.names[kind]
         if names is not None:
-            parts = [self._of(getattr(value, name), seen) for name in names]
+            parts = [self._of(getattr(value, name), interned_by_id) for name in names]
         elif isinstance(value, tuple):
-            parts = [self._of(part, seen) for part in value]
+            parts = [self._of(part, interned_by_id) for part in value]
         elif isinstance(value, dict):
-            parts = [self._of(part, seen) for item in value.items() for part in item]
+            parts = [self._of(part, interned_by_id) for item in value.items() for part in item]
         else:
             return self.known.setdefault((kind, value), value)
         # parts are shared already, so that their identities tell whether the whole is
         key = (kind, *map(id, parts))
-        found = self.known.get(key)
-        if found is None:
-            found = self.known[key] = _rebuild(kind, names, parts)
+        interned = self.known.get(key)
+        if interned is None:
+            interned = self.known[key] = _rebuild(kind, names, parts)
         if kind in BY_VALUE:
-            self.known[kind, found] = found
-        seen[id(value)] = found
-        return found
+            self.known[kind, interned] = interned
+        interned_by_id[id(value)] = interned
+        return interned
 
 
 def _rebuild(kind: type, names: tuple[str, ...] | None, parts: list[Any]) -> Any:

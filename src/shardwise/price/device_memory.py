@@ -1,4 +1,4 @@
-"""The memory of one device of a pipeline stage, from the costs of its units. Numbers or arrays."""
+"""Memory of one device of a pipeline stage, from the costs of its units. Numbers or arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardwise.values.elementwise import Value, maximum, where
 
 
 class PeakBytes(NamedTuple):
-    """Bytes when the device is the fullest: workspace, logits, and what ZeRO gathers for one micro-batch at a time."""
+    """Bytes at the peak of a device: workspace, logits, and what ZeRO gathers for one micro-batch at a time."""
 
     workspace: Value
     logits: Value
@@ -31,8 +31,8 @@ class HeadGradientBytes(NamedTuple):
 
 
 class GatheredBytes(NamedTuple):
-    """Bytes that ZeRO gathers at the loss, in the last module of multi-token prediction, in the last layer, in the one before,
-    at the embedding. `of_loss`: gradients that the head makes beside."""
+    """Bytes that ZeRO gathers at the loss, in the last module of multi-token prediction, in the last layer, in the one
+    before, and at the embedding. `of_loss`: gradients that the head makes meanwhile."""
 
     at_loss: Value
     of_loss: Value
@@ -44,13 +44,13 @@ class GatheredBytes(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMemory:
-    """The memory of one device of a stage. `gathers_ahead`: ZeRO has what two units use, not one; `stepwise`: see
-    `values.loss_kernels.LossKernel`.
+    """Memory of one device of a stage.
 
-    Activations of layers are kept for every micro-batch in flight, those of head and multi-token prediction, which the last
-    virtual stage has, for those `at_end`, the loss over the logits for one. One that waits for its weight gradients holds what
-    they are made of instead, which counts where it is more. With passes from both ends two run at once. What the host holds is
-    not among them, but for what is on its way.
+    `gathers_ahead`: ZeRO has what two units use, not one; `stepwise`: see `values.loss_kernels.LossKernel`. Activations
+    of layers are kept for every micro-batch in flight, those of head and multi-token prediction, on the last virtual
+    stage, for those `at_end`, the loss over the logits for one. A micro-batch that waits for its weight gradients holds
+    their inputs instead, which counts where it is more. In a bidirectional pipeline two passes run at once. What is on
+    the host does not count, except in transit.
     """
 
     stage: StageCosts
@@ -63,7 +63,7 @@ class DeviceMemory:
     stepwise: Annotated[bool, "whether operations run one after the other, as derived"]
 
     def sum_state(self, field: str, *, offloaded: bool = False) -> Value:
-        """State at rest; for state on the host, what is in transfer."""
+        """Return the bytes of a field of `StateCost`; for state on the host, what is in transfer."""
         if offloaded:
             return RESIDENT_UNITS * _largest_unit(self.stage.state, self.stage.weight_copies, field)
         return self.stage.sum_state(field)
@@ -72,94 +72,100 @@ class DeviceMemory:
     def activations(self) -> Value:
         """Activations saved for the backward passes of the micro-batches in flight.
 
-        Where backward passes are split, what waits for weight gradients as well: beside the pass at work, or with its own when
-        that has ended, and its workspace with it.
+        Where backward passes are split, what waits for weight gradients counts too: beside the pass at work, or after
+        it has ended and freed its workspace.
         """
         pipeline = self.stage.pipeline
         if not pipeline.form.splits_backward:
             return self._saved_bytes(self.in_flight)
-        more, moments = self._extra_weight_grad_bytes, self.other_peaks or ((self.in_flight, self.waiting),)
-        ended = maximum(more / pipeline.passes_each - self.peak.workspace - self.peak.logits, 0.0)
-        waiting = (self._saved_bytes(held) + waits * more + ended for held, waits in moments)
+        extra, moments = self._extra_weight_grad_bytes, self.other_peaks or ((self.in_flight, self.waiting),)
+        ended = maximum(extra / pipeline.passes_each - self.peak.workspace - self.peak.logits, 0.0)
+        waiting = (self._saved_bytes(in_flight) + num_awaiting * extra + ended for in_flight, num_awaiting in moments)
         return maximum(self._saved_bytes(self.in_flight), *waiting)
 
     def _saved_bytes(self, in_flight: Value) -> Value:
-        """Bytes that are saved for so many micro-batches in flight."""
+        """Return the bytes saved for so many micro-batches in flight."""
         stage = self.stage
         layers = [(unit, in_flight, count) for unit, count in stage.layer_passes.items()]
-        behind = [(unit, self.at_end, count) for unit, count in stage.counts.predict_modules.items()]
-        kept = {u: 0 if is_zero(count) else stage.host.resident(times * count) for u, times, count in layers + behind}
-        of_head = 0 if is_zero(stage.counts.head) else self.at_end * stage.counts.head
-        return sum_over_units(stage.activation, {**kept, "head": of_head}, "saved_bytes")
+        modules = [(unit, self.at_end, count) for unit, count in stage.counts.predict_modules.items()]
+        resident = {
+            u: 0 if is_zero(count) else stage.host.resident(times * count) for u, times, count in layers + modules
+        }
+        head_copies = 0 if is_zero(stage.counts.head) else self.at_end * stage.counts.head
+        return sum_over_units(stage.activation, {**resident, "head": head_copies}, "saved_bytes")
 
     @property
     def _extra_weight_grad_bytes(self) -> Value:
-        """Bytes that weight gradients of layers are made of beyond what is saved for the whole backward pass.
+        """Bytes of weight gradients' inputs beyond what is saved for the whole backward pass, of all layers.
 
-        What came back from the host for the backward pass does not leave again: all of it stays until the gradients are made.
+        What came back from the host for the backward pass stays until the gradients are made.
         """
         stage = self.stage
         costs = [(stage.activation[unit], count) for unit, count in stage.layer_passes.items() if not is_zero(count)]
         if stage.host.activations:
-            return sum((one.waiting_bytes * count for one, count in costs), start=0.0)
-        return sum((maximum(one.waiting_bytes - one.saved_bytes, 0.0) * count for one, count in costs), start=0.0)
+            return sum((cost.waiting_bytes * count for cost, count in costs), start=0.0)
+        return sum((maximum(cost.waiting_bytes - cost.saved_bytes, 0.0) * count for cost, count in costs), start=0.0)
 
     @cached_property
     def peak(self) -> PeakBytes:
-        """At the loss, in a layer's backward pass, or at the embedding of a stage without a head.
+        """Peak at the loss, in a layer's backward pass, or at the embedding of a stage without a head.
 
-        The loss has freed the logits before the first layer runs backward, and the head its saved tensors; then the last
-        module of multi-token prediction does. The share of the activations that stands for the workspace of engines that are
-        not stepwise was measured with the latter still allocated.
+        The loss has freed the logits before the first layer runs backward, and the head its saved tensors; then the
+        last module of multi-token prediction does. The share of the activations that stands for the workspace of
+        engines that are not stepwise was measured with the latter still allocated.
         """
-        counts, running, further = self.stage.counts, self.stage.layer_passes, self.stage.counts.predict_modules
+        counts, running, modules = self.stage.counts, self.stage.layer_passes, self.stage.counts.predict_modules
         if self.stepwise:
             return self._peak_stepwise
         if not (counts.head or counts.predict):
             return PeakBytes(self._workspace(running), 0.0, self._gathered)
-        logits = sum_over_units(self.stage.activation, {"head": counts.head, **further}, "logits_bytes")
-        in_layer = PeakBytes(self._workspace({**running, **further}), 0.0, self._gathered)
+        logits = sum_over_units(self.stage.activation, {"head": counts.head, **modules}, "logits_bytes")
+        in_layer = PeakBytes(self._workspace({**running, **modules}), 0.0, self._gathered)
         return _larger_peak(in_layer, PeakBytes(0.0, logits, self._gathered))
 
     @property
     def _peak_stepwise(self) -> PeakBytes:
-        """The fullest of the loss, the last module of multi-token prediction, the last layer and the one before it."""
+        """The largest of the loss, the last module of multi-token prediction, the last layer and the one before it."""
         counts, gathered = self.stage.counts, self._gathered_stepwise
-        head, further = {"head": counts.head}, counts.predict_modules
+        head, modules = {"head": counts.head}, counts.predict_modules
         total = partial(sum_over_units, self.stage.activation)
-        workspace = self._workspace(self.stage.layer_passes) - total({**head, **further}, "saved_bytes")
-        logits = total({**head, **further}, "logits_bytes")
+        workspace = self._workspace(self.stage.layer_passes) - total({**head, **modules}, "saved_bytes")
+        logits = total({**head, **modules}, "logits_bytes")
         at_loss = PeakBytes(total(head, "workspace_bytes"), logits, gathered.at_loss)
         making = PeakBytes(total(head, "making_bytes"), logits, gathered.at_loss + gathered.of_loss)
         fullest = _larger_peak(PeakBytes(workspace, 0.0, gathered.in_layer), _larger_peak(at_loss, making))
         for unit, count in self.stage.layer_passes.items():
             if not is_zero(count):
-                behind = workspace - self.stage.activation[unit].saved_bytes
-                behind = PeakBytes(behind, 0.0, gathered.in_next_layer)
-                fullest = _larger_peak(fullest, PeakBytes(*(where(count > 1, one, 0.0) for one in behind)))
+                next_layer = workspace - self.stage.activation[unit].saved_bytes
+                next_layer = PeakBytes(next_layer, 0.0, gathered.in_next_layer)
+                fullest = _larger_peak(
+                    fullest, PeakBytes(*(where(count > 1, num_bytes, 0.0) for num_bytes in next_layer))
+                )
         if counts.embedding and not counts.head:
-            gone = total(self.stage.layer_passes, "saved_bytes") / counts.carries
-            fullest = _larger_peak(fullest, PeakBytes(-gone, 0.0, gathered.at_embedding))
+            freed = total(self.stage.layer_passes, "saved_bytes") / counts.carries
+            fullest = _larger_peak(fullest, PeakBytes(-freed, 0.0, gathered.at_embedding))
         if not counts.predict:
             return fullest
         module = self._workspace({"predict": 1}) - total(head, "saved_bytes")
         return _larger_peak(
-            PeakBytes(module, total({**further, "predict": 0}, "logits_bytes"), gathered.in_module), fullest
+            PeakBytes(module, total({**modules, "predict": 0}, "logits_bytes"), gathered.in_module), fullest
         )
 
     @property
     def workspace(self) -> Value:
-        """Of the backward pass when it is the fullest; more where the update, for which nothing is saved, needs more than all
-        that is there then beside the state."""
+        """Working memory at the peak: of the backward pass, or of a whole-matrix update if that needs more.
+
+        In the update nothing is saved, so it may use all that is there at the peak beside the state.
+        """
         update = _largest_unit(self.stage.state, self.stage.weight_copies, "update_bytes")
-        own = self.peak.workspace
+        backward = self.peak.workspace
         if isinstance(update, float) and update == 0.0:
-            return own
-        others = self.activations + self.peak.logits + self.gathered + self.buffers
-        return maximum(own, update - others)
+            return backward
+        present = self.activations + self.peak.logits + self.gathered + self.buffers
+        return maximum(backward, update - present)
 
     def _workspace(self, times: Mapping[str, Value]) -> Value:
-        """Workspace of the unit that needs the most while it runs backward."""
+        """Return the workspace of the unit that needs the most while it runs backward."""
         return _largest_unit(self.stage.activation, times, "workspace_bytes")
 
     @property
@@ -169,96 +175,106 @@ class DeviceMemory:
 
     @property
     def _gathered(self) -> Value:
-        """Two neighbouring units of the largest: two layers of one kind, or a layer and its neighbour of another.
+        """Bytes gathered for two neighbouring units of the largest: two layers of one kind, or a layer and its
+        neighbour of another.
 
-        On a TPU those of one: XLA gathers each weight ahead of its use and scatters each gradient as it comes, by the peaks that
-        its compilers give (tests/crosscheck/golden). Source of two: PyTorch, FSDP2: a block at a time, the next one prefetched.
+        For a TPU it is one unit: XLA gathers each weight ahead of its use and scatters each gradient as it comes, by
+        the peaks that its compilers give (tests/crosscheck/golden). Source of two: PyTorch, FSDP2: a block at a time,
+        the next one prefetched.
         """
         layers = self._of_layers("transient_bytes")
         edges = _largest_unit(self.stage.state, self._end_units, "transient_bytes")
-        most = maximum(0.0, *(size * (count > 0) for size, count in layers))
+        largest = maximum(0.0, *(size * (count > 0) for size, count in layers))
         if not self.gathers_ahead:
-            return maximum(most, edges)
+            return maximum(largest, edges)
         pairs = (size * (count > 0) + size * (count > 1) for size, count in layers)
-        return maximum(most + edges, *pairs)
+        return maximum(largest + edges, *pairs)
 
     @property
     def _gathered_stepwise(self) -> GatheredBytes:
-        """What is gathered at the loss, in the last module of multi-token prediction, in the last layer, in the one before and at
-        the embedding.
+        """Bytes gathered at the loss, in the last module of multi-token prediction, in the last layer, in the one
+        before, at the embedding.
 
-        At the loss, weights of the head and of the unit before it, and the head's gradients; in that unit its own and those of
-        the one before, its gradients, and what is left of the head's; in a module the head's weights too, and behind it the
-        gradients of the embedding that it has used. At the embedding, its weights and those of the next unit in the forward pass,
-        or its gradients and what is being scattered, of the layer's or then of its own, in the backward pass. Source:
-        train/parallel (weights are gathered one unit ahead; of gradients one flat array arrives while the next one's are made).
+        At the loss, weights of the head and of the unit before it, and the head's gradients; in that unit its own and
+        those of the one before, its gradients, and the rest of the head's; in a module the head's weights too, and
+        after it the gradients of the embedding that it has used. At the embedding, its weights and those of the next
+        unit in the forward pass, or its gradients and those being scattered, of the layer or then its own, in the
+        backward pass. Source: run/engine (weights are gathered one unit ahead; of gradients one flat array arrives
+        while the next one's are made).
         """
         state, counts = self.stage.state, self.stage.counts
         head, embedding = state["head"], state["embedding"]
         gradients = self._of_layers("unscattered_bytes")
-        whole = self._of_layers("transient_bytes")
-        weights = [(size - own, count) for (size, count), (own, _) in zip(whole, gradients, strict=True)]
-        of_layer, made, leaving = (
+        transient = self._of_layers("transient_bytes")
+        weights = [(size - gradient, count) for (size, count), (gradient, _) in zip(transient, gradients, strict=True)]
+        of_layer, gradient_bytes, leaving = (
             maximum(0.0, *(size * (count > 0) for size, count in sizes))
             for sizes in (weights, gradients, self._of_layers("leaving_bytes"))
         )
-        two = maximum(of_layer, *(size * (count > 0) + size * (count > 1) for size, count in weights))
+        two_layers = maximum(of_layer, *(size * (count > 0) + size * (count > 1) for size, count in weights))
         of_head = counts.head * (head.transient_bytes - head.unscattered_bytes)
-        own = self._head_gradients(of_head)
+        head_gradients = self._head_gradients(of_head)
         lent = embedding.unscattered_bytes
-        in_layer, in_next = two + made + own.in_layer, two + made + own.further + leaving
+        in_layer, in_next = (
+            two_layers + gradient_bytes + head_gradients.in_layer,
+            two_layers + gradient_bytes + head_gradients.further + leaving,
+        )
         at_embedding = maximum(
             lent + maximum(leaving, embedding.arriving_bytes), embedding.transient_bytes - lent + of_layer
         )
         if not counts.predict:
-            return GatheredBytes(of_layer + of_head, own.at_loss, 0.0, in_layer, in_next, at_embedding)
+            return GatheredBytes(of_layer + of_head, head_gradients.at_loss, 0.0, in_layer, in_next, at_embedding)
         module, lent = state["predict"], 0.0 if counts.tied else lent
-        both = of_head + module.transient_bytes - module.unscattered_bytes
-        in_module = both + module.unscattered_bytes + own.at_loss
-        return GatheredBytes(both, own.at_loss, in_module, in_layer + lent, in_next + lent, at_embedding)
+        head_and_module = of_head + module.transient_bytes - module.unscattered_bytes
+        in_module = head_and_module + module.unscattered_bytes + head_gradients.at_loss
+        return GatheredBytes(
+            head_and_module, head_gradients.at_loss, in_module, in_layer + lent, in_next + lent, at_embedding
+        )
 
     def _head_gradients(self, weights: Value) -> HeadGradientBytes:
-        """Those of the head, beside so many bytes of its gathered weights.
+        """Return the bytes of the head's gradients, where its gathered weights take `weights` bytes.
 
-        Parts arrive when these have left. Gradients of a tied head are sent behind the embedding's, and stay whole until then;
-        where another stage has the embedding, behind the norm's. Source: `step.parameters.group_parameters`,
-        `run.parallel.gradient_reducer`.
+        Shards arrive when the weights have been freed. Gradients of a tied head are sent after the embedding's, and
+        stay whole until then; where another stage has the embedding, after the norm's. Source:
+        `step.parameters.group_parameters`, the gradient reducer of `run`.
         """
         counts, head = self.stage.counts, self.stage.state["head"]
-        whole, part = head.unscattered_bytes, head.arriving_bytes
+        gradients, shards = head.unscattered_bytes, head.arriving_bytes
         if not counts.head:
             return HeadGradientBytes(0.0, 0.0, 0.0)
         if not counts.tied:
-            return HeadGradientBytes(whole + maximum(part - weights, 0.0), head.leaving_bytes, 0.0)
+            return HeadGradientBytes(gradients + maximum(shards - weights, 0.0), head.leaving_bytes, 0.0)
         return (
-            HeadGradientBytes(whole, whole, whole) if counts.embedding else HeadGradientBytes(whole, whole + part, 0.0)
+            HeadGradientBytes(gradients, gradients, gradients)
+            if counts.embedding
+            else HeadGradientBytes(gradients, gradients + shards, 0.0)
         )
 
     def _of_layers(self, field: str) -> list[tuple[Value, Value]]:
-        """A field of each kind of layer that the stage has, with how many it has."""
+        """Return a field of each kind of layer that the stage has, with the number of layers."""
         layers = self.stage.counts.layers
         return [(getattr(self.stage.state[unit], field), count) for unit, count in layers.items() if not is_zero(count)]
 
     @property
     def gathered(self) -> Value:
-        """What ZeRO gathers for all passes that run at once, and gradients on their way into another format."""
+        """Bytes that ZeRO gathers for all concurrent passes, and gradients in transit into another format."""
         passing = _largest_unit(self.stage.state, self.stage.weight_copies, "passing_bytes")
         return scale_by_count(self.stage.pipeline.concurrent_passes, self.peak.gathered + passing)
 
     @property
     def buffers(self) -> Value:
-        """Those of the largest collective of each pass that runs at once."""
+        """Buffers of the largest collective of each concurrent pass."""
         counts = self.stage.counts
-        several = {**self.stage.layer_passes, "head": counts.head, **counts.predict_modules}
+        units = {**self.stage.layer_passes, "head": counts.head, **counts.predict_modules}
         return scale_by_count(
-            self.stage.pipeline.concurrent_passes, _largest_unit(self.stage.activation, several, "buffer_bytes")
+            self.stage.pipeline.concurrent_passes, _largest_unit(self.stage.activation, units, "buffer_bytes")
         )
 
 
 def price_device_memory(
     stage: StageCosts, number: Value, chip: Chip, *, holding: Value = 1.0, stepwise: bool = False
 ) -> DeviceMemory:
-    """The memory of a device of one stage, by its index (from 0); `holding`: see `Pipeline.in_flight`."""
+    """Return the memory of a device of one stage, by its index (from 0); `holding`: see `Pipeline.in_flight`."""
     return DeviceMemory(
         stage=stage, in_flight=stage.pipeline.in_flight(number, holding), waiting=stage.pipeline.awaiting_weight_grads(number),
         other_peaks=stage.pipeline.other_peaks(number, holding),
@@ -267,14 +283,14 @@ def price_device_memory(
     )  # fmt: skip
 
 
-def _larger_peak(one: PeakBytes, other: PeakBytes) -> PeakBytes:
-    """The one of two moments that holds more."""
-    more = sum(one) > sum(other)
-    return PeakBytes(*(where(more, a, b) for a, b in zip(one, other, strict=True)))
+def _larger_peak(first: PeakBytes, second: PeakBytes) -> PeakBytes:
+    """Return the larger of two peaks, row by row for arrays."""
+    more = sum(first) > sum(second)
+    return PeakBytes(*(where(more, a, b) for a, b in zip(first, second, strict=True)))
 
 
 def _largest_unit(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str) -> Value:
-    """The largest of a field among the units that the stage has."""
+    """Return the largest of a field among the units that the stage has."""
     return maximum(
         0.0, *(getattr(costs[unit], field) * (count > 0) for unit, count in times.items() if not is_zero(count))
     )

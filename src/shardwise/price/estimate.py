@@ -1,8 +1,8 @@
-"""What a layout costs: one layout priced in plain Python, as a tree of named terms, and the communication that its passes hide.
+"""Estimate of a layout: its price in plain Python as a tree of named terms, and the communication that its passes hide.
 
-Communication on activations may overlap with the kernels of its own pass, where prices have what is exposed of it:
-asynchronous tensor parallelism and rings move operands in pieces beside products, Megatron moves the inputs of products beside
-those of the weight gradients, and where devices wait for their host traffic runs meanwhile.
+Communication on activations may overlap with the kernels of its own pass; prices have what is exposed of it.
+Asynchronous tensor parallelism and rings move operands in chunks beside products, Megatron moves the inputs of products
+beside those of the weight gradients, and collectives run while devices wait for their host.
 """
 
 from __future__ import annotations
@@ -85,23 +85,28 @@ class Estimate(Pictured):
 
     @property
     def bound_share(self) -> float:
-        """The share of the step's time that `bound` takes."""
+        """Share of the step's time that `bound` takes."""
         return _bounding_parts(self.time)[self.bound] / sum(self.time.values())
 
     @property
     def exposed_share(self) -> float:
-        """The share of the communication's seconds that compute does not hide; 0 where nothing moves."""
-        exposed, hidden = (sum(of.get(axis, 0.0) for axis in COMMUNICATION_TERMS) for of in (self.time, self.hidden))
+        """Share of the communication's seconds that compute does not hide; 0 where nothing moves."""
+        exposed, hidden = (
+            sum(seconds_by_term.get(axis, 0.0) for axis in COMMUNICATION_TERMS)
+            for seconds_by_term in (self.time, self.hidden)
+        )
         return exposed / (exposed + hidden) if exposed else 0.0
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """The notes that qualify the numbers: all but the source of a prediction's constants."""
+        """Notes that qualify the numbers: all but the source of a prediction's constants."""
         return caveats(self.notes)
 
     def __repr__(self) -> str:
-        around = " to ".join(map(format_seconds, self.interval90)) if self.interval90 else ""
-        step = f"{format_seconds(self.step_time_s)} ({f'90% prediction interval {around}' if around else 'a bound'})"
+        interval = " to ".join(map(format_seconds, self.interval90)) if self.interval90 else ""
+        step = (
+            f"{format_seconds(self.step_time_s)} ({f'90% prediction interval {interval}' if interval else 'a bound'})"
+        )
         fits = f"fits, {self.margin:.0%} free" if self.fits else f"DOES NOT FIT, {-self.margin:.0%} too much"
         return (
             f"Estimate: step {step}, {self.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {self.mfu:.1%}, bound by "
@@ -112,30 +117,30 @@ class Estimate(Pictured):
 def estimate(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, policy: IssuePolicy | None = None
 ) -> Estimate:
-    """Price one layout; `policy`: what is issued, where it is not what the cluster's stack issues. Raises `InputError` with every
-    rule that the layout breaks.
+    """Price one layout; `policy`: what is issued, if not what the cluster's stack issues.
 
-    Assumes, of a cluster without a calibration: flash attention, elementwise operations fused with their neighbours, kernels at
-    the best measured rate; of any: causal attention evenly split over cp.
-    The slowest stage sets the time, the fullest one the memory. MFU counts causal attention once and no recomputation, and
-    is measured against the peak of `mfu_format`.
+    Assumes, without a calibration: flash attention, elementwise operations fused with their neighbours, kernels at the
+    best measured rate; always: causal attention evenly split over cp. The slowest stage sets the time, the fullest one
+    the memory. MFU counts causal attention once and no recomputation, against the peak of `mfu_format`. Raises
+    `InputError` with every rule that the layout breaks.
     """
     require_legal(architecture, job, cluster.num_devices, layout)
-    found = _build_estimate(Pricing(architecture, cluster, job, layout, policy))
-    if not math.isfinite(found.step_time_s + found.memory_bytes):
+    priced = _build_estimate(Pricing(architecture, cluster, job, layout, policy))
+    if not math.isfinite(priced.step_time_s + priced.memory_bytes):
         raise InputError(
             "estimate: the step's time or memory is not finite; smaller sizes, or rates that a chip can have, are required"
         )
-    return found
+    return priced
 
 
 def caveats(notes: Iterable[str]) -> tuple[str, ...]:
-    """The notes of an estimate without the source of a prediction's constants."""
+    """Return the notes of an estimate without the source of a prediction's constants."""
     return tuple(note for note in notes if not note.startswith(PREDICTION))
 
 
 def mfu_format(job: Job) -> str:
-    """The number format whose peak MFU and HFU are measured against: that of the activations, whatever format products run in.
+    """Return the number format whose peak MFU and HFU are measured against: the activations', whatever format products
+    run in.
 
     An MFU then measures speed independently of the recipe, and two recipes compare as their step times do; it may exceed 1.
     Differs: NVIDIA's DGX Cloud benchmarks divide by the fp8 peak for fp8 runs, which halves their MFU. Source: DeepSeek (arXiv
@@ -164,53 +169,53 @@ def _build_estimate(pricing: Pricing) -> Estimate:
 
 
 def _interval90(pricing: Pricing, step_s: float) -> tuple[float, float] | None:
-    """The 90% prediction interval of the step in seconds; None without a calibration, when the estimate is a bound."""
+    """Return the 90% prediction interval of the step in seconds; None without a calibration, when the estimate is a bound."""
     calibration = pricing.cluster.calibration
     return calibration.interval(step_s, moe=bool(pricing.architecture.num_experts)) if calibration else None
 
 
 def _notes(pricing: Pricing) -> tuple[str, ...]:
-    """Notes that say whether the estimate is a bound or a prediction, and why."""
+    """Return notes that say whether the estimate is a bound or a prediction, and why."""
     chip, calibration = pricing.cluster.chip, pricing.cluster.calibration
-    found = [BOUND if calibration is None else f"{PREDICTION} {calibration.stack}: {calibration.source}"]
+    notes = [BOUND if calibration is None else f"{PREDICTION} {calibration.stack}: {calibration.source}"]
     caveat = calibration.interval_note(moe=bool(pricing.architecture.num_experts)) if calibration else None
-    found += [caveat] if caveat else []
+    notes += [caveat] if caveat else []
     if chip.matmul_fraction == 1.0 and calibration is None:
-        found.append(
+        notes.append(
             f"{chip.name} has no measured matmul rate in the catalogue: compute is priced at the peak, a bound"
         )
     if isinstance(pricing.cluster.topology, Pods):
-        found.append(
+        notes.append(
             "the latency of the data-centre network has no source: between pods only bandwidth is priced, a bound"
         )
     if pricing.layout.offload != "none":
-        found.append("how much memory the hosts have is not known: what is offloaded is taken to fit there")
-    return tuple(found)
+        notes.append("how much memory the hosts have is not known: what is offloaded is taken to fit there")
+    return tuple(notes)
 
 
 def _waste(pricing: Pricing, stages: Sequence[StageCosts]) -> dict[str, float]:
-    """Idle shares of the devices' time: replicas without sequences, and stages with less to compute than the slowest."""
+    """Return idle shares of the devices' time: replicas without sequences, and stages with less to compute than the slowest."""
     layout = pricing.layout
-    most = seqs_per_replica(pricing.job, pricing.degrees)
+    max_seqs = seqs_per_replica(pricing.job, pricing.degrees)
     padded = pricing.num_micro_batches * layout.micro_batch_seqs
     idle = 1 - pricing.job.num_seqs / (padded * layout.num_replicas)
-    found = {"sequences": idle} if idle > 0 else {}
+    waste = {"sequences": idle} if idle > 0 else {}
     if idle > 0:
-        found["nearest_full_batch_tokens"] = float(padded * layout.num_replicas * pricing.job.seq_len)
+        waste["nearest_full_batch_tokens"] = float(padded * layout.num_replicas * pricing.job.seq_len)
     busy = [float(step.forward_s + step.backward_s + step.recompute_s) for step in map(pricing.step, stages)]
-    if most and max(busy) > min(busy):
-        found["stages"] = 1 - sum(busy) / (max(busy) * layout.pp)
-    return found
+    if max_seqs and max(busy) > min(busy):
+        waste["stages"] = 1 - sum(busy) / (max(busy) * layout.pp)
+    return waste
 
 
 def _largest_part(time: Mapping[str, float]) -> str:
-    """The name of the largest part of the step."""
+    """Return the name of the largest part of the step."""
     parts = _bounding_parts(time)
     return max(parts, key=lambda name: parts[name])
 
 
 def _bounding_parts(time: Mapping[str, float]) -> dict[str, float]:
-    """The seconds of a step by what may bound it: compute, the bubble, the optimizer, the communication of one axis."""
+    """Return the seconds of a step by what may bound it: compute, bubble, optimizer, host, the communication of one axis."""
     groups = {"compute": time["forward"] + time["backward"] + time["recompute"]}
     groups |= {f"communication over {axis}": time[axis] for axis in COMMUNICATION_TERMS}
     groups |= {"pipeline bubble": time["bubble"], "optimizer": time["optimizer"], "the host's link": time["host"]}
@@ -218,40 +223,44 @@ def _bounding_parts(time: Mapping[str, float]) -> dict[str, float]:
 
 
 def hidden_communication_s(pricing: Pricing, stage: StageCosts) -> dict[str, float]:
-    """Seconds of a step of a stage by axis."""
-    found: dict[str, float] = {}
+    """Return the hidden seconds of a stage's step by axis."""
+    seconds_by_axis: dict[str, float] = {}
     plain, links = replace(pricing.family, recompute="none"), pricing.links
     for unit, times in stage.unit_passes.items():
         if is_zero(times):
             continue
         family = plain if unit.startswith(NO_RECOMPUTE) else pricing.family
         for axis, seconds in _unit_hidden_s(pricing, unit.removeprefix(NO_RECOMPUTE), family, links).items():
-            found[axis] = found.get(axis, 0.0) + float(times * seconds * pricing.pipeline.rounds)
-    return found
+            seconds_by_axis[axis] = seconds_by_axis.get(axis, 0.0) + float(times * seconds * pricing.pipeline.rounds)
+    return seconds_by_axis
 
 
 def _unit_hidden_s(pricing: Pricing, unit: str, family: ShardingScheme, links: GroupLinks) -> Mapping[str, Value]:
-    """Of a unit and a micro-batch: what its collectives take, less what they expose."""
+    """Return what a unit's collectives take in a micro-batch, less what they expose."""
     pricer, values = pricing.pricer, pricing.values
-    own = priced_family(pricer.structure, pricer.complete_family(family), unit)
-    parts = pricer.parts(own, unit)
+    unit_family = priced_family(pricer.structure, pricer.complete_family(family), unit)
+    parts = pricer.parts(unit_family, unit)
     cost = pricer.activation(unit, family, values, links)
-    found: dict[str, Value] = {}
+    hidden_by_axis: dict[str, Value] = {}
     for axis, seconds in _total_collectives_s(pricing, parts, links).items():
         exposed = cost.forward_traffic_s.get(axis, 0.0) + cost.backward_traffic_s.get(axis, 0.0)
-        found[axis] = max(float(seconds - exposed), 0.0)
-    return found
+        hidden_by_axis[axis] = max(float(seconds - exposed), 0.0)
+    return hidden_by_axis
 
 
 def _total_collectives_s(pricing: Pricing, parts: UnitCostInputs, links: GroupLinks) -> Mapping[str, Value]:
-    """Seconds of a unit's collectives on activations by axis, as if nothing ran beside them."""
+    """Return the seconds of a unit's collectives on activations by axis, as if nothing ran beside them."""
     pricer, values = pricing.pricer, pricing.values
-    moved = [one for one in parts.collectives if not one.moves_weights and not one.is_control]
-    plain = (one for one in moved if not one.chunked_with)
-    found: dict[str, Value] = {}
+    collectives = [
+        collective for collective in parts.collectives if not collective.moves_weights and not collective.is_control
+    ]
+    plain = (collective for collective in collectives if not collective.chunked_with)
+    seconds_by_axis: dict[str, Value] = {}
     for (_, axis), seconds in pricer.collectives_s(parts, plain, values, links).items():
-        found[axis] = found.get(axis, 0.0) + seconds
-    for one in moved:
-        if one.chunked_with:
-            found[one.stream] = found.get(one.stream, 0.0) + pricer.chunked_s(one, parts, values, links)
-    return found
+        seconds_by_axis[axis] = seconds_by_axis.get(axis, 0.0) + seconds
+    for collective in collectives:
+        if collective.chunked_with:
+            seconds_by_axis[collective.stream] = seconds_by_axis.get(collective.stream, 0.0) + pricer.chunked_s(
+                collective, parts, values, links
+            )
+    return seconds_by_axis

@@ -1,8 +1,8 @@
-"""The named terms of a step's time and of a device's memory: value, formula in words and in symbols, inputs, and source.
+"""Named terms of a step's time and of a device's memory: value, formula as text, inputs, and source.
 
-A rule computes its term from a record: a stage's step (`step_time.py`) or a device's memory (`device_memory.py`), of one
-layout or, with arrays for numbers, of many. Words and inputs are made only where a term is explained. `TIME` and `MEMORY` have
-the rules, in the order in which terms are shown.
+A rule computes its term from a record: a stage's step (`step_time.py`) or a device's memory (`device_memory.py`), of
+one layout or, with arrays for numbers, of many. Text and inputs are made only where a term is explained. `TIME` and
+`MEMORY` have the rules, in the order in which terms are shown.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ ReadExpressions = Callable[[Expressions], Iterable[UnitExpression]]
 
 
 class TermRule(NamedTuple, Generic[Record]):
-    """What a term is in words and in symbols, where that comes from, and how it is worked out of a record.
+    """How a term is described, where it comes from, and how it is computed from a record.
 
-    `input_properties`: cached properties of the record that the formula has, and whose own inputs are not the term's; `derived`
-    reads what the costs of units behind it rest on.
+    `derived` yields the expressions behind the costs of units. `input_properties`: cached properties of the record that
+    appear in the formula as inputs; their own inputs are then not the term's.
     """
 
     words: str
@@ -86,31 +86,31 @@ class TermRules(Generic[Record]):
         self.tree, self.unit, self.by_name = tree, unit, by_name
 
     def values(self, record: Record) -> dict[str, Value]:
-        """Every term of a record."""
+        """Return every term of a record."""
         return {name: rule.value(record) for name, rule in self.by_name.items()}
 
-    def formula(self, name: str, setting: TermContext) -> str:
-        """The formula of a term in symbols."""
-        return _resolve_text(self.by_name[name].formula, setting)
+    def formula(self, name: str, context: TermContext) -> str:
+        """Return the formula of a term as text."""
+        return _resolve_text(self.by_name[name].formula, context)
 
-    def explain(self, name: str, record: Record, setting: TermContext, expressions: Expressions) -> Term:
-        """One term of one layout."""
+    def explain(self, name: str, record: Record, context: TermContext, expressions: Expressions) -> Term:
+        """Return one term of one layout, with text, inputs and expressions."""
         rule, recorder = self.by_name[name], InputRecorder()
         value = float(rule.value(recorder.copy(record, given=rule.input_properties)))
-        found = [read for read in rule.derived(expressions) if read.polynomial]
+        reads = [read for read in rule.derived(expressions) if read.polynomial]
         return Term(
             name=f"{self.tree}.{name}", value=value, unit=self.unit, words=rule.words,
-            formula=_resolve_text(rule.formula, setting), source=_resolve_text(rule.source, setting),
+            formula=_resolve_text(rule.formula, context), source=_resolve_text(rule.source, context),
             inputs=tuple(recorder.inputs.values()),
             derived=tuple(
-                DerivedExpression(what=r.what, expression=str(r.polynomial), value=expressions.value(r.polynomial)) for r in found
+                DerivedExpression(what=r.what, expression=str(r.polynomial), value=expressions.value(r.polynomial)) for r in reads
             ),
-            symbols=expressions.symbols(read.polynomial for read in found),
+            symbols=expressions.symbols(read.polynomial for read in reads),
         )  # fmt: skip
 
 
-def _resolve_text(text: ContextText, setting: TermContext) -> str:
-    return text if isinstance(text, str) else text(setting)
+def _resolve_text(text: ContextText, context: TermContext) -> str:
+    return text if isinstance(text, str) else text(context)
 
 
 _COLLECTIVES = "collectives, each its bytes over the links of its axes; what compute does not hide"
@@ -118,25 +118,25 @@ _CONCURRENT_INPUTS = ("spans", "host_s", "stream_s", "update_s")  # the concurre
 _EACH_PASS = "m · blocks · Σ bytes · s/byte"
 
 
-def _phase_rule(words: str, phase: str) -> TermRule[StageStep]:
-    """A phase over all micro-batches."""
+def _phase_rule(description: str, phase: str) -> TermRule[StageStep]:
+    """Return the rule of a phase over all micro-batches."""
     return TermRule(
-        words,
-        lambda setting: f"m · blocks · {setting.rates.formula.kernels}",
-        lambda setting: setting.rates.formula.source,
+        description,
+        lambda context: f"m · blocks · {context.rates.formula.kernels}",
+        lambda context: context.rates.formula.source,
         lambda step: step.stage.pipeline.rounds * getattr(step, f"{phase}_s"),
         lambda read: read.flops(phase),
     )
 
 
-def _axis_rule(words: str, axis: str, own: str) -> TermRule[StageStep]:
-    """The exposed communication of an axis; `own`: in symbols, where the convention charges each axis its own."""
+def _axis_rule(description: str, axis: str, per_axis_formula: str) -> TermRule[StageStep]:
+    """Return the rule of the exposed communication of an axis; `per_axis_formula`: where each axis is charged its own."""
 
-    def formula(setting: TermContext) -> str:
-        return exposed_formula(setting.overlap, axis, own, measured=setting.rates.exposed is not None)
+    def formula(context: TermContext) -> str:
+        return exposed_formula(context.overlap, axis, per_axis_formula, measured=context.rates.exposed is not None)
 
     return TermRule(
-        words, formula, topology.LINK_SECONDS_SOURCE, lambda step: step.communication.exposed_s[axis],
+        description, formula, topology.LINK_SECONDS_SOURCE, lambda step: step.communication.exposed_s[axis],
         lambda read: read.collectives(axis), _CONCURRENT_INPUTS,
     )  # fmt: skip
 
@@ -162,7 +162,7 @@ TIME: TermRules[StageStep] = TermRules("time", "s", {
     ),
     "bubble": TermRule(
         "stages that wait for the first and the last micro-batch",
-        lambda setting: get_schedule(setting.schedule).bubble,
+        lambda context: get_schedule(context.schedule).bubble,
         "Narayanan et al. 2021, section 2.2; Qi et al. 2023, Zero Bubble Pipeline Parallelism, section 2; DeepSeek-AI 2024, "
         "DeepSeek-V3 Technical Report, table 2",
         lambda step: step.bubble_s,
@@ -170,8 +170,8 @@ TIME: TermRules[StageStep] = TermRules("time", "s", {
     ),
     "optimizer": TermRule(
         "the update streams the optimizer's state",
-        lambda setting: setting.rates.formula.update,
-        lambda setting: setting.rates.formula.source,
+        lambda context: context.rates.formula.update,
+        lambda context: context.rates.formula.source,
         lambda step: step.update_s,
     ),
 })  # fmt: skip
@@ -179,14 +179,14 @@ TIME: TermRules[StageStep] = TermRules("time", "s", {
 _ZERO_SOURCE = "Rajbhandari et al. 2020, ZeRO, section 5"
 
 
-def _state_rule(words: str, formula: str, column: str, *, goes_to_host: bool = False) -> TermRule[DeviceMemory]:
-    """Training state at rest, a column of `StateCost`."""
+def _state_rule(description: str, formula: str, column: str, *, goes_to_host: bool = False) -> TermRule[DeviceMemory]:
+    """Return the rule of training state at rest, a column of `StateCost`."""
 
-    def source(setting: TermContext) -> str:
-        return f"{_ZERO_SOURCE}; recipe {setting.precision.name}: {setting.precision.source}"
+    def source(context: TermContext) -> str:
+        return f"{_ZERO_SOURCE}; recipe {context.precision.name}: {context.precision.source}"
 
     return TermRule(
-        words, formula, source,
+        description, formula, source,
         lambda memory: memory.sum_state(column, offloaded=goes_to_host and memory.stage.host.optimizer),
         lambda read: read.state(column),
     )  # fmt: skip
@@ -215,8 +215,8 @@ MEMORY: TermRules[DeviceMemory] = TermRules("memory", "B", {
         "what one block needs while it runs backward, or the update of whole matrices where that is more",
         "what recompute rebuilds + half of a block's activations; for `train` the most that is alive beside what was saved, less "
         "what of that has gone",
-        lambda setting: (
-            "what is alive at each operation of the derived backward pass" if setting.loss.stepwise
+        lambda context: (
+            "what is alive at each operation of the derived backward pass" if context.loss.stepwise
             else "SimuMax's measured peaks on B200: a block in its backward pass holds 1.5 times its activations"
         ),
         lambda memory: memory.workspace,
@@ -231,7 +231,7 @@ MEMORY: TermRules[DeviceMemory] = TermRules("memory", "B", {
     "logits": TermRule(
         "the loss over the logits, by its kernel",
         "bytes of the loss for each · elements of the logits",
-        lambda setting: setting.loss.source,
+        lambda context: context.loss.source,
         lambda memory: memory.peak.logits,
         lambda read: read.saved(logits=True),
     ),
@@ -244,7 +244,7 @@ MEMORY: TermRules[DeviceMemory] = TermRules("memory", "B", {
     "runtime": TermRule(
         "context, libraries and fragmentation",
         "a constant of the chip",
-        lambda setting: setting.rates.chip.sources.get("runtime_bytes", f"chip {setting.rates.chip.name}"),
+        lambda context: context.rates.chip.sources.get("runtime_bytes", f"chip {context.rates.chip.name}"),
         lambda memory: memory.runtime_bytes,
     ),
 })  # fmt: skip

@@ -57,7 +57,7 @@ class PricedInstruction:
 
 
 class InstructionPricer:
-    """Price the instructions of a layout's units. Units named `stage_contents.NO_RECOMPUTE` + unit recompute nothing."""
+    """Prices the instructions of a layout's units; units named `stage_contents.NO_RECOMPUTE` + unit recompute nothing."""
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing, self.structure = pricing, pricing.architecture.structure
@@ -65,33 +65,35 @@ class InstructionPricer:
         self.single_device_axes = frozenset(axis for axis, degree in pricing.degrees.items() if degree == 1)
 
     def family(self, unit: str) -> ShardingScheme:
-        """The family of a unit."""
+        """Return the family of a unit."""
         family = self.pricer.complete_family(self.pricing.family)
         return replace(family, recompute="none") if unit.startswith(NO_RECOMPUTE) else family
 
     def unit_instructions(self, unit: str) -> UnitInstructions:
-        """The unit's instructions."""
-        own = unit.removeprefix(NO_RECOMPUTE)
-        return lower_unit(self.structure, self.family(unit), own, self.pricer.rates.policy, self.single_device_axes)
+        """Return the unit's instructions."""
+        plain_unit = unit.removeprefix(NO_RECOMPUTE)
+        return lower_unit(
+            self.structure, self.family(unit), plain_unit, self.pricer.rates.policy, self.single_device_axes
+        )
 
     def parts(self, unit: str) -> UnitCostInputs:
-        """The parts of the unit that cost something."""
+        """Return the cost inputs of the unit."""
         return self.pricer.parts(self.family(unit), unit.removeprefix(NO_RECOMPUTE))
 
     def kernel_s(self, kernel: Kernel, parts: UnitCostInputs) -> float:
-        """Seconds of a kernel on the device."""
+        """Return the seconds of a kernel on the device."""
         return float(self.pricer.kernel_s(kernel, parts, self.values))
 
-    def collective_s(self, traffic: UnitCollective, parts: UnitCostInputs) -> float:
-        """Seconds of a collective, or of one for each of its flat arrays, one after the other."""
-        return float(self.pricer.collective_s(traffic, parts, self.values, self.links))
+    def collective_s(self, collective: UnitCollective, parts: UnitCostInputs) -> float:
+        """Return the seconds of a collective, or of one for each of its flat arrays, one after the other."""
+        return float(self.pricer.collective_s(collective, parts, self.values, self.links))
 
     def casts_s(self, parts: UnitCostInputs, phase: str) -> float:
-        """Seconds of the casts of what a phase's products take."""
+        """Return the seconds of the casts of a phase's product operands."""
         return float(self.pricer.formats.cast_bytes(phase, parts.products, self.values) / self.pricer.rates.bytes_per_s)
 
     def gap_s(self, parts: UnitCostInputs, phase: str) -> float:
-        """Seconds that the host's launches add to each kernel of a phase, minus those that collectives fill."""
+        """Return the seconds that launches add to each kernel of a phase, minus those that collectives fill."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
         device_s = self.pricer.compute_s(parts, phase, self.values)
         device_s = device_s + self.pricer.kernels_s(parts, phase, self.values, making_gradients=True)
@@ -99,53 +101,56 @@ class InstructionPricer:
         return float(added_s) / num_kernels if num_kernels else 0.0
 
     def filled_s(self, parts: UnitCostInputs, phase: str, device_s: Value) -> float:
-        """Seconds of collectives that kernels wait for while the device waits for its host."""
+        """Return the seconds of collectives that kernels wait for while the device waits for its host."""
         idle_s = float(self.pricer.host_bound_s(parts, phase, device_s))
         if not idle_s:
             return 0.0
-        moved = self.pricer.exposed_activation_s(parts, self.values, self.links)
-        return min(idle_s, float(sum_values(moved.get((phase, axis), 0.0) for axis in BLOCKING)))
+        exposed = self.pricer.exposed_activation_s(parts, self.values, self.links)
+        return min(idle_s, float(sum_values(exposed.get((phase, axis), 0.0) for axis in BLOCKING)))
 
-    def price_instruction(self, one: Instruction, parts: UnitCostInputs) -> PricedInstruction:
-        """An instruction of a unit with these values."""
-        match one:
+    def price_instruction(self, instruction: Instruction, parts: UnitCostInputs) -> PricedInstruction:
+        """Return an instruction of a unit with its numbers."""
+        match instruction:
             case KernelLaunch():
-                return self._price_launch(one, one.kernel, parts)
+                return self._price_launch(instruction, instruction.kernel, parts)
             case StartCollective():
-                return self._price_start(one, one.collective, parts)
+                return self._price_start(instruction, instruction.collective, parts)
             case WaitCollective():
                 return PricedInstruction(
-                    kind="wait", stream=one.stream, operation=str(one.collective.kind), tensors=one.collective.tensors,
-                    over=self.drop_single_device_axes(one.collective), why="what follows reads it",
+                    kind="wait", stream=instruction.stream, operation=str(instruction.collective.kind),
+                    tensors=instruction.collective.tensors, why="what follows reads it",
+                    over=self.drop_single_device_axes(instruction.collective),
                 )  # fmt: skip
             case LocalSlice():
                 return PricedInstruction(
-                    kind="slice", stream=one.stream, tensors=(one.step.tensor.name,), over=one.step.collective.axes,
-                    why=one.step.reason or "each device keeps its part",
+                    kind="slice", stream=instruction.stream, tensors=(instruction.step.tensor.name,),
+                    over=instruction.step.collective.axes, why=instruction.step.reason or "each device keeps its part",
                 )  # fmt: skip
             case FreeTensors():
                 return PricedInstruction(
-                    kind="free", stream=one.stream, tensors=one.tensors, why="nothing reads it any more"
+                    kind="free", stream=instruction.stream, tensors=instruction.tensors, why="nothing reads it any more"
                 )
 
-    def _price_launch(self, one: KernelLaunch, kernel: Kernel, parts: UnitCostInputs) -> PricedInstruction:
+    def _price_launch(self, launch: KernelLaunch, kernel: Kernel, parts: UnitCostInputs) -> PricedInstruction:
         return PricedInstruction(
-            kind="launch", stream=one.stream, operation=kernel.kind, tensors=kernel.reads, results=kernel.outputs,
+            kind="launch", stream=launch.stream, operation=kernel.kind, tensors=kernel.reads, results=kernel.outputs,
             num_bytes=float(self.pricer.kernel_bytes(kernel, parts, self.values)),
             flops=float(kernel.flops.evaluate(self.values)), seconds=self.kernel_s(kernel, parts),
             why="a weight's gradient" if kernel.makes_weight_grads else kernel.phase,
         )  # fmt: skip
 
-    def _price_start(self, one: StartCollective, traffic: UnitCollective, parts: UnitCostInputs) -> PricedInstruction:
-        count, elements = traffic.extent(self.values, self.pricer.max_bucket_elements)
+    def _price_start(
+        self, start: StartCollective, collective: UnitCollective, parts: UnitCostInputs
+    ) -> PricedInstruction:
+        count, elements = collective.extent(self.values, self.pricer.max_bucket_elements)
         return PricedInstruction(
-            kind="start", stream=one.stream, operation=str(traffic.kind), tensors=traffic.tensors,
-            over=self.drop_single_device_axes(traffic), count=int(count),
-            num_bytes=float(elements * self.pricer.formats.collective_width(traffic, parts.products)),
-            seconds=self.collective_s(traffic, parts),
-            why=traffic.reason or MOVE_REASONS[traffic.kind],
+            kind="start", stream=start.stream, operation=str(collective.kind), tensors=collective.tensors,
+            over=self.drop_single_device_axes(collective), count=int(count),
+            num_bytes=float(elements * self.pricer.formats.collective_width(collective, parts.products)),
+            seconds=self.collective_s(collective, parts),
+            why=collective.reason or MOVE_REASONS[collective.kind],
         )  # fmt: skip
 
-    def drop_single_device_axes(self, traffic: UnitCollective) -> tuple[str, ...]:
-        """The axes of more than one device that a collective goes over."""
-        return tuple(axis for axis in traffic.axes if axis not in self.single_device_axes)
+    def drop_single_device_axes(self, collective: UnitCollective) -> tuple[str, ...]:
+        """Return the axes of more than one device that a collective runs over."""
+        return tuple(axis for axis in collective.axes if axis not in self.single_device_axes)

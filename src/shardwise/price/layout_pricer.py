@@ -1,4 +1,4 @@
-"""The scalar path: the stages of one layout priced in plain Python, and the terms of the worst of them."""
+"""Pricing of one layout in plain Python: its stages, its slowest step, its fullest device, and their terms."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ UnitCosts = tuple[Mapping[str, ActivationCost], Mapping[str, StateCost]]  # of e
 
 
 class Pricing:
-    """The cost of one layout, at the rates and links of its cluster."""
+    """Cost of one layout, at the rates and links of its cluster."""
 
     def __init__(
         self, architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, policy: IssuePolicy | None = None
     ) -> None:
-        """`policy`: what is issued, where it is not what the cluster's stack issues."""
+        """Prepare the prices; `policy`: what is issued, if not what the cluster's stack issues."""
         self.architecture, self.cluster, self.job, self.layout = architecture, cluster, job, layout
         self.topology = cluster.sustained_topology
         degrees = layout_degrees(layout)
@@ -69,55 +69,52 @@ class Pricing:
         )
         rates = chip_rates(cluster.chip, cluster.calibration)
         self.pricer = UnitPricer(
-            architecture,
-            rates if policy is None else replace(rates, policy=policy),
-            get_precision(job.precision),
-            loss_kind(cluster, job),
-            job.optimizer,
-        )
+            architecture, rates if policy is None else replace(rates, policy=policy), get_precision(job.precision),
+            loss_kind(cluster, job), job.optimizer,
+        )  # fmt: skip
 
     def stages(self, costs: UnitCosts | None = None) -> list[StageCosts]:
-        """Every stage; `costs` replace the costs of its units."""
+        """Return every stage; `costs` replace the costs of its units."""
         costs = costs or self.unit_costs()
         return [self.stage(self.counts(n), costs) for n in range(self.layout.pp)]
 
     def stage(self, counts: StageCounts, costs: UnitCosts) -> StageCosts:
-        """A stage with given contents."""
+        """Return a stage with given contents."""
         return StageCosts(counts=counts, activation=costs[0], state=costs[1], pipeline=self.pipeline, host=self.host)
 
     def step(self, stage: StageCosts) -> StageStep:
-        """The step of a stage."""
+        """Return the step of a stage."""
         return StageStep(stage=stage, overlap=self.job.overlap_convention, share=self.pricer.rates.exposed)
 
     def memories(self, stages: Sequence[StageCosts]) -> list[DeviceMemory]:
-        """The memory of a device of each stage."""
+        """Return the memory of a device of each stage."""
         return [self.memory(stage, number) for number, stage in enumerate(stages)]
 
     def memory(self, stage: StageCosts, number: int) -> DeviceMemory:
-        """That of one stage, by its index."""
+        """Return the memory of a device of stage `number`."""
         return price_device_memory(
             stage, number, self.cluster.chip, holding=self.in_flight_scale[number], stepwise=self.pricer.loss.stepwise
         )
 
     def slowest_step(self, stages: Sequence[StageCosts]) -> StageStep:
-        """The slowest step."""
+        """Return the slowest step."""
         return max(map(self.step, _distinct_stages(stages)), key=lambda step: step.total_s)
 
     def fullest_device(self, stages: Sequence[StageCosts]) -> tuple[DeviceMemory, dict[str, float]]:
-        """The memory of the fullest device, and its terms."""
-        every = [(memory, MEMORY.values(memory)) for memory in self.memories(stages)]
-        return max(every, key=lambda one: sum(one[1].values()))
+        """Return the memory of the fullest device, and its terms."""
+        priced = [(memory, MEMORY.values(memory)) for memory in self.memories(stages)]
+        return max(priced, key=lambda pair: sum(pair[1].values()))
 
     def term(self, name: str) -> Term:
-        """A term of the slowest stage or the fullest device by its name, such as time.tp or memory.activations."""
-        tree, _, own = name.partition(".")
+        """Return a term of the slowest stage or the fullest device by its name, such as time.tp or memory.activations."""
+        tree, _, rule_name = name.partition(".")
         if tree == TIME.tree:
-            return TIME.explain(own, self.slowest_step(self.stages()), self.term_context, self.expressions)
-        return MEMORY.explain(own, self.fullest_device(self.stages())[0], self.term_context, self.expressions)
+            return TIME.explain(rule_name, self.slowest_step(self.stages()), self.term_context, self.expressions)
+        return MEMORY.explain(rule_name, self.fullest_device(self.stages())[0], self.term_context, self.expressions)
 
     @property
     def term_context(self) -> TermContext:
-        """The facts that the wording of the terms depends on."""
+        """Facts that the wording of the terms depends on."""
         return term_context(self.cluster, self.job, self.layout)
 
     @property
@@ -127,29 +124,30 @@ class Pricing:
 
     @property
     def expressions(self) -> Expressions:
-        """The expressions that the costs of units are evaluated from."""
+        """Expressions that the costs of units are evaluated from."""
         mixed = self.layout.recompute_layers is not None
         return Expressions(self.pricer, self.family, self.units, self.values, self.host, mixed=mixed)
 
     def at(self, rates: Rates, topology: Topology) -> Pricing:
-        """The same layout at other rates and links, whose constants may be arrays."""
-        other = copy(self)
-        other.pricer, other.topology = self.pricer.at(rates), topology
-        return other
+        """Return the same layout at other rates and links, whose constants may be arrays."""
+        repriced = copy(self)
+        repriced.pricer, repriced.topology = self.pricer.at(rates), topology
+        return repriced
 
     def with_recompute_layers(self, num_layers: int) -> Pricing:
-        """The same layout, which recomputes a part of its layers, with so many of each stage: units cost what they cost here."""
-        other = copy(self)
-        other.layout = replace(self.layout, recompute_layers=num_layers)
-        return other
+        """Return the layout with so many recomputed layers in each stage; units cost the same. It must recompute a part
+        already."""
+        recomputing = copy(self)
+        recomputing.layout = replace(self.layout, recompute_layers=num_layers)
+        return recomputing
 
     def slowest_s(self) -> Value:
-        """Seconds of the step on the slowest stage."""
+        """Return the seconds of the step on the slowest stage."""
         return maximum(*(self.step(stage).total_s for stage in _distinct_stages(self.stages())), 0.0)
 
     @property
     def links(self) -> GroupLinks:
-        """The links of the axes."""
+        """Links of the axes."""
         placement = self.layout.placement or default_placement(self.topology)
         return GroupLinks(self.topology, cuts_by_axis(self.topology, placement, self.degrees))
 
@@ -158,60 +156,63 @@ class Pricing:
         activation = {u: self.pricer.activation(u, self.family, self.values, links) for u in (*self.units, "carry")}
         if self.layout.recompute_layers is not None:
             plain = replace(self.family, recompute="none")
-            kept = [unit for unit in self.units if unit in LAYER_UNITS]
-            activation |= {NO_RECOMPUTE + u: self.pricer.activation(u, plain, self.values, links) for u in kept}
-        held = (*self.units, *ModelEnds.of(self.architecture).units_without_passes)
-        return activation, {u: self.pricer.state(u, self.family, self.values, links) for u in held}
+            layers = [unit for unit in self.units if unit in LAYER_UNITS]
+            activation |= {NO_RECOMPUTE + u: self.pricer.activation(u, plain, self.values, links) for u in layers}
+        stateful_units = (*self.units, *ModelEnds.of(self.architecture).units_without_passes)
+        return activation, {u: self.pricer.state(u, self.family, self.values, links) for u in stateful_units}
 
     def hardware_ratio(self) -> float:
-        """FLOPs that the devices run over those that the model needs: with recomputation and flash attention's second scores."""
-        done = needed = 0.0
+        """Return the FLOPs that devices run over those that the model needs: recomputation, and flash attention's
+        second scores."""
+        run_flops = model_flops = 0.0
         values = unit_values(
             self.architecture, self.job.seq_len, self.degrees, attended_tokens=self.job.attended_tokens
         )  # all devices, not the last of a ring
         for unit, times, family in self.units_by_family():
             flops = self.pricer.flops(unit, family, values)
-            done += times * sum(flops.values())
+            run_flops += times * sum(flops.values())
             forward, backward = unit_training_flops(self.architecture, unit, self.job.seq_len)
-            needed += times * flops["forward"] * (1.0 + backward / (forward or 1.0))
-        return done / needed
+            model_flops += times * flops["forward"] * (1.0 + backward / (forward or 1.0))
+        return run_flops / model_flops
 
     def units_by_family(self) -> Iterator[tuple[str, int, ShardingScheme]]:
-        """Each unit as often as the model has it: layers with and without recomputation."""
+        """Yield each unit as often as the model has it, layers with and without recomputation apart."""
         plain = replace(self.family, recompute="none")
-        kept = [self.counts(stage).kept for stage in range(self.layout.pp)]
+        unrecomputed = [self.counts(stage).kept for stage in range(self.layout.pp)]
         for unit, times in unit_counts(self.architecture).items():
             # with micro-batches from both ends each stage is held twice
-            without = sum(device.get(unit, 0) for device in kept) // self.pipeline.ends
+            without = sum(device.get(unit, 0) for device in unrecomputed) // self.pipeline.ends
             yield unit, times - without, self.family
             if without:
                 yield unit, without, plain
 
     def counts(self, rank: int) -> StageCounts:
-        """Contents of a device of a rank: its virtual stages, and its mirror image where micro-batches come from both ends."""
-        held = self.placement.stages_of_rank(rank)
-        return self.counts_with(rank, sum(self.layers[one] for one in held), sum(self.dense[one] for one in held))
+        """Return the contents of a device of a rank: its virtual stages, in a bidirectional pipeline its mirror's too."""
+        stages = self.placement.stages_of_rank(rank)
+        return self.counts_with(
+            rank, sum(self.layers[stage] for stage in stages), sum(self.dense[stage] for stage in stages)
+        )
 
     def counts_with(self, rank: int, num_layers: int, num_dense: int) -> StageCounts:
-        """Its contents with so many layers, of which some are leading dense ones."""
-        held = self.placement.stages_of_rank(rank)
+        """Return its contents with so many layers, of which some are leading dense ones."""
+        stages = self.placement.stages_of_rank(rank)
         return stage_counts(
             {"dense_block": num_dense, "block": num_layers - num_dense}, ModelEnds.of(self.architecture),
-            first=0 in held, last=len(self.layers) - 1 in held, carries=len(held) if self.layout.pp > 1 else 0,
+            first=0 in stages, last=len(self.layers) - 1 in stages, carries=len(stages) if self.layout.pp > 1 else 0,
             recompute_layers=self.layout.recompute_layers,
         )  # fmt: skip
 
 
 def _distinct_stages(stages: Sequence[StageCosts]) -> list[StageCosts]:
-    """The first of the stages with equal contents, which take equally long."""
-    found: list[StageCosts] = []
+    """Return the first of the stages with equal contents, which take equally long."""
+    distinct: list[StageCosts] = []
     for stage in stages:
-        found += [] if any(stage.counts == other.counts for other in found) else [stage]
-    return found
+        distinct += [] if any(stage.counts == earlier.counts for earlier in distinct) else [stage]
+    return distinct
 
 
 def term_context(cluster: Cluster, job: Job, layout: Layout) -> TermContext:
-    """The facts that the wording of a layout's terms depends on."""
+    """Return the facts that the wording of a layout's terms depends on."""
     return TermContext(
         chip_rates(cluster.chip, cluster.calibration), get_precision(job.precision), get_loss_kernel(loss_kind(cluster, job)),
         layout.schedule, job.overlap_convention,

@@ -1,7 +1,4 @@
-"""Memory of a device of each pipeline stage under one layout, by term.
-
-`stage_memories` checks that the layout is legal, and prices every stage; `estimate` reports the fullest one.
-"""
+"""Memory of a device of each pipeline stage under one layout, by term."""
 
 from collections.abc import Mapping
 
@@ -17,7 +14,7 @@ from shardwise.price.layout_pricer import Pricing
 def stage_memories(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout
 ) -> tuple[Mapping[str, float], ...]:
-    """Bytes of a device of each pipeline stage, by term; the fullest is what `estimate` reports.
+    """Return the bytes of a device of each pipeline stage, by term; the fullest is what `estimate` reports.
 
     Raises `InputError` with every rule that the layout breaks.
     """

@@ -1,14 +1,13 @@
-"""The number format of every tensor, kernel and collective under a precision recipe: the one place that decides it.
+"""Number format of every tensor, kernel and collective under a precision recipe: the one place that decides it.
 
-Products with a block's weights (derive/low_precision_products.py) run in the recipe's `matmul`, all else in the
-format of its role. Their
-operands are cast: read in their own format and written in that of the product, once for each order of dims that a later
-product of the same pass needs. A gather for products alone moves the cast operand, and so does an exchange of tokens, if the
-recipe says so. Of a tensor that only products read in the backward pass, the cast copy is saved in place of the original.
-Source: Transformer Engine user guide, low precision training (casts, transposed copies, fp8 gathers of sequence parallelism,
-cast inputs saved); DeepSeek-V3 (arXiv 2412.19437), section 3.3. Assumes: weights are cast for each micro-batch, and a cast is
-a kernel of its own. Differs: Transformer Engine can keep cast weights for all micro-batches of a step, and fuses the casts
-after norms and activations into these.
+Products with a block's weights (derive/low_precision_products.py) run in the recipe's `matmul`, all else in the format
+of its role. Their operands are cast: read in their own format and written in that of the product, once for each order
+of dims that a later product of the same pass needs. A gather for products alone moves the cast operand, and so does an
+exchange of tokens, if the recipe says so. Of a tensor that only products read in the backward pass, the cast copy is
+saved in place of the original. Source: Transformer Engine user guide, low precision training (casts, transposed copies,
+fp8 gathers of sequence parallelism, cast inputs saved); DeepSeek-V3 (arXiv 2412.19437), section 3.3. Assumes: weights
+are cast for each micro-batch, and a cast is a kernel of its own. Differs: Transformer Engine can keep cast weights for
+all micro-batches of a step, and fuses the casts after norms and activations into these.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ from shardwise.values.symbolic import ZERO, Polynomial, SymbolValues
 
 
 class SavedElements(NamedTuple):
-    """Elements kept for the backward pass: in how many orders products take them there, and whether anything else reads them."""
+    """Elements saved for the backward pass; `num_orders`: in how many orders of dims products read them, `also_read`:
+    others do too."""
 
     role: Role
     num_orders: int
@@ -41,49 +41,49 @@ class SavedElements(NamedTuple):
 
 
 class SavedFormat(NamedTuple):
-    """Bytes of each saved element, and in words the format that it is cast to ("": none)."""
+    """Bytes of each saved element, and as text the format that it is cast to ("": none)."""
 
     width: float
     cast: str
 
 
 class ProductOperands(NamedTuple):
-    """Operands of the products of one unit in each pass, and the tensors that only they save; independent of the recipe."""
+    """Operands of a unit's products in each pass, and the tensors that it saves; independent of the recipe."""
 
     operands: tuple[ProductOperand, ...]
     saved: tuple[SavedElements, ...]
 
     @property
     def narrow(self) -> bool:
-        """Whether any product runs in a recipe's `matmul`, which decides how wide weights are."""
+        """True if any product runs in a recipe's `matmul`, which decides how wide weights are."""
         return bool(self.operands)
 
 
 def read_products(unit: ShardedUnit) -> ProductOperands:
-    """Read both from a unit."""
+    """Read the product operands and saved tensors of a unit."""
     phases, tensors = unit.phases(), unit.tensors
-    taken = product_operands(phases, tensors, unit.saved)
-    return ProductOperands(taken, SavedTensors(unit, taken).saved(unit.saved_by_this_unit_only.items()))
+    operands = product_operands(phases, tensors, unit.saved)
+    return ProductOperands(operands, SavedTensors(unit, operands).saved(unit.saved_by_this_unit_only.items()))
 
 
 class SavedTensors:
-    """The tensors of a unit as they are saved for its backward pass; a gradient is kept in its own format."""
+    """Tensors of a unit as they are saved for its backward pass; a gradient is kept in its own format."""
 
-    def __init__(self, unit: ShardedUnit, taken: Iterable[ProductOperand]) -> None:
+    def __init__(self, unit: ShardedUnit, operands: Iterable[ProductOperand]) -> None:
         self.unit, self.phases = unit, unit.phases()
-        self.orders = {one.name: len(one.orders) for one in taken if not one.is_forward}
+        self.orders = {operand.name: len(operand.orders) for operand in operands if not operand.is_forward}
         self._known: dict[str, tuple[Role, int, bool]] = {}
 
     def saved(self, tensors: Iterable[tuple[str, Spec]]) -> tuple[SavedElements, ...]:
-        """Tensors as they lie, those that are kept alike together."""
-        kept: dict[tuple[Role, int, bool], Polynomial] = {}
+        """Return the elements of some tensors; those that are saved alike are summed."""
+        elements_by_key: dict[tuple[Role, int, bool], Polynomial] = {}
         for name, spec in tensors:
             key = self.saving_key(name)
-            kept[key] = kept.get(key, ZERO) + spec.local_elements() * density(key[0])
-        return tuple(SavedElements(*key, elements) for key, elements in kept.items())
+            elements_by_key[key] = elements_by_key.get(key, ZERO) + spec.local_elements() * density(key[0])
+        return tuple(SavedElements(*key, elements) for key, elements in elements_by_key.items())
 
     def saving_key(self, name: str) -> tuple[Role, int, bool]:
-        """Role, orders of dims, and whether anything but products reads it."""
+        """Return the role, the number of orders of dims, and whether anything but products reads it."""
         if name not in self._known:
             unit, role = self.unit, self.unit.tensors[name].role
             by_products, also = False, True
@@ -93,15 +93,16 @@ class SavedTensors:
         return self._known[name]
 
 
-def weight_grad_inputs(unit: ShardedUnit, found: Iterable[Kernel]) -> tuple[SavedElements, ...]:
-    """What the kernels that make weight gradients read, as it rests: kept where they run later than the rest, in one order.
+def weight_grad_inputs(unit: ShardedUnit, kernels: Iterable[Kernel]) -> tuple[SavedElements, ...]:
+    """Return what kernels that make weight gradients read, as it rests: kept until they run, in one order of dims.
 
     Source: Qi et al. 2023, appendix: M_W counts the inputs and the output gradients of the products.
     """
     specs = {**unit.backward.specs, **unit.saved}
-    making = [kernel for kernel in found if kernel.makes_weight_grads]
+    weight_grad_kernels = [kernel for kernel in kernels if kernel.makes_weight_grads]
     cast, plain = (
-        {name for k in making if bool(k.operand_elements) is own for name in k.inputs} for own in (True, False)
+        {name for k in weight_grad_kernels if bool(k.operand_elements) is is_cast for name in k.inputs}
+        for is_cast in (True, False)
     )
     read = ((name, unit.tensors[name].role) for name in sorted(cast | plain))
     return tuple(
@@ -112,7 +113,7 @@ def weight_grad_inputs(unit: ShardedUnit, found: Iterable[Kernel]) -> tuple[Save
 
 
 class TensorFormats:
-    """Widths in bytes under one recipe and one optimizer."""
+    """Bytes per element under one recipe and one optimizer."""
 
     def __init__(self, precision: Precision, optimizer: Optimizer | None = None) -> None:
         self.precision, self.optimizer = precision, optimizer or get_optimizer(DEFAULT_OPTIMIZER)
@@ -120,40 +121,44 @@ class TensorFormats:
         self._known: dict[tuple[bool, bool], Mapping[Role, float]] = {}
 
     def product_rate_format(self, kernel: Kernel) -> str:
-        """The format that a kernel's FLOPs run in."""
+        """Return the format that a kernel's FLOPs run in."""
         return self.precision.matmul_format if kernel.operand_elements else self.precision.activations
 
     def weight_at_rest(self, products: ProductOperands) -> float:
-        """A weight of a unit; in a unit without products that could run in `matmul`, weights are no narrower than activations."""
+        """Return the bytes of a weight; without products that could run in `matmul`, weights are no narrower than
+        activations."""
         rest = bytes_per_element(self.precision.weights)
         return rest if products.narrow else max(rest, bytes_per_element(self.precision.activations))
 
     def resting_widths(self) -> dict[str, float]:
-        """Bytes of each element of a unit's weights at rest (`State`): those of narrow products, with their share of a scale, may
-        be narrower than activations, and others not."""
-        rest, plain = (bytes_per_element(one) for one in (self.precision.weights, self.precision.activations))
+        """Return the bytes of each weight at rest, by field of `StateElements`.
+
+        Weights of narrow products, with their share of a scale, may be narrower than activations; other weights may
+        not.
+        """
+        rest, plain = (bytes_per_element(dtype) for dtype in (self.precision.weights, self.precision.activations))
         if rest >= plain:
             return {"resting": rest}
         block = self.precision.weight_block
         return {"resting": plain, "cast": rest - plain + (self.precision.scale_bytes / block if block else 0.0)}
 
     def weight_in_use(self, products: ProductOperands) -> float:
-        """A weight as kernels read it and as ZeRO gathers it."""
+        """Return the bytes of a weight as kernels read it and as ZeRO gathers it."""
         if self.precision.gathered is None:
             return self.weight_at_rest(products)
         return bytes_per_element(self.precision.gathered if products.narrow else self.precision.activations)
 
     def kernel_bytes(self, kernel: Kernel, products: ProductOperands, values: SymbolValues) -> Value:
-        """What a kernel reads and writes."""
-        own = self._roles(products, kernel.phase)
+        """Return the bytes that a kernel reads and writes."""
+        widths = self._roles(products, kernel.phase)
         if kernel.phase == "backward":
-            own = {**own, Role.WEIGHT_GRADIENT: self.accumulation_bytes}
-        total = sum((elements.evaluate(values) * own[role] for role, elements in kernel.elements.items()), start=0.0)
+            widths = {**widths, Role.WEIGHT_GRADIENT: self.accumulation_bytes}
+        total = sum((elements.evaluate(values) * widths[role] for role, elements in kernel.elements.items()), start=0.0)
         if not self.precision.matmul:
             return total
         for role, elements in kernel.operand_elements.items():
             total = total + elements.evaluate(values) * (
-                self.precision.cast_bytes(weight=role is Role.WEIGHT) - own[role]
+                self.precision.cast_bytes(weight=role is Role.WEIGHT) - widths[role]
             )
         return total
 
@@ -174,52 +179,58 @@ class TensorFormats:
         return 0.0 if rests == made else bytes_per_element(made)
 
     def cast_bytes(self, phase: str, products: ProductOperands, values: SymbolValues) -> Value:
-        """Bytes that the casts of a phase read and write; 0 where products run in the format of the activations."""
+        """Return the bytes that the casts of a phase read and write; 0 where products run in the format of the activations."""
         if not self.precision.matmul:
             return 0.0
-        return sum((each * one.elements.evaluate(values) for one, each in self.casts(phase, products)), start=0.0)
+        return sum(
+            (num_bytes * operand.elements.evaluate(values) for operand, num_bytes in self.casts(phase, products)),
+            start=0.0,
+        )
 
     def casts(self, phase: str, products: ProductOperands) -> Iterator[tuple[ProductOperand, float]]:
-        """Each operand that is cast in a phase, with the bytes that are read and written for an element of it."""
-        recipe, own = self.precision, self._roles(products, phase)
-        forward = {one.name: one.orders for one in products.operands if one.is_forward}
-        backward = {one.name: one.orders for one in products.operands if not one.is_forward}
-        for one in (operand for operand in products.operands if operand.phase == phase):
-            orders = one.orders
-            kept = one.saved and recipe.saves_casts
-            if kept and not one.is_forward:
+        """Yield each operand that is cast in a phase, with the bytes read and written for an element of it."""
+        recipe, widths = self.precision, self._roles(products, phase)
+        forward = {operand.name: operand.orders for operand in products.operands if operand.is_forward}
+        backward = {operand.name: operand.orders for operand in products.operands if not operand.is_forward}
+        for operand in (operand for operand in products.operands if operand.phase == phase):
+            orders = operand.orders
+            saves_cast = operand.saved and recipe.saves_casts
+            if saves_cast and not operand.is_forward:
                 continue
-            if kept:
-                orders = orders | backward.get(one.name, frozenset())
-            if one.is_weight and own[Role.WEIGHT] == bytes_per_element(recipe.matmul_format):
-                orders = orders - forward[one.name]  # it comes cast, in the order of the forward pass
+            if saves_cast:
+                orders = orders | backward.get(operand.name, frozenset())
+            if operand.is_weight and widths[Role.WEIGHT] == bytes_per_element(recipe.matmul_format):
+                orders = orders - forward[operand.name]  # it comes cast, in the order of the forward pass
             copies = len(orders) if recipe.transposed_copies else min(len(orders), 1)
             if copies:
-                each = recipe.cast_reads * own[one.role] + copies * recipe.cast_bytes(weight=one.is_weight)
-                yield one, each
+                num_bytes = recipe.cast_reads * widths[operand.role] + copies * recipe.cast_bytes(
+                    weight=operand.is_weight
+                )
+                yield operand, num_bytes
 
-    def collective_width(self, moved: UnitCollective, products: ProductOperands) -> float:
-        """Bytes of each element that a collective moves."""
+    def collective_width(self, collective: UnitCollective, products: ProductOperands) -> float:
+        """Return the bytes of each element that a collective moves."""
         recipe = self.precision
-        casts = recipe.casts_gathers if moved.kind is CollectiveKind.ALL_GATHER else recipe.casts_dispatch
-        if moved.for_products and recipe.matmul and casts:
+        casts = recipe.casts_gathers if collective.kind is CollectiveKind.ALL_GATHER else recipe.casts_dispatch
+        if collective.for_products and recipe.matmul and casts:
             return self.precision.cast_bytes()
-        return self._roles(products, moved.phase)[moved.role]
+        return self._roles(products, collective.phase)[collective.role]
 
     def saved_bytes(self, saved: Iterable[SavedElements], values: SymbolValues) -> Value:
-        """Bytes saved for the backward pass, or until weight gradients are made, without the logits."""
-        each = ((self.saved_as(one).width, one) for one in saved if one.role is not Role.LOGITS)
-        return sum((one.elements.evaluate(values) * width for width, one in each), start=0.0)
+        """Return the bytes saved for the backward pass, or until weight gradients are made, without the logits."""
+        with_widths = ((self.saved_as(tensor).width, tensor) for tensor in saved if tensor.role is not Role.LOGITS)
+        return sum((tensor.elements.evaluate(values) * width for width, tensor in with_widths), start=0.0)
 
-    def saved_as(self, one: SavedElements) -> SavedFormat:
-        """How a tensor is saved for the backward pass."""
+    def saved_as(self, tensor: SavedElements) -> SavedFormat:
+        """Return the format in which a tensor is saved for the backward pass."""
         recipe = self.precision
-        if not (recipe.matmul and recipe.saves_casts and one.num_orders):
-            return SavedFormat(self.roles[one.role], "")
-        copies = one.num_orders if recipe.transposed_copies else 1
-        own = self.roles[one.role] if one.also_read else 0.0
+        if not (recipe.matmul and recipe.saves_casts and tensor.num_orders):
+            return SavedFormat(self.roles[tensor.role], "")
+        copies = tensor.num_orders if recipe.transposed_copies else 1
+        plain_width = self.roles[tensor.role] if tensor.also_read else 0.0
         return SavedFormat(
-            copies * recipe.cast_bytes() + own, f" in {recipe.matmul}{' and as it is' if one.also_read else ''}"
+            copies * recipe.cast_bytes() + plain_width,
+            f" in {recipe.matmul}{' and as it is' if tensor.also_read else ''}",
         )
 
     def _roles(self, products: ProductOperands, phase: str) -> Mapping[Role, float]:
@@ -231,26 +242,23 @@ class TensorFormats:
 
 
 def elements_with_role(saved: Sequence[SavedElements], role: Role) -> Polynomial:
-    """Elements kept with one role."""
-    return sum((one.elements for one in saved if one.role is role), start=ZERO)
+    """Return the saved elements of one role."""
+    return sum((tensor.elements for tensor in saved if tensor.role is role), start=ZERO)
 
 
 def bytes_by_role(precision: Precision, optimizer: Optimizer) -> dict[Role, float]:
-    """Bytes per element of each role; of the optimizer's state the mean of master copy and moments, which are read as often. What
-    has fewer numbers than a weight is not among these."""
+    """Return the bytes per element of each role.
+
+    The optimizer's state has the mean of master copy and moments, which are read equally often. What has fewer numbers
+    than a weight is not among these.
+    """
     activations = bytes_per_element(precision.activations)
     master = precision.master_bytes or bytes_per_element(precision.weights)
     return {
         Role.WEIGHT: bytes_per_element(precision.weights),
-        Role.WEIGHT_GRADIENT: bytes_per_element(precision.gradient_reduction),
-        Role.ACTIVATION: activations,
-        Role.RESIDUAL: activations,
-        Role.ROUTED: activations,
-        Role.LOGITS: activations,
-        Role.STATISTIC: 4.0,
+        Role.WEIGHT_GRADIENT: bytes_per_element(precision.gradient_reduction), Role.ACTIVATION: activations,
+        Role.RESIDUAL: activations, Role.ROUTED: activations, Role.LOGITS: activations, Role.STATISTIC: 4.0,
         Role.STATE: (master + moment_bytes(precision, optimizer)) / (1 + len(element_moments(precision, optimizer))),
-        Role.FACTOR: factor_bytes(precision, optimizer),
-        Role.MEAN: 4.0,
-        Role.DIRECTION: activations,
+        Role.FACTOR: factor_bytes(precision, optimizer), Role.MEAN: 4.0, Role.DIRECTION: activations,
         Role.CONSTANT: 4.0,
-    }
+    }  # fmt: skip

@@ -1,14 +1,11 @@
 """How much of the communication is exposed, by convention.
 
-`per_axis`: as in real engines: data-parallel communication (fsdp, dp, and control: the loss) hides behind compute, the rest is
-exposed.
+`per_axis`: as in real engines, data-parallel communication (fsdp, dp, and control: the loss) hides behind compute, the
+rest is exposed. `sum`: all communication adds up and hides behind compute as one (S0, section 4). `max`: communication
+on different axes overlaps, so the longest counts, behind compute (S3, section 2).
 
-`sum`: all communication adds up and hides behind compute as one (S0, section 4).
-
-`max`: communication on different axes overlaps, so the longest counts, behind compute (S3, section 2).
-
-A measured stack (`hardware.calibration_constants.CONSTANTS`) exposes, under every convention, all communication that kernels
-wait for (`BLOCKING`), and one share of the rest, or what compute is too short to hide where that is more.
+A measured stack (`hardware.calibration_constants.CONSTANTS`) exposes, under every convention, all communication that
+kernels wait for (`BLOCKING`), and one share of the rest, or what compute is too short to hide where that is more.
 """
 
 from __future__ import annotations
@@ -36,10 +33,11 @@ SecondsByAxis = Mapping[str, Value]
 
 
 class ExposureConvention(NamedTuple):
-    """`exposed_s` of compute, traffic by axis and the axes that can hide; `charge` shares that out over the axes.
+    """An overlap convention.
 
-    `formula`: the part of one axis in symbols; None: its own, which no other axis changes.
-    `adds_up`: the times of axes that are hidden alike may be added before it is asked, as the search does.
+    `exposed_s(compute_s, traffic_s, hideable)` takes seconds by axis and the axes that can hide; `charge` shares its
+    result out over the axes. `formula`: the part of one axis as text; None: the axis's own, which no other axis
+    changes. `adds_up`: times of axes that hide alike may be summed beforehand, as the search does.
     """
 
     exposed_s: Callable[[Value, SecondsByAxis, Container[str]], Value]
@@ -54,21 +52,21 @@ def _per_axis(compute_s: Value, traffic_s: SecondsByAxis, hideable: Container[st
     return open_s + maximum(hidden - compute_s, 0.0)
 
 
-def _charge_per_axis(whole: float, traffic_s: Mapping[str, float], hideable: Container[str]) -> dict[str, float]:
-    own = {axis: t for axis, t in traffic_s.items() if axis not in hideable}
-    return own | _prorate(whole - sum(own.values()), {a: t for a, t in traffic_s.items() if a in hideable})
+def _charge_per_axis(exposed: float, traffic_s: Mapping[str, float], hideable: Container[str]) -> dict[str, float]:
+    open_s = {axis: t for axis, t in traffic_s.items() if axis not in hideable}
+    return open_s | _prorate(exposed - sum(open_s.values()), {a: t for a, t in traffic_s.items() if a in hideable})
 
 
-def _charge_longest(whole: float, traffic_s: Mapping[str, float], hideable: Container[str]) -> dict[str, float]:
+def _charge_longest(exposed: float, traffic_s: Mapping[str, float], hideable: Container[str]) -> dict[str, float]:
     longest = max(traffic_s, key=lambda axis: traffic_s[axis])
-    return {axis: whole if axis == longest else 0.0 for axis in traffic_s}
+    return {axis: exposed if axis == longest else 0.0 for axis in traffic_s}
 
 
 CONVENTIONS: Mapping[str, ExposureConvention] = {
     "per_axis": ExposureConvention(_per_axis, _charge_per_axis),
     "sum": ExposureConvention(
         lambda compute_s, traffic_s, _: maximum(sum_values(traffic_s.values()) - compute_s, 0.0),
-        lambda whole, traffic_s, _: _prorate(whole, traffic_s),
+        lambda exposed, traffic_s, _: _prorate(exposed, traffic_s),
         formula="its part of Σ max(traffic - compute, 0), the traffic of all axes",
     ),
     "max": ExposureConvention(
@@ -82,7 +80,7 @@ MEASURED_FORMULA = "its part of max(traffic - compute, exposed · traffic), the 
 
 
 def get_convention(overlap: str) -> ExposureConvention:
-    """A convention by name. Raises `InputError` that lists the names."""
+    """Return a convention by name. Raises `InputError` that lists the names."""
     return lookup(CONVENTIONS, overlap, "overlap")
 
 
@@ -90,7 +88,7 @@ def exposed_s(
     overlap: OverlapConvention, compute_s: Value, traffic_s: Mapping[str, Value], hideable: Container[str] = HIDEABLE,
     share: Value | None = None,
 ) -> Value:  # fmt: skip
-    """Seconds by which communication lengthens a phase with `compute_s` of compute; `traffic_s` by axis.
+    """Return the seconds by which communication, `traffic_s` by axis, lengthens a phase with `compute_s` of compute.
 
     `share`: the measured share that shows of what is not `BLOCKING`; None: what the convention says.
     """
@@ -105,24 +103,28 @@ def exposed_by_axis(
     overlap: OverlapConvention, compute_s: float, traffic_s: Mapping[str, float], hideable: Container[str] = HIDEABLE,
     share: float | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """The same for one layout, charged to the axes: their parts add up to `exposed_s`.
+    """Return the exposed seconds of one layout, charged to the axes: they add up to `exposed_s`.
 
-    Under `sum`, and of a stack's share, each axis bears its part, under `max` the longest bears all of it, under `per_axis`, and
-    of what is `BLOCKING`, each bears its own.
+    Under `sum`, and of a stack's share, each axis bears its part, under `max` the longest bears all, under `per_axis`,
+    and of what is `BLOCKING`, each bears its own.
     """
     if share is not None:
-        others = _other_seconds(traffic_s)
-        return _blocking_seconds(traffic_s) | _prorate(_partly_exposed_s(compute_s, others, hideable, share), others)
-    whole = exposed_s(overlap, compute_s, traffic_s, hideable)
-    return get_convention(overlap).charge(whole, traffic_s, hideable)
+        nonblocking_s = _other_seconds(traffic_s)
+        return _blocking_seconds(traffic_s) | _prorate(
+            _partly_exposed_s(compute_s, nonblocking_s, hideable, share), nonblocking_s
+        )
+    exposed = exposed_s(overlap, compute_s, traffic_s, hideable)
+    return get_convention(overlap).charge(exposed, traffic_s, hideable)
 
 
-def exposed_formula(overlap: OverlapConvention, axis: str, own: str, *, measured: bool) -> str:
-    """The exposed seconds of an axis in symbols; `own`: where each axis is charged its own, `measured`: under a measured
-    stack."""
+def exposed_formula(overlap: OverlapConvention, axis: str, per_axis_formula: str, *, measured: bool) -> str:
+    """Return the exposed seconds of an axis as text.
+
+    `per_axis_formula`: the text where each axis is charged its own; `measured`: under a measured stack.
+    """
     if measured:
-        return own if axis in BLOCKING else MEASURED_FORMULA
-    return get_convention(overlap).formula or own
+        return per_axis_formula if axis in BLOCKING else MEASURED_FORMULA
+    return get_convention(overlap).formula or per_axis_formula
 
 
 def _blocking_seconds(traffic_s: SecondsByAxis) -> dict[str, Any]:
@@ -134,12 +136,11 @@ def _other_seconds(traffic_s: SecondsByAxis) -> dict[str, Any]:
 
 
 def _partly_exposed_s(compute_s: Value, traffic_s: SecondsByAxis, hideable: Container[str], share: Value) -> Value:
-    """Exposed seconds of communication next to compute: a share of what the schedule does not hide, or what compute is too
-    short for."""
+    """Return the larger of a share of what the schedule does not hide, and of what compute is too short for."""
     by_stack = sum_values(t for axis, t in traffic_s.items() if axis in HIDEABLE or axis not in hideable)
     return maximum(sum_values(traffic_s.values()) - compute_s, share * by_stack)
 
 
-def _prorate(whole: float, parts: Mapping[str, float]) -> dict[str, float]:
+def _prorate(total_s: float, parts: Mapping[str, float]) -> dict[str, float]:
     total = sum(parts.values())
-    return {axis: whole * part / total if total > 0 else 0.0 for axis, part in parts.items()}
+    return {axis: total_s * part / total if total > 0 else 0.0 for axis, part in parts.items()}

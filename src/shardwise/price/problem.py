@@ -1,4 +1,4 @@
-"""What is asked of a plan beside its model, cluster and job: a deadline and a budget, and the defaults of what was left out."""
+"""Limits of a plan beside its model, cluster and job: deadline and budget; and defaults for what was left out."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from shardwise.values.units import SECONDS_PER_DAY
 
 
 def with_problem_defaults(cluster: Cluster, job: Job) -> tuple[Cluster, Job]:
-    """The cluster and the job of a plan, with defaults filled in.
+    """Return the cluster and the job of a plan, with defaults filled in.
 
     A cluster without measurements is predicted under the typical stack of its chip, unless the job names a convention of
     overlap: then the plan is made by the bound of that convention. A host, or a chip of an unknown vendor, is also planned by
@@ -42,14 +42,14 @@ class Limits:
         return self.deadline_s is not None or self.budget_usd is not None
 
     def in_time(self, run: Run | None) -> bool | None:
-        """Whether the run meets the deadline; None without a deadline or without a run."""
+        """Return True if the run meets the deadline; None without a deadline or without a run."""
         return None if self.deadline_s is None or run is None else run.days * SECONDS_PER_DAY <= self.deadline_s
 
     def within_budget(self, run: Run | None) -> bool | None:
-        """Whether the run is within the budget; None without a budget, a run or a price of the chip."""
+        """Return True if the run is within the budget; None without a budget, a run or a price of the chip."""
         return None if self.budget_usd is None or run is None or run.usd is None else run.usd <= self.budget_usd
 
     def met(self, run: Run | None) -> bool:
-        """Whether all limits are met; one that cannot be judged counts as missed."""
+        """Return True if all limits are met; one that cannot be judged counts as missed."""
         judged = (self.deadline_s is None, self.in_time(run)), (self.budget_usd is None, self.within_budget(run))
         return all(free or met is True for free, met in judged)

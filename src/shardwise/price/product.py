@@ -1,4 +1,4 @@
-"""The cost of a sharded product: the cheapest program, the runners-up, the book's own derivation, forward and backward."""
+"""Cost of a sharded product: the cheapest program, the runners-up, the book's own derivation, forward and backward."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StepCost:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is local: the device computes, and receives nothing."""
+        """True if the device computes, and receives nothing."""
         return self.op.startswith("local_")
 
 
@@ -103,12 +103,12 @@ class ProductReport:
 
 
 def _minimizes_time(objective: str) -> bool:
-    """Whether seconds are minimised before bytes."""
+    """Return True if seconds are minimised before bytes."""
     return lookup({"time": True, "bytes": False}, objective, "objective")
 
 
 def price_product(
-    made: ShardedExpression, on: MeshOnChips | None, *, objective: Objective = "time", free: Sequence[str] = (),
+    expression: ShardedExpression, chips: MeshOnChips | None, *, objective: Objective = "time", free: Sequence[str] = (),
     with_backward: bool = False,
 ) -> ProductReport:  # fmt: skip
     """Solve and price a sharded product. Without a chip there are no times, and the objective is bytes.
@@ -117,61 +117,65 @@ def price_product(
     links, or bytes that a device receives, then FLOPs. Raises `ShardingError` when there is no program, `InputError` for another
     objective.
     """
-    objective = objective if on is not None else "bytes"
+    objective = objective if chips is not None else "bytes"
     solution = solve_expression(
-        made, lambda product: _ProductPricer(product, _chips_for(on, product)).prices(objective), free=free
+        expression, lambda product: _ProductPricer(product, _chips_for(chips, product)).prices(objective), free=free
     )
-    found = solution.strategies
-    starts = tuple(found[0].starts[name] for name in made.names)
-    made = replace(solution.expression, operands=starts)
-    pricer = _ProductPricer(made, _chips_for(on, made))
-    best = strategy_program(made, found[0])
-    cost = pricer.program(best, found[0].result)
-    others = [pricer.program(strategy_program(made, other), other.result) for other in found[1:]]
-    cases = derive_by_cases(made)
+    strategies = solution.strategies
+    starts = tuple(strategies[0].starts[name] for name in expression.names)
+    expression = replace(solution.expression, operands=starts)
+    pricer = _ProductPricer(expression, _chips_for(chips, expression))
+    best = strategy_program(expression, strategies[0])
+    best_cost = pricer.program(best, strategies[0].result)
+    runners_up = [
+        pricer.program(strategy_program(expression, strategy), strategy.result) for strategy in strategies[1:]
+    ]
+    cases = derive_by_cases(expression)
     return ProductReport(
-        expression=made, tensors=pricer.tensors(found[0].result), objective=objective, steps=best, best=cost,
-        alternatives=tuple((other, _compare_costs(other, cost)) for other in others),
-        by_cases=pricer.program(cases, cases.specs[made.result_name]),
+        expression=expression, tensors=pricer.tensors(strategies[0].result), objective=objective, steps=best, best=best_cost,
+        alternatives=tuple((runner_up, _compare_costs(runner_up, best_cost)) for runner_up in runners_up),
+        by_cases=pricer.program(cases, cases.specs[expression.result_name]),
         backward=pricer.backward() if with_backward else None,
     )  # fmt: skip
 
 
-def _chips_for(on: MeshOnChips | None, made: ShardedExpression) -> MeshOnChips | None:
-    """The chips with links for the axes of the product's mesh, which may be cut."""
-    return on.cut(made.mesh) if on is not None else None
+def _chips_for(chips: MeshOnChips | None, expression: ShardedExpression) -> MeshOnChips | None:
+    """Return the chips with links for the axes of the product's mesh, which may be cut."""
+    return chips.cut(expression.mesh) if chips is not None else None
 
 
-def _compare_costs(other: ProgramCost, best: ProgramCost) -> str:
-    """What the other program does more of."""
+def _compare_costs(runner_up: ProgramCost, best: ProgramCost) -> str:
+    """Describe what the other program does more of."""
     parts = []
-    if other.flops_per_device > best.flops_per_device * (1 + 1e-9):
-        parts.append(f"repeats work: {other.flops_per_device / best.flops_per_device:.3g}x the FLOPs on each device")
-    if other.bytes_per_device > best.bytes_per_device * (1 + 1e-9):
-        ratio = other.bytes_per_device / best.bytes_per_device if best.bytes_per_device else float("inf")
+    if runner_up.flops_per_device > best.flops_per_device * (1 + 1e-9):
+        parts.append(
+            f"repeats work: {runner_up.flops_per_device / best.flops_per_device:.3g}x the FLOPs on each device"
+        )
+    if runner_up.bytes_per_device > best.bytes_per_device * (1 + 1e-9):
+        ratio = runner_up.bytes_per_device / best.bytes_per_device if best.bytes_per_device else float("inf")
         parts.append(
             f"moves {ratio:.3g}x the bytes" if best.bytes_per_device else "moves bytes where none have to move"
         )
     if (
         not parts
-        and other.upper_s is not None
+        and runner_up.upper_s is not None
         and best.upper_s is not None
-        and other.upper_s > best.upper_s * (1 + 1e-9)
+        and runner_up.upper_s > best.upper_s * (1 + 1e-9)
     ):
-        parts.append(f"takes {other.upper_s / best.upper_s:.3g}x the time on these links")
-    same = "costs the same" if len(other.program) <= len(best.program) else "costs the same, in more steps"
+        parts.append(f"takes {runner_up.upper_s / best.upper_s:.3g}x the time on these links")
+    same = "costs the same" if len(runner_up.program) <= len(best.program) else "costs the same, in more steps"
     return "; ".join(parts) or same
 
 
 class _ProductPricer:
-    def __init__(self, made: ShardedExpression, on: MeshOnChips | None) -> None:
-        self.expression, self.on = made, on
-        self.width = bytes_per_element(made.dtype)
-        self.values = SymbolValues({**made.sizes, **dict(made.mesh.axes)})
+    def __init__(self, expression: ShardedExpression, chips: MeshOnChips | None) -> None:
+        self.expression, self.on = expression, chips
+        self.width = bytes_per_element(expression.dtype)
+        self.values = SymbolValues({**expression.sizes, **dict(expression.mesh.axes)})
         self.known: dict[tuple[CollectiveKind, Axes, float], tuple[float, float]] = {}
 
     def collective(self, kind: CollectiveKind, axes: Axes, payload: float) -> tuple[float, float]:
-        """Bytes received by one device, and seconds (0 without a chip)."""
+        """Return the bytes received by one device, and the seconds (0 without a chip)."""
         key = (kind, axes, payload)
         if key not in self.known:
             moved = received_elements(kind, axes, constant(payload)).evaluate(self.values) * self.width
@@ -184,25 +188,25 @@ class _ProductPricer:
         return float(collective_s(kind, axes, payload_bytes, self.on.links))
 
     def tensors(self, result: Spec) -> tuple[TensorFacts, ...]:
-        """The placement of operands and result at the start and at the end."""
-        made = self.expression
-        named = [*zip(made.names, made.operands, strict=True), (made.result_name, result)]
+        """Return the placement of operands and result at the start and at the end."""
+        expression = self.expression
+        named = [*zip(expression.names, expression.operands, strict=True), (expression.result_name, result)]
         return tuple(self.facts(name, spec) for name, spec in named)
 
     def facts(self, name: str, spec: Spec) -> TensorFacts:
         shape = spec.local_shape(self.expression.mesh, self.expression.sizes)
-        held = math.prod(shape) * self.width
+        shard_bytes = math.prod(shape) * self.width
         return TensorFacts(
-            name=name, sharding=str(spec), local_shape=shape, bytes_per_device=held,
-            copies=spec.replication(self.expression.mesh), total_bytes=held * self.expression.mesh.num_devices,
-            load_s=held / self.on.chip.memory_bytes_per_s if self.on else None,
+            name=name, sharding=str(spec), local_shape=shape, bytes_per_device=shard_bytes,
+            copies=spec.replication(self.expression.mesh), total_bytes=shard_bytes * self.expression.mesh.num_devices,
+            load_s=shard_bytes / self.on.chip.memory_bytes_per_s if self.on else None,
         )  # fmt: skip
 
     def math_s(self, flops: float) -> float:
         return flops / self.on.chip.peak(self.expression.dtype) if flops and self.on is not None else 0.0
 
     def prices(self, objective: Objective) -> tuple[PriceCollective, PriceProduct]:
-        """The quantity that the search adds up."""
+        """Return the prices that the search adds up."""
         return self.objective_of(objective), self.product_of(objective)
 
     def objective_of(self, objective: Objective) -> PriceCollective:
@@ -224,7 +228,7 @@ class _ProductPricer:
         return price
 
     def program(self, program: ShardedProgram, result: Spec) -> ProgramCost:
-        """Cost of every step of a program."""
+        """Return the cost of every step of a program."""
         steps = tuple(self.step(step) for step in program.steps)
         timed = self.on is not None
         return ProgramCost(
@@ -237,12 +241,13 @@ class _ProductPricer:
 
     def step(self, step: CollectiveStep | ComputeStep) -> StepCost:
         if isinstance(step, CollectiveStep):
-            one = step.collective
-            payload = float(one.payload_elements.evaluate(self.values))
-            moved, seconds = self.collective(one.kind, one.axes, payload)
+            collective = step.collective
+            payload = float(collective.payload_elements.evaluate(self.values))
+            moved, seconds = self.collective(collective.kind, collective.axes, payload)
             return StepCost(
-                op=str(one.kind), operand=step.tensor.name, axes=one.axes, dim=_changed_dim(one), before=str(one.before),
-                after=str(one.after), bytes_per_device=moved, flops=0.0, time_s=seconds if self.on else None, reason=step.reason,
+                op=str(collective.kind), operand=step.tensor.name, axes=collective.axes, dim=_changed_dim(collective),
+                before=str(collective.before), after=str(collective.after), bytes_per_device=moved, flops=0.0,
+                time_s=seconds if self.on else None, reason=step.reason,
             )  # fmt: skip
         flops = float(step.operation.flops(step.placed).evaluate(self.values))
         return StepCost(
@@ -252,23 +257,23 @@ class _ProductPricer:
         )  # fmt: skip
 
     def backward(self) -> ProgramCost:
-        """The gradients of all operands, each brought to its operand's sharding, by the four cases."""
-        made = self.expression
-        if len(made.names) < 2:
+        """Return the cost of the gradients of all operands, each brought to its operand's sharding, by the four cases."""
+        expression = self.expression
+        if len(expression.names) < 2:
             raise InputError("--backward: one operand has no product to transpose; give a product")
-        forward = derive_by_cases(made)
-        program = expression_program(made)
-        transposed = transpose_program(program, given=[made.result_name], wanted=made.names)
-        rest = dict(zip(made.names, made.operands, strict=True))
-        final = {transposed.gradients[name]: rest[name].with_partial(()) for name in made.names}
+        forward = derive_by_cases(expression)
+        program = expression_program(expression)
+        transposed = transpose_program(program, given=[expression.result_name], wanted=expression.names)
+        rest = dict(zip(expression.names, expression.operands, strict=True))
+        final = {transposed.gradients[name]: rest[name].with_partial(()) for name in expression.names}
         saved = {n: forward.specs[n] for n in transposed.program.inputs if n in forward.specs} | rest
-        saved[f"d.{made.result_name}"] = forward.specs[made.result_name]
+        saved[f"d.{expression.result_name}"] = forward.specs[expression.result_name]
         sharded = shard_program(transposed.program, saved, final=final, primal=forward.specs)
-        return self.program(sharded, forward.specs[made.result_name])
+        return self.program(sharded, forward.specs[expression.result_name])
 
 
 def _local_operation(step: ComputeStep) -> str:
-    """The local computation of a device (see `StepCost`)."""
+    """Return the name of a device's local computation (see `StepCost`)."""
     if len(step.placed.inputs) > 1:
         return "local_product"
     before, after = len(step.placed.inputs[0].dims), len(step.placed.outputs[0].dims)
@@ -276,6 +281,6 @@ def _local_operation(step: ComputeStep) -> str:
 
 
 def _changed_dim(collective: Collective) -> str | None:
-    """The dim whose sharding changes, if any."""
+    """Return the dim whose sharding changes, if any."""
     pairs = zip(collective.before.dims, collective.before.axes, collective.after.axes, strict=True)
     return next((dim for dim, old, new in pairs if old != new), None)

@@ -73,13 +73,13 @@ SECONDS_PER_HOUR = 3600.0
 
 
 def time_between_failures(num_devices: int, reliability: Reliability) -> float | None:
-    """M in seconds: a failure of any device stops the job. None where nothing fails."""
+    """Return M in seconds: a failure of any device stops the job. None where nothing fails."""
     rate = reliability.failures_per_device_hour * num_devices
     return SECONDS_PER_HOUR / rate if rate > 0 else None
 
 
 def young_interval(checkpoint_s: float, mtbf_s: float) -> float:
-    """Seconds of training between checkpoints that lose the least: sqrt(2·d·M), and M where that is longer.
+    """Return the seconds of training between checkpoints that lose the least: sqrt(2·d·M), and M where that is longer.
 
     Source: Young 1974, to first order in d / M; the cut at M is Daly's, 2006. Differs: Daly takes off d and adds terms that
     matter only where d comes near M.
@@ -88,7 +88,8 @@ def young_interval(checkpoint_s: float, mtbf_s: float) -> float:
 
 
 def goodput(interval_s: float, checkpoint_s: float, mtbf_s: float, restart_s: float) -> float:
-    """Share of the time that makes progress: t / (M · e^(R/M) · (e^((t + d)/M) - 1)); 0 where it is too small to tell.
+    """Return the share of time that makes progress: t / (M · e^(R/M) · (e^((t + d)/M) - 1)); 0 where it is too small to
+    tell.
 
     Exact for failures at a constant rate, which may also strike a checkpoint or a restart. To first order it is
     1 - d/t - (R + (t + d)/2)/M. Source: Daly 2006, the complete wall-clock time.

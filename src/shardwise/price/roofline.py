@@ -1,11 +1,12 @@
-"""How long a kernel takes on a chip, as far as its calibration knows. The constants may be numbers, or arrays of them.
+"""Seconds of a kernel on a chip, from its FLOPs, its bytes and a calibration. The constants may be numbers, or arrays
+of them.
 
-Without a calibration: products and attention at the chip's best measured matmul rate, the rest at its memory's. With one:
-a product that sums over K takes (K + k0)/K of its time at the sustained rate (each of its tiles starts and ends once), and
-longer where an extent does not fill whole memory transactions; the rows of an expert fill whole tiles; attention has a
-rate of its own, or writes its scores; elementwise kernels move what a stack does not fuse several times, and those of the
-optimizer and of the loss as often as was measured, if it was; and the host launches every kernel, which leaves a gap
-behind each, and takes longer than the device where kernels are short.
+Without a calibration: products and attention run at the chip's best measured matmul rate, all else at its memory's.
+With one: a product that sums over K takes (K + k0)/K of its time at the sustained rate (each of its tiles starts and
+ends once), and longer where an extent does not fill whole memory transactions; the rows of an expert fill whole tiles;
+attention has a rate of its own, or writes its scores; elementwise kernels move what a stack does not fuse several
+times, and those of the optimizer and of the loss as often as was measured, if it was; and the host launches every
+kernel, which leaves a gap after each, and takes longer than the device where kernels are short.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ROUTED_LAUNCHES, SYNCHRONISED_LAUNCHES = 6.0, 12.0
 
 
 class Formula(NamedTuple):
-    """The quantities that `Rates` computes, in symbols: for the kernels of a unit, for the update; and their source."""
+    """What `Rates` computes, as text: for the kernels of a unit, for the update; and the source."""
 
     kernels: str
     update: str
@@ -61,7 +62,7 @@ _PREDICTION = Formula(
 
 
 class KernelWork(NamedTuple):
-    """The work of one kernel: FLOPs, bytes, and what its rate depends on (`step.instructions.KernelShape`)."""
+    """Work of one kernel: FLOPs, bytes, and what its rate depends on (`step.instructions.KernelShape`)."""
 
     flops: Value
     num_bytes: Value
@@ -77,7 +78,7 @@ class KernelWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Constants of a calibration (`hardware.calibration_constants.CONSTANTS`); without one, `is_bound`, its ceilings."""
+    """Constants of a calibration (`hardware.calibration_constants.CONSTANTS`); without one, `is_bound`, the chip's ceilings."""
 
     chip: Chip
     matmul_fraction: Value
@@ -102,7 +103,7 @@ class Rates:
 
     @property
     def formula(self) -> Formula:
-        """The time of a kernel's work at these rates, for people."""
+        """Formula of a kernel's time at these rates."""
         return _BOUND if self.is_bound else _PREDICTION
 
     @property
@@ -110,12 +111,12 @@ class Rates:
         return self.chip.memory_bytes_per_s * self.memory_fraction
 
     def flops_per_s(self, dtype: str) -> Value:
-        """Sustained rate of products of a format."""
+        """Return the sustained rate of products of a format."""
         fraction = self.fp8_matmul_fraction if dtype == "fp8" else self.matmul_fraction
         return self.chip.peak(dtype) * self.clock * fraction
 
     def kernel_s(self, kind: str, dtype: str, work: KernelWork) -> Value:
-        """Seconds of a kernel; of a product or of attention the longer of its FLOPs and its bytes."""
+        """Return the seconds of a kernel; for products and attention the longer of compute and memory time."""
         streaming = work.num_bytes / self.bytes_per_s
         match kind:
             case "contract" | "of_matrix":
@@ -128,16 +129,19 @@ class Rates:
                 raise InputError(f"kernel: found {kind!r}; a kind of operation is required")
 
     def _elementwise_factor(self, work: KernelWork) -> Value:
-        """Bytes that elementwise kernels move, over those of fused kernels."""
-        own = self.update if work.is_update else self.loss if work.is_loss else None
-        return self.elementwise if own is None else own
+        """Return the bytes that elementwise kernels move, over those of fused kernels."""
+        measured = self.update if work.is_update else self.loss if work.is_loss else None
+        return self.elementwise if measured is None else measured
 
     def _fused_s(self, dtype: str, work: KernelWork) -> Value:
         rate = self.chip.peak(dtype) * self.clock * self.attention_fraction
         return maximum(work.flops / rate * self.attention, work.num_bytes / self.bytes_per_s)
 
     def _unfused_s(self, dtype: str, work: KernelWork) -> Value:
-        """Products over all scores, masked ones too, two forward and four backward, and kernels over every score."""
+        """Return the seconds of unfused attention: products over all scores, masked ones too, and kernels over every score.
+
+        Forward there are two products, backward four.
+        """
         flops = work.scores * work.width * (8.0 if work.is_backward else 4.0)
         slower = where(work.width % TENSOR_CORE_WIDTH == 0, 1.0, NO_TENSOR_CORE_FACTOR) * (
             1.0 + self.matmul_ramp / work.width
@@ -146,22 +150,23 @@ class Rates:
         return (flops / self.flops_per_s(dtype) * slower + moved / self.bytes_per_s) * self.attention
 
     def _shape_factor(self, work: KernelWork) -> Value:
-        """The factor by which a product takes longer for its shape."""
+        """Return the factor by which a product takes longer for its shape."""
         if self.is_bound or _is_zero(work.contraction):
             return 1.0
         aligned: Value = True
-        for side in work.extents:
-            aligned = aligned & (side % ALIGNED_ELEMENTS == 0)
+        for extent in work.extents:
+            aligned = aligned & (extent % ALIGNED_ELEMENTS == 0)
         shape = (1.0 + self.matmul_ramp / work.contraction) * where(aligned, 1.0, MISALIGNED_FACTOR)
         if _is_zero(work.group_rows):
             return shape
         return shape / self.grouped_fraction * (1.0 + TILE_ROWS / 2 / work.group_rows)
 
     def with_launches_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
-        """Seconds of kernels as a host launches them. Each leaves the device idle for a moment, and a host that takes longer for
-        them than the device is what it waits for (`host_bound_s`).
+        """Return the seconds of kernels as a host launches them: with a gap after each, and the time that the device
+        waits for the host.
 
-        `routed`: among them are a router and its experts: as long as the slower of the two, and more where both are as slow.
+        `routed`: a router and its experts are among them; then it is the slower of device and host, and more where both
+        are as slow.
         """
         if self.is_bound:
             return device_s
@@ -172,7 +177,7 @@ class Rates:
         return (device_s**2 + host_s**2) ** 0.5
 
     def host_bound_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
-        """Seconds of these that the device waits for its host, while collectives that were launched may run."""
+        """Return the seconds of these in which the device waits for its host, while collectives already launched may run."""
         if self.is_bound or routed or not self.host_s:
             return 0.0
         return maximum(num_kernels * self.host_s - device_s - num_kernels * self.launch_s, 0.0)
@@ -183,7 +188,7 @@ def _is_zero(number: Value) -> bool:
 
 
 def chip_rates(chip: Chip, calibration: Calibration | None) -> Rates:
-    """The rates of a chip: those of its calibration, or the best that micro-benchmarks reach."""
+    """Return the rates of a chip: its calibration's, or the best that micro-benchmarks reach."""
     if calibration is None:
         fp8 = chip.matmul_fraction if chip.fp8_matmul_fraction is None else chip.fp8_matmul_fraction
         return Rates(
@@ -197,40 +202,29 @@ def chip_rates(chip: Chip, calibration: Calibration | None) -> Rates:
 
 
 def issue_policy(cluster: Cluster) -> IssuePolicy:
-    """What a cluster's stack issues; without a calibration what recipes and defaults say."""
+    """Return the issue policy of a cluster's stack; the defaults without a calibration."""
     return get_stack(cluster.calibration.stack).policy if cluster.calibration else IssuePolicy()
 
 
 def exposed_share(cluster: Cluster) -> float | None:
-    """The measured share of communication that is exposed; None where a convention decides (`price.overlap`)."""
+    """Return the measured share of communication that is exposed; None where a convention decides (`price.overlap`)."""
     return None if cluster.calibration is None else cluster.calibration["exposed"]
 
 
 def loss_kind(cluster: Cluster, job: Job) -> str:
-    """The kind of cross-entropy: the job's, else the one with the least memory that the cluster's stack has, else PyTorch's
-    own."""
+    """Return the kind of cross-entropy: the job's, else the one of the stack with the least memory, else PyTorch's own."""
     stack_loss = cluster.calibration.loss if cluster.calibration else None
     return job.loss or stack_loss or "unfused"
 
 
 def rates_from_constants(
-    chip: Chip,
-    constants: Mapping[str, Value],
-    *,
-    clock: float,
-    fused_attention: bool,
-    synchronises: bool,
-    stack: Stack,
+    chip: Chip, constants: Mapping[str, Value], *, clock: float, fused_attention: bool, synchronises: bool, stack: Stack
 ) -> Rates:
-    """The rates at given constants, by name; each a number or an array. Those of links are the network's."""
-    own = {name: value for name, value in constants.items() if name not in ("link_fraction", "network_fraction")}
+    """Return the rates at given constants by name, numbers or arrays; constants of links are the network's and dropped."""
+    chip_constants = {
+        name: value for name, value in constants.items() if name not in ("link_fraction", "network_fraction")
+    }
     return Rates(
-        chip=chip,
-        clock=clock,
-        fused_attention=fused_attention,
-        synchronises=synchronises,
-        policy=stack.policy,
-        host_s=stack.host_s,
-        overlaps_gradients=stack.overlaps_gradients,
-        **own,
-    )
+        chip=chip, clock=clock, fused_attention=fused_attention, synchronises=synchronises, policy=stack.policy,
+        host_s=stack.host_s, overlaps_gradients=stack.overlaps_gradients, **chip_constants,
+    )  # fmt: skip

@@ -1,15 +1,17 @@
-"""What one device of a pipeline stage holds, how often it runs, and how micro-batches go through the stages. Numbers or arrays.
+"""Contents of one device of a pipeline stage, how often they run, and how micro-batches go through the stages. Numbers
+or arrays.
 
-Offload: what rests in the memory of the host in place of the device's, and the transfers over PCIe that it takes. Activations
-leave for the host as the forward pass goes on and come back ahead of the backward pass, beside whatever the device does; what
-is longer than that shows. Two layers stay: the one that runs and the one on its way. Source: Transformer Engine,
-get_cpu_offload_context; Megatron-Core, cpu_offloading: double buffers, both ways beside compute.
+Offload: what rests in the memory of the host in place of the device's, and the transfers over PCIe that it takes.
+Activations leave for the host as the forward pass goes on and come back ahead of the backward pass, beside whatever the
+device does; what takes longer than that is exposed. Two layers stay: the running one and the one in transit. Source:
+Transformer Engine, get_cpu_offload_context; Megatron-Core, cpu_offloading: double buffers, both ways beside compute.
 
-The optimizer's moments and master weights stream through the device for the update, up and down at once (PCIe is full-duplex),
-beside the update's own kernels; two units of the model are there at a time. Source: MaxText, optimizer_memory_host_offload:
-state in pinned host memory that the device takes in for the update. Differs: ZeRO-Offload (Ren et al. 2021) sends gradients
-down and weights up, 2 + 2 bytes for a parameter in place of 12 + 12, and updates on the host, whose memory is slower still and
-has no source here. PCIe is assumed not to be shared with the network.
+The optimizer's moments and master weights stream through the device for the update, up and down at once (PCIe is
+full-duplex), beside the update's own kernels; two units of the model are resident at a time. Source: MaxText,
+optimizer_memory_host_offload: state in pinned host memory that the device takes in for the update. Differs:
+ZeRO-Offload (Ren et al. 2021) sends gradients down and weights up, 2 + 2 bytes for a parameter in place of 12 + 12, and
+updates on the host, whose memory is slower still and has no source here. PCIe is assumed not to be shared with the
+network.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class HostOffload(NamedTuple):
     bytes_per_s: Annotated[float, "PCIe, each way", "pcie_bytes_per_s"]
 
     def resident(self, times: Value) -> Value:
-        """How many of `times` saved copies of a unit's activations are on the device."""
+        """Return how many of `times` saved copies of a unit's activations are on the device."""
         return minimum(times, RESIDENT_UNITS) if self.activations else times
 
 
@@ -48,24 +50,24 @@ NO_OFFLOAD = HostOffload(optimizer=False, activations=False, bytes_per_s=float("
 
 
 def host_offload(offload: str, chip: Chip) -> HostOffload:
-    """The host's part of a layout's `offload`.
+    """Return the host's part of a layout's `offload`.
 
     Raises `MissingValueError` when the chip has no sourced `pcie_bytes_per_s`, `InputError` for an unknown offload.
     """
-    kept = get_offload_targets(offload)
-    if not any(kept):
+    targets = get_offload_targets(offload)
+    if not any(targets):
         return NO_OFFLOAD
     rate = chip.require_value("pcie_bytes_per_s")
     assert isinstance(rate, (int, float))
-    return HostOffload(kept.optimizer, kept.activations, float(rate))
+    return HostOffload(targets.optimizer, targets.activations, float(rate))
 
 
 class Pipeline(NamedTuple):
     """How micro-batches go through the stages.
 
-    With a schedule that sends them from both ends, a device's two stages are taken as one, and so are two micro-batches,
-    one from either end: `rounds` of them make a step. `uneven`: what virtual stages with different numbers of layers add to the
-    bubble (`pipeline.uneven_stages`).
+    In a bidirectional pipeline a device's two stages count as one, and so do two micro-batches, one from either end:
+    `rounds` of them make a step. `uneven`: what virtual stages with different numbers of layers add to the bubble
+    (`pipeline.uneven_stages`).
     """
 
     schedule: str
@@ -81,7 +83,7 @@ class Pipeline(NamedTuple):
 
     @property
     def ends(self) -> int:
-        """From how many ends micro-batches come in."""
+        """Number of ends at which micro-batches enter: 2 in a bidirectional pipeline, else 1."""
         return 2 if self.form.bidirectional else 1
 
     @property
@@ -104,27 +106,30 @@ class Pipeline(NamedTuple):
         return self._in_rounds(self.form.num_overlapped(self.pp, self.num_virtual_stages, self.num_micro_batches))
 
     def bubble_s(self, passes: PassSeconds) -> Value:
-        """Seconds that the device waits; the passes of a round are as many as there are ends."""
+        """Return the seconds that the device waits; `passes` are those of a round."""
         even = self._in_rounds(self.form.bubble_s(self.pp, self.num_virtual_stages, self.num_micro_batches, passes))
         if isinstance(self.uneven, float) and self.uneven == 0.0:
             return even
         return even + self.uneven * (passes.forward_s + passes.backward_s)
 
     def in_flight(self, stage: Value, holding: Value = 1.0) -> Value:
-        """Rounds whose activations a stage holds; `holding`: so many times what it would with virtual stages that are alike."""
+        """Return the rounds whose activations a stage holds; `holding`: factor over virtual stages with equal layers."""
         return self._scale_in_flight(
             self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage), holding
         )
 
     def other_peaks(self, stage: Value, holding: Value = 1.0) -> PeakCandidates:
-        """Other moments at which a device may be the fullest: rounds in flight, and those that wait beside the one at work."""
+        """Return further candidates for a device's peak: rounds in flight, and rounds of pending weight gradients
+        beside the one at work."""
         moments = self.form.other_peaks(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
-        return tuple((self._scale_in_flight(held, holding), self._in_rounds(waiting)) for held, waiting in moments)
+        return tuple(
+            (self._scale_in_flight(in_flight, holding), self._in_rounds(awaiting)) for in_flight, awaiting in moments
+        )
 
-    def _scale_in_flight(self, alike: Value, holding: Value) -> Value:
+    def _scale_in_flight(self, even: Value, holding: Value) -> Value:
         if isinstance(holding, float) and holding == 1.0:
-            return self._in_rounds(alike)
-        return self._in_rounds(minimum(self.num_micro_batches, alike * holding))
+            return self._in_rounds(even)
+        return self._in_rounds(minimum(self.num_micro_batches, even * holding))
 
     @property
     def in_flight_at_end(self) -> Value:
@@ -132,13 +137,13 @@ class Pipeline(NamedTuple):
         return self.form.num_at_end(self.pp, self.num_virtual_stages, self.num_micro_batches)
 
     def awaiting_weight_grads(self, stage: Value) -> Value:
-        """How many of these may wait for their weight gradients only."""
+        """Return how many of the rounds in flight may wait for their weight gradients only."""
         return self._in_rounds(
             self.form.num_awaiting_weight_grads(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
         )
 
     def _in_rounds(self, number: Value) -> Value:
-        """In rounds, what is counted in micro-batches."""
+        """Convert a number of micro-batches to rounds."""
         return number / self.ends if self.ends > 1 else number
 
 
@@ -146,14 +151,13 @@ NO_RECOMPUTE = "kept_"  # prefix of the kind of layers without recomputation, in
 
 
 class StageCounts(NamedTuple):
-    """Contents of a stage: layers by kind, and whether it has the embedding and the head (1 or 0); virtual stages that it
-    sends from.
+    """Contents of a stage: layers by kind, embedding and head (1 or 0), and virtual stages that it sends from.
 
-    `kept` are the layers by kind that do not recompute though the others do; empty where all layers do the same. `predict` are
-    modules of multi-token prediction, on the last stage. `copies` counts those of the embedding's weights: 0 where the head's
-    serves (tied, and one stage holds both), with `untied` for weights that only the embedding has; `exchanges` is 1 where the
-    gradients of two copies are exchanged (first and last stage of a pipeline). `tied` is 1 where the head's weight is the
-    embedding's.
+    `kept` are the layers by kind that do not recompute though the others do; empty where all layers do the same.
+    `predict` are modules of multi-token prediction, on the last stage. `copies` counts those of the embedding's
+    weights: 0 where the head's serves (tied, and one stage holds both), with `untied` for weights that only the
+    embedding has; `exchanges` is 1 where the gradients of two copies are exchanged (first and last stage of a
+    pipeline). `tied` is 1 where the head's weight is the embedding's.
     """
 
     layers: Annotated[Mapping[str, Value], "layers of the stage"]
@@ -174,7 +178,7 @@ class StageCounts(NamedTuple):
 
     @property
     def layer_passes(self) -> dict[str, Value]:
-        """The layers by kind; those that do not recompute are kinds of their own."""
+        """Layers by kind; those that do not recompute are kinds of their own."""
         recomputed = {kind: count - self.kept.get(kind, 0) for kind, count in self.layers.items()}
         return {**recomputed, **{NO_RECOMPUTE + kind: count for kind, count in self.kept.items()}}
 
@@ -182,21 +186,17 @@ class StageCounts(NamedTuple):
     def weight_copies(self) -> dict[str, Value]:
         """How often the stage holds each unit's weights."""
         return {
-            **self.layers,
-            "embedding": self.copies,
-            "untied": self.untied,
-            "head": self.head,
-            **self.predict_modules,
-        }
+            **self.layers, "embedding": self.copies, "untied": self.untied, "head": self.head, **self.predict_modules,
+        }  # fmt: skip
 
     @property
     def predict_modules(self) -> dict[str, int]:
-        """The modules of multi-token prediction by kind."""
+        """Modules of multi-token prediction by kind."""
         return mtp_unit_counts(self.predict)
 
 
 class ModelEnds(NamedTuple):
-    """The properties of a model that its stages depend on."""
+    """Properties of a model that its stages depend on."""
 
     tied: bool
     untied: bool  # whether a tied embedding has weights that the head lacks
@@ -204,7 +204,7 @@ class ModelEnds(NamedTuple):
 
     @classmethod
     def of(cls, architecture: Architecture) -> ModelEnds:
-        """The properties of an architecture."""
+        """Return the properties of an architecture."""
         return cls(
             architecture.tied_embeddings, has_untied_embedding_weights(architecture), architecture.num_predict_layers
         )
@@ -219,27 +219,23 @@ def stage_counts(
     layers: Mapping[str, Value], model: ModelEnds, *, first: bool, last: bool, carries: Value,
     recompute_layers: Value | None = None,
 ) -> StageCounts:  # fmt: skip
-    """The counts of a device that has the first stage of the model, the last, both or neither.
+    """Count the contents of a device that has the first stage of the model, the last, both or neither.
 
-    Both are on one device without a pipeline, with a stage and its mirror image (`layers` of both) for micro-batches from both
-    ends, and with virtual stages down the ranks and up again. A tied embedding is one tensor with two uses, and so is one that
-    multi-token prediction borrows. `carries`: each virtual stage of the device hands over to another device or takes from one.
+    Both are on one device without a pipeline, in a bidirectional pipeline (`layers` are then those of a stage and its
+    mirror), and with virtual stages down the ranks and up again. A tied embedding is one tensor with two uses, and so
+    is one that multi-token prediction borrows. `carries`: virtual stages of the device that send to another device or
+    receive from one.
     """
     recomputed = num_recomputed_layers(layers, recompute_layers)
     alone = first and last
     borrowed = last and model.num_predict_layers > 0
     return StageCounts(
-        layers,
-        embedding=int(first),
-        head=int(last),
-        predict=model.num_predict_layers if last else 0,
-        carries=carries,
+        layers, embedding=int(first), head=int(last), predict=model.num_predict_layers if last else 0, carries=carries,
         copies=int((first and not (model.tied and alone)) or (borrowed and not alone and not model.tied)),
         exchanges=int((model.tied or model.num_predict_layers > 0) and first != last),
         kept={} if recompute_layers is None else {kind: count - recomputed[kind] for kind, count in layers.items()},
-        untied=int(alone and model.untied),
-        tied=int(last and model.tied),
-    )
+        untied=int(alone and model.untied), tied=int(last and model.tied),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,7 +250,7 @@ class StageCosts:
 
     @cached_property
     def layer_passes(self) -> Mapping[str, Value]:
-        """The layers by kind; those that do not recompute are kinds of their own."""
+        """Layers by kind; those that do not recompute are kinds of their own."""
         return self.counts.layer_passes
 
     @cached_property
@@ -268,9 +264,10 @@ class StageCosts:
         return {**self.counts.units, "carry": self.counts.carries}
 
     def sum_activation(self, field: str, axis: str = "") -> Value:
-        """A field of `ActivationCost` over all that the stage computes; `axis`: of a field by parallel axis that of one."""
+        """Sum a field of `ActivationCost` over all that the stage computes; `axis`: of a field by parallel axis, the
+        one axis."""
         return sum_over_units(self.activation, self.unit_passes, field, axis)
 
     def sum_state(self, field: str, axis: str = "") -> Value:
-        """A field of `StateCost` over all whose weights the stage holds."""
+        """Sum a field of `StateCost` over all whose weights the stage holds."""
         return sum_over_units(self.state, self.weight_copies, field, axis)

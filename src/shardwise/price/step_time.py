@@ -1,4 +1,4 @@
-"""The time of one pipeline stage's step, from the costs of its units. Numbers or arrays."""
+"""Step time of one pipeline stage, from the costs of its units. Numbers or arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwise.values.elementwise import Value, maximum
 
 
 class StepSpan(NamedTuple):
-    """A part of a step: how often it comes, its compute, and the traffic beside it, of which some axes' can hide."""
+    """Part of a step: how often it occurs, its compute, and the communication beside it, of which some axes' can hide."""
 
     times: Annotated[Value, "how often this part of the step comes"]
     compute_s: Annotated[Value, "its compute"]
@@ -42,12 +42,12 @@ class CommunicationTime(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StageStep:
-    """The step of a stage. `share`: the measured share of communication that is exposed where no kernel waits for it; None: as
-    the convention `overlap` says.
+    """Step of a stage.
 
-    The embedding's weight is gathered where it is used, whoever holds it. The weight gradients of layers can wait; those of
-    embedding and head are taken at once, for the gradients of logits are too large to keep. Where micro-batches come from
-    both ends, two devices hold the same weights and exchange gradients.
+    `share`: the measured share of communication that is exposed where no kernel waits for it; None: as the convention
+    `overlap` says. The embedding's weight is gathered where it is used, whoever holds it. Weight gradients of layers
+    can wait; those of embedding and head are taken at once, for the gradients of logits are too large to keep. In a
+    bidirectional pipeline two devices hold the same weights and exchange gradients.
     """
 
     stage: StageCosts
@@ -71,7 +71,7 @@ class StageStep:
 
     @cached_property
     def weight_s(self) -> Value:
-        """The part of the backward pass that can wait, where the schedule lets it."""
+        """Seconds of the part of the backward pass that can wait, where the schedule splits it."""
         splits = self.stage.pipeline.form.splits_backward
         return sum_over_units(self.stage.activation, self.stage.layer_passes, "weight_s") if splits else 0.0
 
@@ -98,7 +98,7 @@ class StageStep:
 
     @cached_property
     def forward_communication_s(self) -> SecondsByAxis:
-        """Of a micro-batch's forward pass."""
+        """Seconds of collectives by axis in a micro-batch's forward pass."""
         gathering = {
             **self.stage.weight_copies,
             "embedding": self.stage.counts.embedding,
@@ -111,7 +111,7 @@ class StageStep:
 
     @cached_property
     def backward_communication_s(self) -> SecondsByAxis:
-        """Of a micro-batch's backward pass."""
+        """Seconds of collectives by axis in a micro-batch's backward pass."""
         gathered = self.stage.sum_state("gather_backward_s")
         return {axis: self.stage.sum_activation("backward_traffic_s", axis) for axis in ACTIVATION_AXES} | {
             "fsdp": gathered
@@ -119,7 +119,7 @@ class StageStep:
 
     @cached_property
     def first_communication_s(self) -> SecondsByAxis:
-        """Of the first micro-batch's forward pass, with the step's weights."""
+        """Seconds by axis in the first micro-batch's forward pass, with the step's weights."""
         return {
             **self.forward_communication_s,
             "fsdp": self.forward_communication_s["fsdp"] + self.stage.sum_state("step_weights_s"),
@@ -127,7 +127,7 @@ class StageStep:
 
     @cached_property
     def last_communication_s(self) -> SecondsByAxis:
-        """Of the last micro-batch's backward pass, with the step's gradients."""
+        """Seconds by axis in the last micro-batch's backward pass, with the step's gradients."""
         stage, backward = self.stage, self.backward_communication_s
         step = {axis: stage.sum_state("step_traffic_s", axis) for axis in ("fsdp", "dp", "control")}
         last = {**backward, **step, "fsdp": backward["fsdp"] + step["fsdp"]}
@@ -139,12 +139,12 @@ class StageStep:
 
     @cached_property
     def spans(self) -> Mapping[str, StepSpan]:
-        """The parts of the step: steady forward and backward passes, alone and together, the first and the last pass."""
+        """Parts of the step: steady forward and backward passes, alone and together, the first and the last pass."""
         pipeline, work_b = self.stage.pipeline, self.backward_s + self.recompute_s
-        alone = pipeline.rounds - (1 + pipeline.overlapped_rounds if pipeline.form.runs_pairs else 1)
+        num_alone = pipeline.rounds - (1 + pipeline.overlapped_rounds if pipeline.form.runs_pairs else 1)
         parts = {
-            "forward": StepSpan(alone, self.forward_s, self.forward_communication_s),
-            "backward": StepSpan(alone, work_b, self.backward_communication_s),
+            "forward": StepSpan(num_alone, self.forward_s, self.forward_communication_s),
+            "backward": StepSpan(num_alone, work_b, self.backward_communication_s),
         }
         if (
             pipeline.form.runs_pairs
@@ -164,7 +164,7 @@ class StageStep:
 
     @cached_property
     def seconds(self) -> Mapping[str, Value]:
-        """Of each span, once."""
+        """Seconds of one occurrence of each span, exposed communication included."""
         return {name: _with_host_copies(self._span_s(span), self.host_s) for name, span in self.spans.items()}
 
     def _span_s(self, span: StepSpan) -> Value:
@@ -172,21 +172,21 @@ class StageStep:
 
     @cached_property
     def steady(self) -> SteadyPassSeconds:
-        """Of the micro-batches that the bubble is made of."""
+        """Seconds of the passes that the bubble consists of."""
         seconds = self.seconds
         return SteadyPassSeconds(seconds["forward"], seconds["backward"], self.weight_s, seconds.get("together", 0.0))
 
     @cached_property
     def bubble_s(self) -> Value:
-        """Seconds that the stage waits, without the step's own traffic."""
-        once = self.steady
+        """Seconds that the stage waits, without communication once per step."""
+        steady = self.steady
         return self.stage.pipeline.bubble_s(
-            PassSeconds(once.forward_s, once.backward_s, once.weight_s, once.overlapped_s)
+            PassSeconds(steady.forward_s, steady.backward_s, steady.weight_s, steady.overlapped_s)
         )
 
     @cached_property
     def total_s(self) -> Value:
-        """All micro-batches, bubble and update."""
+        """Seconds of all micro-batches, the bubble and the update."""
         total = self.bubble_s + _with_host_copies(self.update_s, self.stream_s)
         for name, span in self.spans.items():
             total = total + scale_by_count(span.times, self.seconds[name])
@@ -194,7 +194,7 @@ class StageStep:
 
     @cached_property
     def communication(self) -> CommunicationTime:
-        """The traffic of one layout, and the transfers to and from the host, that lengthen the step or do not."""
+        """Exposed and hidden seconds of one layout's collectives and host transfers."""
         late_s = max(self.stream_s - self.update_s, 0.0)
         total = CommunicationTime({"host": late_s}, {"host": self.stream_s - late_s})
         for span in self.spans.values():
@@ -208,6 +208,8 @@ class StageStep:
 
 
 def _with_host_copies(own_s: Value, host_s: Value) -> Value:
-    """A span with transfers to or from the host beside all of it: the longer of the two. PCIe is full-duplex, so those of a
-    forward and a backward pass that run together do not add up."""
+    """Return the seconds of a span with host transfers beside all of it: the longer of the two.
+
+    PCIe is full-duplex, so those of a forward and a backward pass that run together do not add up.
+    """
     return own_s if isinstance(host_s, float) and host_s == 0.0 else maximum(own_s, host_s)

@@ -1,7 +1,7 @@
 """What a term of an estimate was computed from: the numbers that its rule read, and the derived expressions behind them.
 
-An `InputRecorder` copies a record (a dataclass or a named tuple) and notes each number that is read from the copy, with the
-meaning and the symbol that its `Annotated` type has. `Expressions` reads elements and FLOPs from the derivation of a
+An `InputRecorder` copies a record (a dataclass or a named tuple) and notes each number that is read from the copy, with
+the meaning and the symbol of its `Annotated` type. `Expressions` reads elements and FLOPs from the derivation of a
 layout's family.
 """
 
@@ -39,7 +39,7 @@ class TermInput:
 
 
 class _RecordedField(NamedTuple):
-    """A field by its name and type; `key` is the record's index among several, and the key of a mapping's item."""
+    """A field by name and type; `key` is the record's index among several, and the key of a mapping's item."""
 
     name: str
     type: Any
@@ -57,34 +57,42 @@ class _RecordedField(NamedTuple):
 
 
 class InputRecorder:
-    """Makes copies of records (dataclasses and named tuples) and has in `inputs`, by symbol, each number that was taken from a
-    field of one, of a record in one or of a mapping in one.
+    """Copies records and collects in `inputs`, by symbol, each number read from a field, of nested records and mappings
+    too.
 
-    `Annotated` in a field's type says what its number means, and which symbol it has if not the field's name.
+    `Annotated` in a field's type gives the meaning of its number, and its symbol if that is not the field's name.
     """
 
     def __init__(self) -> None:
         self.inputs: dict[str, TermInput] = {}
 
     def copy(self, record: Record, *, given: Collection[str] = (), key: str = "") -> Record:
-        """A copy whose methods and properties read the copy too, but for the cached properties that are `given`: these count as
-        fields. `key` is the record's index among several."""
+        """Return a copy of a record that notes the numbers read from it; `key` is the record's index among several.
+
+        Its methods and properties read the copy too, except that the `given` cached properties count as fields.
+        """
         kind = type(record)
         types = get_type_hints(kind, include_extras=True)
         types |= {name: get_type_hints(getattr(kind, name).func, include_extras=True)["return"] for name in given}
-        known = {name: _RecordedField(name, types[name], key) for name in (*_names(record), *given)}
-        values = {name: self.wrap(getattr(record, name), field) for name, field in known.items()}
+        recorded_fields = {name: _RecordedField(name, types[name], key) for name in (*_names(record), *given)}
+        values = {name: self.wrap(getattr(record, name), field) for name, field in recorded_fields.items()}
 
         def taken(copied: Any, name: str) -> Any:
-            return self.note(values[name], known[name]) if name in known else super(made, copied).__getattribute__(name)
+            return (
+                self.note(values[name], recorded_fields[name])
+                if name in recorded_fields
+                else super(recording_type, copied).__getattribute__(name)
+            )
 
-        made: Any = type(kind.__name__, (kind,), {"__getattribute__": taken})
-        own = {name: values[name] for name in _names(record)}
-        copied: Record = made(*own.values()) if isinstance(record, tuple) else made(**own)
+        recording_type: Any = type(kind.__name__, (kind,), {"__getattribute__": taken})
+        field_values = {name: values[name] for name in _names(record)}
+        copied: Record = (
+            recording_type(*field_values.values()) if isinstance(record, tuple) else recording_type(**field_values)
+        )
         return copied
 
     def wrap(self, value: Any, field: _RecordedField) -> Any:
-        """A copy of a record or a mapping in a field; anything else unchanged."""
+        """Return a recording copy of a record or a mapping in a field; anything else unchanged."""
         if isinstance(value, Mapping):
             return _RecordedMapping(
                 value, lambda item, key: self.note(self.wrap(item, field.item(key)), field.item(key))
@@ -92,7 +100,7 @@ class InputRecorder:
         return self.copy(value, key=field.key) if is_dataclass(value) or hasattr(value, "_fields") else value
 
     def note(self, value: Any, field: _RecordedField) -> Any:
-        """The same; a number is noted."""
+        """Note a number; return the value unchanged."""
         if isinstance(value, (int, float)):
             read = field.input(value)
             self.inputs[read.symbol] = read
@@ -100,10 +108,10 @@ class InputRecorder:
 
 
 class _RecordedMapping(Mapping[Any, Any]):
-    """A mapping whose items are given by a function of each item and its key."""
+    """A mapping whose items are a function of each item and its key."""
 
-    def __init__(self, of: Mapping[Any, Any], item: Callable[[Any, str], Any]) -> None:
-        self.of, self.item = of, item
+    def __init__(self, mapping: Mapping[Any, Any], item: Callable[[Any, str], Any]) -> None:
+        self.of, self.item = mapping, item
 
     def __getitem__(self, key: Any) -> Any:
         return self.item(self.of[key], key)
@@ -116,7 +124,7 @@ class _RecordedMapping(Mapping[Any, Any]):
 
 
 def read_numbers(record: tuple[Any, ...]) -> tuple[TermInput, ...]:
-    """Every number of a named tuple."""
+    """Return every number of a named tuple."""
     recorder = InputRecorder()
     copied = recorder.copy(record)
     for name in _names(record):
@@ -155,25 +163,18 @@ class UnitExpression(NamedTuple):
 
 
 class Expressions:
-    """Reads expressions from the derivation of a layout's family; `units` are those of the model, `values` those of the
-    symbols."""
+    """Reads expressions from the derivation of a layout's family; `values` are those of the symbols."""
 
     def __init__(
-        self,
-        pricer: UnitPricer,
-        family: ShardingScheme,
-        units: tuple[str, ...],
-        values: SymbolValues,
-        host: HostOffload,
-        *,
-        mixed: bool,
-    ) -> None:
-        """`mixed`: some layers do not recompute though the others do."""
+        self, pricer: UnitPricer, family: ShardingScheme, units: tuple[str, ...], values: SymbolValues,
+        host: HostOffload, *, mixed: bool,
+    ) -> None:  # fmt: skip
+        """Read from these units; `mixed`: some layers do not recompute though the others do."""
         self.pricer, self.family = pricer, pricer.complete_family(family)
         self.units, self.values, self.host, self.mixed = units, values, host, mixed
 
     def flops(self, phase: str) -> Iterator[UnitExpression]:
-        """FLOPs of each unit in a phase."""
+        """Yield the FLOPs of each unit in a phase."""
         for unit in self.units:
             kernels = self.pricer.parts(self.family, unit).kernels
             yield UnitExpression(
@@ -181,60 +182,68 @@ class Expressions:
             )
 
     def collectives(self, axis: str) -> Iterator[UnitExpression]:
-        """Elements of each collective that an axis is charged with, where it has more than one device."""
+        """Yield the elements of each collective that an axis is charged with, where it has more than one device."""
         for unit in (*self.units, "carry"):
-            for one in self.pricer.parts(self.family, unit).collectives:
-                over = [a for a in one.axes if self.values[a] > 1]
-                if over and time_term(one) == axis:
+            for collective in self.pricer.parts(self.family, unit).collectives:
+                over = [a for a in collective.axes if self.values[a] > 1]
+                if over and time_term(collective) == axis:
                     yield UnitExpression(
-                        f"{unit}, {one.phase}: {one.kind} over {'·'.join(over)}, elements", one.elements
+                        f"{unit}, {collective.phase}: {collective.kind} over {'·'.join(over)}, elements",
+                        collective.elements,
                     )
 
     def saved(self, *, logits: bool = False) -> Iterator[UnitExpression]:
-        """Tensors that each unit saves for the backward pass, by role and format: the logits, or the rest."""
+        """Yield the tensors that each unit saves for the backward pass, by role and format: the logits, or the rest."""
         for name, family in self._saving_units():
-            found: dict[str, Polynomial] = {}
-            for one in self.pricer.parts(family, name.split()[0]).products.saved:
-                if (one.role is Role.LOGITS) is logits:
-                    what = f"{name}, elements kept as {one.role.name.lower()}{self.pricer.formats.saved_as(one).cast}"
-                    found[what] = found.get(what, ZERO) + one.elements
-            yield from (UnitExpression(what, elements) for what, elements in found.items())
+            elements_by_label: dict[str, Polynomial] = {}
+            for tensor in self.pricer.parts(family, name.split()[0]).products.saved:
+                if (tensor.role is Role.LOGITS) is logits:
+                    label = f"{name}, elements kept as {tensor.role.name.lower()}{self.pricer.formats.saved_as(tensor).cast}"
+                    elements_by_label[label] = elements_by_label.get(label, ZERO) + tensor.elements
+            yield from (UnitExpression(label, elements) for label, elements in elements_by_label.items())
 
     def _saving_units(self) -> Iterator[tuple[str, ShardingScheme]]:
-        """Units with saved activations, each with the family that decides which."""
+        """Yield units with saved activations, each with the family that decides which."""
         for unit in self.units:
             yield unit, self.family
             if unit in LAYER_UNITS and self.mixed:
                 yield f"{unit} without recomputation", replace(self.family, recompute="none")
 
     def state(self, column: str) -> Iterator[UnitExpression]:
-        """Elements that a column of `StateCost` counts."""
+        """Yield the elements that a column of `StateCost` counts."""
         for unit in self.units:
             parts = self.pricer.parts(self.family, unit)
             counted = [
                 name for name, width in self.pricer.memory.state_widths(parts, self.family)[column].items() if width
             ]
-            found = {elements: name for name in reversed(counted) if (elements := getattr(parts.state, name)).monomials}
-            for place, (elements, name) in enumerate(reversed(found.items())):
-                what = PARTIAL_STATE.get(name, "elements with gradients" if place else "elements")
-                yield UnitExpression(f"{what} of the {unit}", elements)
+            names_by_elements = {
+                elements: name for name in reversed(counted) if (elements := getattr(parts.state, name)).monomials
+            }
+            for position, (elements, name) in enumerate(reversed(names_by_elements.items())):
+                label = PARTIAL_STATE.get(name, "elements with gradients" if position else "elements")
+                yield UnitExpression(f"{label} of the {unit}", elements)
 
     def offloaded(self) -> Iterator[UnitExpression]:
-        """Elements that are copied to the host and back."""
+        """Yield the elements that are copied to the host and back."""
         yield from self.saved() if self.host.activations else ()
         yield from self.state("optimizer_bytes") if self.host.optimizer else ()
 
     def value(self, polynomial: Polynomial) -> float:
-        """The value of an expression."""
+        """Evaluate an expression."""
         return float(polynomial.evaluate(self.values))
 
     def symbols(self, polynomials: Iterable[Polynomial]) -> tuple[TermInput, ...]:
-        """Every symbol of some expressions; of a dim that axes split also the dim and the axes."""
-        found: dict[str, float] = {}
-        for symbol in (s for one in polynomials for monomial in one.monomials for s, _ in monomial.factors):
-            found |= {name: self.values[name] for name in _symbol_parts(symbol)} | {str(symbol): self.values[symbol]}
+        """Return every symbol of some expressions; of a dim that axes split also the dim and the axes."""
+        values_by_name: dict[str, float] = {}
+        for symbol in (
+            s for polynomial in polynomials for monomial in polynomial.monomials for s, _ in monomial.factors
+        ):
+            values_by_name |= {name: self.values[name] for name in _symbol_parts(symbol)} | {
+                str(symbol): self.values[symbol]
+            }
         return tuple(
-            TermInput(symbol=name, meaning=_symbol_meaning(name), value=float(value)) for name, value in found.items()
+            TermInput(symbol=name, meaning=_symbol_meaning(name), value=float(value))
+            for name, value in values_by_name.items()
         )
 
 

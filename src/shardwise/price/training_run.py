@@ -1,9 +1,9 @@
 """A whole training run: days with interruptions, chip-hours, dollars, energy; also of a run whose global batch changes.
 
-Each phase of a changing batch is priced with the same layout and another number of micro-batches.
+Each batch phase is priced with the same layout and another number of micro-batches.
 
-Letters: M seconds between failures of the whole job, R seconds to be running again, d (delta) seconds to write a checkpoint,
-t (tau) seconds of training between two checkpoints (`reliability.py`).
+Letters: M seconds between failures of the whole job, R seconds to be running again, d (delta) seconds to write a
+checkpoint, t (tau) seconds of training between two checkpoints (`reliability.py`).
 """
 
 from __future__ import annotations
@@ -37,18 +37,15 @@ from shardwise.values.precision import get_precision
 from shardwise.values.units import SECONDS_PER_DAY
 
 FORMULAS: Mapping[str, str] = {
-    "ideal_days": "tokens / batch · step time",
-    "mtbf_s": "M = 3600 / (failures per device-hour · devices)",
+    "ideal_days": "tokens / batch · step time", "mtbf_s": "M = 3600 / (failures per device-hour · devices)",
     "checkpoint_bytes": "parameters · (weights + master copy + moments), the bytes of the precision recipe",
     "checkpoint_s": "d = checkpoint bytes / (bytes/s of a device · devices); training waits for it",
     "checkpoint_interval_s": "t = sqrt(2·d·M), at most M, at least a step",
     "goodput": "t / (M · e^((R + d) / M) · (e^((t + d) / M) - 1)): a checkpoint is read back in d",
-    "days": "ideal days / goodput",
-    "num_interruptions": "days / M",
-    "chip_hours": "devices · days · 24",
+    "days": "ideal days / goodput", "num_interruptions": "days / M", "chip_hours": "devices · days · 24",
     "usd": "chip-hours · price of a chip-hour",
     "energy_mwh": "chip-hours · watts of a chip · PUE; hosts and networks left out",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +110,7 @@ class Run:
 def training_run(
     architecture: Architecture, cluster: Cluster, job: Job, estimate: Estimate, reliability: Reliability | None = None
 ) -> Run | None:
-    """Wall-clock days, chip-hours, dollars and energy of training on the job's tokens; None for a job without `tokens`.
+    """Return days, chip-hours, dollars and energy of training on the job's tokens; None for a job without `tokens`.
 
     Assumes failures at a constant rate per device, training that waits while a checkpoint is written, and devices that are paid
     for and draw full power from the first step to the last. `reliability` has the rates (defaults with sources in `Reliability`).
@@ -137,13 +134,13 @@ def price_run_steps(
     architecture: Architecture, cluster: Cluster, job: Job, num_steps: float, step_time_s: float,
     reliability: Reliability | None = None,
 ) -> Run:  # fmt: skip
-    """The same of a job with `tokens` in so many steps, whose mean takes `step_time_s`."""
+    """Return the run of a job with `tokens` in so many steps, which take `step_time_s` on average."""
     assert job.tokens is not None
-    given = reliability or Reliability()
+    rates = reliability or Reliability()
     size = checkpoint_bytes(architecture, job)
     ideal_s = num_steps * step_time_s
-    write_s = checkpoint_seconds(architecture, job, cluster.num_devices, given)
-    pace = _run_pace(write_s, cluster.num_devices, step_time_s, given)
+    write_s = checkpoint_seconds(architecture, job, cluster.num_devices, rates)
+    pace = _run_pace(write_s, cluster.num_devices, step_time_s, rates)
     wall_s = ideal_s / pace.goodput if pace.goodput > 0 else math.inf
     chip_hours = cluster.num_devices * wall_s / SECONDS_PER_HOUR
     if not math.isfinite(chip_hours * MAX_QUANTITY):
@@ -158,9 +155,9 @@ def price_run_steps(
         mtbf_s=pace.mtbf_s, num_interruptions=wall_s / pace.mtbf_s if pace.mtbf_s else 0.0,
         checkpoint_bytes=size, checkpoint_s=pace.checkpoint_s, checkpoint_interval_s=pace.interval_s,
         chip_hours=chip_hours, usd=None if price is None else chip_hours * price, price_date=cluster.chip.price_date,
-        energy_mwh=None if power is None else chip_hours * power * given.pue / 1e6,
+        energy_mwh=None if power is None else chip_hours * power * rates.pue / 1e6,
         missing=tuple(name for name in ("price_usd_per_hour", "power_w") if getattr(cluster.chip, name) is None),
-        reliability=given, inputs=tuple(_run_inputs(architecture, cluster, job, (num_steps, step_time_s), given)),
+        reliability=rates, inputs=tuple(_run_inputs(architecture, cluster, job, (num_steps, step_time_s), rates)),
         formulas=FORMULAS,
     )  # fmt: skip
 
@@ -176,7 +173,7 @@ class _RunPace(NamedTuple):
 
 
 def checkpoint_seconds(architecture: Architecture, job: Job, num_devices: int, reliability: Reliability) -> float:
-    """d: seconds to write a checkpoint of a run, at the bandwidth that each device has to the storage.
+    """Return d: the seconds to write a checkpoint, at the bandwidth that each device has to the storage.
 
     >>> from shardwise.model.load import load_model
     >>> job = Job(global_batch_tokens=2**22, seq_len=4096)
@@ -186,20 +183,20 @@ def checkpoint_seconds(architecture: Architecture, job: Job, num_devices: int, r
     return checkpoint_bytes(architecture, job) / (reliability.checkpoint_bytes_per_s_per_device * num_devices)
 
 
-def _run_pace(write_s: float, num_devices: int, step_s: float, given: Reliability) -> _RunPace:
-    mtbf_s = time_between_failures(num_devices, given)
+def _run_pace(write_s: float, num_devices: int, step_s: float, reliability: Reliability) -> _RunPace:
+    mtbf_s = time_between_failures(num_devices, reliability)
     if mtbf_s is None:
         return _RunPace(1.0, {"checkpoints": 0.0, "interruptions": 0.0}, write_s)
     # A checkpoint falls between two steps, and a restart reads one back.
-    interval_s = max(step_s, given.checkpoint_interval_s or young_interval(write_s, mtbf_s))
-    share = goodput(interval_s, write_s, mtbf_s, given.restart_s + write_s)
+    interval_s = max(step_s, reliability.checkpoint_interval_s or young_interval(write_s, mtbf_s))
+    share = goodput(interval_s, write_s, mtbf_s, reliability.restart_s + write_s)
     writing = share * write_s / interval_s
     lost = {"checkpoints": writing, "interruptions": max(0.0, 1 - share - writing)}
     return _RunPace(share, lost, write_s, mtbf_s, interval_s)
 
 
 def checkpoint_bytes(architecture: Architecture, job: Job) -> float:
-    """Bytes of a checkpoint: weights, master copy and moments; 14 for each trained parameter in bf16 with AdamW.
+    """Return the bytes of a checkpoint: weights, master copy and moments; 14 for each trained parameter in bf16 with AdamW.
 
     Differs: a checkpoint of the fp32 master copy without the bf16 weights takes 12. BLOOM's, with 176B parameters, had 2.3
     TiB, 14 for each (BigScience, BLOOM model card, 2022).
@@ -211,33 +208,35 @@ def checkpoint_bytes(architecture: Architecture, job: Job) -> float:
 
 
 def trained_bytes(architecture: Architecture, job: Job) -> float:
-    """Weights, gradients, master copies and moments of all trained parameters, once."""
-    recipe, one = get_precision(job.precision), get_optimizer(job.optimizer)
-    num_matrices = num_matrix_params(architecture, tables=one.covers_vocabulary)
-    others = (num_trained_params(architecture) - num_matrices) * state_bytes(recipe, one.for_weight(is_matrix=False))
-    factors = num_factored_state_elements(architecture, one) * factor_bytes(recipe, one)
-    return others + num_matrices * state_bytes(recipe, one) + factors
+    """Return the bytes of weights, gradients, master copies and moments of all trained parameters, once."""
+    precision, optimizer = get_precision(job.precision), get_optimizer(job.optimizer)
+    num_matrices = num_matrix_params(architecture, tables=optimizer.covers_vocabulary)
+    other_bytes = (num_trained_params(architecture) - num_matrices) * state_bytes(
+        precision, optimizer.for_weight(is_matrix=False)
+    )
+    factors = num_factored_state_elements(architecture, optimizer) * factor_bytes(precision, optimizer)
+    return other_bytes + num_matrices * state_bytes(precision, optimizer) + factors
 
 
 def _run_inputs(
     architecture: Architecture, cluster: Cluster, job: Job, steps: tuple[float, float], reliability: Reliability
 ) -> Iterator[RunInput]:
-    """Every value that the run is computed from; those of `Reliability` with the source of the default, or as set."""
-    chip, recipe, usual = cluster.chip, get_precision(job.precision), Reliability()
-    kept = checkpoint_bytes(architecture, job) / num_trained_params(architecture)
+    """Yield every value that the run is computed from; those of `Reliability` with the source of the default, or as set."""
+    chip, recipe, defaults = cluster.chip, get_precision(job.precision), Reliability()
+    bytes_per_parameter = checkpoint_bytes(architecture, job) / num_trained_params(architecture)
     yield RunInput(name="tokens", value=job.tokens or 0.0, unit="tokens", source="the job")
     batch, (num_steps, step_time_s) = job.global_batch_tokens, steps
     changes = not math.isclose(num_steps * batch, job.tokens or 0.0)
-    of = "mean of the phases" if changes else None
+    phase_source = "mean of the phases" if changes else None
     yield RunInput(name="global_batch_tokens", value=(job.tokens or 0.0) / num_steps if changes else batch, unit="tokens",
-                source=of or "the job")  # fmt: skip
-    yield RunInput(name="step_time_s", value=step_time_s, unit="s", source=of or "the estimate")
+                source=phase_source or "the job")  # fmt: skip
+    yield RunInput(name="step_time_s", value=step_time_s, unit="s", source=phase_source or "the estimate")
     yield RunInput(name="num_devices", value=cluster.num_devices, unit="devices", source="the cluster")
-    yield RunInput(name="checkpoint_bytes_per_parameter", value=kept, unit="B", source=recipe.source)
+    yield RunInput(name="checkpoint_bytes_per_parameter", value=bytes_per_parameter, unit="B", source=recipe.source)
     for name, unit in RELIABILITY_UNITS.items():
         value = getattr(reliability, name)
         if value is not None:
-            source = RELIABILITY_SOURCES[name] if value == getattr(usual, name) else "set by hand"
+            source = RELIABILITY_SOURCES[name] if value == getattr(defaults, name) else "set by hand"
             yield RunInput(name=name, value=value, unit=unit, source=source)
     for name, unit in (("price_usd_per_hour", "USD/h"), ("power_w", "W")):
         value = getattr(chip, name)
@@ -253,7 +252,7 @@ def price_scheduled_run(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, schedule: BatchSchedule,
     reliability: Reliability | None = None,
 ) -> Run:  # fmt: skip
-    """Days, chip-hours and dollars of training on the job's tokens with batches by a schedule, in all and by phase.
+    """Return days, chip-hours and dollars of training with batches by a schedule, in all and by batch phase.
 
     A phase's step is that of the layout with the batch of the phase; its days are its share of all, interruptions included.
     Raises `InputError` for a job without `tokens`, a schedule by noise scale, which is not known before a run, and batches that
@@ -270,20 +269,22 @@ def price_scheduled_run(
     >>> abs(sum(phase.days for phase in run.phases) - run.days) < 1e-9
     True
     """
-    settled = schedule.resolve(job.global_batch_tokens, layout.num_replicas * layout.micro_batch_seqs * job.seq_len)
+    batches = schedule.resolve(job.global_batch_tokens, layout.num_replicas * layout.micro_batch_seqs * job.seq_len)
     if job.tokens is None:
         raise InputError(
             f"{BATCH_SCHEDULE_FLAG}: found no --tokens; the length of the run is required, such as --tokens 15T"
         )
-    if not isinstance(settled, PhasedBatches):
+    if not isinstance(batches, PhasedBatches):
         raise InputError(
             f"{BATCH_SCHEDULE_FLAG}: the noise scale of the run is not known before it; batches by tokens, such as "
             "0:1Mi,100G:4Mi, are required"
         )
-    parts = steps_per_phase(settled.phases, job.tokens, job.seq_len)
+    parts = steps_per_phase(batches.phases, job.tokens, job.seq_len)
     jobs = [replace(job, global_batch_tokens=batch) for batch, _ in parts]
-    priced = run_all(*(lambda one=one: estimate(architecture, cluster, one, layout) for one in jobs))
-    times, counts = [one.step_time_s for one in priced], [count for _, count in parts]
+    priced = run_all(
+        *(lambda phase_job=phase_job: estimate(architecture, cluster, phase_job, layout) for phase_job in jobs)
+    )
+    times, counts = [phase_estimate.step_time_s for phase_estimate in priced], [count for _, count in parts]
     ideal_s = sum(time * count for time, count in zip(times, counts, strict=True))
     run = price_run_steps(architecture, cluster, job, sum(counts), ideal_s / sum(counts), reliability)
     return replace(run, phases=tuple(_run_phases(run, [batch for batch, _ in parts], counts, times)))

@@ -1,8 +1,7 @@
-"""The cost of one unit (`model.decoder.UNIT_PROGRAMS`) on one device: seconds by phase and axis, bytes by kind, and their sums.
+"""Cost of one unit (`model.decoder.UNIT_PROGRAMS`) on one device: seconds by phase and axis, bytes by kind, and their sums.
 
-`UnitPricer` evaluates derived expressions at the sizes and degrees of `unit_values`, which may be numbers (one layout) or
-arrays (a table of them). Its results are the columns `ActivationCost` and `StateCost`, from which the sums of a stage are
-made.
+`UnitPricer` evaluates derived expressions at the sizes and degrees of `unit_values`, which may be numbers (one layout)
+or arrays (a table of them). It returns the columns `ActivationCost` and `StateCost`, which a stage sums up.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ ACTIVATION_AXES = ("tp", "cp", "ep", "pp")  # whose collectives move activations
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationCost:
-    """Per micro-batch. Seconds of compute and of traffic on the critical path; bytes kept, and bytes while working.
+    """Cost per micro-batch: seconds of compute and of exposed communication; bytes kept, and bytes while working.
 
-    `weight_s` is the part of `backward_s` that makes weight gradients (the casts of what it takes are no part of it: they run
-    at once), `waiting_bytes` what that part reads. `backward_traffic_s` has that of recomputation too. `workspace_bytes` are
-    beside what is saved, of the head beside the logits.
+    `weight_s` is the part of `backward_s` that makes weight gradients (without the casts of its inputs, which run at
+    once), `waiting_bytes` what that part reads. `backward_traffic_s` includes recomputation. `workspace_bytes` come on
+    top of what is saved, for the head on top of the logits.
     """
 
     forward_s: Annotated[Value, "its kernels in a forward pass"]
@@ -60,12 +59,13 @@ class ActivationCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateCost:
-    """Seconds of weight and gradient traffic per micro-batch and per step, of the update; bytes of state at rest.
+    """Seconds of weight and gradient communication per micro-batch and per step, and of the update; bytes of state at rest.
 
-    `exchange_s`: of the gradients of two copies of the same weights, on the first and the last stage. `unscattered_bytes`: the
-    gradients among the transient bytes. `arriving_bytes`: what a device gets when they are scattered, before it is added to those
-    that rest. `leaving_bytes`: what of both is still there when the gradients of the next unit are made. `passing_bytes`:
-    gradients as products give them, where the ones that rest have another format.
+    `exchange_s`: of the gradients of two copies of the same weights, on the first and the last stage.
+    `unscattered_bytes`: the gradients among the transient bytes. `arriving_bytes`: what a device receives when they are
+    scattered, before it is added to the resting gradients. `leaving_bytes`: what of both is still live when the
+    gradients of the next unit are made. `passing_bytes`: gradients as products give them, where the resting ones have
+    another format.
     """
 
     gather_forward_s: Annotated[Value, "ZeRO's collectives for it in a forward pass"]
@@ -91,7 +91,7 @@ Merge = Callable[[Sequence[Value]], Value]
 
 
 def merge_costs(costs: Sequence[Cost], merge: Merge, merge_traffic: Merge | None = None) -> Cost:
-    """One cost of several, column by column; `merge_traffic` merges those by axis, `merge` if there is none."""
+    """Merge several costs into one, column by column; `merge_traffic` merges columns by axis, else `merge` does."""
     columns: dict[str, Any] = {}
     for name in (field.name for field in fields(costs[0])):
         values = [getattr(cost, name) for cost in costs]
@@ -107,9 +107,9 @@ def unit_values(
     architecture: Architecture, seq_len: int, degrees: Mapping[str, Value], cp_variant: str = "all_gather",
     attended_tokens: int | None = None,
 ) -> SymbolValues:  # fmt: skip
-    """The symbols' values: dims of the model, the job's lengths, atomic degrees, sequences on one device.
+    """Return the values of the symbols: dims of the model, the job's lengths, atomic degrees, sequences on one device.
 
-    In a plain ring the rank with the last piece of the sequence has the most scores, and the others wait for it.
+    In a plain ring the rank with the last part of the sequence has the most scores, and the others wait for it.
     """
     last = degrees["cp"] if get_cp_variant(cp_variant).waits_for_last else 1
     span = architecture.mean_attended_share(seq_len, last_of=last)
@@ -140,41 +140,45 @@ class UnitPricer:
         self._set_rates(rates)
 
     def _set_rates(self, rates: Rates) -> None:
-        """Rates, seconds of kernels at them, and the bytes that depend on what their stack issues and fuses."""
+        """Set the rates, and what depends on them: the memo of kernels' seconds, and the memory model of their stack."""
         self.rates, self.seconds = rates, IdentityCache()
         self.memory = UnitMemory(
             self.structure, self.formats, self.precision, self.loss, rates.policy, fused_attention=rates.fused_attention
         )
 
     def at(self, rates: Rates) -> UnitPricer:
-        """The same at other rates."""
-        other = copy(self)
-        other._set_rates(rates)
-        return other
+        """Return a pricer at other rates, which must have the same `policy.casts`: formats are not rebuilt."""
+        repriced = copy(self)
+        repriced._set_rates(rates)
+        return repriced
 
     def complete_family(self, family: ShardingScheme) -> ShardingScheme:
-        """The family with the facts of the model and the job that it depends on."""
+        """Return the family with the facts of the model and the job that it depends on."""
         return replace(
             family, experts=self.structure.experts, optimizer=self.optimizer, shares_amax=self.precision.shares_amax
         )
 
     @property
     def max_bucket_elements(self) -> float:
-        """Elements of gradients that a bucket holds at most."""
+        """Largest number of gradient elements in a bucket."""
         return self.memory.max_bucket_elements
 
     def parts(self, family: ShardingScheme, name: str) -> UnitCostInputs:
         return unit_cost_inputs(self.structure, family, name, self.rates.policy)
 
-    def memoize(self, values: SymbolValues, what: Hashable, make: Callable[[], Result]) -> Result:
-        """What `make` gives at some values, which depends on nothing else but `what`, the model, the job and the stack: at any
-        other rates it is the same."""
-        of = self.structure, self.formats, self.loss
-        return values.compute_once_at_any_rate(of, make, at=(what, self.rates.policy, self.rates.fused_attention))
+    def memoize(self, values: SymbolValues, key: Hashable, make: Callable[[], Result]) -> Result:
+        """Return `make()` at these values, computed once for all rates; it may depend on `key`, the model, the job and
+        the stack."""
+        identities = self.structure, self.formats, self.loss
+        return values.compute_once_at_any_rate(
+            identities, make, at=(key, self.rates.policy, self.rates.fused_attention)
+        )
 
     def activation(self, name: str, family: ShardingScheme, values: SymbolValues, links: GroupLinks) -> ActivationCost:
-        """Compute, activation traffic and activation memory of one unit. Of arrays, traffic is over placements, all else over
-        sizes (`Links.sizes`)."""
+        """Return compute, activation communication and activation memory of one unit.
+
+        In a table, communication is over placements, all else over sizes (`GroupLinks.per_placement`).
+        """
         parts, of_memory = self.memoize(
             values,
             ("activation", name, family),
@@ -203,15 +207,19 @@ class UnitPricer:
         )
 
     def state(self, name: str, family: ShardingScheme, values: SymbolValues, links: GroupLinks) -> StateCost:
-        """Weight and gradient traffic, the update, and the state at rest of one unit."""
+        """Return weight and gradient communication, the update, and the state at rest of one unit."""
         parts, elements, of_rest = self.memoize(
             values,
             ("state", name, family),
             lambda: self.memory.state_at_rest(name, self.complete_family(family), values),
         )
         comm = self.collectives_s(parts, parts.state_collectives, values, links)
-        gathered = Role.WEIGHT, Role.DIRECTION, Role.MEAN
-        gathers = (one for one in parts.collectives if one.role in gathered and one.phase == "update")
+        gathered_roles = Role.WEIGHT, Role.DIRECTION, Role.MEAN
+        gathers = (
+            collective
+            for collective in parts.collectives
+            if collective.role in gathered_roles and collective.phase == "update"
+        )
         step_weights = sum(self.collectives_s(parts, gathers, values, links).values(), start=0.0)
         step = {axis: comm.get(("update", axis), 0.0) for axis in ("fsdp", "dp", "control")}
         of_sizes = {"update_s": self.compute_s(parts, "update", values), **of_rest}
@@ -223,20 +231,26 @@ class UnitPricer:
         )  # fmt: skip
 
     def compute_s(self, parts: UnitCostInputs, phase: str, values: SymbolValues) -> Value:
-        """Seconds of a phase's kernels except those of weight gradients, with the casts of the products' operands."""
+        """Return the seconds of a phase's kernels except those of weight gradients, with the casts of the products'
+        operands."""
         casts = self.formats.cast_bytes(phase, parts.products, values) / self.rates.bytes_per_s
         return self.kernels_s(parts, phase, values, making_gradients=False) + casts
 
     def with_launches_s(self, parts: UnitCostInputs, phase: str, device_s: Value) -> Value:
-        """Seconds of a phase's kernels as the host launches them."""
+        """Return the seconds of a phase's kernels as the host launches them."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
         return self.rates.with_launches_s(device_s, num_kernels, routed=parts.routed)
 
     def exposed_activation_s(
         self, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
     ) -> dict[tuple[str, str], Value]:
-        """Seconds of the collectives on activations by phase and axis; of those in pieces what the kernels beside do not hide."""
-        plain = (one for one in parts.collectives if not one.moves_weights and not one.chunked_with)
+        """Return the seconds of the collectives on activations by phase and axis; of chunked ones what their kernels do
+        not hide."""
+        plain = (
+            collective
+            for collective in parts.collectives
+            if not collective.moves_weights and not collective.chunked_with
+        )
         comm = self.collectives_s(parts, plain, values, links)
         for key, seconds_left in self.exposed_chunked_s(parts, values, links):
             comm[key] = comm.get(key, 0.0) + seconds_left
@@ -246,8 +260,11 @@ class UnitPricer:
         return comm
 
     def hidden_by_weight_grads_s(self, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks) -> Value:
-        """Seconds of tensor parallelism's collectives that run beside the products of weight gradients: no others wait for the
-        inputs that these take, nor for the gradients of inputs before the unit is done with them."""
+        """Return the seconds of tensor parallelism's collectives that run beside the products of weight gradients.
+
+        Nothing else waits for the gathered inputs of these products, nor for the unit's gradient of its input before
+        the unit ends.
+        """
         moved = (
             c for c in parts.collectives if c.phase == "backward" and c.role is Role.ACTIVATION and not c.chunked_with
         )
@@ -256,35 +273,35 @@ class UnitPricer:
         return minimum(seconds, products)
 
     def host_bound_s(self, parts: UnitCostInputs, phase: str, device_s: Value) -> Value:
-        """Seconds of a phase in which the device waits for its host."""
+        """Return the seconds of a phase in which the device waits for its host."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
         return self.rates.host_bound_s(device_s, num_kernels, routed=parts.routed)
 
     def hide_behind_host(self, comm: dict[tuple[str, str], Value], idle_s: Mapping[str, Value]) -> None:
-        """Take from the traffic that kernels wait for what fits where the device waits for its host."""
-        for phase, left in idle_s.items():
+        """Subtract from blocking communication what fits into the time that the device waits for its host."""
+        for phase, remaining_s in idle_s.items():
             for key in ((phase, axis) for axis in BLOCKING if (phase, axis) in comm):
-                comm[key], left = maximum(comm[key] - left, 0.0), maximum(left - comm[key], 0.0)
+                comm[key], remaining_s = maximum(comm[key] - remaining_s, 0.0), maximum(remaining_s - comm[key], 0.0)
 
     def kernels_s(self, parts: UnitCostInputs, phase: str, values: SymbolValues, *, making_gradients: bool) -> Value:
-        """Seconds of a phase's kernels that make weight gradients, or of the others."""
-        found = (k for k in parts.kernels if k.phase == phase and k.makes_weight_grads is making_gradients)
-        return sum((self.kernel_s(kernel, parts, values) for kernel in found), start=0.0)
+        """Return the seconds of a phase's kernels that make weight gradients, or of the others."""
+        kernels = (k for k in parts.kernels if k.phase == phase and k.makes_weight_grads is making_gradients)
+        return sum((self.kernel_s(kernel, parts, values) for kernel in kernels), start=0.0)
 
     def kernel_s(self, kernel: Kernel, parts: UnitCostInputs, values: SymbolValues) -> Value:
-        """Seconds of one kernel, computed once for all families of a unit that have it."""
-        at = parts.products.narrow, parts.arrays if kernel.shape.owned_matrices_only else ()
+        """Return the seconds of one kernel, computed once for all families of a unit that have it."""
+        dependencies = parts.products.narrow, parts.arrays if kernel.shape.owned_matrices_only else ()
 
         def make() -> Value:
             work = values.compute_once_at_any_rate(
-                (kernel, self.formats), lambda: self.work(kernel, parts, values), at=at
+                (kernel, self.formats), lambda: self.work(kernel, parts, values), at=dependencies
             )
             return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
 
-        return self.seconds.compute_once((kernel, values), make, at=at)
+        return self.seconds.compute_once((kernel, values), make, at=dependencies)
 
     def work(self, kernel: Kernel, parts: UnitCostInputs, values: SymbolValues) -> KernelWork:
-        """The work of one kernel; of a function of whole matrices that of a device with most of them."""
+        """Return the work of one kernel; for a function of whole matrices that of the device with the most of them."""
         shape = kernel.shape
         flops, num_bytes = kernel.flops.evaluate(values), self.kernel_bytes(kernel, parts, values)
         if shape.owned_matrices_only:
@@ -292,7 +309,7 @@ class UnitPricer:
             flops, num_bytes = flops * share, num_bytes * share
         return KernelWork(
             flops, num_bytes, shape.contraction.evaluate(values),
-            tuple(side.evaluate(values) for side in shape.extents), shape.group_rows.evaluate(values),
+            tuple(extent.evaluate(values) for extent in shape.extents), shape.group_rows.evaluate(values),
             shape.scores.evaluate(values), shape.width.evaluate(values), kernel.phase == "backward",
             kernel.phase == "update", Role.LOGITS in kernel.elements,
         )  # fmt: skip
@@ -300,37 +317,41 @@ class UnitPricer:
     def exposed_chunked_s(
         self, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
     ) -> Iterator[tuple[tuple[str, str], Value]]:
-        """Exposed seconds of the collectives that overlap with computations in pieces, by phase and axis.
+        """Yield the exposed seconds of the collectives that overlap with computations in chunks, by phase and axis.
 
-        With n pieces the first of the computation waits for nothing, or the last of the communication hides behind
-        nothing: (n-1)/n of the computation is there to hide behind. Collectives beside the same computations share it.
+        With n chunks the first of the computation has nothing to overlap with, or the last of the communication:
+        (n-1)/n of the computation can hide communication. Collectives beside the same computations share it.
         """
-        together: dict[tuple[str, tuple[str, ...]], list[UnitCollective]] = {}
-        for one in parts.collectives:
-            if one.chunked_with:
-                together.setdefault((one.phase, one.chunked_with), []).append(one)
-        for (phase, beside), moved in together.items():
-            kernels = [k for k in parts.kernels if k.phase == phase and not set(k.outputs).isdisjoint(beside)]
-            pieces = values.group_degree(moved[0].axes)
-            compute = sum((self.kernel_s(kernel, parts, values) for kernel in kernels), start=0.0) * (
+        collectives_by_outputs: dict[tuple[str, tuple[str, ...]], list[UnitCollective]] = {}
+        for collective in parts.collectives:
+            if collective.chunked_with:
+                collectives_by_outputs.setdefault((collective.phase, collective.chunked_with), []).append(collective)
+        for (phase, outputs), collectives in collectives_by_outputs.items():
+            kernels = [k for k in parts.kernels if k.phase == phase and not set(k.outputs).isdisjoint(outputs)]
+            pieces = values.group_degree(collectives[0].axes)
+            compute_s = sum((self.kernel_s(kernel, parts, values) for kernel in kernels), start=0.0) * (
                 1.0 - 1.0 / pieces
             )
-            traffic = sum((self.chunked_s(one, parts, values, links) for one in moved), start=0.0)
-            yield (phase, moved[0].stream), maximum(traffic - links.per_placement(compute), 0.0)
+            communication_s = sum(
+                (self.chunked_s(collective, parts, values, links) for collective in collectives), start=0.0
+            )
+            yield (phase, collectives[0].stream), maximum(communication_s - links.per_placement(compute_s), 0.0)
 
-    def chunked_s(self, one: UnitCollective, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks) -> Value:
-        """Seconds of a collective in pieces: a ring along `cp`; what tensor parallelism moves is as fast as in one piece."""
-        if one.axes != RING_AXES:
-            return self.collective_s(one, parts, values, links)
-        moved, pieces = self.memory.payload_bytes(one, parts, values), values.group_degree(one.axes)
-        return ring_s(one.axes, links.per_placement(moved), links.per_placement(pieces), links)
+    def chunked_s(
+        self, collective: UnitCollective, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
+    ) -> Value:
+        """Return the seconds of a chunked collective: a ring along `cp`; tensor parallelism's take as long as unchunked."""
+        if collective.axes != RING_AXES:
+            return self.collective_s(collective, parts, values, links)
+        num_bytes, pieces = self.memory.payload_bytes(collective, parts, values), values.group_degree(collective.axes)
+        return ring_s(collective.axes, links.per_placement(num_bytes), links.per_placement(pieces), links)
 
     def flops(self, name: str, family: ShardingScheme, values: SymbolValues) -> dict[str, Value]:
-        """FLOPs of products and attention by phase; flash attention's rebuilt scores count in the backward phase."""
-        found: dict[str, Value] = {}
+        """Return the FLOPs of products and attention by phase; flash attention's rebuilt scores count in the backward phase."""
+        flops_by_phase: dict[str, Value] = {}
         for kernel in self.parts(family, name).kernels:
-            found[kernel.phase] = found.get(kernel.phase, 0.0) + kernel.flops.evaluate(values)
-        return found
+            flops_by_phase[kernel.phase] = flops_by_phase.get(kernel.phase, 0.0) + kernel.flops.evaluate(values)
+        return flops_by_phase
 
     def kernel_bytes(self, kernel: Kernel, parts: UnitCostInputs, values: SymbolValues) -> Value:
         return self.formats.kernel_bytes(kernel, parts.products, values)
@@ -338,36 +359,41 @@ class UnitPricer:
     def collectives_s(
         self, parts: UnitCostInputs, collectives: Iterable[UnitCollective], values: SymbolValues, links: GroupLinks
     ) -> dict[tuple[str, str], Value]:
-        """Seconds of some of a unit's collectives by phase and the axis that they are charged to."""
+        """Return the seconds of some of a unit's collectives by phase and time term."""
         total: dict[tuple[str, str], Value] = {}
-        for one in collectives:
-            key = (one.phase, time_term(one))
-            total[key] = total.get(key, 0.0) + self.collective_s(one, parts, values, links)
+        for collective in collectives:
+            key = (collective.phase, time_term(collective))
+            total[key] = total.get(key, 0.0) + self.collective_s(collective, parts, values, links)
         return total
 
     def collective_s(
-        self, one: UnitCollective, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
+        self, collective: UnitCollective, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
     ) -> Value:
-        """Seconds of a collective, or of one per flat array; computed once for all that move the same over the same axes."""
-        width, routed = self.formats.collective_width(one, parts.products), one.role is Role.ROUTED
-        of = one.kind, one.axes, width, routed, self.max_bucket_elements
+        """Return the seconds of a collective, or of one per flat array; computed once for all that move the same over
+        the same axes."""
+        width, routed = self.formats.collective_width(collective, parts.products), collective.role is Role.ROUTED
+        price_key = collective.kind, collective.axes, width, routed, self.max_bucket_elements
 
         def make() -> Value:
             count, num_bytes = values.compute_once_at_any_rate(
-                (one.payload,), lambda: self.payloads(one, width, values), at=(width, self.max_bucket_elements)
+                (collective.payload,),
+                lambda: self.payloads(collective, width, values),
+                at=(width, self.max_bucket_elements),
             )
-            each = collective_s(one.kind, one.axes, links.per_placement(num_bytes), links, values["k"] if routed else 1)
-            return scale_by_count(links.per_placement(count), each)
+            seconds = collective_s(
+                collective.kind, collective.axes, links.per_placement(num_bytes), links, values["k"] if routed else 1
+            )
+            return scale_by_count(links.per_placement(count), seconds)
 
-        return links.seconds.compute_once((one.payload, values), make, at=of)
+        return links.seconds.compute_once((collective.payload, values), make, at=price_key)
 
-    def payloads(self, one: UnitCollective, width: float, values: SymbolValues) -> tuple[Value, Value]:
-        """The number of collectives, and the bytes of each where elements have a width."""
-        count, elements = one.extent(values, self.max_bucket_elements)
+    def payloads(self, collective: UnitCollective, width: float, values: SymbolValues) -> tuple[Value, Value]:
+        """Return the number of collectives, and the bytes of each at `width` bytes per element."""
+        count, elements = collective.extent(values, self.max_bucket_elements)
         return count, elements * width / maximum(count, 1)
 
     def exchange_s(self, elements: StateElements, links: GroupLinks) -> Value:
-        """An AllReduce of two: each sends its reduced gradients and receives the other's."""
+        """Return the seconds of an AllReduce of two: each sends its reduced gradients and receives the other's."""
         num_bytes = elements.shard * self.formats.roles[Role.WEIGHT_GRADIENT]
         return links.neighbour_link(("pp",)).all_gather_s(links.per_placement(num_bytes))
 
@@ -375,8 +401,10 @@ class UnitPricer:
 def sum_over_units(
     costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str, axis: str = ""
 ) -> Value:
-    """The sum of a field over all units, each as often as the stage has it; units that it never has are not evaluated. `axis`:
-    for a field by parallel axis, that of one axis."""
+    """Return the sum of a field over all units, each as often as the stage has it; units that it lacks are not evaluated.
+
+    `axis`: of a field by parallel axis, the one axis to sum.
+    """
     total: Value = None
     for unit, count in times.items():
         if is_zero(count):

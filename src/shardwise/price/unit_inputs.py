@@ -1,9 +1,10 @@
-"""All of a unit that costs something, read from its instructions and its derivation once, and its largest sets of live tensors.
+"""All of a unit that costs something, read once from its instructions and its derivation, and its largest sets of live
+tensors.
 
-`unit_cost_inputs` has the kernels, collectives and flat arrays of a unit, `unit_live_sets` the live tensors of its backward
-pass at the moments that may be the fullest: derived for an engine that runs the derived operations one after the other; other
-engines take a share of the unit's activations (`unit_memory.py`). Both are expressions, cached in the process and on disk
-(`derivation_cache.py`).
+`unit_cost_inputs` has the kernels, collectives and flat arrays of a unit, `unit_live_sets` the live tensors of its
+backward pass at the nodes that may be the peak: derived for an engine that runs the derived operations one after the
+other; other engines take a share of the unit's activations (`unit_memory.py`). Both are expressions, cached in the
+process and on disk (`derivation_cache.py`).
 """
 
 from __future__ import annotations
@@ -48,23 +49,27 @@ SAVED_SCORE_BYTES, SCORE_GRADIENT_BYTES = 5.0, 2.0
 
 
 class ConditionalTensor(NamedTuple):
-    """What is there only where the group of devices along `over` is more than one, and so are the `rows`, if any are named."""
+    """A tensor that is live only where the group of devices along `over`, and the number of `rows` if given, is more
+    than one."""
 
     kept: SavedElements
     over: Axes
     rows: Polynomial | None
 
     def num_bytes(self, formats: TensorFormats, values: SymbolValues) -> Value:
-        """With 0 where it is not there."""
-        there = values.group_degree(self.over) > 1
+        """Return its bytes; 0 where it is not live."""
+        is_live = values.group_degree(self.over) > 1
         if self.rows is not None:
-            there = there & (self.rows.evaluate(values) > 1)
-        return formats.saved_bytes([self.kept], values) * there
+            is_live = is_live & (self.rows.evaluate(values) > 1)
+        return formats.saved_bytes([self.kept], values) * is_live
 
 
 class LiveSetSizes(NamedTuple):
-    """Live tensors of a moment, some by their evaluated sizes; elements of weight gradients in flight and whether any were
-    made by then, and bytes of each score where scores are written."""
+    """Live tensors of a node, with sizes as expressions.
+
+    `gradients` are elements of weight gradients in flight, `has_made_weight_grads`: some were made by then;
+    `score_bytes`: bytes of each attention score, where scores are written to memory.
+    """
 
     tensors: tuple[SavedElements, ...]
     conditional: tuple[ConditionalTensor, ...]
@@ -73,62 +78,64 @@ class LiveSetSizes(NamedTuple):
     score_bytes: float
 
 
-def maximal_live_sets(template: UnitInstructions, taken: Iterable[ProductOperand]) -> tuple[LiveSetSizes, ...]:
-    """The moments of a unit's backward pass that may be the fullest: none of which another has all of and more."""
-    keys = SavedTensors(template.unit, taken)
+def maximal_live_sets(
+    unit_instructions: UnitInstructions, operands: Iterable[ProductOperand]
+) -> tuple[LiveSetSizes, ...]:
+    """Return the live sets of a unit's backward pass that may be the peak: those that no other one contains."""
+    keys = SavedTensors(unit_instructions.unit, operands)
     fullest: list[LiveSetSizes] = []
-    for moment in live_sets(template):
-        one = _live_set_sizes(moment, keys)
-        if not any(_dominates(other, one) for other in fullest):
-            fullest = [other for other in fullest if not _dominates(one, other)] + [one]
+    for moment in live_sets(unit_instructions):
+        sizes = _live_set_sizes(moment, keys)
+        if not any(_dominates(rival, sizes) for rival in fullest):
+            fullest = [rival for rival in fullest if not _dominates(sizes, rival)] + [sizes]
     return tuple(fullest)
 
 
 def _live_set_sizes(moment: LiveSet, keys: SavedTensors) -> LiveSetSizes:
-    found: dict[tuple[Axes, Spec | None], list[tuple[str, Spec]]] = {}
-    for part in moment.parts:
-        found.setdefault((part.over, part.rows), []).append((part.name, part.spec))
-    tensors = keys.saved(found.pop(((), None), []))
-    some = tuple(
-        ConditionalTensor(kept, over, rows.local_elements() if rows else None)
-        for (over, rows), parts in found.items()
-        for kept in keys.saved(parts)
+    tensors_by_condition: dict[tuple[Axes, Spec | None], list[tuple[str, Spec]]] = {}
+    for tensor in moment.parts:
+        tensors_by_condition.setdefault((tensor.over, tensor.rows), []).append((tensor.name, tensor.spec))
+    tensors = keys.saved(tensors_by_condition.pop(((), None), []))
+    conditional = tuple(
+        ConditionalTensor(saved, over, rows.local_elements() if rows else None)
+        for (over, rows), parts in tensors_by_condition.items()
+        for saved in keys.saved(parts)
     )
     gradients = sum_polynomials(spec.local_elements() for spec in moment.gradients)
     return LiveSetSizes(
-        tensors,
-        some,
-        gradients,
-        moment.has_made_weight_grads,
+        tensors, conditional, gradients, moment.has_made_weight_grads,
         SAVED_SCORE_BYTES * moment.scores + SCORE_GRADIENT_BYTES * moment.gradient_of_scores,
-    )
+    )  # fmt: skip
 
 
-def _dominates(more: LiveSetSizes, less: LiveSetSizes) -> bool:
-    """Whether a moment holds as much as another of everything, at any sizes."""
-    largest = _coefficients(more)
-    return all(largest.get(key, 0.0) >= amount for key, amount in _coefficients(less).items())
+def _dominates(larger: LiveSetSizes, smaller: LiveSetSizes) -> bool:
+    """Return True if a live set holds at least as much as another of everything, at any sizes."""
+    largest = _coefficients(larger)
+    return all(largest.get(key, 0.0) >= amount for key, amount in _coefficients(smaller).items())
 
 
-def _coefficients(held: LiveSetSizes) -> Mapping[object, float]:
-    """Coefficients, by what they are of."""
-    found: dict[object, float] = {"scores": held.score_bytes, "makes": held.has_made_weight_grads}
-    found |= {monomial.factors: monomial.coefficient for monomial in held.gradients.monomials}
-    for kept, over, rows in (*((one, (), None) for one in held.tensors), *held.conditional):
-        kind = kept._replace(elements=Polynomial()), over, rows
-        found |= {(kind, monomial.factors): monomial.coefficient for monomial in kept.elements.monomials}
-    return found
+def _coefficients(sizes: LiveSetSizes) -> Mapping[object, float]:
+    """Return the coefficients of a live set's sizes, by what they multiply."""
+    coefficients: dict[object, float] = {"scores": sizes.score_bytes, "makes": sizes.has_made_weight_grads}
+    coefficients |= {monomial.factors: monomial.coefficient for monomial in sizes.gradients.monomials}
+    for saved, over, rows in (*((tensor, (), None) for tensor in sizes.tensors), *sizes.conditional):
+        kind = saved._replace(elements=Polynomial()), over, rows
+        coefficients |= {(kind, monomial.factors): monomial.coefficient for monomial in saved.elements.monomials}
+    return coefficients
 
 
 INTERNER = Interner()
 
 
 class StateElements(NamedTuple):
-    """Elements of a unit's weights on one device, numbers or expressions: as used and as they rest, those with gradients as used
-    and as the optimizer has them, of these as used but for experts', and of those that are ready last the former and the latter.
-    `apart`: of the shard what an optimizer of matrices leaves to another (`Optimizer.fallback`). `together`: of the largest array
-    of matrices that are updated whole all of it, and one device's part. `factors`: what moments have for
-    rows and columns. `cast`: of those at rest what products take in a narrow format, where a recipe has one.
+    """Elements of a unit's weights on one device, numbers or expressions.
+
+    `used` and `resting` are the weights as used and as they rest, `cast` of the latter what products read in a narrow
+    format, where a recipe has one. Of trained weights: `trained` as used, `shard` as the optimizer has them, `passing`
+    as used without experts', `last` both used and shard of the array whose gradients are ready last. `apart`: of the
+    shard what an optimizer of matrices leaves to another (`Optimizer.fallback`). `together`: the largest array of
+    matrices that are updated whole, and one device's part of it. `factors`: the numbers that moments have for rows and
+    columns.
     """
 
     used: Value
@@ -144,9 +151,12 @@ class StateElements(NamedTuple):
 
 
 class WeightArrays(NamedTuple):
-    """Weights of a unit that move alike, as flat arrays. `elements`, those `passing`, those of the `matrices` among them, and
-    those that block products take (`cast`) are without padding, and so are the `factors`, what moments of them have for rows and
-    columns. `steps`: FLOPs of what an optimizer makes of each as a whole matrix, which only devices with a part of it do."""
+    """Weights of a unit that move alike, as flat arrays.
+
+    Elements without padding: all `elements`, those `passing` (no experts), those of `matrices`, those that block
+    products read (`cast`), and the `factors`, what moments have for rows and columns. `steps`: FLOPs of what an
+    optimizer computes from each as a whole matrix; only devices with a part of it do.
+    """
 
     flat: FlatArrays
     elements: Polynomial
@@ -160,7 +170,7 @@ class WeightArrays(NamedTuple):
 
 
 class ArraySizes(NamedTuple):
-    """Elements of some arrays: all of them, one device's part, and those passing."""
+    """Elements of one group of arrays: all, one device's part, and the subsets of `WeightArrays`."""
 
     whole: Value
     part: Value
@@ -171,20 +181,20 @@ class ArraySizes(NamedTuple):
 
 
 def weight_arrays(unit: ShardedUnit) -> tuple[WeightArrays, ...]:
-    """Those of a unit's own weights, in the order in which the last of their gradients are ready."""
+    """Return the arrays of a unit's own weights, in the order in which the last of their gradients are ready."""
     dims, order = unit.weights, [*reversed(unit.forward.program.weights)]
-    of_matrices = weight_matrices(unit.forward.program, tables=get_optimizer(unit.family.optimizer).covers_vocabulary)
+    matrices = weight_matrices(unit.forward.program, tables=get_optimizer(unit.family.optimizer).covers_vocabulary)
     factors = unit.update.program.names_with_role(Role.FACTOR)
     flops = _whole_matrix_flops(unit)
     narrow = product_weights(unit.forward.steps, unit.tensors)
-    found = [group for group in weight_groups(unit) if not dims.keys().isdisjoint(group.weights)]
+    groups = [group for group in weight_groups(unit) if not dims.keys().isdisjoint(group.weights)]
     arrays = []
-    for group in sorted(found, key=lambda one: max(map(order.index, one.weights))):
+    for group in sorted(groups, key=lambda candidate: max(map(order.index, candidate.weights))):
         used = {name: weight_use_spec(unit.family, dims[name]).local_elements() for name in group.weights}
         passing = sum_polynomials(elements for name, elements in used.items() if "E" not in dims[name])
         gathers = bool(group.sync.gather)
-        own = sum_polynomials(elements for name, elements in used.items() if name in of_matrices)
-        kept = sum_polynomials(
+        matrix_elements = sum_polynomials(elements for name, elements in used.items() if name in matrices)
+        factor_elements = sum_polynomials(
             state_resting_spec(unit.family, dims[owning_weight(name)], unit.update.program.dims(name)).local_elements()
             for name in factors
             if name in unit.update.program.inputs and owning_weight(name) in used
@@ -193,82 +203,92 @@ def weight_arrays(unit: ShardedUnit) -> tuple[WeightArrays, ...]:
         steps = tuple(flops.get(name, ZERO) for name in group.array_weights) if flops and group.trained else ()
         arrays.append(
             WeightArrays(
-                group.arrays, sum_polynomials(used.values()), passing, group.trained, gathers, own, kept, cast, steps
+                group.arrays,
+                sum_polynomials(used.values()),
+                passing,
+                group.trained,
+                gathers,
+                matrix_elements,
+                factor_elements,
+                cast,
+                steps,
             )
         )
     return tuple(arrays)
 
 
 def _whole_matrix_flops(unit: ShardedUnit) -> dict[str, Polynomial]:
-    """By weight the FLOPs of what is made of it as a whole matrix and not kept."""
-    found: dict[str, Polynomial] = {}
+    """Return by weight the FLOPs of functions of the whole matrix whose results are not kept."""
+    flops: dict[str, Polynomial] = {}
     for step in unit.update.steps:
         if isinstance(step, ComputeStep) and isinstance(step.operation, MatrixFunction) and not step.operation.is_state:
             weight = owning_weight(step.operation.outputs[0])
-            found[weight] = found.get(weight, ZERO) + step.operation.flops(step.placed)
-    return found
+            flops[weight] = flops.get(weight, ZERO) + step.operation.flops(step.placed)
+    return flops
 
 
 def largest_update_share(arrays: Sequence[WeightArrays], values: SymbolValues) -> Value:
-    """Of what is made of matrices as a whole and not kept the share of a device that has the most of it in each array."""
-    found = [one.flat.largest_and_total(one.steps, values) for one in arrays if one.steps]
-    return sum((most for most, _ in found), start=0.0) / maximum(sum((every for _, every in found), start=0.0), 1.0)
+    """Return the largest share of whole-matrix update work (Muon) that any device does."""
+    amounts = [array.flat.largest_and_total(array.steps, values) for array in arrays if array.steps]
+    return sum((largest for largest, _ in amounts), start=0.0) / maximum(
+        sum((total for _, total in amounts), start=0.0), 1.0
+    )
 
 
 def state_expressions(arrays: Sequence[WeightArrays]) -> StateElements:
-    """The state of a unit as expressions, without padding."""
-    shares = [shard_fraction(one.flat.shard_axes) for one in arrays]
+    """Return the state of a unit as expressions, without padding."""
+    shares = [shard_fraction(array.flat.shard_axes) for array in arrays]
     sizes = (
         ArraySizes(
-            one.elements,
-            one.elements * share,
-            one.passing,
-            (one.elements + one.matrices * -1.0) * share,
-            one.factors,
-            one.cast * share if one.gathers else one.cast,
+            array.elements,
+            array.elements * share,
+            array.passing,
+            (array.elements + array.matrices * -1.0) * share,
+            array.factors,
+            array.cast * share if array.gathers else array.cast,
         )
-        for one, share in zip(arrays, shares, strict=True)
+        for array, share in zip(arrays, shares, strict=True)
     )
-    every = list(zip(arrays, sizes, strict=True))
-    ready_last = [size.whole + size.part for one, size in every if one.trained][-1:]
-    together = [size.whole + size.part for one, size in every if one.trained and one.matrices]
-    return _sum_state(every, sum_polynomials(ready_last), sum_polynomials(together), ZERO)
+    sized_arrays = list(zip(arrays, sizes, strict=True))
+    ready_last = [size.whole + size.part for array, size in sized_arrays if array.trained][-1:]
+    whole_arrays = [size.whole + size.part for array, size in sized_arrays if array.trained and array.matrices]
+    return _sum_state(sized_arrays, sum_polynomials(ready_last), sum_polynomials(whole_arrays), ZERO)
 
 
-def state_elements(arrays: Sequence[WeightArrays], values: SymbolValues, most_elements: float) -> StateElements:
-    """The same in numbers, padding included, where an array holds at most so many elements."""
-    every, ready_last, together = [], 0.0, 0.0
-    for one in arrays:
-        whole = one.flat.evaluate(values, most_elements).elements
-        part = whole / values.group_degree(one.flat.shard_axes)
-        apart = (one.elements + one.matrices * -1.0).evaluate(values) / values.group_degree(one.flat.shard_axes)
-        cast = one.cast.evaluate(values) / (values.group_degree(one.flat.shard_axes) if one.gathers else 1)
-        factors = one.factors.evaluate(values)
-        every.append((one, ArraySizes(whole, part, one.passing.evaluate(values), apart, factors, cast)))
-        if one.trained:  # arrays that others have joined have no elements
-            ready_last = where(whole > 0, whole + part, ready_last)
-        if one.trained and one.matrices:
-            largest = minimum(whole, most_elements) if one.flat.bucketed else whole  # one bucket at a time
-            together = maximum(together, largest + minimum(part, largest))
-    return _sum_state(every, ready_last, together, 0.0)
+def state_elements(arrays: Sequence[WeightArrays], values: SymbolValues, max_elements: float) -> StateElements:
+    """Return the state of a unit in numbers, padding included; an array holds at most `max_elements`."""
+    sized_arrays, ready_last, largest_array = [], 0.0, 0.0
+    for array in arrays:
+        padded = array.flat.evaluate(values, max_elements).elements
+        shard = padded / values.group_degree(array.flat.shard_axes)
+        apart = (array.elements + array.matrices * -1.0).evaluate(values) / values.group_degree(array.flat.shard_axes)
+        cast = array.cast.evaluate(values) / (values.group_degree(array.flat.shard_axes) if array.gathers else 1)
+        factors = array.factors.evaluate(values)
+        sized_arrays.append((array, ArraySizes(padded, shard, array.passing.evaluate(values), apart, factors, cast)))
+        if array.trained:  # arrays that others have joined have no elements
+            ready_last = where(padded > 0, padded + shard, ready_last)
+        if array.trained and array.matrices:
+            largest = minimum(padded, max_elements) if array.flat.bucketed else padded  # one bucket at a time
+            largest_array = maximum(largest_array, largest + minimum(shard, largest))
+    return _sum_state(sized_arrays, ready_last, largest_array, 0.0)
 
 
 def _sum_state(
-    every: Sequence[tuple[WeightArrays, ArraySizes]], ready_last: Value, together: Value, nothing: Value
+    sized_arrays: Sequence[tuple[WeightArrays, ArraySizes]], ready_last: Value, largest_array: Value, zero: Value
 ) -> StateElements:
-    trained = [size for one, size in every if one.trained]
+    trained = [size for array, size in sized_arrays if array.trained]
     return StateElements(
-        sum((size.whole for _, size in every), start=nothing),
-        sum((size.part if one.gathers else size.whole for one, size in every), start=nothing),
-        sum((size.whole for size in trained), start=nothing), sum((size.part for size in trained), start=nothing),
-        sum((size.passing for size in trained), start=nothing), ready_last,
-        sum((size.apart for size in trained), start=nothing), together,
-        sum((size.factors for size in trained), start=nothing), sum((size.cast for _, size in every), start=nothing),
+        sum((size.whole for _, size in sized_arrays), start=zero),
+        sum((size.part if array.gathers else size.whole for array, size in sized_arrays), start=zero),
+        sum((size.whole for size in trained), start=zero), sum((size.part for size in trained), start=zero),
+        sum((size.passing for size in trained), start=zero), ready_last,
+        sum((size.apart for size in trained), start=zero), largest_array,
+        sum((size.factors for size in trained), start=zero), sum((size.cast for _, size in sized_arrays), start=zero),
     )  # fmt: skip
 
 
 class UnitCostInputs(NamedTuple):
-    """Every part of a unit that costs something, taken from its derivation once, without a reference to it."""
+    """Everything in a unit that costs something, taken from its derivation once, without a reference to it."""
 
     kernels: tuple[Kernel, ...]
     collectives: tuple[UnitCollective, ...]
@@ -284,45 +304,50 @@ class UnitCostInputs(NamedTuple):
 
     @property
     def state_collectives(self) -> tuple[UnitCollective, ...]:
-        """Those that move weights and gradients, and control traffic."""
-        return tuple(moved for moved in self.collectives if moved.moves_weights or moved.is_control)
+        """Collectives that move weights and gradients, and control collectives."""
+        return tuple(collective for collective in self.collectives if collective.moves_weights or collective.is_control)
 
     @property
     def state_key(self) -> Hashable:
-        """Equal for two units whose state, update, weight and gradient traffic cost the same at any sizes."""
+        """Key that is equal for two units whose state, update and weight communication cost the same at any sizes."""
         update = tuple((kernel.flops, *kernel.elements.items()) for kernel in self.kernels if kernel.phase == "update")
         return self.state_collectives, update, self.products.narrow, self.arrays
 
 
-def time_term(one: UnitCollective) -> str:
-    """The time term that a collective counts in: those of weights are ZeRO's, over whichever axes, but for what replicas reduce
-    once per step; and so is what routers counted, where it moves with every micro-batch."""
-    group = one.stream
-    if one.moves_weights or one.is_control:
-        return group if one.scope == "step" and group in ("dp", "control") else "fsdp"
-    return group
+def time_term(collective: UnitCollective) -> str:
+    """Return the time term that a collective counts in.
+
+    Collectives of weights count as `fsdp`, over whichever axes, but for what replicas reduce once per step (`dp`);
+    routers' statistics that move with every micro-batch count as `fsdp` too.
+    """
+    stream = collective.stream
+    if collective.moves_weights or collective.is_control:
+        return stream if collective.scope == "step" and stream in ("dp", "control") else "fsdp"
+    return stream
 
 
 def priced_family(structure: ModelStructure, family: ShardingScheme, name: str) -> ShardingScheme:
-    """What of a family a unit's parts depend on. The step's control traffic, which one of the units has, is that of all
-    units."""
-    own = scheme_for_unit(structure, family, name)
+    """Return the family with only what a unit's cost depends on: the memo key of its inputs.
+
+    The step's control collectives, which one unit carries, depend on all units.
+    """
+    unit_family = scheme_for_unit(structure, family, name)
     if name != CONTROL_UNIT:
-        return own
-    return replace(own, whole_experts=family.whole_experts, shares_amax=family.shares_amax)
+        return unit_family
+    return replace(unit_family, whole_experts=family.whole_experts, shares_amax=family.shares_amax)
 
 
 def unit_cost_inputs(
     structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy
 ) -> UnitCostInputs:
-    """The parts of a unit in a layout of this family under a policy."""
+    """Return the cost inputs of a unit in a layout of this family under a policy."""
     return _cached_cost_inputs(structure, priced_family(structure, family, name), name, policy)
 
 
 def unit_live_sets(
     structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy
 ) -> tuple[LiveSetSizes, ...]:
-    """The live tensors of a unit at the moments of its backward pass that may be the fullest."""
+    """Return the live sets of a unit's backward pass that may be the peak."""
     return _cached_live_sets(structure, priced_family(structure, family, name), name, policy)
 
 
@@ -341,13 +366,13 @@ def _cached_cost_inputs(
 def derive_cost_inputs(
     structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy
 ) -> UnitCostInputs:
-    """The parts of a unit, from its derivation."""
-    template = lower_unit(structure, family, name, policy)
-    unit, launched = template.unit, template.kernels
+    """Derive the cost inputs of a unit."""
+    unit_instructions = lower_unit(structure, family, name, policy)
+    unit, kernels = unit_instructions.unit, unit_instructions.kernels
     return UnitCostInputs(
-        tuple(replace(kernel, steps=()) for kernel in launched),
-        tuple(replace(moved, derived=(), counts_rows_of=None) for moved in template.collectives),
-        read_products(unit), weight_grad_inputs(unit, launched), routes_tokens(structure, name), weight_arrays(unit),
+        tuple(replace(kernel, steps=()) for kernel in kernels),
+        tuple(replace(collective, derived=(), counts_rows_of=None) for collective in unit_instructions.collectives),
+        read_products(unit), weight_grad_inputs(unit, kernels), routes_tokens(structure, name), weight_arrays(unit),
     )  # fmt: skip
 
 
@@ -366,6 +391,6 @@ def _cached_live_sets(
 def derive_live_sets(
     structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy
 ) -> tuple[LiveSetSizes, ...]:
-    """The live tensors of a unit at those moments, from its derivation."""
-    template = lower_unit(structure, family, name, policy)
-    return maximal_live_sets(template, read_products(template.unit).operands)
+    """Derive the live sets of a unit that may be the peak."""
+    unit_instructions = lower_unit(structure, family, name, policy)
+    return maximal_live_sets(unit_instructions, read_products(unit_instructions.unit).operands)

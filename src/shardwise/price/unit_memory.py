@@ -31,9 +31,9 @@ from shardwise.values.symbolic import SymbolValues
 
 
 class UnitMemory:
-    """Counts the bytes of units in the formats of a precision recipe, as a stack issues and frees them.
+    """Bytes of units in the formats of a precision recipe, as a stack issues and frees them.
 
-    Families have the facts of the model and the job (`UnitPricer.of_structure`).
+    Families have the facts of the model and the job (`UnitPricer.complete_family`).
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class UnitMemory:
 
     @property
     def max_bucket_elements(self) -> float:
-        """Elements of gradients that a bucket holds at most."""
+        """Largest number of gradient elements in a bucket."""
         return self.policy.max_bucket_bytes / bytes_per_element(self.precision.gradient_reduction)
 
     def parts(self, family: ShardingScheme, name: str) -> UnitCostInputs:
@@ -55,7 +55,7 @@ class UnitMemory:
     def activation_bytes(
         self, name: str, family: ShardingScheme, values: SymbolValues
     ) -> tuple[UnitCostInputs, dict[str, Value]]:
-        """A unit's parts, and its bytes by column of `ActivationCost`."""
+        """Return a unit's cost inputs, and its bytes by column of `ActivationCost`."""
         family = priced_family(self.structure, family, name)
         parts = self.parts(family, name)
         saved, logits = self.saved_bytes(parts, values)
@@ -72,82 +72,88 @@ class UnitMemory:
     def state_at_rest(
         self, name: str, family: ShardingScheme, values: SymbolValues
     ) -> tuple[UnitCostInputs, StateElements, dict[str, Value]]:
-        """A unit's parts, the elements of its state, and its bytes by column of `StateCost`."""
+        """Return a unit's cost inputs, the elements of its state, and its bytes by column of `StateCost`."""
         parts = self.parts(family, name)
         elements = state_elements(parts.arrays, values, self.max_bucket_elements)
-        of_rest = self.state_bytes(parts, family, elements)
-        return parts, elements, {**of_rest, "update_bytes": self.update_bytes(parts, elements, values)}
+        resting_bytes = self.state_bytes(parts, family, elements)
+        return parts, elements, {**resting_bytes, "update_bytes": self.update_bytes(parts, elements, values)}
 
     def update_bytes(self, parts: UnitCostInputs, elements: StateElements, values: SymbolValues) -> Value:
-        """Bytes that the update of matrices as a whole needs beside the state: the array of what is made of their gradients, in
-        parts and together, and for the largest of them what its products take and give. None of elementwise updates."""
-        kernels = [one for one in parts.kernels if one.kind == "of_matrix"]
+        """Return the bytes that whole-matrix updates need beside the state; 0 for elementwise updates.
+
+        They are the array of update directions, in parts and together, and the operands and results of the largest
+        matrix's products.
+        """
+        kernels = [kernel for kernel in parts.kernels if kernel.kind == "of_matrix"]
         if not kernels:
             return 0.0
-        own = maximum(0.0, *(one.shape.scratch_elements.evaluate(values) for one in kernels))
+        scratch = maximum(0.0, *(kernel.shape.scratch_elements.evaluate(values) for kernel in kernels))
         direction, factor = (self.formats.roles[role] for role in (Role.DIRECTION, Role.FACTOR))
-        return elements.together * direction + own * max(direction, factor)
+        return elements.together * direction + scratch * max(direction, factor)
 
     def saved_bytes(self, parts: UnitCostInputs, values: SymbolValues) -> tuple[Value, Value]:
-        """Bytes saved for the backward pass without the logits, and bytes of the loss over the logits."""
+        """Return the bytes saved for the backward pass without the logits, and the bytes of the loss over the logits."""
         logits = elements_with_role(parts.products.saved, Role.LOGITS).evaluate(values) * self.bytes_per_logit
         return self.formats.saved_bytes(parts.products.saved, values), logits
 
     def workspace_bytes(
         self, name: str, family: ShardingScheme, values: SymbolValues, *, making: bool = False
     ) -> Value:
-        """Bytes of a unit when it is the fullest in its backward pass, with what it saved, without the logits; `making`: from
-        when it makes the first gradient of a weight."""
+        """Return a unit's peak bytes in its backward pass, saved tensors included, without the logits.
+
+        `making`: only from the node on that makes the first weight gradient.
+        """
         if self.loss.stepwise:
             scores = self.written_scores(self.parts(family, name), values)
-            held = [
-                one
-                for one in unit_live_sets(self.structure, family, name, self.policy)
-                if one.has_made_weight_grads or not making
+            live_sets = [
+                live_set
+                for live_set in unit_live_sets(self.structure, family, name, self.policy)
+                if live_set.has_made_weight_grads or not making
             ]
-            return peak_workspace_bytes(held, self.formats, scores, values, zero_stage=family.zero_stage)
+            return peak_workspace_bytes(live_sets, self.formats, scores, values, zero_stage=family.zero_stage)
         plain = self.parts(replace(family, recompute="none"), name)
-        kept = self.saved_bytes(plain, values)[0] + SAVED_SCORE_BYTES * self.written_scores(plain, values)
-        return (1.0 + GRADIENT_SHARE * (name != "head")) * kept
+        unrecomputed = self.saved_bytes(plain, values)[0] + SAVED_SCORE_BYTES * self.written_scores(plain, values)
+        return (1.0 + GRADIENT_SHARE * (name != "head")) * unrecomputed
 
     def written_scores(self, parts: UnitCostInputs, values: SymbolValues) -> Value:
-        """Scores of a unit that are written to memory, where attention is not fused; every recompute rebuilds them."""
+        """Return the scores that are written to memory, where attention is not fused; every recompute rebuilds them."""
         if self.fused_attention:
             return 0.0
         scans = (k for k in parts.kernels if k.phase == "forward" and k.kind == "scan")
         return sum((kernel.shape.scores.evaluate(values) for kernel in scans), start=0.0)
 
     def buffer_bytes(self, parts: UnitCostInputs, values: SymbolValues) -> Value:
-        """Input and output of the largest activation collective; in pieces it holds one that is used and one that moves.
+        """Return input and output of the largest activation collective; a chunked one holds one chunk in use and one in
+        transit.
 
-        A device alone has none. Of stepwise engines they are among what is there at each moment.
+        A device alone has none. For stepwise engines the live sets count them.
         """
         if self.loss.stepwise:
             return 0.0
         sizes = [
-            self.payload_bytes(one, parts, values)
-            * (values.group_degree(one.axes) > 1)
-            / (values.group_degree(one.axes) if one.chunked_with else 1)
-            for one in parts.collectives
-            if one.role in (Role.ACTIVATION, Role.RESIDUAL, Role.ROUTED)
+            self.payload_bytes(collective, parts, values)
+            * (values.group_degree(collective.axes) > 1)
+            / (values.group_degree(collective.axes) if collective.chunked_with else 1)
+            for collective in parts.collectives
+            if collective.role in (Role.ACTIVATION, Role.RESIDUAL, Role.ROUTED)
         ]
         return 2.0 * maximum(0.0, *sizes)
 
-    def payload_bytes(self, one: UnitCollective, parts: UnitCostInputs, values: SymbolValues) -> Value:
-        """The payload of a collective in bytes."""
-        return one.extent(values, self.max_bucket_elements).elements * self.formats.collective_width(
-            one, parts.products
+    def payload_bytes(self, collective: UnitCollective, parts: UnitCostInputs, values: SymbolValues) -> Value:
+        """Return the payload of a collective in bytes."""
+        return collective.extent(values, self.max_bucket_elements).elements * self.formats.collective_width(
+            collective, parts.products
         )
 
     def state_bytes(self, parts: UnitCostInputs, family: ShardingScheme, elements: StateElements) -> dict[str, Value]:
-        """Bytes of a unit's state, by column of `StateCost`."""
+        """Return the bytes of a unit's state, by column of `StateCost`."""
         return {
             column: sum_values(getattr(elements, name) * width for name, width in widths.items() if width)
             for column, widths in self.state_widths(parts, family).items()
         }
 
     def state_widths(self, parts: UnitCostInputs, family: ShardingScheme) -> dict[str, dict[str, float]]:
-        """What the columns of `StateCost` count: bytes of each element of the parts of a unit's `StateElements`.
+        """Return the bytes that each column of `StateCost` counts for an element, by field of the unit's `StateElements`.
 
         Where gradients rest in fp32 only, products give them in the format of the activations first. Source: Megatron-Core and
         Transformer Engine: fused accumulation allocates a bf16 gradient of each weight all the same (the latter keeps one of
@@ -188,15 +194,15 @@ GRADIENT_SHARE = 0.5
 
 
 def peak_workspace_bytes(
-    held: Iterable[LiveSetSizes], formats: TensorFormats, scores: Value, values: SymbolValues, *, zero_stage: int
+    live_sets: Iterable[LiveSetSizes], formats: TensorFormats, scores: Value, values: SymbolValues, *, zero_stage: int
 ) -> Value:
-    """Bytes of the fullest of some moments, without the logits and their gradient."""
+    """Return the bytes of the largest live set, without the logits and their gradient."""
     width = formats.extra_gradient_bytes(zero_stage)
     sizes = (
-        formats.saved_bytes(one.tensors, values)
-        + sum((some.num_bytes(formats, values) for some in one.conditional), start=0.0)
-        + width * one.gradients.evaluate(values)
-        + one.score_bytes * scores
-        for one in held
+        formats.saved_bytes(live_set.tensors, values)
+        + sum((tensor.num_bytes(formats, values) for tensor in live_set.conditional), start=0.0)
+        + width * live_set.gradients.evaluate(values)
+        + live_set.score_bytes * scores
+        for live_set in live_sets
     )
     return maximum(0.0, *sizes)

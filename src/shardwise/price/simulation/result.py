@@ -1,10 +1,10 @@
-"""The result of a simulated step: step time, exposed communication, critical path, and memory over time.
+"""Result of a simulated step: step time, exposed communication, critical path, and memory over time.
 
-Memory: the terms of the price say how much of each there is, the simulated step when. Activations are there from the start of
-their forward pass to the end of the pass that reads them last, as in a played schedule; the working set of a unit, and the
-loss over the logits, while a backward pass runs. Of micro-batches whose weight gradients wait, what those are made of is held,
-and no more, where the price keeps all that was saved; and a virtual stage holds what its own units save, where the price
-counts a rank's layers as alike.
+Memory: the terms of the price say how much of each there is, the simulated step when. Activations are live from the
+start of their forward pass to the end of the pass that reads them last, as in a played schedule; the working set of a
+unit, and the loss over the logits, during a backward pass. Micro-batches whose weight gradients wait hold only the
+inputs of these, where the price keeps all that was saved; and a virtual stage holds what its own units save, where the
+price counts a rank's layers as alike.
 """
 
 from __future__ import annotations
@@ -51,45 +51,45 @@ class MemoryCurve(NamedTuple):
     @property
     def peak_bytes(self) -> float:
         """The peak."""
-        return max(held for _, held in self.curve)
+        return max(live_bytes for _, live_bytes in self.curve)
 
 
-def memory_over_time(found: SimulatedStep) -> tuple[MemoryCurve, ...]:
-    """Memory over time of every rank."""
-    memories = found.pricing.memories(found.pricing.stages())
-    return tuple(_rank_curve(found, rank, memory) for rank, memory in enumerate(memories))
+def memory_over_time(step: SimulatedStep) -> tuple[MemoryCurve, ...]:
+    """Return the memory over time of every rank."""
+    memories = step.pricing.memories(step.pricing.stages())
+    return tuple(_rank_curve(step, rank, memory) for rank, memory in enumerate(memories))
 
 
-def _rank_curve(found: SimulatedStep, rank: int, memory: DeviceMemory) -> MemoryCurve:
+def _rank_curve(step: SimulatedStep, rank: int, memory: DeviceMemory) -> MemoryCurve:
     terms = MEMORY.values(memory)
     on_host = terms[ACTIVATIONS_TERM] if memory.stage.host.activations else 0.0  # those of the layers on their way
     working = sum(terms[name] for name in WORKING_TERMS)
-    constant = on_host + sum(held for name, held in terms.items() if name not in (*WORKING_TERMS, ACTIVATIONS_TERM))
-    known: dict[StreamTimeline, tuple[float, float]] = {}
-    now, held = 0.0, constant
+    constant = on_host + sum(live for name, live in terms.items() if name not in (*WORKING_TERMS, ACTIVATIONS_TERM))
+    changes_by_timeline: dict[StreamTimeline, tuple[float, float]] = {}
+    now, live_bytes = 0.0, constant
     curve: list[tuple[float, float]] = []
-    for slot, played, start, end in found.slots(rank):
-        changes = known.get(played)
+    for slot, played, start, end in step.slots(rank):
+        changes = changes_by_timeline.get(played)
         if changes is None:
-            changes = known[played] = _slot_changes(found.stages, slot, working)
+            changes = changes_by_timeline[played] = _slot_changes(step.stages, slot, working)
         if start > now or not curve:
-            curve.append((now, held))
-        held += changes[0]
-        curve.append((start, held))
-        held += changes[1]
+            curve.append((now, live_bytes))
+        live_bytes += changes[0]
+        curve.append((start, live_bytes))
+        live_bytes += changes[1]
         now = end
-    return MemoryCurve(constant, (*curve, (now, held), (found.step_time_s, held)))
+    return MemoryCurve(constant, (*curve, (now, live_bytes), (step.step_time_s, live_bytes)))
 
 
 def _slot_changes(stages: Sequence[VirtualStage], slot: Slot, working: float) -> tuple[float, float]:
-    """Changes of a rank's live bytes as a slot starts, and as it ends."""
-    both = [_pass_changes(stages, one.kind, one.stage) for one in slot]
-    beside = working if any(one.kind in (FULL_BACKWARD, BACKWARD_INPUT) for one in slot) else 0.0
-    return sum(taken for taken, _ in both) + beside, sum(left for _, left in both) - beside
+    """Return the changes of a rank's live bytes as a slot starts, and as it ends."""
+    changes = [_pass_changes(stages, action.kind, action.stage) for action in slot]
+    workspace = working if any(action.kind in (FULL_BACKWARD, BACKWARD_INPUT) for action in slot) else 0.0
+    return sum(at_start for at_start, _ in changes) + workspace, sum(at_end for _, at_end in changes) - workspace
 
 
 def _pass_changes(stages: Sequence[VirtualStage], kind: str, number: int) -> tuple[float, float]:
-    """Changes of the saved bytes as a pass starts, and as it ends."""
+    """Return the changes of the saved bytes as a pass starts, and as it ends."""
     stage = stages[number]
     if kind == FORWARD:
         return stage.saved_bytes, 0.0
@@ -136,12 +136,14 @@ class Simulation(Pictured):
 
     @property
     def bubble(self) -> float:
-        """Idle time over the rest of the step: (p - 1) / m for 1F1B. Source: "The Ultra-Scale Playbook", pipeline parallelism."""
+        """Idle time over the rest of the step: (p - 1) / m for 1F1B. Source: "The Ultra-Scale Playbook", pipeline
+        parallelism."""
         return self.bubble_s / (self.step_time_s - self.bubble_s)
 
     @cached_property
     def exposed(self) -> dict[str, float]:
-        """Exposed communication: seconds that the compute stream waits, by mesh axis; `host`: for copies to and from the host."""
+        """Exposed communication: seconds that the compute stream waits, by mesh axis; `host`: for copies to and from
+        the host."""
         exposed = self.found.ranks[self.found.busiest].exposed
         return {axis: exposed[axis] for axis in EXPOSED_AXES if exposed.get(axis, 0.0) > 0.0}
 
@@ -164,7 +166,7 @@ class Simulation(Pictured):
 
     @cached_property
     def critical_path(self) -> tuple[CriticalPart, ...]:
-        """The parts of the step's critical path, the longest first; their seconds add up to the step."""
+        """Parts of the step's critical path, the longest first; their seconds add up to the step."""
         return find_critical_path(self.found)
 
     def __repr__(self) -> str:
@@ -247,19 +249,19 @@ class SimulationPayload(TypedDict):
 
 
 def simulation_payload(simulation: Simulation, estimate: Estimate) -> dict[str, Any]:
-    """The versioned payload that `--json` prints: seconds and bytes, with the estimate of the same layout."""
-    found, step_s = simulation.found, simulation.step_time_s
+    """Return the versioned payload that `--json` prints: seconds and bytes, with the estimate of the same layout."""
+    step, step_s = simulation.found, simulation.step_time_s
     return {
-        "schema": SCHEMA, "model": model_payload(found.pricing.architecture), "layout": _layout_payload(found.pricing),
-        "overlap": found.overlap, "contention": found.contention, "step_time_s": step_s, "time": simulation.time,
+        "schema": SCHEMA, "model": model_payload(step.pricing.architecture), "layout": _layout_payload(step.pricing),
+        "overlap": step.overlap, "contention": step.contention, "step_time_s": step_s, "time": simulation.time,
         "exposed": simulation.exposed, "bubble_s": simulation.bubble_s, "bubble": simulation.bubble,
         "peak_bytes": simulation.peak_bytes,
         "critical_path": [{**part._asdict(), "share": part.seconds / step_s} for part in simulation.critical_path],
-        "critical_passes": [_passes_payload(run) for run in split_by_rank(critical_passes(found))],
+        "critical_passes": [_passes_payload(run) for run in split_by_rank(critical_passes(step))],
         "ranks": [
             {"rank": number, "computed_s": dict(rank.computed), "exposed_s": dict(rank.exposed), "bubble_s": rank.bubble_s,
              "constant_bytes": memory.constant_bytes, "peak_bytes": memory.peak_bytes}
-            for number, (rank, memory) in enumerate(zip(found.ranks, simulation.memories, strict=True))
+            for number, (rank, memory) in enumerate(zip(step.ranks, simulation.memories, strict=True))
         ],
         "estimate": {
             "step_time_s": estimate.step_time_s, "time": dict(estimate.time), "memory_bytes": estimate.memory_bytes,
@@ -268,19 +270,19 @@ def simulation_payload(simulation: Simulation, estimate: Estimate) -> dict[str, 
     }  # fmt: skip
 
 
-def _layout_payload(of: Pricing) -> dict[str, Any]:
-    return layout_payload(of.layout, of.architecture, of.job, of.cluster.topology)
+def _layout_payload(pricing: Pricing) -> dict[str, Any]:
+    return layout_payload(pricing.layout, pricing.architecture, pricing.job, pricing.cluster.topology)
 
 
 def split_by_rank(path: list[CriticalPass]) -> list[list[CriticalPass]]:
-    """The passes of a path in pieces, each on one rank."""
-    found: list[list[CriticalPass]] = []
+    """Split a path into runs of passes, each on one rank."""
+    pieces: list[list[CriticalPass]] = []
     for leg in path:
-        if found and found[-1][-1].rank == leg.rank:
-            found[-1].append(leg)
+        if pieces and pieces[-1][-1].rank == leg.rank:
+            pieces[-1].append(leg)
         else:
-            found.append([leg])
-    return found
+            pieces.append([leg])
+    return pieces
 
 
 def _passes_payload(run: list[CriticalPass]) -> dict[str, Any]:

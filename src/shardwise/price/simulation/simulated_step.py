@@ -1,9 +1,9 @@
-"""A whole step: the passes of every rank played on streams, then the schedule on their seconds, then the update.
+"""A simulated step: the passes of every rank played on streams, then the schedule on their seconds, then the update.
 
-Ranks along `pp` that are alike share the passes that they run: each pass through a stage is played once for each kind, once
-more as the first and as the last of the step, and pairs that run together likewise. Collectives are met by their peers: one
-rank of each stage stands for all. A message leaves when its pass has ended, arrives `message_s` later, and delays only
-the passes that wait for it.
+Ranks along `pp` that are alike share the passes that they run: each pass through a stage is played once for each kind,
+once more as the first and as the last of the step, and pairs that run together likewise. Peers of a collective are
+assumed ready: one rank of each stage stands for all. A message leaves when its pass has ended, arrives `message_s`
+later, and delays only the passes that wait for it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from shardwise.values.errors import lookup, raise_problems
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """A step as it was simulated, in seconds.
+    """A simulated step, in seconds.
 
-    `clock` has when each slot of each rank starts and ends, `slot_timelines` what the streams do in it, from its start; `updates`
-    what they do in each rank's update, from `passes_s`. `held`: the stages of each rank.
+    `clock` has start and end of each slot of each rank, `slot_timelines` what the streams do in it, from its start;
+    `updates` what they do in each rank's update, from `passes_s`. `held`: the stages of each rank.
     """
 
     pricing: Pricing
@@ -47,19 +47,21 @@ class SimulatedStep:
 
     @cached_property
     def trailing(self) -> tuple[tuple[TrailingTransfer, ...], ...]:
-        """What each rank's passes leave to be waited for in front of its update, by its end: on its stream beside the passes that
-        follow, one after the other."""
+        """Transfers that each rank's passes leave for the update to wait for, by their end.
+
+        They run on their stream beside the passes that follow, one after the other.
+        """
         return tuple(
-            tuple(sorted(self._trailing_transfers(rank), key=lambda one: one.end))
+            tuple(sorted(self._trailing_transfers(rank), key=lambda transfer: transfer.end))
             for rank in range(self.actions.num_ranks)
         )
 
     def _trailing_transfers(self, rank: int) -> Iterator[TrailingTransfer]:
         free: dict[str, float] = {}
-        for number, played in enumerate(self.slot_timelines[rank]):
+        for number, timeline in enumerate(self.slot_timelines[rank]):
             start = self.clock.starts[rank][number]
-            for event_number in played.trailing:
-                event = played.events[event_number]
+            for event_number in timeline.trailing:
+                event = timeline.events[event_number]
                 assert isinstance(event.what, Transfer)
                 begin = max(start + event.start, free.get(event.stream, 0.0))
                 free[event.stream] = begin + event.end - event.start
@@ -69,7 +71,10 @@ class SimulatedStep:
     def gradients_ready_s(self) -> tuple[float, ...]:
         """When the gradients of each rank are complete."""
         ends = (ends[-1] for ends in self.clock.ends)
-        return tuple(max(end, *(one.end for one in left), 0.0) for end, left in zip(ends, self.trailing, strict=True))
+        return tuple(
+            max(end, *(transfer.end for transfer in transfers), 0.0)
+            for end, transfers in zip(ends, self.trailing, strict=True)
+        )
 
     @cached_property
     def passes_s(self) -> float:
@@ -83,7 +88,7 @@ class SimulatedStep:
 
     @cached_property
     def ranks(self) -> tuple[RankTime, ...]:
-        """Where the seconds of each rank go."""
+        """Breakdown of the seconds of each rank."""
         return tuple(self._rank(rank) for rank in range(self.actions.num_ranks))
 
     @cached_property
@@ -92,22 +97,22 @@ class SimulatedStep:
         return min(range(len(self.ranks)), key=lambda rank: self.ranks[rank].bubble_s)
 
     def slots(self, rank: int) -> Iterable[tuple[Slot, StreamTimeline, float, float]]:
-        """The work of a rank, in order: what its streams run, with start and end."""
+        """Return the slots of a rank in order, with stream timeline, start and end."""
         order, clock = self.actions.order[rank], self.clock
         return zip(order, self.slot_timelines[rank], clock.starts[rank], clock.ends[rank], strict=True)
 
     def _rank(self, rank: int) -> RankTime:
         computed: dict[str, float] = {}
         exposed: dict[str, float] = {}
-        for one, number in (*Counter(self.slot_timelines[rank]).items(), (self.updates[rank], 1)):
-            for total, own in ((computed, one.computed), (exposed, one.exposed)):
-                for name, seconds in own.items():
+        for timeline, number in (*Counter(self.slot_timelines[rank]).items(), (self.updates[rank], 1)):
+            for total, seconds_by_name in ((computed, timeline.computed), (exposed, timeline.exposed)):
+                for name, seconds in seconds_by_name.items():
                     total[name] = total.get(name, 0.0) + seconds * number
         now = self.clock.ends[rank][-1]
-        for moved in self.trailing[rank]:
-            if moved.end > now:
-                exposed[moved.what.axis] = exposed.get(moved.what.axis, 0.0) + moved.end - now
-                now = moved.end
+        for transfer in self.trailing[rank]:
+            if transfer.end > now:
+                exposed[transfer.what.axis] = exposed.get(transfer.what.axis, 0.0) + transfer.end - now
+                now = transfer.end
         bubble_s, late_s = self._waits_between_passes(rank)
         if late_s:
             exposed["pp"] = exposed.get("pp", 0.0) + late_s
@@ -116,21 +121,23 @@ class SimulatedStep:
         return RankTime(computed, exposed, bubble_s)
 
     def _waits_between_passes(self, rank: int) -> tuple[float, float]:
-        """Seconds that a rank waits before its passes for other ranks, and for messages in transit."""
-        idle, late, before, hops = 0.0, 0.0, 0.0, (*self.actions.crosses_ranks(), False)
+        """Return the seconds that a rank waits before its passes for other ranks, and for messages in transit."""
+        idle, late, previous_end, hops = 0.0, 0.0, 0.0, (*self.actions.crosses_ranks(), False)
         for slot, start, end in zip(
             self.actions.order[rank], self.clock.starts[rank], self.clock.ends[rank], strict=True
         ):
-            if start > before:
-                comes = any(hops[one.stage + (one.kind != FORWARD)] for one in slot if one.kind != BACKWARD_WEIGHT)
-                late += min(start - before, self.message_s) if comes else 0.0
-                idle += max(start - before - (self.message_s if comes else 0.0), 0.0)
-            before = end
+            if start > previous_end:
+                comes = any(
+                    hops[action.stage + (action.kind != FORWARD)] for action in slot if action.kind != BACKWARD_WEIGHT
+                )
+                late += min(start - previous_end, self.message_s) if comes else 0.0
+                idle += max(start - previous_end - (self.message_s if comes else 0.0), 0.0)
+            previous_end = end
         return idle, late
 
 
 class TrailingTransfer(NamedTuple):
-    """A transfer that a slot of a rank begins and leaves: the numbers of the slot and of the event there, and when it runs."""
+    """A transfer that outlasts the slot that started it: the indices of slot and event, and when it runs."""
 
     slot: int
     event: int
@@ -162,7 +169,7 @@ def simulate_step(pricing: Pricing, overlap: str = LIST, contention: float = CON
 
 
 class StepSimulator:
-    """Plays the passes of `stages` on streams, and the schedule on their seconds."""
+    """Plays the passes of the stages on streams, and the schedule on their seconds."""
 
     def __init__(self, pricing: Pricing, overlap: str, contention: float) -> None:
         self.pricing, self.overlap, self.contention = pricing, overlap, contention
@@ -176,34 +183,35 @@ class StepSimulator:
     def run(self) -> SimulatedStep:
         pp = self.pricing.layout.pp
         message_s = self.works.message_s() if pp > 1 and self.overlap == LIST else 0.0
-        plays = tuple(tuple(self.slot_timelines(rank)) for rank in range(pp))
-        clock = run_clock(self.actions, [[one.seconds for one in row] for row in plays], message_s)
+        timelines = tuple(tuple(self.slot_timelines(rank)) for rank in range(pp))
+        clock = run_clock(self.actions, [[timeline.seconds for timeline in row] for row in timelines], message_s)
         streams = [self.pricing.step(stage).stream_s for stage in self.pricing.stages(self.works.costs)]
         updates = tuple(
-            self.play(self.lists.update([self.stages[n] for n in held], self.overlap, float(stream_s)))
-            for held, stream_s in zip(self.held, streams, strict=True)
+            self.play(self.lists.update([self.stages[n] for n in stage_numbers], self.overlap, float(stream_s)))
+            for stage_numbers, stream_s in zip(self.held, streams, strict=True)
         )
         return SimulatedStep(
-            self.pricing, self.overlap, self.contention, self.actions, self.stages, self.held, clock, plays, updates, message_s
+            self.pricing, self.overlap, self.contention, self.actions, self.stages, self.held, clock, timelines, updates,
+            message_s,
         )  # fmt: skip
 
     def slot_timelines(self, rank: int) -> Iterator[StreamTimeline]:
-        """The work of a rank's streams in each of its slots."""
+        """Yield what a rank's streams do in each of its slots."""
         slots, num_stages = self.actions.order[rank], len(self.held[rank])
         first = _first_actions(slots, (FORWARD,), num_stages)
         last = _first_actions(reversed(slots), (FULL_BACKWARD, BACKWARD_WEIGHT), num_stages)
-        usual: dict[tuple[str, int], StreamTimeline] = {}
+        steady: dict[tuple[str, int], StreamTimeline] = {}
         for slot in slots:
-            one = slot[0]
-            if len(slot) > 1 or one in first or one in last:
+            action = slot[0]
+            if len(slot) > 1 or action in first or action in last:
                 yield self.play_passes(
                     tuple(StagePass(self.stages[a.stage], a.kind, a in first, a in last) for a in slot)
                 )
                 continue
-            known = usual.get(one[:2])
-            if known is None:
-                known = usual[one[:2]] = self.play_passes((StagePass(self.stages[one.stage], one.kind),))
-            yield known
+            timeline = steady.get(action[:2])
+            if timeline is None:
+                timeline = steady[action[:2]] = self.play_passes((StagePass(self.stages[action.stage], action.kind),))
+            yield timeline
 
     def play_passes(self, passes: tuple[StagePass, ...]) -> StreamTimeline:
         if passes not in self.known:
@@ -212,7 +220,10 @@ class StepSimulator:
 
     def pass_lists(self, passes: tuple[StagePass, ...]) -> list[list[TimedInstruction]]:
         if self.overlap == LIST:
-            return [self.lists.engine_order(one.stage, one.kind, last=one.last) for one in passes]
+            return [
+                self.lists.engine_order(stage_pass.stage, stage_pass.kind, last=stage_pass.last)
+                for stage_pass in passes
+            ]
         hideable = HIDEABLE if len(passes) == 1 else HIDEABLE_TOGETHER
         return [self.lists.convention_order(passes, self.overlap, hideable)]
 
@@ -221,12 +232,12 @@ class StepSimulator:
 
 
 def _first_actions(slots: Iterable[Slot], kinds: tuple[str, ...], num_stages: int) -> set[Action]:
-    """Of each of so many stages the first action of some kinds."""
-    found: dict[int, Action] = {}
+    """Return the first action of these kinds on each stage; `num_stages` ends the search."""
+    first_actions: dict[int, Action] = {}
     for slot in slots:
-        for one in slot:
-            if one.kind in kinds:
-                found.setdefault(one.stage, one)
-        if len(found) == num_stages:
+        for action in slot:
+            if action.kind in kinds:
+                first_actions.setdefault(action.stage, action)
+        if len(first_actions) == num_stages:
             break
-    return set(found.values())
+    return set(first_actions.values())

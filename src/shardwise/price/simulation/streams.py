@@ -1,9 +1,9 @@
-"""The streams of a rank: lists of timed work played on one compute stream and on one stream for each axis.
+"""Streams of a rank: lists of timed work played on one compute stream and on one stream for each axis.
 
-The work of a rank is, in order and with seconds, its kernels, transfers where they start, and where they are waited for. A
-kernel starts when the one before it has ended and what its list waits for is there; a transfer when its list has come to it
-and its stream is free. Nothing else decides when anything runs. Several lists are two passes that a rank runs together: each
-goes on in its own order, and the kernel that can start first is next.
+The work of a rank is, in order and with seconds, its kernels, transfers where they start, and where they are waited
+for. A kernel starts when the one before it has ended and its waits are over; a transfer when its list reaches it and
+its stream is free. Nothing else decides when anything runs. Two lists are two passes that a rank runs together: each
+keeps its own order, and the kernel that can start first is next.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class TimedKernel:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Transfer:
-    """A collective, or a copy to or from the host, charged to an axis; each is one of its own.
+    """A collective, or a copy to or from the host, charged to an axis. Compared by identity: each occurrence is its own
+    object.
 
-    `carries`: the tensors that it moves. `chunked_kernels_s`: of one that runs in pieces beside kernels, the seconds of these.
+    `carries`: the tensors that it moves. `chunked_kernels_s`: seconds of the kernels beside which it runs in chunks.
     `waits_one_behind`: it is waited for when the next one of its kind begins.
     """
 
@@ -48,13 +49,13 @@ class Transfer:
 
     @property
     def exposed_s(self) -> float:
-        """The rest of it after the kernels that it overlaps with."""
+        """Seconds beyond the kernels that it overlaps with."""
         return max(self.seconds - self.chunked_kernels_s, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class StartTransfer:
-    """A transfer starts when its stream is free and its payload is ready."""
+    """Start a transfer once its stream is free and its payload is ready."""
 
     transfer: Transfer
     stream: str
@@ -62,7 +63,7 @@ class StartTransfer:
 
 @dataclass(frozen=True, slots=True)
 class WaitTransfer:
-    """Later work on the compute stream waits for a transfer."""
+    """Make later work on the compute stream wait for a transfer."""
 
     transfer: Transfer
 
@@ -71,29 +72,29 @@ TimedInstruction = TimedKernel | StartTransfer | WaitTransfer
 
 
 def start_transfer(transfer: Transfer) -> StartTransfer:
-    """Its start, on the stream of its axis."""
+    """Return the start of a transfer on the stream of its axis."""
     return StartTransfer(transfer, transfer.axis)
 
 
 def started_transfers(works: Iterable[TimedInstruction]) -> Iterator[Transfer]:
-    """Those that begin, in order."""
-    return (one.transfer for one in works if isinstance(one, StartTransfer))
+    """Yield the transfers that start, in order."""
+    return (work.transfer for work in works if isinstance(work, StartTransfer))
 
 
 def copy_with_new_transfers(works: Iterable[TimedInstruction]) -> list[TimedInstruction]:
-    """The same once more, with transfers of its own."""
-    own: dict[Transfer, Transfer] = {}
-    found: list[TimedInstruction] = []
-    for one in works:
-        match one:
+    """Return the same work for another occurrence, with transfers of its own."""
+    copies: dict[Transfer, Transfer] = {}
+    copied: list[TimedInstruction] = []
+    for work in works:
+        match work:
             case TimedKernel():
-                found.append(one)
+                copied.append(work)
             case StartTransfer():
-                own[one.transfer] = replace(one.transfer)
-                found.append(StartTransfer(own[one.transfer], one.stream))
+                copies[work.transfer] = replace(work.transfer)
+                copied.append(StartTransfer(copies[work.transfer], work.stream))
             case WaitTransfer():
-                found.append(WaitTransfer(own[one.transfer]))
-    return found
+                copied.append(WaitTransfer(copies[work.transfer]))
+    return copied
 
 
 # How many times as long a kernel takes while a transfer runs beside it: they share the memory's bandwidth and multiprocessors.
@@ -104,7 +105,7 @@ PASS_START = -1  # in place of an event's index: the start of the pass
 
 
 class StreamEvent(NamedTuple):
-    """A piece of work on a stream. `cause`: the index of the event at whose end it started."""
+    """Work on a stream. `cause`: the index of the event at whose end it started."""
 
     what: TimedKernel | Transfer
     stream: str
@@ -115,9 +116,12 @@ class StreamEvent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StreamTimeline:
-    """What streams did: events in the order in which they were decided, seconds until all that is waited for is done, and the
-    seconds that the compute stream waited, by the axis that it waited for. `last`: the number of the event that ends it,
-    `trailing` those of transfers that nothing waits for."""
+    """What the streams did in a pass.
+
+    `events` are in the order in which they were decided; `seconds` until all that is waited for is done; `exposed`
+    seconds that the compute stream waited, by the axis that it waited for; `last`: the index of the event that ends it;
+    `trailing`: those of transfers that nothing waits for.
+    """
 
     events: tuple[StreamEvent, ...]
     seconds: float
@@ -128,26 +132,28 @@ class StreamTimeline:
     @cached_property
     def computed(self) -> dict[str, float]:
         """Seconds of kernels by phase."""
-        found: dict[str, float] = {}
-        for one in self.events:
-            if isinstance(one.what, TimedKernel):
-                found[one.what.phase] = found.get(one.what.phase, 0.0) + one.end - one.start
-        return found
+        seconds_by_phase: dict[str, float] = {}
+        for event in self.events:
+            if isinstance(event.what, TimedKernel):
+                seconds_by_phase[event.what.phase] = (
+                    seconds_by_phase.get(event.what.phase, 0.0) + event.end - event.start
+                )
+        return seconds_by_phase
 
     def path(self, last: int | None = None) -> list[StreamEvent]:
-        """The events that decide when it ends, or when the event `last` does, in order.
+        """Return the events that decide when it ends, or when the event `last` does, in order.
 
         Each starts when the one before it ends, the first one at the beginning.
         """
-        found, place = [], self.last if last is None else last
-        while place != PASS_START:
-            found.append(self.events[place])
-            place = found[-1].cause
-        return found[::-1]
+        events, index = [], self.last if last is None else last
+        while index != PASS_START:
+            events.append(self.events[index])
+            index = events[-1].cause
+        return events[::-1]
 
 
 def play_streams(lists: Sequence[Sequence[TimedInstruction]], contention: float = CONTENTION) -> StreamTimeline:
-    """Lists of work on the streams of one rank, from 0 on. `contention`: see `CONTENTION`.
+    """Play lists of work on the streams of one rank, from 0 on. `contention`: see `CONTENTION`.
 
     >>> send = Transfer(seconds=3.0, axis="tp", unit="block", name="all_gather")
     >>> kernels = [TimedKernel(seconds=s, unit="block", phase="forward", name="contract") for s in (2.0, 1.0)]
@@ -160,7 +166,7 @@ def play_streams(lists: Sequence[Sequence[TimedInstruction]], contention: float 
 
 @dataclass
 class _StreamProgram:
-    """A list, how far it has come, when, and which event that is the end of; what it has waited for since its last kernel."""
+    """State of one list: next item, time reached and the event that set it, and the waits since its last kernel."""
 
     works: Sequence[TimedInstruction]
     place: int = 0
@@ -188,12 +194,12 @@ class _StreamPlayer:
             (program,) = self.programs
             while program.left:
                 self.step(program)
-        while going := [one for one in self.programs if one.left]:
+        while going := [program for program in self.programs if program.left]:
             self.step(min(going, key=self.next_at))
         return self.finish()
 
     def next_at(self, program: _StreamProgram) -> float:
-        """When the next item of a program takes effect."""
+        """Return when the next item of a program takes effect."""
         work = program.works[program.place]
         if isinstance(work, WaitTransfer):
             return max(program.now, self.events[self.done[work.transfer]].end)
@@ -215,18 +221,15 @@ class _StreamPlayer:
         start = max(program.now, free)
         self.charge(program, free, start)
         program.cause = self.put(
-            kernel,
-            COMPUTE,
-            start,
-            start + self.contended_s(start, kernel.seconds),
+            kernel, COMPUTE, start, start + self.contended_s(start, kernel.seconds),
             program.cause if program.now >= free else last,
-        )
+        )  # fmt: skip
         program.now = self.events[program.cause].end
 
     def contended_s(self, start: float, seconds: float) -> float:
-        """Seconds of a kernel with the transfers that run concurrently."""
-        beside = min(max(self.moving_until - start, 0.0), seconds * self.contention)
-        return seconds + beside * (1.0 - 1.0 / self.contention)
+        """Return the seconds of a kernel with the transfers that run concurrently."""
+        overlap_s = min(max(self.moving_until - start, 0.0), seconds * self.contention)
+        return seconds + overlap_s * (1.0 - 1.0 / self.contention)
 
     def begin(self, program: _StreamProgram, work: StartTransfer) -> None:
         free, last = self.free.get(work.stream, (0.0, PASS_START))
@@ -243,13 +246,13 @@ class _StreamPlayer:
             program.waits.append((transfer.axis, program.now, end))
             program.now, program.cause = end, number
 
-    def put(self, what: TimedKernel | Transfer, stream: str, start: float, end: float, cause: int) -> int:
-        self.events.append(StreamEvent(what, stream, start, end, cause))
+    def put(self, work: TimedKernel | Transfer, stream: str, start: float, end: float, cause: int) -> int:
+        self.events.append(StreamEvent(work, stream, start, end, cause))
         self.free[stream] = end, len(self.events) - 1
         return len(self.events) - 1
 
     def charge(self, program: _StreamProgram, begin: float, end: float) -> None:
-        """The time in which the compute stream had nothing to do, to the axes that the program waited for meanwhile."""
+        """Charge the time in which the compute stream was idle to the axes that the program waited for meanwhile."""
         for axis, since, until in program.waits:
             seconds = min(until, end) - max(since, begin)
             if seconds > 0.0:
@@ -257,10 +260,10 @@ class _StreamPlayer:
         program.waits.clear()
 
     def finish(self) -> StreamTimeline:
-        latest = max(self.programs, key=lambda one: one.now)
+        latest = max(self.programs, key=lambda program: program.now)
         free, _ = self.free.get(COMPUTE, (0.0, PASS_START))
         self.charge(latest, free, latest.now)
-        left = tuple(number for number in self.done.values() if number not in self.awaited)
+        trailing = tuple(number for number in self.done.values() if number not in self.awaited)
         return StreamTimeline(
-            events=tuple(self.events), seconds=latest.now, exposed=self.exposed, last=latest.cause, trailing=left
+            events=tuple(self.events), seconds=latest.now, exposed=self.exposed, last=latest.cause, trailing=trailing
         )

@@ -1,4 +1,4 @@
-"""The instructions of a unit with seconds, of which the unit's price consists too, and the contents of virtual stages."""
+"""Instructions of a unit with seconds, which add up to the unit's price, and the contents of virtual stages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TRANSFER_ROLES = {Role.WEIGHT: GATHER, Role.WEIGHT_GRADIENT: GRADIENT}
 
 
 class UnitTimings:
-    """The work of units in passes of each kind, in one layout."""
+    """Timed work of units in passes of each kind, in one layout."""
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing, self.pricer = pricing, InstructionPricer(pricing)
@@ -46,66 +46,73 @@ class UnitTimings:
 
     @cached_property
     def costs(self) -> tuple[Mapping[str, ActivationCost], Mapping[str, StateCost]]:
-        """The costs of the units, by name."""
+        """Costs of the units, by name."""
         return self.pricing.unit_costs()
 
     def unit_work(self, unit: str, kind: str) -> tuple[TimedInstruction, ...]:
-        """A unit's work in a pass of a kind, or in the update."""
+        """Return a unit's work in a pass of a kind, or in the update."""
         if (unit, kind) not in self._known:
             self._known[unit, kind] = tuple(self._time_unit(unit, kind))
         return self._known[unit, kind]
 
     def _time_unit(self, unit: str, kind: str) -> Iterator[TimedInstruction]:
-        template, parts = self.pricer.unit_instructions(unit), self.pricer.parts(unit)
-        own = unit.removeprefix(NO_RECOMPUTE)
-        listed = template.passes[UPDATE] if kind == UPDATE else select_instructions(template, own, kind)
+        unit_instructions, parts = self.pricer.unit_instructions(unit), self.pricer.parts(unit)
+        plain_unit = unit.removeprefix(NO_RECOMPUTE)
+        instructions = (
+            unit_instructions.passes[UPDATE]
+            if kind == UPDATE
+            else select_instructions(unit_instructions, plain_unit, kind)
+        )
         host = _LaunchOverhead(self.pricer, parts, kind)
-        pieces = _ChunkedCollectives(self.pricer, parts, own, listed)
-        started = ((one, self._transfer(template.unit, one, parts)) for one in _started_collectives(listed))
-        moved = {id(one): transfer for one, transfer in started if transfer is not None}
+        chunked = _ChunkedCollectives(self.pricer, parts, plain_unit, instructions)
+        started = (
+            (collective, self._transfer(unit_instructions.unit, collective, parts))
+            for collective in _started_collectives(instructions)
+        )
+        transfers = {id(collective): transfer for collective, transfer in started if transfer is not None}
         casts = set[str]()
-        for one in listed:
-            if isinstance(one, KernelLaunch):
-                kernel = one.kernel
+        for instruction in instructions:
+            if isinstance(instruction, KernelLaunch):
+                kernel = instruction.kernel
                 if kernel.phase not in casts:
                     casts.add(kernel.phase)
-                    yield from host.casts(own, kernel.phase)
-                yield from pieces.before(kernel)
+                    yield from host.casts(plain_unit, kernel.phase)
+                yield from chunked.before(kernel)
                 yield TimedKernel(
-                    seconds=self.pricer.kernel_s(kernel, parts) + host.gap_s(kernel.phase), unit=own, phase=kernel.phase,
+                    seconds=self.pricer.kernel_s(kernel, parts) + host.gap_s(kernel.phase), unit=plain_unit, phase=kernel.phase,
                     name=kernel.name, results=kernel.outputs,
                 )  # fmt: skip
-                yield from pieces.behind(kernel)
-            elif isinstance(one, (StartCollective, WaitCollective)) and id(one.collective) in moved:
-                transfer = moved[id(one.collective)]
-                yield start_transfer(transfer) if isinstance(one, StartCollective) else WaitTransfer(transfer)
-        yield from pieces.without_kernels()
+                yield from chunked.behind(kernel)
+            elif isinstance(instruction, (StartCollective, WaitCollective)) and id(instruction.collective) in transfers:
+                transfer = transfers[id(instruction.collective)]
+                yield start_transfer(transfer) if isinstance(instruction, StartCollective) else WaitTransfer(transfer)
+        yield from chunked.without_kernels()
 
-    def _transfer(self, unit: ShardedUnit, traffic: UnitCollective, parts: UnitCostInputs) -> Transfer | None:
-        """A collective; none where nothing moves, or where it runs in pieces."""
-        seconds = 0.0 if traffic.chunked_with else self.pricer.collective_s(traffic, parts)
+    def _transfer(self, unit: ShardedUnit, collective: UnitCollective, parts: UnitCostInputs) -> Transfer | None:
+        """Return the transfer of a collective; None where it takes no time, or runs in chunks."""
+        seconds = 0.0 if collective.chunked_with else self.pricer.collective_s(collective, parts)
         if seconds == 0.0:
             return None
         return Transfer(
-            seconds=seconds, axis=time_term(traffic), unit=unit.name, name=traffic.name,
-            role=CONTROL if traffic.is_control else TRANSFER_ROLES.get(traffic.role, ACTIVATION),
-            carries=payload_tensors(unit, traffic),
-            waits_one_behind=traffic.kind is CollectiveKind.REDUCE_SCATTER and traffic.scope == "micro_batch",
+            seconds=seconds, axis=time_term(collective), unit=unit.name, name=collective.name,
+            role=CONTROL if collective.is_control else TRANSFER_ROLES.get(collective.role, ACTIVATION),
+            carries=payload_tensors(unit, collective),
+            waits_one_behind=collective.kind is CollectiveKind.REDUCE_SCATTER and collective.scope == "micro_batch",
         )  # fmt: skip
 
     def message_s(self) -> float:
-        """Seconds of a micro-batch's hidden state, or of its gradient, to the next stage."""
+        """Return the seconds of a micro-batch's hidden state, or of its gradient, to the next stage."""
         return float(self.costs[0]["carry"].forward_traffic_s["pp"])
 
 
-def _started_collectives(listed: Iterable[Instruction]) -> Iterator[UnitCollective]:
-    return (one.collective for one in listed if isinstance(one, StartCollective))
+def _started_collectives(instructions: Iterable[Instruction]) -> Iterator[UnitCollective]:
+    return (instruction.collective for instruction in instructions if isinstance(instruction, StartCollective))
 
 
 class _LaunchOverhead:
-    """What a pass of a unit takes beside its kernels on the device: casts of what products take, and the host's launches.
+    """What a unit's pass takes beside its kernels: casts of product operands, and the host's launches.
 
-    The seconds of the latter are shared out over the kernels of a phase. What is made in a weights' pass has been cast before.
+    Launch seconds are shared out over the kernels of a phase. Operands of a W pass have been cast before it.
     """
 
     def __init__(self, pricer: InstructionPricer, parts: UnitCostInputs, kind: str) -> None:
@@ -124,35 +131,44 @@ class _LaunchOverhead:
 
 
 class _ChunkedCollectives:
-    """Collectives that run in pieces beside kernels: with n pieces the first n-th of the kernels waits for nothing, or the last
-    piece hides behind nothing. Those beside the same kernels begin with the first of these, and are waited for behind the last.
+    """Collectives that run in chunks beside kernels.
+
+    With n chunks the first n-th of the kernels has nothing to overlap with, or the last chunk has not. Collectives
+    beside the same kernels start with the first of these, and are waited for after the last.
     """
 
     def __init__(
-        self, pricer: InstructionPricer, parts: UnitCostInputs, unit: str, listed: Iterable[Instruction]
+        self, pricer: InstructionPricer, parts: UnitCostInputs, unit: str, instructions: Iterable[Instruction]
     ) -> None:
-        together: dict[tuple[str, tuple[str, ...]], list[UnitCollective]] = {}
-        for traffic in _started_collectives(listed):
-            if traffic.chunked_with:
-                together.setdefault((traffic.phase, traffic.chunked_with), []).append(traffic)
+        collectives_by_outputs: dict[tuple[str, tuple[str, ...]], list[UnitCollective]] = {}
+        for collective in _started_collectives(instructions):
+            if collective.chunked_with:
+                collectives_by_outputs.setdefault((collective.phase, collective.chunked_with), []).append(collective)
         self.first: dict[int, Transfer] = {}
         self.last: dict[int, Transfer] = {}
         self.unplaced: list[Transfer] = []
-        for (phase, beside), moved in together.items():
-            beside_them = [k for k in parts.kernels if k.phase == phase and not set(k.outputs).isdisjoint(beside)]
-            compute_s = sum(pricer.kernel_s(kernel, parts) for kernel in beside_them)
-            pieces = float(pricer.values.group_degree(moved[0].axes))
-            traffic_s = sum(float(pricer.pricer.chunked_s(one, parts, pricer.values, pricer.links)) for one in moved)
-            names = {kernel.outputs for kernel in beside_them}
-            here = [k for one in listed if isinstance(one, KernelLaunch) and (k := one.kernel).outputs in names]
-            if not traffic_s:
+        for (phase, outputs), collectives in collectives_by_outputs.items():
+            kernels = [k for k in parts.kernels if k.phase == phase and not set(k.outputs).isdisjoint(outputs)]
+            compute_s = sum(pricer.kernel_s(kernel, parts) for kernel in kernels)
+            pieces = float(pricer.values.group_degree(collectives[0].axes))
+            communication_s = sum(
+                float(pricer.pricer.chunked_s(collective, parts, pricer.values, pricer.links))
+                for collective in collectives
+            )
+            names = {kernel.outputs for kernel in kernels}
+            launched = [
+                k
+                for instruction in instructions
+                if isinstance(instruction, KernelLaunch) and (k := instruction.kernel).outputs in names
+            ]
+            if not communication_s:
                 continue
             transfer = Transfer(
-                seconds=traffic_s + compute_s / pieces if here else traffic_s, axis=moved[0].stream, unit=unit,
-                name=f"{moved[0].name} in pieces", chunked_kernels_s=compute_s if here else 0.0,
+                seconds=communication_s + compute_s / pieces if launched else communication_s, axis=collectives[0].stream,
+                unit=unit, name=f"{collectives[0].name} in pieces", chunked_kernels_s=compute_s if launched else 0.0,
             )  # fmt: skip
-            if here:
-                self.first[id(here[0])], self.last[id(here[-1])] = transfer, transfer
+            if launched:
+                self.first[id(launched[0])], self.last[id(launched[-1])] = transfer, transfer
             else:
                 self.unplaced.append(transfer)
 
@@ -165,20 +181,20 @@ class _ChunkedCollectives:
             yield WaitTransfer(self.last[id(kernel)])
 
     def without_kernels(self) -> Iterator[TimedInstruction]:
-        """Those whose kernels another pass has."""
-        for one in self.unplaced:
-            yield start_transfer(one)
-            yield WaitTransfer(one)
+        """Yield starts and waits of the collectives whose kernels another pass has."""
+        for transfer in self.unplaced:
+            yield start_transfer(transfer)
+            yield WaitTransfer(transfer)
 
 
 class VirtualStage(NamedTuple):
     """A virtual stage: its units in the model's order.
 
-    `owned_units`: those, and others, whose weights rest on the rank because of the stage: it reduces and updates them.
-    `borrowed_units`: units that run on weights which another unit owns. `host_s`: a micro-batch's activations to the host.
-    `exchange_s`: gradients exchanged with the rank that has a copy of the weights. `saved_bytes`: what a
-    micro-batch's forward pass
-    keeps, of which `waiting_bytes` until weights' gradients are made where these wait.
+    `owned_units`: units whose weights rest on the rank because of the stage, which it reduces and updates.
+    `borrowed_units`: units that run on weights which another unit owns. `host_s`: seconds of a micro-batch's
+    activations to the host. `exchange_s`: of gradients exchanged with the rank that has a copy of the weights.
+    `saved_bytes`: what a micro-batch's forward pass keeps, of which `waiting_bytes` until weight gradients are made
+    where these wait.
     """
 
     units: tuple[str, ...]
@@ -193,34 +209,34 @@ class VirtualStage(NamedTuple):
 def build_virtual_stages(
     works: UnitTimings, placement: StagePlacement
 ) -> tuple[tuple[VirtualStage, ...], tuple[tuple[int, ...], ...]]:
-    """All virtual stages, and those that each rank holds."""
+    """Return all virtual stages, and the numbers of those that each rank holds."""
     pricing = works.pricing
     placed = [tuple(unit.kind for unit in units) for units in stage_units(pricing.architecture, pricing.layout)]
-    held = tuple(placement.stages_of_rank(rank) for rank in range(pricing.layout.pp))
-    found: dict[int, VirtualStage] = {}
-    for rank, numbers in enumerate(held):
+    stages_by_rank = tuple(placement.stages_of_rank(rank) for rank in range(pricing.layout.pp))
+    stages: dict[int, VirtualStage] = {}
+    for rank, numbers in enumerate(stages_by_rank):
         for number, units in zip(numbers, _split_recomputing(pricing, rank, [placed[n] for n in numbers]), strict=True):
-            found[number] = _build_stage(works, rank, units)
-    return tuple(found[number] for number in sorted(found)), held
+            stages[number] = _build_stage(works, rank, units)
+    return tuple(stages[number] for number in sorted(stages)), stages_by_rank
 
 
 def _split_recomputing(pricing: Pricing, rank: int, stages: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """The units of a rank's stages, with the layers that recompute nothing by their own names: the last of each kind."""
+    """Return the units of a rank's stages; layers that recompute nothing, the last of each kind, get their own names."""
     counts = pricing.counts(rank)
-    left = {kind: int(number) - int(counts.kept.get(kind, 0)) for kind, number in counts.layers.items()}
-    found = []
+    remaining = {kind: int(number) - int(counts.kept.get(kind, 0)) for kind, number in counts.layers.items()}
+    names_by_stage = []
     for units in stages:
         names = []
         for unit in units:
-            if unit in left:
-                left[unit] -= 1
-            names.append(NO_RECOMPUTE + unit if unit in left and left[unit] < 0 else unit)
-        found.append(tuple(names))
-    return found
+            if unit in remaining:
+                remaining[unit] -= 1
+            names.append(NO_RECOMPUTE + unit if unit in remaining and remaining[unit] < 0 else unit)
+        names_by_stage.append(tuple(names))
+    return names_by_stage
 
 
 def _build_stage(works: UnitTimings, rank: int, units: tuple[str, ...]) -> VirtualStage:
-    """A stage of a rank. What the rank holds of embeddings follows from the counts of its price."""
+    """Build a stage of a rank. Who holds embeddings follows from the counts of the rank's price."""
     counts, (activation, state) = works.pricing.counts(rank), works.costs
     plain = [unit.removeprefix(NO_RECOMPUTE) for unit in units]
     used = {"embedding"} if "embedding" in units and not counts.copies else set()
