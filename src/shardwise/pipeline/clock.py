@@ -190,7 +190,7 @@ class ScheduleClock:
         """Return when a slot can begin; `NEVER`, with the rank noted as blocked, where an input has not arrived yet."""
         m, last = self.actions.num_micro_batches, self.actions.num_stages - 1
         for kind, stage, micro_batch in slot:
-            if kind == FORWARD:
+            if kind == FORWARD:  # dependencies are inlined: this is the inner loop of every played list
                 if stage == 0:
                     continue
                 backward, index, delay = False, (stage - 1) * m + micro_batch, self.delay[stage]

@@ -109,6 +109,8 @@ def _play_uneven_bubble(schedule: str, sizes: tuple[int, ...], num_ranks: int) -
     max_layers = max(form.placement(p, v).sum_by_rank(sizes))
     seconds = tuple(size / max_layers / 3.0 for size in sizes)  # of the fullest rank's micro-batch, a third forward
     durations = Durations(forward=seconds, input=seconds, weight=seconds)
+    # A step grows along a line in its micro-batches, so two lengths give both parts. Of more ranks than are played, the bubble
+    # grows with p - 1.
     short_s, long_s = (play_actions(build_actions(schedule, p, m, v), durations).makespan for m in (2 * p, 4 * p))
     per_micro_batch = (long_s - short_s) / (2 * p)
     fixed, closed_form = short_s - 2 * p * per_micro_batch, form.bubble_s(p, v, 2 * p, EQUAL_THIRDS)

@@ -122,6 +122,8 @@ def _zb_v_longest_path_s(
     other_ranks: Value, missing: Value, forward_s: Value, input_s: Value, weight_s: Value
 ) -> Value:
     """Return the longest path with more micro-batches than ranks: seconds beyond a rank's own passes."""
+    # Each line is a path through the list from one rank's passes to another's; the maximum was compared with played lists
+    # over the range that `zb_v_bubble_s` states.
     present = other_ranks - missing
     return maximum(
         missing * (forward_s + input_s),

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardwise.values.symbolic import LocalDim, Monomial
 
+# Types only: a command that finds its file here must start without loading the model's modules.
 if TYPE_CHECKING:
     from shardwise.model.architecture import ModelStructure
     from shardwise.values.issue_policy import IssuePolicy
@@ -98,6 +99,7 @@ def _cache_folder() -> Path | None:
 
 
 def _digest(structure: ModelStructure, policy: IssuePolicy) -> str:
+    # the sources are part of the digest, so a changed formula never reads an old file
     key_text = json.dumps([asdict(structure), asdict(policy)], default=sorted)
     return hashlib.sha256(f"{sys.version} {_sources()} {key_text}".encode()).hexdigest()[:32]
 
@@ -119,6 +121,7 @@ def _read(path: Path) -> dict[Hashable, Any]:
     try:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
+            # unpickling can run code: accept only what no other user can have written
             if stat.st_uid != os.getuid() or stat.st_mode & 0o022:
                 return {}
             contents: dict[Hashable, Any] = pickle.load(file)

@@ -77,6 +77,8 @@ class InputRecorder:
         recorded_fields = {name: _RecordedField(name, types[name], key) for name in (*_names(record), *given)}
         values = {name: self.wrap(getattr(record, name), field) for name, field in recorded_fields.items()}
 
+        # A subclass made here intercepts every attribute, so methods of the record read the notes as well. `given` cached
+        # properties are returned as they are, without running: their own inputs are not noted.
         def taken(copied: Any, name: str) -> Any:
             return (
                 self.note(values[name], recorded_fields[name])

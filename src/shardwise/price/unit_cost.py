@@ -169,6 +169,8 @@ class UnitPricer:
     def memoize(self, values: SymbolValues, key: Hashable, make: Callable[[], Result]) -> Result:
         """Return `make()` at these values, computed once for all rates; it may depend on `key`, the model, the job and
         the stack."""
+        # The identities of structure, formats and loss stand for architecture, precision and optimizer: a pricer builds them
+        # once, and copies at other rates share them. Only `RepricedSymbolValues` keep the result over several rates.
         identities = self.structure, self.formats, self.loss
         return values.compute_once_at_any_rate(
             identities, make, at=(key, self.rates.policy, self.rates.fused_attention)
@@ -290,6 +292,8 @@ class UnitPricer:
 
     def kernel_s(self, kernel: Kernel, parts: UnitCostInputs, values: SymbolValues) -> Value:
         """Return the seconds of one kernel, computed once for all families of a unit that have it."""
+        # The memo key is the identity of kernel and values: `Interner` makes equal kernels of all families one object, so a
+        # kernel that is rebuilt misses silently. `dependencies` holds all else of `parts` that the result depends on.
         dependencies = parts.products.narrow, parts.arrays if kernel.shape.owned_matrices_only else ()
 
         def make() -> Value:
@@ -372,6 +376,8 @@ class UnitPricer:
         """Return the seconds of a collective, or of one per flat array; computed once for all that move the same over
         the same axes."""
         width, routed = self.formats.collective_width(collective, parts.products), collective.role is Role.ROUTED
+        # Keyed by the identity of the payload, not of the collective, and stored with the links: what moves the same bytes over
+        # the same axes is priced once, whichever unit or phase it is in. `price_key` holds all else that the seconds depend on.
         price_key = collective.kind, collective.axes, width, routed, self.max_bucket_elements
 
         def make() -> Value:

@@ -351,6 +351,9 @@ def unit_live_sets(
     return _cached_live_sets(structure, priced_family(structure, family, name), name, policy)
 
 
+# Three memo levels: `lru_cache` in the process, `CACHE` on disk, and `INTERNER`, which makes equal parts one object, so that
+# prices can be cached by identity. `priced_family` is the key of all three: a field that it drops, but that a cost depends on,
+# is a wrong price, not a miss.
 @lru_cache(maxsize=8192)
 def _cached_cost_inputs(
     structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy

@@ -72,7 +72,9 @@ def starts_array(sizes: Iterable[Value], max_elements: float | None) -> Iterator
     >>> list(starts_array([6, 0, 3, 2, 9], max_elements=8))
     [True, False, True, False, True]
     """
-    filled: Value = 0
+    filled: Value = (
+        0  # `sizes` must come in the order of `parameters.group_parameters`, or priced and issued bytes differ
+    )
     for size in sizes:
         begins = (filled == 0) if max_elements is None else (filled == 0) | (filled + size > max_elements)
         begins = begins & (size > 0)

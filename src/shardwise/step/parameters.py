@@ -226,7 +226,7 @@ def group_parameters(
     """
     parameters_by_key: dict[tuple[Hashable, WeightSync], list[Parameter]] = {}
     base: dict[Hashable, WeightSync] = {}
-    for parameter in reversed(parameters):
+    for parameter in reversed(parameters):  # as `flat_arrays.weight_groups`: both must fill arrays in the same order
         key = parameter.path, parameter.trained, array_key(parameter.weight), parameter.name in mirrored_names
         first = base.setdefault(key, parameter.sync)
         sync = first if can_share_arrays(parameter.sync, first, mesh.size) else parameter.sync

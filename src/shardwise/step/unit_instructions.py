@@ -76,6 +76,8 @@ class UnitInstructions:
                 if self.unit.tensors[name].role is Role.RESIDUAL
             )
         }
+        # Backwards, so that all readers of a tensor are known before its writer. What reads weights belongs to the input
+        # gradient, because weights are gathered for that part alone.
         for instruction in reversed(self.passes["backward"]):
             if isinstance(instruction, FreeTensors):
                 continue
@@ -206,6 +208,7 @@ class _CollectivePlacement:
 
     def start(self, collective: UnitCollective) -> Iterator[Instruction]:
         """Start a collective once its payload has arrived."""
+        # Control sums what all others bring, so it waits for all of them, and everything after it waits for it.
         yield from self.wait(
             payload_tensors(self.unit, collective) if not collective.is_control else self.payloads_in_flight()
         )
