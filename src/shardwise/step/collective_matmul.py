@@ -4,9 +4,9 @@ block."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep
+from shardwise.derive.sharded_program import ComputeStep
 from shardwise.layout.sharding_scheme import TP_AXES
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.step.instructions import (
@@ -16,7 +16,12 @@ from shardwise.step.instructions import (
     ShardedTensor,
     StartCollective,
     UnitCollective,
+    before_and_after,
+    operand_tensors,
+    result_tensors,
 )
+
+__all__ = ["CollectiveMatmul", "fuse_collective_matmuls", "operand_tensors"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +38,13 @@ class CollectiveMatmul:
     keeps_gathered: bool = False
 
     @property
-    def moved(self) -> CollectiveStep:
-        """The derived collective."""
-        (step,) = self.collective.derived
-        return step
-
-    @property
     def is_gather(self) -> bool:
         return self.collective.kind is CollectiveKind.ALL_GATHER
 
     @property
     def ends(self) -> tuple[ShardedTensor, ShardedTensor]:
         """The moved tensor in its sharding before and after the collective."""
-        step = self.moved
-        return ShardedTensor(step.tensor.name, step.collective.before), ShardedTensor(
-            step.tensor.name, step.collective.after
-        )
+        return self.collective.ends
 
     @property
     def block(self) -> ShardedTensor:
@@ -73,7 +69,7 @@ class CollectiveMatmul:
         """Tensors that it makes."""
         if not self.is_gather:
             return (self.block,)
-        results = tuple(tensor for step in self.products for tensor in _result_tensors(step))
+        results = tuple(tensor for step in self.products for tensor in result_tensors(step))
         return (*results, *([self.ends[1]] if self.keeps_gathered else []))
 
 
@@ -83,23 +79,17 @@ def fuse_collective_matmuls(instructions: Iterable[Instruction]) -> Iterator[Ins
     A gather is placed at its last product, a reduction where the collective started.
     """
     listed = list(instructions)
-    rings = [
-        instruction.collective
-        for instruction in listed
-        if isinstance(instruction, StartCollective)
-        and instruction.collective.axes == TP_AXES
-        and instruction.collective.chunked_with
-    ]
+    started = [instruction.collective for instruction in listed if isinstance(instruction, StartCollective)]
+    rings = [collective for collective in started if collective.axes == TP_AXES and collective.chunked_with]
     ring_of = {result: ring for ring in rings for result in ring.chunked_with}
     summing = {ring.tensors[0]: ring for ring in rings if ring.kind is not CollectiveKind.ALL_GATHER} | ring_of
     products: dict[int, list[ComputeStep]] = {id(ring): [] for ring in rings}
     terms: dict[int, list[ShardedTensor]] = {id(ring): [] for ring in rings}
     for instruction in listed:
-        ring = (
-            summing.get(instruction.kernel.outputs[0])
-            if isinstance(instruction, KernelLaunch)
-            else getattr(instruction, "collective", None)
-        )
+        if isinstance(instruction, KernelLaunch):
+            ring = summing.get(instruction.kernel.outputs[0])
+        else:
+            ring = getattr(instruction, "collective", None)
         if ring is None or id(ring) not in products:
             yield instruction
         elif isinstance(instruction, KernelLaunch):
@@ -109,12 +99,8 @@ def fuse_collective_matmuls(instructions: Iterable[Instruction]) -> Iterator[Ins
                 continue
             products[id(ring)].append(step)
             if ring.kind is CollectiveKind.ALL_GATHER and len(products[id(ring)]) == len(ring.chunked_with):
-                ring_products = tuple(products[id(ring)])
-                yield CollectiveMatmul(
-                    ring,
-                    ring_products,
-                    keeps_gathered=_is_read_by_others(listed, CollectiveMatmul(ring, ring_products)),
-                )
+                fused = CollectiveMatmul(ring, tuple(products[id(ring)]))
+                yield replace(fused, keeps_gathered=_is_read_by_others(listed, fused))
         elif isinstance(instruction, StartCollective) and ring.kind is not CollectiveKind.ALL_GATHER:
             yield CollectiveMatmul(ring, tuple(products[id(ring)]), tuple(terms[id(ring)]))
 
@@ -123,22 +109,13 @@ def _is_read_by_others(listed: Iterable[Instruction], ring: CollectiveMatmul) ->
     """Return True if instructions other than its products read what a collective gathers."""
     gathered, ring_steps = ring.ends[1], {id(step) for step in ring.products}
     for instruction in listed:
+        read: list[ShardedTensor] = []
         if isinstance(instruction, KernelLaunch):
-            if any(
-                gathered in operand_tensors(step) for step in instruction.kernel.steps if id(step) not in ring_steps
-            ):
-                return True
+            outside = (step for step in instruction.kernel.steps if id(step) not in ring_steps)
+            read = [tensor for step in outside for tensor in operand_tensors(step)]
         elif isinstance(instruction, StartCollective | LocalSlice):
             steps = instruction.collective.derived if isinstance(instruction, StartCollective) else (instruction.step,)
-            if any(ShardedTensor(step.tensor.name, step.collective.before) == gathered for step in steps):
-                return True
+            read = [before_and_after(step)[0] for step in steps]
+        if gathered in read:
+            return True
     return False
-
-
-def operand_tensors(step: ComputeStep) -> list[ShardedTensor]:
-    """Return the operands of a step with their shardings."""
-    return [ShardedTensor(*pair) for pair in zip(step.operation.operands, step.placed.inputs, strict=False)]
-
-
-def _result_tensors(step: ComputeStep) -> list[ShardedTensor]:
-    return [ShardedTensor(*pair) for pair in zip(step.operation.outputs, step.placed.outputs, strict=True)]

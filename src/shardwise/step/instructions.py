@@ -64,17 +64,33 @@ class ShardedTensor(NamedTuple):
     spec: Spec
 
 
+def operand_tensors(step: ComputeStep) -> list[ShardedTensor]:
+    """Return the operands of a derived computation with their shardings."""
+    return [*map(ShardedTensor, step.operation.operands, step.placed.inputs)]
+
+
+def result_tensors(step: ComputeStep) -> list[ShardedTensor]:
+    """Return the results of a derived computation with their shardings."""
+    return [*map(ShardedTensor, step.operation.outputs, step.placed.outputs)]
+
+
+def before_and_after(step: CollectiveStep) -> tuple[ShardedTensor, ShardedTensor]:
+    """Return the tensor that a derived collective moves, in its sharding before and after."""
+    name, collective = step.tensor.name, step.collective
+    return ShardedTensor(name, collective.before), ShardedTensor(name, collective.after)
+
+
 @dataclass(frozen=True, slots=True)
 class FreeTensors:
     """Release tensors that no later instruction reads."""
 
-    held: tuple[ShardedTensor, ...]
+    freed: tuple[ShardedTensor, ...]
     stream: ClassVar[str] = COMPUTE
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """Names of the tensors, each once."""
-        return tuple(dict.fromkeys(tensor.name for tensor in self.held))
+        return tuple(dict.fromkeys(tensor.name for tensor in self.freed))
 
 
 class InstructionId(NamedTuple):
@@ -175,6 +191,11 @@ class UnitCollective:
     def name(self) -> str:
         """Name in drawings and traces: the kind, and the first tensor that it carries."""
         return f"{self.kind} {self.tensors[0]}"
+
+    @property
+    def ends(self) -> tuple[ShardedTensor, ShardedTensor]:
+        """The moved tensor in its sharding before the first derived collective, and after the last."""
+        return before_and_after(self.derived[0])[0], before_and_after(self.derived[-1])[1]
 
     @property
     def scope(self) -> str:

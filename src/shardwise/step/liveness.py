@@ -8,8 +8,8 @@ storages).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
-from itertools import groupby
+from collections.abc import Iterator, Sequence, Set
+from itertools import chain, groupby
 from typing import NamedTuple
 
 from shardwise.derive.sharded_program import ComputeStep
@@ -27,8 +27,11 @@ from shardwise.step.instructions import (
     StartCollective,
     UnitCollective,
     WaitCollective,
+    before_and_after,
+    operand_tensors,
+    result_tensors,
 )
-from shardwise.step.unit_instructions import UnitInstructions, touched_tensors
+from shardwise.step.unit_instructions import UnitInstructions
 
 UNCOUNTED_ROLES = (Role.WEIGHT, Role.WEIGHT_GRADIENT, Role.CONSTANT)
 COPIED_BEFORE = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)  # what is sent is laid out part by part
@@ -68,22 +71,26 @@ class LiveSet(NamedTuple):
         return tuple(dict.fromkeys(tensor.name for tensor in self.parts))
 
 
+BackwardMember = ComputeStep | StartCollective | WaitCollective | LocalSlice | CollectiveMatmul
 BackwardNode = tuple[ComputeStep, ...] | StartCollective | WaitCollective | LocalSlice | CollectiveMatmul
 
 
 def live_sets(unit_instructions: UnitInstructions) -> Iterator[LiveSet]:
     """Yield the live set at each node of the backward pass, in execution order."""
     unit, nodes = unit_instructions.unit, tuple(_autograd_nodes(unit_instructions))
-    touched = [tuple(_touched_tensors(unit, node)) for node in nodes]
+    accesses = [_reads_and_writes(node) for node in nodes]
+    touched = [
+        {tensor for tensor in (*reads, *writes) if unit.tensors[tensor.name].role not in UNCOUNTED_ROLES}
+        for reads, writes in accesses
+    ]
     last = {tensor: index for index, tensors in enumerate(touched) for tensor in tensors}
     moved_tensors = _MovedTensors(nodes)
-    scanned = {
-        out for operation in unit.forward.program.operations if operation.kind == "scan" for out in operation.outputs
-    }
-    live = last.keys() - {tensor for node in nodes for tensor in _made_tensors(node)}
+    scans = (operation for operation in unit.forward.program.operations if operation.kind == "scan")
+    scanned = {name for scan in scans for name in scan.outputs}
+    live = last.keys() - {tensor for _, writes in accesses for tensor in writes}
     has_weight_grads = False
-    for index, (node, tensors) in enumerate(zip(nodes, touched, strict=True)):
-        live = live | set(tensors)
+    for index, node in enumerate(nodes):
+        live = live | touched[index]
         gradients = tuple(_weight_gradient_specs(unit, node))
         has_weight_grads = has_weight_grads or bool(gradients)
         yield LiveSet(
@@ -98,26 +105,17 @@ class _MovedTensors:
 
     def __init__(self, nodes: tuple[BackwardNode, ...]) -> None:
         started = [node.collective for node in nodes if isinstance(node, StartCollective)]
-        self.source = {
-            _collective_ends(collective)[1]: (collective.axes, _collective_ends(collective)[0])
-            for collective in started
-        }
-        self.source |= {
-            node.ends[1]: (node.collective.axes, node.ends[0]) for node in nodes if isinstance(node, CollectiveMatmul)
-        }
-        self.sliced = {
-            ShardedTensor(*_slice_end(node, after=True)): _slice_end(node)
-            for node in nodes
-            if isinstance(node, LocalSlice)
-        }
+        fused = [node.collective for node in nodes if isinstance(node, CollectiveMatmul)]
+        ends = ((collective.axes, *collective.ends) for collective in (*started, *fused))
+        self.source = {after: (axes, before) for axes, before, after in ends}
+        slices = (before_and_after(node.step) for node in nodes if isinstance(node, LocalSlice))
+        self.sliced = {after: before for before, after in slices}
         self.pieces = {}
         for collective in started:
             if collective.chunked_with:
-                shard, gathered = (
-                    _collective_ends(collective)
-                    if collective.kind is CollectiveKind.ALL_GATHER
-                    else _collective_ends(collective)[::-1]
-                )
+                before, after = collective.ends
+                is_gather = collective.kind is CollectiveKind.ALL_GATHER
+                shard, gathered = (before, after) if is_gather else (after, before)
                 self.pieces[gathered] = collective.axes, shard
 
     def parts(self, live: Set[ShardedTensor]) -> Iterator[LiveTensor]:
@@ -149,7 +147,7 @@ class _MovedTensors:
             return
         if not isinstance(node, (StartCollective, WaitCollective)) or node.collective.chunked_with:
             return
-        collective, (before, after) = node.collective, _collective_ends(node.collective)
+        collective, (before, after) = node.collective, node.collective.ends
         if collective.kind not in (COPIED_BEFORE if isinstance(node, StartCollective) else COPIED_AFTER):
             return
         copied = before if isinstance(node, StartCollective) else after
@@ -167,7 +165,7 @@ def _autograd_nodes(unit_instructions: UnitInstructions) -> Iterator[BackwardNod
     """Yield the backward pass by nodes of automatic differentiation, with the collectives on activations."""
     unit = unit_instructions.unit
     recomputed = {id(step) for step in unit.recompute_steps}
-    members: list[ComputeStep | StartCollective | WaitCollective | LocalSlice | CollectiveMatmul] = []
+    members: list[BackwardMember] = []
     for instruction in fuse_collective_matmuls(unit_instructions.passes["backward"]):
         if isinstance(instruction, KernelLaunch):
             members += instruction.kernel.steps
@@ -176,80 +174,39 @@ def _autograd_nodes(unit_instructions: UnitInstructions) -> Iterator[BackwardNod
         ):
             members.append(instruction)
 
-    def node(step: ComputeStep | StartCollective | WaitCollective | LocalSlice | CollectiveMatmul) -> object:
+    def node(step: BackwardMember) -> object:
         """Return the key of the forward operation that a step transposes; a sum of a gradient's parts is a node of its own."""
         if not isinstance(step, ComputeStep) or id(step) in recomputed:
             return id(step)
         return unit.forward_index.get(step.operation.outputs[0], step.operation.outputs[0])
 
     for _, group in groupby(members, node):
-        first, *transposes = group
-        yield (
-            (first, *(transpose for transpose in transposes if isinstance(transpose, ComputeStep)))
-            if isinstance(first, ComputeStep)
-            else first
-        )
+        steps = tuple(group)
+        computed = tuple(step for step in steps if isinstance(step, ComputeStep))
+        yield computed if isinstance(steps[0], ComputeStep) else steps[0]
 
 
 def _moves_activations(collective: UnitCollective) -> bool:
     return bool(collective.derived) and not collective.moves_weights and not collective.is_control
 
 
-def _collective_ends(collective: UnitCollective) -> tuple[ShardedTensor, ShardedTensor]:
-    """Return the moved tensor in its sharding before and after a collective."""
-    first, last = collective.derived[0], collective.derived[-1]
-    return ShardedTensor(first.tensor.name, first.collective.before), ShardedTensor(
-        last.tensor.name, last.collective.after
-    )
-
-
-def _slice_end(local_slice: LocalSlice, *, after: bool = False) -> ShardedTensor:
-    collective = local_slice.step.collective
-    return ShardedTensor(local_slice.step.tensor.name, collective.after if after else collective.before)
-
-
-def _touched_tensors(unit: ShardedUnit, node: BackwardNode) -> Iterator[ShardedTensor]:
-    """Yield what a node reads or writes, without weights and constants of the batch."""
+def _reads_and_writes(node: BackwardNode) -> tuple[Sequence[ShardedTensor], Sequence[ShardedTensor]]:
     if isinstance(node, CollectiveMatmul):
-        tensors = [*node.reads, *node.writes]
-    elif isinstance(node, tuple):
-        tensors = [ShardedTensor(*pair) for step in node for pair in (*_operand_specs(step), *_result_specs(step))]
-    else:
-        tensors = [*(touched_tensors(node) if isinstance(node, LocalSlice) else _collective_ends(node.collective))]
-    return (tensor for tensor in tensors if unit.tensors[tensor.name].role not in UNCOUNTED_ROLES)
-
-
-def _operand_specs(step: ComputeStep) -> Iterator[tuple[str, Spec]]:
-    return zip(step.operation.operands, step.placed.inputs, strict=False)
-
-
-def _result_specs(step: ComputeStep) -> Iterator[tuple[str, Spec]]:
-    return zip(step.operation.outputs, step.placed.outputs, strict=True)
-
-
-def _made_tensors(node: BackwardNode) -> Iterator[ShardedTensor]:
-    if isinstance(node, CollectiveMatmul):
-        yield from node.writes
-    elif isinstance(node, tuple):
-        yield from (ShardedTensor(*pair) for step in node for pair in _result_specs(step))
-    elif isinstance(node, LocalSlice):
-        yield _slice_end(node, after=True)
-    else:
-        yield _collective_ends(node.collective)[1]
+        return node.reads, node.writes
+    if isinstance(node, tuple):
+        return [*chain.from_iterable(map(operand_tensors, node))], [*chain.from_iterable(map(result_tensors, node))]
+    before, after = before_and_after(node.step) if isinstance(node, LocalSlice) else node.collective.ends
+    return [before], [after]
 
 
 def _weight_gradient_specs(unit: ShardedUnit, node: BackwardNode) -> Iterator[Spec]:
-    """Yield the shardings of the weight gradients that a node makes."""
-    if isinstance(node, CollectiveMatmul):
-        written: Iterable[tuple[str, Spec]] = node.writes
-    else:
-        written = [pair for step in node for pair in _result_specs(step)] if isinstance(node, tuple) else []
+    """Yield the shardings of the weight gradients that a node makes; what moves one makes none."""
+    written = _reads_and_writes(node)[1] if isinstance(node, tuple | CollectiveMatmul) else ()
     return (spec for name, spec in written if unit.tensors[name].role is Role.WEIGHT_GRADIENT)
 
 
 def _is_gradient_of_scores(node: BackwardNode) -> bool:
-    steps = node if isinstance(node, tuple) and not isinstance(node, CollectiveMatmul) else ()
-    return any(isinstance(step.operation, ScanGradient) for step in steps)
+    return isinstance(node, tuple) and any(isinstance(step.operation, ScanGradient) for step in node)
 
 
 def _pending_gradients(unit: ShardedUnit) -> Iterator[LiveTensor]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import TypeGuard
 
 from shardwise.derive.sharded_program import CollectiveStep, ProgramStep
@@ -32,6 +33,9 @@ from shardwise.step.instructions import (
     StartCollective,
     UnitCollective,
     WaitCollective,
+    before_and_after,
+    operand_tensors,
+    result_tensors,
 )
 from shardwise.step.kernel_fusion import fuse_kernels
 from shardwise.values.issue_policy import IssuePolicy
@@ -69,13 +73,8 @@ class UnitInstructions:
         Pipeline Parallelism", section 2.
         """
         backward, marked = self.unit.backward, []
-        required = {
-            *self._without_single_axes(
-                ShardedTensor(name, backward.specs[name])
-                for name in backward.program.outputs
-                if self.unit.tensors[name].role is Role.RESIDUAL
-            )
-        }
+        inputs = [name for name in backward.program.outputs if self.unit.tensors[name].role is Role.RESIDUAL]
+        required = {*self._without_single_axes(ShardedTensor(name, backward.specs[name]) for name in inputs)}
         # Backwards, so that all readers of a tensor are known before its writer. What reads weights belongs to the input
         # gradient, because weights are gathered for that part alone.
         for instruction in reversed(self.passes["backward"]):
@@ -83,9 +82,8 @@ class UnitInstructions:
                 continue
             accesses = list(_reads_and_writes(instruction))
             is_needed = any(not required.isdisjoint(self._without_single_axes(writes)) for _, writes in accesses)
-            is_needed = (
-                is_needed or _carries_weights(instruction) or any(self._reads_weights(reads) for reads, _ in accesses)
-            )
+            is_needed = is_needed or any(self._reads_weights(reads) for reads, _ in accesses)
+            is_needed = is_needed or _carries_weights(instruction)
             required |= {tensor for reads, _ in accesses for tensor in self._without_single_axes(reads) if is_needed}
             marked.append((instruction, is_needed))
         return tuple(reversed(marked))
@@ -102,22 +100,16 @@ class UnitInstructions:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """Every kernel that is launched, in order."""
-        return tuple(
-            instruction.kernel
-            for instructions in self.passes.values()
-            for instruction in instructions
-            if isinstance(instruction, KernelLaunch)
-        )
+        return tuple(launch.kernel for launch in self._instructions if isinstance(launch, KernelLaunch))
 
     @property
     def collectives(self) -> tuple[UnitCollective, ...]:
         """Every collective that is started, in order."""
-        return tuple(
-            instruction.collective
-            for instructions in self.passes.values()
-            for instruction in instructions
-            if isinstance(instruction, StartCollective)
-        )
+        return tuple(start.collective for start in self._instructions if isinstance(start, StartCollective))
+
+    @property
+    def _instructions(self) -> Iterator[Instruction]:
+        return chain.from_iterable(self.passes.values())
 
 
 @lru_cache(maxsize=MAX_CACHED_UNITS)
@@ -142,10 +134,8 @@ def lower_derived_unit(
 ) -> UnitInstructions:
     """Lower any derived unit to instructions, with the given control collectives."""
     issued = (*list_unit_collectives(unit, policy, single_device_axes), *control)
-    collectives, kernels = (
-        [collective for collective in issued if not single_device_axes.issuperset(collective.axes)],
-        fuse_kernels(unit),
-    )
+    collectives = [collective for collective in issued if not single_device_axes.issuperset(collective.axes)]
+    kernels = fuse_kernels(unit)
     passes = {}
     for name, phases in PHASES_OF_PASS.items():
         ordered = [step for phase in phases for step in _order_phase(unit, phase, kernels[phase], collectives)]
@@ -159,11 +149,7 @@ def _order_phase(
 ) -> list[PlacedItem]:
     """Return a phase's kernels, slices and activation collectives in the order of the derived steps."""
     placed: list[tuple[int, PlacedItem]] = [*kernels]
-    placed += [
-        (collective.position, collective)
-        for collective in collectives
-        if collective.phase == phase and collective.position >= 0
-    ]
+    placed += [(moved.position, moved) for moved in collectives if moved.phase == phase and moved.position >= 0]
     placed += [(position, LocalSlice(step)) for position, step in enumerate(unit.phases()[phase]) if _is_slice(step)]
     return [step for _, step in sorted(placed, key=lambda pair: pair[0])]
 
@@ -200,17 +186,16 @@ class _CollectivePlacement:
 
     def start_ready(self, held_back: list[UnitCollective], pending_results: set[str]) -> Iterator[Instruction]:
         """Start the collectives held back whose payload is complete."""
-        for collective in [
-            collective for collective in held_back if pending_results.isdisjoint(payload_tensors(self.unit, collective))
-        ]:
-            held_back.remove(collective)
-            yield from self.start(collective)
+        for collective in list(held_back):
+            if pending_results.isdisjoint(payload_tensors(self.unit, collective)):
+                held_back.remove(collective)
+                yield from self.start(collective)
 
     def start(self, collective: UnitCollective) -> Iterator[Instruction]:
         """Start a collective once its payload has arrived."""
         # Control sums what all others bring, so it waits for all of them, and everything after it waits for it.
         yield from self.wait(
-            payload_tensors(self.unit, collective) if not collective.is_control else self.payloads_in_flight()
+            self.payloads_in_flight() if collective.is_control else payload_tensors(self.unit, collective)
         )
         yield StartCollective(collective)
         self.moving.append(collective)
@@ -223,11 +208,10 @@ class _CollectivePlacement:
     def wait(self, names: Iterable[str]) -> Iterator[WaitCollective]:
         """Wait for the collectives that bring any of these tensors."""
         awaited = set(names)
-        for collective in [
-            collective for collective in self.moving if not awaited.isdisjoint(payload_tensors(self.unit, collective))
-        ]:
-            self.moving.remove(collective)
-            yield WaitCollective(collective)
+        for collective in list(self.moving):
+            if not awaited.isdisjoint(payload_tensors(self.unit, collective)):
+                self.moving.remove(collective)
+                yield WaitCollective(collective)
 
 
 def payload_tensors(unit: ShardedUnit, collective: UnitCollective) -> tuple[str, ...]:
@@ -268,16 +252,10 @@ def _chunked_tensors(instructions: Sequence[Instruction]) -> dict[int, list[Shar
     for instruction in instructions:
         for result in instruction.collective.chunked_with if isinstance(instruction, StartCollective) else ():
             tensors_by_kernel.setdefault(result, []).extend(touched_tensors(instruction))
-    kernels = (
-        (index, instruction.kernel)
-        for index, instruction in enumerate(instructions)
-        if isinstance(instruction, KernelLaunch)
+    first_results = (
+        (i, step.kernel.outputs[0]) for i, step in enumerate(instructions) if isinstance(step, KernelLaunch)
     )
-    return {
-        index: tensors_by_kernel[kernel.outputs[0]]
-        for index, kernel in kernels
-        if kernel.outputs[0] in tensors_by_kernel
-    }
+    return {index: tensors_by_kernel[name] for index, name in first_results if name in tensors_by_kernel}
 
 
 def _live_out(unit: ShardedUnit, name_of_pass: str) -> set[ShardedTensor]:
@@ -285,11 +263,7 @@ def _live_out(unit: ShardedUnit, name_of_pass: str) -> set[ShardedTensor]:
     forward, backward = unit.forward, unit.backward
     live = {ShardedTensor(name, forward.specs[name]) for name in (*forward.program.weights, *forward.program.outputs)}
     if name_of_pass == "forward":  # scalars are summed in the update
-        live |= {
-            ShardedTensor(step.tensor.name, step.collective.before)
-            for step in forward.communication
-            if not step.tensor.dims
-        }
+        live |= {before_and_after(step)[0] for step in forward.communication if not step.tensor.dims}
         return live | {ShardedTensor(*pair) for pair in (*unit.saved.items(), *unit.gathered_weights.items())}
     return live | {ShardedTensor(name, backward.specs[name]) for name in backward.program.outputs}
 
@@ -302,28 +276,12 @@ def touched_tensors(instruction: Instruction) -> Iterator[ShardedTensor]:
 
 def _reads_and_writes(instruction: Instruction) -> Iterator[tuple[Iterable[ShardedTensor], Iterable[ShardedTensor]]]:
     """Yield reads and writes of each derived step of an instruction."""
-    match instruction:
-        case KernelLaunch():
-            for step in instruction.kernel.steps:
-                operation, placed = step.operation, step.placed
-                yield (
-                    [*map(ShardedTensor, operation.operands, placed.inputs)],
-                    [*map(ShardedTensor, operation.outputs, placed.outputs)],
-                )
-        case StartCollective() | WaitCollective() | LocalSlice():
-            for derived_step in (
-                (instruction.step,) if isinstance(instruction, LocalSlice) else instruction.collective.derived
-            ):
-                before, after = _specs_around(derived_step)
-                yield (
-                    [ShardedTensor(derived_step.tensor.name, before)],
-                    [ShardedTensor(derived_step.tensor.name, after)],
-                )
+    if isinstance(instruction, KernelLaunch):
+        yield from ((operand_tensors(step), result_tensors(step)) for step in instruction.kernel.steps)
+    elif not isinstance(instruction, FreeTensors):
+        steps = (instruction.step,) if isinstance(instruction, LocalSlice) else instruction.collective.derived
+        yield from (([before], [after]) for before, after in map(before_and_after, steps))
 
 
 def _carries_weights(instruction: Instruction) -> bool:
     return isinstance(instruction, (StartCollective, WaitCollective)) and instruction.collective.role is Role.WEIGHT
-
-
-def _specs_around(step: CollectiveStep) -> tuple[Spec, Spec]:
-    return step.collective.before, step.collective.after
