@@ -1,4 +1,4 @@
-"""Keys and values that a model keeps of what it has read: bytes of a token, of a sequence, of a batch; how many fit."""
+"""Key-value cache of a model: bytes of a token, of a sequence, of a batch; how many sequences fit on a cluster."""
 
 from __future__ import annotations
 
@@ -50,37 +50,38 @@ class CachePayload(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCache:
-    """The cache of one model in one format: 2·K·H elements for each token and layer; layers with a window keep it alone.
+    """Cache of one model in one format: 2·K·H elements for each token and layer; layers with a window keep only that.
 
-    Latent attention keeps the latent and the rotary part of the keys instead, once for all heads.
-    Source: the book, "Transformers", KV caching; for latents DeepSeek-AI 2024 (DeepSeek-V2), section 2.1.
-    Differs: the book has neither windows nor latents.
-    """
+    Latent attention keeps the latent and the rotary part of the keys instead, once for all heads. Source: the book,
+    "Transformers", KV caching; for latents DeepSeek-AI 2024 (DeepSeek-V2), section 2.1. Differs: the book has neither windows
+    nor latents."""
 
     architecture: Architecture
     dtype: str = "bf16"
 
     @property
     def layer_bytes_per_token(self) -> float:
-        """What one layer keeps of one token."""
-        a, element = self.architecture, bytes_per_element(self.dtype)
-        if a.kv_lora_rank:
-            return (a.kv_lora_rank + a.rope_head_dim) * element
-        return kv_cache_bytes_per_token(1, a.num_kv_heads * a.head_dim, element)
+        """Bytes that one layer keeps of one token."""
+        architecture, element_bytes = self.architecture, bytes_per_element(self.dtype)
+        if architecture.kv_lora_rank:
+            return (architecture.kv_lora_rank + architecture.rope_head_dim) * element_bytes
+        return kv_cache_bytes_per_token(1, architecture.num_kv_heads * architecture.head_dim, element_bytes)
 
     @property
     def bytes_per_token(self) -> float:
-        """What every layer together keeps of one token."""
+        """Bytes that all layers keep of one token."""
         return self.architecture.num_layers * self.layer_bytes_per_token
 
     def kept_tokens(self, context: int) -> int:
-        """Tokens kept of a sequence, all layers together."""
-        a = self.architecture
-        window = min(context, a.sliding_window or context)
-        return (a.num_layers - a.num_windowed_layers) * context + a.num_windowed_layers * window
+        """Return the tokens kept of a sequence, summed over layers."""
+        architecture = self.architecture
+        window = min(context, architecture.sliding_window or context)
+        return (
+            architecture.num_layers - architecture.num_windowed_layers
+        ) * context + architecture.num_windowed_layers * window
 
     def sequence_bytes(self, context: int) -> float:
-        """Cache of one sequence of `context` tokens."""
+        """Return the cache bytes of one sequence of `context` tokens."""
         return self.kept_tokens(context) * self.layer_bytes_per_token
 
 
@@ -88,9 +89,8 @@ class KvCache:
 class CacheFit:
     """Memory of a cluster shared by weights and caches; both are split evenly over its devices.
 
-    Assumes: nothing else but the runtime takes memory; with `runtime_bytes` 0 nothing at all, as the books count.
-    Even splits need sequences or heads enough: more devices than key-value heads hold different sequences.
-    """
+    Assumes that only the runtime takes other memory; with `runtime_bytes` 0 nothing does, as the books count. Even splits need
+    enough sequences or heads: if there are more devices than key-value heads, they hold different sequences."""
 
     memory_bytes: float
     runtime_bytes: float
@@ -99,7 +99,7 @@ class CacheFit:
 
     @property
     def free_bytes(self) -> float:
-        """What weights and runtime leave; negative where they do not fit."""
+        """Bytes that weights and runtime leave; negative if they do not fit."""
         return self.memory_bytes - self.runtime_bytes - self.weight_bytes
 
     @property
@@ -111,11 +111,10 @@ class CacheFit:
 def cache_fit(
     cache: KvCache, cluster: Cluster, context: int, weights: str = "bf16", *, runtime: bool = True
 ) -> CacheFit:
-    """How many sequences of `context` tokens fit on a cluster beside one copy of the weights.
+    """Return how many sequences of `context` tokens fit on a cluster beside one copy of the weights.
 
-    `runtime`: what the runtime takes of each device is not for caches; False: all of it is, as the books count.
-    Raises `InputError` for an unknown format, or a context of no token.
-    """
+    `runtime`: the runtime's bytes of each device are not for caches; False: all memory is, as the books count. Raises
+    `InputError` for an unknown format, or a context below one token."""
     if context < 1:
         raise InputError(f"context: found {context}; at least 1 token is required")
     return CacheFit(
@@ -129,12 +128,12 @@ def cache_fit(
 def cache_payload(
     cache: KvCache, context: int, batch: int, cluster: Cluster | None, weights: str, *, runtime: bool = True
 ) -> dict[str, Any]:
-    """What `shardwise kv-cache --json` prints, in bytes; `cluster` is null where none was asked for."""
-    each = cache.sequence_bytes(context)
+    """Return the payload of `shardwise kv-cache --json`, in bytes; its `cluster` is null without a cluster."""
+    sequence_bytes = cache.sequence_bytes(context)
     return {
         "schema": SCHEMA, "model": model_payload(cache.architecture), "dtype": cache.dtype, "context": context, "batch": batch,
         "num_windowed_layers": cache.architecture.num_windowed_layers,
-        "bytes_per_token": cache.bytes_per_token, "sequence_bytes": each, "batch_bytes": batch * each,
+        "bytes_per_token": cache.bytes_per_token, "sequence_bytes": sequence_bytes, "batch_bytes": batch * sequence_bytes,
         "without_windows_bytes": cache.bytes_per_token * context,
         "cluster": _fit_payload(cache, context, cluster, weights, runtime) if cluster else None,
     }  # fmt: skip

@@ -1,9 +1,8 @@
-"""The books' rules by name: what a rule takes, its unit, formula and source, its value for given numbers; and as plain data.
+"""The books' rules by name: parameters, unit, formula and source of a rule, its value for given numbers, and its JSON.
 
-These are read off the signature and the docstring of the rule's function. A docstring begins with what the rule gives. Behind
-labels follow `Formula:`, `Unit:` (where its name does not say it), `Assumes:`, `Differs:` (where another book counts otherwise)
-and `Source:`.
-"""
+These are read off the signature and the docstring of the rule's function. A docstring begins with what the rule gives. Labels
+follow: `Formula:`, `Unit:` (if its name does not say it), `Assumes:`, `Differs:` (if another book counts otherwise) and
+`Source:`."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ PURE = re.compile(r"share|fraction|ratio|_over_")  # names of numbers without a 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulePart:
-    """One number of what a rule gives. A number without a unit has ""."""
+    """One number of a rule's result; `unit` is "" for a number without one."""
 
     name: str
     value: Number
@@ -81,8 +80,10 @@ class NamedRule:
 
     @property
     def signature(self) -> str:
-        """The rule as it is called on a command line: NAME KEY=..., with the defaults of what may be left out."""
-        return " ".join([self.name, *(f"{one.name}={one.default_text or '...'}" for one in self.parameters)])
+        """The rule as it is called on a command line: NAME KEY=..., with the defaults of optional parameters."""
+        return " ".join(
+            [self.name, *(f"{parameter.name}={parameter.default_text or '...'}" for parameter in self.parameters)]
+        )
 
     def __repr__(self) -> str:
         return f"NamedRule: {self.signature}: {self.formula}"
@@ -90,11 +91,11 @@ class NamedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleValue:
-    """A rule worked out for given numbers. `value` is what its function returns: a number, or a dataclass of several (`parts`).
+    """A rule evaluated for given numbers. `value` is what its function returns: a number, or a dataclass of several (`parts`).
 
     >>> import shardwise as sw
-    >>> found = sw.rule("fsdp_min_tokens_per_chip", alpha=2550, num_axes=3)
-    >>> found.value, found.parts[0].unit
+    >>> result = sw.rule("fsdp_min_tokens_per_chip", alpha=2550, num_axes=3)
+    >>> result.value, result.parts[0].unit
     (850.0, 'tokens/chip')
     """
 
@@ -104,18 +105,20 @@ class RuleValue:
 
     @property
     def parts(self) -> tuple[RulePart, ...]:
-        """The numbers by name, with their units."""
+        """Numbers of the result by name, with their units: fields and properties of a dataclass."""
         if not is_dataclass(self.value):
             return (
                 RulePart(name=self.rule.name, value=self.value, unit=_unit(self.rule.name, self.value, self.rule.unit)),
             )
-        names = [one.name for one in fields(self.value)]
-        names += [name for name, one in vars(type(self.value)).items() if isinstance(one, property)]
-        values = [(name, getattr(self.value, name)) for name in names]
-        return tuple(RulePart(name=name, value=one, unit=_unit(name, one, self.rule.unit)) for name, one in values)
+        names = [field.name for field in fields(self.value)]
+        names += [name for name, attribute in vars(type(self.value)).items() if isinstance(attribute, property)]
+        numbers = [(name, getattr(self.value, name)) for name in names]
+        return tuple(
+            RulePart(name=name, value=number, unit=_unit(name, number, self.rule.unit)) for name, number in numbers
+        )
 
     def __repr__(self) -> str:
-        return f"RuleValue: {', '.join(f'{one.name} = {one.text}' for one in self.parts)}; {self.rule.formula}"
+        return f"RuleValue: {', '.join(f'{part.name} = {part.text}' for part in self.parts)}; {self.rule.formula}"
 
 
 def _unit(name: str, value: Number, otherwise: str) -> str:
@@ -126,102 +129,111 @@ def _unit(name: str, value: Number, otherwise: str) -> str:
 
 @cache
 def rules_by_name() -> Mapping[str, NamedRule]:
-    """The rules by name, those of a topic together: all whose arguments and results are numbers, choices or a model."""
-    found = (_build_rule(name, getattr(rules, name)) for name in rules.__all__)
-    ordered = sorted((one for one in found if one), key=lambda one: (one.topic, one.function.__code__.co_firstlineno))
-    return {one.name: one for one in ordered}
+    """Return the rules by name, by topic: functions whose arguments and results are numbers, choices or a model."""
+    built = (_build_rule(name, getattr(rules, name)) for name in rules.__all__)
+    ordered = sorted(
+        (rule for rule in built if rule), key=lambda rule: (rule.topic, rule.function.__code__.co_firstlineno)
+    )
+    return {rule.name: rule for rule in ordered}
 
 
 def get_rule(name: str) -> NamedRule:
-    """The rule of that name. Raises `InputError` that names the nearest ones."""
+    """Return the rule of that name. Raises `InputError` that names the nearest ones."""
     if name not in rules_by_name():
         hint = did_you_mean(name, rules_by_name())
         raise InputError(f"rule: found {name!r}{hint}; one of those that `shardwise show rules` lists is required")
     return rules_by_name()[name]
 
 
-def evaluate_rule(rule: NamedRule, given: Mapping[str, Any]) -> RuleValue:
-    """The rule with values for its parameters, each a number or a text with its unit.
+def evaluate_rule(rule: NamedRule, arguments: Mapping[str, Any]) -> RuleValue:
+    """Evaluate a rule for arguments that are each a number or a text with its unit.
 
     Raises `InputError` with every key that is missing or not the rule's, and every value that is not of its kind.
 
     >>> evaluate_rule(get_rule("fsdp_min_tokens_per_chip"), {"alpha": 2550.0, "num_axes": "3"})
     RuleValue: fsdp_min_tokens_per_chip = 850 tokens/chip; alpha / M
     """
-    known = {one.name: one for one in rule.parameters}
-    readers = {key: partial(parse_value, known[key], one) for key, one in given.items() if key in known}
-    _, *found = run_all(lambda: raise_problems(_wrong_keys(rule, given)), *readers.values())
-    values = dict(zip(readers, found, strict=True))
+    parameters = {parameter.name: parameter for parameter in rule.parameters}
+    readers = {
+        key: partial(parse_value, parameters[key], argument) for key, argument in arguments.items() if key in parameters
+    }
+    _, *parsed = run_all(lambda: raise_problems(_wrong_keys(rule, arguments)), *readers.values())
+    parsed_arguments = dict(zip(readers, parsed, strict=True))
     try:
-        value = rule.function(**values)
+        value = rule.function(**parsed_arguments)
     except (ArithmeticError, ValueError) as error:
-        shown = ", ".join(f"{key} = {value}" for key, value in values.items())
-        raise InputError(f"{rule.name}: found {shown}, for which {rule.formula} has no value ({error})") from None
-    everything = {key: one.default for key, one in known.items()} | values
-    return RuleValue(rule=rule, arguments=everything, value=value)
+        text = ", ".join(f"{key} = {value}" for key, value in parsed_arguments.items())
+        raise InputError(f"{rule.name}: found {text}, for which {rule.formula} has no value ({error})") from None
+    all_arguments = {key: parameter.default for key, parameter in parameters.items()} | parsed_arguments
+    return RuleValue(rule=rule, arguments=all_arguments, value=value)
 
 
-def _wrong_keys(rule: NamedRule, given: Collection[str]) -> list[str]:
-    """What is wrong with the keys: those that are not the rule's, and those that are missing."""
-    known = [one.name for one in rule.parameters]
-    takes = f"it takes {', '.join(known) or 'nothing'}"
-    wrong = [f"{rule.name}: no {key!r}{did_you_mean(key, known)}; {takes}" for key in given if key not in known]
-    return wrong + [
-        f"{rule.name}: {one.name} missing; a value is required, such as {one.name}={one.example}"
-        for one in rule.parameters
-        if one.required and one.name not in given
+def _wrong_keys(rule: NamedRule, keys: Collection[str]) -> list[str]:
+    """List keys that are not the rule's, and those that are missing."""
+    names = [parameter.name for parameter in rule.parameters]
+    usage = f"it takes {', '.join(names) or 'nothing'}"
+    unknown = [f"{rule.name}: no {key!r}{did_you_mean(key, names)}; {usage}" for key in keys if key not in names]
+    return unknown + [
+        f"{rule.name}: {parameter.name} missing; a value is required, such as {parameter.name}={parameter.example}"
+        for parameter in rule.parameters
+        if parameter.required and parameter.name not in keys
     ]
 
 
 def _build_rule(name: str, function: Any) -> NamedRule | None:
-    """The rule that a function is; None for a class, and for what does not take or give numbers alone."""
+    """Build the rule of a function; None for a class, and if arguments or results are not numbers alone."""
     if not inspect.isfunction(function):
         return None
     hints = get_type_hints(function)
-    gives = hints.pop("return")
-    if not (all(_is_kind(hint) for hint in hints.values()) and (gives in (float, int, bool) or is_dataclass(gives))):
+    returns = hints.pop("return")
+    if not (
+        all(_is_kind(hint) for hint in hints.values()) and (returns in (float, int, bool) or is_dataclass(returns))
+    ):
         return None
-    if any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in inspect.signature(function).parameters.values()):
+    if any(
+        parameter.kind is inspect.Parameter.VAR_POSITIONAL
+        for parameter in inspect.signature(function).parameters.values()
+    ):
         return None
     text, *labelled = LABEL.split((inspect.getdoc(function) or "").partition("\n>>> ")[0])
-    said = {label: _line(one).rstrip(".") for label, one in zip(labelled[::2], labelled[1::2], strict=True)}
+    sections = {label: _line(section).rstrip(".") for label, section in zip(labelled[::2], labelled[1::2], strict=True)}
     summary, _, remarks = text.partition("\n\n")
     return NamedRule(
         name=name, function=function, topic=_topic(function), summary=_line(summary),
-        letters=_letters(function, said["Formula"], hints),
-        remarks=_line(remarks), unit=said.get("Unit", ""), formula=said["Formula"], assumes=said.get("Assumes", ""),
-        differs=said.get("Differs", ""), source=_spell_source(said["Source"]),
+        letters=_letters(function, sections["Formula"], hints),
+        remarks=_line(remarks), unit=sections.get("Unit", ""), formula=sections["Formula"], assumes=sections.get("Assumes", ""),
+        differs=sections.get("Differs", ""), source=_spell_source(sections["Source"]),
         parameters=tuple(
-            RuleParameter(name=one.name, hint=hints[one.name], default=one.default)
-            for one in inspect.signature(function).parameters.values()
+            RuleParameter(name=parameter.name, hint=hints[parameter.name], default=parameter.default)
+            for parameter in inspect.signature(function).parameters.values()
         ),
     )  # fmt: skip
 
 
 def _topic(function: Any) -> str:
-    """What the rules of a file are about: the first line of it."""
+    """Topic of the rules of a file: the first line of its docstring."""
     return _line((inspect.getdoc(sys.modules[function.__module__]) or "").partition("\n\n")[0]).rstrip(".")
 
 
 def _letters(function: Any, formula: str, parameters: Collection[str]) -> str:
-    """What the letters of a formula mean, and which parameters they are: as the rule's file says, or else that of all of them."""
-    told = (inspect.getdoc(sys.modules[function.__module__]) or "", inspect.getdoc(rules) or "")
+    """Describe the letters of a formula and their parameters, from the rule's file, else from the docstring of `rules`."""
+    docstrings = (inspect.getdoc(sys.modules[function.__module__]) or "", inspect.getdoc(rules) or "")
     meanings: dict[str, str] = {}
-    for found in filter(None, map(LETTERS.search, told)):
-        for item in _line(found[1]).rstrip(".").split("; "):
-            letter, _, meaning = item.partition(" ")
+    for match in filter(None, map(LETTERS.search, docstrings)):
+        for definition in _line(match[1]).rstrip(".").split("; "):
+            letter, _, meaning = definition.partition(" ")
             meanings.setdefault(letter, _named_here(meaning, parameters))
     used = set(SYMBOL.findall(PROSE.sub(" ", formula)))
     return "; ".join(f"{letter} {meaning}" for letter, meaning in meanings.items() if letter in used)
 
 
 def _named_here(meaning: str, parameters: Collection[str]) -> str:
-    """A letter's meaning with those of its parameters that a rule takes."""
+    """Keep only the parameters that a rule takes in a letter's meaning."""
     if not meaning.endswith(")"):
         return meaning
     text, _, names = meaning.removesuffix(")").rpartition(" (")
-    own = [name for name in names.split(", ") if name in parameters]
-    return f"{text} ({', '.join(own)})" if own else text
+    matching = [name for name in names.split(", ") if name in parameters]
+    return f"{text} ({', '.join(matching)})" if matching else text
 
 
 def _line(text: str) -> str:
@@ -233,8 +245,8 @@ def _is_kind(hint: Any) -> bool:
 
 
 def _spell_source(source: str) -> str:
-    """A source with its work's authors and title."""
-    return re.sub("|".join(WORKS), lambda found: WORKS[found[0]], source)
+    """Spell out authors and title of a source's work."""
+    return re.sub("|".join(WORKS), lambda match: WORKS[match[0]], source)
 
 
 SCHEMA = "shardwise.rule/1"
@@ -279,37 +291,37 @@ class RulePayload(TypedDict):
     values: list[RulePartPayload] | None
 
 
-def rule_payload(rule: NamedRule, found: RuleValue | None = None) -> dict[str, Any]:
-    """The rule as `--json` prints it, with its numbers where it has them."""
-    given = {key: _json_value(value) for key, value in found.arguments.items()} if found else None
-    values = (
-        [{"name": one.name, "value": _json_value(one.value), "unit": one.unit} for one in found.parts]
-        if found
+def rule_payload(rule: NamedRule, rule_value: RuleValue | None = None) -> dict[str, Any]:
+    """Return the rule as `--json` prints it, with its numbers if it was evaluated."""
+    arguments = {key: _json_value(argument) for key, argument in rule_value.arguments.items()} if rule_value else None
+    parts = (
+        [{"name": part.name, "value": _json_value(part.value), "unit": part.unit} for part in rule_value.parts]
+        if rule_value
         else None
     )
     return {
         "schema": SCHEMA, "name": rule.name, "topic": rule.topic, "summary": rule.summary, "remarks": rule.remarks,
-        "parameters": [_parameter_payload(one) for one in rule.parameters], "unit": rule.unit, "formula": rule.formula,
-        "letters": rule.letters, "assumes": rule.assumes, "differs": rule.differs, "source": rule.source,
-        "given": given, "values": values,
+        "parameters": [_parameter_payload(parameter) for parameter in rule.parameters], "unit": rule.unit,
+        "formula": rule.formula, "letters": rule.letters, "assumes": rule.assumes, "differs": rule.differs, "source": rule.source,
+        "given": arguments, "values": parts,
     }  # fmt: skip
 
 
 def rule_values(rule: NamedRule) -> list[SourcedValue]:
-    """A rule as a catalogue lists it: a value for each line of it, with its source."""
-    told = {"topic": rule.topic, "summary": rule.summary, "signature": rule.signature, "formula": rule.formula}
-    return [(key, text, rule.source) for key, text in told.items()]
+    """Return a rule as a catalogue lists it: (key, text, source) for each of its lines."""
+    texts = {"topic": rule.topic, "summary": rule.summary, "signature": rule.signature, "formula": rule.formula}
+    return [(key, text, rule.source) for key, text in texts.items()]
 
 
-def _parameter_payload(one: RuleParameter) -> dict[str, Any]:
+def _parameter_payload(parameter: RuleParameter) -> dict[str, Any]:
     return {
-        "name": one.name, "kind": KIND_NAMES[one.kind], "unit": one.unit, "required": one.required,
-        "default": None if one.required else _json_value(one.default), "choices": list(one.choices),
+        "name": parameter.name, "kind": KIND_NAMES[parameter.kind], "unit": parameter.unit, "required": parameter.required,
+        "default": None if parameter.required else _json_value(parameter.default), "choices": list(parameter.choices),
     }  # fmt: skip
 
 
 def _json_value(value: Any) -> Any:
-    """A value as JSON has it: a model by its name."""
+    """A value as JSON has it: a model by its name, an infinite number as null."""
     if isinstance(value, Architecture):
         return value.name
     return None if isinstance(value, float) and math.isinf(value) else value

@@ -1,4 +1,4 @@
-"""What a rule takes: parameters with their units, and what a text for one stands for."""
+"""Parameters of a rule with their units, and parsing of their values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRITTEN_UNITS: Mapping[str, str] = {"FLOPs": "FLOP", "FLOPs/byte": ""}  # units 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleParameter:
-    """What a rule takes: `hint` is its type, `default` what it is where it is left out."""
+    """A parameter of a rule; `hint` is its type."""
 
     name: str
     hint: Any
@@ -39,33 +39,33 @@ class RuleParameter:
 
     @property
     def default_text(self) -> str:
-        """The default as it is written on a command line; "" where there is none."""
+        """Default as a command line writes it; "" if there is none."""
         if self.required or self.default is None:
             return ""
         return str(self.default).lower() if isinstance(self.default, bool) else f"{self.default}"
 
     @property
     def unit(self) -> str:
-        """The unit that the name says; "" for a count and for anything but a number."""
+        """Unit that the name says; "" for a count and for anything but a number."""
         return unit_of_name(self.name) if self.kind in (float, int) else ""
 
     @property
     def kind(self) -> Any:
-        """The type of its values, one of `VALUE_PARSERS`; `Literal` for a choice."""
+        """Type of its values, one of `VALUE_PARSERS`; `Literal` for a choice."""
         if get_origin(self.hint) is Literal:
             return Literal
         return next(kind for kind in VALUE_PARSERS if kind in (self.hint, *get_args(self.hint)))
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What it may be, where that is a choice of names."""
+        """Names to choose from; empty for other kinds."""
         if self.kind is bool:
             return ("false", "true")
         return get_args(self.hint) if self.kind is Literal else ()
 
     @property
     def example(self) -> str:
-        """What may stand for it."""
+        """An example of its value."""
         if self.choices:
             return self.choices[0]
         return {Architecture: "llama-3-8b", str: "1f1b"}.get(self.kind) or _example(self.unit)
@@ -80,7 +80,7 @@ def _example(unit: str) -> str:
 
 
 def unit_of_name(name: str) -> str:
-    """The unit that a name says, "" where it says none.
+    """Return the unit that a name says, "" if none.
 
     >>> unit_of_name("memory_bytes"), unit_of_name("bytes_per_s"), unit_of_name("forward_s"), unit_of_name("d_model")
     ('B', 'B/s', 's', '')
@@ -89,7 +89,7 @@ def unit_of_name(name: str) -> str:
 
 
 def quantity_text(value: float | bool, unit: str) -> str:
-    """A number with its unit, as people read it.
+    """Format a number with its unit, as people read it.
 
     >>> quantity_text(459e12, "FLOP/s"), quantity_text(4194304.0, "tokens"), quantity_text(True, "")
     ('459 TFLOP/s', '4,194,304 tokens', 'yes')
@@ -106,53 +106,53 @@ def quantity_text(value: float | bool, unit: str) -> str:
     return f"{digits} {unit}".rstrip()
 
 
-def parse_value(parameter: RuleParameter, given: Any) -> Any:
-    """What a value or a text stands for. Raises `InputError` for what is not of the parameter's kind.
+def parse_value(parameter: RuleParameter, argument: Any) -> Any:
+    """Parse a value or a text with a unit. Raises `InputError` if it is not of the parameter's kind.
 
     >>> parse_value(RuleParameter(name="memory_bytes", hint=float), "80 GB")
     80000000000.0
     >>> parse_value(RuleParameter(name="tokens", hint=float), "4Ki")
     4096.0
     """
-    return VALUE_PARSERS[parameter.kind](parameter, given)
+    return VALUE_PARSERS[parameter.kind](parameter, argument)
 
 
-def _parse_number(parameter: RuleParameter, given: Any) -> float:
-    what, unit = parameter.name, parameter.unit
-    if unit == "s" and isinstance(given, str) and given.strip()[-1:].isalpha():
-        return parse_duration(given, what=what)
-    value = parse_quantity(given, what=what, unit=WRITTEN_UNITS.get(unit, "" if unit == "s" else unit))
-    if value < 0:
-        raise InputError(f"{what}: found {given!r}; a number of at least 0 is required, such as {parameter.example}")
-    if isinstance(given, str) and unit.endswith("/s") and lacks_unit(given, value, unit):
+def _parse_number(parameter: RuleParameter, argument: Any) -> float:
+    name, unit = parameter.name, parameter.unit
+    if unit == "s" and isinstance(argument, str) and argument.strip()[-1:].isalpha():
+        return parse_duration(argument, what=name)
+    number = parse_quantity(argument, what=name, unit=WRITTEN_UNITS.get(unit, "" if unit == "s" else unit))
+    if number < 0:
+        raise InputError(f"{name}: found {argument!r}; a number of at least 0 is required, such as {parameter.example}")
+    if isinstance(argument, str) and unit.endswith("/s") and lacks_unit(argument, number, unit):
         raise InputError(
-            f"{what}: found {given!r}, which is {value:g} {unit}; a unit is required, such as {EXAMPLE_QUANTITIES[unit]}"
+            f"{name}: found {argument!r}, which is {number:g} {unit}; a unit is required, such as {EXAMPLE_QUANTITIES[unit]}"
         )
-    return value
+    return number
 
 
-def _parse_whole(parameter: RuleParameter, given: Any) -> int:
-    value = _parse_number(parameter, given)
-    if value != int(value):
-        raise InputError(f"{parameter.name}: found {given!r}; a whole number is required")
-    return int(value)
+def _parse_whole(parameter: RuleParameter, argument: Any) -> int:
+    number = _parse_number(parameter, argument)
+    if number != int(number):
+        raise InputError(f"{parameter.name}: found {argument!r}; a whole number is required")
+    return int(number)
 
 
-def _parse_choice(parameter: RuleParameter, given: Any) -> Any:
-    text = str(given).lower() if parameter.kind is bool else given
+def _parse_choice(parameter: RuleParameter, argument: Any) -> Any:
+    text = str(argument).lower() if parameter.kind is bool else argument
     if text not in parameter.choices:
-        raise InputError(f"{parameter.name}: {describe_unknown(given, parameter.choices)}")
+        raise InputError(f"{parameter.name}: {describe_unknown(argument, parameter.choices)}")
     return text == "true" if parameter.kind is bool else text
 
 
-def _parse_model(parameter: RuleParameter, given: Any) -> Architecture:
+def _parse_model(parameter: RuleParameter, argument: Any) -> Architecture:
     from shardwise.model.load import load_model
 
-    return given if isinstance(given, Architecture) else load_model(given)
+    return argument if isinstance(argument, Architecture) else load_model(argument)
 
 
 # What reads a value of each kind.
 VALUE_PARSERS: Mapping[Any, Callable[[RuleParameter, Any], Any]] = {
-    float: _parse_number, int: _parse_whole, bool: _parse_choice, str: lambda parameter, given: str(given),
+    float: _parse_number, int: _parse_whole, bool: _parse_choice, str: lambda parameter, argument: str(argument),
     Literal: _parse_choice, Architecture: _parse_model,
 }  # fmt: skip

@@ -1,11 +1,9 @@
-"""Layers of each pipeline stage so that the slowest is as fast as can be and every device has room, by dynamic programming.
+"""Layers of each pipeline stage such that the slowest is as fast as possible and every device has room, by dynamic programming.
 
-Even stages count the embedding and the head as a layer each (`layout.layers_per_stage`); what they take depends on
-the vocabulary and on
-the layout. Each device of a pipeline gets layers in turn; for each number of layers that the devices so far have, the division
-whose slowest device takes least is kept. That is exact for the price of a layout, which asks of a device how many layers of
-either kind it has.
-"""
+Equal stages count the embedding and the head as one layer each (`layout.layers_per_stage`), but their cost depends on the
+vocabulary and on the layout. Devices get layers in turn; for each number of layers assigned so far, the split whose slowest
+device is fastest is kept. This is exact for the price of a layout, which depends only on how many layers of either kind each
+device has."""
 
 from __future__ import annotations
 
@@ -25,14 +23,14 @@ from shardwise.price.layout_pricer import Pricing
 from shardwise.price.stage_contents import StageCosts
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult
 
-NEAR_BEST = (
-    1.35  # times the best step: even stages of those behind cost at most a third, as in DeepSeek-V3 on 16 of them
-)
-NUM_BALANCED = 8  # of these the fastest: some ten milliseconds each
+# Layouts within this factor of the best step are balanced: equal stages cost at most a third, as in DeepSeek-V3 on 16 stages.
+NEAR_BEST = 1.35
+NUM_BALANCED = 8  # the fastest of these are balanced: some ten milliseconds each
 
 
 class LayerSplit(NamedTuple):
-    """Layers of some devices: the seconds of the slowest, the squares of the numbers (of equals, the most even), the numbers."""
+    """Layers of the first devices of a pipeline. Ordered: seconds of the slowest, then squares of the layer counts (of equally
+    fast splits the most even), then the counts."""
 
     slowest_s: float
     squares: int
@@ -40,50 +38,53 @@ class LayerSplit(NamedTuple):
 
 
 def balance_stages(pricing: Pricing, capacity_bytes: float) -> Layout:
-    """The layout with layers per stage that make its slowest stage as fast as possible within the given memory of each device;
-    the layout itself where none is faster, and where virtual stages, which others would wait for, are as even as possible."""
+    """Return the layout with the layers per stage that make its slowest stage fastest within the memory of each device.
+
+    Returns the layout itself if no split is faster, and if it has virtual stages: other ranks would wait for uneven ones."""
     if pricing.layout.pp == 1 or pricing.layout.num_virtual_stages > 1:
         return pricing.layout
-    devices = _LayerSplitter(pricing, capacity_bytes)
-    found = devices.best_split()
-    if found is None or found.slowest_s >= devices.bound_s:
+    splitter = _LayerSplitter(pricing, capacity_bytes)
+    split = splitter.best_split()
+    if split is None or split.slowest_s >= splitter.bound_s:
         return pricing.layout
-    return _with_layers(pricing.architecture, pricing.layout, devices.layers_of_stages(found.layers))
+    return _with_layers(pricing.architecture, pricing.layout, splitter.layers_of_stages(split.layers))
 
 
 @dataclass(frozen=True)
 class StageBalancer:
-    """Layers of each stage for layouts of a job, within a given memory per device."""
+    """Balances the stages of layouts of one job, within `capacity_bytes` per device."""
 
     architecture: Architecture
     cluster: Cluster
     job: Job
     capacity_bytes: float
 
-    def balance_result(self, found: SearchResult) -> SearchResult:
-        """A search's result, with the best stages for the pipelines among the fastest layouts."""
-        rows = (*found.best, *found.even, *found.by_factorisation)
-        within = found.best[0].step_time_s * NEAR_BEST
-        near = (row for row in rows if row.layout.pp > 1 and row.step_time_s <= within)
-        tried = list(dict.fromkeys(sorted(near, key=lambda row: row.step_time_s)))[:NUM_BALANCED]
-        better = {row.layout: self.best(row) for row in tried}
+    def balance_result(self, result: SearchResult) -> SearchResult:
+        """Return a search result in which the fastest pipelines have balanced stages."""
+        priced_layouts = (*result.best, *result.even, *result.by_factorisation)
+        limit_s = result.best[0].step_time_s * NEAR_BEST
+        near_best = (row for row in priced_layouts if row.layout.pp > 1 and row.step_time_s <= limit_s)
+        rebalanced = list(dict.fromkeys(sorted(near_best, key=lambda row: row.step_time_s)))[:NUM_BALANCED]
+        balanced = {row.layout: self.best(row) for row in rebalanced}
 
         def changed(rows: Sequence[PricedLayout]) -> tuple[PricedLayout, ...]:
-            return tuple(better.get(row.layout, row) for row in rows)
+            return tuple(balanced.get(row.layout, row) for row in rows)
 
-        best = sorted({*better.values(), *changed(found.best)}, key=lambda row: (row.step_time_s, str(row.layout)))
+        best = sorted({*balanced.values(), *changed(result.best)}, key=lambda row: (row.step_time_s, str(row.layout)))
         return replace(
-            found, best=tuple(best), even=changed(found.even), by_factorisation=changed(found.by_factorisation)
+            result, best=tuple(best), even=changed(result.even), by_factorisation=changed(result.by_factorisation)
         )
 
     def balance_layout(self, layout: Layout) -> Layout:
-        """A layout with its best stages."""
+        """Return a layout with balanced stages."""
         return self.best(self._price(layout)).layout if layout.pp > 1 else layout
 
-    def best(self, row: PricedLayout) -> PricedLayout:
-        """The faster of a row and it with balanced stages."""
-        layout = balance_stages(Pricing(self.architecture, self.cluster, self.job, row.layout), self.capacity_bytes)
-        return row if layout == row.layout else min(row, self._price(layout), key=lambda one: one.step_time_s)
+    def best(self, natural: PricedLayout) -> PricedLayout:
+        """Return the faster of a priced layout with its natural and with balanced stages."""
+        layout = balance_stages(Pricing(self.architecture, self.cluster, self.job, natural.layout), self.capacity_bytes)
+        return (
+            natural if layout == natural.layout else min(natural, self._price(layout), key=lambda row: row.step_time_s)
+        )
 
     def _price(self, layout: Layout) -> PricedLayout:
         priced = estimate(self.architecture, self.cluster, self.job, layout)
@@ -91,14 +92,14 @@ class StageBalancer:
 
 
 def _with_layers(architecture: Architecture, layout: Layout, layers: tuple[int, ...]) -> Layout:
-    """The layout with layers per stage; None for them where these are the even ones."""
-    even = natural_layers_by_stage(architecture, stage_placement(layout))
-    return replace(layout, layers_per_stage=None if layers == even else layers)
+    """Set the layers per stage; None if they are the natural ones."""
+    natural_layers = natural_layers_by_stage(architecture, stage_placement(layout))
+    return replace(layout, layers_per_stage=None if layers == natural_layers else layers)
 
 
 @dataclass
 class _LayerSplitter:
-    """The devices of a pipeline, each with the layers of one stage, or of a stage and its mirror image."""
+    """Splits layers over the devices of a pipeline. A device holds one stage, or a stage and its mirror image."""
 
     pricing: Pricing
     capacity_bytes: float
@@ -107,51 +108,54 @@ class _LayerSplitter:
         layout, pricing = self.pricing.layout, self.pricing
         self.both_ends = pricing.pipeline.ends > 1
         self.num_devices = layout.pp // 2 if self.both_ends else layout.pp
-        fewest, held = min_layers_per_stage(pricing.placement), pricing.placement.stages_of_rank
-        self.fewest = [sum(fewest[stage] for stage in held(d)) for d in range(self.num_devices)]
+        min_layers, stages_of_rank = min_layers_per_stage(pricing.placement), pricing.placement.stages_of_rank
+        self.fewest = [sum(min_layers[stage] for stage in stages_of_rank(device)) for device in range(self.num_devices)]
         self.costs = pricing.unit_costs()
         self.known: dict[tuple[bool, bool, int, int], float] = {}
         self.bound_s = max(float(pricing.step(stage).total_s) for stage in pricing.stages(self.costs))
 
     def best_split(self) -> LayerSplit | None:
-        """The best division of all layers; None where none is faster than the layout's own within the memory."""
+        """Return the best split of all layers; None if none is faster than the layout's own within the memory."""
         num_layers = self.pricing.architecture.num_layers
-        best = {(0, 0): LayerSplit(0.0, 0, ())}
+        # By (layers, leading dense layers) assigned so far: all that later devices and the price depend on.
+        splits = {(0, 0): LayerSplit(0.0, 0, ())}
         for device in range(self.num_devices):
-            left = sum(self.fewest[device + 1 :])
-            following: dict[tuple[int, int], LayerSplit] = {}
-            for (held, dense), before in best.items():
-                for count, own_dense, seconds in self._layer_choices(device, num_layers - held - left, dense):
-                    key = held + count, dense + own_dense
-                    found = LayerSplit(
-                        max(before.slowest_s, seconds), before.squares + count * count, (*before.layers, count)
+            reserved = sum(self.fewest[device + 1 :])
+            longer: dict[tuple[int, int], LayerSplit] = {}
+            for (assigned, dense), split in splits.items():
+                for count, device_dense, seconds in self._layer_choices(
+                    device, num_layers - assigned - reserved, dense
+                ):
+                    key = assigned + count, dense + device_dense
+                    extended = LayerSplit(
+                        max(split.slowest_s, seconds), split.squares + count * count, (*split.layers, count)
                     )
-                    if key not in following or found < following[key]:
-                        following[key] = found
-            best = self._drop_unreachable(following, self.num_devices - device - 1)
-        return min(best.values(), default=None)
+                    if key not in longer or extended < longer[key]:
+                        longer[key] = extended
+            splits = self._drop_unreachable(longer, self.num_devices - device - 1)
+        return min(splits.values(), default=None)
 
-    def _layer_choices(self, device: int, most: int, dense: int) -> Iterator[tuple[int, int, float]]:
-        """The numbers of layers that a device can have, how many of them are leading dense ones, and its time: `most` at most,
-        and none that makes it slower than the layout is, or that does not fit."""
-        for count in range(self.fewest[device], most + 1):
-            own_dense = min(self.pricing.architecture.num_dense_layers - dense, self._layers_of_first(count))
-            seconds = self._seconds(device, count, own_dense)
-            if seconds > self.bound_s or not self._fits(device, count, own_dense):
-                return
-            yield count, own_dense, seconds
+    def _layer_choices(self, device: int, max_layers: int, dense: int) -> Iterator[tuple[int, int, float]]:
+        """Yield (layers, leading dense layers among them, seconds) that a device can have.
+
+        At most `max_layers`, and none that does not fit or makes the device slower than the layout is."""
+        for count in range(self.fewest[device], max_layers + 1):
+            device_dense = min(self.pricing.architecture.num_dense_layers - dense, self._layers_of_first(count))
+            seconds = self._seconds(device, count, device_dense)
+            if seconds > self.bound_s or not self._fits(device, count, device_dense):
+                return  # more layers only take longer, and more memory
+            yield count, device_dense, seconds
 
     def _drop_unreachable(
-        self, found: dict[tuple[int, int], LayerSplit], num_left: int
+        self, splits: dict[tuple[int, int], LayerSplit], num_later_devices: int
     ) -> dict[tuple[int, int], LayerSplit]:
-        """The numbers from which so many devices can hold all remaining layers: none takes more than `_max_layers`. Behind the
-        last device these are all layers."""
-        least = self.pricing.architecture.num_layers - num_left * self._max_layers
-        return {key: one for key, one in found.items() if key[0] >= least}
+        """Drop splits after which the later devices could not hold all remaining layers."""
+        min_assigned = self.pricing.architecture.num_layers - num_later_devices * self._max_layers
+        return {key: split for key, split in splits.items() if key[0] >= min_assigned}
 
     @cached_property
     def _max_layers(self) -> int:
-        """The most layers, all of the faster kind, with which a device without embedding and head is as fast as the layout."""
+        """Most layers of the faster kind with which a device without embedding and head is no slower than the layout."""
         architecture = self.pricing.architecture
         middle = min(1, self.num_devices - 1)
         count = 1
@@ -163,14 +167,14 @@ class _LayerSplitter:
         return count
 
     def _layers_of_first(self, count: int) -> int:
-        """How many of a device's layers are on the stage nearer to the model's beginning."""
+        """Layers of a device that are on its stage nearer to the model's beginning."""
         return -(-count // 2) if self.both_ends else count
 
     def _stage(self, device: int, count: int, dense: int) -> StageCosts:
         return self.pricing.stage(self.pricing.counts_with(device, count, dense), self.costs)
 
     def _seconds(self, device: int, count: int, dense: int) -> float:
-        """The step of a device with so many layers."""
+        """Step time of a device with so many layers."""
         key = device == 0, device == self.num_devices - 1, count, dense
         if key not in self.known:
             self.known[key] = float(self.pricing.step(self._stage(device, count, dense)).total_s)
@@ -181,7 +185,7 @@ class _LayerSplitter:
         return sum(MEMORY.values(memory).values()) <= self.capacity_bytes
 
     def layers_of_stages(self, layers: tuple[int, ...]) -> tuple[int, ...]:
-        """Layers of each stage, from those of each device."""
+        """Return the layers of each stage, from those of each device."""
         if not self.both_ends:
             return layers
         return (*(-(-count // 2) for count in layers), *(count // 2 for count in reversed(layers)))

@@ -1,4 +1,4 @@
-"""Plan one job on several clusters, compare the plans with a deadline and a budget, and say what would meet missed limits."""
+"""Plan one job on several clusters, compare the plans with a deadline and a budget, and suggest what would meet missed limits."""
 
 from __future__ import annotations
 
@@ -35,82 +35,78 @@ def plan_clusters(
     architecture: Architecture, clusters: Sequence[Cluster], job: Job, *, limits: Limits | None = None,
     choices: Choices | None = None, reliability: Reliability | None = None, progress: Progress = ignore_progress,
 ) -> Comparison:  # fmt: skip
-    """Plan a job on each cluster and choose one: see `choose_contender`. A cluster on which nothing fits stays in the list,
-    with the reason."""
-    asked = limits or Limits()
-    found = choose_contender(
-        [_plan_contender(architecture, one, job, asked, choices, reliability, progress) for one in clusters], asked
+    """Plan a job on each cluster and choose one (`choose_contender`). A cluster on which nothing fits stays, with the reason."""
+    applied = limits or Limits()
+    comparison = choose_contender(
+        [_plan_contender(architecture, cluster, job, applied, choices, reliability, progress) for cluster in clusters], applied
+    )  # fmt: skip
+    return replace(
+        comparison, contenders=add_gain_to_chosen(comparison.contenders, comparison.chosen, choices, progress)
     )
-    return replace(found, contenders=add_gain_to_chosen(found.contenders, found.chosen, choices, progress))
 
 
 def _plan_contender(
     architecture: Architecture, cluster: Cluster, job: Job, limits: Limits, choices: Choices | None,
     reliability: Reliability | None, progress: Progress,
 ) -> Contender:  # fmt: skip
-    found, problem = None, None
+    plan, problem = None, None
     try:
-        found = make_plan(
-            architecture,
-            cluster,
-            job,
-            choices=choices,
-            reliability=reliability,
-            progress=prefix_progress(progress, cluster.name),
-            elsewhere=False,
-        )
+        plan = make_plan(
+            architecture, cluster, job, choices=choices, reliability=reliability,
+            progress=prefix_progress(progress, cluster.name), elsewhere=False,
+        )  # fmt: skip
     except (NothingFitsError, MissingValueError) as error:
         problem = str(error)
-    run = found.run if found else None
+    run = plan.run if plan else None
     return Contender(
-        cluster=cluster.name, chip=cluster.chip.name, num_devices=cluster.num_devices, plan=found, problem=problem,
+        cluster=cluster.name, chip=cluster.chip.name, num_devices=cluster.num_devices, plan=plan, problem=problem,
         in_time=limits.in_time(run), within_budget=limits.within_budget(run),
     )  # fmt: skip
 
 
 def describe_missed_limits(limits: Limits, run: Run) -> list[str]:
-    """Each limit that a run misses, or that cannot be judged, and by how much."""
-    found = []
+    """Describe each limit that a run misses, or that cannot be judged, and by how much."""
+    misses = []
     if limits.deadline_s is not None and limits.in_time(run) is False:
         deadline = limits.deadline_s / SECONDS_PER_DAY
-        found.append(
+        misses.append(
             f"{format_days(run.days)} are {format_days(run.days - deadline)} more than the deadline of {format_days(deadline)} "
             f"({run.days / deadline - 1:.0%} too long)"
         )
     if limits.budget_usd is not None and run.usd is None:
-        found.append(
+        misses.append(
             f"no sourced {PRICE_FIELD}, so a budget cannot be checked: give one with --set chip.{PRICE_FIELD}=VALUE"
         )
     elif limits.budget_usd is not None and run.usd is not None and limits.within_budget(run) is False:
-        found.append(
+        misses.append(
             f"{format_usd(run.usd)} is {format_usd(run.usd - limits.budget_usd)} more than the budget of "
             f"{format_usd(limits.budget_usd)} ({run.usd / limits.budget_usd - 1:.0%} too much)"
         )
-    return found
+    return misses
 
 
 def suggest_remedies(
     missed: Plan, limits: Limits, *, choices: Choices | None = None, progress: Progress = ignore_progress
 ) -> list[str]:
-    """What would bring a plan within the limits it misses: other numbers of the chip, planned again, and other remedies."""
-    run, found = missed.run, []
+    """Suggest cluster sizes, an MFU, fewer tokens or a price that would meet the missed limits; other sizes are planned."""
+    run, remedies = missed.run, []
     assert run is not None
     late, dear = limits.in_time(run) is False, limits.within_budget(run) is False
     if late or dear:
-        found.append(_plan_other_sizes(missed, run, limits, choices, progress, more=late))
+        remedies.append(_plan_other_sizes(missed, run, limits, choices, progress, more=late))
     if late and limits.deadline_s is not None:
-        found.append(_required_mfu_text(missed, run.days * SECONDS_PER_DAY / limits.deadline_s))
+        remedies.append(_required_mfu_text(missed, run.days * SECONDS_PER_DAY / limits.deadline_s))
     if dear and limits.budget_usd is not None and run.usd is not None:
         share = limits.budget_usd / run.usd
-        found.append(
+        remedies.append(
             f"{format_count(share * run.tokens)} of the {format_count(run.tokens)} tokens, or "
             f"${limits.budget_usd / run.chip_hours:.2f} a chip-hour in place of ${run.usd / run.chip_hours:.2f}"
         )
-    return found
+    return remedies
 
 
-def _required_mfu_text(missed: Plan, times: float) -> str:
-    mfu = missed.estimate.mfu * times
+def _required_mfu_text(missed: Plan, speedup: float) -> str:
+    mfu = missed.estimate.mfu * speedup
     if mfu > 1:
         return f"no layout on these devices: {mfu:.0%} of their peak would be needed (the plan reaches {missed.estimate.mfu:.1%})"
     return (
@@ -121,39 +117,43 @@ def _required_mfu_text(missed: Plan, times: float) -> str:
 def _plan_other_sizes(
     missed: Plan, run: Run, limits: Limits, choices: Choices | None, progress: Progress, *, more: bool
 ) -> str:
-    """The first of some clusters with more (or fewer) chips that meets all limits, planned again."""
-    times = run.days * SECONDS_PER_DAY / limits.deadline_s if more and limits.deadline_s else 0.5
+    """Describe the first cluster with more (or fewer) chips that meets all limits, planned again."""
+    size_ratio = run.days * SECONDS_PER_DAY / limits.deadline_s if more and limits.deadline_s else 0.5
     tried: list[tuple[Cluster, Run]] = []
-    for cluster in _sizes_to_try(missed.cluster, times):
+    for cluster in _sizes_to_try(missed.cluster, size_ratio):
         try:
-            again = make_plan(
+            other_run = make_plan(
                 missed.model, cluster, missed.job, choices=choices, reliability=run.reliability,
                 progress=prefix_progress(progress, cluster.name), elsewhere=False,
             ).run  # fmt: skip
         except NothingFitsError:
             continue
-        assert again is not None
-        if limits.met(again):
-            return f"{cluster.name}, planned again: {_run_summary(again)}"
-        tried.append((cluster, again))
+        assert other_run is not None
+        if limits.met(other_run):
+            return f"{cluster.name}, planned again: {_run_summary(other_run)}"
+        tried.append((cluster, other_run))
     if tried:
-        nearest, figures = min(tried, key=lambda pair: pair[1].days if more else pair[1].usd or math.inf)
+        nearest, nearest_run = min(tried, key=lambda pair: pair[1].days if more else pair[1].usd or math.inf)
         names = ", ".join(cluster.name for cluster, _ in tried)
-        return f"none of {names}, planned again, does it; {nearest.name} takes {_run_summary(figures)}"
+        return f"none of {names}, planned again, does it; {nearest.name} takes {_run_summary(nearest_run)}"
     if more:
         return (
-            f"{math.ceil(missed.cluster.num_devices * times):,} devices, if each had the throughput that it has here "
+            f"{math.ceil(missed.cluster.num_devices * size_ratio):,} devices, if each had the throughput that it has here "
             "(not planned: more links, smaller shares of the batch)"
         )
     return "the model fits on no smaller cluster of this chip that was tried"
 
 
-def _sizes_to_try(cluster: Cluster, times: float) -> list[Cluster]:
-    if times < 1:
-        return list(itertools.islice(iterate_sizes(cluster, times), NUM_TRIES))
-    least = [times * growth for growth in GROWTH_FACTORS] + [2.0 ** math.ceil(math.log2(times))]
-    found = {one.name: one for one in (next(iterate_sizes(cluster, enough), None) for enough in least) if one}
-    return sorted(found.values(), key=lambda one: one.num_devices)
+def _sizes_to_try(cluster: Cluster, size_ratio: float) -> list[Cluster]:
+    if size_ratio < 1:
+        return list(itertools.islice(iterate_sizes(cluster, size_ratio), NUM_TRIES))
+    min_ratios = [size_ratio * growth for growth in GROWTH_FACTORS] + [2.0 ** math.ceil(math.log2(size_ratio))]
+    candidates = {
+        candidate.name: candidate
+        for candidate in (next(iterate_sizes(cluster, min_ratio), None) for min_ratio in min_ratios)
+        if candidate
+    }
+    return sorted(candidates.values(), key=lambda candidate: candidate.num_devices)
 
 
 def _run_summary(run: Run) -> str:
@@ -163,7 +163,7 @@ def _run_summary(run: Run) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One cluster: its plan, or why it has none; which of the limits it meets (None: cannot be judged)."""
+    """One cluster: its plan, or the reason for none (`problem`); which limits it meets (None: cannot be judged)."""
 
     cluster: str
     chip: str
@@ -175,18 +175,18 @@ class Contender:
 
     @property
     def run(self) -> Run | None:
-        """The whole run on this cluster."""
+        """Whole run on this cluster."""
         return self.plan.run if self.plan else None
 
     @property
     def stack(self) -> str | None:
-        """The stack for which its plan is predicted; None for a bound."""
+        """Stack for which its plan is predicted; None for a bound."""
         calibration = self.plan.cluster.calibration if self.plan else None
         return calibration.stack if calibration else None
 
     @property
     def interval90(self) -> tuple[float, float] | None:
-        """The 90% prediction interval in seconds; None for a bound."""
+        """90% prediction interval of the step in seconds; None for a bound."""
         return self.plan.estimate.interval90 if self.plan else None
 
     @property
@@ -197,16 +197,16 @@ class Contender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Pictured):
-    """The contenders in the order given, and the index of the chosen one (`chosen`); None where none meets the limits.
+    """Contenders in the order given, and the index of the chosen one (`chosen`); None if none meets the limits.
 
     `reason` says why it was chosen, or what comes nearest to the limits.
 
     >>> import shardwise as sw
     >>> limits = sw.Limits(budget_usd=1e6)
-    >>> found = sw.plan_clusters(
+    >>> comparison = sw.plan_clusters(
     ...     "gpt-2", ["h100:8", "h100:16"], limits=limits, global_batch_tokens="64Ki", seq_len=1024, tokens="10G"
     ... )
-    >>> found.contenders[found.chosen].plan is found.plan
+    >>> comparison.contenders[comparison.chosen].plan is comparison.plan
     True
     """
 
@@ -216,24 +216,23 @@ class Comparison(Pictured):
     reason: str
 
     def shown(self) -> Shown:
-        """The contenders as a table and a picture, as a notebook displays them."""
+        """Return the contenders as a table and a picture for a notebook."""
         from shardwise.present.pictures.plan_charts import shown_comparison
 
         return shown_comparison(self)
 
     @property
     def plan(self) -> Plan | None:
-        """The plan of the chosen contender, or None."""
+        """Plan of the chosen contender, or None."""
         return None if self.chosen is None else self.contenders[self.chosen].plan
 
 
 def choose_contender(contenders: Sequence[Contender], limits: Limits) -> Comparison:
     """Choose: with a deadline the cheapest that meets all limits, otherwise the fastest that does.
 
-    Where one of those has no sourced price, chip-hours decide in place of dollars. A job without a length in tokens is
-    compared by its tokens per second.
-    """
-    able = [i for i, one in enumerate(contenders) if one.plan and (not limits or limits.met(one.run))]
+    If one of those has no sourced price, chip-hours decide in place of dollars. A job without a length in tokens is compared by
+    its step time."""
+    able = [i for i, contender in enumerate(contenders) if contender.plan and (not limits or limits.met(contender.run))]
     if not able:
         return Comparison(contenders=tuple(contenders), limits=limits, chosen=None, reason=_no_choice_text(limits))
     measure, reason = _deciding_measure([contenders[i] for i in able], limits)
@@ -246,51 +245,55 @@ def choose_contender(contenders: Sequence[Contender], limits: Limits) -> Compari
 
 
 def _no_choice_text(limits: Limits) -> str:
-    asked = [
+    limit_names = [
         name for name, limit in (("deadline", limits.deadline_s), ("budget", limits.budget_usd)) if limit is not None
     ]
-    return f"no cluster meets the {' and the '.join(asked)}" if asked else "no layout fits on any of the clusters"
+    return (
+        f"no cluster meets the {' and the '.join(limit_names)}"
+        if limit_names
+        else "no layout fits on any of the clusters"
+    )
 
 
-def _deciding_measure(able: Sequence[Contender], limits: Limits) -> tuple[Callable[[Contender], float], str]:
-    """The quantity that decides (less is better), and its wording."""
+def _deciding_measure(eligible: Sequence[Contender], limits: Limits) -> tuple[Callable[[Contender], float], str]:
+    """Return the quantity that decides (less is better), and its wording."""
     if limits.deadline_s is None:
         return _run_seconds, "the fastest" if limits.budget_usd is None else "the fastest within the budget"
-    kept = "meets the deadline" + ("" if limits.budget_usd is None else " and the budget")
-    dearer = sorted({one.chip for one in able if one.run and one.run.usd is None})
-    if dearer:
+    condition = "meets the deadline" + ("" if limits.budget_usd is None else " and the budget")
+    unpriced_chips = sorted({contender.chip for contender in eligible if contender.run and contender.run.usd is None})
+    if unpriced_chips:
         return (
             _run_chip_hours,
-            f"the one of the fewest chip-hours that {kept}: no sourced {PRICE_FIELD} for {', '.join(dearer)}",
+            f"the one of the fewest chip-hours that {condition}: no sourced {PRICE_FIELD} for {', '.join(unpriced_chips)}",
         )
-    return _run_usd, f"the cheapest that {kept}"
+    return _run_usd, f"the cheapest that {condition}"
 
 
-def _run_seconds(one: Contender) -> float:
-    """Days of the run; where its length is not known, of a step, which gives the same order without interruptions."""
-    assert one.plan
-    return one.run.days * SECONDS_PER_DAY if one.run else one.plan.estimate.step_time_s
+def _run_seconds(contender: Contender) -> float:
+    """Seconds of the run; of a step if the length is unknown, which gives the same order without interruptions."""
+    assert contender.plan
+    return contender.run.days * SECONDS_PER_DAY if contender.run else contender.plan.estimate.step_time_s
 
 
-def _run_chip_hours(one: Contender) -> float:
-    assert one.run
-    return one.run.chip_hours
+def _run_chip_hours(contender: Contender) -> float:
+    assert contender.run
+    return contender.run.chip_hours
 
 
-def _run_usd(one: Contender) -> float:
-    assert one.run
-    assert one.run.usd is not None
-    return one.run.usd
+def _run_usd(contender: Contender) -> float:
+    assert contender.run
+    assert contender.run.usd is not None
+    return contender.run.usd
 
 
 PlanHolder = TypeVar("PlanHolder", Contender, LossPoint)  # what may have a plan, one of many
 
 
 def add_gain_to_chosen(
-    many: Sequence[PlanHolder], chosen: int | None, asked: Choices | None, progress: Progress
+    holders: Sequence[PlanHolder], chosen: int | None, choices: Choices | None, progress: Progress
 ) -> tuple[PlanHolder, ...]:
-    """The same, but that the chosen one's plan also says what another stack could run."""
-    found = list(many)
-    if chosen is not None and (own := found[chosen].plan) is not None:
-        found[chosen] = replace(found[chosen], plan=add_other_stack_gain(own, asked, progress))
-    return tuple(found)
+    """Return the same holders of plans, with the gain of another stack in the chosen one's plan."""
+    updated = list(holders)
+    if chosen is not None and (plan := updated[chosen].plan) is not None:
+        updated[chosen] = replace(updated[chosen], plan=add_other_stack_gain(plan, choices, progress))
+    return tuple(updated)

@@ -1,4 +1,4 @@
-"""Memory of the devices under a layout, stage by stage."""
+"""Memory of the devices under a layout, by pipeline stage."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class MemoryPayload(TypedDict):
 class LayoutMemory(Pictured):
     """Memory of a device of each pipeline stage, in bytes by term (`estimate_terms.MEMORY_TERMS`), and its capacity.
 
-    `num_micro_batches` are those of each replica in a step of the job. `recompute` lists what each kind of layer keeps for
-    the backward pass and computes again; a budget has become the set that fits it (`search.recompute_budget`).
+    `num_micro_batches` is per replica and step. `recompute` lists what each kind of layer keeps for the backward pass and
+    computes again; a budget has become the set that fits it (`search.recompute_budget`).
 
     >>> import shardwise as sw
-    >>> found = sw.memory("llama-3-8b", "h100:8", "fsdp=4 pp=2", global_batch_tokens="64Ki", seq_len=4096)
-    >>> len(found.stages), found.num_micro_batches, max(found.stage_bytes) == found.memory_bytes
+    >>> memory = sw.memory("llama-3-8b", "h100:8", "fsdp=4 pp=2", global_batch_tokens="64Ki", seq_len=4096)
+    >>> len(memory.stages), memory.num_micro_batches, max(memory.stage_bytes) == memory.memory_bytes
     (2, 4, True)
     """
 
@@ -83,7 +83,7 @@ class LayoutMemory(Pictured):
     recompute: tuple[LayerRecompute, ...]
 
     def shown(self) -> Shown:
-        """The terms of each stage as text and picture, as a notebook displays them."""
+        """Return the terms of each stage as text and picture for a notebook."""
         from shardwise.present.pictures.plan_charts import shown_memory
 
         return shown_memory(self)
@@ -105,22 +105,22 @@ class LayoutMemory(Pictured):
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest device has room."""
+        """True if the fullest device has room."""
         return self.memory_bytes <= self.memory_capacity_bytes
 
     @property
     def margin(self) -> float:
-        """The free share of the fullest device's memory; below 0 where there is too little."""
+        """Free share of the fullest device's memory; negative if it does not fit."""
         return 1 - self.memory_bytes / self.memory_capacity_bytes
 
     def __repr__(self) -> str:
-        terms = (f"{name} {format_bytes(value)}" for name, value in self.stages[self.fullest_stage].items() if value)
-        whole = f"{format_bytes(self.memory_bytes)} of {format_bytes(self.memory_capacity_bytes)}"
-        return f"LayoutMemory of {self.layout}: {whole}\n  stage {self.fullest_stage}: {', '.join(terms)}"
+        terms = (f"{name} {format_bytes(size)}" for name, size in self.stages[self.fullest_stage].items() if size)
+        usage = f"{format_bytes(self.memory_bytes)} of {format_bytes(self.memory_capacity_bytes)}"
+        return f"LayoutMemory of {self.layout}: {usage}\n  stage {self.fullest_stage}: {', '.join(terms)}"
 
 
 def layout_memory(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> LayoutMemory:
-    """Memory of a device of each pipeline stage, in bytes by term. Raises `InputError` with every rule that the layout breaks."""
+    """Return the memory of a device of each pipeline stage. Raises `InputError` with every rule that the layout breaks."""
     architecture.require_positions(job.seq_len)
     layout = fit_recompute_budget(architecture, *with_problem_defaults(cluster, job), layout)
     return LayoutMemory(
@@ -131,45 +131,44 @@ def layout_memory(architecture: Architecture, cluster: Cluster, job: Job, layout
 
 
 def smallest_full_job(job: Job, layout: Layout) -> Job:
-    """The job with the smallest batch that fills a layout: one micro-batch per replica, or in a pipeline one per stage.
+    """Return the job with the smallest batch that fills a layout: one micro-batch per replica, or in a pipeline one per stage.
 
     Interleaved stages hold up to half as many again, so they get two; other schedules what they require. A larger batch takes
-    no more memory, except under all-forward-all-backward, which holds every micro-batch.
-    """
+    no more memory, except under all-forward-all-backward, which holds every micro-batch."""
     schedule, stages = get_schedule(layout.schedule), (layout.pp, layout.num_virtual_stages)
     multiple = schedule.micro_batch_multiple(*stages)
-    fewest = max(layout.pp * (2 if layout.num_virtual_stages > 1 else 1), schedule.min_micro_batches(*stages))
-    times = ceil_div(fewest, multiple) * multiple
-    return replace(job, global_batch_tokens=times * layout.micro_batch_seqs * layout.num_replicas * job.seq_len)
+    minimum = max(layout.pp * (2 if layout.num_virtual_stages > 1 else 1), schedule.min_micro_batches(*stages))
+    micro_batches = ceil_div(minimum, multiple) * multiple
+    return replace(job, global_batch_tokens=micro_batches * layout.micro_batch_seqs * layout.num_replicas * job.seq_len)
 
 
 def default_seq_len(architecture: Architecture) -> int:
-    """The default tokens of a sequence: `DEFAULT_SEQ_LEN`, or the rows of the model's table of positions."""
+    """Return the default tokens of a sequence: `DEFAULT_SEQ_LEN`, or fewer if the model's position table is shorter."""
     return min(DEFAULT_SEQ_LEN, architecture.max_positions or DEFAULT_SEQ_LEN)
 
 
 def memory_payload(
     model: Architecture, cluster: Cluster, layouts: Sequence[tuple[Job, Layout]], defaults: Sequence[str]
 ) -> dict[str, Any]:
-    """What `shardwise memory --json` prints: bytes of each stage of each layout, by term.
+    """Return the payload of `shardwise memory --json`: bytes of each stage of each layout, by term.
 
-    `defaults`: which of `seq_len` and `batch_tokens` were left out. Raises `InputError` with every rule that the layouts break.
-    """
-    shown, problems = [], list[str]()
+    `defaults` names the values that were left out, `seq_len` or `batch_tokens`. Raises `InputError` with every rule that the
+    layouts break."""
+    payloads, problems = [], list[str]()
     for job, layout in layouts:
         try:
-            found = layout_memory(model, cluster, job, layout)
+            memory = layout_memory(model, cluster, job, layout)
         except InputError as error:
             problems += [f"{layout}: {problem}" if len(layouts) > 1 else problem for problem in error.problems]
             continue
-        shown.append(
+        payloads.append(
             {
-                "layout": layout_payload(found.layout, model, job, cluster.topology),
-                "global_batch_tokens": job.global_batch_tokens, "num_micro_batches": found.num_micro_batches,
-                "memory_bytes": found.memory_bytes, "fits": found.fits, "margin": found.margin,
-                "fullest_stage": found.fullest_stage,
-                "stages": [dict(stage) for stage in found.stages],
-                "recompute": [asdict(one) for one in found.recompute],
+                "layout": layout_payload(memory.layout, model, job, cluster.topology),
+                "global_batch_tokens": job.global_batch_tokens, "num_micro_batches": memory.num_micro_batches,
+                "memory_bytes": memory.memory_bytes, "fits": memory.fits, "margin": memory.margin,
+                "fullest_stage": memory.fullest_stage,
+                "stages": [dict(stage) for stage in memory.stages],
+                "recompute": [asdict(layer) for layer in memory.recompute],
             }
         )  # fmt: skip
     raise_problems(problems)
@@ -178,5 +177,5 @@ def memory_payload(
     return {
         "schema": MEMORY_SCHEMA, "model": model_payload(model), "cluster": cluster.name, "defaults": list(defaults),
         "job": {"global_batch_tokens": batch, "seq_len": job.seq_len, "precision": job.precision},
-        "memory_capacity_bytes": cluster.chip.memory_bytes, "layouts": shown,
+        "memory_capacity_bytes": cluster.chip.memory_bytes, "layouts": payloads,
     }  # fmt: skip

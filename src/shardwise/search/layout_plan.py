@@ -1,4 +1,4 @@
-"""Plan of a given layout, without a search: plain Python, so that `estimate` loads no NumPy."""
+"""Plan of a given layout, without a search. No NumPy is needed, so `estimate` starts fast."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from shardwise.search.recompute_budget import fit_recompute_budget
 
 
 def bound_seconds(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> float | None:
-    """Seconds of a layout's step at the rates that micro-benchmarks reach; None where the estimate is that bound."""
+    """Return the step time of a layout at the rates of micro-benchmarks; None if the estimate itself is that bound."""
     if cluster.calibration is None:
         return None
     return estimate(architecture, without_calibration(cluster), job, layout).step_time_s
@@ -28,12 +28,12 @@ def bound_seconds(architecture: Architecture, cluster: Cluster, job: Job, layout
 def plan_layout(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, reliability: Reliability | None = None
 ) -> Plan:
-    """A plan for a given layout, without a search: its estimate, the books' rules, and what the whole run takes.
+    """Return the plan of a given layout, without a search: its estimate, the books' rules, and the whole run.
 
     A cluster without measurements is predicted under the typical stack of its chip (`with_problem_defaults`), and choices that
-    the stack fixes are set as it runs them. A budget of activations becomes the set of tensors that is kept under it
-    (`search.recompute_budget`). What the stack does not support is noted in the estimate. `reliability` gives the failure rate,
-    restarts and power of the run (defaults: `Reliability`).
+    the stack fixes are set as it runs them. A budget of activation bytes becomes the set of tensors kept under it
+    (`search.recompute_budget`). Choices that the stack does not support are noted in the estimate. `reliability` sets failure
+    rate, restarts and power of the run.
 
     Raises `InputError` with every rule that the layout breaks.
 
@@ -44,12 +44,12 @@ def plan_layout(
     (3, True, True)
     """
     architecture.require_positions(job.seq_len)
-    (cluster, job), asked = with_problem_defaults(cluster, job), job
+    (cluster, job), requested_job = with_problem_defaults(cluster, job), job
     stack = stack_of(cluster)
     layout = fit_recompute_budget(architecture, cluster, job, layout_as_run(stack, layout))
     priced = estimate(architecture, cluster, job, layout)
-    lacks = unsupported_choices(stack, architecture, asked, layout) if stack and stack.known else []
-    priced = replace(priced, notes=(*priced.notes, *lacks))
+    unsupported = unsupported_choices(stack, architecture, requested_job, layout) if stack and stack.known else []
+    priced = replace(priced, notes=(*priced.notes, *unsupported))
     return Plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=priced,
         rules=book_rules(architecture, cluster, job), versions=software_versions(),

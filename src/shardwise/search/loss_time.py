@@ -1,7 +1,6 @@
-"""Time and dollars that a plan takes to a loss, what the next doubling gains, and the values of a search to a loss.
+"""Time and dollars of a plan to a loss, the gain of the next doubling, and the values of a search to a loss.
 
-The time of a fixed number of tokens stands beside the time to the loss: a larger batch takes more tokens to it.
-"""
+The time of a fixed number of tokens stands beside the time to the loss, since a larger batch takes more tokens to it."""
 
 from __future__ import annotations
 
@@ -75,29 +74,29 @@ class Doubling:
 
 
 def training_run_to_loss(plan: Plan, target: LossTarget, reliability: Reliability | None = None) -> Run:
-    """The whole run of a plan to the loss, with interruptions; of a billion of the fewest tokens where the target has none."""
+    """Return the whole run of a plan to the loss; of a billion of the fewest tokens if the target has none."""
     job = replace(plan.job, tokens=target.tokens_to_loss(plan.job.global_batch_tokens))
-    given = plan.run.reliability if plan.run else None
-    run = training_run(plan.model, plan.cluster, job, plan.estimate, reliability or given)
+    plan_reliability = plan.run.reliability if plan.run else None
+    run = training_run(plan.model, plan.cluster, job, plan.estimate, reliability or plan_reliability)
     assert run is not None  # its job has tokens
     return run
 
 
 def time_to_loss(plan: Plan, target: LossTarget, reliability: Reliability | None = None) -> LossTime:
-    """What a plan takes to a loss."""
-    batch, run = plan.job.global_batch_tokens, training_run_to_loss(plan, target, reliability)
-    law, loss_s = target.tradeoff, run.days * SECONDS_PER_DAY
+    """Return times, tokens and dollars of a plan to a loss."""
+    batch_tokens, run = plan.job.global_batch_tokens, training_run_to_loss(plan, target, reliability)
+    tradeoff, loss_s = target.tradeoff, run.days * SECONDS_PER_DAY
     return LossTime(
-        batch_tokens=batch, num_devices=plan.cluster.num_devices, step_time_s=plan.estimate.step_time_s,
-        batch_over_noise=batch / target.noise.tokens, side=target.side(batch),
-        steps=law.steps(batch), tokens=run.tokens, steps_ratio=law.steps(batch) / law.min_steps,
-        tokens_ratio=run.tokens / law.min_tokens, token_s=loss_s * target.reference_tokens / run.tokens, loss_s=loss_s,
+        batch_tokens=batch_tokens, num_devices=plan.cluster.num_devices, step_time_s=plan.estimate.step_time_s,
+        batch_over_noise=batch_tokens / target.noise.tokens, side=target.side(batch_tokens),
+        steps=tradeoff.steps(batch_tokens), tokens=run.tokens, steps_ratio=tradeoff.steps(batch_tokens) / tradeoff.min_steps,
+        tokens_ratio=run.tokens / tradeoff.min_tokens, token_s=loss_s * target.reference_tokens / run.tokens, loss_s=loss_s,
         chip_hours=run.chip_hours, usd=run.usd,
     )  # fmt: skip
 
 
 def compare_doubling(doubled: DoublingKind, before: LossTime, after: LossTime, cluster: str) -> Doubling:
-    """How the times and the dollars of a plan change."""
+    """Return the ratios of times and dollars after a doubling to those before."""
     return Doubling(
         doubled=doubled, cluster=cluster, batch_tokens=after.batch_tokens, token_ratio=after.token_s / before.token_s,
         loss_ratio=after.loss_s / before.loss_s, usd_ratio=after.chip_hours / before.chip_hours,
@@ -109,7 +108,7 @@ Goal = Literal["time", "usd"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPoint:
-    """A batch on a cluster: its plan with what it takes to the loss, or why it has none (`problem`)."""
+    """A batch on a cluster: its plan with its time to the loss, or the reason that it has none (`problem`)."""
 
     cluster: str
     chip: str
@@ -139,11 +138,11 @@ class NoiseSensitivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSearch(Pictured):
-    """Plans to a loss, by cluster and batch; `chosen` is the number of the best, None where none meets the limits.
+    """Plans to a loss, by cluster and batch; `chosen` is the index of the best, None if none meets the limits.
 
     >>> import shardwise as sw
-    >>> found = sw.plan_to_loss("gpt-2", ["h100:4", "h100:8"], noise_scale="64Ki", batches=["64Ki", "128Ki"], seq_len=1024)
-    >>> found.plan.cluster.name, found.reason, len(found.points)
+    >>> search = sw.plan_to_loss("gpt-2", ["h100:4", "h100:8"], noise_scale="64Ki", batches=["64Ki", "128Ki"], seq_len=1024)
+    >>> search.plan.cluster.name, search.reason, len(search.points)
     ('h100:8', 'the soonest at the loss', 4)
     """
 
@@ -157,38 +156,38 @@ class LossSearch(Pictured):
 
     @property
     def plan(self) -> Plan | None:
-        """The chosen plan, which carries the target."""
+        """Chosen plan, which carries the target."""
         return None if self.chosen is None else self.points[self.chosen].plan
 
     @property
     def best(self) -> tuple[LossPoint, ...]:
-        """The best batch of each cluster, in the order of the clusters; one without a plan where none has one."""
-        found: dict[str, list[LossPoint]] = {}
+        """Best batch of each cluster, in the order of the clusters; a point without a plan if a cluster has none."""
+        by_cluster: dict[str, list[LossPoint]] = {}
         for point in self.points:
-            found.setdefault(point.cluster, []).append(point)
-        mark = None if self.chosen is None else self.points[self.chosen]
-        return tuple(mark if mark in each else min(each, key=self.cost) for each in found.values())
+            by_cluster.setdefault(point.cluster, []).append(point)
+        chosen = None if self.chosen is None else self.points[self.chosen]
+        return tuple(chosen if chosen in points else min(points, key=self.cost) for points in by_cluster.values())
 
     def cost(self, point: LossPoint) -> float:
-        """What is minimised, of a point: seconds or chip-hours to the loss, infinite without a plan."""
+        """Return the objective of a point: seconds or chip-hours to the loss, infinite without a plan."""
         return math.inf if point.time is None else point.time.loss_s if self.goal == "time" else point.time.chip_hours
 
     @property
     def diagonal(self) -> tuple[LossPoint, ...]:
-        """Batch and devices doubled together: the planned points with the chosen one's tokens per device and its chip."""
+        """Planned points with the chosen chip and tokens per device: batch and devices doubled together."""
         if self.chosen is None:
             return ()
-        mark = self.points[self.chosen]
-        same = [
+        chosen = self.points[self.chosen]
+        on_diagonal = [
             point
             for point in self.points
-            if point.plan and point.chip == mark.chip
-            and point.batch_tokens * mark.num_devices == mark.batch_tokens * point.num_devices
+            if point.plan and point.chip == chosen.chip
+            and point.batch_tokens * chosen.num_devices == chosen.batch_tokens * point.num_devices
         ]  # fmt: skip
-        return tuple(sorted(same, key=lambda point: point.num_devices))
+        return tuple(sorted(on_diagonal, key=lambda point: point.num_devices))
 
     def shown(self) -> Shown:
-        """The points as a table and a picture, as a notebook displays them."""
+        """Return the points as a table and a picture for a notebook."""
         from shardwise.present.pictures.plan_to_target_loss_charts import shown_search
 
         return shown_search(self)
@@ -209,10 +208,9 @@ DOUBLING_FACTORS: dict[DoublingKind, tuple[int, int]] = {
 def plan_doublings(
     plan: Plan, target: LossTarget, *, choices: Choices | None = None, progress: Progress = ignore_progress
 ) -> tuple[Doubling, ...]:
-    """A plan with twice the batch and the devices, the batch alone, and the devices alone; each is planned again.
+    """Plan twice the batch and the devices, the batch alone, and the devices alone, and compare the times to the loss.
 
-    `target` says what reaching the loss takes. A doubling without a plan says why: nothing fits, or a cluster that has no rule by
-    which it grows.
+    A doubling without a plan says why: nothing fits, or no cluster of twice the size is known.
 
     >>> import shardwise as sw
     >>> from shardwise.batch_size.noise_scale import NoiseScale
@@ -230,19 +228,19 @@ def plan_doublings(
 def _plan_doubling(
     plan: Plan, target: LossTarget, name: DoublingKind, choices: Choices | None, progress: Progress
 ) -> Doubling:
-    batches, devices = DOUBLING_FACTORS[name]
-    batch = batches * plan.job.global_batch_tokens
-    cluster = plan.cluster if devices == 1 else double_cluster(plan.cluster)
+    batch_factor, device_factor = DOUBLING_FACTORS[name]
+    batch_tokens = batch_factor * plan.job.global_batch_tokens
+    cluster = plan.cluster if device_factor == 1 else double_cluster(plan.cluster)
     if cluster is None:
-        said = f"{plan.cluster.name} has no cluster of twice its size in the catalogue"
-        return Doubling(doubled=name, cluster=plan.cluster.name, batch_tokens=batch, problem=said)
-    tokens = None if plan.job.tokens is None else target.tokens_to_loss(batch)
-    job = replace(plan.job, global_batch_tokens=batch, tokens=tokens)
+        problem = f"{plan.cluster.name} has no cluster of twice its size in the catalogue"
+        return Doubling(doubled=name, cluster=plan.cluster.name, batch_tokens=batch_tokens, problem=problem)
+    tokens = None if plan.job.tokens is None else target.tokens_to_loss(batch_tokens)
+    job = replace(plan.job, global_batch_tokens=batch_tokens, tokens=tokens)
     try:
-        found = make_plan(
+        doubled_plan = make_plan(
             plan.model, cluster, job, choices=choices, reliability=plan.run.reliability if plan.run else None,
             progress=progress, elsewhere=False,
         )  # fmt: skip
     except (InputError, MissingValueError, NothingFitsError) as error:
-        return Doubling(doubled=name, cluster=cluster.name, batch_tokens=batch, problem=str(error))
-    return compare_doubling(name, time_to_loss(plan, target), time_to_loss(found, target), cluster.name)
+        return Doubling(doubled=name, cluster=cluster.name, batch_tokens=batch_tokens, problem=str(error))
+    return compare_doubling(name, time_to_loss(plan, target), time_to_loss(doubled_plan, target), cluster.name)

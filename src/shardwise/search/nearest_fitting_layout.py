@@ -1,4 +1,4 @@
-"""Layouts near a given one: a partial layout with its other choices filled in by a search, and the nearest layout that fits."""
+"""Layouts near a given one: a partial layout completed by a search, and the nearest layout that fits."""
 
 from __future__ import annotations
 
@@ -25,78 +25,78 @@ UNPINNABLE_FIELDS = ("etp", "layers_per_stage", "placement")  # fields of a layo
 STAGE_FIELDS = ("num_virtual_stages", "schedule")  # what layers per stage decide together with
 
 
-def complete_layout(architecture: Architecture, cluster: Cluster, job: Job, said: Mapping[str, Any]) -> Layout:
-    """The fastest layout with some choices said: of those that fit, or else that with the least memory.
+def complete_layout(architecture: Architecture, cluster: Cluster, job: Job, given_fields: Mapping[str, Any]) -> Layout:
+    """Return the fastest layout with some fields given; if none of them fits, the one with the least memory.
 
-    Degrees that are left out are 1 where the others are all devices. Where no legal layout has the choices, the others are
-    natural ones (`layout_from_fields`), and whoever prices it says what is wrong.
+    Degrees that are left out are 1 if the given ones multiply to the number of devices. If no legal layout has the given
+    fields, the others are natural ones (`layout_from_fields`); pricing it then reports the problem.
 
     >>> import shardwise as sw
     >>> cluster = sw.load_cluster("h100:16", stack="megatron")
     >>> job = sw.Job(global_batch_tokens=2**20, seq_len=4096)
-    >>> found = complete_layout(sw.load_model("llama-3-8b"), cluster, job, {"tp": 4, "fsdp": 4})
-    >>> (found.tp, found.fsdp, found.pp), found.micro_batch_seqs > 1
+    >>> layout = complete_layout(sw.load_model("llama-3-8b"), cluster, job, {"tp": 4, "fsdp": 4})
+    >>> (layout.tp, layout.fsdp, layout.pp), layout.micro_batch_seqs > 1
     ((4, 4, 1), True)
     """
-    pins = {name: value for name, value in said.items() if name in PINNABLE_CHOICES and value is not None}
-    if prod(said.get(axis, 1) for axis in FACTORISED_AXES) == cluster.num_devices:
+    pins = {name: value for name, value in given_fields.items() if name in PINNABLE_CHOICES and value is not None}
+    if prod(given_fields.get(axis, 1) for axis in FACTORISED_AXES) == cluster.num_devices:
         pins = {**dict.fromkeys(FACTORISED_AXES, 1), **pins}
-    if "layers_per_stage" in said:
-        pins = {**{name: getattr(layout_from_fields(said), name) for name in STAGE_FIELDS}, **pins}
-    found = _search_within_pins(architecture, cluster, job, pins)
-    layout = layout_from_fields(said) if found is None else replace(found, placement=None)
-    apart = {name: said[name] for name in UNPINNABLE_FIELDS if name in said}
-    return layout_as_run(stack_of(cluster), replace(layout, **apart))
+    if "layers_per_stage" in given_fields:
+        pins = {**{name: getattr(layout_from_fields(given_fields), name) for name in STAGE_FIELDS}, **pins}
+    fastest = _search_within_pins(architecture, cluster, job, pins)
+    layout = layout_from_fields(given_fields) if fastest is None else replace(fastest, placement=None)
+    unpinnable = {name: given_fields[name] for name in UNPINNABLE_FIELDS if name in given_fields}
+    return layout_as_run(stack_of(cluster), replace(layout, **unpinnable))
 
 
 def _search_within_pins(
     architecture: Architecture, cluster: Cluster, job: Job, pins: Mapping[str, Any]
 ) -> Layout | None:
-    """The best layout within the pins; None where there is none."""
+    """Return the best layout within the pins, or None."""
     try:
         choices = Choices().with_pins(pins, {})
         with suppress(InputError):  # of what the stack does not run the others are of any stack
             choices = choices.limit_to_stack(
                 stack_of(cluster), architecture, replace(job, loss=None), cluster.scale_up_size
             )
-        found = search_layouts(architecture, cluster, job, choices=choices, top=1)
+        result = search_layouts(architecture, cluster, job, choices=choices, top=1)
     except (InputError, NothingFitsError):
         return None
-    return found.best[0].layout if found.best else found.least_memory.layout
+    return result.best[0].layout if result.best else result.least_memory.layout
 
 
-def added_fields_text(layout: Layout, said: Mapping[str, Any]) -> str:
-    """The choices of a filled layout that were not said, as its text has them."""
-    return " ".join(word for word in str(layout).split() if word.partition("=")[0] not in said)
+def added_fields_text(layout: Layout, given_fields: Mapping[str, Any]) -> str:
+    """Return the fields of a completed layout that were not given, as its text writes them."""
+    return " ".join(word for word in str(layout).split() if word.partition("=")[0] not in given_fields)
 
 
 def find_nearest_fitting(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, progress: Progress = ignore_progress
 ) -> Layout | None:
-    """The fitting layout that changes the fewest fields of one that does not fit, the fastest of these; None if none fits.
+    """Return the fitting layout that changes the fewest fields of one that does not fit, the fastest of equals; None if none
+    fits.
 
-    First its degrees stay, and recomputation (also of a part of the layers), micro-batch, ZeRO stage and sequence parallelism
-    are free: what then fits is the smallest change of all. Otherwise the nearest among: other degrees with the same choices,
-    the fastest of every factorisation, and the Pareto front of time and memory. Last, the same degrees with offload.
-    """
+    The search widens in three steps. First the degrees stay, and recomputation (also of a part of the layers), micro-batch,
+    ZeRO stage and sequence parallelism are free. Then other degrees with the same choices, the fastest layout of every
+    factorisation, and the Pareto front of time and memory. Last the same degrees with offload."""
     degrees = {axis: getattr(layout, axis) for axis in DEGREE_AXES}
-    chosen = ("zero_stage", "sequence_parallel", "micro_batch_seqs", "recompute")
-    own = () if layout.schedule == natural_schedule(layout.pp, layout.num_virtual_stages) else (layout.schedule,)
-    every = Choices(
+    kept_fields = ("zero_stage", "sequence_parallel", "micro_batch_seqs", "recompute")
+    extra = () if layout.schedule == natural_schedule(layout.pp, layout.num_virtual_stages) else (layout.schedule,)
+    all_choices = Choices(
         micro_batch_seqs=tuple(sorted({*Choices().micro_batch_seqs, layout.micro_batch_seqs})),
         offload=(layout.offload,),
-        schedule=(NATURAL, *own),
+        schedule=(NATURAL, *extra),
     )
     stack = stack_of(cluster)
     if stack and not unsupported_choices(stack, architecture, job, layout):
-        every = every.limit_to_stack(stack, architecture, job, cluster.scale_up_size)
-    parts = replace(every, recompute_layers=(None, *LAYER_FRACTIONS))
-    same_degrees = parts.with_pins({**degrees, "num_virtual_stages": layout.num_virtual_stages}, {})
-    same_choices = every.with_pins({name: getattr(layout, name) for name in chosen}, {})
-    known = cluster.chip.pcie_bytes_per_s is not None
-    offloaded = (replace(same_degrees, offload=OFFLOADS),) if known else ()
-    for tries in ((same_degrees,), (same_choices, every), offloaded):
-        fitting = [row for choices in tries for row in _search_fitting(architecture, cluster, job, choices, progress)]
+        all_choices = all_choices.limit_to_stack(stack, architecture, job, cluster.scale_up_size)
+    partial_recompute = replace(all_choices, recompute_layers=(None, *LAYER_FRACTIONS))
+    same_degrees = partial_recompute.with_pins({**degrees, "num_virtual_stages": layout.num_virtual_stages}, {})
+    same_choices = all_choices.with_pins({name: getattr(layout, name) for name in kept_fields}, {})
+    has_pcie_rate = cluster.chip.pcie_bytes_per_s is not None
+    offloaded = (replace(same_degrees, offload=OFFLOADS),) if has_pcie_rate else ()
+    for attempt in ((same_degrees,), (same_choices, all_choices), offloaded):
+        fitting = [row for choices in attempt for row in _search_fitting(architecture, cluster, job, choices, progress)]
         if fitting:
             return min(fitting, key=lambda row: (count_changes(layout, row.layout), row.step_time_s)).layout
     return None
@@ -105,9 +105,9 @@ def find_nearest_fitting(
 def _search_fitting(
     architecture: Architecture, cluster: Cluster, job: Job, choices: Choices, progress: Progress
 ) -> Iterator[PricedLayout]:
-    """Fitting layouts within the choices: the fastest, those of every factorisation, and the Pareto front."""
+    """Yield fitting layouts within the choices: the fastest, those of every factorisation, and the Pareto front."""
     try:
-        found = search_layouts(architecture, cluster, job, choices=choices, top=KEEP_ALL_LAYOUTS, progress=progress)
+        result = search_layouts(architecture, cluster, job, choices=choices, top=KEEP_ALL_LAYOUTS, progress=progress)
     except NothingFitsError:
         return
-    yield from (*found.best, *found.by_factorisation, *found.pareto)
+    yield from (*result.best, *result.by_factorisation, *result.pareto)

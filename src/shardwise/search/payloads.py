@@ -1,7 +1,6 @@
-"""Comparisons of clusters, sweeps, searches to a loss and explanations as plain data: what `--json` and `--csv` print of them.
+"""JSON and CSV of comparisons of clusters, sweeps, searches to a loss and explanations.
 
-Plan files are in `search/plan_file.py`, memory in `search/layout_memory.py`, instructions in `search/plan_instructions.py`.
-"""
+Plan files are in `search/plan_file.py`, memory in `search/layout_memory.py`, instructions in `search/plan_instructions.py`."""
 
 from __future__ import annotations
 
@@ -94,7 +93,7 @@ class SweepPayload(TypedDict):
 
 
 def sweep_payload(swept: Swept) -> dict[str, Any]:
-    """The versioned payload; `complete` is false where it was stopped before its last point."""
+    """Return the versioned payload; `complete` is false if the sweep stopped before its last point."""
     return {
         "schema": SWEEP_SCHEMA,
         "sweeps": [{"name": sweep.name, "values": list(sweep.values)} for sweep in swept.sweeps],
@@ -102,11 +101,11 @@ def sweep_payload(swept: Swept) -> dict[str, Any]:
         "points": [sweep_point_payload(point) for point in swept.points],
         "knees": [
             {
-                "series": dict(at),
-                "at": dict(found.point.at) if found else None,
-                "reason": found.reason if found else None,
+                "series": dict(series_values),
+                "at": dict(knee.point.at) if knee else None,
+                "reason": knee.reason if knee else None,
             }
-            for at, found in ((at, find_knee(points)) for at, points in swept.series())
+            for series_values, knee in ((series_values, find_knee(points)) for series_values, points in swept.series())
         ]
         if swept.along.is_ordered
         else [],
@@ -114,31 +113,31 @@ def sweep_payload(swept: Swept) -> dict[str, Any]:
 
 
 def sweep_point_payload(point: SweepPoint) -> dict[str, Any]:
-    """A point: its values, and its plan's figures, each of them None where there is no plan."""
-    case, found = point.case, point.plan
+    """Return the payload of a point: its values and its plan's figures, each None without a plan."""
+    case, plan = point.case, point.plan
     return {
         "at": dict(point.at), "model": model_payload(case.model), "cluster": case.cluster.name,
         "num_devices": case.cluster.num_devices,
         "global_batch_tokens": case.job.global_batch_tokens, "seq_len": case.job.seq_len,
-        "problem": str(point.error) if point.error else None, "layout": layout_of_plan(found) if found else None,
-        "num_micro_batches": accumulation_steps(found) if found else None,
-        **{name: getattr(found.estimate, name) if found else None for name in ESTIMATE_FIELDS},
-        "interval90": list(found.estimate.interval90) if found and found.estimate.interval90 else None,
-        "tokens_per_s": case.job.global_batch_tokens / found.estimate.step_time_s if found else None,
+        "problem": str(point.error) if point.error else None, "layout": layout_of_plan(plan) if plan else None,
+        "num_micro_batches": accumulation_steps(plan) if plan else None,
+        **{name: getattr(plan.estimate, name) if plan else None for name in ESTIMATE_FIELDS},
+        "interval90": list(plan.estimate.interval90) if plan and plan.estimate.interval90 else None,
+        "tokens_per_s": case.job.global_batch_tokens / plan.estimate.step_time_s if plan else None,
         "usd_per_step": point.usd_per_step, "usd_per_token": point.usd_per_token,
-        **{name: getattr(found.run, name) if found and found.run else None for name in RUN_FIELDS},
-        "parts": step_time_parts(found.estimate) if found else None,
-        "time": dict(found.estimate.time) if found else None, "memory": dict(found.estimate.memory) if found else None,
+        **{name: getattr(plan.run, name) if plan and plan.run else None for name in RUN_FIELDS},
+        "parts": step_time_parts(plan.estimate) if plan else None,
+        "time": dict(plan.estimate.time) if plan else None, "memory": dict(plan.estimate.memory) if plan else None,
     }  # fmt: skip
 
 
 def accumulation_steps(plan: Plan) -> int:
-    """Micro-batches of the fullest replica in a step: the steps of gradient accumulation."""
+    """Return the micro-batches of the fullest replica in a step: the steps of gradient accumulation."""
     return int(num_micro_batches(plan.job, layout_degrees(plan.layout)))
 
 
 def sweep_csv(swept: Swept) -> str:
-    """A row for each point: the values of the sweeps, then the figures; seconds and bytes of each term last."""
+    """Return a CSV row for each point: swept values, figures, then seconds and bytes of each term."""
     out = io.StringIO()
     rows = [_csv_row(point) for point in swept.points]
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
@@ -148,15 +147,15 @@ def sweep_csv(swept: Swept) -> str:
 
 
 def _csv_row(point: SweepPoint) -> dict[str, Any]:
-    """The payload of a point without lists and tables in it."""
-    found = sweep_point_payload(point)
-    low, high = found.pop("interval90") or (None, None)
-    time, memory, at = found.pop("time") or {}, found.pop("memory") or {}, found.pop("at")
-    del found["parts"]
-    found["model"], found["layout"] = found["model"]["name"], found["layout"] and found["layout"]["text"]
+    """Flatten the payload of a point."""
+    fields = sweep_point_payload(point)
+    low, high = fields.pop("interval90") or (None, None)
+    time, memory, swept_values = fields.pop("time") or {}, fields.pop("memory") or {}, fields.pop("at")
+    del fields["parts"]
+    fields["model"], fields["layout"] = fields["model"]["name"], fields["layout"] and fields["layout"]["text"]
     row = {
-        **{f"sweep.{name}": value for name, value in at.items()},
-        **found,
+        **{f"sweep.{name}": value for name, value in swept_values.items()},
+        **fields,
         "interval90_low_s": low,
         "interval90_high_s": high,
     }
@@ -204,17 +203,19 @@ class ToLossPayload(TypedDict):
     plan: PlanPayload | None
 
 
-def to_loss_payload(found: LossSearch, doublings: Sequence[Doubling] = ()) -> dict[str, Any]:
-    """The versioned payload."""
-    law, deadline = found.target.tradeoff, found.limits.deadline_s
+def to_loss_payload(search: LossSearch, doublings: Sequence[Doubling] = ()) -> dict[str, Any]:
+    """Return the versioned payload of a search to a loss."""
+    tradeoff, deadline = search.target.tradeoff, search.limits.deadline_s
     return {
-        "schema": TO_LOSS_SCHEMA, "target": asdict(found.target), "min_steps": law.min_steps, "min_tokens": law.min_tokens,
-        "goal": found.goal, "deadline_days": None if deadline is None else deadline / SECONDS_PER_DAY,
-        "budget_usd": found.limits.budget_usd, "chosen": found.chosen, "reason": found.reason,
-        "points": [_loss_point_payload(point) for point in found.points],
-        "diagonal": [found.points.index(point) for point in found.diagonal],
-        "doublings": [asdict(one) for one in doublings], "sensitivity": [asdict(one) for one in found.sensitivity],
-        "plan": plan_payload(found.plan) if found.plan else None,
+        "schema": TO_LOSS_SCHEMA, "target": asdict(search.target), "min_steps": tradeoff.min_steps,
+        "min_tokens": tradeoff.min_tokens, "goal": search.goal,
+        "deadline_days": None if deadline is None else deadline / SECONDS_PER_DAY,
+        "budget_usd": search.limits.budget_usd, "chosen": search.chosen, "reason": search.reason,
+        "points": [_loss_point_payload(point) for point in search.points],
+        "diagonal": [search.points.index(point) for point in search.diagonal],
+        "doublings": [asdict(doubling) for doubling in doublings],
+        "sensitivity": [asdict(sensitivity) for sensitivity in search.sensitivity],
+        "plan": plan_payload(search.plan) if search.plan else None,
     }  # fmt: skip
 
 
@@ -254,16 +255,16 @@ class ExplanationFields(TypedDict):
 ExplanationPayload = Annotated[Payload, MergedFields(Explanation, ExplanationFields)]
 
 
-def explanation_payload(found: Explanation, plan: Plan) -> Payload:
-    """The versioned payload of the explanation of a plan."""
+def explanation_payload(explanation: Explanation, plan: Plan) -> Payload:
+    """Return the versioned payload of the explanation of a plan."""
 
     def laid(part: Mapping[str, Any]) -> Payload:
         return {**part, "layout": layout_of_plan(plan, Layout.parse(part["layout"]))}
 
-    whole = laid(asdict(found))
-    lists = {name: [laid(part) for part in whole[name]] for name in ("runners_up", "options", "terms")}
-    against = laid(whole["against"]) if found.against else None
-    return {"schema": EXPLAIN_SCHEMA, **whole, **lists, "model": model_payload(plan.model), "against": against}
+    payload = laid(asdict(explanation))
+    lists = {name: [laid(part) for part in payload[name]] for name in ("runners_up", "options", "terms")}
+    against = laid(payload["against"]) if explanation.against else None
+    return {"schema": EXPLAIN_SCHEMA, **payload, **lists, "model": model_payload(plan.model), "against": against}
 
 
 COMPARISON_SCHEMA = "shardwise.comparison/2"
@@ -308,7 +309,7 @@ class ComparisonPayload(TypedDict):
 
 
 def comparison_payload(comparison: Comparison) -> dict[str, Any]:
-    """The versioned payload that `plan --json` prints for several clusters; `plan` is that of the chosen one."""
+    """Return the versioned payload that `plan --json` prints for several clusters; `plan` is that of the chosen one."""
     limits, chosen = comparison.limits, comparison.plan
     return {
         "schema": COMPARISON_SCHEMA,
@@ -316,19 +317,19 @@ def comparison_payload(comparison: Comparison) -> dict[str, Any]:
         "budget_usd": limits.budget_usd,
         "chosen": None if comparison.chosen is None else comparison.contenders[comparison.chosen].cluster,
         "reason": comparison.reason,
-        "clusters": [_contender_payload(one) for one in comparison.contenders],
+        "clusters": [_contender_payload(contender) for contender in comparison.contenders],
         "plan": plan_payload(chosen) if chosen else None,
     }
 
 
-def _contender_payload(one: Contender) -> dict[str, Any]:
-    estimate, run = one.plan.estimate if one.plan else None, one.run
+def _contender_payload(contender: Contender) -> dict[str, Any]:
+    estimate, run = contender.plan.estimate if contender.plan else None, contender.run
     return {
-        "cluster": one.cluster, "chip": one.chip, "num_devices": one.num_devices, "problem": one.problem,
-        "layout": layout_of_plan(one.plan) if one.plan else None, "stack": one.stack,
-        "interval90": list(one.interval90) if one.interval90 else None,
+        "cluster": contender.cluster, "chip": contender.chip, "num_devices": contender.num_devices, "problem": contender.problem,
+        "layout": layout_of_plan(contender.plan) if contender.plan else None, "stack": contender.stack,
+        "interval90": list(contender.interval90) if contender.interval90 else None,
         **{name: getattr(estimate, name, None) for name in ("step_time_s", "tokens_per_s_per_device", "mfu", "memory_bytes")},
         **{name: getattr(run, name, None) for name in ("ideal_days", "goodput", "days", "chip_hours", "usd", "energy_mwh")},
-        "missing": list(run.missing) if run else [], "in_time": one.in_time, "within_budget": one.within_budget,
-        "notes": list(one.notes),
+        "missing": list(run.missing) if run else [], "in_time": contender.in_time, "within_budget": contender.within_budget,
+        "notes": list(contender.notes),
     }  # fmt: skip

@@ -25,7 +25,7 @@ from shardwise.version import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """A layout that was not taken, its cost, and why it lost."""
+    """A layout that was not taken, its estimate, and the reason."""
 
     layout: Layout
     estimate: Estimate
@@ -47,12 +47,12 @@ class SearchSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Pictured):
-    """A model, a cluster and a job as resolved, the layout, its estimate, and their provenance.
+    """A model, a cluster and a job as resolved, the chosen layout, its estimate, and their provenance.
 
-    `bound_s` is the lower bound of the step in seconds, with kernels and links at the best that micro-benchmarks reach; None
-    where the estimate is that bound itself. `alternatives` are the runners-up with the reason why each lost, `rules` those of
-    the books. `run` is the whole run; None for a job without `tokens`. `policy` says which collectives the plan's stack issues
-    for its layout. `to_loss` is the loss that batch and devices were chosen for, with the noise scale; None for a given batch.
+    `bound_s` is the lower bound of the step in seconds, with kernels and links at the best rates of micro-benchmarks; None if
+    the estimate itself is that bound. `alternatives` are the runners-up with the reasons, `rules` those of the books. `run` is
+    the whole run; None for a job without `tokens`. `policy` says which collectives the stack issues for the layout. `to_loss`
+    is the loss that batch and devices were chosen for, with the noise scale; None for a given batch.
 
     >>> import shardwise as sw
     >>> plan = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024, tokens="10G")
@@ -76,11 +76,11 @@ class Plan(Pictured):
 
     @property
     def exposed_share(self) -> float | None:
-        """The exposed share of communication by measured constants; None where a convention decides (`job.convention`)."""
+        """Exposed share of communication by measured constants; None if a convention decides (`job.convention`)."""
         return None if self.cluster.calibration is None else self.estimate.exposed_share
 
     def shown(self) -> Shown:
-        """The plan as text and picture, as a notebook displays it."""
+        """Return the plan as text and picture for a notebook."""
         from shardwise.present.pictures.plan_charts import shown_plan
 
         return shown_plan(self)
@@ -94,5 +94,5 @@ class Plan(Pictured):
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of the software that made the plan."""
+    """Return the versions of Shardwise and Python."""
     return {"shardwise": __version__, "python": platform.python_version()}

@@ -1,8 +1,7 @@
 """Plan files: a plan as JSON, written and read again; `plan --json` and `estimate --json` print the same payload.
 
-Entry points: `dump_plan` and `load_plan` for files, `plan_payload` and `parse_plan` for the payload. The schema has a version;
-older versions are read as well, and a plan of an unknown version is refused by name.
-"""
+Entry points: `dump_plan` and `load_plan` for files, `plan_payload` and `parse_plan` for the payload. Older versions of the
+schema are read as well; an unknown one is refused by name."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ PLAN_SCHEMA_2 = "shardwise.plan/2"  # the reliability of its run, as of the firs
 def dump_plan(plan: Plan, path: str | Path) -> None:
     """Write a plan as JSON, with everything that it depends on; `load_plan` reads it.
 
-    Raises `InputError` where the file cannot be written. The schema is `shardwise.plan/3` (`json_schemas("plan")`).
+    Raises `InputError` if the file cannot be written. The schema is `shardwise.plan/3` (`json_schemas("plan")`).
 
     >>> import pathlib, tempfile
     >>> import shardwise as sw
@@ -69,8 +68,8 @@ def dump_plan(plan: Plan, path: str | Path) -> None:
 def load_plan(path: str | Path) -> Plan:
     """Read a plan that `dump_plan`, or `--out` of the command line, has written.
 
-    Nothing is planned again: layout and estimate are those of the file. Raises `InputError` for a file that is missing or is not
-    JSON, for an unknown schema, and with one line for each field that is wrong.
+    Nothing is planned again: layout and estimate are those of the file. Raises `InputError` for a file that is missing or is
+    not JSON, for an unknown schema, and with one line for each wrong field.
 
     >>> load_plan("missing/plan.json")
     Traceback (most recent call last):
@@ -81,16 +80,14 @@ def load_plan(path: str | Path) -> Plan:
         payload = json.loads(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"plan file: cannot read {source}: {error.strerror}") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # not UTF-8, not JSON, numbers too long, a null byte, nested too deeply
+    # Not UTF-8, not JSON, numbers too long, a null byte in the path, nested too deeply.
+    except (ValueError, RecursionError) as error:
         raise InputError(f"plan file: {source} is not JSON: {error}") from None
     return parse_plan(payload, f"plan file {source}")
 
 
 def is_plan_file(path: str | Path) -> bool:
-    """Whether a file has the schema of a plan; it may still be a broken one."""
+    """Return True if a file has the schema of a plan; it may still be a broken one."""
     try:
         payload = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -98,14 +95,13 @@ def is_plan_file(path: str | Path) -> bool:
     return isinstance(payload, dict) and str(payload.get("schema", "")).startswith("shardwise.plan/")
 
 
-def parse_plan(payload: Any, where: str = "plan") -> Plan:
-    """A plan from its payload. Raises `InputError` that names each field that is wrong; `where` is what a payload of something
-    else is called."""
-    found = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__
-    if not isinstance(payload, dict) or found not in (PLAN_SCHEMA, PLAN_SCHEMA_2, PLAN_SCHEMA_1):
-        is_other = not str(found).startswith("shardwise.plan/")
+def parse_plan(payload: Any, payload_name: str = "plan") -> Plan:
+    """Parse a plan from its payload; `payload_name` names it in errors. Raises `InputError` with each wrong field."""
+    schema = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__
+    if not isinstance(payload, dict) or schema not in (PLAN_SCHEMA, PLAN_SCHEMA_2, PLAN_SCHEMA_1):
+        is_other = not str(schema).startswith("shardwise.plan/")
         fix = "`shardwise plan MODEL CLUSTER --out FILE` writes one" if is_other else "plan again with this version"
-        raise InputError(f"{where}: found schema {found!r}; {PLAN_SCHEMA!r} is required: {fix}")
+        raise InputError(f"{payload_name}: found schema {schema!r}; {PLAN_SCHEMA!r} is required: {fix}")
     missing = [
         key for key in ("model", "cluster", "job", "layout", "estimate") if not isinstance(payload.get(key), dict)
     ]
@@ -113,18 +109,18 @@ def parse_plan(payload: Any, where: str = "plan") -> Plan:
         raise InputError(f"plan: {', '.join(missing)} missing; plan again with this version")
     model = parse_dataclass(Architecture, known_fields(Architecture, payload["model"]), "model")
     job = parse_dataclass(Job, known_fields(Job, payload["job"]), "job")
-    cluster = _parse_cluster(payload["cluster"], scaled=found == PLAN_SCHEMA_1)
+    cluster = _parse_cluster(payload["cluster"], scaled=schema == PLAN_SCHEMA_1)
     return Plan(
         model=model,
         cluster=cluster,
         job=job,
         layout=parse_layout(payload["layout"], model, job),
         estimate=parse_dataclass(Estimate, payload["estimate"], "estimate"),
-        alternatives=tuple(_parse_alternative(other, model, job) for other in _parse_list(payload, "alternatives")),
+        alternatives=tuple(_parse_alternative(alternative, model, job) for alternative in _parse_list(payload, "alternatives")),
         rules=tuple(parse_dataclass(Rule, rule, "rule") for rule in _parse_list(payload, "rules")),
         search=parse_dataclass(SearchSummary, payload["search"], "search") if payload.get("search") else None,
         versions=parse_dataclass(dict[str, str], payload.get("versions", {}), "versions"),
-        run=_parse_run(payload["run"], renamed=found != PLAN_SCHEMA) if payload.get("run") else None,
+        run=_parse_run(payload["run"], renamed=schema != PLAN_SCHEMA) if payload.get("run") else None,
         bound_s=parse_dataclass(float, payload["bound_s"], "bound_s") if payload.get("bound_s") is not None else None,
         policy=_parse_policy(payload, cluster),
         to_loss=parse_dataclass(LossTarget, payload["to_loss"], "to_loss") if payload.get("to_loss") else None,
@@ -132,30 +128,30 @@ def parse_plan(payload: Any, where: str = "plan") -> Plan:
 
 
 def _parse_run(payload: Any, *, renamed: bool) -> Run:
-    """A run from its payload; `renamed`: the key of its reliability is the one that older plans have."""
+    """Parse a run; `renamed`: its reliability has the key of older plans."""
     if renamed and isinstance(payload, Mapping):
         payload = {"reliability" if key == "operations" else key: value for key, value in payload.items()}
     return parse_dataclass(Run, payload, "run")
 
 
 def _parse_cluster(payload: Mapping[str, Any], *, scaled: bool) -> Cluster:
-    """A cluster from its payload; `scaled`: the topology has the rates that its calibration says are reached."""
-    described = parse_dataclass(dict[str, Any], payload.get("topology"), "cluster.topology")
-    kind = described.pop("kind", None)
+    """Parse a cluster; `scaled`: the rates of the topology are the reached ones of its calibration, not the rated ones."""
+    topology_fields = parse_dataclass(dict[str, Any], payload.get("topology"), "cluster.topology")
+    kind = topology_fields.pop("kind", None)
     if kind not in TOPOLOGIES:
         raise InputError(f"cluster.topology: found kind {kind!r}; one of {', '.join(TOPOLOGIES)} is required")
     chip = parse_dataclass(Chip, payload.get("chip_specification"), "cluster.chip_specification")
-    topology = parse_dataclass(TOPOLOGIES[kind], described, "cluster.topology")
+    topology = parse_dataclass(TOPOLOGIES[kind], topology_fields, "cluster.topology")
     raise_problems(_topology_problems(topology))
-    found = payload.get("calibration")
-    calibration = None if found is None else parse_dataclass(Calibration, found, "cluster.calibration")
+    stored = payload.get("calibration")
+    calibration = None if stored is None else parse_dataclass(Calibration, stored, "cluster.calibration")
     if scaled and calibration is not None:
         topology = unscale_rates(topology, calibration["link_fraction"], calibration["network_fraction"])
     return Cluster(name=str(payload.get("name")), chip=chip, topology=topology, calibration=calibration)
 
 
 def _topology_problems(topology: Topology) -> list[str]:
-    """Sizes, rates and latencies that are impossible."""
+    """List impossible sizes, rates and latencies."""
     torus = topology.torus if isinstance(topology, Pods) else topology
     links: list[Torus | Tier | Pods] = [torus] if isinstance(torus, Torus) else list(torus.tiers)
     links += [topology] if isinstance(topology, Pods) else []
@@ -178,7 +174,7 @@ def _topology_problems(topology: Topology) -> list[str]:
         if not (
             1 <= link.bytes_per_s <= MAX_QUANTITY
             and 1e-6 <= fraction <= 1
-            and all(0 <= late <= 1 for late in latencies)
+            and all(0 <= latency_s <= 1 for latency_s in latencies)
         ):
             problems.append(
                 f"cluster.topology: bytes_per_s {link.bytes_per_s:g}, fraction {fraction:g}, latencies {latencies}; at least "
@@ -188,7 +184,7 @@ def _topology_problems(topology: Topology) -> list[str]:
 
 
 def _parse_policy(payload: Payload, cluster: Cluster) -> IssuePolicy:
-    """The issue policy of a plan; a file of an earlier version has none, and takes that of its stack."""
+    """Parse the issue policy; a file of an earlier version has none and takes that of its stack."""
     return (
         parse_dataclass(IssuePolicy, payload["issue_policy"], "issue_policy")
         if "issue_policy" in payload
@@ -283,7 +279,7 @@ class PlanPayload(TypedDict):
 
 
 def plan_payload(plan: Plan) -> Payload:
-    """The versioned payload that `plan --json` prints."""
+    """Return the versioned payload that `plan --json` prints."""
     return {
         "schema": PLAN_SCHEMA,
         "model": model_payload(plan.model),
@@ -292,8 +288,12 @@ def plan_payload(plan: Plan) -> Payload:
         "layout": layout_of_plan(plan),
         "estimate": asdict(plan.estimate),
         "alternatives": [
-            {"layout": layout_of_plan(plan, other.layout), "estimate": asdict(other.estimate), "reason": other.reason}
-            for other in plan.alternatives
+            {
+                "layout": layout_of_plan(plan, alternative.layout),
+                "estimate": asdict(alternative.estimate),
+                "reason": alternative.reason,
+            }
+            for alternative in plan.alternatives
         ],
         "rules": [asdict(rule) for rule in plan.rules],
         "search": asdict(plan.search) if plan.search else None,
@@ -306,12 +306,13 @@ def plan_payload(plan: Plan) -> Payload:
 
 
 def estimate_payload(plan: Plan, smallest_change: str | None) -> Payload:
-    """What `shardwise estimate --json` prints: the plan, and if it does not fit, the smallest change with which it does."""
+    """Return the payload of `shardwise estimate --json`: the plan, and for one that does not fit the smallest change that
+    would."""
     return plan_payload(plan) | ({"smallest_change": smallest_change} if smallest_change else {})
 
 
 def layout_of_plan(plan: Plan, layout: Layout | None = None) -> Payload:
-    """The layout of a plan, or another one of its job, as in every payload."""
+    """Return the payload of the layout of a plan, or of another layout of its job."""
     return layout_payload(layout or plan.layout, plan.model, plan.job, plan.cluster.topology)
 
 

@@ -1,8 +1,6 @@
-"""The instruction list of a plan's step with numbers: what each device of a stage runs, on which stream, for how long, and
-why.
+"""Instruction list of a plan's step with prices: kernels and collectives of each pass, by stream, with the reason for each.
 
-Seconds are each instruction's own, as in the estimate; overlap is not subtracted.
-"""
+Seconds are each instruction's own, as in the estimate; overlap is not subtracted."""
 
 from __future__ import annotations
 
@@ -43,11 +41,13 @@ class Segment:
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """Seconds of a step by stream, one after the other."""
+        """Seconds of a step by stream, if its instructions run one after the other."""
         total: dict[str, float] = {}
-        for one in self.instructions:
-            if one.seconds is not None:
-                total[one.stream] = total.get(one.stream, 0.0) + one.seconds * self.layers * self.micro_batches
+        for instruction in self.instructions:
+            if instruction.seconds is not None:
+                total[instruction.stream] = (
+                    total.get(instruction.stream, 0.0) + instruction.seconds * self.layers * self.micro_batches
+                )
         return total
 
 
@@ -70,18 +70,18 @@ class InstructionsPayload(TypedDict):
 def list_instructions(
     plan: Plan, *, stage: int = 0, passes: Sequence[str] = tuple(PHASES_OF_PASS), unit: str | None = None
 ) -> tuple[Segment, ...]:
-    """The instructions of a pipeline stage, from its first unit's forward pass to the update.
+    """Return the instructions of a pipeline stage, from the forward pass of its first unit to the update.
 
-    Raises `InputError` for a stage, a pass or a unit that the plan does not have.
-    """
+    A unit is an embedding, a block or a head of the model. Raises `InputError` for a stage, a pass or a unit that the plan does
+    not have."""
     return tuple(_InstructionLister(plan, stage).segments(passes, unit))
 
 
-def instructions_payload(plan: Plan, found: Sequence[Segment], stage: int) -> dict[str, Any]:
-    """The versioned payload that `--json` prints."""
+def instructions_payload(plan: Plan, segments: Sequence[Segment], stage: int) -> dict[str, Any]:
+    """Return the versioned payload that `--json` prints."""
     return {
         "schema": INSTRUCTIONS_SCHEMA, "model": model_payload(plan.model), "layout": layout_of_plan(plan), "stage": stage,
-        "segments": [{**asdict(one), "seconds_by_stream": dict(one.seconds)} for one in found],
+        "segments": [{**asdict(segment), "seconds_by_stream": dict(segment.seconds)} for segment in segments],
     }  # fmt: skip
 
 
@@ -96,22 +96,22 @@ class _InstructionLister:
     def segments(self, passes: Sequence[str], unit: str | None) -> Iterator[Segment]:
         for name in passes:
             lookup(PHASES_OF_PASS, name, "pass")
-        times = {name: count for name, count in {**self.counts.units, CARRY: self.counts.carries}.items() if count}
-        order = sorted(times, key=lambda name: ("embedding", *UNIT_ORDER, *MTP_UNITS, CARRY, "head").index(name))
+        counts = {name: count for name, count in {**self.counts.units, CARRY: self.counts.carries}.items() if count}
+        order = sorted(counts, key=lambda name: ("embedding", *UNIT_ORDER, *MTP_UNITS, CARRY, "head").index(name))
         if unit is not None:
             lookup(dict.fromkeys(order), unit, "unit")
         for name in passes:
-            for each in order if name == "forward" else reversed(order):
-                if unit in (None, each):
-                    yield from self.segment(each, name, int(times[each]))
+            for unit_name in order if name == "forward" else reversed(order):
+                if unit in (None, unit_name):
+                    yield from self.segment(unit_name, name, int(counts[unit_name]))
 
     def segment(self, unit: str, name: str, layers: int) -> Iterator[Segment]:
-        """A pass of a unit; empty where there is nothing to run."""
-        listed, parts = self.pricer.unit_instructions(unit).passes[name], self.pricer.parts(unit)
-        if listed:
+        """Yield the segment of a pass of a unit; nothing if the pass is empty."""
+        instructions, parts = self.pricer.unit_instructions(unit).passes[name], self.pricer.parts(unit)
+        if instructions:
             recomputes = unit.removeprefix(NO_RECOMPUTE) in LAYER_UNITS
             yield Segment(
                 unit=unit, name=name, layers=layers, recompute=self.pricer.family(unit).recompute if recomputes else "none",
                 micro_batches=1 if name == "update" else self.pricing.num_micro_batches,
-                instructions=tuple(self.pricer.price_instruction(one, parts) for one in listed),
+                instructions=tuple(self.pricer.price_instruction(instruction, parts) for instruction in instructions),
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The points of a sweep, planned one after the other, and the point from which scaling no longer pays (the knee)."""
+"""Plan the points of a sweep one after the other, and find the point from which scaling no longer pays (the knee)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SweptValues = Mapping[str, SweepValue]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepCase:
-    """The inputs of the plan at a point: the swept values, and all that follows from them."""
+    """Inputs of the plan at a point: the swept values (`at`), and all that follows from them."""
 
     at: SweptValues
     model: Architecture
@@ -44,12 +44,12 @@ class SweepPoint:
 
     @property
     def at(self) -> SweptValues:
-        """The values of the sweeps."""
+        """Swept values."""
         return self.case.at
 
     @property
     def name(self) -> str:
-        """The values of the sweeps as text."""
+        """Swept values as text."""
         return ", ".join(f"{name}={format_value(value)}" for name, value in self.at.items())
 
     @property
@@ -62,13 +62,13 @@ class SweepPoint:
 
     @property
     def usd_per_token(self) -> float | None:
-        """Dollars of a trained token, without interruptions; None where `usd_per_step` is."""
+        """Dollars of a trained token, without interruptions; None if `usd_per_step` is."""
         return None if self.usd_per_step is None else self.usd_per_step / self.case.job.global_batch_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knee:
-    """The first point of a series at which scaling no longer pays, and the reason."""
+    """First point of a series at which scaling no longer pays, and the reason."""
 
     point: SweepPoint
     reason: str
@@ -76,11 +76,11 @@ class Knee:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept(Pictured):
-    """The planned points of one sweep, or of two that make a grid; fewer than `num_points` if it was interrupted.
+    """Planned points of one sweep, or of two that make a grid; fewer than `num_points` if it was interrupted.
 
     >>> import shardwise as sw
-    >>> found = sw.sweep("gpt-2", "h100:8", over="gpus=4,8", global_batch_tokens="64Ki", seq_len=1024)
-    >>> [(point.at["gpus"], point.plan.layout.num_devices) for point in found.points]
+    >>> swept = sw.sweep("gpt-2", "h100:8", over="gpus=4,8", global_batch_tokens="64Ki", seq_len=1024)
+    >>> [(point.at["gpus"], point.plan.layout.num_devices) for point in swept.points]
     [(4, 4), (8, 8)]
     """
 
@@ -89,7 +89,7 @@ class Swept(Pictured):
     num_points: int
 
     def shown(self) -> Shown:
-        """The points as a table and a picture, as a notebook displays them."""
+        """Return the points as a table and a picture for a notebook."""
         from shardwise.present.pictures.sweep_charts import shown_sweep
 
         return shown_sweep(self)
@@ -99,90 +99,83 @@ class Swept(Pictured):
         lines = [f"Swept: {names}, {len(self.points)} of {self.num_points} points"]
         for point in self.points:
             plan = point.plan
-            said = (
+            figures = (
                 f"step {format_seconds(plan.estimate.step_time_s)}, MFU {plan.estimate.mfu:.1%}, {plan.layout}"
                 if plan
                 else ""
             )
-            lines.append(f"  {point.name}: {said or point.error}")
+            lines.append(f"  {point.name}: {figures or point.error}")
         return "\n".join(lines)
 
     @property
     def along(self) -> Sweep:
-        """The sweep on the horizontal axis: the one over devices, else the last with ordered values, else the last."""
+        """Sweep on the horizontal axis: the one over devices, else the last with ordered values, else the last."""
         ordered = sorted(
-            (sweep for sweep in reversed(self.sweeps) if sweep.is_ordered), key=lambda one: one.name != "gpus"
+            (sweep for sweep in reversed(self.sweeps) if sweep.is_ordered), key=lambda sweep: sweep.name != "gpus"
         )
         return ordered[0] if ordered else self.sweeps[-1]
 
     def series(self, along: str | None = None) -> list[tuple[SweptValues, tuple[SweepPoint, ...]]]:
-        """Points along one sweep (default: `along`), a series for each value of the other sweep."""
+        """Return the points along one sweep (default: `along`) as a series for each value of the other sweep."""
         name = along or self.along.name
-        found: dict[tuple[tuple[str, SweepValue], ...], list[SweepPoint]] = {}
+        by_series: dict[tuple[tuple[str, SweepValue], ...], list[SweepPoint]] = {}
         for point in self.points:
-            found.setdefault(tuple((key, value) for key, value in point.at.items() if key != name), []).append(point)
-        return [(dict(rest), tuple(points)) for rest, points in found.items()]
+            by_series.setdefault(tuple((key, value) for key, value in point.at.items() if key != name), []).append(
+                point
+            )
+        return [(dict(fixed), tuple(points)) for fixed, points in by_series.items()]
 
 
 def plan_cases(
     cases: Sequence[SweepCase], *, reliability: Reliability | None = None, progress: Progress = ignore_progress
 ) -> Iterator[SweepPoint]:
-    """Plan each case as `search.planner.make_plan` does, but for what another stack could run.
-
-    A case without a plan is a point too, with its error.
-    """
+    """Yield each case with its plan, or with its error. The gain of another stack is not searched."""
     for number, case in enumerate(cases, 1):
-        told = prefix_progress(progress, f"{number} of {len(cases)}")
+        case_progress = prefix_progress(progress, f"{number} of {len(cases)}")
         try:
-            found = make_plan(
-                case.model,
-                case.cluster,
-                case.job,
-                choices=case.choices,
-                reliability=reliability,
-                progress=told,
+            plan = make_plan(
+                case.model, case.cluster, case.job, choices=case.choices, reliability=reliability, progress=case_progress,
                 elsewhere=False,
-            )
+            )  # fmt: skip
         except (InputError, MissingValueError, NothingFitsError) as error:
             yield SweepPoint(case=case, plan=None, error=error)
         else:
-            yield SweepPoint(case=case, plan=found, error=None)
+            yield SweepPoint(case=case, plan=plan, error=None)
 
 
 def step_time_parts(estimate: Estimate) -> dict[str, float]:
-    """Seconds of a step by what they go to; they add up to the step.
+    """Return the seconds of a step by part: compute, recompute, exposed communication, bubble, optimizer and host; they add up.
 
-    Exposed communication is that of every axis and of the step's control traffic. The rest is the update of the optimizer and
-    what shows of transfers to the host.
-    """
+    Exposed communication includes every axis and the step's control traffic."""
     time = estimate.time
-    found = {
+    seconds_by_part = {
         "compute": time["forward"] + time["backward"], "recompute": time["recompute"],
         "exposed communication": sum(time[axis] for axis in (*COMMUNICATION_TERMS, "control")), "bubble": time["bubble"],
     }  # fmt: skip
-    return {**found, "optimizer and host": time["optimizer"] + time["host"]}
+    return {**seconds_by_part, "optimizer and host": time["optimizer"] + time["host"]}
 
 
 def waiting_share(estimate: Estimate) -> float:
-    """The part of a step in which devices wait: exposed communication and the bubble."""
+    """Return the share of a step in which devices wait: exposed communication and the bubble."""
     by_part = step_time_parts(estimate)
     return (by_part["exposed communication"] + by_part["bubble"]) / estimate.step_time_s
 
 
 def find_knee(points: Sequence[SweepPoint]) -> Knee | None:
-    """The first point at which exposed communication and the bubble take longer than compute, or at which the step is bound by
-    something else than at the point before; None where there is none. Points without a plan are passed over."""
-    before: Estimate | None = None
+    """Return the first point that waits longer than it computes, or is bound by something else than the point before.
+
+    Points without a plan are skipped."""
+    previous: Estimate | None = None
     for point in points:
         if point.plan is None:
             continue
-        found = point.plan.estimate
-        by_part, lost = step_time_parts(found), waiting_share(found) * found.step_time_s
-        computing = by_part["compute"] + by_part["recompute"]
-        if lost > computing:
-            longer = f"{format_seconds(lost)}, longer than compute, {format_seconds(computing)}"
+        estimate = point.plan.estimate
+        by_part, lost_s = step_time_parts(estimate), waiting_share(estimate) * estimate.step_time_s
+        compute_s = by_part["compute"] + by_part["recompute"]
+        if lost_s > compute_s:
+            longer = f"{format_seconds(lost_s)}, longer than compute, {format_seconds(compute_s)}"
             return Knee(point=point, reason=f"exposed communication and bubble take {longer}")
-        if before is not None and found.bound != before.bound:
-            return Knee(point=point, reason=f"bound by {found.bound} in place of {before.bound}")
-        before = found
+        if previous is not None and estimate.bound != previous.bound:
+            return Knee(point=point, reason=f"bound by {estimate.bound} in place of {previous.bound}")
+        previous = estimate
     return None

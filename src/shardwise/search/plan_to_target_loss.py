@@ -1,7 +1,7 @@
-"""Batch and devices that reach a loss the soonest, or for the fewest dollars: every batch is planned on every cluster.
+"""Choose the batch and the cluster that reach a loss soonest, or for the fewest dollars: every batch is planned on every
+cluster.
 
-Entry point: `plan_to_loss`. The result also says whether another noise scale would choose another batch or cluster.
-"""
+Entry point: `plan_to_loss`. The result also says whether another noise scale would choose another batch or cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DOUBLINGS_AROUND = 4
 
 
 def batches_around(noise_tokens: float, seq_len: int) -> tuple[int, ...]:
-    """Batches in doublings around a noise scale, of whole sequences.
+    """Return batches in doublings around a noise scale, of whole sequences, in tokens.
 
     >>> batches_around(1.2 * 2**20, 4096)[:3], len(batches_around(1.2 * 2**20, 4096))
     ((65536, 131072, 262144), 9)
@@ -54,43 +54,42 @@ def plan_to_loss(
 ) -> LossSearch:  # fmt: skip
     """Plan every batch on every cluster, and choose what reaches the loss the soonest, or for the fewest dollars.
 
-    `batches` are tokens (default: doublings around the noise scale); the job's own batch counts only where they are left out and
-    the target has none. `goal`: "time" (default), or "usd" (default with a deadline). Of plans whose times differ by less than a
-    prediction resolves the cheaper one is chosen. Raises `NothingFitsError` where no point has a plan.
-    """
-    asked = limits or Limits()
-    sizes = tuple(batches) or batches_around(target.noise.tokens, job.seq_len)
-    pairs = [(cluster, batch) for cluster in clusters for batch in sizes]
+    `batches` are tokens (default: doublings around the noise scale, `batches_around`). `goal`: "time" (default), or "usd"
+    (default with a deadline). Of plans whose times a prediction cannot tell apart, the cheaper one is chosen. Raises
+    `NothingFitsError` if no point has a plan."""
+    applied = limits or Limits()
+    batch_sizes = tuple(batches) or batches_around(target.noise.tokens, job.seq_len)
+    pairs = [(cluster, batch) for cluster in clusters for batch in batch_sizes]
     points = []
     for number, (cluster, batch) in enumerate(pairs, 1):
-        said = prefix_progress(progress, f"{number} of {len(pairs)}: {cluster.name}, batch {format_binary(batch)}")
-        points.append(_plan_point(architecture, cluster, job, batch, target, asked, choices, reliability, said))
+        prefixed = prefix_progress(progress, f"{number} of {len(pairs)}: {cluster.name}, batch {format_binary(batch)}")
+        points.append(_plan_point(architecture, cluster, job, batch, target, applied, choices, reliability, prefixed))
     if not any(point.plan for point in points):
         raise NothingFitsError(*(f"{point.name}: {point.problem}" for point in points))
-    wanted: Goal = goal or ("usd" if asked.deadline_s is not None else "time")
-    found = LossSearch(target=target, points=tuple(points), limits=asked, goal=wanted, chosen=None, reason="")
-    found = choose_point(found)
-    told = add_gain_to_chosen(found.points, found.chosen, choices, progress)
-    return replace(found, points=told, sensitivity=tuple(noise_sensitivity(found)))
+    objective: Goal = goal or ("usd" if applied.deadline_s is not None else "time")
+    search = LossSearch(target=target, points=tuple(points), limits=applied, goal=objective, chosen=None, reason="")
+    search = choose_point(search)
+    points_with_gain = add_gain_to_chosen(search.points, search.chosen, choices, progress)
+    return replace(search, points=points_with_gain, sensitivity=tuple(noise_sensitivity(search)))
 
 
 def _plan_point(
     architecture: Architecture, cluster: Cluster, job: Job, batch: int, target: LossTarget, limits: Limits,
     choices: Choices | None, reliability: Reliability | None, progress: Progress,
 ) -> LossPoint:  # fmt: skip
-    place = LossPoint(cluster=cluster.name, chip=cluster.chip.name, num_devices=cluster.num_devices, batch_tokens=batch)
+    point = LossPoint(cluster=cluster.name, chip=cluster.chip.name, num_devices=cluster.num_devices, batch_tokens=batch)
     try:
         # The run of its job is the one to the loss: days and dollars of a plan file are those that the search compares.
         tokens = None if target.tokens is None else target.tokens_to_loss(batch)
-        own = replace(job, global_batch_tokens=batch, tokens=tokens)
-        found = make_plan(
-            architecture, cluster, own, choices=choices, reliability=reliability, progress=progress, elsewhere=False
-        )
+        batch_job = replace(job, global_batch_tokens=batch, tokens=tokens)
+        plan = make_plan(
+            architecture, cluster, batch_job, choices=choices, reliability=reliability, progress=progress, elsewhere=False
+        )  # fmt: skip
     except (InputError, MissingValueError, NothingFitsError) as error:
-        return replace(place, problem=str(error))
+        return replace(point, problem=str(error))
     return replace(
-        place, plan=replace(found, to_loss=target), time=time_to_loss(found, target, reliability),
-        within_limits=not limits or limits.met(training_run_to_loss(found, target, reliability)),
+        point, plan=replace(plan, to_loss=target), time=time_to_loss(plan, target, reliability),
+        within_limits=not limits or limits.met(training_run_to_loss(plan, target, reliability)),
     )  # fmt: skip
 
 
@@ -99,82 +98,82 @@ def _plan_point(
 NOISE_UNCERTAINTY = 2.0
 
 
-def choose_point(found: LossSearch) -> LossSearch:
-    """The search with its choice, and the reason."""
-    able = [i for i, point in enumerate(found.points) if point.time and point.within_limits]
-    if not able:
-        asked = {"deadline": found.limits.deadline_s, "budget": found.limits.budget_usd}
-        limits = " and the ".join(name for name, limit in asked.items() if limit is not None)
-        return replace(found, chosen=None, reason=f"no batch on any cluster meets the {limits}")
-    number, reason = _choose_by_time(found, able) if found.goal == "time" else _choose_by_usd(found, able)
-    return replace(found, chosen=number, reason=reason + ("" if not found.limits else " within the limits"))
+def choose_point(search: LossSearch) -> LossSearch:
+    """Return the search with its chosen point and the reason."""
+    eligible = [i for i, point in enumerate(search.points) if point.time and point.within_limits]
+    if not eligible:
+        limits_by_name = {"deadline": search.limits.deadline_s, "budget": search.limits.budget_usd}
+        limit_names = " and the ".join(name for name, limit in limits_by_name.items() if limit is not None)
+        return replace(search, chosen=None, reason=f"no batch on any cluster meets the {limit_names}")
+    chosen, reason = _choose_by_time(search, eligible) if search.goal == "time" else _choose_by_usd(search, eligible)
+    return replace(search, chosen=chosen, reason=reason + ("" if not search.limits else " within the limits"))
 
 
-def _times_by_number(found: LossSearch, numbers: Sequence[int]) -> dict[int, LossTime]:
-    return {i: time for i in numbers if (time := found.points[i].time)}
+def _times_by_number(search: LossSearch, numbers: Sequence[int]) -> dict[int, LossTime]:
+    return {i: time for i in numbers if (time := search.points[i].time)}
 
 
-def _choose_by_time(found: LossSearch, able: Sequence[int]) -> tuple[int, str]:
-    """The soonest; of those that a prediction cannot tell from it, the one of the fewest dollars."""
-    times = _times_by_number(found, able)
+def _choose_by_time(search: LossSearch, eligible: Sequence[int]) -> tuple[int, str]:
+    """Return the soonest point; of those that a prediction cannot tell from it, the cheapest."""
+    times = _times_by_number(search, eligible)
     soonest = min(times, key=lambda i: times[i].loss_s)
     near = [i for i in times if times[i].loss_s <= times[soonest].loss_s * (1 + RESOLUTION)]
-    best = min(near, key=_dollar_cost(found, times))
+    best = min(near, key=_dollar_cost(search, times))
     return best, "the soonest at the loss" + (
         "" if best == soonest else f", and the cheapest of those within {RESOLUTION:.0%} of it"
     )
 
 
-def _choose_by_usd(found: LossSearch, able: Sequence[int]) -> tuple[int, str]:
-    """The cheapest; of those that a prediction cannot tell from it, the soonest."""
-    times = _times_by_number(found, able)
-    cost = _dollar_cost(found, times)
+def _choose_by_usd(search: LossSearch, eligible: Sequence[int]) -> tuple[int, str]:
+    """Return the cheapest point; of those that a prediction cannot tell from it, the soonest."""
+    times = _times_by_number(search, eligible)
+    cost = _dollar_cost(search, times)
     cheapest = min(times, key=cost)
     near = [i for i in times if cost(i) <= cost(cheapest) * (1 + RESOLUTION)]
     best = min(near, key=lambda i: times[i].loss_s)
-    dearer = sorted({found.points[i].chip for i in times if times[i].usd is None})
+    unpriced_chips = sorted({search.points[i].chip for i in times if times[i].usd is None})
     reason = "the fewest dollars to the loss"
-    if dearer:
-        reason = f"the fewest chip-hours to the loss (no sourced {PRICE_FIELD} of {', '.join(dearer)})"
+    if unpriced_chips:
+        reason = f"the fewest chip-hours to the loss (no sourced {PRICE_FIELD} of {', '.join(unpriced_chips)})"
     return best, reason + ("" if best == cheapest else f", and the soonest of those within {RESOLUTION:.0%} of it")
 
 
-def _dollar_cost(found: LossSearch, times: dict[int, LossTime]) -> Callable[[int], float]:
-    """Dollars; chip-hours where one of them has no price."""
+def _dollar_cost(search: LossSearch, times: dict[int, LossTime]) -> Callable[[int], float]:
+    """Return the cost function: dollars, or chip-hours if any point has no price."""
     if any(time.usd is None for time in times.values()):
         return lambda i: times[i].chip_hours
     return lambda i: times[i].usd or 0.0
 
 
-def noise_sensitivity(found: LossSearch) -> Iterator[NoiseSensitivity]:
-    """What would be chosen at the ends of the noise scale's interval, or at half and twice of it; nothing is planned again."""
-    if found.chosen is None:
+def noise_sensitivity(search: LossSearch) -> Iterator[NoiseSensitivity]:
+    """Yield the choice at both ends of the noise scale's interval (default: half and twice); nothing is planned again."""
+    if search.chosen is None:
         return
-    noise = found.target.noise
+    noise = search.target.noise
     low, high = noise.interval90 or (noise.tokens / NOISE_UNCERTAINTY, noise.tokens * NOISE_UNCERTAINTY)
     for tokens in (low, high):
-        other = _with_target(found, found.target.with_noise(tokens / noise.tokens))
-        if other.chosen is None:
+        other_search = _with_target(search, search.target.with_noise(tokens / noise.tokens))
+        if other_search.chosen is None:
             yield NoiseSensitivity(noise_tokens=tokens, cluster=None, batch_tokens=None, loss_s=None, regret=None)
             continue
-        best, kept = other.points[other.chosen], other.points[found.chosen]
-        regret = other.cost(kept) / other.cost(best) - 1.0
+        other_point, chosen_point = other_search.points[other_search.chosen], other_search.points[search.chosen]
+        regret = other_search.cost(chosen_point) / other_search.cost(other_point) - 1.0
         yield NoiseSensitivity(
-            noise_tokens=tokens, cluster=best.cluster, batch_tokens=best.batch_tokens,
-            loss_s=best.time.loss_s if best.time else None, regret=max(regret, 0.0),
+            noise_tokens=tokens, cluster=other_point.cluster, batch_tokens=other_point.batch_tokens,
+            loss_s=other_point.time.loss_s if other_point.time else None, regret=max(regret, 0.0),
         )  # fmt: skip
 
 
-def _with_target(found: LossSearch, target: LossTarget) -> LossSearch:
-    """The same plans to another target."""
+def _with_target(search: LossSearch, target: LossTarget) -> LossSearch:
+    """Return the same plans with another target."""
     points = tuple(
         replace(
             point,
             time=time_to_loss(point.plan, target),
-            within_limits=not found.limits or found.limits.met(training_run_to_loss(point.plan, target)),
+            within_limits=not search.limits or search.limits.met(training_run_to_loss(point.plan, target)),
         )
         if point.plan
         else point
-        for point in found.points
+        for point in search.points
     )
-    return choose_point(replace(found, target=target, points=points, chosen=None))
+    return choose_point(replace(search, target=target, points=points, chosen=None))

@@ -1,8 +1,7 @@
 """Plan a job: search all layouts, choose the simplest that predictions cannot tell from the fastest, and keep the reasons.
 
-Entry point: `make_plan`; `plan_layout` of `search/layout_plan.py` makes the plan of a given layout. The stages of the chosen
-pipeline are balanced (`search/balance_stages.py`), and each of the runners-up comes with the reason why it lost.
-"""
+Entry point: `make_plan`; `layout_plan.plan_layout` makes the plan of a given layout. The stages of the chosen pipeline are
+balanced (`balance_stages`), and each runner-up comes with the reason why it lost."""
 
 from __future__ import annotations
 
@@ -51,92 +50,92 @@ def make_plan(
     architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None,
     reliability: Reliability | None = None, progress: Progress = ignore_progress, elsewhere: bool = True,
 ) -> Plan:  # fmt: skip
-    """The best layout, the runners-up with the reason each lost, and the books' rules.
+    """Search for the best layout and return its plan: the runners-up with reasons, the books' rules, and the whole run.
 
-    The best is the simplest of the fastest that fit (`search.planner`), by the prediction for a typical stack unless the
-    cluster or the job says otherwise (`price.problem.with_problem_defaults`). Layouts that leave a tenth of the memory free are
-    preferred; without one, any that fits will do. Raises `NothingFitsError` with the smallest excess. `reliability` has the
-    failure rate, restarts and power for the whole run. `elsewhere`: whether what another stack could run is searched too
-    (`add_other_stack_gain`), which takes about half of the time; of many plans only the chosen one needs it.
-    """
+    The best is the simplest of the fastest that fit (`choose_simplest`), predicted for a typical stack unless the cluster or
+    the job says otherwise (`price.problem.with_problem_defaults`). Layouts that leave a tenth of the memory free are preferred;
+    if there is none, any that fits will do. Raises `NothingFitsError` with the smallest excess. `reliability` sets failure
+    rate, restarts and power of the run. `elsewhere`: search also what another stack could run (`add_other_stack_gain`), which
+    takes about half of the time; of many plans only the chosen one needs it."""
     architecture.require_positions(job.seq_len)
-    (cluster, job), own_job = with_problem_defaults(cluster, job), job
-    asked, choices = (
+    (cluster, job), requested_job = with_problem_defaults(cluster, job), job
+    # The stack limits the job as requested, since a default is not a choice that it could lack. The choices as requested are
+    # kept for the search of another stack.
+    requested, choices = (
         choices,
-        (choices or Choices()).limit_to_stack(stack_of(cluster), architecture, own_job, cluster.scale_up_size),
+        (choices or Choices()).limit_to_stack(stack_of(cluster), architecture, requested_job, cluster.scale_up_size),
     )
     budget = next((policy for policy in choices.recompute if is_byte_budget(policy)), None)
     if budget:
         choices = replace(choices, recompute=tuple(POLICIES))
     reserve = MEMORY_RESERVE
-    found = search_layouts(architecture, cluster, job, choices=choices, reserve=reserve, progress=progress)
-    if not found.best:
+    result = search_layouts(architecture, cluster, job, choices=choices, reserve=reserve, progress=progress)
+    if not result.best:
         reserve = 0.0
-        found = search_layouts(architecture, cluster, job, choices=choices, progress=progress)
-    if not found.best:
-        leanest = found.least_memory.layout
-        priced = estimate(architecture, cluster, job, leanest)
-        remedies = describe_leaner_loss(priced, price_leaner_losses(architecture, cluster, job, leanest))
-        remedies += describe_offload(_price_offloads(architecture, cluster, job, leanest))
-        raise NothingFitsError(describe_excess(leanest, priced, narrowed=asked is not None, remedies=remedies))
-    stages = StageBalancer(architecture, cluster, job, cluster.chip.memory_bytes * (1 - reserve))
+        result = search_layouts(architecture, cluster, job, choices=choices, progress=progress)
+    if not result.best:
+        least_memory = result.least_memory.layout
+        priced = estimate(architecture, cluster, job, least_memory)
+        remedies = describe_leaner_loss(priced, price_leaner_losses(architecture, cluster, job, least_memory))
+        remedies += describe_offload(_price_offloads(architecture, cluster, job, least_memory))
+        raise NothingFitsError(describe_excess(least_memory, priced, narrowed=requested is not None, remedies=remedies))
+    balancer = StageBalancer(architecture, cluster, job, cluster.chip.memory_bytes * (1 - reserve))
     balances = BALANCED in choices.stages
     if balances:
         progress("layers of each stage")
-        found = stages.balance_result(found)
+        result = balancer.balance_result(result)
     progress("runners-up")
-    layout = choose_simplest(architecture, cluster, job, found, choices, reserve)
-    layout = layout_as_run(stack_of(cluster), stages.balance_layout(layout) if balances else layout)
+    layout = choose_simplest(architecture, cluster, job, result, choices, reserve)
+    layout = layout_as_run(stack_of(cluster), balancer.balance_layout(layout) if balances else layout)
     if budget:
         progress("tensors to keep")
         layout = _fit_activation_budget(
-            architecture, cluster, job, budget, [layout, *(one.layout for one in found.best)], reserve
+            architecture, cluster, job, budget, [layout, *(row.layout for row in result.best)], reserve
         )
     chosen = estimate(architecture, cluster, job, layout)
-    found_plan = Plan(
+    plan = Plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=chosen,
-        alternatives=tuple(_pick_alternatives(architecture, cluster, job, found, layout, chosen)),
-        rules=book_rules(architecture, cluster, job), search=_summarize_search(found), versions=software_versions(),
+        alternatives=tuple(_pick_alternatives(architecture, cluster, job, result, layout, chosen)),
+        rules=book_rules(architecture, cluster, job), search=_summarize_search(result), versions=software_versions(),
         run=training_run(architecture, cluster, job, chosen, reliability),
         bound_s=bound_seconds(architecture, cluster, job, layout), policy=issue_policy(cluster),
     )  # fmt: skip
-    return add_other_stack_gain(found_plan, asked, progress) if elsewhere else found_plan
+    return add_other_stack_gain(plan, requested, progress) if elsewhere else plan
 
 
-def add_other_stack_gain(found: Plan, asked: Choices | None = None, progress: Progress = ignore_progress) -> Plan:
-    """A plan whose search also says what another stack could run with the choices that were asked for."""
-    if found.search is None:
-        return found
-    return replace(
-        found, search=replace(found.search, elsewhere=_other_stack_gain(found, asked or Choices(), progress))
-    )
+def add_other_stack_gain(plan: Plan, choices: Choices | None = None, progress: Progress = ignore_progress) -> Plan:
+    """Return the plan with the gain of another stack, under the requested choices, in its search summary."""
+    if plan.search is None:
+        return plan
+    return replace(plan, search=replace(plan.search, elsewhere=_other_stack_gain(plan, choices or Choices(), progress)))
 
 
 def _fit_activation_budget(
     architecture: Architecture, cluster: Cluster, job: Job, budget: str, layouts: Iterable[Layout], reserve: float
 ) -> Layout:
-    """Of some layouts, each with the set of tensors that it keeps under a budget, the fastest that fits. Layouts that differ in
-    what they recompute alone are one. Raises `NothingFitsError` where none fits."""
+    """Return the fastest layout that fits with the tensors its activation budget keeps.
+
+    Layouts that differ only in what they recompute count once. Raises `NothingFitsError` if none fits."""
     capacity, problems = cluster.chip.memory_bytes * (1 - reserve), list[str]()
     fitting: list[tuple[float, Layout]] = []
-    for layout in dict.fromkeys(replace(one, recompute=budget, recompute_layers=None) for one in layouts):
+    for layout in dict.fromkeys(replace(candidate, recompute=budget, recompute_layers=None) for candidate in layouts):
         try:
-            own = fit_recompute_budget(architecture, cluster, job, layout)
+            fitted = fit_recompute_budget(architecture, cluster, job, layout)
         except InputError as error:
             problems += error.problems
             continue
-        priced = estimate(architecture, cluster, job, own)
+        priced = estimate(architecture, cluster, job, fitted)
         if priced.memory_bytes <= capacity:
-            fitting.append((priced.step_time_s, own))
+            fitting.append((priced.step_time_s, fitted))
         else:
-            problems.append(f"{own}: needs {format_bytes(priced.memory_bytes)} of {format_bytes(capacity)}")
+            problems.append(f"{fitted}: needs {format_bytes(priced.memory_bytes)} of {format_bytes(capacity)}")
     if not fitting:
         raise NothingFitsError(f"recompute: {budget}: none of the fastest layouts fits with it: {problems[0]}")
-    return min(fitting, key=lambda one: one[0])[1]
+    return min(fitting, key=lambda pair: pair[0])[1]
 
 
 def _price_offloads(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> dict[str, Estimate]:
-    """A layout with each kind of offload; none where it already has one, or where PCIe has no sourced rate."""
+    """Price a layout with each kind of offload; empty if it already has one, or if PCIe has no sourced rate."""
     if layout.offload != "none" or cluster.chip.pcie_bytes_per_s is None:
         return {}
     return {
@@ -146,50 +145,53 @@ def _price_offloads(architecture: Architecture, cluster: Cluster, job: Job, layo
     }
 
 
-def _other_stack_gain(plan: Plan, asked: Choices, progress: Progress) -> str | None:
-    """The gain of the best layout that the stack does not support at the same rates; None where it is within `RESOLUTION`, and
-    for a stack that is known only by its kind."""
+def _other_stack_gain(plan: Plan, choices: Choices, progress: Progress) -> str | None:
+    """Describe the gain of the best layout that the stack does not support, at the same rates.
+
+    None if the gain is within `RESOLUTION`, and for a stack that is known only by its kind."""
     stack = stack_of(plan.cluster)
-    if stack is None or not stack.known or asked.runnable:
+    if stack is None or not stack.known or choices.runnable:
         return None
     progress("what another stack could run")
-    if asked.schedule == Choices().schedule and "schedule" not in asked.asked:
-        asked = replace(asked, schedule=(NATURAL, *(name for name, one in SCHEDULES.items() if one.splits_backward)))
-    found = search_layouts(
-        plan.model, plan.cluster, plan.job, choices=asked, top=1, reserve=MEMORY_RESERVE, progress=progress
+    if choices.schedule == Choices().schedule and "schedule" not in choices.asked:
+        choices = replace(
+            choices, schedule=(NATURAL, *(name for name, schedule in SCHEDULES.items() if schedule.splits_backward))
+        )
+    fastest = search_layouts(
+        plan.model, plan.cluster, plan.job, choices=choices, top=1, reserve=MEMORY_RESERVE, progress=progress
     ).best
-    own_s = plan.estimate.step_time_s
-    if not found or own_s <= found[0].step_time_s * (1.0 + RESOLUTION):
+    plan_s = plan.estimate.step_time_s
+    if not fastest or plan_s <= fastest[0].step_time_s * (1.0 + RESOLUTION):
         return None
-    lacks = "; ".join(unsupported_choices(stack, plan.model, replace(plan.job, loss=None), found[0].layout))
-    gain = own_s / found[0].step_time_s - 1
-    return f"another stack could run {found[0].layout}: {gain:.0%} faster at the rates of {stack.name} ({lacks})"
+    lacking = "; ".join(unsupported_choices(stack, plan.model, replace(plan.job, loss=None), fastest[0].layout))
+    gain = plan_s / fastest[0].step_time_s - 1
+    return f"another stack could run {fastest[0].layout}: {gain:.0%} faster at the rates of {stack.name} ({lacking})"
 
 
-def _summarize_search(found: SearchResult) -> SearchSummary:
+def _summarize_search(result: SearchResult) -> SearchSummary:
     return SearchSummary(
-        space=found.space, num_layouts=found.num_layouts, num_fitting=found.num_fitting,
-        num_illegal_by_rule=found.num_illegal_by_rule, cpu_seconds=found.cpu_seconds,
+        space=result.space, num_layouts=result.num_layouts, num_fitting=result.num_fitting,
+        num_illegal_by_rule=result.num_illegal_by_rule, cpu_seconds=result.cpu_seconds,
     )  # fmt: skip
 
 
 def _pick_alternatives(
-    architecture: Architecture, cluster: Cluster, job: Job, found: SearchResult, layout: Layout, best: Estimate
+    architecture: Architecture, cluster: Cluster, job: Job, result: SearchResult, layout: Layout, best: Estimate
 ) -> Iterable[Alternative]:
-    """The best of every other shape (tp, cp, pp), fastest first, then the layout that takes the least memory."""
-    seen = {_model_axes(layout)}
+    """Yield the best of every other shape (tp, cp, pp), fastest first, then the layout with the least memory."""
+    picked_axes = {_model_axes(layout)}
     picked: list[PricedLayout] = []
-    for other in sorted(found.by_factorisation, key=lambda row: row.step_time_s):
-        if _model_axes(other.layout) not in seen and len(picked) < NUM_ALTERNATIVES - 1:
-            seen.add(_model_axes(other.layout))
-            picked.append(other)
-    if found.pareto and found.pareto[0].layout not in (layout, *(row.layout for row in picked)):
-        picked.append(found.pareto[0])
-    for other in picked:
-        run = layout_as_run(stack_of(cluster), other.layout)
-        priced = estimate(architecture, cluster, job, run)
-        leanest = "the least memory; " if other.layout == found.pareto[0].layout else ""
-        yield Alternative(layout=run, estimate=priced, reason=leanest + explain_slowdown(priced, best))
+    for candidate in sorted(result.by_factorisation, key=lambda row: row.step_time_s):
+        if _model_axes(candidate.layout) not in picked_axes and len(picked) < NUM_ALTERNATIVES - 1:
+            picked_axes.add(_model_axes(candidate.layout))
+            picked.append(candidate)
+    if result.pareto and result.pareto[0].layout not in (layout, *(row.layout for row in picked)):
+        picked.append(result.pareto[0])
+    for candidate in picked:
+        layout_run = layout_as_run(stack_of(cluster), candidate.layout)
+        priced = estimate(architecture, cluster, job, layout_run)
+        prefix = "the least memory; " if candidate.layout == result.pareto[0].layout else ""
+        yield Alternative(layout=layout_run, estimate=priced, reason=prefix + explain_slowdown(priced, best))
 
 
 def _model_axes(layout: Layout) -> tuple[int, int, int]:
@@ -201,34 +203,32 @@ KEEP_ALL_LAYOUTS = 10_000  # more than the layouts of one factorisation, all its
 
 
 def choose_simplest(
-    architecture: Architecture, cluster: Cluster, job: Job, found: SearchResult, choices: Choices | None, reserve: float
-) -> Layout:
-    """The simplest fitting layout whose predicted step is within `RESOLUTION` of the fastest; of bounds, which hold exactly under
-    what they assume, the simplest of those that are equal.
+    architecture: Architecture, cluster: Cluster, job: Job, result: SearchResult, choices: Choices | None, reserve: float
+) -> Layout:  # fmt: skip
+    """Return the simplest fitting layout within `RESOLUTION` of the fastest; of bounds, which are exact, the simplest of
+    equals.
 
-    First degrees: batches that come out even, then tp within a node, then replicas of fewer devices (pp=128 with cp=8 is two
-    axes, and is not used in practice), then fewer axes that split the model or the sequence, then stages as they come out even,
-    then smaller cp, tp and pp, then one data-parallel axis rather than two; of equals the faster. Then, of the layouts of these
-    degrees, an even batch and the fewest virtual stages.
-    """
-    within = found.best[0].step_time_s * (1.0 + (RESOLUTION if cluster.calibration else EQUAL_BOUNDS))
+    First degrees (`_complexity`), of equally simple ones the faster. Then, of the layouts with these degrees, a batch that
+    splits evenly and the fewest virtual stages."""
+    limit_s = result.best[0].step_time_s * (1.0 + (RESOLUTION if cluster.calibration else EQUAL_BOUNDS))
 
     def near(rows: Iterable[PricedLayout]) -> Iterator[PricedLayout]:
-        return (row for row in rows if row.step_time_s <= within)
+        return (row for row in rows if row.step_time_s <= limit_s)
 
-    rows = list(near((*found.best, *found.even, *found.by_factorisation)))
+    rows = list(near((*result.best, *result.even, *result.by_factorisation)))
     degrees = min(rows, key=lambda row: (*_complexity(cluster, job, row.layout), row.step_time_s)).layout
-    same = [row for row in rows if _all_degrees(row.layout) == _all_degrees(degrees)]
-    same += near(_search_same_degrees(architecture, cluster, job, degrees, choices, reserve))
+    same_degrees = [row for row in rows if _all_degrees(row.layout) == _all_degrees(degrees)]
+    same_degrees += near(_search_same_degrees(architecture, cluster, job, degrees, choices, reserve))
     return min(
-        same, key=lambda row: (not splits_batch_evenly(job, row.layout), row.layout.num_virtual_stages, row.step_time_s)
+        same_degrees,
+        key=lambda row: (not splits_batch_evenly(job, row.layout), row.layout.num_virtual_stages, row.step_time_s),
     ).layout
 
 
 def _search_same_degrees(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, choices: Choices | None, reserve: float
 ) -> Iterator[PricedLayout]:
-    """The fitting layouts of the same degrees."""
+    """Yield the fitting layouts of the same degrees."""
     pins = {axis: getattr(layout, axis) for axis in DEGREE_AXES}
     if layout.expert_tp != layout.tp:  # whole experts are a mode of the search, by the degree of ep without them
         pins.pop("ep")
@@ -237,32 +237,31 @@ def _search_same_degrees(
 
 
 def splits_batch_evenly(job: Job, layout: Layout) -> bool:
-    """Whether no replica is idle and every micro-batch is full."""
+    """Return True if no replica is idle and every micro-batch is full."""
     return bool(EVEN_BATCH.legal(None, job, 0, layout_degrees(layout)))  # type: ignore[arg-type]
 
 
 def _complexity(cluster: Cluster, job: Job, layout: Layout) -> tuple[int, ...]:
-    """What makes degrees simpler, the most important first; less is simpler."""
-    replica = layout.tp * layout.cp * layout.pp
-    splitting = sum(getattr(layout, axis) > 1 for axis in ("tp", "cp", "pp", "ep"))
-    twice = layout.dp > 1 and layout.fsdp > 1
-    given = layout.layers_per_stage is not None
+    """Sort key of a layout's degrees, simplest first.
+
+    In order: batches that split evenly, tp within a node, replicas of fewer devices (pp=128 with cp=8 is two axes, and is not
+    used in practice), fewer axes that split the model or the sequence, natural layers per stage, smaller cp, tp and pp, one
+    data-parallel axis rather than two."""
+    devices_per_replica = layout.tp * layout.cp * layout.pp
+    num_splitting_axes = sum(getattr(layout, axis) > 1 for axis in ("tp", "cp", "pp", "ep"))
+    two_data_axes = layout.dp > 1 and layout.fsdp > 1
+    explicit_stages = layout.layers_per_stage is not None
     return (
-        not splits_batch_evenly(job, layout),
-        _tp_exceeds_node(cluster, layout),
-        replica,
-        splitting,
-        given,
-        layout.cp,
-        layout.tp,
-        layout.pp,
-        twice,
-    )
+        not splits_batch_evenly(job, layout), _tp_exceeds_node(cluster, layout), devices_per_replica, num_splitting_axes,
+        explicit_stages, layout.cp, layout.tp, layout.pp, two_data_axes,
+    )  # fmt: skip
 
 
 def _tp_exceeds_node(cluster: Cluster, layout: Layout) -> bool:
-    """Whether tensor parallelism goes beyond the innermost switch. No published run does that; Narayanan et al. 2021 (arXiv
-    2104.04473), takeaway 1: tensor parallelism up to the devices of a node, then a pipeline."""
+    """True if tensor parallelism goes beyond the innermost switch, which no published run does.
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), takeaway 1: tensor parallelism up to the devices of a node, then a
+    pipeline."""
     topology = cluster.topology
     return isinstance(topology, Switched) and layout.tp > (topology.tiers[0].size or layout.tp)
 

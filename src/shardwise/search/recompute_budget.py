@@ -1,10 +1,9 @@
-"""What each tensor of a layer costs to keep and to compute again, and the set of tensors to keep under a budget of bytes.
+"""Cost of keeping each tensor of a layer and of computing it again, and the set of tensors to keep under a budget of bytes.
 
-The bytes of a set and the seconds of what it leaves out are added up tensor by tensor (`model.saving`): those of a kernel of
-its own and of the collectives that its result takes. Fused kernels read less, so of the sets that are within `NEAR_BEST` of the
-best the one is taken whose derived step is the fastest, as it is priced. `list_layer_recompute` lists, tensor by tensor and
-kernel by kernel, what a layer keeps for its backward pass and what it computes again under a layout.
-"""
+Bytes of a set, and seconds to recompute the rest, are added up tensor by tensor (`model.backward`): a kernel of its own for
+each, and the collectives of its result. Fused kernels read less, so several sets close to the best (`NEAR_BEST`) are priced
+exactly and the fastest is taken. `list_layer_recompute` lists what a layer keeps for its backward pass and what it computes
+again."""
 
 from __future__ import annotations
 
@@ -39,8 +38,9 @@ RESULT_COLLECTIVES = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE, 
 
 @dataclass(frozen=True, slots=True)
 class RecomputeChoice:
-    """A set of tensors by kind of layer, the policy that it is, its bytes over all layers of the model in a micro-batch, and the
-    seconds that the rest takes."""
+    """A set of tensors to keep, by kind of layer, and the recompute policy that names it.
+
+    `num_bytes` of the set and `seconds` to recompute the rest are over all layers of the model, for one micro-batch."""
 
     policy: str
     savings: Mapping[str, SaveChoice]
@@ -55,118 +55,125 @@ class RecomputeLayer:
         self.pricing, self.kind, self.pricer = pricing, kind, pricing.pricer
 
     def unit(self, policy: str) -> ShardedUnit:
-        """Its derivation under another policy."""
+        """Derive the layer under another recompute policy."""
         family = replace(self.pricer.complete_family(self.pricing.family), recompute=policy)
         structure = self.pricer.structure
         return derived_unit(structure, priced_family(structure, family, self.kind), self.kind)
 
     @cached_property
     def plain(self) -> ShardedUnit:
-        """The derivation that keeps whatever the backward pass reads."""
+        """Derivation that keeps every tensor the backward pass reads."""
         return self.unit("none")
 
     @cached_property
     def sizes(self) -> dict[str, float]:
-        """Bytes of each result as it is kept for one micro-batch."""
+        """Bytes of each result as kept for one micro-batch."""
         unit, forward = self.plain, self.plain.forward
-        lying = {**forward.specs, **ulysses_specs(unit.family, forward.program)}
-        keys = SavedTensors(unit, product_operands(unit.phases(), unit.tensors, unit.saved))
-        made = (out for operation in forward.program.operations for out in operation.outputs)
+        specs = {**forward.specs, **ulysses_specs(unit.family, forward.program)}
+        saved = SavedTensors(unit, product_operands(unit.phases(), unit.tensors, unit.saved))
+        results = (out for operation in forward.program.operations for out in operation.outputs)
         return {
-            name: float(self.pricer.formats.saved_bytes(keys.saved([(name, lying[name])]), self.pricing.values))
-            for name in made
+            name: float(self.pricer.formats.saved_bytes(saved.saved([(name, specs[name])]), self.pricing.values))
+            for name in results
         }
 
     @cached_property
     def seconds(self) -> dict[str, float]:
-        """Seconds to compute each result again, by the first of its operation's, collectives that it takes included."""
+        """Seconds to compute each result again with its collectives. Keys are the first result of each operation."""
         family = replace(self.pricing.family, recompute="full")
         parts, values, links = self.pricer.parts(family, self.kind), self.pricing.values, self.pricing.links
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for kernel in unfused_kernels(self.unit("full"), "recompute"):
-            own = float(self.pricer.kernel_s(replace(kernel, steps=()), parts, values))
-            found[kernel.outputs[0]] = found.get(kernel.outputs[0], 0.0) + own
-        makers = {
+            kernel_s = float(self.pricer.kernel_s(replace(kernel, steps=()), parts, values))
+            seconds[kernel.outputs[0]] = seconds.get(kernel.outputs[0], 0.0) + kernel_s
+        producers = {
             out: operation.outputs[0]
             for operation in self.plain.forward.program.operations
             for out in operation.outputs
         }
-        for moved in parts.collectives:
-            if moved.phase == "recompute" and moved.kind in RESULT_COLLECTIVES and moved.tensors[0] in makers:
-                maker = makers[moved.tensors[0]]
-                found[maker] = found.get(maker, 0.0) + float(self.pricer.collective_s(moved, parts, values, links))
-        return found
+        for collective in parts.collectives:
+            if (
+                collective.phase == "recompute"
+                and collective.kind in RESULT_COLLECTIVES
+                and collective.tensors[0] in producers
+            ):
+                producer = producers[collective.tensors[0]]
+                seconds[producer] = seconds.get(producer, 0.0) + float(
+                    self.pricer.collective_s(collective, parts, values, links)
+                )
+        return seconds
 
     @cached_property
     def savings(self) -> tuple[SaveChoice, ...]:
-        """Every set of which no other has fewer bytes and fewer seconds, from the most bytes to the fewest."""
+        """Pareto-optimal sets in bytes and seconds, from the most bytes to the fewest."""
         forward, reads = self.plain.forward.program, self.plain.backward.program.inputs
         return pareto_save_choices(forward, reads, self.sizes, self.seconds, saveable_results(forward, reads))
 
 
 def recompute_layers(pricing: Pricing) -> dict[str, RecomputeLayer]:
-    """The kinds of layer that a model has."""
+    """Return the kinds of layer that a model has."""
     return {kind: RecomputeLayer(pricing, kind) for kind in pricing.units if kind in LAYER_UNITS}
 
 
 def list_pareto_sets(pricing: Pricing) -> tuple[RecomputeChoice, ...]:
-    """The sets of which no other has fewer bytes and fewer seconds over all layers, from the most bytes to the fewest."""
+    """Return the Pareto-optimal sets over all layers in bytes and seconds, from the most bytes to the fewest."""
     layers = recompute_layers(pricing)
     if len(layers) == 1:
         ((kind, layer),) = layers.items()
         num_layers = float(sum(pricing.layers))
-        return tuple(_make_choice({kind: one}, {kind: num_layers}) for one in layer.savings)
-    (first, one), (second, other) = layers.items()
-    times = {"dense_block": float(sum(pricing.dense)), "block": float(sum(pricing.layers) - sum(pricing.dense))}
-    pairs = combine_choices(one.savings, other.savings, (times[first], times[second]))
-    return tuple(reversed([_make_choice({first: a, second: b}, times) for a, b in pairs]))
+        return tuple(_make_choice({kind: saving}, {kind: num_layers}) for saving in layer.savings)
+    (first_kind, first_layer), (second_kind, second_layer) = layers.items()
+    counts = {"dense_block": float(sum(pricing.dense)), "block": float(sum(pricing.layers) - sum(pricing.dense))}
+    pairs = combine_choices(first_layer.savings, second_layer.savings, (counts[first_kind], counts[second_kind]))
+    return tuple(reversed([_make_choice({first_kind: a, second_kind: b}, counts) for a, b in pairs]))
 
 
-def _make_choice(found: Mapping[str, SaveChoice], times: Mapping[str, float]) -> RecomputeChoice:
-    num_bytes = sum(one.num_bytes * times[kind] for kind, one in found.items())
-    seconds = sum(one.seconds * times[kind] for kind, one in found.items())
+def _make_choice(savings: Mapping[str, SaveChoice], counts: Mapping[str, float]) -> RecomputeChoice:
+    num_bytes = sum(saving.num_bytes * counts[kind] for kind, saving in savings.items())
+    seconds = sum(saving.seconds * counts[kind] for kind, saving in savings.items())
     return RecomputeChoice(
-        _policy_name({kind: one.saved for kind, one in found.items()}, seconds), found, num_bytes, seconds
+        _policy_name({kind: saving.saved for kind, saving in savings.items()}, seconds), savings, num_bytes, seconds
     )
 
 
-def _policy_name(kept: Mapping[str, Sequence[str]], seconds: float) -> str:
-    """The shortest text of a set."""
+def _policy_name(tensors: Mapping[str, Sequence[str]], seconds: float) -> str:
+    """Return the shortest text of a set."""
     if not seconds:
         return "none"
-    if not any(kept.values()):
+    if not any(tensors.values()):
         return "full"
-    return format_tensor_set({"": next(iter(kept.values()))} if len(kept) == 1 else kept)
+    return format_tensor_set({"": next(iter(tensors.values()))} if len(tensors) == 1 else tensors)
 
 
 def fit_recompute_budget(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> Layout:
-    """The layout with the set of tensors that keeps the activations of every device (the term `memory.activations`) within the
-    budget that its `recompute` is, and of those the fastest; itself where that is no budget.
+    """Replace a budget of bytes in a layout's `recompute` by the fastest set of tensors within it.
 
-    Raises `InputError` where a block's input, which is always kept, is more.
-    """
+    The budget bounds the activations of every device (the term `memory.activations`). A layout without a budget is returned as
+    it is. Raises `InputError` if a block's input, which is always kept, already exceeds the budget."""
     if not is_byte_budget(layout.recompute):
         return layout
     raise_problems(violations(architecture, job, cluster.num_devices, replace(layout, recompute="full")))
-    most = budget_bytes(layout.recompute)
+    max_bytes = budget_bytes(layout.recompute)
 
     def priced(policy: str) -> Pricing:
         return Pricing(architecture, cluster, job, replace(layout, recompute=policy))
 
     full = priced("full")
-    least = max(activation_bytes_by_stage(full))
-    if least > most:
+    min_bytes = max(activation_bytes_by_stage(full))
+    if min_bytes > max_bytes:
         raise InputError(
-            f"recompute: found {layout.recompute}, and {format_bytes(least)} of activations on a device where every layer keeps "
-            "its input alone; a budget of at least as much is required, or fewer tokens in a micro-batch"
+            f"recompute: found {layout.recompute}, and {format_bytes(min_bytes)} of activations on a device where every layer "
+            "keeps its input alone; a budget of at least as much is required, or fewer tokens in a micro-batch"
         )
-    estimated = _estimate_activation_bytes(full, priced("none"))
-    fitting = [one for one in list_pareto_sets(full) if max(estimated(one)) <= most]
+    estimate_bytes = _estimate_activation_bytes(full, priced("none"))
+    fitting = [choice for choice in list_pareto_sets(full) if max(estimate_bytes(choice)) <= max_bytes]
     while fitting:
-        near = [one for one in fitting if one.seconds <= NEAR_BEST * fitting[0].seconds][:MAX_PRICED]
-        found = [(priced(one.policy), one.policy) for one in near]
+        near = [choice for choice in fitting if choice.seconds <= NEAR_BEST * fitting[0].seconds][:MAX_PRICED]
+        pricings = [(priced(choice.policy), choice.policy) for choice in near]
         steps = [
-            (float(one.slowest_s()), policy) for one, policy in found if max(activation_bytes_by_stage(one)) <= most
+            (float(pricing.slowest_s()), policy)
+            for pricing, policy in pricings
+            if max(activation_bytes_by_stage(pricing)) <= max_bytes
         ]
         if steps:
             return replace(layout, recompute=min(steps)[1])
@@ -175,25 +182,27 @@ def fit_recompute_budget(architecture: Architecture, cluster: Cluster, job: Job,
 
 
 def activation_bytes_by_stage(pricing: Pricing) -> list[float]:
-    """Bytes that a device of each stage keeps for the backward pass (the term `memory.activations`)."""
+    """Return the bytes that a device of each stage keeps for the backward pass (the term `memory.activations`)."""
     return [float(memory.activations) for memory in pricing.memories(pricing.stages())]
 
 
 def _estimate_activation_bytes(full: Pricing, plain: Pricing) -> Callable[[RecomputeChoice], list[float]]:
-    """The same of a set without deriving it, from what is kept at least and at most: it grows with the bytes of the set."""
+    """Return a function that estimates the activation bytes of a set by stage without deriving it.
+
+    Bytes grow linearly with the bytes of the set, from full recomputation to none."""
     sizes = {kind: layer.savings[0].num_bytes for kind, layer in recompute_layers(full).items()}
     layers = [full.counts(rank).layers for rank in range(full.layout.pp)]
-    ends = [
-        (least, (most - least) / (sum(count[kind] * sizes[kind] for kind in sizes) or 1.0), count)
-        for least, most, count in zip(
+    stages = [
+        (min_bytes, (max_bytes - min_bytes) / (sum(count[kind] * sizes[kind] for kind in sizes) or 1.0), count)
+        for min_bytes, max_bytes, count in zip(
             activation_bytes_by_stage(full), activation_bytes_by_stage(plain), layers, strict=True
         )
     ]
 
-    def of(one: RecomputeChoice) -> list[float]:
+    def of(choice: RecomputeChoice) -> list[float]:
         return [
-            float(least + each * sum(count[kind] * own.num_bytes for kind, own in one.savings.items()))
-            for least, each, count in ends
+            float(min_bytes + slope * sum(count[kind] * saving.num_bytes for kind, saving in choice.savings.items()))
+            for min_bytes, slope, count in stages
         ]
 
     return of
@@ -229,17 +238,17 @@ class LayerRecompute:
 
     @property
     def kept_bytes(self) -> float:
-        """Bytes of all that is kept."""
-        return sum(one.num_bytes for one in self.kept)
+        """Bytes of all kept tensors."""
+        return sum(tensor.num_bytes for tensor in self.kept)
 
     @property
     def seconds(self) -> float:
-        """Seconds of all that runs again."""
-        return sum(one.seconds for one in self.recomputed)
+        """Seconds of all recomputed work."""
+        return sum(work.seconds for work in self.recomputed)
 
 
 def list_layer_recompute(pricing: Pricing) -> tuple[LayerRecompute, ...]:
-    """Each kind of layer of a model, under a layout's policy."""
+    """Return kept tensors and recomputed work of each kind of layer, under the layout's policy."""
     dense = sum(pricing.dense)
     counts = {"dense_block": dense, "block": sum(pricing.layers) - dense}
     return tuple(
@@ -255,19 +264,25 @@ def list_layer_recompute(pricing: Pricing) -> tuple[LayerRecompute, ...]:
 
 def _kept_tensors(layer: RecomputeLayer, pricing: Pricing) -> Iterator[KeptTensor]:
     unit, formats = layer.unit(pricing.family.recompute), pricing.pricer.formats
-    keys = SavedTensors(unit, product_operands(unit.phases(), unit.tensors, unit.saved))
+    saved = SavedTensors(unit, product_operands(unit.phases(), unit.tensors, unit.saved))
     for name, spec in unit.saved.items():
-        yield KeptTensor(name, float(formats.saved_bytes(keys.saved([(name, spec)]), pricing.values)))
+        yield KeptTensor(name, float(formats.saved_bytes(saved.saved([(name, spec)]), pricing.values)))
 
 
 def _recomputed_work(layer: RecomputeLayer, unit: ShardedUnit, pricing: Pricing) -> Iterator[RecomputedWork]:
-    """Kernels in order, then the collectives that go over several devices."""
+    """Yield kernels in order, then the collectives over several devices."""
     parts, pricer = pricing.pricer.parts(pricing.family, layer.kind), pricing.pricer
     reads = set(layer.plain.backward.program.inputs) - set(unit.saved)
-    for kernel in (one for one in parts.kernels if one.phase == "recompute"):
-        spared = sum(layer.sizes[name] for name in kernel.outputs if name in reads)
-        yield RecomputedWork(kernel.kind, kernel.outputs, float(pricer.kernel_s(kernel, parts, pricing.values)), spared)
-    for moved in parts.collectives:
-        if moved.phase == "recompute" and not moved.moves_weights and pricing.values.group_degree(moved.axes) > 1:
-            seconds = float(pricer.collective_s(moved, parts, pricing.values, pricing.links))
-            yield RecomputedWork(str(moved.kind), moved.tensors, seconds, 0.0)
+    for kernel in (kernel for kernel in parts.kernels if kernel.phase == "recompute"):
+        spared_bytes = sum(layer.sizes[name] for name in kernel.outputs if name in reads)
+        yield RecomputedWork(
+            kernel.kind, kernel.outputs, float(pricer.kernel_s(kernel, parts, pricing.values)), spared_bytes
+        )
+    for collective in parts.collectives:
+        if (
+            collective.phase == "recompute"
+            and not collective.moves_weights
+            and pricing.values.group_degree(collective.axes) > 1
+        ):
+            seconds = float(pricer.collective_s(collective, parts, pricing.values, pricing.links))
+            yield RecomputedWork(str(collective.kind), collective.tensors, seconds, 0.0)

@@ -1,4 +1,4 @@
-"""A sweep: a name and its values, as people write them (`gpus=64:4096:x2`), and the points of one or two sweeps."""
+"""Parse sweeps: a name and its values, such as `gpus=64:4096:x2`, and the points of one or two sweeps."""
 
 from __future__ import annotations
 
@@ -16,21 +16,10 @@ from shardwise.values.overrides import parse_like
 from shardwise.values.units import parse_count, read_as_binary
 
 SweepValue = int | bool | str
-JOB_SWEEPS = (
-    "gpus",
-    "seq_len",
-    "batch",
-    "model",
-)  # of the cluster, the job and the model; the others are what --pin takes
+JOB_SWEEPS = ("gpus", "seq_len", "batch", "model")  # of cluster, job and model; the others are what --pin takes
 JOB_FIELDS = {"seq_len": "seq_len", "batch": "global_batch_tokens"}  # of a job, by what is swept
 SWEEPABLE = (*JOB_SWEEPS, *PINNABLE_CHOICES)
-COUNT_NAMES = (
-    "gpus",
-    "seq_len",
-    "batch",
-    *NUMERIC_CHOICES,
-    "recompute_layers",
-)  # what a range can be of, and what has an order
+COUNT_NAMES = ("gpus", "seq_len", "batch", *NUMERIC_CHOICES, "recompute_layers")  # have an order, and can be a range
 MAX_POINTS = 1000  # a point takes about a second
 MAX_SWEEPS = 2  # a grid is drawn on paper
 SWEEP_FORMS = "FROM:TO:xFACTOR, FROM:TO:+STEP or a list such as 64,128,384"
@@ -46,7 +35,7 @@ class Sweep:
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the values are counts that rise or fall: a line between points means something."""
+        """True if the values are counts that rise or fall, so that a line between points means something."""
         if self.name not in COUNT_NAMES:
             return False
         counts = [value if isinstance(value, int) else _num_devices(value) for value in self.values]
@@ -59,7 +48,7 @@ def _num_devices(shape: str) -> int:
 
 
 def resize_shorthand(cluster: str, size: SweepValue) -> str:
-    """A cluster's shorthand with another size. Raises `InputError` for a user's own cluster, which has one.
+    """Return a cluster's shorthand with another size. Raises `InputError` for a cluster file, which has one size.
 
     >>> resize_shorthand("h100:64", 128), resize_shorthand("tpu-v5p:4x4x4", "4x4x8")
     ('h100:128', 'tpu-v5p:4x4x8')
@@ -72,28 +61,28 @@ def resize_shorthand(cluster: str, size: SweepValue) -> str:
 
 
 def parse_sweep(text: str, flag: str = "--sweep") -> Sweep:
-    """The sweep of NAME=VALUES; `flag` names the option in an error. Raises `InputError`.
+    """Parse NAME=VALUES; `flag` names the option in errors. Raises `InputError`.
 
     >>> parse_sweep("gpus=64:512:x2")
     Sweep(name='gpus', values=(64, 128, 256, 512))
     >>> parse_sweep("recompute=none,full").values
     ('none', 'full')
     """
-    name, equals, values = (part.strip() for part in text.partition("="))
-    if not (name and equals and values):
+    name, equals, spec = (part.strip() for part in text.partition("="))
+    if not (name and equals and spec):
         raise InputError(f"{flag}: found {text!r}; NAME=VALUES is required, such as gpus=64:4096:x2")
     if name not in SWEEPABLE:
         raise InputError(f"{flag}: {describe_unknown(name, SWEEPABLE)}")
-    what = f"{flag} {name}"
-    found = tuple(_parse_range(values, name, what) if ":" in values else _parse_list(values, name, what))
-    twice = sorted({str(value) for value in found if found.count(value) > 1})
-    if twice:
-        raise InputError(f"{what}: found {', '.join(twice)} more than once; each value once is required")
-    return Sweep(name=name, values=found)
+    label = f"{flag} {name}"
+    parsed = tuple(_parse_range(spec, name, label) if ":" in spec else _parse_list(spec, name, label))
+    repeated = sorted({str(value) for value in parsed if parsed.count(value) > 1})
+    if repeated:
+        raise InputError(f"{label}: found {', '.join(repeated)} more than once; each value once is required")
+    return Sweep(name=name, values=parsed)
 
 
 def parse_sweeps(texts: Sequence[str], flag: str = "--sweep") -> tuple[Sweep, ...]:
-    """One sweep, or two that make a grid. Raises `InputError` with everything that is wrong with them."""
+    """Parse one sweep, or two that make a grid. Raises `InputError` with every problem."""
     if not texts:
         raise InputError(f"{flag}: found none; NAME=VALUES is required, such as gpus=64:4096:x2")
     sweeps: tuple[Sweep, ...] = tuple(run_all(*(partial(parse_sweep, text, flag) for text in texts)))
@@ -114,7 +103,7 @@ def parse_sweeps(texts: Sequence[str], flag: str = "--sweep") -> tuple[Sweep, ..
 
 
 def grid_points(sweeps: Sequence[Sweep]) -> Iterator[Mapping[str, SweepValue]]:
-    """The points: every combination of values, the first sweep's outermost.
+    """Yield the points, every combination of values; the first sweep is the outermost loop.
 
     >>> [dict(at) for at in grid_points([Sweep(name="tp", values=(1, 2)), Sweep(name="recompute", values=("full",))])]
     [{'tp': 1, 'recompute': 'full'}, {'tp': 2, 'recompute': 'full'}]
@@ -125,82 +114,82 @@ def grid_points(sweeps: Sequence[Sweep]) -> Iterator[Mapping[str, SweepValue]]:
 
 
 def format_value(value: SweepValue) -> str:
-    """A value as reports write it: 4,096, full, true."""
+    """Format a value as reports write it: 4,096, full, true."""
     return str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else value
 
 
-def _parse_list(text: str, name: str, what: str) -> Iterator[SweepValue]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(words):
-        raise InputError(f"{what}: found {text!r}, in which a value is missing; {SWEEP_FORMS} is required")
-    yield from (_parse_value(word, name, what) for word in words)
+def _parse_list(text: str, name: str, label: str) -> Iterator[SweepValue]:
+    value_texts = [value_text.strip() for value_text in text.split(",")]
+    if not all(value_texts):
+        raise InputError(f"{label}: found {text!r}, in which a value is missing; {SWEEP_FORMS} is required")
+    yield from (_parse_value(value_text, name, label) for value_text in value_texts)
 
 
-def _parse_value(word: str, name: str, what: str) -> SweepValue:
-    """A value of the kind that the name has; the shape of a torus stays as text."""
-    if name == "model" or (name == "gpus" and _SHAPE.fullmatch(word)):
-        return word
+def _parse_value(value_text: str, name: str, label: str) -> SweepValue:
+    """Parse a value of the kind that the name has; the shape of a torus stays text."""
+    if name == "model" or (name == "gpus" and _SHAPE.fullmatch(value_text)):
+        return value_text
     if name in JOB_SWEEPS:
-        return parse_count(word, what=what)
-    found: Any = parse_like(word, example_value(name), what)
-    if name in NAMED_CHOICES and found not in NAMED_CHOICES[name]:
-        raise InputError(f"{what}: {describe_unknown(found, NAMED_CHOICES[name])}")
-    return found  # type: ignore[no-any-return]
+        return parse_count(value_text, what=label)
+    parsed: Any = parse_like(value_text, example_value(name), label)
+    if name in NAMED_CHOICES and parsed not in NAMED_CHOICES[name]:
+        raise InputError(f"{label}: {describe_unknown(parsed, NAMED_CHOICES[name])}")
+    return parsed  # type: ignore[no-any-return]
 
 
-def _parse_range(text: str, name: str, what: str) -> Iterator[int]:
-    """The counts of FROM:TO:xFACTOR or FROM:TO:+STEP; TO is among them where it is met."""
+def _parse_range(text: str, name: str, label: str) -> Iterator[int]:
+    """Yield the counts of FROM:TO:xFACTOR or FROM:TO:+STEP, up to TO."""
     if name not in COUNT_NAMES:
         raise InputError(
-            f"{what}: found the range {text!r}; {name} is not a count: a list such as {_example_list(name)} is required"
+            f"{label}: found the range {text!r}; {name} is not a count: a list such as {_example_list(name)} is required"
         )
-    first, last, step = _split_range(text, what)
+    first, last, step = _split_range(text, label)
     multiplied = step[0] == "x"
-    by = _parse_step(step, what)
-    least = 0 if name == "zero_stage" and not multiplied else 1
-    low, high = (parse_count(end, what=what, least=least) for end in (first, last))
-    _require_one_kind(first, last, what)
+    increment = _parse_step(step, label)
+    minimum = 0 if name == "zero_stage" and not multiplied else 1
+    low, high = (parse_count(end, what=label, least=minimum) for end in (first, last))
+    _require_one_kind(first, last, label)
     if low > high:
-        raise InputError(f"{what}: found {text!r}, which goes down; {last}:{first}:{step} is required")
-    yield from itertools.takewhile(lambda value: value <= high, _range_counts(low, by, multiplied))
+        raise InputError(f"{label}: found {text!r}, which goes down; {last}:{first}:{step} is required")
+    yield from itertools.takewhile(lambda value: value <= high, _range_counts(low, increment, multiplied))
 
 
-def _split_range(text: str, what: str) -> tuple[str, str, str]:
+def _split_range(text: str, label: str) -> tuple[str, str, str]:
     parts = [part.strip() for part in text.split(":")]
     if len(parts) != 3 or not all(parts) or parts[2][0] not in "x+":
-        raise InputError(f"{what}: found {text!r}; {SWEEP_FORMS} is required")
+        raise InputError(f"{label}: found {text!r}; {SWEEP_FORMS} is required")
     return parts[0], parts[1], parts[2]
 
 
-def _parse_step(step: str, what: str) -> int:
-    """The factor (a whole number of at least 2) or the increment (at least 1) between values."""
-    least, example = (2, "x2") if step[0] == "x" else (1, "+64")
+def _parse_step(step: str, label: str) -> int:
+    """Parse the factor (a whole number of at least 2) or the increment (at least 1) between values."""
+    minimum, example = (2, "x2") if step[0] == "x" else (1, "+64")
     try:
-        return parse_count(step[1:].strip(), what=what, least=least)
+        return parse_count(step[1:].strip(), what=label, least=minimum)
     except InputError:
         raise InputError(
-            f"{what}: found the step {step!r}, which leads nowhere; a whole number of at least {least} is required, such as "
+            f"{label}: found the step {step!r}, which leads nowhere; a whole number of at least {minimum} is required, such as "
             f"{example}"
         ) from None
 
 
-def _range_counts(low: int, by: int, multiplied: bool) -> Iterator[int]:
+def _range_counts(low: int, increment: int, multiplied: bool) -> Iterator[int]:
     value = low
     for _ in range(MAX_POINTS + 1):
         yield value
-        value = value * by if multiplied else value + by
+        value = value * increment if multiplied else value + increment
 
 
-def _require_one_kind(first: str, last: str, what: str) -> None:
+def _require_one_kind(first: str, last: str, label: str) -> None:
     """Raise for a range from a binary to a decimal unit, or the reverse: no step leads from one to the other."""
     with_unit = [end for end in (first, last) if end[-1].isalpha()]
     binary = [end for end in with_unit if end.endswith("i")]
     decimal = [end for end in with_unit if not end.endswith("i")]
     if binary and decimal:
-        meant = read_as_binary(parse_count(decimal[0], what=what))
+        binary_reading = read_as_binary(parse_count(decimal[0], what=label))
         raise InputError(
-            f"{what}: found {binary[0]} in binary and {decimal[0]} in decimal units; one kind is required"
-            + (f", such as {meant[1]} for {decimal[0]}" if meant else "")
+            f"{label}: found {binary[0]} in binary and {decimal[0]} in decimal units; one kind is required"
+            + (f", such as {binary_reading[1]} for {decimal[0]}" if binary_reading else "")
         )
 
 

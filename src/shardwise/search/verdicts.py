@@ -1,8 +1,7 @@
-"""Sentences that compare layouts: why one is slower than another, what keeps one from fitting, and what would make it fit.
+"""Sentences that compare layouts: why one is slower than another, why one does not fit, and what would make it fit.
 
-`RESOLUTION` and `MODEL_ERROR` say which leads predictions can tell, `MEMORY_RESERVE` how much memory a plan leaves free. Where
-logits fill the memory, another loss kernel saves less of each.
-"""
+`RESOLUTION` and `MODEL_ERROR` are the smallest leads that predictions can tell, `MEMORY_RESERVE` the share of memory that a
+plan leaves free."""
 
 from __future__ import annotations
 
@@ -31,33 +30,30 @@ MIN_TERM_SHARE = 0.02  # of the difference between two steps: a term with less i
 # The share is a choice: against XLA's peaks of a training step the estimate is 20% and more above (docs/xla.md).
 MEMORY_RESERVE = 0.10
 
-FIT_ADVICE = (
-    "use more devices, chips with more memory, a smaller sequence or a leaner precision recipe"  # for what does not fit
-)
-
+FIT_ADVICE = "use more devices, chips with more memory, a smaller sequence or a leaner precision recipe"
 COMPARED_FIELDS = (
     "dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "sequence_parallel", "micro_batch_seqs",
     "recompute", "recompute_layers", "offload",
 )  # fmt: skip
 
 
-def explain_slowdown(other: Estimate, best: Estimate) -> str:
-    """One sentence: by how much `other` is slower than `best`, and which terms make the difference."""
-    ratio = other.step_time_s / best.step_time_s - 1
-    memory = other.memory_bytes - best.memory_bytes
-    fuller = f"{format_bytes(abs(memory))} {'more' if memory > 0 else 'less'} memory"
+def explain_slowdown(candidate: Estimate, best: Estimate) -> str:
+    """Describe by how much `candidate` is slower than `best`, which terms make the difference, and the difference in memory."""
+    ratio = candidate.step_time_s / best.step_time_s - 1
+    memory = candidate.memory_bytes - best.memory_bytes
+    memory_text = f"{format_bytes(abs(memory))} {'more' if memory > 0 else 'less'} memory"
     if abs(memory) < 5e-4 * best.memory_bytes:
-        fuller = "same memory"
+        memory_text = "same memory"
     if abs(ratio) < 5e-4:
-        return f"as fast within 0.05%, {fuller}"
+        return f"as fast within 0.05%, {memory_text}"
     if ratio < 0:
-        return f"{-ratio:.1%} faster, within the resolution of predictions, {RESOLUTION:.0%}, and less simple; {fuller}"
-    changes = {term: other.time[term] - best.time[term] for term in best.time}
-    least = MIN_TERM_SHARE * (other.step_time_s - best.step_time_s)
-    worst = sorted((term for term in changes if changes[term] > least), key=lambda t: -changes[t])[:2]
+        return f"{-ratio:.1%} faster, within the resolution of predictions, {RESOLUTION:.0%}, and less simple; {memory_text}"
+    changes = {term: candidate.time[term] - best.time[term] for term in best.time}
+    min_change_s = MIN_TERM_SHARE * (candidate.step_time_s - best.step_time_s)
+    worst = sorted((term for term in changes if changes[term] > min_change_s), key=lambda t: -changes[t])[:2]
     terms = " and ".join(f"{_term_label(term)} +{format_seconds(changes[term])}" for term in worst)
-    tied = f", within the resolution of predictions, {RESOLUTION:.0%}" if ratio <= RESOLUTION else ""
-    return f"{ratio:.1%} slower{tied}: {terms}; {fuller}"
+    tie_text = f", within the resolution of predictions, {RESOLUTION:.0%}" if ratio <= RESOLUTION else ""
+    return f"{ratio:.1%} slower{tie_text}: {terms}; {memory_text}"
 
 
 def _term_label(term: str) -> str:
@@ -67,10 +63,10 @@ def _term_label(term: str) -> str:
 
 
 def describe_excess(layout: object, estimate: Estimate, *, narrowed: bool = False, remedies: str = "") -> str:
-    """What the layout with the least memory lacks, and what fills the memory; `narrowed` where the search was limited.
+    """Describe how much memory the leanest layout (`layout`) lacks, and its largest terms.
 
-    `remedies` are the effects of another kind of loss and of offload to the host.
-    """
+    `narrowed`: the search was limited by pins or maxima, so that loosening them may help. `remedies` describes the effects of
+    another loss kernel and of offload to the host."""
     largest = sorted(estimate.memory, key=lambda term: -estimate.memory[term])[:3]
     parts = ", ".join(f"{term} {format_bytes(estimate.memory[term])}" for term in largest)
     over = estimate.memory_bytes - estimate.memory_capacity_bytes
@@ -81,80 +77,79 @@ def describe_excess(layout: object, estimate: Estimate, *, narrowed: bool = Fals
     )
 
 
-def compare_steps(other: Estimate, best: Estimate) -> str:
-    """Whether `other` is slower or faster than `best`, or too close to say; and that it does not fit, if so."""
-    if not other.fits:
-        over = other.memory_bytes - other.memory_capacity_bytes
-        return f"does not fit: {format_bytes(over)} too much of {format_bytes(other.memory_capacity_bytes)}"
-    lead = other.step_time_s / best.step_time_s - 1
+def compare_steps(candidate: Estimate, best: Estimate) -> str:
+    """Describe whether `candidate` is slower or faster than `best`, undecided, or does not fit."""
+    if not candidate.fits:
+        over = candidate.memory_bytes - candidate.memory_capacity_bytes
+        return f"does not fit: {format_bytes(over)} too much of {format_bytes(candidate.memory_capacity_bytes)}"
+    lead = candidate.step_time_s / best.step_time_s - 1
     if abs(lead) < MODEL_ERROR:
         return f"undecided: the lead of {abs(lead):.1%} is below the model's error, {MODEL_ERROR:.0%}"
     return f"{'slower' if lead > 0 else 'faster'} by {abs(lead):.1%}"
 
 
-def changed_fields(layout: Layout, other: Layout) -> dict[str, tuple[object, object]]:
-    """Fields that differ, without the placement, as (this layout's, the other's).
+def changed_fields(layout: Layout, other_layout: Layout) -> dict[str, tuple[object, object]]:
+    """Return the fields that differ as (this layout's, the other's), without the placement.
 
-    The schedule and the layers of each stage count where the number of stages does not decide them.
-    """
-    staged = (layout.pp, layout.num_virtual_stages) == (other.pp, other.num_virtual_stages)
-    names = (*COMPARED_FIELDS, "schedule", "layers_per_stage") if staged else COMPARED_FIELDS
-    pairs = {name: (getattr(layout, name), getattr(other, name)) for name in names}
-    return {name: (mine, its) for name, (mine, its) in pairs.items() if mine != its}
+    Schedule and layers per stage count only if the number of stages does not already decide them."""
+    same_stages = (layout.pp, layout.num_virtual_stages) == (other_layout.pp, other_layout.num_virtual_stages)
+    names = (*COMPARED_FIELDS, "schedule", "layers_per_stage") if same_stages else COMPARED_FIELDS
+    pairs = {name: (getattr(layout, name), getattr(other_layout, name)) for name in names}
+    return {name: (before, after) for name, (before, after) in pairs.items() if before != after}
 
 
-def count_changes(layout: Layout, other: Layout) -> int:
-    """How many fields differ; what is recomputed, and of how many layers, is one choice."""
-    changed = changed_fields(layout, other)
+def count_changes(layout: Layout, other_layout: Layout) -> int:
+    """Return the number of fields that differ; the recompute policy and its number of layers count as one."""
+    changed = changed_fields(layout, other_layout)
     return len(changed) - ({"recompute", "recompute_layers"} <= changed.keys())
 
 
 def describe_offload(priced: Mapping[str, Estimate]) -> str:
-    """The effect of offload on a layout that does not fit: its price by what is offloaded, the least first."""
+    """Describe the effect of offload on a layout that does not fit; `priced` is by kind of offload, the least first."""
     fitting = next((offload for offload, estimate in priced.items() if estimate.fits), None)
     if not priced:
         return ""
     if fitting is None:
-        least = min(priced.values(), key=lambda estimate: estimate.memory_bytes)
-        return f"offload to the host would leave {format_bytes(least.memory_bytes)}, which is still too much; "
-    found = priced[fitting]
+        least_memory = min(priced.values(), key=lambda estimate: estimate.memory_bytes)
+        return f"offload to the host would leave {format_bytes(least_memory.memory_bytes)}, which is still too much; "
+    fitting_estimate = priced[fitting]
     return (
-        f"it fits with --pin offload={fitting} ({format_bytes(found.memory_bytes)}, "
-        f"a step of {format_seconds(found.step_time_s)}); otherwise "
+        f"it fits with --pin offload={fitting} ({format_bytes(fitting_estimate.memory_bytes)}, "
+        f"a step of {format_seconds(fitting_estimate.step_time_s)}); otherwise "
     )
 
 
 def price_leaner_losses(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> dict[str, Estimate]:
-    """A layout priced with each kind of loss that saves less per logit than the job's, in descending order.
+    """Price a layout with each loss kernel that saves fewer bytes per logit than the job's, in descending order of bytes.
 
-    Empty for a job with the engine's own kind (`plan --runnable`): the engine has no other.
-    """
-    mine = get_loss_kernel(loss_kind(cluster, job))
-    if mine.stepwise:
+    Empty for a job with the engine's own loss (`plan --runnable`): the engine has no other."""
+    job_kernel = get_loss_kernel(loss_kind(cluster, job))
+    if job_kernel.stepwise:
         return {}
     leaner = [
-        name for name, one in LOSS_KERNELS.items() if one.bytes_per_logit < mine.bytes_per_logit and not one.stepwise
+        name
+        for name, kernel in LOSS_KERNELS.items()
+        if kernel.bytes_per_logit < job_kernel.bytes_per_logit and not kernel.stepwise
     ]
     leaner.sort(key=lambda name: -LOSS_KERNELS[name].bytes_per_logit)
     return {name: estimate(architecture, cluster, replace(job, loss=name), layout) for name in leaner}
 
 
 def fitting_loss_flag(priced: Mapping[str, Estimate]) -> str | None:
-    """The first kind with which the layout fits, as a flag of the command line."""
-    return next((f"--set job.loss={name}" for name, one in priced.items() if one.fits), None)
+    """Return the first loss kernel with which the layout fits, as a flag of the command line."""
+    return next((f"--set job.loss={name}" for name, loss_estimate in priced.items() if loss_estimate.fits), None)
 
 
-def describe_leaner_loss(now: Estimate, priced: Mapping[str, Estimate]) -> str:
-    """The effect of a loss with less memory on a layout that does not fit; nothing where no other kind is priced, or where
-    logits do not fill the memory."""
-    fitting = next((name for name, one in priced.items() if one.fits), None)
+def describe_leaner_loss(job_estimate: Estimate, priced: Mapping[str, Estimate]) -> str:
+    """Describe the effect of a leaner loss kernel on a layout that does not fit; "" if logits do not fill the memory."""
+    fitting = next((name for name, loss_estimate in priced.items() if loss_estimate.fits), None)
     if fitting is not None:
-        found = priced[fitting]
+        fitting_estimate = priced[fitting]
         return (
-            f"it fits with --set job.loss={fitting} ({format_bytes(found.memory_bytes)}, a step of "
-            f"{format_seconds(found.step_time_s)}); otherwise "
+            f"it fits with --set job.loss={fitting} ({format_bytes(fitting_estimate.memory_bytes)}, a step of "
+            f"{format_seconds(fitting_estimate.step_time_s)}); otherwise "
         )
-    if not priced or now.memory["logits"] < max(now.memory.values()):
+    if not priced or job_estimate.memory["logits"] < max(job_estimate.memory.values()):
         return ""
     least = min(priced, key=lambda name: priced[name].memory_bytes)
     return f"--set job.loss={least} would leave {format_bytes(priced[least].memory_bytes)}, which is still too much; "

@@ -38,11 +38,10 @@ if TYPE_CHECKING:
 
 
 def start_run(arguments: argparse.Namespace) -> Mapping[str, Any]:
-    """Train, and give the run's summary. A plan of one device runs in this process.
+    """Train a plan, and return the run's summary. A plan of one device runs in this process.
 
-    Raises `ShardwiseError` for what is wrong before it starts, and `SystemExit` where the run said itself why it ended: wrong
-    input that only a rank could see, or a signal.
-    """
+    Raises `ShardwiseError` for problems found before it starts, and `SystemExit` if the run itself reported why it ended: wrong
+    input that only a rank could see, or a signal."""
     settings = parse_settings(arguments)
     settings.out.require_output_folder(resume=settings.resume, force=settings.force)
     require_free(settings.out.path)
@@ -51,10 +50,8 @@ def start_run(arguments: argparse.Namespace) -> Mapping[str, Any]:
     ranks = plan.layout.num_devices
     set_threads(ranks)
     if ranks > 1:
-        words = to_command_line(arguments)
-        code = (
-            launch_elastic(words, plan, settings.recipe.max_restarts) if settings.elastic else run_ranks(words, ranks)
-        )
+        argv = to_command_line(arguments)
+        code = launch_elastic(argv, plan, settings.recipe.max_restarts) if settings.elastic else run_ranks(argv, ranks)
     else:
         from shardwise.run.trainer.worker import run_rank
 
@@ -65,14 +62,15 @@ def start_run(arguments: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def rank_main(argv: Sequence[str] | None = None, parts: RunComponents | None = None) -> int:
-    """Run a rank, of the engine's own parts unless others are given. Exit codes as of `shardwise`, and 128 and the signal."""
+    """Run one rank, with the engine's own components unless `parts` are given, and return its exit code.
+
+    Exit codes are those of `shardwise`, or 128 plus the number of the signal."""
     arguments = build_parser().parse_args(argv)
     if "RANK" not in os.environ:
         return _run_rank(arguments, parts, None)
     end_with_parent()
-    os.environ.setdefault(
-        "TORCH_CPP_LOG_LEVEL", "ERROR"
-    )  # sockets whose other end has gone are no news: see c10/util/Logging.cpp
+    # Sockets whose other end has gone are no news: see c10/util/Logging.cpp.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with StopRequest(ends_process=True) as stop:
         return _run_rank(arguments, parts, stop)
 
@@ -100,7 +98,7 @@ def exit_now(code: int) -> NoReturn:
 
 
 def run_and_exit(run: Callable[[], int]) -> NoReturn:
-    """Run a rank, and end its process as it ends."""
+    """Run a rank, and exit the process with its code."""
     try:
         code = run()
     except SystemExit as error:
@@ -112,7 +110,7 @@ def run_and_exit(run: Callable[[], int]) -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run, and print the summary where it is at hand: here, or on the first rank."""
+    """Run the command, and print the summary on this host or, under torchrun, on the first rank."""
     from shardwise.records.run_folder import read_json
     from shardwise.records.run_summary import format_summary
 
@@ -133,10 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def open_weights(folder: str, architecture: Architecture) -> Callable[[Any], None]:
-    """Open a model that is stored in a folder of some framework, and return the function that gives its weights to an engine.
+    """Open a model stored in a folder of some framework, and return the function that loads its weights into an engine.
 
-    Raises `InputError` for a model that cannot be read, or is another one.
-    """
+    Raises `InputError` for a model that cannot be read, or is another one."""
     from shardwise.interop.weights.weight_formats import open_stored_model
     from shardwise.train.initial import load_stored_weights
 
@@ -144,7 +141,7 @@ def open_weights(folder: str, architecture: Architecture) -> Callable[[Any], Non
 
 
 def build_components() -> RunComponents:
-    """Return what a run on Shardwise's own engine is made of."""
+    """Return the components of a run on Shardwise's own engine."""
     from shardwise.run.checkpoints import Checkpointer
     from shardwise.run.parallel import world
     from shardwise.run.trainer import trainer
@@ -154,21 +151,16 @@ def build_components() -> RunComponents:
 
     def join(plan: Plan, recipe: TrainingRecipe, device: Device) -> RankGroup:
         timeout = timedelta(seconds=recipe.timeout_s)
-        place, meeting = world.join_world(device, timeout)
-        return world.World(engine_instance(plan, recipe).mesh, place, meeting=meeting, timeout=timeout)
+        place, rendezvous = world.join_world(device, timeout)
+        return world.World(engine_instance(plan, recipe).mesh, place, meeting=rendezvous, timeout=timeout)
 
     def checkpoints(folder: Path, recipe: TrainingRecipe) -> CheckpointStore:
         return Checkpointer(
-            folder,
-            keep=recipe.keep_checkpoints,
-            keep_every=recipe.keep_every,
+            folder, keep=recipe.keep_checkpoints, keep_every=recipe.keep_every,
             timeout=timedelta(seconds=recipe.timeout_s),
-        )
+        )  # fmt: skip
 
     return RunComponents(
-        join=join,
-        leave=world.leave_world,
-        probe=probe,
-        trainer=partial(trainer.Trainer, open_weights=open_weights),
+        join=join, leave=world.leave_world, probe=probe, trainer=partial(trainer.Trainer, open_weights=open_weights),
         checkpoints=checkpoints,
-    )
+    )  # fmt: skip

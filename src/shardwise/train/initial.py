@@ -1,4 +1,4 @@
-"""A run that begins with the weights of a stored model."""
+"""Start a run from the weights of a stored model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from shardwise.run.trainer.training_engine import TrainingEngine
 
 
 def load_stored_weights(engine: TrainingEngine, stored: StoredModel) -> None:
-    """Give an engine the weights of a model, and its routers the biases of their choices where the files have them.
+    """Load a stored model into an engine, with the routers' biases if the files have them.
 
-    A process reads what it keeps, and nothing else.
-    """
+    A process reads only what it keeps."""
     engine.set_weights(lambda part: stored.read_flat(part.name, part.boxes()))
     for name, bias in engine.buffers():
         if name in stored.biases:

@@ -37,7 +37,7 @@ class OperationTime:
 
     @property
     def seconds(self) -> float:
-        """Compute and traffic overlapped."""
+        """Seconds with compute and traffic overlapped."""
         return max(self.math_s, self.memory_s)
 
     @property
@@ -71,24 +71,24 @@ class BlockRoofline:
         return critical_intensity(self.flops_per_s, self.bytes_per_s)
 
     def total_s(self, phase: str, bound: str | None = None) -> float:
-        """Seconds of a phase ("forward" or "backward"), kernel after kernel; with `bound`, of the kernels bound by that alone."""
-        wanted = (one for one in self.operations if one.phase == phase and bound in (None, one.bound))
-        return sum(one.seconds for one in wanted)
+        """Return the seconds of a phase ("forward" or "backward"), kernel after kernel; with `bound`, only of kernels bound by
+        that."""
+        kernels = (kernel for kernel in self.operations if kernel.phase == phase and bound in (None, kernel.bound))
+        return sum(kernel.seconds for kernel in kernels)
 
     def total_flops(self, phase: str) -> float:
-        """FLOPs of the matrix products and the attention of a phase."""
-        return sum(one.flops for one in self.operations if one.phase == phase)
+        """Return the FLOPs of matrix products and attention of a phase."""
+        return sum(operation.flops for operation in self.operations if operation.phase == phase)
 
 
 def block_roofline(
     architecture: Architecture, chip: Chip, num_seqs: int, seq_len: int, layout: Layout | None = None
 ) -> BlockRoofline:
-    """A block of `num_seqs` sequences on one chip in bf16: the kernels that its derived program runs, on one device of a
-    `layout` (None: nothing is sharded). Nothing is computed again.
+    """Return the roofline of a block with `num_seqs` sequences in bf16: the kernels of its derived program on one device.
 
-    Attention is causal and flash; of a model with windows on some layers it is the mean of its layers. Neighbouring
-    elementwise operations are one kernel. Peak and bandwidth are the vendor's.
-    """
+    `layout` shards it (None: nothing is sharded); nothing is recomputed. Attention is causal and flash; for a model with
+    windows on some layers it is the mean of its layers. Neighbouring elementwise operations are one kernel. Peak and bandwidth
+    are the vendor's."""
     sharded = replace(layout or Layout(), micro_batch_seqs=num_seqs, recompute="none", recompute_layers=None)
     degrees = atomic_degrees(architecture, layout_degrees(sharded))
     pricer = UnitPricer(architecture, chip_rates(chip, None), get_precision("bf16"))
@@ -97,23 +97,23 @@ def block_roofline(
     peak = chip.peak(dtype)
 
     def timed(kernel: Kernel) -> OperationTime:
-        flops, moved = float(kernel.flops.evaluate(values)), float(pricer.kernel_bytes(kernel, parts, values))
+        flops, moved_bytes = float(kernel.flops.evaluate(values)), float(pricer.kernel_bytes(kernel, parts, values))
         return OperationTime(
             phase=kernel.phase, name=_name(kernel), num_operations=len(kernel.outputs) if kernel.kind == "map" else 1,
-            flops=flops, moved_bytes=moved, math_s=flops / peak, memory_s=moved / chip.memory_bytes_per_s,
+            flops=flops, moved_bytes=moved_bytes, math_s=flops / peak, memory_s=moved_bytes / chip.memory_bytes_per_s,
         )  # fmt: skip
 
     family = pricer.complete_family(make_sharding_scheme(sharded))
     parts = pricer.parts(family, "block")
-    found = [timed(kernel) for kernel in parts.kernels if kernel.phase in PHASES]
+    operations = [timed(kernel) for kernel in parts.kernels if kernel.phase in PHASES]
     return BlockRoofline(
         model=architecture.name, num_seqs=num_seqs, seq_len=seq_len, dtype=dtype, flops_per_s=peak,
-        bytes_per_s=chip.memory_bytes_per_s, operations=tuple(found),
+        bytes_per_s=chip.memory_bytes_per_s, operations=tuple(operations),
     )  # fmt: skip
 
 
 def _name(kernel: Kernel) -> str:
-    """A product by its operands, attention by its results, anything else by its last result."""
+    """Name a product by its operands, attention by its results, anything else by its last result."""
     if kernel.kind == "contract":
         return " · ".join(_plain(kernel.inputs))
     return ", ".join(_plain(kernel.outputs if kernel.kind == "scan" else kernel.outputs[-1:]))

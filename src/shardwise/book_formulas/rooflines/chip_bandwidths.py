@@ -1,4 +1,4 @@
-"""What moves data to a chip's arithmetic: its own memories, its host, other chips."""
+"""Bandwidths that feed a chip's arithmetic: its own memories, its host, other chips."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ ORIGINS: tuple[Origin, ...] = get_args(Origin)
 
 
 def transfer_rates(chip: Chip, origin: Origin = "hbm") -> dict[str, float]:
-    """Bytes/s of each transfer between where operands rest and the matrix unit, by name, in order.
+    """Return the bytes/s of each transfer between the operands' memory and the matrix unit, by name, in order.
 
-    From the host: PCIe, then memory, then on-chip memory where its rate has a source; from HBM: memory alone, as the books
-    count; from VMEM: on-chip memory alone. Raises `MissingValueError` for a rate without a source, `InputError` for another
-    origin. Source: the book, "TPUs", questions 3, 4 and 6.
-    """
+    From the host: PCIe, then memory, then on-chip memory if its rate has a source; from HBM: memory alone, as the books count;
+    from VMEM: on-chip memory alone. Raises `MissingValueError` for a rate without a source, `InputError` for another origin.
+    Source: the book, "TPUs", questions 3, 4 and 6."""
     return lookup(_TRANSFERS, origin, "origin")(chip)
 
 
 def _from_host(chip: Chip) -> dict[str, float]:
-    found = {"pcie": _rate(chip, "pcie_bytes_per_s"), "memory": chip.memory_bytes_per_s}
-    return found | ({} if chip.vmem_bytes_per_s is None else {"vmem": chip.vmem_bytes_per_s})
+    rates = {"pcie": _rate(chip, "pcie_bytes_per_s"), "memory": chip.memory_bytes_per_s}
+    return rates | ({} if chip.vmem_bytes_per_s is None else {"vmem": chip.vmem_bytes_per_s})
 
 
 _TRANSFERS: Mapping[str, Callable[[Chip], dict[str, float]]] = {
@@ -46,21 +45,22 @@ def _rate(chip: Chip, name: str) -> float:
 
 
 def link_bandwidths(chip: Chip, links: Mapping[str, float]) -> dict[str, float]:
-    """Bytes/s of everything beside memory that has a source: on-chip memory, the host over PCIe, links to other chips."""
-    own = {"VMEM": chip.vmem_bytes_per_s, "PCIe": chip.pcie_bytes_per_s}
-    return {name: rate for name, rate in own.items() if rate is not None} | dict(links)
+    """Return the bytes/s of everything beside memory that has a source: on-chip memory, the host over PCIe, links to other
+    chips."""
+    chip_rates = {"VMEM": chip.vmem_bytes_per_s, "PCIe": chip.pcie_bytes_per_s}
+    return {name: rate for name, rate in chip_rates.items() if rate is not None} | dict(links)
 
 
 def load_chip_and_links(text: str) -> tuple[Chip, Mapping[str, float]]:
-    """A chip by name, shorthand or file, and bytes/s of each kind of link: a torus axis both ways, egress to each tier."""
+    """Load a chip by name, shorthand or file, with the bytes/s of its links: a torus axis both ways, egress to each tier."""
     if is_cluster(text):
         cluster = load_cluster(text)
         return cluster.chip, _link_rates(cluster.topology)
     name = text.strip().lower()
-    entry = get_catalog_entry(name)
-    if "torus" in entry:
-        return load_chip(name), {"torus axis": 2.0 * parse_quantity(entry["torus"]["bytes_per_s"])}
-    return load_chip(name), {tier["name"]: parse_quantity(tier["bytes_per_s"]) for tier in entry.get("tiers", ())}
+    listed = get_catalog_entry(name)
+    if "torus" in listed:
+        return load_chip(name), {"torus axis": 2.0 * parse_quantity(listed["torus"]["bytes_per_s"])}
+    return load_chip(name), {tier["name"]: parse_quantity(tier["bytes_per_s"]) for tier in listed.get("tiers", ())}
 
 
 def _link_rates(topology: Topology) -> Mapping[str, float]:

@@ -1,7 +1,6 @@
-"""The roofline of one kernel on one chip: FLOPs, bytes, what binds, the size from which compute does, what padding wastes.
+"""Roofline of one kernel on one chip: FLOPs, bytes, what binds, the size from which compute does, what padding wastes.
 
-`KERNEL_FORMS` has the kinds of kernels by name: the letters of their sizes, what they cost, which matrix products they are.
-"""
+`KERNEL_FORMS` has the kinds of kernels by name: the letters of their sizes, their cost, and their matrix products."""
 
 from __future__ import annotations
 
@@ -39,10 +38,9 @@ Sizes = Mapping[str, float]
 class KernelForm:
     """One kind of kernel.
 
-    `letters` says what each size counts; `defaults` gives those that may be left out a number, or the letter that they
-    follow. `critical` is the letter that raises the intensity, none where no size does. `text` writes the kernel with its
-    sizes. `products` are what a matrix unit multiplies, none where the vector unit works.
-    """
+    `letters` says what each size counts; `defaults` gives optional ones a number, or the letter that they follow. `critical` is
+    the letter that raises the intensity, None if no size does. `text` writes the kernel with its sizes. `products` are what a
+    matrix unit multiplies, none if the vector unit works."""
 
     name: str
     text: str
@@ -54,21 +52,21 @@ class KernelForm:
     weights: bool = False
     attention: bool = False
 
-    def fill_sizes(self, given: Sizes) -> dict[str, float]:
-        """All sizes in the order of `letters`. Raises `InputError` for letters that are missing or not known."""
+    def fill_sizes(self, arguments: Sizes) -> dict[str, float]:
+        """Return all sizes in the order of `letters`. Raises `InputError` for letters that are missing or unknown."""
         problems = [
-            f"SIZES: {self.name} has no {letter!r}; {self.usage}" for letter in given if letter not in self.letters
+            f"SIZES: {self.name} has no {letter!r}; {self.usage}" for letter in arguments if letter not in self.letters
         ]
-        missing = [letter for letter in self.letters if letter not in given and letter not in self.defaults]
+        missing = [letter for letter in self.letters if letter not in arguments and letter not in self.defaults]
         if missing:
             problems.append(f"SIZES: {', '.join(missing)} missing; {self.usage}")
         if problems:
             raise InputError(*problems)
-        found = dict(given)
+        filled = dict(arguments)
         for letter in self.letters:
             default = self.defaults.get(letter, 0)
-            found.setdefault(letter, found[default] if isinstance(default, str) else float(default))
-        sizes = {letter: found[letter] for letter in self.letters}
+            filled.setdefault(letter, filled[default] if isinstance(default, str) else float(default))
+        sizes = {letter: filled[letter] for letter in self.letters}
         self._check(sizes)
         return sizes
 
@@ -89,12 +87,12 @@ class KernelForm:
         required = [letter for letter in self.letters if letter not in self.defaults]
         return f"{', '.join(required)} are required" + (f", {', '.join(optional)} optional" if optional else "")
 
-    def critical_letters(self, given: Sizes) -> tuple[str, ...]:
-        """The critical letter, and the letters left out that follow it."""
-        follow = [
-            letter for letter, default in self.defaults.items() if default == self.critical and letter not in given
+    def critical_letters(self, arguments: Sizes) -> tuple[str, ...]:
+        """Return the critical letter, and the omitted letters that follow it."""
+        following = [
+            letter for letter, default in self.defaults.items() if default == self.critical and letter not in arguments
         ]
-        return (*([self.critical] if self.critical else []), *follow)
+        return (*([self.critical] if self.critical else []), *following)
 
 
 def _attention_products(s: Sizes) -> tuple[MatrixProduct, ...]:
@@ -153,7 +151,7 @@ KERNEL_FORMS: Mapping[str, KernelForm] = {form.name: form for form in _FORM_LIST
 
 
 def get_kernel_form(name: str) -> KernelForm:
-    """A kind of kernel by name. Raises `InputError` that lists the names."""
+    """Return a kind of kernel by name. Raises `InputError` that lists the names."""
     if name not in KERNEL_FORMS:
         raise InputError(f"KERNEL: found {name!r}; one of {', '.join(KERNEL_FORMS)} is required")
     return KERNEL_FORMS[name]
@@ -161,14 +159,14 @@ def get_kernel_form(name: str) -> KernelForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelRoofline:
-    """The roofline of one kernel on one chip: activations and arithmetic in one format, weights possibly in another.
+    """Roofline of one kernel on one chip: activations and arithmetic in one format, weights possibly in another.
 
-    `transfers` are the bandwidths (bytes/s) of the links between its operands and the matrix unit; `bytes_per_s` is the slowest.
-    Source: "How to Scale Your Model", All About Rooflines.
+    `transfers` are the bandwidths (bytes/s) between its operands and the matrix unit; `bytes_per_s` is the slowest. Source:
+    "How to Scale Your Model", All About Rooflines.
 
     >>> import shardwise as sw
-    >>> found = sw.roofline("matmul", "tpu-v5e", B=512, D=8192, F=28672)
-    >>> found.cost.flops == 2 * 512 * 8192 * 28672, found.bound, round(found.critical_intensity)
+    >>> roofline = sw.roofline("matmul", "tpu-v5e", B=512, D=8192, F=28672)
+    >>> roofline.cost.flops == 2 * 512 * 8192 * 28672, roofline.bound, round(roofline.critical_intensity)
     (True, 'compute', 243)
     """
 
@@ -184,7 +182,7 @@ class KernelRoofline:
 
     @property
     def sizes(self) -> dict[str, float]:
-        """All sizes by letter, with those left out filled in."""
+        """Sizes by letter, with the omitted ones filled in."""
         return self.form.fill_sizes(self.arguments)
 
     @property
@@ -209,10 +207,12 @@ class KernelRoofline:
     @property
     def staging(self) -> Staging:
         """The transfers in order, then compute, each with its amount and rate."""
-        moved = (
+        transfers = (
             TransferStage(name=name, amount=self.cost.moved_bytes, rate=rate) for name, rate in self.transfers.items()
         )
-        return Staging(stages=(*moved, TransferStage(name="compute", amount=self.cost.flops, rate=self.flops_per_s)))
+        return Staging(
+            stages=(*transfers, TransferStage(name="compute", amount=self.cost.flops, rate=self.flops_per_s))
+        )
 
     @property
     def bounds(self) -> TimeBounds:
@@ -232,23 +232,22 @@ class KernelRoofline:
 
     @property
     def critical_letters(self) -> tuple[str, ...]:
-        """The letter that `critical_size` is about, and those tied to it; none where no size raises the intensity."""
+        """Letters that `critical_size` sets: the critical one and those tied to it; none if no size raises the intensity."""
         return self.form.critical_letters(self.arguments)
 
     @property
     def critical_size(self) -> float:
-        """Size of the critical letter from which the kernel is bound by compute; infinite where no size is enough.
+        """Size of the critical letter from which the kernel is bound by compute; infinite if no size is enough.
 
-        Source: the book, "All About Rooflines" (batch 240 on v5e, half of it with int8 weights); "Transformers", question 4.
-        """
+        Source: the book, "All About Rooflines" (batch 240 on v5e, half of it with int8 weights); "Transformers", question 4."""
         letters, sizes = self.critical_letters, self.sizes
         if not letters:
             return math.inf
-        found = critical_size(
+        crossover = critical_size(
             lambda size: self._cost(sizes | dict.fromkeys(letters, size)), self.flops_per_s, self.bytes_per_s
         )
-        most = sizes["S"] if self.causal and letters == ("T",) else math.inf
-        return found if found <= most else math.inf
+        max_size = sizes["S"] if self.causal and letters == ("T",) else math.inf
+        return crossover if crossover <= max_size else math.inf
 
     @property
     def products(self) -> tuple[MatrixProduct, ...]:
@@ -268,27 +267,26 @@ class KernelRoofline:
         efficiency = self.padding_efficiency
         if efficiency is None:
             return None
-        *moves, compute = (stage.seconds for stage in self.staging.stages)
-        return time_bounds(*moves, compute / efficiency)
+        *transfers_s, compute_s = (stage.seconds for stage in self.staging.stages)
+        return time_bounds(*transfers_s, compute_s / efficiency)
 
 
 def kernel_roofline(
     chip: Chip, kernel: str, sizes: Mapping[str, float], dtype: str = "bf16", weights: str | None = None, *,
     origin: Origin = "hbm", causal: bool = False, fused: bool = True,
 ) -> KernelRoofline:  # fmt: skip
-    """A kernel by name at the chip's dense peak and bandwidths as the vendor states them, as the books do.
+    """Return the roofline of a kernel by name, at the chip's dense peak and bandwidths as the vendor states them.
 
-    `weights` is the format of the second operand of a product where it is another one; `causal` and not `fused` are for
-    attention. Raises `InputError` for an unknown kernel, letter, format or origin, and for an option that the kernel does
-    not have; `MissingValueError` for a rate without a source.
-    """
+    `weights` is the format of the second operand of a product if it differs; `causal` and not `fused` are for attention. Raises
+    `InputError` for an unknown kernel, letter, format or origin, and for an option that the kernel does not have;
+    `MissingValueError` for a rate without a source."""
     form = get_kernel_form(kernel)
-    found = KernelRoofline(
+    roofline = KernelRoofline(
         form=form, arguments=dict(sizes), dtype=dtype, weights=weights or dtype, causal=causal, fused=fused,
         flops_per_s=_peak(chip, dtype, weights), transfers=transfer_rates(chip, origin), matrix_unit=chip.matrix_unit,
     )  # fmt: skip
-    _check(found, weights)
-    return found
+    _check(roofline, weights)
+    return roofline
 
 
 def _peak(chip: Chip, dtype: str, weights: str | None) -> float:
@@ -297,15 +295,15 @@ def _peak(chip: Chip, dtype: str, weights: str | None) -> float:
     return chip.peak(dtype)
 
 
-def _check(found: KernelRoofline, weights: str | None) -> None:
-    """Options that fit the kernel."""
-    form, sizes = found.form, found.sizes
+def _check(roofline: KernelRoofline, weights: str | None) -> None:
+    """Raise for options that the kernel does not have."""
+    form, sizes = roofline.form, roofline.sizes
     problems = []
     if weights and not form.weights:
         problems.append(f"weights: {form.name} has none; a format of weights is for matmul, bmm and moe")
-    if (found.causal or not found.fused) and not form.attention:
+    if (roofline.causal or not roofline.fused) and not form.attention:
         problems.append(f"{form.name} is not attention: causal and unfused are for the kernel attention")
-    if found.causal and form.attention and sizes["T"] > sizes["S"]:
+    if roofline.causal and form.attention and sizes["T"] > sizes["S"]:
         problems.append(
             f"SIZES: found T={sizes['T']:g} queries for S={sizes['S']:g} keys; causal attention has at most S of them"
         )

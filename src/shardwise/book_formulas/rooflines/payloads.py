@@ -1,4 +1,4 @@
-"""Rooflines of kernels and blocks as plain data: what `shardwise roofline --json` prints."""
+"""JSON of rooflines of kernels and blocks, as `shardwise roofline --json` prints it."""
 
 from __future__ import annotations
 
@@ -105,84 +105,85 @@ class BlockPayload(TypedDict):
 
 
 def kernels_payload(
-    found: Sequence[KernelRoofline], chip: Chip, origin: str, links: Mapping[str, float]
+    rooflines: Sequence[KernelRoofline], chip: Chip, origin: str, links: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The first kernel's payload, with those of the others under `with`."""
-    first, *others = (kernel_payload(kernel, chip, origin, links) for kernel in found)
-    return {**first, "with": others}
+    """Return the first kernel's payload, with those of the others under `with`."""
+    first, *compared = (kernel_payload(kernel, chip, origin, links) for kernel in rooflines)
+    return {**first, "with": compared}
 
 
-def kernel_label(found: KernelRoofline) -> str:
-    """The kernel with its sizes, and its weights' format where it is another one."""
-    sizes = ", ".join(f"{letter} = {size:,.0f}" for letter, size in found.sizes.items())
-    return f"{found.form.name} {sizes}" + (f", {found.weights} weights" if found.weights != found.dtype else "")
+def kernel_label(roofline: KernelRoofline) -> str:
+    """Name the kernel with its sizes, and its weights' format if it differs."""
+    sizes = ", ".join(f"{letter} = {size:,.0f}" for letter, size in roofline.sizes.items())
+    return f"{roofline.form.name} {sizes}" + (
+        f", {roofline.weights} weights" if roofline.weights != roofline.dtype else ""
+    )
 
 
-def kernel_payload(found: KernelRoofline, chip: Chip, origin: str, links: Mapping[str, float]) -> dict[str, Any]:
-    """What the report says, in bytes, FLOPs and seconds; `critical_size` is null where no size is enough.
+def kernel_payload(roofline: KernelRoofline, chip: Chip, origin: str, links: Mapping[str, float]) -> dict[str, Any]:
+    """Return the payload of a kernel in bytes, FLOPs and seconds; `critical_size` is null if no size is enough.
 
-    `memory_s` is that of the slowest transfer; `padding` is null where the matrix unit's side has no source.
-    """
-    cost, bounds, critical = found.cost, found.bounds, found.critical_size
+    `memory_s` is that of the slowest transfer; `padding` is null if the matrix unit's side has no source."""
+    cost, bounds, critical = roofline.cost, roofline.bounds, roofline.critical_size
     return {
-        "schema": SCHEMA, "kernel": found.form.name, "label": kernel_label(found), "sizes": found.sizes,
-        "shapes": found.form.text.format(**{letter: f"{size:,.0f}" for letter, size in found.sizes.items()}),
-        "chip": chip.name, "dtype": found.dtype, "weights": found.weights, "from": origin, "options": _options(found),
-        "peak_flops_per_s": found.flops_per_s, "memory_bytes_per_s": found.bytes_per_s,
+        "schema": SCHEMA, "kernel": roofline.form.name, "label": kernel_label(roofline), "sizes": roofline.sizes,
+        "shapes": roofline.form.text.format(**{letter: f"{size:,.0f}" for letter, size in roofline.sizes.items()}),
+        "chip": chip.name, "dtype": roofline.dtype, "weights": roofline.weights, "from": origin, "options": _options(roofline),
+        "peak_flops_per_s": roofline.flops_per_s, "memory_bytes_per_s": roofline.bytes_per_s,
         "flops": cost.flops, "read_bytes": cost.read_bytes, "written_bytes": cost.written_bytes,
-        "moved_bytes": cost.moved_bytes, "intensity": cost.intensity, "critical_intensity": found.critical_intensity,
-        "math_s": cost.math_s(found.flops_per_s), "memory_s": cost.moved_bytes / found.bytes_per_s,
+        "moved_bytes": cost.moved_bytes, "intensity": cost.intensity, "critical_intensity": roofline.critical_intensity,
+        "math_s": cost.math_s(roofline.flops_per_s), "memory_s": cost.moved_bytes / roofline.bytes_per_s,
         "time_s": bounds.lower_s, "no_overlap_s": bounds.upper_s,
-        "bound": found.bound, "attainable_flops_per_s": found.attainable_flops_per_s,
+        "bound": roofline.bound, "attainable_flops_per_s": roofline.attainable_flops_per_s,
         "stages": [
             {"name": stage.name, "amount": stage.amount, "rate": stage.rate, "seconds": stage.seconds}
-            for stage in found.staging.stages
+            for stage in roofline.staging.stages
         ],
-        "critical_letters": list(found.critical_letters),
+        "critical_letters": list(roofline.critical_letters),
         "critical_size": critical if math.isfinite(critical) else None,
-        "padding": _padding_payload(found),
+        "padding": _padding_payload(roofline),
         "links": {
-            name: {"bytes_per_s": rate, "critical_intensity": found.flops_per_s / rate} for name, rate in links.items()
+            name: {"bytes_per_s": rate, "critical_intensity": roofline.flops_per_s / rate} for name, rate in links.items()
         },
     }  # fmt: skip
 
 
-def _options(found: KernelRoofline) -> list[str]:
-    if not found.form.attention:
+def _options(roofline: KernelRoofline) -> list[str]:
+    if not roofline.form.attention:
         return []
-    return ["causal" if found.causal else "full", "flash" if found.fused else "unfused"]
+    return ["causal" if roofline.causal else "full", "flash" if roofline.fused else "unfused"]
 
 
-def _padding_payload(found: KernelRoofline) -> dict[str, Any] | None:
-    efficiency, bounds = found.padding_efficiency, found.padded_bounds
+def _padding_payload(roofline: KernelRoofline) -> dict[str, Any] | None:
+    efficiency, bounds = roofline.padding_efficiency, roofline.padded_bounds
     if efficiency is None or bounds is None:
         return None
-    padded = found.cost.flops / efficiency
+    padded = roofline.cost.flops / efficiency
     return {
-        "matrix_unit": found.matrix_unit, "efficiency": efficiency, "flops": padded, "math_s": padded / found.flops_per_s,
+        "matrix_unit": roofline.matrix_unit, "efficiency": efficiency, "flops": padded, "math_s": padded / roofline.flops_per_s,
         "time_s": bounds.lower_s, "no_overlap_s": bounds.upper_s,
     }  # fmt: skip
 
 
-def block_payload(found: BlockRoofline, model: Architecture, chip: Chip) -> dict[str, Any]:
-    """Every operation of the block in order, and seconds and FLOPs of the phases."""
+def block_payload(roofline: BlockRoofline, model: Architecture, chip: Chip) -> dict[str, Any]:
+    """Return the payload of a block: every operation in order, and seconds and FLOPs of the phases."""
     return {
-        "schema": BLOCK_SCHEMA, "model": model_payload(model), "sizes": {"B": found.num_seqs, "T": found.seq_len},
-        "chip": chip.name, "dtype": found.dtype, "peak_flops_per_s": found.flops_per_s,
-        "memory_bytes_per_s": found.bytes_per_s, "critical_intensity": found.critical_intensity,
+        "schema": BLOCK_SCHEMA, "model": model_payload(model), "sizes": {"B": roofline.num_seqs, "T": roofline.seq_len},
+        "chip": chip.name, "dtype": roofline.dtype, "peak_flops_per_s": roofline.flops_per_s,
+        "memory_bytes_per_s": roofline.bytes_per_s, "critical_intensity": roofline.critical_intensity,
         "operations": [
             {
-                "phase": one.phase, "name": one.name, "num_operations": one.num_operations, "flops": one.flops,
-                "moved_bytes": one.moved_bytes, "intensity": one.intensity, "math_s": one.math_s,
-                "memory_s": one.memory_s, "time_s": one.seconds, "bound": one.bound,
+                "phase": kernel.phase, "name": kernel.name, "num_operations": kernel.num_operations, "flops": kernel.flops,
+                "moved_bytes": kernel.moved_bytes, "intensity": kernel.intensity, "math_s": kernel.math_s,
+                "memory_s": kernel.memory_s, "time_s": kernel.seconds, "bound": kernel.bound,
             }
-            for one in found.operations
+            for kernel in roofline.operations
         ],
         "phases": {
             phase: {
-                "flops": found.total_flops(phase), "time_s": found.total_s(phase),
-                "compute_bound_s": found.total_s(phase, "compute"), "memory_bound_s": found.total_s(phase, "memory"),
+                "flops": roofline.total_flops(phase), "time_s": roofline.total_s(phase),
+                "compute_bound_s": roofline.total_s(phase, "compute"), "memory_bound_s": roofline.total_s(phase, "memory"),
             }
-            for phase in dict.fromkeys(one.phase for one in found.operations)
+            for phase in dict.fromkeys(kernel.phase for kernel in roofline.operations)
         },
     }  # fmt: skip

@@ -53,12 +53,12 @@ class Rule:
 
 
 def book_rules(architecture: Architecture, cluster: Cluster, job: Job) -> tuple[Rule, ...]:
-    """The books' rules for one job, in the order of the books: each a closed form with its value, unit, verdict and source.
+    """Return the books' rules for one job, in the order of the books: closed forms with value, unit, verdict and source.
 
     On a torus of k axes pure FSDP uses all k, and k - 1 next to one for TP. Behind switches FSDP has the rate at which a node
-    receives data, and TP the links within the node; the rules for a mix assume equal axes and are left out. The time of a run is
-    left out for a job without `tokens`. With several pods, FSDP and TP are within a pod for its part of the batch, and a rule of
-    its own is about data parallelism between pods. Raises `MissingValueError` where the chip has no sourced peak for the
+    receives data, and TP the links within the node; the rules for a mix assume equal axes and are left out. The time of a run
+    is left out for a job without `tokens`. With several pods, FSDP and TP are within a pod for its part of the batch, and a
+    rule of its own is about data parallelism between pods. Raises `MissingValueError` if the chip has no sourced peak for the
     precision.
 
     Source: "How to Scale Your Model", How to Parallelize a Transformer; each rule's `source` has the section.
@@ -73,7 +73,7 @@ def book_rules(architecture: Architecture, cluster: Cluster, job: Job) -> tuple[
 
 
 class _Book:
-    """The letters of the books for one job."""
+    """Letters of the books for one job."""
 
     def __init__(self, architecture: Architecture, cluster: Cluster, job: Job) -> None:
         self.job, self.pods, self.num_chips = job, _pods_of(cluster), cluster.num_devices
@@ -100,7 +100,7 @@ class _Book:
         self.counted = "nominal number of parameters" if nominal else "counted number of parameters that a token meets"
 
     def network(self) -> str:
-        """What W is, and what the books assume of it that may not hold here."""
+        """Describe W, and what the books assume of it that may not hold here."""
         if isinstance(self.topology, Switched):
             tier = "at which each device gathers an array over the cluster; M = 1"
             return f"W = {self.axis_bytes_per_s:.3g} B/s, {tier}"
@@ -110,7 +110,7 @@ class _Book:
         return f"W = {self.axis_bytes_per_s:.3g} B/s, one wrapped axis in both directions{ring}"
 
     def against(self, bound: float) -> str:
-        """Which side of a bound on tokens per chip the job is on."""
+        """Describe on which side of a bound on tokens per chip the job is."""
         bound_by, sign = (
             ("compute-bound", "≥") if is_compute_bound(self.tokens, bound) else ("communication-bound", "<")
         )
@@ -145,7 +145,7 @@ class _Book:
         )  # fmt: skip
 
     def pod_rules(self) -> tuple[Rule, ...]:
-        """Whether a pod's part of the batch hides the gradients that the pods exchange."""
+        """Rule on whether a pod's part of the batch hides the gradients that the pods exchange."""
         if self.pods is None:
             return ()
         chips, width = self.num_chips // self.num_pods, bytes_per_element(self.precision.activations)

@@ -36,7 +36,7 @@ class KernelCost:
 
     @property
     def backward_flops(self) -> float:
-        """Of a product: two of the same size, the gradients of both operands."""
+        """FLOPs of a product's backward pass: two products of the same size, the gradients of both operands."""
         return 2.0 * self.flops
 
     @property
@@ -47,7 +47,7 @@ class KernelCost:
         return self.flops / flops_per_s
 
     def bounds(self, flops_per_s: float, bytes_per_s: float) -> TimeBounds:
-        """The kernel's time with its traffic to memory, overlapped or not."""
+        """Return the kernel's time with its memory traffic overlapped, and one after the other."""
         return time_bounds(self.flops / flops_per_s, self.moved_bytes / bytes_per_s)
 
 
@@ -124,11 +124,11 @@ def attention_cost(
     """
     pairs = attended_pairs(queries, keys, causal=causal)
     scores = 0.0 if fused else 2.0 * num_heads * queries * keys
-    own, cache = queries * num_heads * head_dim, 2.0 * keys * num_kv_heads * head_dim
+    query_elements, kv_elements = queries * num_heads * head_dim, 2.0 * keys * num_kv_heads * head_dim
     return KernelCost(
         flops=4.0 * num_seqs * num_heads * head_dim * pairs,
-        read_bytes=num_seqs * (own + cache + scores) * bytes_per_element,
-        written_bytes=num_seqs * (own + scores) * bytes_per_element,
+        read_bytes=num_seqs * (query_elements + kv_elements + scores) * bytes_per_element,
+        written_bytes=num_seqs * (query_elements + scores) * bytes_per_element,
     )
 
 
@@ -154,8 +154,11 @@ def critical_size(cost: Callable[[float], KernelCost], flops_per_s: float, bytes
     >>> round(critical_size(lambda side: matmul_cost(side, side, side), flops_per_s=312e12, bytes_per_s=1.6e12))
     585
     """
-    at = [cost(float(size)) for size in range(POINTS)]
-    flops, moved = coefficients([one.flops for one in at]), coefficients([one.moved_bytes for one in at])
+    costs = [cost(float(size)) for size in range(POINTS)]
+    flops, moved = (
+        coefficients([kernel_cost.flops for kernel_cost in costs]),
+        coefficients([kernel_cost.moved_bytes for kernel_cost in costs]),
+    )
     excess = (f * bytes_per_s - m * flops_per_s for f, m in zip_longest(flops, moved, fillvalue=0.0))
     return first_rise(list(excess))
 
@@ -166,9 +169,9 @@ POINTS = MOST_DEGREE + 2  # one more than determines the polynomial, to see that
 
 
 def coefficients(values: Sequence[float]) -> list[float]:
-    """Coefficients, the constant first, of the polynomial whose values at 0, 1, 2, ... these are.
+    """Return the coefficients (constant first) of the polynomial with these values at 0, 1, 2, ...
 
-    Source: Newton's forward differences. Raises `InputError` where the values are of no polynomial of degree `MOST_DEGREE`.
+    Raises `InputError` if there is none of degree `MOST_DEGREE` or less. Source: Newton's forward differences.
 
     >>> coefficients([2.0 * n**3 + 1.0 for n in range(POINTS)])
     [1.0, 0.0, 0.0, 2.0]
@@ -182,21 +185,23 @@ def coefficients(values: Sequence[float]) -> list[float]:
         differences.pop()
     if len(differences) == len(values):
         raise InputError(f"size: FLOPs and bytes are required to be polynomials of it, of degree {MOST_DEGREE} at most")
-    found, binomial = [Fraction(0)] * len(differences), [Fraction(1)]
+    polynomial, binomial = [Fraction(0)] * len(differences), [Fraction(1)]
     for order, difference in enumerate(differences):
         for power, factor in enumerate(binomial):
-            found[power] += difference * factor
+            polynomial[power] += difference * factor
         # times (size - order) / (order + 1)
-        raised, kept = [Fraction(0), *binomial], [*binomial, Fraction(0)]
-        binomial = [(high - order * low) / (order + 1) for high, low in zip(raised, kept, strict=True)]
+        shifted, padded = [Fraction(0), *binomial], [*binomial, Fraction(0)]
+        binomial = [(high - order * low) / (order + 1) for high, low in zip(shifted, padded, strict=True)]
     largest = len(values) - 1
-    return [float(factor) if abs(factor) * largest**power > rounding else 0.0 for power, factor in enumerate(found)]
+    return [
+        float(factor) if abs(factor) * largest**power > rounding else 0.0 for power, factor in enumerate(polynomial)
+    ]
 
 
 def first_rise(polynomial: Sequence[float]) -> float:
-    """The least size above zero from which a polynomial (constant first) is positive: 0 where it is from the start.
+    """Return the least size above zero from which a polynomial (constant first) is positive.
 
-    Infinite where it never is.
+    0 if it is from the start, infinite if it never is.
 
     >>> first_rise([-8.0, 0.0, 0.0, 1.0])
     2.0
@@ -206,7 +211,7 @@ def first_rise(polynomial: Sequence[float]) -> float:
 
 
 def _roots(polynomial: Sequence[float]) -> list[float]:
-    """Positive roots at which the sign changes, in order: between two turning points there is one at most."""
+    """Positive roots at which the sign changes, in order: there is at most one between two turning points."""
     factors = list(polynomial)
     while factors and not factors[-1]:
         factors.pop()

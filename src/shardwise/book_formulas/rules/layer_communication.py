@@ -42,7 +42,7 @@ class MlpLayerCost:
 
     @property
     def intensity(self) -> float:
-        """That of the phase that binds."""
+        """FLOPs per payload byte of the phase that binds."""
         return min(self.forward_intensity, self.backward_intensity)
 
 
@@ -91,7 +91,7 @@ class LayerTimes:
 
 
 # Seconds of two kinds of communication: one after the other, or at once.
-COMBINED: Mapping[str, Callable[[float, float], float]] = {"sum": lambda one, other: one + other, "max": max}
+COMBINED: Mapping[str, Callable[[float, float], float]] = {"sum": lambda fsdp_s, tp_s: fsdp_s + tp_s, "max": max}
 
 
 def mlp_layer_times(
@@ -164,8 +164,8 @@ def zero3_elements(num_layers: float, d_model: float, degree: float) -> Zero3Ele
     Formula: 3·L·16·D²/n its own, (n - 1) times that received. Unit: elements.
     Source: the playbook, A3. Differs: it prints the own shards as what is communicated.
     """
-    own = 3.0 * num_layers * 16.0 * d_model**2 / degree
-    return Zero3Elements(own=own, received=own * (degree - 1.0))
+    own_elements = 3.0 * num_layers * 16.0 * d_model**2 / degree
+    return Zero3Elements(own=own_elements, received=own_elements * (degree - 1.0))
 
 
 def ring_attention_times(
@@ -177,10 +177,10 @@ def ring_attention_times(
     Formula: 2·T/n·K·H elements; 4·(T/n)²·N·H FLOPs, half when `causal`, as the zig-zag order has it on every device.
     Source: the playbook, "Context parallelism".
     """
-    own = seq_len / cp
+    tokens_per_device = seq_len / cp
     return ProductTimes(
-        math_s=4.0 * own**2 * num_heads * head_dim * (0.5 if causal else 1.0) / flops_per_s,
-        comms_s=2.0 * own * num_kv_heads * head_dim * bytes_per_element / bytes_per_s,
+        math_s=4.0 * tokens_per_device**2 * num_heads * head_dim * (0.5 if causal else 1.0) / flops_per_s,
+        comms_s=2.0 * tokens_per_device * num_kv_heads * head_dim * bytes_per_element / bytes_per_s,
     )
 
 

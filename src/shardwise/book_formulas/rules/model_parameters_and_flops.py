@@ -49,11 +49,9 @@ def params_by_part(architecture: Architecture) -> ParamsByPart:
     """
     parts = parameters_and_flops.params_by_part(architecture)
     return ParamsByPart(
-        mlp=parts[ModelPart.MLP],
-        attention=parts[ModelPart.ATTENTION],
-        vocabulary=parts[ModelPart.VOCABULARY],
-        norms=parts[ModelPart.NORM],
-    )
+        mlp=parts[ModelPart.MLP], attention=parts[ModelPart.ATTENTION],
+        vocabulary=parts[ModelPart.VOCABULARY], norms=parts[ModelPart.NORM],
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

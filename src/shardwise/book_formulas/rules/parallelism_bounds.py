@@ -76,9 +76,9 @@ def interconnect_intensity(scheme: Scheme, global_batch_tokens: float, d_ff: flo
     Formula: B/N for DP and FSDP, F/N for TP, sqrt(B·F/N) for FSDP with TP at the best split, both kinds overlapped.
     Unit: FLOPs/byte. Source: the note, table 3.
     """
-    data, width = global_batch_tokens / num_chips, d_ff / num_chips
-    both = math.sqrt(global_batch_tokens * width)
-    return lookup({"dp": data, "fsdp": data, "tp": width, "fsdp_tp": both}, scheme, "scheme")
+    by_batch, by_width = global_batch_tokens / num_chips, d_ff / num_chips
+    mixed = math.sqrt(global_batch_tokens * by_width)
+    return lookup({"dp": by_batch, "fsdp": by_batch, "tp": by_width, "fsdp_tp": mixed}, scheme, "scheme")
 
 
 def mixed_min_tokens_per_chip(
@@ -129,13 +129,8 @@ def nearest_split(num_chips: int, fsdp_degree: float) -> FsdpTpSplit:
 
 
 def mixed_math_over_comms(
-    tokens_per_chip: float,
-    d_ff: float,
-    alpha: float,
-    fsdp_axes: int = 2,
-    tp_axes: int = 1,
-    overlap: AxisOverlap = "sum",
-) -> float:
+    tokens_per_chip: float, d_ff: float, alpha: float, fsdp_axes: int = 2, tp_axes: int = 1, overlap: AxisOverlap = "sum"
+) -> float:  # fmt: skip
     """Time of compute over time of communication at the best split; it grows as the square root of the batch.
 
     Formula: sqrt(tokens per chip / the bound of `mixed_min_tokens_per_chip`).

@@ -76,6 +76,6 @@ def stage_layers(num_layers: int, pp: int, num_virtual_stages: int = 1) -> tuple
         raise InputError(
             f"layers: found {num_layers} for {pp} stages of {num_virtual_stages}; a multiple of {count} is required"
         )
-    run = num_layers // count
-    starts = ([(turn * pp + stage) * run for turn in range(num_virtual_stages)] for stage in range(pp))
-    return tuple(tuple(start + i + 1 for start in own for i in range(run)) for own in starts)
+    run_length = num_layers // count
+    starts = ([(turn * pp + stage) * run_length for turn in range(num_virtual_stages)] for stage in range(pp))
+    return tuple(tuple(start + i + 1 for start in stage_starts for i in range(run_length)) for stage_starts in starts)

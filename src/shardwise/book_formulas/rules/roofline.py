@@ -14,14 +14,14 @@ from shardwise.sharding.spec import Spec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeBounds:
-    """Seconds of work that overlaps fully, and of work done one after the other."""
+    """Seconds of parts that overlap fully (`lower_s`), and one after the other (`upper_s`)."""
 
     lower_s: float
     upper_s: float
 
     @property
     def ratio(self) -> float:
-        """What overlap can gain: as much as the number of parts where they are equal."""
+        """Largest gain of overlap: the number of parts if they are equal."""
         return self.upper_s / self.lower_s
 
 
@@ -63,20 +63,17 @@ def attainable_flops_per_s(intensity: float, flops_per_s: float, bytes_per_s: fl
 
 
 def matmul_critical_batch(
-    flops_per_s: float,
-    bytes_per_s: float,
-    d_in: float = math.inf,
-    d_out: float = math.inf,
+    flops_per_s: float, bytes_per_s: float, d_in: float = math.inf, d_out: float = math.inf,
     bytes_per_element: float = 2.0,
-) -> float:
+) -> float:  # fmt: skip
     """Batch from which [B, D] · [D, F] is bound by compute rather than by memory; C / W in bf16 for wide matrices.
 
     Formula: B = I / (1 - I (1/D + 1/F)) with I of `critical_intensity`; infinite where the matrices are too narrow. Unit: tokens.
     Source: the book, "All About Rooflines", which leaves the second factor out.
     """
     intensity = critical_intensity(flops_per_s, bytes_per_s, bytes_per_element)
-    room = 1.0 - intensity * (1.0 / d_in + 1.0 / d_out)
-    return intensity / room if room > 0 else math.inf
+    denominator = 1.0 - intensity * (1.0 / d_in + 1.0 / d_out)
+    return intensity / denominator if denominator > 0 else math.inf
 
 
 def linear_width(d_in: float, d_out: float) -> float:
@@ -101,8 +98,8 @@ def linear_intensity(batch: float, width: float) -> LinearIntensity:
 
     Formula: 1 / (1/B + 1/width), between half the smaller of the two and the smaller. Unit: FLOPs/byte. Source: the note, 1.2.
     """
-    least = min(batch, width)
-    return LinearIntensity(value=1.0 / (1.0 / batch + 1.0 / width), lower=least / 2.0, upper=least)
+    smaller = min(batch, width)
+    return LinearIntensity(value=1.0 / (1.0 / batch + 1.0 / width), lower=smaller / 2.0, upper=smaller)
 
 
 def attention_critical_seq_len(intensity: float, queries_per_kv_head: float = 1) -> float:
@@ -201,9 +198,9 @@ def product_flops(
     dims = tuple(dims)
     product = contract(left, right, dims)
     labels = dict.fromkeys((*product.left.dims, *product.right.dims))
-    whole = math.prod(sizes[dim] for dim in labels) * (2.0 if any(dim not in dims for dim in labels) else 1.0)
-    per_device = whole / mesh.size(product.left.sharded_axes | product.right.sharded_axes)
-    return ProductFlops(once=whole, per_device=per_device, total=per_device * mesh.num_devices)
+    total_flops = math.prod(sizes[dim] for dim in labels) * (2.0 if any(dim not in dims for dim in labels) else 1.0)
+    per_device = total_flops / mesh.size(product.left.sharded_axes | product.right.sharded_axes)
+    return ProductFlops(once=total_flops, per_device=per_device, total=per_device * mesh.num_devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,15 +225,15 @@ class Staging:
 
     @property
     def overlapped_s(self) -> float:
-        """All stages at once, on chunks of the data."""
+        """Seconds with all stages at once, on chunks of the data."""
         return self.binding.seconds
 
     @property
     def sequential_s(self) -> float:
-        """Each stage on all of the data before the next."""
+        """Seconds with each stage on all of the data before the next."""
         return sum(stage.seconds for stage in self.stages)
 
     @property
     def binding(self) -> TransferStage:
-        """The slowest stage, the first of equal ones."""
+        """Slowest stage, the first of equal ones."""
         return max(self.stages, key=lambda stage: stage.seconds)

@@ -30,7 +30,7 @@ class MatrixProduct:
 
 
 def _up(size: float, step: int) -> float:
-    """The next multiple."""
+    """Round up to a multiple."""
     return float(math.ceil(size / step) * step)
 
 

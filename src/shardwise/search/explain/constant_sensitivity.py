@@ -1,4 +1,4 @@
-"""Which constant affects the step the most: each is made a tenth worse in turn, and the plan is priced again."""
+"""Sensitivity of a plan to measured constants: each is made a tenth worse in turn, and the plan is priced again."""
 
 from __future__ import annotations
 
@@ -38,58 +38,59 @@ class ConstantSensitivity:
 
 
 def rank_constants(plan: Plan) -> tuple[ConstantSensitivity, ...]:
-    """The constants of the chip and its links: first those without which the plan does not fit, then by their effect on the
-    step.
+    """Return the constants of the chip and its links, by their effect on the step; first those without which the plan does not
+    fit.
 
-    For a calibrated cluster, the constants of its calibration, which replace those of the chip and its memory.
-    """
+    A calibrated cluster has the constants of its calibration instead of those of the chip and its memory."""
     calibration = plan.cluster.calibration
-    meanings = {_owned_name(name): one.meaning for name, one in CALIBRATED_CONSTANTS.items()} if calibration else {}
-    found = [
+    meanings = {_owned_name(name): spec.meaning for name, spec in CALIBRATED_CONSTANTS.items()} if calibration else {}
+    constants = [
         replace(
             _price_worsened(plan, name, value, cluster), meaning=meanings.get(name, ""),
             source=calibration.source if calibration and name in meanings else "",
         )
         for name, value, cluster in worsen_constants(plan)
     ]  # fmt: skip
-    return tuple(sorted(found, key=lambda constant: (constant.fits or not plan.estimate.fits, -abs(constant.change))))
+    return tuple(
+        sorted(constants, key=lambda constant: (constant.fits or not plan.estimate.fits, -abs(constant.change)))
+    )
 
 
 def worsen_constants(plan: Plan) -> Iterator[tuple[str, float, Cluster]]:
-    """Each constant's name and value, and the plan's cluster with this one a tenth worse."""
+    """Yield each constant's name and value, and the plan's cluster with this one a tenth worse."""
     yield from _worsen_cluster(plan, plan.cluster)
     if plan.cluster.calibration is not None:
         yield from _worsen_calibration(plan.cluster, plan.cluster.calibration)
 
 
 def _price_worsened(plan: Plan, name: str, value: float, cluster: Cluster) -> ConstantSensitivity:
-    mine = estimate(plan.model, cluster, plan.job, plan.layout)
-    step_s = mine.step_time_s
-    others = [(estimate(plan.model, cluster, plan.job, a.layout), a.layout) for a in plan.alternatives]
+    worsened = estimate(plan.model, cluster, plan.job, plan.layout)
+    step_s = worsened.step_time_s
+    rivals = [(estimate(plan.model, cluster, plan.job, rival.layout), rival.layout) for rival in plan.alternatives]
     faster = [
         (priced.step_time_s, str(layout))
-        for priced, layout in others
-        if priced.fits and (priced.step_time_s < step_s or not mine.fits)
+        for priced, layout in rivals
+        if priced.fits and (priced.step_time_s < step_s or not worsened.fits)
     ]
     return ConstantSensitivity(
         name=name, value=value, step_time_s=step_s, change=step_s / plan.estimate.step_time_s - 1,
-        fits=mine.fits, overtaken_by=min(faster)[1] if faster else None,
+        fits=worsened.fits, overtaken_by=min(faster)[1] if faster else None,
     )  # fmt: skip
 
 
 def _owned_name(constant: str) -> str:
-    """A calibration's constant, with its source."""
+    """Name of a calibration constant with its owner."""
     return f"{CALIBRATED_CONSTANTS[constant].owner}.{constant}"
 
 
 def _worsen_calibration(cluster: Cluster, calibration: Calibration) -> Iterator[tuple[str, float, Cluster]]:
-    for name, one in ((name, one) for name, one in CALIBRATED_CONSTANTS.items() if name in calibration.constants):
-        other = {**calibration.constants, name: one.make_worse(name, calibration[name], SCALE)}
-        yield _owned_name(name), calibration[name], with_calibration(cluster, replace(calibration, constants=other))
+    for name, spec in ((name, spec) for name, spec in CALIBRATED_CONSTANTS.items() if name in calibration.constants):
+        constants = {**calibration.constants, name: spec.make_worse(name, calibration[name], SCALE)}
+        yield _owned_name(name), calibration[name], with_calibration(cluster, replace(calibration, constants=constants))
 
 
 def _chip_constants(plan: Plan, cluster: Cluster) -> Iterator[str]:
-    """The constants of the chip that the plan's estimate uses."""
+    """Yield the constants of the chip that the plan's estimate uses."""
     if cluster.calibration is None:
         yield "matmul_fraction"
         if cluster.chip.fp8_matmul_fraction is not None and get_precision(plan.job.precision).matmul == "fp8":
@@ -101,7 +102,7 @@ def _chip_constants(plan: Plan, cluster: Cluster) -> Iterator[str]:
 
 
 def _worsen_cluster(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, float, Cluster]]:
-    """Each constant's name and value, and the cluster with this one scaled."""
+    """Yield each constant's name and value, and the cluster with this one scaled."""
     for name in _chip_constants(plan, cluster):
         value: float = getattr(cluster.chip, name)
         yield f"chip.{name}", value, replace(cluster, chip=replace(cluster.chip, **{name: value * SCALE}))  # type: ignore[arg-type]
@@ -124,7 +125,7 @@ def _worsen_links(topology: Topology) -> Iterator[tuple[str, float, Topology]]:
     for number, tier in enumerate(topology.tiers):
         if tier.size > 1:
             for name in ("bytes_per_s", "hop_latency_s", "base_latency_s"):
-                own: float = getattr(tier, name)
+                base: float = getattr(tier, name)
                 tiers = list[Tier](topology.tiers)
-                tiers[number] = replace(tier, **{name: own * SCALE if name == "bytes_per_s" else own / SCALE})  # type: ignore[arg-type]
-                yield f"{tier.name}.{name}", own, Switched(tiers=tuple(tiers))
+                tiers[number] = replace(tier, **{name: base * SCALE if name == "bytes_per_s" else base / SCALE})  # type: ignore[arg-type]
+                yield f"{tier.name}.{name}", base, Switched(tiers=tuple(tiers))

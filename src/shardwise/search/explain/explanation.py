@@ -1,7 +1,6 @@
 """The explanation of a plan as one value: memory, batch, throughput, layouts that lost, single terms, and the critical batch.
 
-Entry point: `explain_plan`, which prices the plan and its runners-up again, so that all numbers are of one version of the model.
-"""
+Entry point: `explain_plan`, which prices the plan and its runners-up again, so that all numbers come from one version."""
 
 from __future__ import annotations
 
@@ -86,7 +85,7 @@ class Explanation(Pictured):
     recompute: tuple[LayerRecompute, ...] = ()
 
     def shown(self) -> Shown:
-        """The explanation as text and picture, as a notebook displays it."""
+        """Return the explanation as text and picture for a notebook."""
         from shardwise.present.pictures.plan_charts import shown_explanation
 
         return shown_explanation(self)
@@ -100,49 +99,51 @@ class Explanation(Pictured):
 
 
 def explain_plan(
-    plan: Plan, nearest: FindNearest, *, other: Layout | None = None, filled: str = "", term_name: str | None = None,
+    plan: Plan, find_nearest: FindNearest, *, other: Layout | None = None, filled: str = "", term_name: str | None = None,
     doubled: PlanDoublings = lambda plan: (),
 ) -> Explanation:  # fmt: skip
-    """Explain a plan, against another layout whose choices in `filled` a search made. `nearest` gives the fitting layout that is
-    closest to one that does not fit, or None; `doubled` plans a plan to a loss again with twice the batch, the devices or both.
+    """Explain a plan, optionally compared with another layout (`other`), of which a search filled the fields in `filled`.
 
-    The plan and its runners-up are priced again, so that all numbers come from the same version of the model.
-    """
-    priced = reprice_plan(plan)
+    The plan and its runners-up are priced again, so that all numbers come from the same version of the model. `find_nearest`
+    returns the nearest layout that fits, or None. `term_name` takes one term apart. `doubled` plans a plan to a loss again with
+    twice the batch, the devices or both."""
+    repriced = reprice_plan(plan)
     other = other and layout_as_run(stack_of(plan.cluster), other)
-    terms = _explain_terms(priced, other, term_name) if term_name else ()  # first: its name may be wrong
-    change = None if priced.estimate.fits else describe_smallest_change(priced, priced.layout, nearest)
+    terms = _explain_terms(repriced, other, term_name) if term_name else ()  # first: its name may be wrong
+    change = None if repriced.estimate.fits else describe_smallest_change(repriced, repriced.layout, find_nearest)
     return Explanation(
         model=plan.model.name, cluster=plan.cluster.name, layout=str(plan.layout),
         placement=str(plan.layout.placement or default_placement(plan.cluster.topology)), model_error=MODEL_ERROR,
-        fit=explain_fit(priced, change), batch=explain_batch(priced), throughput=explain_throughput(priced),
-        runners_up=list_runners_up(priced),
-        options=judge_options(priced), schedules=compare_plan_schedules(priced), run=priced.run, constants=rank_constants(priced),
-        against=compare_layout(priced, other, nearest, filled) if other else None,
-        terms=terms, notes=(*_repricing_notes(plan, priced), *priced.estimate.notes),
+        fit=explain_fit(repriced, change), batch=explain_batch(repriced), throughput=explain_throughput(repriced),
+        runners_up=list_runners_up(repriced), options=judge_options(repriced), schedules=compare_plan_schedules(repriced),
+        run=repriced.run, constants=rank_constants(repriced),
+        against=compare_layout(repriced, other, find_nearest, filled) if other else None,
+        terms=terms, notes=(*_repricing_notes(plan, repriced), *repriced.estimate.notes),
         stack=plan.cluster.calibration.stack if plan.cluster.calibration else None,
-        critical_batch=locate_critical_batch(priced, plan.to_loss, doubled(priced)) if plan.to_loss and not term_name else None,
+        critical_batch=(
+            locate_critical_batch(repriced, plan.to_loss, doubled(repriced)) if plan.to_loss and not term_name else None
+        ),
         recompute=list_layer_recompute(Pricing(plan.model, plan.cluster, plan.job, plan.layout)),
     )  # fmt: skip
 
 
 def reprice_plan(plan: Plan) -> Plan:
-    """The plan with its estimates and its run computed again. Raises `InputError` for a layout that is not legal."""
+    """Return the plan with its estimates and its run computed again. Raises `InputError` for a layout that is not legal."""
 
     def again(layout: Layout) -> Any:
         return estimate(plan.model, plan.cluster, plan.job, layout)
 
-    others = tuple(replace(other, estimate=again(other.layout)) for other in plan.alternatives)
-    mine = again(plan.layout)
-    run = training_run(plan.model, plan.cluster, plan.job, mine, plan.run.reliability if plan.run else None)
-    return replace(plan, estimate=mine, alternatives=others, run=run)
+    alternatives = tuple(replace(alternative, estimate=again(alternative.layout)) for alternative in plan.alternatives)
+    plan_estimate = again(plan.layout)
+    run = training_run(plan.model, plan.cluster, plan.job, plan_estimate, plan.run.reliability if plan.run else None)
+    return replace(plan, estimate=plan_estimate, alternatives=alternatives, run=run)
 
 
-def _repricing_notes(plan: Plan, priced: Plan) -> tuple[str, ...]:
-    """A note that the file's numbers are not this version's, if so."""
+def _repricing_notes(plan: Plan, repriced: Plan) -> tuple[str, ...]:
+    """Note each number of the plan file that differs from this version's."""
     pairs: Mapping[str, tuple[float, float]] = {
-        "step_time_s": (plan.estimate.step_time_s, priced.estimate.step_time_s),
-        "memory_bytes": (plan.estimate.memory_bytes, priced.estimate.memory_bytes),
+        "step_time_s": (plan.estimate.step_time_s, repriced.estimate.step_time_s),
+        "memory_bytes": (plan.estimate.memory_bytes, repriced.estimate.memory_bytes),
     }
     return tuple(
         f"the plan file says {name} = {old:g}; this version makes it {new:g}, and explains that"
@@ -151,9 +152,9 @@ def _repricing_notes(plan: Plan, priced: Plan) -> tuple[str, ...]:
     )
 
 
-def _explain_terms(plan: Plan, other: Layout | None, name: str) -> tuple[LayoutTerm, ...]:
-    """The term of the plan's layout, and of the other one."""
-    pairs = [(plan.layout, plan.estimate)] + ([place_fastest(plan, other)] if other else [])
+def _explain_terms(plan: Plan, other_layout: Layout | None, name: str) -> tuple[LayoutTerm, ...]:
+    """Explain the term for the plan's layout, and for the other one if given."""
+    pairs = [(plan.layout, plan.estimate)] + ([place_fastest(plan, other_layout)] if other_layout else [])
     return tuple(explain_term(plan, layout, priced, name) for layout, priced in pairs)
 
 
@@ -177,18 +178,21 @@ class LayoutTerm:
 
 
 def explain_term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> LayoutTerm:
-    """One term, such as memory.activations or time.tp. Raises `InputError` that lists the names of the terms."""
+    """Take one term apart, such as memory.activations or time.tp. Raises `InputError` that lists the names of the terms."""
     if name not in TERM_NAMES:
         raise InputError(f"--term: {describe_unknown(name, TERM_NAMES)}")
-    tree, _, own = name.partition(".")
+    tree, _, term = name.partition(".")
     terms, hidden = (priced.time, priced.hidden) if tree == "time" else (priced.memory, {})
     pricing = Pricing(plan.model, plan.cluster, plan.job, layout)
     explained = pricing.term(name)
-    symbols = {one.symbol: one for one in (*explained.symbols, *pricing.pipeline_inputs)}
+    symbols = {term_input.symbol: term_input for term_input in (*explained.symbols, *pricing.pipeline_inputs)}
     return LayoutTerm(
-        name=name, layout=str(layout), value=terms[own], unit=explained.unit, share=terms[own] / sum(terms.values()),
-        hidden_s=hidden.get(own, 0.0), words=explained.words, formula=explained.formula, source=explained.source,
-        inputs=(*(symbols[key] for key in sorted(symbols)), *(one for one in explained.inputs if one.symbol not in symbols)),
+        name=name, layout=str(layout), value=terms[term], unit=explained.unit, share=terms[term] / sum(terms.values()),
+        hidden_s=hidden.get(term, 0.0), words=explained.words, formula=explained.formula, source=explained.source,
+        inputs=(
+            *(symbols[key] for key in sorted(symbols)),
+            *(term_input for term_input in explained.inputs if term_input.symbol not in symbols),
+        ),
         derived=explained.derived,
     )  # fmt: skip
 
@@ -204,15 +208,19 @@ class CriticalBatch:
 
 
 def locate_critical_batch(plan: Plan, target: LossTarget, doublings: tuple[Doubling, ...]) -> CriticalBatch:
-    """Where a plan lies; `doublings` are what it was planned as with twice the batch, the devices or both."""
+    """Locate a plan relative to its critical batch; `doublings` are its plans with twice the batch, the devices or both."""
     time = time_to_loss(plan, target)
     return CriticalBatch(target=target, time=time, because=critical_batch_text(time, target), doublings=doublings)
 
 
 def critical_batch_text(time: LossTime, target: LossTarget) -> str:
-    """The side of the critical batch, how much more than the fewest of both the batch takes, and what twice the batch would."""
-    law, batch = target.tradeoff, time.batch_tokens
-    steps, tokens = law.steps(2 * batch) / law.steps(batch), law.tokens(2 * batch) / law.tokens(batch)
+    """Describe the side of the critical batch, how many more steps and tokens than the fewest, and what twice the batch would
+    do."""
+    tradeoff, batch = target.tradeoff, time.batch_tokens
+    steps, tokens = (
+        tradeoff.steps(2 * batch) / tradeoff.steps(batch),
+        tradeoff.tokens(2 * batch) / tradeoff.tokens(batch),
+    )
     return (
         f"{batch:,} tokens are {time.batch_over_noise:.2g} times the critical batch of {format_count(target.noise.tokens)}, "
         f"{time.side} it: {time.steps_ratio:.3g} times the fewest steps, {time.tokens_ratio:.3g} times the fewest tokens; twice "

@@ -1,4 +1,5 @@
-"""Layouts one choice away from a plan's, their fastest placements, and the neighbour that would reduce a loss seen in a run."""
+"""Layouts one choice away from a plan's, their fastest placements, and the neighbour that would reduce a loss measured in a
+run."""
 
 from __future__ import annotations
 
@@ -37,17 +38,19 @@ AmountOfLayout = Callable[[Layout, Estimate], float]
 
 
 def iterate_neighbours(plan: Plan) -> Iterator[tuple[str, Layout]]:
-    """Layouts with one choice of a plan changed: those that `explain` prices, degrees halved for more replicas, more ZeRO,
-    smaller micro-batches, and more virtual stages."""
+    """Yield layouts with one choice of a plan changed.
+
+    They are those of `single_changes`, degrees halved for more replicas, more ZeRO, smaller micro-batches, and more virtual
+    stages."""
     layout = plan.layout
     yield from single_changes(plan)
-    grown = "fsdp" if layout.zero_stage else "dp"
+    replica_axis = "fsdp" if layout.zero_stage else "dp"
     for axis in REPLACED_AXES:
         degree = getattr(layout, axis)
         if degree > 2 and degree % 2 == 0:
             yield (
                 f"{axis} = {degree // 2}, and more replicas",
-                replace(layout, **{axis: degree // 2, grown: 2 * getattr(layout, grown)}),
+                replace(layout, **{axis: degree // 2, replica_axis: 2 * getattr(layout, replica_axis)}),
             )
     if not layout.zero_stage and layout.dp > 1:
         for stage in (1, 2, 3):
@@ -64,38 +67,37 @@ def iterate_neighbours(plan: Plan) -> Iterator[tuple[str, Layout]]:
 
 
 def find_remedy(plan: Plan, measured_s: float, amount: AmountOfLayout) -> Remedy | None:
-    """The neighbour of a plan's layout that would save most of a step, or None where none would.
+    """Return the neighbour of a plan's layout that would save most of a step, or None if none would.
 
-    A step lost `measured_s` to something of which a layout has an `amount`, in any unit. The loss is taken to be proportional to
-    it; all else changes as predicted, with the plan's own prediction of what was lost left out on both sides.
-    """
-    mine = amount(plan.layout, plan.estimate)
-    found = [
-        one
-        for what, layout in iterate_neighbours(plan)
-        if (one := _judge_neighbour(plan, what, layout, measured_s, mine, amount))
+    A step lost `measured_s` to something of which a layout has an `amount`, in any unit. The loss is assumed proportional to
+    it; all else changes as predicted, with the plan's own prediction of what was lost left out on both sides."""
+    plan_amount = amount(plan.layout, plan.estimate)
+    remedies = [
+        remedy
+        for change, layout in iterate_neighbours(plan)
+        if (remedy := _judge_neighbour(plan, change, layout, measured_s, plan_amount, amount))
     ]
-    best = max(found, key=lambda one: one.saves_s, default=None)
+    best = max(remedies, key=lambda remedy: remedy.saves_s, default=None)
     return best if best and best.saves_s >= MIN_SAVED_SHARE * plan.estimate.step_time_s else None
 
 
 def _judge_neighbour(
-    plan: Plan, what: str, layout: Layout, measured_s: float, mine: float, amount: AmountOfLayout
+    plan: Plan, change: str, layout: Layout, measured_s: float, plan_amount: float, amount: AmountOfLayout
 ) -> Remedy | None:
-    """A neighbour that is legal, runs, fits, and has less of what was lost."""
+    """Return a neighbour that is legal, runs, fits, and has less of what was lost; else None."""
     layout = replace(layout, placement=None, micro_batch_seqs=_max_micro_batch_seqs(plan, layout))
     if violations(plan.model, plan.job, plan.cluster.num_devices, layout) or not _is_runnable(plan, layout):
         return None
     placed, priced = place_fastest(plan, layout)
-    its = amount(placed, priced)
-    if not priced.fits or its >= mine:
+    neighbour_amount = amount(placed, priced)
+    if not priced.fits or neighbour_amount >= plan_amount:
         return None
-    saves = measured_s * (1.0 - its / mine) + plan.estimate.step_time_s - priced.step_time_s
-    return Remedy(what=what, layout=str(layout), step_time_s=priced.step_time_s, saves_s=saves)
+    saved_s = measured_s * (1.0 - neighbour_amount / plan_amount) + plan.estimate.step_time_s - priced.step_time_s
+    return Remedy(what=change, layout=str(layout), step_time_s=priced.step_time_s, saves_s=saved_s)
 
 
 def _max_micro_batch_seqs(plan: Plan, layout: Layout) -> int:
-    """Sequences of a micro-batch, of which each of more replicas may have fewer."""
+    """Sequences of a micro-batch: with more replicas, each may have fewer."""
     return min(layout.micro_batch_seqs, max(plan.job.num_seqs // layout.num_replicas, 1))
 
 
@@ -108,12 +110,12 @@ def _is_runnable(plan: Plan, layout: Layout) -> bool:
 
 
 def seconds_of_terms(terms: Sequence[str]) -> AmountOfLayout:
-    """Seconds of some terms of the time, with the traffic that is predicted to be hidden."""
+    """Return the amount "seconds of some time terms", including the traffic that is predicted to be hidden."""
     return lambda _, priced: sum(priced.time.get(term, 0.0) + priced.hidden.get(term, 0.0) for term in terms)
 
 
 def num_layer_passes(plan: Plan) -> AmountOfLayout:
-    """Passes through layers that a rank runs in a step, to which the kernels that it launches are proportional."""
+    """Return the amount "passes through layers of a rank in a step", to which its kernel launches are proportional."""
     model, num_seqs = plan.model, plan.job.num_seqs
     return lambda layout, _: (
         -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs)) * (model.num_layers + 1) / layout.pp
@@ -121,22 +123,23 @@ def num_layer_passes(plan: Plan) -> AmountOfLayout:
 
 
 def plan_recompute_policies(plan: Plan) -> tuple[str, ...]:
-    """The recompute policies of the plan's stack, from the one that saves the most."""
+    """Return the recompute policies of the plan's stack, from the one that saves the most tensors."""
     return stack_recompute_policies(stack_of(plan.cluster), plan.model, plan.job)
 
 
 def single_changes(plan: Plan) -> Iterator[tuple[str, Layout]]:
-    """The plan's layout with one choice changed: a lower ZeRO stage, other recomputation and micro-batches, an axis turned into
-    replicas."""
+    """Yield the plan's layout with one choice changed.
+
+    A lower ZeRO stage, other recomputation and micro-batches, no sequence parallelism, an axis turned into replicas."""
     layout = plan.layout
     for stage in range(layout.zero_stage - 1, -1, -1):
-        less = _with_zero_stage(layout, stage)
-        also = f", with ep = {less.ep} in place of {layout.ep}" if less.ep != layout.ep else ""
-        yield f"ZeRO stage {stage} in place of {layout.zero_stage}{also}", less
+        lower_stage = _with_zero_stage(layout, stage)
+        ep_change = f", with ep = {lower_stage.ep} in place of {layout.ep}" if lower_stage.ep != layout.ep else ""
+        yield f"ZeRO stage {stage} in place of {layout.zero_stage}{ep_change}", lower_stage
     for policy in plan_recompute_policies(plan):
-        every = replace(layout, recompute=policy, recompute_layers=None)
-        other = "on all layers" if policy == layout.recompute else f"in place of {layout.recompute}"
-        yield f"recompute {policy} {other}", every
+        recomputed = replace(layout, recompute=policy, recompute_layers=None)
+        difference = "on all layers" if policy == layout.recompute else f"in place of {layout.recompute}"
+        yield f"recompute {policy} {difference}", recomputed
     yield "micro-batches twice as large", replace(layout, micro_batch_seqs=2 * layout.micro_batch_seqs)
     if layout.micro_batch_seqs > 1:
         yield "micro-batches of one sequence", replace(layout, micro_batch_seqs=1)
@@ -148,7 +151,7 @@ def single_changes(plan: Plan) -> Iterator[tuple[str, Layout]]:
 
 
 def _with_zero_stage(layout: Layout, stage: int) -> Layout:
-    """Another ZeRO stage over the same devices; without ZeRO they are replicas, from which experts borrow nothing."""
+    """Return another ZeRO stage over the same devices; without ZeRO they are replicas, from which experts borrow nothing."""
     if stage:
         return replace(layout, zero_stage=stage)
     ep = layout.tp if layout.expert_tp < layout.tp else 1
@@ -156,20 +159,20 @@ def _with_zero_stage(layout: Layout, stage: int) -> Layout:
 
 
 def _replicas_instead_of(layout: Layout, axis: str) -> Layout:
-    """The devices of an axis as more replicas, over which ZeRO shards if the layout uses it."""
-    grown = "fsdp" if layout.zero_stage else "dp"
-    values: dict[str, Any] = {axis: 1, grown: getattr(layout, grown) * getattr(layout, axis)}
+    """Return the devices of an axis as more replicas, over which ZeRO shards if the layout uses it."""
+    replica_axis = "fsdp" if layout.zero_stage else "dp"
+    changes: dict[str, Any] = {axis: 1, replica_axis: getattr(layout, replica_axis) * getattr(layout, axis)}
     if axis == "tp":
-        values |= {"sequence_parallel": False, "async_tp": False, "etp": None}
+        changes |= {"sequence_parallel": False, "async_tp": False, "etp": None}
     if axis == "cp":
-        values["cp_variant"] = "all_gather"
+        changes["cp_variant"] = "all_gather"
     if axis == "pp":
-        values |= {"num_virtual_stages": 1, "schedule": natural_schedule(1, 1), "layers_per_stage": None}
-    return replace(layout, **values)
+        changes |= {"num_virtual_stages": 1, "schedule": natural_schedule(1, 1), "layers_per_stage": None}
+    return replace(layout, **changes)
 
 
 def larger_memory_neighbours(plan: Plan) -> Iterator[tuple[str, Estimate]]:
-    """Layouts one change away that would use more memory and less time."""
+    """Yield layouts one change away that would use more memory and less time, with their estimates."""
     layout = plan.layout
     policies = plan_recompute_policies(plan)  # those that keep more come first
     changes: list[dict[str, object]] = [
@@ -179,22 +182,22 @@ def larger_memory_neighbours(plan: Plan) -> Iterator[tuple[str, Estimate]]:
     changes += [{"micro_batch_seqs": 2 * layout.micro_batch_seqs}]
     changes += [{"zero_stage": stage} for stage in range(1, layout.zero_stage)]
     for change in changes:
-        other: Layout = replace(layout, **change)  # type: ignore[arg-type]
-        if not violations(plan.model, plan.job, plan.cluster.num_devices, other):
+        neighbour: Layout = replace(layout, **change)  # type: ignore[arg-type]
+        if not violations(plan.model, plan.job, plan.cluster.num_devices, neighbour):
             name, value = next(iter(change.items()))
-            yield f"{name}={value}", estimate(plan.model, plan.cluster, plan.job, other)
+            yield f"{name}={value}", estimate(plan.model, plan.cluster, plan.job, neighbour)
 
 
 def place_fastest(plan: Plan, layout: Layout) -> tuple[Layout, Estimate]:
-    """The layout on its own placement, or without one on the fastest, with its estimate."""
+    """Return the layout on its own placement, or without one on the fastest, with its estimate."""
     options = [layout.placement] if layout.placement else _distinct_placements(plan, layout)
     placed = [replace(layout, placement=option) for option in options]
-    priced = [(one, estimate(plan.model, plan.cluster, plan.job, one)) for one in placed]
+    priced = [(placed_layout, estimate(plan.model, plan.cluster, plan.job, placed_layout)) for placed_layout in placed]
     return min(priced, key=lambda pair: pair[1].step_time_s)
 
 
 def _distinct_placements(plan: Plan, layout: Layout) -> list[Placement]:
-    """One placement of each kind: placements that give every axis the same links cost the same."""
+    """Return one placement of each kind: placements that give every axis the same links cost the same."""
     topology, degrees = plan.cluster.topology, atomic_degrees(plan.model, layout_degrees(layout))
     kinds: dict[tuple[object, ...], Placement] = {}
     for option in searched_placements(topology):

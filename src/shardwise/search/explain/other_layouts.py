@@ -1,9 +1,8 @@
 """Other layouts of a plan's job: a given one compared term by term, options that were not taken, other pipeline schedules.
 
-Options are the plan's layout with one choice undone or taken further, and the recipes that the Ultra-Scale Playbook starts from,
-each with the step of the decision procedure at which it drops out. Source of the recipes: Tazi et al., The Ultra-Scale Playbook,
-2025, "Finding the best training configuration", step 1.
-"""
+Options are the plan's layout with one choice changed, and the recipes that the Ultra-Scale Playbook starts from, each with the
+step of the decision procedure at which it drops out. Source of the recipes: Tazi et al., The Ultra-Scale Playbook, 2025,
+"Finding the best training configuration", step 1."""
 
 from __future__ import annotations
 
@@ -55,43 +54,42 @@ class LayoutComparison:
     smallest_change: str | None
 
 
-def compare_layout(plan: Plan, layout: Layout, nearest: FindNearest, filled: str = "") -> LayoutComparison:
-    """Compare with another layout, whose choices in `filled` a search made; `nearest` finds a layout that fits. Raises
-    `InputError` with every rule that it breaks.
+def compare_layout(plan: Plan, layout: Layout, find_nearest: FindNearest, filled: str = "") -> LayoutComparison:
+    """Compare the plan with another layout, of which a search filled the fields in `filled`.
 
-    A placement that is not given is the fastest one. `lead` is the other's step time over the plan's, minus one.
-    """
+    Without a placement, the fastest one is taken. `find_nearest` returns a layout that fits. `lead` of the result is the
+    other's step time over the plan's, minus one. Raises `InputError` with every rule that the layout breaks."""
     placed, priced = place_fastest(plan, layout)
     return LayoutComparison(
         layout=str(placed), filled=filled, placement=str(placed.placement), changed=changed_fields(plan.layout, placed),
         estimate=priced, lead=priced.step_time_s / plan.estimate.step_time_s - 1, verdict=compare_steps(priced, plan.estimate),
         reason=explain_slowdown(priced, plan.estimate) if priced.step_time_s >= plan.estimate.step_time_s else "",
         time=term_differences(plan.estimate.time, priced.time), memory=term_differences(plan.estimate.memory, priced.memory),
-        smallest_change=None if priced.fits else describe_smallest_change(plan, placed, nearest),
+        smallest_change=None if priced.fits else describe_smallest_change(plan, placed, find_nearest),
     )  # fmt: skip
 
 
-def term_differences(plan: Mapping[str, float], other: Mapping[str, float]) -> dict[str, TermDifference]:
-    """Both sides of every term that either layout has."""
+def term_differences(plan_terms: Mapping[str, float], other_terms: Mapping[str, float]) -> dict[str, TermDifference]:
+    """Compare the terms of two layouts; terms that are zero in both are skipped."""
     return {
-        term: TermDifference(plan=value, other=other[term], change=other[term] - value)
-        for term, value in plan.items()
-        if value or other[term]
+        term: TermDifference(plan=value, other=other_terms[term], change=other_terms[term] - value)
+        for term, value in plan_terms.items()
+        if value or other_terms[term]
     }
 
 
-def describe_smallest_change(plan: Plan, layout: Layout, nearest: FindNearest) -> str:
-    """The changes with which a layout of a plan's job fits: fields of the layout, or the kind of loss."""
-    leaner = fitting_loss_flag(price_leaner_losses(plan.model, plan.cluster, plan.job, layout))
-    fitting = nearest(layout)
+def describe_smallest_change(plan: Plan, layout: Layout, find_nearest: FindNearest) -> str:
+    """Describe the smallest change with which a layout of a plan's job fits: fields of the layout, or the loss kernel."""
+    loss_flag = fitting_loss_flag(price_leaner_losses(plan.model, plan.cluster, plan.job, layout))
+    fitting = find_nearest(layout)
     if fitting is None:
-        return leaner or f"nothing fits: {FIT_ADVICE}"
+        return loss_flag or f"nothing fits: {FIT_ADVICE}"
     changes = changed_fields(layout, fitting).items()
     changed = (
-        ", ".join(f"{name} {_value_text(mine)} → {_value_text(its)}" for name, (mine, its) in changes)
+        ", ".join(f"{name} {_value_text(before)} → {_value_text(after)}" for name, (before, after) in changes)
         or "another placement"
     )
-    return f"{changed}; or {leaner}" if leaner else changed
+    return f"{changed}; or {loss_flag}" if loss_flag else changed
 
 
 def _value_text(value: object) -> str:
@@ -121,39 +119,39 @@ class RejectedLayout:
 
 
 def judge_options(plan: Plan) -> tuple[RejectedLayout, ...]:
-    """Every option but the plan itself, each layout once."""
-    seen = {_without_placement(plan.layout)}
-    found = []
-    for what, layout in (*single_changes(plan), *_playbook_recipes(plan)):
-        if _without_placement(layout) not in seen:
-            seen.add(_without_placement(layout))
-            found.append(judge_option(plan, what, layout))
-    return tuple(found)
+    """Judge every option but the plan itself, each layout once."""
+    judged = {_without_placement(plan.layout)}
+    options = []
+    for change, layout in (*single_changes(plan), *_playbook_recipes(plan)):
+        if _without_placement(layout) not in judged:
+            judged.add(_without_placement(layout))
+            options.append(judge_option(plan, change, layout))
+    return tuple(options)
 
 
 def _without_placement(layout: Layout) -> Layout:
     return replace(layout, placement=None)
 
 
-def judge_option(plan: Plan, what: str, layout: Layout) -> RejectedLayout:
-    """Take a layout through the steps, as far as it gets."""
+def judge_option(plan: Plan, change: str, layout: Layout) -> RejectedLayout:
+    """Take a layout through the steps of the decision procedure, as far as it gets."""
     broken = violations(plan.model, plan.job, plan.cluster.num_devices, layout)
     if broken:
         step = BATCH_STEP if broken[0].startswith(BATCH_RULE_PREFIXES) else LEGAL_STEP
-        return RejectedLayout(what=what, layout=str(layout), step=step, verdict=broken[0])
+        return RejectedLayout(what=change, layout=str(layout), step=step, verdict=broken[0])
     priced = estimate(plan.model, plan.cluster, plan.job, _without_placement(layout))
     memory = priced.memory_bytes
     if not priced.fits:
         return RejectedLayout(
-            what=what, layout=str(layout), step=FIT_STEP, verdict=_excess_text(priced), memory_bytes=memory
+            what=change, layout=str(layout), step=FIT_STEP, verdict=_excess_text(priced), memory_bytes=memory
         )
     idle = layout.num_replicas - plan.job.num_seqs
     if idle > 0 and layout.num_replicas > plan.layout.num_replicas:  # a plan may leave some idle too, but fewer of them
         text = f"{idle:,} of {layout.num_replicas:,} replicas have no sequence"
-        return RejectedLayout(what=what, layout=str(layout), step=BATCH_STEP, verdict=text, memory_bytes=memory)
+        return RejectedLayout(what=change, layout=str(layout), step=BATCH_STEP, verdict=text, memory_bytes=memory)
     _, priced = place_fastest(plan, _without_placement(layout))
     return RejectedLayout(
-        what=what, layout=str(layout), step=THROUGHPUT_STEP, verdict=compare_steps(priced, plan.estimate), memory_bytes=memory,
+        what=change, layout=str(layout), step=THROUGHPUT_STEP, verdict=compare_steps(priced, plan.estimate), memory_bytes=memory,
         step_time_s=priced.step_time_s,
     )  # fmt: skip
 
@@ -163,50 +161,49 @@ def _excess_text(priced: Estimate) -> str:
 
 
 def _playbook_recipes(plan: Plan) -> Iterator[tuple[str, Layout]]:
-    """The playbook's starting points on these devices; for each the least recomputation with which it fits.
+    """Yield the playbook's starting points on these devices, each with the least recomputation with which it fits.
 
-    Pipelines of every depth are tried, and the fastest that fits is taken.
-    """
+    Pipelines of every depth are tried, and the fastest that fits is taken."""
     devices = plan.cluster.num_devices
     tp = max(n for n in range(1, NODE_DEVICES + 1) if devices % n == 0 and _tp_is_legal(plan, n))
-    rest = devices // tp
+    num_tp_groups = devices // tp
     if devices > 1:
         yield "playbook: ZeRO-3 alone", _least_recompute(plan, Layout(fsdp=devices, zero_stage=3))
     if tp > 1:
-        beside = Layout(tp=tp, sequence_parallel=True, dp=rest)
-        if rest == 1:
-            yield f"playbook: tp = {tp} alone", _least_recompute(plan, beside)
+        tp_layout = Layout(tp=tp, sequence_parallel=True, dp=num_tp_groups)
+        if num_tp_groups == 1:
+            yield f"playbook: tp = {tp} alone", _least_recompute(plan, tp_layout)
             return
-        sharded = replace(beside, dp=1, fsdp=rest, zero_stage=3)
+        sharded = replace(tp_layout, dp=1, fsdp=num_tp_groups, zero_stage=3)
         yield f"playbook: tp = {tp} with ZeRO-3", _least_recompute(plan, sharded)
-        pipelined = list(_pipelined_layouts(plan, beside, rest))
+        pipelined = list(_pipelined_layouts(plan, tp_layout, num_tp_groups))
         if pipelined:
-            fitting = [one for one in pipelined if _fits(plan, one[1])]
-            yield min(fitting, key=lambda one: _step_s(plan, one[1])) if fitting else pipelined[-1]
+            fitting = [recipe for recipe in pipelined if _fits(plan, recipe[1])]
+            yield min(fitting, key=lambda recipe: _step_s(plan, recipe[1])) if fitting else pipelined[-1]
 
 
 def _tp_is_legal(plan: Plan, tp: int) -> bool:
-    alone = Layout(tp=tp, sequence_parallel=tp > 1)
-    return not violations(plan.model, plan.job, tp, alone)
+    tp_layout = Layout(tp=tp, sequence_parallel=tp > 1)
+    return not violations(plan.model, plan.job, tp, tp_layout)
 
 
-def _pipelined_layouts(plan: Plan, beside: Layout, rest: int) -> Iterator[tuple[str, Layout]]:
-    """Tensor parallelism with ever more stages; ZeRO-2 over the replicas from 1,024 devices on, none below."""
-    for pp in (n for n in range(2, plan.model.num_layers + 1) if rest % n == 0):
-        replicas = rest // pp
+def _pipelined_layouts(plan: Plan, tp_layout: Layout, num_tp_groups: int) -> Iterator[tuple[str, Layout]]:
+    """Yield tensor parallelism with ever more stages; ZeRO-2 over the replicas from 1,024 devices on, none below."""
+    for pp in (n for n in range(2, plan.model.num_layers + 1) if num_tp_groups % n == 0):
+        replicas = num_tp_groups // pp
         sharded = replicas > 1 and plan.cluster.num_devices >= 1024
         layout = replace(
-            beside, pp=pp, schedule=natural_schedule(pp, 1), dp=1 if sharded else replicas, fsdp=replicas if sharded else 1,
+            tp_layout, pp=pp, schedule=natural_schedule(pp, 1), dp=1 if sharded else replicas, fsdp=replicas if sharded else 1,
             zero_stage=2 if sharded else 0,
         )  # fmt: skip
-        also = " and ZeRO-2" if sharded else ""
-        yield f"playbook: tp = {layout.tp} with a pipeline{also}", _least_recompute(plan, layout)
+        zero_text = " and ZeRO-2" if sharded else ""
+        yield f"playbook: tp = {layout.tp} with a pipeline{zero_text}", _least_recompute(plan, layout)
 
 
 def _least_recompute(plan: Plan, layout: Layout) -> Layout:
-    """The layout with the first of the policies under which it fits; the last where none does."""
-    tried = [replace(layout, recompute=policy) for policy in plan_recompute_policies(plan)]
-    return next((one for one in tried if _fits(plan, one)), tried[-1])
+    """Return the layout with the first policy under which it fits, else with the last."""
+    candidates = [replace(layout, recompute=policy) for policy in plan_recompute_policies(plan)]
+    return next((candidate for candidate in candidates if _fits(plan, candidate)), candidates[-1])
 
 
 def _step_s(plan: Plan, layout: Layout) -> float:
@@ -233,7 +230,7 @@ class ScheduleOption:
 
 
 def compare_plan_schedules(plan: Plan) -> tuple[ScheduleOption, ...]:
-    """The plan's schedule and every other one, for a plan with a pipeline. The others have their fastest placements."""
+    """Compare the plan's schedule with every other one, each on its fastest placement; empty without a pipeline."""
     return (
         tuple(_judge_schedule(plan, layout) for layout in _layouts_by_schedule(plan.layout))
         if plan.layout.pp > 1
@@ -242,14 +239,16 @@ def compare_plan_schedules(plan: Plan) -> tuple[ScheduleOption, ...]:
 
 
 def _layouts_by_schedule(layout: Layout) -> Iterator[Layout]:
-    """The same degrees under each schedule; with two virtual stages where it needs some and the layout has none."""
+    """Yield the same degrees under each schedule, with two virtual stages if the schedule needs them."""
     for schedule in pipeline_schedule_names():
         if schedule == layout.schedule:
             yield layout
         else:
             virtual = 1 if get_schedule(schedule).supports(layout.pp, 1) else 2
-            given = None if virtual > 1 else layout.layers_per_stage
-            yield replace(layout, schedule=schedule, num_virtual_stages=virtual, layers_per_stage=given, placement=None)
+            layers = None if virtual > 1 else layout.layers_per_stage
+            yield replace(
+                layout, schedule=schedule, num_virtual_stages=virtual, layers_per_stage=layers, placement=None
+            )
 
 
 def _judge_schedule(plan: Plan, layout: Layout) -> ScheduleOption:
@@ -259,10 +258,10 @@ def _judge_schedule(plan: Plan, layout: Layout) -> ScheduleOption:
             schedule=layout.schedule, num_virtual_stages=layout.num_virtual_stages, step_time_s=None, bubble_s=None,
             memory_bytes=None, fits=False, verdict=broken[0],
         )  # fmt: skip
-    own = layout == plan.layout
-    priced = plan.estimate if own else place_fastest(plan, layout)[1]
+    is_plan = layout == plan.layout
+    priced = plan.estimate if is_plan else place_fastest(plan, layout)[1]
     return ScheduleOption(
         schedule=layout.schedule, num_virtual_stages=layout.num_virtual_stages, step_time_s=priced.step_time_s,
         bubble_s=priced.time["bubble"], memory_bytes=priced.memory_bytes, fits=priced.fits,
-        verdict="the plan" if own else compare_steps(priced, plan.estimate),
+        verdict="the plan" if is_plan else compare_steps(priced, plan.estimate),
     )  # fmt: skip

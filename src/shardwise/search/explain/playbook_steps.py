@@ -1,7 +1,6 @@
-"""The decision procedure of the Ultra-Scale Playbook as the order of a plan's story: fit, then batch, then throughput.
+"""The decision procedure of the Ultra-Scale Playbook, applied to a plan: fit, then batch, then throughput.
 
-Source: Tazi et al., The Ultra-Scale Playbook, 2025, "Finding the best training configuration", steps 1 to 3.
-"""
+Source: Tazi et al., The Ultra-Scale Playbook, 2025, "Finding the best training configuration", steps 1 to 3."""
 
 from __future__ import annotations
 
@@ -105,7 +104,7 @@ class RunnerUp:
 
 
 def explain_fit(plan: Plan, smallest_change: str | None = None) -> MemoryFit:
-    """Step 1, fitting a training step in memory."""
+    """Explain step 1, fitting a training step in memory."""
     priced, devices = plan.estimate, plan.cluster.num_devices
     poor = not fits_without_recompute(plan)
     recipe, frozen = get_precision(plan.job.precision), num_params(plan.model) - num_trained_params(plan.model)
@@ -121,24 +120,24 @@ def explain_fit(plan: Plan, smallest_change: str | None = None) -> MemoryFit:
 
 
 def _sharding_text(plan: Plan) -> str:
-    """How the layout gets the state and the activations of a model onto its devices."""
+    """Describe how the layout gets the state and the activations of a model onto its devices."""
     layout = plan.layout
-    ways = [f"tp = {layout.tp} splits the matrices"] if layout.tp > 1 else []
-    ways += [f"pp = {layout.pp} the blocks"] if layout.pp > 1 else []
-    ways += [f"ep = {layout.ep} the experts"] if layout.ep > 1 else []
+    measures = [f"tp = {layout.tp} splits the matrices"] if layout.tp > 1 else []
+    measures += [f"pp = {layout.pp} the blocks"] if layout.pp > 1 else []
+    measures += [f"ep = {layout.ep} the experts"] if layout.ep > 1 else []
     shards = layout.fsdp * layout.cp
     parts = ("", "optimizer", "optimizer and gradients", "optimizer, gradients and weights")[layout.zero_stage]
-    ways += [f"ZeRO-{layout.zero_stage} the {parts} over {shards:,}"] if layout.zero_stage and shards > 1 else []
-    ways += [f"cp = {layout.cp} the sequences"] if layout.cp > 1 else []
-    some = f" of {layout.recompute_layers} layers of each stage" if layout.recompute_layers is not None else ""
-    ways += [f"recompute {layout.recompute}{some} spares activations"] if layout.recompute != "none" else []
-    ways += ["the optimizer's state rests on the host"] if layout.offloads_optimizer else []
-    ways += ["activations wait on the host"] if layout.offloads_activations else []
-    return "; ".join(ways) or "every device holds all of it"
+    measures += [f"ZeRO-{layout.zero_stage} the {parts} over {shards:,}"] if layout.zero_stage and shards > 1 else []
+    measures += [f"cp = {layout.cp} the sequences"] if layout.cp > 1 else []
+    layers_text = f" of {layout.recompute_layers} layers of each stage" if layout.recompute_layers is not None else ""
+    measures += [f"recompute {layout.recompute}{layers_text} spares activations"] if layout.recompute != "none" else []
+    measures += ["the optimizer's state rests on the host"] if layout.offloads_optimizer else []
+    measures += ["activations wait on the host"] if layout.offloads_activations else []
+    return "; ".join(measures) or "every device holds all of it"
 
 
 def fits_without_recompute(plan: Plan) -> bool:
-    """Whether the plan's degrees fit without recomputation, with the memory free that the plan leaves free too."""
+    """Return True if the degrees fit without recomputation, with as much memory left free as the plan leaves."""
     if plan.layout.recompute == "none":
         return plan.estimate.fits
     plain = replace(plan.layout, recompute="none", recompute_layers=None)
@@ -151,18 +150,18 @@ def _plannable_bytes(plan: Plan) -> float:
 
 
 def _gpu_poor_text(plan: Plan) -> str:
-    """The playbook's two measures for few devices, and which of them the layout takes."""
-    used = {
+    """Describe the playbook's two measures for few devices, and which of them the layout takes."""
+    measures = {
         "full activation recomputation": plan.layout.recompute == "full",
         "gradient accumulation": num_micro_batches(plan.job, layout_degrees(plan.layout)) > 1,
     }
-    taken = "; ".join(f"{measure} {'is used' if use else 'is not used'}" for measure, use in used.items())
+    measures_text = "; ".join(f"{measure} {'is used' if used else 'is not used'}" for measure, used in measures.items())
     room = format_bytes(_plannable_bytes(plan))
-    return f"these degrees do not fit without recomputing activations, with {room} to plan with; {taken}"
+    return f"these degrees do not fit without recomputing activations, with {room} to plan with; {measures_text}"
 
 
 def _gpu_rich_text(plan: Plan) -> str:
-    """The playbook's starting point for a model of this size on so many devices."""
+    """Describe the playbook's starting point for a model of this size on so many devices."""
     params, devices = num_params(plan.model), plan.cluster.num_devices
     if devices >= 1024:
         advice = "at 1,024 devices and more the playbook combines tp = 8, ZeRO-2 and a pipeline"
@@ -174,34 +173,34 @@ def _gpu_rich_text(plan: Plan) -> str:
         advice = "below 10B parameters the playbook uses one technique: tp, or ZeRO-3"
     else:
         advice = "from 10B parameters on the playbook takes tp = 8 with pp, tp = 8 with ZeRO-3, or ZeRO-3 alone"
-    also = ", though the layout does" if plan.layout.recompute != "none" else ""
-    return f"these degrees fit without recomputing activations{also}; {advice}"
+    recompute_text = ", though the layout does" if plan.layout.recompute != "none" else ""
+    return f"these degrees fit without recomputing activations{recompute_text}; {advice}"
 
 
 def binding_constraint(plan: Plan) -> str:
-    """The constraint that binds: memory where a faster neighbour of the layout does not fit, or what bounds the step."""
+    """Describe what binds: memory if a faster neighbour of the layout does not fit, else what bounds the step."""
     priced = plan.estimate
     if not priced.fits:
         largest = max(priced.memory, key=lambda term: priced.memory[term])
         over = format_bytes(priced.memory_bytes - priced.memory_capacity_bytes)
         return f"memory: {over} too much, most of it {largest} ({format_bytes(priced.memory[largest])})"
-    room = priced.memory_capacity_bytes * (1 - MEMORY_RESERVE)
-    wanted = [
-        (change, other)
-        for change, other in larger_memory_neighbours(plan)
-        if other.memory_bytes > room and other.step_time_s < priced.step_time_s * (1 - MIN_GAIN)
+    plannable_bytes = priced.memory_capacity_bytes * (1 - MEMORY_RESERVE)
+    faster_neighbours = [
+        (change, neighbour)
+        for change, neighbour in larger_memory_neighbours(plan)
+        if neighbour.memory_bytes > plannable_bytes and neighbour.step_time_s < priced.step_time_s * (1 - MIN_GAIN)
     ]
-    if not wanted:
+    if not faster_neighbours:
         return priced.bound
-    change, other = min(wanted, key=lambda pair: pair[1].step_time_s)
+    change, neighbour = min(faster_neighbours, key=lambda pair: pair[1].step_time_s)
     return (
-        f"memory: {change} would be {1 - other.step_time_s / priced.step_time_s:.1%} faster, but takes "
-        f"{format_bytes(other.memory_bytes)} ({format_bytes(room)} are planned with)"
+        f"memory: {change} would be {1 - neighbour.step_time_s / priced.step_time_s:.1%} faster, but takes "
+        f"{format_bytes(neighbour.memory_bytes)} ({format_bytes(plannable_bytes)} are planned with)"
     )
 
 
 def explain_batch(plan: Plan) -> BatchBreakdown:
-    """Step 2, achieving the target global batch size."""
+    """Explain step 2, achieving the target global batch size."""
     degrees = layout_degrees(plan.layout)
     return BatchBreakdown(
         global_batch_tokens=plan.job.global_batch_tokens, num_seqs=plan.job.num_seqs, num_replicas=plan.layout.num_replicas,
@@ -213,16 +212,16 @@ def explain_batch(plan: Plan) -> BatchBreakdown:
 
 def _batch_reason(plan: Plan) -> str:
     replicas, seqs = plan.layout.num_replicas, plan.job.num_seqs
-    times = num_micro_batches(plan.job, layout_degrees(plan.layout))
+    num_accumulated = num_micro_batches(plan.job, layout_degrees(plan.layout))
     if seqs < replicas:
         return f"{replicas - seqs:,} of {replicas:,} replicas have no sequence: use fewer devices, a larger batch, or cp, tp, pp"
-    if times > 1:
-        return f"gradients are accumulated over {times:,} micro-batches"
+    if num_accumulated > 1:
+        return f"gradients are accumulated over {num_accumulated:,} micro-batches"
     return "one micro-batch for each replica: no gradient accumulation; more devices would need a larger batch, cp, tp or pp"
 
 
 def explain_throughput(plan: Plan) -> StepThroughput:
-    """Step 3, where the time goes."""
+    """Explain step 3, the time of the step by term."""
     priced = plan.estimate
     return StepThroughput(
         step_time_s=priced.step_time_s, tokens_per_s_per_device=priced.tokens_per_s_per_device, mfu=priced.mfu,
@@ -232,21 +231,22 @@ def explain_throughput(plan: Plan) -> StepThroughput:
 
 
 def term_shares(rules: TermRules[Any], terms: Mapping[str, float], plan: Plan) -> tuple[TermShare, ...]:
-    """The nonzero terms of a tree, in its order."""
-    whole, setting = sum(terms.values()), term_context(plan.cluster, plan.job, plan.layout)
+    """Return the nonzero terms of a tree, in its order."""
+    total, context = sum(terms.values()), term_context(plan.cluster, plan.job, plan.layout)
     return tuple(
-        TermShare(term=term, value=value, share=value / whole, formula=rules.formula(term, setting))
+        TermShare(term=term, value=value, share=value / total, formula=rules.formula(term, context))
         for term, value in terms.items()
         if value > 0
     )
 
 
 def list_runners_up(plan: Plan) -> tuple[RunnerUp, ...]:
-    """The other layouts of the plan, with the reason each lost."""
+    """Return the other layouts of the plan, with the reason each lost."""
     return tuple(
         RunnerUp(
-            layout=str(other.layout), step_time_s=other.estimate.step_time_s, memory_bytes=other.estimate.memory_bytes,
-            reason=other.reason, verdict=compare_steps(other.estimate, plan.estimate),
+            layout=str(alternative.layout), step_time_s=alternative.estimate.step_time_s,
+            memory_bytes=alternative.estimate.memory_bytes, reason=alternative.reason,
+            verdict=compare_steps(alternative.estimate, plan.estimate),
         )
-        for other in plan.alternatives
+        for alternative in plan.alternatives
     )  # fmt: skip

@@ -14,12 +14,11 @@ Mask = NDArray[np.bool_]
 
 
 class RowBlock(NamedTuple):
-    """Rows that are priced at once: a column for each candidate and placement, and a line for each ZeRO stage.
+    """Rows that are priced at once: a column for each candidate and placement, a line for each ZeRO stage.
 
-    `candidate` is the index of a column's first candidate, to which the lines' ZeRO stages are added; `policy` is the index of
-    the recomputation and offload. `factorisation` never decreases along the columns; `even`: whether a column splits the batch
-    evenly.
-    """
+    `candidate` is the index of a column's first candidate; adding the line gives the candidate with that line's ZeRO stage.
+    `policy` is the index of recomputation and offload. `factorisation` never decreases along the columns. `even`: the column
+    splits the batch evenly."""
 
     candidate: Ints
     placed: Ints
@@ -28,28 +27,24 @@ class RowBlock(NamedTuple):
     even: Mask
 
     def row(self, seconds: Floats, memory: Floats, index: int) -> RankedRow:
-        """A row by its place among all of them, line after line."""
+        """Return a row by its index in the flattened block, line after line."""
         line, column = divmod(index, len(self.candidate))
-        where = int(self.candidate[column]) + line, int(self.placed[column]), self.policy
-        return float(seconds[line, column]), float(memory[line, column]), where
+        indices = int(self.candidate[column]) + line, int(self.placed[column]), self.policy
+        return float(seconds[line, column]), float(memory[line, column]), indices
 
 
 class BestRows:
-    """The fastest that fit, the Pareto front of (time, memory) among these, and the one with the least memory of all.
+    """The fastest rows that fit, the Pareto front of (time, memory) among these, and the row with the least memory of all.
 
-    `fastest` and `fastest_even` are by factorisation: of all that fit, and of those that split the batch evenly.
-    """
+    `fastest` and `fastest_even` are by factorisation: of all that fit, and of those that split the batch evenly."""
 
     def __init__(self, top: int, capacity_bytes: float, num_factorisations: int) -> None:
         self.top = top
         self.capacity = capacity_bytes
         self.rows: list[RankedRow] = []
         self.pareto: list[RankedRow] = []
-        self.least_memory: RankedRow = (
-            np.inf,
-            np.inf,
-            (0, 0, 0),
-        )  # pure data parallelism is always legal, so a row replaces it
+        # Replaced by a row in every search, since pure data parallelism is always legal.
+        self.least_memory: RankedRow = (np.inf, np.inf, (0, 0, 0))
         self.fastest, self.fastest_even = (
             FastestPerFactorisation(num_factorisations),
             FastestPerFactorisation(num_factorisations),
@@ -60,73 +55,75 @@ class BestRows:
 
     @property
     def limit_s(self) -> float:
-        """The time that a row must beat to be among the fastest."""
+        """Time that a row must beat to be among the fastest."""
         return self.rows[-1][0] if len(self.rows) == self.top else np.inf
 
     def count_fitting(self, memory: Floats) -> Mask:
-        """Count a chunk by its memory. Returns which rows fit."""
+        """Count a block by its memory, and return which rows fit."""
         fits = memory <= self.capacity
         self.num_rows += memory.size
         self.num_fitting += int(np.count_nonzero(fits))
         return fits
 
-    def may_be_kept(self, bound: Floats, memory: Floats, fits: Mask, chunk: RowBlock) -> Mask:
-        """Columns of which a row that takes no less than `bound` (over columns) may be kept: it fits, and the bound is below
-        the time to beat. The column of the row with the least memory of all is included, fitting or not."""
-        beaten = np.where(chunk.even, self.fastest_even.seconds.take(chunk.factorisation), -np.inf)
-        beaten = np.maximum(beaten, self.fastest.seconds.take(chunk.factorisation))
-        least = np.where(fits, memory, np.inf).min(
-            axis=0
-        )  # no row of a column needs less, and less time only wins with less memory
-        beaten = np.maximum(beaten, self.front_seconds(least))
-        found: Mask = (least < np.inf) & ((bound < beaten) | (bound <= self.limit_s))
-        lean = int(np.argmin(memory))
-        if memory.flat[lean] < self.least_memory[1]:
-            found[lean % len(found)] = True
-        return found
+    def may_be_kept(self, bound: Floats, memory: Floats, fits: Mask, block: RowBlock) -> Mask:
+        """Return the columns with a row that may be kept, if no row is faster than `bound` (by column).
+
+        A column is dropped only if none of the fastest, the front and the fastest per factorisation could take it. The column
+        of the row with the least memory of all is kept, fitting or not."""
+        seconds_to_beat = np.where(block.even, self.fastest_even.seconds.take(block.factorisation), -np.inf)
+        seconds_to_beat = np.maximum(seconds_to_beat, self.fastest.seconds.take(block.factorisation))
+        # No row of a column needs less memory than this, and a faster front row only loses to less memory.
+        least_memory = np.where(fits, memory, np.inf).min(axis=0)
+        seconds_to_beat = np.maximum(seconds_to_beat, self.front_seconds(least_memory))
+        mask: Mask = (least_memory < np.inf) & ((bound < seconds_to_beat) | (bound <= self.limit_s))
+        least_index = int(np.argmin(memory))
+        if memory.flat[least_index] < self.least_memory[1]:
+            mask[least_index % len(mask)] = True
+        return mask
 
     def front_seconds(self, memory: Floats) -> Floats:
-        """Seconds of the fastest row of the front that needs no more memory."""
+        """Return the seconds of the fastest row of the front that needs no more memory."""
         bytes_ = np.array([row[1] for row in self.pareto])
         fastest = np.array([np.inf, *(row[0] for row in self.pareto)])
         return fastest[np.searchsorted(bytes_, memory, side="right")]
 
-    def add(self, seconds: Floats, memory: Floats, fits: Mask, chunk: RowBlock) -> None:
-        """Add some columns of a chunk with their times."""
+    def add(self, seconds: Floats, memory: Floats, fits: Mask, block: RowBlock) -> None:
+        """Add columns of a block with their times."""
         self.num_timed += seconds.size
-        lean = int(np.argmin(memory))
-        if memory.flat[lean] < self.least_memory[1]:
-            self.least_memory = chunk.row(seconds, memory, lean)
-        kept = np.where(fits, seconds, np.inf)
-        self.update_best(kept, memory, chunk)
-        self.update_front(kept, memory, chunk)
-        least = kept.min(axis=0)
-        self.fastest.update_rows(least, kept, memory, chunk)
-        self.fastest_even.update_rows(np.where(chunk.even, least, np.inf), kept, memory, chunk)
+        least_index = int(np.argmin(memory))
+        if memory.flat[least_index] < self.least_memory[1]:
+            self.least_memory = block.row(seconds, memory, least_index)
+        fitting_s = np.where(fits, seconds, np.inf)
+        self.update_best(fitting_s, memory, block)
+        self.update_front(fitting_s, memory, block)
+        column_s = fitting_s.min(axis=0)
+        self.fastest.update_rows(column_s, fitting_s, memory, block)
+        self.fastest_even.update_rows(np.where(block.even, column_s, np.inf), fitting_s, memory, block)
 
-    def update_best(self, seconds: Floats, memory: Floats, chunk: RowBlock) -> None:
-        """The fastest; among equals the one with less memory, then the first."""
-        limit = self.limit_s
-        chosen = np.flatnonzero(seconds <= min(limit, np.finfo(float).max))
+    def update_best(self, seconds: Floats, memory: Floats, block: RowBlock) -> None:
+        """Update the fastest rows; among equals the one with less memory, then the first."""
+        limit_s = self.limit_s
+        chosen = np.flatnonzero(seconds <= min(limit_s, np.finfo(float).max))
         if len(chosen) > self.top:
-            found = seconds.flat[chosen]
-            chosen = chosen[found <= np.partition(found, self.top - 1)[self.top - 1]]
+            chosen_s = seconds.flat[chosen]
+            chosen = chosen[chosen_s <= np.partition(chosen_s, self.top - 1)[self.top - 1]]
         if len(chosen):
-            rows = (chunk.row(seconds, memory, index) for index in chosen.tolist())
+            rows = (block.row(seconds, memory, index) for index in chosen.tolist())
+            # Ties go to less memory, then to the indices of candidate, placement and policy, whatever the size of a block.
             self.rows = sorted([*self.rows, *rows])[: self.top]
 
-    def update_front(self, seconds: Floats, memory: Floats, chunk: RowBlock) -> None:
-        """Rows that no row of the front so far beats on both; few are left after the first chunks."""
+    def update_front(self, seconds: Floats, memory: Floats, block: RowBlock) -> None:
+        """Update the Pareto front; few rows pass its first test after the first blocks."""
         near = np.flatnonzero(seconds < self.front_seconds(memory.min(axis=0)))
         seconds_, bytes_ = seconds.flat[near], memory.flat[near]
-        found = seconds_ < self.front_seconds(bytes_)
-        chosen, seconds_, bytes_ = near[found], seconds_[found], bytes_[found]
+        ahead = seconds_ < self.front_seconds(bytes_)
+        chosen, seconds_, bytes_ = near[ahead], seconds_[ahead], bytes_[ahead]
         if not len(chosen):
             return
         order = np.lexsort((seconds_, bytes_))
         best = np.minimum.accumulate(seconds_[order])
         leads = chosen[order[np.concatenate([[True], seconds_[order][1:] < best[:-1]])]]
-        rows = (chunk.row(seconds, memory, index) for index in leads.tolist())
+        rows = (block.row(seconds, memory, index) for index in leads.tolist())
         merged = sorted([*self.pareto, *rows], key=lambda row: (row[1], row[0]))
         self.pareto = []
         for row in merged:
@@ -135,7 +132,7 @@ class BestRows:
 
 
 class FastestPerFactorisation:
-    """The fastest row of each factorisation, and its seconds (infinite where there is none)."""
+    """The fastest row of each factorisation, and its seconds (infinite if there is none)."""
 
     def __init__(self, num_factorisations: int) -> None:
         self.seconds, self.memory = np.full(num_factorisations, np.inf), np.zeros(num_factorisations)
@@ -143,19 +140,19 @@ class FastestPerFactorisation:
 
     @property
     def rows(self) -> list[RankedRow]:
-        """The rows, by the indices of their factorisations."""
-        found = np.flatnonzero(np.isfinite(self.seconds))
-        places = map(tuple, self.where[found].tolist())
-        return list(zip(self.seconds[found].tolist(), self.memory[found].tolist(), places, strict=True))
+        """Rows in the order of their factorisations."""
+        filled = np.flatnonzero(np.isfinite(self.seconds))
+        indices = map(tuple, self.where[filled].tolist())
+        return list(zip(self.seconds[filled].tolist(), self.memory[filled].tolist(), indices, strict=True))
 
-    def update_rows(self, least: Floats, seconds: Floats, memory: Floats, chunk: RowBlock) -> None:
-        """Add some rows; `least` is over their columns; those of one factorisation are adjacent."""
-        starts = np.concatenate([[0], np.flatnonzero(np.diff(chunk.factorisation)) + 1])
-        fastest = np.repeat(np.minimum.reduceat(least, starts), np.diff([*starts.tolist(), len(least)]))
-        better = np.flatnonzero((least == fastest) & (least < self.seconds.take(chunk.factorisation)))
-        number, first = np.unique(chunk.factorisation[better], return_index=True)
+    def update_rows(self, column_s: Floats, seconds: Floats, memory: Floats, block: RowBlock) -> None:
+        """Add the rows of a block; `column_s` is the fastest time of each column. Columns of one factorisation are adjacent."""
+        starts = np.concatenate([[0], np.flatnonzero(np.diff(block.factorisation)) + 1])
+        fastest = np.repeat(np.minimum.reduceat(column_s, starts), np.diff([*starts.tolist(), len(column_s)]))
+        better = np.flatnonzero((column_s == fastest) & (column_s < self.seconds.take(block.factorisation)))
+        number, first = np.unique(block.factorisation[better], return_index=True)
         column = better[first]
         line = np.argmin(seconds[:, column], axis=0)
-        self.seconds[number], self.memory[number] = least[column], memory[line, column]
-        self.where[number, 0], self.where[number, 1] = chunk.candidate[column] + line, chunk.placed[column]
-        self.where[number, 2] = chunk.policy
+        self.seconds[number], self.memory[number] = column_s[column], memory[line, column]
+        self.where[number, 0], self.where[number, 1] = (block.candidate[column] + line, block.placed[column])
+        self.where[number, 2] = block.policy

@@ -1,9 +1,8 @@
-"""The candidates of a search: every factorisation of the devices over the axes, times the discrete choices, and their placements.
+"""Candidates of a search: every factorisation of the devices over the axes, times the discrete choices, and their placements.
 
 A *candidate* is a point of that product; legality rules say which are layouts. Columns of degrees are kept once per
 factorisation; everything else is a small integer that indexes a list of choices. Of the placements of a factorisation those are
-kept that no other placement beats on every link.
-"""
+kept that no other placement beats on every link."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ Ints = NDArray[np.int64]
 
 
 class FamilyKey(NamedTuple):
-    """Sequence parallelism, ZeRO stages and schedule by their index among the choices; 1 where there is no pipeline."""
+    """Sequence parallelism, ZeRO stages and schedule, by index among the choices; `single` is 1 without a pipeline."""
 
     sequence_parallel: int
     zero_stages: tuple[int, ...]
@@ -41,7 +40,8 @@ class FamilyKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Legal candidates without placement and recompute: `degrees` columns, and index columns into it and the choices."""
+    """Legal candidates without placement and recompute: `degrees` by factorisation, and for each candidate indices into it and
+    into the choices."""
 
     choices: Choices
     degrees: Mapping[str, Ints]
@@ -55,44 +55,44 @@ class Space:
     num_illegal_by_rule: Mapping[str, int]
 
     def even(self, architecture: Architecture, job: Job) -> NDArray[np.bool_]:
-        """For each candidate, whether the batch is a whole number of full micro-batches for each replica."""
+        """Return a mask of candidates whose batch is a whole number of full micro-batches for each replica."""
         degrees: dict[str, Any] = {axis: self.degrees[axis][self.factorisation] for axis in ("dp", "fsdp")}
         degrees["micro_batch_seqs"] = np.array(self.choices.micro_batch_seqs, dtype=np.int64)[self.micro_batch]
         return np.asarray(EVEN_BATCH.legal(architecture, job, 0, degrees))
 
     def families(self) -> dict[FamilyKey, Ints]:
-        """Candidates by structure, the choices by index. Candidates that differ only by their ZeRO stage are adjacent, and the
-        first of them represents all."""
+        """Group candidates by structure; the first of those that differ only by their ZeRO stage represents all."""
         columns = (self.factorisation, self.sequence_parallel, self.micro_batch, self.virtual, self.schedule)
         changes = np.any([column[1:] != column[:-1] for column in columns], axis=0)
         first = np.concatenate([[0], np.flatnonzero(changes) + 1])
-        stages = np.add.reduceat(1 << self.zero, first)  # as bits
+        # ZeRO stage is the last axis of the grid, so variants of a candidate are adjacent; a bit for each that is legal.
+        stage_bits = np.add.reduceat(1 << self.zero, first)
         single = np.asarray(self.degrees["pp"] == 1)[self.factorisation[first]]
         sizes = (len(self.choices.sequence_parallel), 1 << len(self.choices.zero_stage), len(self.choices.schedule), 2)
-        code = np.ravel_multi_index((self.sequence_parallel[first], stages, self.schedule[first], single), sizes)
-        found = {}
+        code = np.ravel_multi_index((self.sequence_parallel[first], stage_bits, self.schedule[first], single), sizes)
+        families = {}
         for number in np.flatnonzero(np.bincount(code)):
-            sp, bits, schedule, alone = map(int, np.unravel_index(number, sizes))
+            sp, bits, schedule, is_single = map(int, np.unravel_index(number, sizes))
             zeros = tuple(zero for zero in range(len(self.choices.zero_stage)) if bits >> zero & 1)
-            found[FamilyKey(sp, zeros, schedule, alone)] = first[code == number]
-        return found
+            families[FamilyKey(sp, zeros, schedule, is_single)] = first[code == number]
+        return families
 
 
 def factorisations(number: int, num_parts: int) -> Ints:
-    """All ordered ways to write `number` as a product of `num_parts` factors, one a row."""
+    """Return all ordered ways to write `number` as a product of `num_parts` factors, one a row."""
     divisors = np.array([d for d in range(1, int(number**0.5) + 1) if number % d == 0], dtype=np.int64)
     divisors = np.unique(np.concatenate([divisors, number // divisors]))
     rows = np.array([[number]], dtype=np.int64)
     for _ in range(num_parts - 1):
-        left = rows[:, -1]
-        picked, which = np.nonzero(left[:, None] % divisors[None, :] == 0)
+        remainder = rows[:, -1]
+        picked, which = np.nonzero(remainder[:, None] % divisors[None, :] == 0)
         factor = divisors[which]
-        rows = np.concatenate([rows[picked, :-1], factor[:, None], (left[picked] // factor)[:, None]], axis=1)
+        rows = np.concatenate([rows[picked, :-1], factor[:, None], (remainder[picked] // factor)[:, None]], axis=1)
     return rows
 
 
 def _with_expert_degrees(rows: Ints, num_experts: int) -> Ints:
-    """Each factorisation with each degree of ep that divides its fsdp and the experts, as one more column."""
+    """Combine each factorisation with each ep that divides its fsdp and the experts, as one more column."""
     fsdp = rows[:, FACTORISED_AXES.index("fsdp")]
     divisors = [n for n in np.unique(fsdp).tolist() if num_experts % n == 0] if num_experts else [1]
     return np.concatenate([np.insert(rows[fsdp % n == 0], len(FACTORISED_AXES), n, axis=1) for n in divisors])
@@ -110,9 +110,8 @@ def _expert_problems(architecture: Architecture, ep: int) -> Iterator[str]:
 def build_space(architecture: Architecture, job: Job, num_devices: int, choices: Choices) -> Space:
     """Apply every rule to every candidate; a candidate counts under the first rule that it breaks.
 
-    Raises `NothingFitsError` when no factorisation of the devices is within the limits, and `InputError` when ep is pinned to
-    a degree that does not divide the model's experts.
-    """
+    Raises `NothingFitsError` if no factorisation of the devices is within the limits, and `InputError` if ep is pinned to a
+    degree that does not divide the model's experts."""
     raise_problems(list(_expert_problems(architecture, choices.pins.get("ep", 1))))
     rows = choices.filter_factorisations(
         _with_expert_degrees(factorisations(num_devices, len(FACTORISED_AXES)), architecture.num_experts)
@@ -124,32 +123,34 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
         )
     columns, shape = _grid_columns(rows, choices)
     illegal: Counter[str] = Counter()
-    found: list[tuple[Ints, ...]] = []
+    indices: list[tuple[Ints, ...]] = []
     for number, schedule in enumerate(choices.schedule):
+        # A candidate counts under the first rule that it breaks, so the order of the rules is visible in `num_illegal_by_rule`.
         legal, broken = _apply_rules(
             choices.rules, architecture, job, num_devices, {**columns, "schedule": schedule}, shape
         )
         illegal.update(broken)
         index = np.nonzero(legal)
-        found.append((*index, np.full(len(index[0]), number)))
-    index = found[0] if len(found) == 1 else tuple(map(np.concatenate, zip(*found, strict=True)))
-    kept, factorisation = np.unique(index[0], return_inverse=True)
-    degrees = {axis: rows[kept, i] for i, axis in enumerate(DEGREE_AXES)}
-    times = len(choices.policies)
+        indices.append((*index, np.full(len(index[0]), number)))
+    index = indices[0] if len(indices) == 1 else tuple(map(np.concatenate, zip(*indices, strict=True)))
+    legal_rows, factorisation = np.unique(index[0], return_inverse=True)
+    degrees = {axis: rows[legal_rows, i] for i, axis in enumerate(DEGREE_AXES)}
+    num_policies = len(choices.policies)
     return Space(
         choices, degrees, factorisation, index[1], index[2], index[3], index[4], index[5],
-        int(np.prod(shape)) * len(choices.schedule) * times, {name: count * times for name, count in illegal.items()},
+        int(np.prod(shape)) * len(choices.schedule) * num_policies,
+        {name: count * num_policies for name, count in illegal.items()},
     )  # fmt: skip
 
 
 def _grid_columns(rows: Ints, choices: Choices) -> tuple[dict[str, Any], tuple[int, ...]]:
-    """Factorisations and choices as arrays that span the grid of candidates, and its shape."""
+    """Return factorisations and choices as arrays that span the grid of candidates, and its shape."""
     columns: dict[str, Any] = {axis: rows[:, i].reshape(-1, 1, 1, 1, 1) for i, axis in enumerate(DEGREE_AXES)}
     for position, name in enumerate(GRID_CHOICES):
         along = [1] * 5
         along[position + 1] = -1
         columns[name] = np.array(getattr(choices, name), dtype=np.int64).reshape(along)
-    # the rules judge the mode with the fewest requirements; `possible_modes` says where the others can run
+    # The rules judge the mode with the fewest requirements; `legal_modes` says where the others can run
     columns |= {"cp_variant": min(map(cp_variant_names().index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
     columns["etp"] = columns["tp"]
     shape = (len(rows), *(len(getattr(choices, name)) for name in GRID_CHOICES))
@@ -157,48 +158,44 @@ def _grid_columns(rows: Ints, choices: Choices) -> tuple[dict[str, Any], tuple[i
 
 
 def explain_nearest_to_legal(architecture: Architecture, job: Job, num_devices: int, choices: Choices) -> str:
-    """The candidate that breaks the fewest rules, with the explanation of each; for choices that leave no legal layout."""
+    """Describe the candidate that breaks the fewest rules, with the explanation of each, for choices without a legal layout."""
     rows = choices.filter_factorisations(
         _with_expert_degrees(factorisations(num_devices, len(FACTORISED_AXES)), architecture.num_experts)
     )
     columns, shape = _grid_columns(rows, choices)
     columns["schedule"] = choices.schedule[0]
-    broken = np.zeros(shape, dtype=np.int64)
+    num_broken = np.zeros(shape, dtype=np.int64)
     for rule in choices.rules:
-        broken += np.logical_not(np.broadcast_to(rule.legal(architecture, job, num_devices, columns), shape))
-    place = np.unravel_index(int(np.argmin(broken)), shape)
-    values = {
-        name: int(np.broadcast_to(column, shape)[place]) if np.ndim(column) else column
+        num_broken += np.logical_not(np.broadcast_to(rule.legal(architecture, job, num_devices, columns), shape))
+    index = np.unravel_index(int(np.argmin(num_broken)), shape)
+    candidate = {
+        name: int(np.broadcast_to(column, shape)[index]) if np.ndim(column) else column
         for name, column in columns.items()
     }
-    asked = (*choices.pins, *choices.maxima, *(n for n in GRID_CHOICES if getattr(choices, n) != getattr(Choices(), n)))
-    said = " ".join(f"{name}={values[name]}" for name in dict.fromkeys((*DEGREE_AXES, *asked)))
-    explained = [
-        f"  {rule.name}: {rule.explain(architecture, job, num_devices, values)}"
+    names = (*choices.pins, *choices.maxima, *(n for n in GRID_CHOICES if getattr(choices, n) != getattr(Choices(), n)))
+    fields_text = " ".join(f"{name}={candidate[name]}" for name in dict.fromkeys((*DEGREE_AXES, *names)))
+    explanations = [
+        f"  {rule.name}: {rule.explain(architecture, job, num_devices, candidate)}"
         for rule in choices.rules
-        if not rule.legal(architecture, job, num_devices, values)
+        if not rule.legal(architecture, job, num_devices, candidate)
     ]
-    wanted = f" with {', '.join(dict.fromkeys(asked))} as asked for" if asked else ""
-    return "\n".join([f"the nearest to one{wanted}, {said}, breaks", *explained])
+    request_text = f" with {', '.join(dict.fromkeys(names))} as asked for" if names else ""
+    return "\n".join([f"the nearest to one{request_text}, {fields_text}, breaks", *explanations])
 
 
 def _apply_rules(
-    rules: Sequence[LayoutRule],
-    architecture: Architecture,
-    job: Job,
-    num_devices: int,
-    columns: Mapping[str, Any],
+    rules: Sequence[LayoutRule], architecture: Architecture, job: Job, num_devices: int, columns: Mapping[str, Any],
     shape: tuple[int, ...],
-) -> tuple[NDArray[np.bool_], dict[str, int]]:
+) -> tuple[NDArray[np.bool_], dict[str, int]]:  # fmt: skip
     legal = np.ones(shape, dtype=bool)
-    left = legal.size
+    num_before = legal.size
     illegal: dict[str, int] = {}
     for rule in rules:
         passed = rule.legal(architecture, job, num_devices, columns)
         if not np.all(passed):
             legal &= passed
-            now = int(np.count_nonzero(legal))
-            illegal[rule.name], left = left - now, now
+            num_legal = int(np.count_nonzero(legal))
+            illegal[rule.name], num_before = num_before - num_legal, num_legal
     return legal, illegal
 
 
@@ -219,20 +216,20 @@ class PlacementTable:
     count: Ints  # and how many rows it has
 
     def links(self, topology: Topology, rows: Ints) -> GroupLinks:
-        """Links of some of the rows, as arrays."""
+        """Return the links of some rows, as arrays."""
         cuts = {
-            a: tuple(Cut(_take_rows(c.size, rows), _take_rows(c.stride, rows)) for c in levels)
-            for a, levels in self.cuts.items()
+            axis: tuple(Cut(_take_rows(cut.size, rows), _take_rows(cut.stride, rows)) for cut in levels)
+            for axis, levels in self.cuts.items()
         }
         return GroupLinks(topology, cuts)
 
 
-def _take_rows(value: Value, rows: Ints) -> Value:
-    return value[rows] if isinstance(value, np.ndarray) and value.ndim else value
+def _take_rows(column: Value, rows: Ints) -> Value:
+    return column[rows] if isinstance(column, np.ndarray) and column.ndim else column
 
 
 def build_placement_table(topology: Topology, degrees: Mapping[str, Ints]) -> PlacementTable:
-    """Cut every factorisation by every placement and keep the best, one of each kind."""
+    """Cut every factorisation by every placement, and keep those that no other beats, one of each kind."""
     options = searched_placements(topology)
     count = len(degrees["pp"])
     cuts = [cuts_by_axis(topology, option, degrees) for option in options]
@@ -258,19 +255,20 @@ def _select_cuts(cuts: list[Cut], placement: Ints, factorisation: Ints, count: i
 
 
 def _link_prices(topology: Topology, cuts: Mapping[str, tuple[Cut, ...]], count: int) -> NDArray[np.float64]:
-    """The quantities that decide: seconds per byte and latency of each group, and of a hop along pp. Shape [count, 2 (groups +
-    1)]."""
+    """Return the quantities that decide between placements, of shape [count, 2 · (groups + 1)].
+
+    They are seconds per byte and latency of each group, and of a hop along pp."""
     links = GroupLinks(topology, cuts)
-    borrowed = any(np.any(np.asarray(cut.size) > 1) for cut in cuts["ep"])
-    found = [
-        links.gather_link(group) for group in (*DECIDING_GROUPS, *(DECIDING_EXPERT_GROUPS if borrowed else ()))
+    has_expert_axis = any(np.any(np.asarray(cut.size) > 1) for cut in cuts["ep"])
+    deciding_links = [
+        links.gather_link(group) for group in (*DECIDING_GROUPS, *(DECIDING_EXPERT_GROUPS if has_expert_axis else ()))
     ] + [links.neighbour_link(("pp",))]
-    columns = [np.broadcast_to(v, count) for link in found for v in (link.seconds_per_byte, link.latency_s)]
+    columns = [np.broadcast_to(x, count) for link in deciding_links for x in (link.seconds_per_byte, link.latency_s)]
     return np.stack(columns, axis=1)
 
 
 def _undominated(prices: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which options [option, row] no other option equals or beats on all prices; of equals the first stays."""
+    """Return which placements [placement, row] no other equals or beats on all prices; of equals the first stays."""
     num_options = len(prices)
     keep = np.ones(prices.shape[:2], dtype=bool)
     for worse in range(num_options):

@@ -44,7 +44,9 @@ from shardwise.values.progress import Progress, ignore_progress
 
 @dataclass(slots=True)
 class CostTables:
-    """All sub-tables of one search. `block_row[placed row, micro-batch]` numbers the rows of the block tables."""
+    """All sub-tables of one search. `block_row[placement row, micro-batch]` numbers the rows of the block tables.
+
+    Keys are indices of choices: sequence parallelism (sp), ZeRO stage (zero), recompute."""
 
     activation: Mapping[tuple[int, int], Mapping[str, ActivationCost]]  # (sp, recompute) -> unit -> columns
     mode: Mapping[tuple[int, int], Ints]  # (sp, recompute) -> the fastest mode of each row, by its number
@@ -52,81 +54,80 @@ class CostTables:
     state: Mapping[tuple[int, int, int], Mapping[str, StateCost]]  # (sp, zero, recompute) -> unit -> columns
     state_offset: Mapping[
         tuple[int, int, int], Ints
-    ]  # the same -> what each block row adds to the placed row, by its mode
-    stages: Mapping[int, tuple[WorstStage, ...]]  # by schedule: those that can be the worst
+    ]  # same keys -> offset of each block row's mode in the state columns
+    stages: Mapping[int, tuple[WorstStage, ...]]  # by schedule: stages that can be the worst
     fullest: Mapping[int, Ints]  # by schedule, over (pp, virtual) numbers: layers of the stage that has the most
     stage_row: Ints  # [factorisation, virtual] -> number of (pp, virtual)
     waiting: Mapping[
         int, UnevenBubble | None
-    ]  # by schedule, likewise: what uneven virtual stages add; None: nothing anywhere
+    ]  # by schedule: bubble that uneven virtual stages add; None: none anywhere
 
 
 def build_cost_tables(
-    architecture: Architecture,
-    cluster: Cluster,
-    job: Job,
-    space: Space,
-    placed: PlacementTable,
-    families: Iterable[FamilyKey],
-    progress: Progress = ignore_progress,
-) -> CostTables:
+    architecture: Architecture, cluster: Cluster, job: Job, space: Space, placed: PlacementTable,
+    families: Iterable[FamilyKey], progress: Progress = ignore_progress,
+) -> CostTables:  # fmt: skip
     """Evaluate every sub-table once, for the families that occur."""
     inputs = TableInputs(architecture, cluster, job, space, placed, tuple(families))
     activation, mode, block_row = _build_block_tables(inputs, progress)
-    stages, waits, stage_row = StageTables(inputs).worst_stages()
-    fullest = {one: np.max([sum(stage.layers.values()) for stage in worst], axis=0) for one, worst in stages.items()}
+    stages, waiting, stage_row = StageTables(inputs).worst_stages()
+    fullest = {
+        number: np.max([sum(stage.layers.values()) for stage in worst], axis=0) for number, worst in stages.items()
+    }
     state, offset = _build_state_tables(inputs)
     offsets = {(sp, zero, policy): rows[mode[sp, policy]] for (sp, zero, policy), rows in offset.items()}
-    return CostTables(activation, mode, block_row, state, offsets, stages, fullest, stage_row, waits)
+    return CostTables(activation, mode, block_row, state, offsets, stages, fullest, stage_row, waiting)
 
 
 def _build_block_tables(
     inputs: TableInputs, progress: Progress
 ) -> tuple[dict[tuple[int, int], dict[str, ActivationCost]], dict[tuple[int, int], Ints], Ints]:
-    """By (sequence parallelism, recompute) the costs of each unit in the fastest mode of each row, and that mode; and the row of
-    each placed row with each micro-batch."""
+    """Price each unit in its fastest mode, by (sequence parallelism, recompute).
+
+    Returns the costs, the mode of each row, and the row of each placement row with each micro-batch."""
     links = inputs.placement_table.links(
         inputs.cluster.sustained_topology, np.arange(len(inputs.placement_table.placement))
     )
-    priced = [
-        links.gather_link(TP_AXES),
-        links.gather_link(("cp",)),
-        links.neighbour_link(("pp",)),
-        links.gather_link(EXPERT_AXES),
-    ]
-    priced += [links.gather_link(TP_AXES + EXPERT_AXES)] if inputs.architecture.num_experts else []
+    priced_links = [
+        links.gather_link(TP_AXES), links.gather_link(("cp",)), links.neighbour_link(("pp",)), links.gather_link(EXPERT_AXES)
+    ]  # fmt: skip
+    priced_links += [links.gather_link(TP_AXES + EXPERT_AXES)] if inputs.architecture.num_experts else []
     key = [inputs.degrees[axis] for axis in ("tp", "cp", "ep")]
-    key += [np.broadcast_to(v, len(key[0])) for link in priced for v in (link.seconds_per_byte, link.latency_s)]
+    key += [np.broadcast_to(x, len(key[0])) for link in priced_links for x in (link.seconds_per_byte, link.latency_s)]
     rows, inverse = number_distinct_rows(*key)
     sizes = np.array(inputs.space.choices.micro_batch_seqs, dtype=np.int64)
-    some = np.repeat(rows, len(sizes))
-    row = inverse[:, None] * len(sizes) + np.arange(len(sizes))[None, :]
-    either = sorted({key.sequence_parallel for key in inputs.families})
+    repeated_rows = np.repeat(rows, len(sizes))
+    block_row = inverse[:, None] * len(sizes) + np.arange(len(sizes))[None, :]
+    sequence_parallels = sorted({key.sequence_parallel for key in inputs.families})
     policies = range(len(inputs.space.choices.recompute))
     best: dict[tuple[int, int], tuple[dict[str, ActivationCost], Ints]] = {}
-    for sp in either:  # each with tables of its own: nothing is used twice, and two at once are much memory
-        by_mode = ModeTables(inputs, some, np.tile(sizes, len(rows)), sp)
+    for sp in sequence_parallels:  # tables of its own for each: nothing is shared, and two at once take much memory
+        by_mode = ModeTables(inputs, repeated_rows, np.tile(sizes, len(rows)), sp)
         for policy in policies:
-            progress("blocks derived", len(best), len(either) * len(policies))
+            progress("blocks derived", len(best), len(sequence_parallels) * len(policies))
             best[sp, policy] = by_mode.fastest_costs(policy)
-    return {f: costs for f, (costs, _) in best.items()}, {f: mode for f, (_, mode) in best.items()}, row
+    return ({k: costs for k, (costs, _) in best.items()}, {k: mode for k, (_, mode) in best.items()}, block_row)
 
 
 def _build_state_tables(
     inputs: TableInputs,
 ) -> tuple[dict[tuple[int, int, int], dict[str, StateCost]], dict[tuple[int, int, int], Ints]]:
-    """By (sequence parallelism, ZeRO stage, recompute): columns over the placed rows, once for each mode whose state is
-    derived otherwise, one behind the other; and where the rows of each mode begin."""
-    priced = StateTables(inputs)
+    """Price the units' state over the placement rows, by (sequence parallelism, ZeRO stage, recompute).
+
+    Modes whose state is derived differently follow one another in a column; also returns where the rows of each mode begin."""
+    states = StateTables(inputs)
     structures = {(key.sequence_parallel, zero) for key in inputs.families for zero in key.zero_stages}
     policies = range(len(inputs.space.choices.recompute))
-    found = {(sp, zero, policy): priced.state_costs(sp, zero, policy) for sp, zero in structures for policy in policies}
-    return {key: costs for key, (costs, _) in found.items()}, {key: rows for key, (_, rows) in found.items()}
+    tables = {
+        (sp, zero, policy): states.state_costs(sp, zero, policy) for sp, zero in structures for policy in policies
+    }
+    return {key: costs for key, (costs, _) in tables.items()}, {key: rows for key, (_, rows) in tables.items()}
 
 
 class ModeTables:
-    """Costs of units at some rows in each mode that can run there, and the fastest of these; with sequence parallelism or
-    without (`sp` is the number of the choice)."""
+    """Costs of units at some rows in each mode that can run there, and the fastest of these.
+
+    With or without sequence parallelism (`sp` is the index of the choice)."""
 
     def __init__(self, inputs: TableInputs, rows: Ints, micro_batch: Ints, sp: int) -> None:
         self.inputs = inputs
@@ -138,14 +139,16 @@ class ModeTables:
         )
         self.num_sizes = len(first)
         self.links = replace(inputs.placement_table.links(inputs.cluster.sustained_topology, rows), sizes=self.sizes)
-        last = {get_cp_variant(v).waits_for_last: v for v in self.choices.cp_variant}
-        self.values = {waits: inputs.values(rows[first], micro_batch[first], v) for waits, v in last.items()}
+        variants = {get_cp_variant(variant).waits_for_last: variant for variant in self.choices.cp_variant}
+        self.values = {
+            waits: inputs.values(rows[first], micro_batch[first], variant) for waits, variant in variants.items()
+        }
         self.degrees = {axis: column[rows] for axis, column in inputs.layout_degrees.items()}
         self.known: dict[Hashable, ActivationCost] = {}
-        self.pairs = any(get_schedule(one).runs_pairs for one in self.choices.schedule)
+        self.pairs = any(get_schedule(name).runs_pairs for name in self.choices.schedule)
 
     def fastest_costs(self, policy: int) -> tuple[dict[str, ActivationCost], Ints]:
-        """For each unit its cost in the fastest mode of each row, and which mode that is; the first of equals."""
+        """Return each unit's cost in the fastest mode of each row, and the index of that mode; of equals the first."""
         degrees = {**self.degrees, "sequence_parallel": self.sequence_parallel}
         possible = legal_modes(self.inputs.architecture, self.job, degrees, self.modes, self.choices.mode_rules)
         tried = [number for number, legal in enumerate(possible) if np.any(legal)]
@@ -160,14 +163,20 @@ class ModeTables:
     def unit_costs(self, policy: int, mode: ParallelMode) -> dict[str, ActivationCost]:
         family = make_scheme_of_mode(3, self.sequence_parallel, self.choices.recompute[policy], mode)
         waits = get_cp_variant(mode.cp_variant).waits_for_last
-        priced = {u: self.unit_cost(u, family, waits) for u in (*self.inputs.units, "carry")}
-        if any(p.recompute == policy and p.layers is not None for p in self.choices.policies):
+        costs = {unit: self.unit_cost(unit, family, waits) for unit in (*self.inputs.units, "carry")}
+        if any(choice.recompute == policy and choice.layers is not None for choice in self.choices.policies):
             plain = replace(family, recompute="none")
-            priced |= {NO_RECOMPUTE + u: self.unit_cost(u, plain, waits) for u in self.inputs.units if u in LAYER_UNITS}
-        return priced
+            costs |= {
+                NO_RECOMPUTE + unit: self.unit_cost(unit, plain, waits)
+                for unit in self.inputs.units
+                if unit in LAYER_UNITS
+            }
+        return costs
 
     def unit_cost(self, name: str, family: ShardingScheme, waits: bool) -> ActivationCost:
-        """The cost of a unit, once for all families in which it is derived alike."""
+        """Return the cost of a unit, computed once for all families that derive it alike."""
+        # The mode itself is not in the key: families that differ only in what this unit has no part in price it alike. Ring
+        # attention waits for the last rank, which its sizes depend on.
         key = name, priced_family(self.inputs.architecture.structure, family, name), waits
         if key not in self.known:
             cost = self.inputs.pricer.activation(name, family, self.values[waits], self.links)
@@ -178,25 +187,27 @@ class ModeTables:
         return self.known[key]
 
     def layer_seconds(self, costs: Mapping[str, ActivationCost]) -> Array:
-        """What a mode changes of a layer's time, whatever else overlaps with it; where it was measured, what shows."""
+        """Return the part of a layer's time that depends on the mode; under a measured stack communication as exposed."""
         block, share = costs["block"], exposed_share(self.inputs.cluster)
-        work = {"forward": block.forward_s, "backward": block.backward_s + block.recompute_s}
+        compute_by_phase = {"forward": block.forward_s, "backward": block.backward_s + block.recompute_s}
         total: Value = 0.0
-        for phase, compute_s in work.items():
+        for phase, compute_s in compute_by_phase.items():
             device_s = self.links.per_placement(compute_s)
             traffic = block.forward_traffic_s if phase == "forward" else block.backward_traffic_s
-            shown = (
+            visible_s = (
                 sum_values(traffic.values())
                 if share is None
                 else exposed_s(self.job.overlap_convention, device_s, traffic, (), share)
             )
-            total = total + device_s + shown
+            total = total + device_s + visible_s
         return np.broadcast_to(total, np.shape(self.degrees["cp"]))
 
     def select_by_mode(self, chosen: Ints, costs: Sequence[ActivationCost]) -> ActivationCost:
-        """Each column from the cost that was chosen for its row. What depends on sizes alone has a value for each row only here:
-        in all modes it would take more memory than the tables."""
-        rows = chosen * self.num_sizes + self.sizes  # of columns over sizes, one behind the other
+        """Select each column from the cost of the mode that was chosen for its row.
+
+        Columns over sizes get a value for each row only here: in all modes they would take more memory than the tables."""
+        # Columns over sizes are concatenated mode after mode; row i takes its size's value in the block of its mode.
+        rows = chosen * self.num_sizes + self.sizes
 
         def of_sizes(columns: Sequence[Value]) -> Value:
             if are_same_column(columns):
@@ -210,7 +221,7 @@ class ModeTables:
 
 
 class StateTables:
-    """Prices the units' state over all placed rows; equal derivations share one table."""
+    """Prices the units' state over all placement rows; equal derivations share one table."""
 
     def __init__(self, inputs: TableInputs) -> None:
         self.inputs, self.choices = inputs, inputs.space.choices
@@ -225,30 +236,30 @@ class StateTables:
         self.number_of: dict[int, tuple[UnitCostInputs, int]] = {}
 
     def state_costs(self, sp: int, zero: int, policy: int) -> tuple[dict[str, StateCost], Ints]:
-        """The cost of each unit in each mode that is derived otherwise than those before it, and where each mode's rows begin.
+        """Return the cost of each unit in each mode that is derived differently, and where each mode's rows begin.
 
         Modes are distinguished by what they move under ZeRO-3, which moves the most and is derived for the block tables anyway.
-        Below it no pass gathers weights, so that recomputation changes nothing.
-        """
-        stage, sequence_parallel = self.choices.zero_stage[zero], bool(self.choices.sequence_parallel[sp])
+        Below it no pass gathers weights, so recomputation changes nothing."""
+        zero_stage, sequence_parallel = self.choices.zero_stage[zero], bool(self.choices.sequence_parallel[sp])
         recompute = self.choices.recompute[policy]
         keys = [self.key(make_scheme_of_mode(3, sequence_parallel, recompute, mode)) for mode in self.inputs.modes]
-        different = list(dict.fromkeys(keys))
-        modes = [self.inputs.modes[keys.index(key)] for key in different]
+        distinct_keys = list(dict.fromkeys(keys))
+        modes = [self.inputs.modes[keys.index(key)] for key in distinct_keys]
         families = [
-            make_scheme_of_mode(stage, sequence_parallel, recompute if stage == 3 else "none", mode) for mode in modes
+            make_scheme_of_mode(zero_stage, sequence_parallel, recompute if zero_stage == 3 else "none", mode)
+            for mode in modes
         ]
-        held = (*self.inputs.units, *ModelEnds.of(self.inputs.architecture).units_without_passes)
-        costs = {unit: self.unit_cost(unit, families) for unit in held}
-        return costs, np.array([different.index(key) * self.num_rows for key in keys], dtype=np.int64)
+        units = (*self.inputs.units, *ModelEnds.of(self.inputs.architecture).units_without_passes)
+        costs = {unit: self.unit_cost(unit, families) for unit in units}
+        return costs, np.array([distinct_keys.index(key) * self.num_rows for key in keys], dtype=np.int64)
 
     def key(self, family: ShardingScheme) -> Hashable:
         return tuple(self.state_number(family, unit) for unit in self.inputs.units)
 
     def state_number(self, family: ShardingScheme, unit: str) -> int:
-        """The number of what a unit's state is derived as; each is looked at once."""
+        """Return a number that is equal for families in which the unit's state is derived alike."""
         parts = self.parts(family, unit)
-        if id(parts) not in self.number_of:
+        if id(parts) not in self.number_of:  # holds `parts`, so that their id is not used again
             self.number_of[id(parts)] = parts, self.numbers.setdefault(parts.state_key, len(self.numbers))
         return self.number_of[id(parts)][1]
 
@@ -256,7 +267,7 @@ class StateTables:
         return self.inputs.pricer.parts(self.inputs.pricer.complete_family(family), unit)
 
     def unit_cost(self, name: str, families: Sequence[ShardingScheme]) -> StateCost:
-        """The columns of a unit in each family."""
+        """Return the columns of a unit in each family."""
         key = name, families[0].zero_stage, tuple(self.state_number(family, name) for family in families)
         if key not in self.known:
             costs = [self.inputs.pricer.state(name, family, self.values, self.links) for family in families]
@@ -269,7 +280,7 @@ class StateTables:
 
 
 def _concatenate_costs(costs: Sequence[StateCost], num_rows: int) -> StateCost:
-    """Each column of the first cost, then that of the next; what is one number for all of them stays one."""
+    """Concatenate each column of the costs; a number that all of them share stays one number."""
 
     def column(parts: Sequence[Value]) -> Value:
         if all(np.ndim(part) == 0 and part == parts[0] for part in parts):

@@ -1,7 +1,6 @@
 """Price legal layouts and keep the best: the fastest, the Pareto front of time and memory, the one with the least memory.
 
-Entry point: `search_layouts`, which returns a `SearchResult`.
-"""
+Entry point: `search_layouts`, which returns a `SearchResult`."""
 
 from __future__ import annotations
 
@@ -44,13 +43,13 @@ from shardwise.values.errors import NothingFitsError
 from shardwise.values.loss_kernels import get_loss_kernel
 from shardwise.values.progress import Progress, ignore_progress
 
-BLOCK_ROWS = 131072  # rows that are priced at once: long enough that NumPy computes, short enough for the cache
-BOUND_SLACK = 1 - 1e-12  # for a bound: with zero parts, sums are rounded in another order
-MAX_KEPT_SHARE = 0.7  # of the columns of a chunk: where more are kept, what was gathered for all of them serves
+BLOCK_ROWS = 131072  # rows priced at once: enough to amortise NumPy's calls, few enough for the cache
+BOUND_SLACK = 1 - 1e-12  # of a bound: parts that are zero change the rounding of sums
+MAX_KEPT_SHARE = 0.7  # of a block's columns: if more are kept, columns gathered for all of them are reused
 
 
 class _WeightlessState(dict[str, StateCost]):
-    """The state of a unit without costs."""
+    """State of a unit without any cost."""
 
     def __missing__(self, unit: str) -> StateCost:
         nothing: dict[str, Any] = {field.name: 0.0 for field in fields(StateCost)}
@@ -65,14 +64,13 @@ def search_layouts(
     architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None, top: int = 64,
     reserve: float = 0.0, sample: int = 0, seed: int = 0, exhaustive: bool = False, progress: Progress = ignore_progress,
 ) -> SearchResult:  # fmt: skip
-    """The best legal layouts of the job on the cluster; one fits that leaves the share `reserve` of the memory free.
+    """Search the best legal layouts of a job. A layout fits if it leaves the share `reserve` of the memory free.
 
-    Memory is priced of all of them, the step time of those that fit and that a bound does not leave out; `exhaustive`: of all,
-    with the same result.
+    The memory of all layouts is priced, the step time only of those that fit and may still be kept by a lower bound;
+    `exhaustive` prices the time of all, with the same result. `sample` keeps about so many rows at random, so that tests can
+    compare them with the scalar price. `cpu_seconds` of the result includes the derivation.
 
-    Raises `NothingFitsError` when the choices leave no legal layout. `cpu_seconds` counts everything, the derivation
-    included. `sample` keeps about so many rows at random, to be held against the scalar path.
-    """
+    Raises `NothingFitsError` if the choices leave no legal layout."""
     started = time.process_time()
     space = build_space(architecture, job, cluster.num_devices, choices or Choices())
     if not len(space.factorisation):
@@ -81,17 +79,17 @@ def search_layouts(
         raise NothingFitsError(
             f"no legal layout: all {space.num_candidates:,} candidates break a rule ({rules})\n{nearest}"
         )
-    front = BestRows(top, cluster.chip.memory_bytes * (1 - reserve), len(space.degrees["pp"]))
-    run = _LayoutSearch(architecture, cluster, job, space, front, progress)
-    run.exhaustive = exhaustive
-    run.sample(sample, seed)
-    run.price_all()
-    return run.result(started)
+    best = BestRows(top, cluster.chip.memory_bytes * (1 - reserve), len(space.degrees["pp"]))
+    search = _LayoutSearch(architecture, cluster, job, space, best, progress)
+    search.exhaustive = exhaustive
+    search.sample(sample, seed)
+    search.price_all()
+    return search.result(started)
 
 
 class _LayoutSearch:
     def __init__(
-        self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, front: BestRows, progress: Progress
+        self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, best: BestRows, progress: Progress
     ) -> None:
         self.cluster, self.job, self.space, self.progress = cluster, job, space, progress
         self.stepwise = get_loss_kernel(loss_kind(cluster, job)).stepwise
@@ -107,7 +105,7 @@ class _LayoutSearch:
         self.tables: CostTables = build_cost_tables(
             architecture, cluster, job, space, self.placed, self.families, progress
         )
-        self.best_rows = front
+        self.best_rows = best
         self.sampled: list[RankedRow] = []
         self.sample_probability = 0.0
         self.exhaustive = False
@@ -115,7 +113,7 @@ class _LayoutSearch:
 
     @property
     def num_rows(self) -> int:
-        """Candidates with each of their placements and policies."""
+        """Candidates times their placements and policies."""
         return int(self.placed.count[self.space.factorisation].sum()) * len(self.space.choices.policies)
 
     def sample(self, count: int, seed: int) -> None:
@@ -123,26 +121,25 @@ class _LayoutSearch:
         self.sample_probability = min(1.0, count / max(1, self.num_rows))
         self.random = np.random.default_rng(seed)
 
-    def sample_rows(self, seconds: Floats, memory: Floats, chunk: RowBlock) -> None:
+    def sample_rows(self, seconds: Floats, memory: Floats, block: RowBlock) -> None:
         for index in (
             np.flatnonzero(self.random.random(seconds.size) < self.sample_probability).tolist()
             if self.sample_probability
             else ()
         ):
-            self.sampled.append(chunk.row(seconds, memory, index))
+            self.sampled.append(block.row(seconds, memory, index))
 
     def price_all(self) -> None:
-        """Go through the families, and through each in chunks."""
         total = self.num_rows
         for family, rows in self.families.items():
             for candidate, placed in self.iterate_blocks(rows, len(family.zero_stages)):
-                priced = _BlockPricer(self, family, candidate, placed)
-                for number in range(len(self.space.choices.policies)):
+                pricer = _BlockPricer(self, family, candidate, placed)
+                for policy_index in range(len(self.space.choices.policies)):
                     self.progress("layouts priced", self.best_rows.num_rows, total)
-                    self.price(priced, number)
+                    self.price(pricer, policy_index)
 
     def iterate_blocks(self, rows: Ints, num_lines: int) -> Iterator[tuple[Ints, Ints]]:
-        """Candidates with each of their placements, some thousands at a time."""
+        """Yield blocks of candidates with each of their placements."""
         count = self.placed.count[self.space.factorisation[rows]]
         candidate = np.repeat(rows, count)
         offset = np.arange(len(candidate)) - np.repeat(np.cumsum(count) - count, count)
@@ -151,39 +148,43 @@ class _LayoutSearch:
         for start in range(0, len(candidate), size):
             yield candidate[start : start + size], placed[start : start + size]
 
-    def price(self, rows: _BlockPricer, number: int) -> None:
-        """Memory of every row of a chunk under a policy, and the step time of those that may be kept."""
-        policy = self.space.choices.policies[number]
-        memory = rows.memory_bytes(policy)
-        chunk = RowBlock(rows.candidate, rows.placed, number, rows.factorisation, rows.even)
+    def price(self, pricer: _BlockPricer, policy_index: int) -> None:
+        """Price the memory of a block under a policy, and the step time of the columns that may be kept."""
+        policy = self.space.choices.policies[policy_index]
+        memory = pricer.memory_bytes(policy)
+        block = RowBlock(pricer.candidate, pricer.placed, policy_index, pricer.factorisation, pricer.even)
         fits = self.best_rows.count_fitting(memory)
         if not (self.exhaustive or self.sample_probability):
-            kept = np.flatnonzero(self.best_rows.may_be_kept(rows.bound_s(policy) * BOUND_SLACK, memory, fits, chunk))
-            if not len(kept):
+            columns = np.flatnonzero(
+                self.best_rows.may_be_kept(pricer.bound_s(policy) * BOUND_SLACK, memory, fits, block)
+            )
+            if not len(columns):
                 return
-            if len(kept) < MAX_KEPT_SHARE * len(rows.candidate):
-                rows, memory, fits = rows.select_columns(kept), memory[:, kept], fits[:, kept]
-                chunk = RowBlock(rows.candidate, rows.placed, number, rows.factorisation, rows.even)
-        seconds = rows.step_s(policy)
-        self.sample_rows(seconds, memory, chunk)
-        self.best_rows.add(seconds, memory, fits, chunk)
+            if len(columns) < MAX_KEPT_SHARE * len(pricer.candidate):
+                pricer, memory, fits = pricer.select_columns(columns), memory[:, columns], fits[:, columns]
+                block = RowBlock(pricer.candidate, pricer.placed, policy_index, pricer.factorisation, pricer.even)
+        seconds = pricer.step_s(policy)
+        self.sample_rows(seconds, memory, block)
+        self.best_rows.add(seconds, memory, fits, block)
 
     def recompute_layers(self, policy: RecomputeOffload, schedule: int, stage_row: Ints) -> Any:
-        """How many layers of a stage recompute at most, for some rows of stages; None: all."""
+        """Return how many layers of a stage recompute at most, for some rows of stages; None: all."""
         if not isinstance(policy.layers, float):
             return policy.layers
         return np.ceil(policy.layers * self.tables.fullest[schedule].take(stage_row)).astype(np.int64)
 
-    def layout(self, candidate: int, placed: int, number: int) -> Layout:
-        """The layout of one row."""
+    def layout(self, candidate: int, placed: int, policy_index: int) -> Layout:
+        """Build the layout of one row."""
         space, choices = self.space, self.space.choices
-        policy = choices.policies[number]
+        policy = choices.policies[policy_index]
         stage_row = self.tables.stage_row[space.factorisation[candidate], space.virtual[candidate]]
-        again = self.recompute_layers(policy, int(space.schedule[candidate]), np.array([stage_row]))
+        recompute_layers = self.recompute_layers(policy, int(space.schedule[candidate]), np.array([stage_row]))
         sp, micro_batch = int(space.sequence_parallel[candidate]), int(space.micro_batch[candidate])
-        row = self.tables.block_row[placed, micro_batch]
-        mode = self.modes[self.tables.mode[sp, policy.recompute][row]]
-        degrees: dict[str, Any] = {axis: int(c[space.factorisation[candidate]]) for axis, c in space.degrees.items()}
+        block_row = self.tables.block_row[placed, micro_batch]
+        mode = self.modes[self.tables.mode[sp, policy.recompute][block_row]]
+        degrees: dict[str, Any] = {
+            axis: int(column[space.factorisation[candidate]]) for axis, column in space.degrees.items()
+        }
         virtual = choices.num_virtual_stages[space.virtual[candidate]]
         schedule = choices.schedule[space.schedule[candidate]]
         experts = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
@@ -191,7 +192,9 @@ class _LayoutSearch:
             **{**degrees, **experts}, num_virtual_stages=virtual, zero_stage=choices.zero_stage[space.zero[candidate]],
             sequence_parallel=bool(choices.sequence_parallel[sp]), micro_batch_seqs=choices.micro_batch_seqs[micro_batch],
             cp_variant=mode.cp_variant, async_tp=mode.async_tp, recompute=choices.recompute[policy.recompute],
-            recompute_layers=again if again is None or isinstance(again, int) else int(again[0]),
+            recompute_layers=(
+                recompute_layers if recompute_layers is None or isinstance(recompute_layers, int) else int(recompute_layers[0])
+            ),
             offload=policy.offload,  # type: ignore[arg-type]
             schedule=natural_schedule(degrees["pp"], virtual) if schedule == NATURAL else schedule,
             placement=self.placed.placements[self.placed.placement[placed]],
@@ -202,24 +205,25 @@ class _LayoutSearch:
 
     def result(self, started: float) -> SearchResult:
         choices, degrees = self.space.choices, self.space.degrees
-        values: dict[str, list[Any]] = {axis: np.unique(column).tolist() for axis, column in degrees.items()}
-        values |= {
-            name: list(value) for name in choices.__slots__ if isinstance(value := getattr(choices, name), tuple)
+        space: dict[str, list[Any]] = {axis: np.unique(column).tolist() for axis, column in degrees.items()}
+        space |= {
+            name: list(options) for name in choices.__slots__ if isinstance(options := getattr(choices, name), tuple)
         }
-        values["placement"] = [str(option) for option in self.placed.placements]
+        space["placement"] = [str(option) for option in self.placed.placements]
         return SearchResult(
             tuple(map(self.priced_layout, self.best_rows.rows)), tuple(map(self.priced_layout, self.best_rows.pareto)),
             self.priced_layout(self.best_rows.least_memory),
             tuple(map(self.priced_layout, self.best_rows.fastest.rows)),
             tuple(map(self.priced_layout, self.best_rows.fastest_even.rows)), tuple(map(self.priced_layout, self.sampled)),
-            values, self.space.num_candidates, self.best_rows.num_rows, self.best_rows.num_fitting,
+            space, self.space.num_candidates, self.best_rows.num_rows, self.best_rows.num_fitting,
             self.space.num_illegal_by_rule, time.process_time() - started,
         )  # fmt: skip
 
 
 class _BlockPricer:
-    """Some columns of one family: candidates on their placements, and a line for each ZeRO stage of the family. What does not
-    depend on that stage is worked out once for all of them."""
+    """Columns of one family: candidates on their placements, with a line for each ZeRO stage of the family.
+
+    What does not depend on the ZeRO stage is computed once for all lines."""
 
     def __init__(self, search: _LayoutSearch, family: FamilyKey, candidate: Ints, placed: Ints) -> None:
         self.search, self.family, self.candidate, self.placed = search, family, candidate, placed
@@ -228,17 +232,18 @@ class _BlockPricer:
         micro_batch, virtual = space.micro_batch.take(candidate), space.virtual.take(candidate)
         self.block_row = tables.block_row[placed, micro_batch]
         self.stage_row = tables.stage_row[self.factorisation, virtual]
-        degrees: dict[str, Any] = {a: space.degrees[a].take(self.factorisation) for a in ("dp", "fsdp", "pp")}
+        degrees: dict[str, Any] = {axis: space.degrees[axis].take(self.factorisation) for axis in ("dp", "fsdp", "pp")}
         degrees["micro_batch_seqs"] = np.array(space.choices.micro_batch_seqs).take(micro_batch)
-        m = num_micro_batches(search.job, degrees)
-        v = np.array(space.choices.num_virtual_stages).take(virtual)
+        micro_batches = num_micro_batches(search.job, degrees)
+        virtual_stages = np.array(space.choices.num_virtual_stages).take(virtual)
         waiting = tables.waiting[family.schedule]
-        uneven = waiting.of(self.stage_row).for_micro_batches(m) if waiting else 0.0
-        self.pipeline = Pipeline(space.choices.schedule[family.schedule], degrees["pp"], v, m, uneven)
+        uneven = waiting.of(self.stage_row).for_micro_batches(micro_batches) if waiting else 0.0
+        self.pipeline = Pipeline(
+            space.choices.schedule[family.schedule], degrees["pp"], virtual_stages, micro_batches, uneven
+        )
         self.known: dict[RecomputeOffload, list[PricedStage]] = {}
 
     def select_columns(self, columns: Ints) -> _BlockPricer:
-        """Some of the columns."""
         return _BlockPricer(self.search, self.family, self.candidate[columns], self.placed[columns])
 
     def step_s(self, policy: RecomputeOffload) -> Floats:
@@ -246,15 +251,18 @@ class _BlockPricer:
         return self.slowest_s(self.stages(policy))
 
     def bound_s(self, policy: RecomputeOffload) -> Floats:
-        """What a step takes at least, over columns: what the last stage does with weights that take no time.
-        Each sum and maximum of its price is no less with more of anything, so that the whole is none either."""
+        """Lower bound of each column's step: its last stage with weightless state.
+
+        Each sum and maximum in the price of a step only grows with its parts, so leaving out other stages and the state cannot
+        raise it."""
         stages = [replace(stage, state=WEIGHTLESS) for stage in self.stages(policy)[-1:]]
         bound: Floats = self.slowest_s(stages)[0]
         return bound
 
     def slowest_s(self, stages: Sequence[PricedStage]) -> Floats:
-        """Step time of the slowest of some stages; the columns that each is summed from are freed at once, so that the next find
-        room in the cache."""
+        """Step time of the slowest of some stages.
+
+        The columns of one stage are freed before the next, so that these find room in the cache."""
         slowest = np.zeros((len(self.family.zero_stages), len(self.candidate)))
         for stage in stages:
             step = StageStep(stage=stage, overlap=self.search.job.overlap_convention, share=self.search.exposed)
@@ -265,10 +273,10 @@ class _BlockPricer:
         """Memory of a device of the fullest stage."""
         fullest = np.zeros((len(self.family.zero_stages), len(self.candidate)))
         for stage, worst in zip(self.stages(policy), self.worst, strict=True):
-            number = worst.number.take(self.stage_row)
+            stage_number = worst.number.take(self.stage_row)
             holding = 1.0 if worst.holding is None else worst.holding.take(self.stage_row)
             memory = price_device_memory(
-                stage, number, self.search.cluster.chip, holding=holding, stepwise=self.search.stepwise
+                stage, stage_number, self.search.cluster.chip, holding=holding, stepwise=self.search.stepwise
             )
             np.maximum(fullest, sum_values(MEMORY.values(memory).values()), out=fullest)
         return fullest
@@ -278,7 +286,7 @@ class _BlockPricer:
         return self.search.tables.stages[self.family.schedule][: 1 if self.family.single else None]
 
     def stages(self, policy: RecomputeOffload) -> list[PricedStage]:
-        """The stages that can be the slowest or the fullest."""
+        """Stages that can be the slowest or the fullest."""
         if policy not in self.known:
             self.known = {policy: self._stages(policy)}
         return self.known[policy]
@@ -291,36 +299,40 @@ class _BlockPricer:
         rows = self.placed + tables.state_offset[keys[0]].take(self.block_row)
         units = tables.state[keys[0]]
         state: Any = {unit: GatheredColumns([tables.state[key][unit] for key in keys], rows) for unit in units}
-        again = search.recompute_layers(policy, family.schedule, self.stage_row)
+        recompute_layers = search.recompute_layers(policy, family.schedule, self.stage_row)
         host = search.hosts[policy.offload]
         return [
             PricedStage(
-                counts=self.counts(one, again), activation=activation, state=state, pipeline=self.pipeline, host=host
+                counts=self.counts(stage, recompute_layers),
+                activation=activation,
+                state=state,
+                pipeline=self.pipeline,
+                host=host,
             )
-            for one in self.worst
-        ]
+            for stage in self.worst
+        ]  # fmt: skip
 
-    def counts(self, stage: WorstStage, again: Any) -> StageCounts:
-        """Contents of a stage; `again` is how many of its layers recompute at most."""
+    def counts(self, stage: WorstStage, recompute_layers: Any) -> StageCounts:
+        """Return the contents of a stage, of which at most `recompute_layers` layers recompute."""
         layers = {k: n.take(self.stage_row) if isinstance(n, np.ndarray) else n for k, n in stage.layers.items()}
         carries = 0 if self.family.single else self.pipeline.num_virtual_stages * self.pipeline.ends
         last = bool(self.family.single) or stage.last
         return stage_counts(
-            layers, self.search.model, first=stage.first, last=last, carries=carries, recompute_layers=again
+            layers, self.search.model, first=stage.first, last=last, carries=carries, recompute_layers=recompute_layers
         )
 
 
 class PricedLayout:
-    """A layout that the search kept, with its time and its memory; `made` is the layout, or makes it on first use."""
+    """A layout that the search kept, with its time and memory. The layout may be given as a function that builds it on first
+    use."""
 
     __slots__ = ("_made", "memory_bytes", "step_time_s")
 
-    def __init__(self, made: Layout | Callable[[], Layout], step_time_s: float, memory_bytes: float) -> None:
-        self._made, self.step_time_s, self.memory_bytes = made, step_time_s, memory_bytes
+    def __init__(self, layout: Layout | Callable[[], Layout], step_time_s: float, memory_bytes: float) -> None:
+        self._made, self.step_time_s, self.memory_bytes = layout, step_time_s, memory_bytes
 
     @property
     def layout(self) -> Layout:
-        """The layout."""
         if not isinstance(self._made, Layout):
             self._made = self._made()
         return self._made
@@ -340,9 +352,11 @@ class PricedLayout:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """`best`: fitting layouts by step time; `pareto`: by memory; `least_memory`: the least memory of all, fitting
-    or not; `by_factorisation`: the fastest fitting layout of each way to factor the devices over the axes, `even` the same of
-    those that share the batch out evenly."""
+    """Layouts that a search kept, and its statistics.
+
+    `best`: fitting layouts by step time; `pareto`: by memory; `least_memory`: fitting or not; `by_factorisation`: the fastest
+    fitting layout of each factorisation of the devices over the axes; `even`: the same among those that split the batch evenly.
+    """
 
     best: tuple[PricedLayout, ...]
     pareto: tuple[PricedLayout, ...]

@@ -1,4 +1,4 @@
-"""What all sub-tables of a search are evaluated from."""
+"""Inputs of all sub-tables of a search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwise.values.symbolic import CachedSymbolValues, SymbolValues
 
 
 class TableInputs:
-    """A search's question, its placed rows, the families that occur, and what units are priced with."""
+    """The question of a search, its placement rows, the families that occur, and the pricer of units."""
 
     def __init__(
         self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, placed: PlacementTable,
@@ -31,12 +31,9 @@ class TableInputs:
         )
         self.families = families
         self.pricer = UnitPricer(
-            architecture,
-            chip_rates(cluster.chip, cluster.calibration),
-            get_precision(job.precision),
-            loss_kind(cluster, job),
-            job.optimizer,
-        )
+            architecture, chip_rates(cluster.chip, cluster.calibration), get_precision(job.precision),
+            loss_kind(cluster, job), job.optimizer,
+        )  # fmt: skip
         self.layout_degrees = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
         self.degrees = atomic_degrees(architecture, self.layout_degrees)
         self.units = tuple(unit_counts(architecture))
@@ -44,5 +41,5 @@ class TableInputs:
 
     def values(self, rows: Ints, micro_batch: Ints, cp_variant: str = "all_gather") -> SymbolValues:
         degrees = {axis: column[rows] for axis, column in self.degrees.items()} | {"micro_batch_seqs": micro_batch}
-        found = unit_values(self.architecture, self.job.seq_len, degrees, cp_variant, self.job.attended_tokens)
-        return CachedSymbolValues(found)
+        symbol_values = unit_values(self.architecture, self.job.seq_len, degrees, cp_variant, self.job.attended_tokens)
+        return CachedSymbolValues(symbol_values)
