@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.cluster_sizes import iterate_sizes
@@ -17,7 +16,6 @@ from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.problem import PRICE_FIELD, Limits
 from shardwise.price.reliability import Reliability
 from shardwise.price.training_run import Run
-from shardwise.search.loss_time import LossPoint
 from shardwise.search.plan import Plan
 from shardwise.search.planner import add_other_stack_gain, make_plan
 from shardwise.search.verdicts import MODEL_ERROR
@@ -36,32 +34,31 @@ def plan_clusters(
     choices: Choices | None = None, reliability: Reliability | None = None, progress: Progress = ignore_progress,
 ) -> Comparison:  # fmt: skip
     """Plan a job on each cluster and choose one (`choose_contender`). A cluster on which nothing fits stays, with the reason."""
-    applied = limits or Limits()
-    comparison = choose_contender(
-        [_plan_contender(architecture, cluster, job, applied, choices, reliability, progress) for cluster in clusters], applied
-    )  # fmt: skip
-    return replace(
-        comparison, contenders=add_gain_to_chosen(comparison.contenders, comparison.chosen, choices, progress)
-    )
-
-
-def _plan_contender(
-    architecture: Architecture, cluster: Cluster, job: Job, limits: Limits, choices: Choices | None,
-    reliability: Reliability | None, progress: Progress,
-) -> Contender:  # fmt: skip
-    plan, problem = None, None
-    try:
-        plan = make_plan(
-            architecture, cluster, job, choices=choices, reliability=reliability,
-            progress=prefix_progress(progress, cluster.name), elsewhere=False,
+    limits, contenders = limits or Limits(), []
+    for cluster in clusters:
+        plan, problem = None, None
+        try:
+            plan = make_plan(
+                architecture, cluster, job, choices=choices, reliability=reliability,
+                progress=prefix_progress(progress, cluster.name), elsewhere=False,
+            )  # fmt: skip
+        except (NothingFitsError, MissingValueError) as error:
+            problem = str(error)
+        run = plan.run if plan else None
+        contenders.append(
+            Contender(
+                cluster=cluster.name, chip=cluster.chip.name, num_devices=cluster.num_devices, plan=plan, problem=problem,
+                in_time=limits.in_time(run), within_budget=limits.within_budget(run),
+            )
         )  # fmt: skip
-    except (NothingFitsError, MissingValueError) as error:
-        problem = str(error)
-    run = plan.run if plan else None
-    return Contender(
-        cluster=cluster.name, chip=cluster.chip.name, num_devices=cluster.num_devices, plan=plan, problem=problem,
-        in_time=limits.in_time(run), within_budget=limits.within_budget(run),
-    )  # fmt: skip
+    comparison = choose_contender(contenders, limits)
+    if comparison.chosen is None or comparison.plan is None:
+        return comparison
+    plan = add_other_stack_gain(
+        comparison.plan, choices, progress
+    )  # of the chosen plan only: it takes as long as a plan
+    contenders[comparison.chosen] = replace(contenders[comparison.chosen], plan=plan)
+    return replace(comparison, contenders=tuple(contenders))
 
 
 def describe_missed_limits(limits: Limits, run: Run) -> list[str]:
@@ -234,7 +231,8 @@ def choose_contender(contenders: Sequence[Contender], limits: Limits) -> Compari
     its step time."""
     able = [i for i, contender in enumerate(contenders) if contender.plan and (not limits or limits.met(contender.run))]
     if not able:
-        return Comparison(contenders=tuple(contenders), limits=limits, chosen=None, reason=_no_choice_text(limits))
+        reason = f"no cluster meets the {limit_names(limits)}" if limits else "no layout fits on any of the clusters"
+        return Comparison(contenders=tuple(contenders), limits=limits, chosen=None, reason=reason)
     measure, reason = _deciding_measure([contenders[i] for i in able], limits)
     ranked = sorted(able, key=lambda i: measure(contenders[i]))
     if len(ranked) > 1:
@@ -244,15 +242,10 @@ def choose_contender(contenders: Sequence[Contender], limits: Limits) -> Compari
     return Comparison(contenders=tuple(contenders), limits=limits, chosen=ranked[0], reason=reason)
 
 
-def _no_choice_text(limits: Limits) -> str:
-    limit_names = [
-        name for name, limit in (("deadline", limits.deadline_s), ("budget", limits.budget_usd)) if limit is not None
-    ]
-    return (
-        f"no cluster meets the {' and the '.join(limit_names)}"
-        if limit_names
-        else "no layout fits on any of the clusters"
-    )
+def limit_names(limits: Limits) -> str:
+    """Return the names of the limits that are set: "deadline", "budget", "deadline and the budget" or ""."""
+    named = {"deadline": limits.deadline_s, "budget": limits.budget_usd}
+    return " and the ".join(name for name, limit in named.items() if limit is not None)
 
 
 def _deciding_measure(eligible: Sequence[Contender], limits: Limits) -> tuple[Callable[[Contender], float], str]:
@@ -284,16 +277,3 @@ def _run_usd(contender: Contender) -> float:
     assert contender.run
     assert contender.run.usd is not None
     return contender.run.usd
-
-
-PlanHolder = TypeVar("PlanHolder", Contender, LossPoint)  # what may have a plan, one of many
-
-
-def add_gain_to_chosen(
-    holders: Sequence[PlanHolder], chosen: int | None, choices: Choices | None, progress: Progress
-) -> tuple[PlanHolder, ...]:
-    """Return the same holders of plans, with the gain of another stack in the chosen one's plan."""
-    updated = list(holders)
-    if chosen is not None and (plan := updated[chosen].plan) is not None:
-        updated[chosen] = replace(updated[chosen], plan=add_other_stack_gain(plan, choices, progress))
-    return tuple(updated)

@@ -6,7 +6,7 @@ Entry point: `plan_to_loss`. The result also says whether another noise scale wo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from shardwise.batch_size.tradeoff import LossTarget
@@ -16,17 +16,16 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.price.problem import PRICE_FIELD, Limits
 from shardwise.price.reliability import Reliability
-from shardwise.search.compare_clusters import add_gain_to_chosen
+from shardwise.search.compare_clusters import limit_names
 from shardwise.search.loss_time import (
     Goal,
     LossPoint,
     LossSearch,
-    LossTime,
     NoiseSensitivity,
     time_to_loss,
     training_run_to_loss,
 )
-from shardwise.search.planner import make_plan
+from shardwise.search.planner import add_other_stack_gain, make_plan
 from shardwise.search.verdicts import RESOLUTION
 from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
 from shardwise.values.progress import Progress, ignore_progress, prefix_progress
@@ -57,40 +56,43 @@ def plan_to_loss(
     `batches` are tokens (default: doublings around the noise scale, `batches_around`). `goal`: "time" (default), or "usd"
     (default with a deadline). Of plans whose times a prediction cannot tell apart, the cheaper one is chosen. Raises
     `NothingFitsError` if no point has a plan."""
-    applied = limits or Limits()
-    batch_sizes = tuple(batches) or batches_around(target.noise.tokens, job.seq_len)
-    pairs = [(cluster, batch) for cluster in clusters for batch in batch_sizes]
-    points = []
+    limits, points = limits or Limits(), []
+    pairs = [
+        (cluster, batch)
+        for cluster in clusters
+        for batch in tuple(batches) or batches_around(target.noise.tokens, job.seq_len)
+    ]
     for number, (cluster, batch) in enumerate(pairs, 1):
-        prefixed = prefix_progress(progress, f"{number} of {len(pairs)}: {cluster.name}, batch {format_binary(batch)}")
-        points.append(_plan_point(architecture, cluster, job, batch, target, applied, choices, reliability, prefixed))
+        point = LossPoint(
+            cluster=cluster.name, chip=cluster.chip.name, num_devices=cluster.num_devices, batch_tokens=batch
+        )
+        try:
+            # The run of its job is the one to the loss: days and dollars of a plan file are those that the search compares.
+            tokens = None if target.tokens is None else target.tokens_to_loss(batch)
+            plan = make_plan(
+                architecture, cluster, replace(job, global_batch_tokens=batch, tokens=tokens), choices=choices,
+                reliability=reliability, elsewhere=False,
+                progress=prefix_progress(
+                    progress, f"{number} of {len(pairs)}: {cluster.name}, batch {format_binary(batch)}"
+                ),
+            )  # fmt: skip
+        except (InputError, MissingValueError, NothingFitsError) as error:
+            points.append(replace(point, problem=str(error)))
+            continue
+        within_limits = not limits or limits.met(training_run_to_loss(plan, target, reliability))
+        time = time_to_loss(plan, target, reliability)
+        points.append(replace(point, plan=replace(plan, to_loss=target), time=time, within_limits=within_limits))
     if not any(point.plan for point in points):
         raise NothingFitsError(*(f"{point.name}: {point.problem}" for point in points))
-    objective: Goal = goal or ("usd" if applied.deadline_s is not None else "time")
-    search = LossSearch(target=target, points=tuple(points), limits=applied, goal=objective, chosen=None, reason="")
-    search = choose_point(search)
-    points_with_gain = add_gain_to_chosen(search.points, search.chosen, choices, progress)
-    return replace(search, points=points_with_gain, sensitivity=tuple(noise_sensitivity(search)))
-
-
-def _plan_point(
-    architecture: Architecture, cluster: Cluster, job: Job, batch: int, target: LossTarget, limits: Limits,
-    choices: Choices | None, reliability: Reliability | None, progress: Progress,
-) -> LossPoint:  # fmt: skip
-    point = LossPoint(cluster=cluster.name, chip=cluster.chip.name, num_devices=cluster.num_devices, batch_tokens=batch)
-    try:
-        # The run of its job is the one to the loss: days and dollars of a plan file are those that the search compares.
-        tokens = None if target.tokens is None else target.tokens_to_loss(batch)
-        batch_job = replace(job, global_batch_tokens=batch, tokens=tokens)
-        plan = make_plan(
-            architecture, cluster, batch_job, choices=choices, reliability=reliability, progress=progress, elsewhere=False
-        )  # fmt: skip
-    except (InputError, MissingValueError, NothingFitsError) as error:
-        return replace(point, problem=str(error))
-    return replace(
-        point, plan=replace(plan, to_loss=target), time=time_to_loss(plan, target, reliability),
-        within_limits=not limits or limits.met(training_run_to_loss(plan, target, reliability)),
-    )  # fmt: skip
+    goal = goal or ("usd" if limits.deadline_s is not None else "time")
+    search = choose_point(
+        LossSearch(target=target, points=tuple(points), limits=limits, goal=goal, chosen=None, reason="")
+    )
+    sensitivity = tuple(noise_sensitivity(search))
+    if search.chosen is not None and search.plan is not None:  # of the chosen plan only: it takes as long as a plan
+        plan = add_other_stack_gain(search.plan, choices, progress)
+        points[search.chosen] = replace(points[search.chosen], plan=plan)
+    return replace(search, points=tuple(points), sensitivity=sensitivity)
 
 
 # How far off a noise scale without an interval may be. A choice: McCandlish et al. 2018 find B_simple and the critical batch of
@@ -99,50 +101,32 @@ NOISE_UNCERTAINTY = 2.0
 
 
 def choose_point(search: LossSearch) -> LossSearch:
-    """Return the search with its chosen point and the reason."""
-    eligible = [i for i, point in enumerate(search.points) if point.time and point.within_limits]
+    """Return the search with its chosen point and the reason.
+
+    For the goal "time" the soonest; of those that a prediction cannot tell from it, the cheapest. For "usd" the other way
+    round. If any point has no price, chip-hours decide in place of dollars."""
+    eligible = {i: point.time for i, point in enumerate(search.points) if point.time and point.within_limits}
     if not eligible:
-        limits_by_name = {"deadline": search.limits.deadline_s, "budget": search.limits.budget_usd}
-        limit_names = " and the ".join(name for name, limit in limits_by_name.items() if limit is not None)
-        return replace(search, chosen=None, reason=f"no batch on any cluster meets the {limit_names}")
-    chosen, reason = _choose_by_time(search, eligible) if search.goal == "time" else _choose_by_usd(search, eligible)
-    return replace(search, chosen=chosen, reason=reason + ("" if not search.limits else " within the limits"))
+        return replace(search, chosen=None, reason=f"no batch on any cluster meets the {limit_names(search.limits)}")
+    unpriced_chips = sorted({search.points[i].chip for i, time in eligible.items() if time.usd is None})
 
+    def seconds(i: int) -> float:
+        return eligible[i].loss_s
 
-def _times_by_number(search: LossSearch, numbers: Sequence[int]) -> dict[int, LossTime]:
-    return {i: time for i in numbers if (time := search.points[i].time)}
+    def cost(i: int) -> float:
+        return eligible[i].chip_hours if unpriced_chips else eligible[i].usd or 0.0
 
-
-def _choose_by_time(search: LossSearch, eligible: Sequence[int]) -> tuple[int, str]:
-    """Return the soonest point; of those that a prediction cannot tell from it, the cheapest."""
-    times = _times_by_number(search, eligible)
-    soonest = min(times, key=lambda i: times[i].loss_s)
-    near = [i for i in times if times[i].loss_s <= times[soonest].loss_s * (1 + RESOLUTION)]
-    best = min(near, key=_dollar_cost(search, times))
-    return best, "the soonest at the loss" + (
-        "" if best == soonest else f", and the cheapest of those within {RESOLUTION:.0%} of it"
-    )
-
-
-def _choose_by_usd(search: LossSearch, eligible: Sequence[int]) -> tuple[int, str]:
-    """Return the cheapest point; of those that a prediction cannot tell from it, the soonest."""
-    times = _times_by_number(search, eligible)
-    cost = _dollar_cost(search, times)
-    cheapest = min(times, key=cost)
-    near = [i for i in times if cost(i) <= cost(cheapest) * (1 + RESOLUTION)]
-    best = min(near, key=lambda i: times[i].loss_s)
-    unpriced_chips = sorted({search.points[i].chip for i in times if times[i].usd is None})
-    reason = "the fewest dollars to the loss"
-    if unpriced_chips:
-        reason = f"the fewest chip-hours to the loss (no sourced {PRICE_FIELD} of {', '.join(unpriced_chips)})"
-    return best, reason + ("" if best == cheapest else f", and the soonest of those within {RESOLUTION:.0%} of it")
-
-
-def _dollar_cost(search: LossSearch, times: dict[int, LossTime]) -> Callable[[int], float]:
-    """Return the cost function: dollars, or chip-hours if any point has no price."""
-    if any(time.usd is None for time in times.values()):
-        return lambda i: times[i].chip_hours
-    return lambda i: times[i].usd or 0.0
+    if search.goal == "time":
+        key, tie_key, tie_name, reason = seconds, cost, "cheapest", "the soonest at the loss"
+    else:
+        key, tie_key, tie_name, reason = cost, seconds, "soonest", "the fewest dollars to the loss"
+        if unpriced_chips:
+            reason = f"the fewest chip-hours to the loss (no sourced {PRICE_FIELD} of {', '.join(unpriced_chips)})"
+    first = min(eligible, key=key)
+    chosen = min((i for i in eligible if key(i) <= key(first) * (1 + RESOLUTION)), key=tie_key)
+    if chosen != first:
+        reason += f", and the {tie_name} of those within {RESOLUTION:.0%} of it"
+    return replace(search, chosen=chosen, reason=reason + (" within the limits" if search.limits else ""))
 
 
 def noise_sensitivity(search: LossSearch) -> Iterator[NoiseSensitivity]:
