@@ -51,16 +51,18 @@ class RunLock:
             os.close(self._file)
         self._file = None
 
-    def _lock(self, how: int) -> None:
+    def _lock(self, operation: int) -> None:
         if self._file is None:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.flock(self._file, how | fcntl.LOCK_NB)
+            fcntl.flock(self._file, operation | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in NO_LOCKS:
-                if how == fcntl.LOCK_EX:
-                    where = f"the file system of {self.path.parent} has no locks"
-                    print(f"warning: {where}; nothing keeps another run out of the folder", file=sys.stderr, flush=True)
+                if operation == fcntl.LOCK_EX:
+                    problem = f"the file system of {self.path.parent} has no locks"
+                    print(
+                        f"warning: {problem}; nothing keeps another run out of the folder", file=sys.stderr, flush=True
+                    )
                 return
             self.release()
             if isinstance(error, BlockingIOError):
@@ -91,11 +93,11 @@ def _describe_holders(path: Path) -> str:
     except (OSError, ValueError, TypeError):
         peers = []
     alive = [peer for peer in peers if peer.host != socket.gethostname() or _is_alive(peer.pid)]
-    named = ", ".join(map(str, alive[:MAX_SHOWN])) + (
+    holders = ", ".join(map(str, alive[:MAX_SHOWN])) + (
         f" and {len(alive) - MAX_SHOWN} more" if len(alive) > MAX_SHOWN else ""
     )
     return (
-        f"{path.parent} is locked: a run goes on in it{': ' if named else ''}{named}; wait for its end or stop it, or choose "
+        f"{path.parent} is locked: a run goes on in it{': ' if holders else ''}{holders}; wait for its end or stop it, or choose "
         "another --out"
     )
 

@@ -36,50 +36,50 @@ LEAVE_S = 30.0
 TICK_S = 0.2  # between two looks at signals and deadlines, where no rank ends
 
 
-def run_ranks(arguments: Sequence[str], processes: int, module: str = MODULE) -> int:
-    """Run `python -m MODULE ARGUMENTS` as ranks 0 to `processes` - 1 of one world on this machine, until all have ended.
+def run_ranks(arguments: Sequence[str], num_processes: int, module: str = MODULE) -> int:
+    """Run `python -m MODULE ARGUMENTS` as ranks 0 to `num_processes` - 1 of one world on this machine, until all have ended.
 
     Its exit code: 0, or that of a rank that has said why it ended; 128 and the signal where this process was asked to stop. What
     ranks print goes where this process prints. Ranks end with this process too, however it ends (`run.faults.rank_status`).
 
     Raises `RunEndedError` for ranks that ended without a word, `LostRankError` where ranks have lost each other.
     """
-    return launch_and_wait(arguments, processes, {}, module).code()
+    return launch_and_wait(arguments, num_processes, {}, module).code()
 
 
 def launch_and_wait(
-    arguments: Sequence[str], processes: int, more: Mapping[str, str], module: str = MODULE
+    arguments: Sequence[str], num_processes: int, extra_environment: Mapping[str, str], module: str = MODULE
 ) -> RunOutcome:
-    """The same, and how it ended, whatever that is. `more` is added to the environment of the ranks."""
-    ranks, server = _RankProcesses(), socket.create_server((HOST, 0))
+    """The same, and how it ended, whatever that is. `extra_environment` is added to the environment of the ranks."""
+    rank_processes, server = _RankProcesses(), socket.create_server((HOST, 0))
     port = server.getsockname()[1]
-    before = {one: signal.signal(one, ranks.stop) for one in SIGNALS}
+    previous_handlers = {signum: signal.signal(signum, rank_processes.stop) for signum in SIGNALS}
     try:
         command = [sys.executable, "-m", module, *arguments]
-        for rank in range(processes):
-            ranks.start(command, {**rank_environment(rank, processes, port), **more})
+        for rank in range(num_processes):
+            rank_processes.start(command, {**rank_environment(rank, num_processes, port), **extra_environment})
         from shardwise.run.faults.torch_stores import TCPStore  # as the ranks load PyTorch
 
         store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
-        codes = ranks.wait()
-        word = read_report(store, f"{PREFIX}/{LOST_KEY}") if LOST_CODE in codes.values() else ""
-        return RunOutcome(codes, ranks.killed, ranks.asked, word)
+        codes = rank_processes.wait()
+        report = read_report(store, f"{PREFIX}/{LOST_KEY}") if LOST_CODE in codes.values() else ""
+        return RunOutcome(codes, rank_processes.killed, rank_processes.asked, report)
     finally:
-        ranks.kill()
+        rank_processes.kill()
         server.close()
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signum, handler in previous_handlers.items():
+            signal.signal(signum, handler)
 
 
-def rank_environment(rank: int, processes: int, port: int) -> dict[str, str]:
+def rank_environment(rank: int, num_processes: int, port: int) -> dict[str, str]:
     """What torchrun would tell a rank, and who started it."""
-    ours = {
-        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes,
+    variables = {
+        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_processes, "LOCAL_WORLD_SIZE": num_processes,
         "MASTER_ADDR": HOST, "MASTER_PORT": port, LAUNCHER: os.getpid(),
         # the store is here, and not on rank 0 (torch.distributed.rendezvous, `_torchelastic_use_agent_store`)
         "TORCHELASTIC_USE_AGENT_STORE": True,
     }  # fmt: skip
-    return {**os.environ, **{name: str(value) for name, value in ours.items()}}
+    return {**os.environ, **{name: str(value) for name, value in variables.items()}}
 
 
 def read_report(store: Store, key: str) -> str:
@@ -110,14 +110,14 @@ class _RankProcesses:
 
         threading.Thread(target=wait, daemon=True).start()
 
-    def stop(self, number: int, frame: Any) -> None:
+    def stop(self, signum: int, frame: Any) -> None:
         """Asked to stop: the ranks are asked in turn."""
-        self.asked = self.asked or number
+        self.asked = self.asked or signum
 
     def wait(self) -> dict[int, int]:
         """Until all have ended: the exit code of each. Those that hang are killed."""
         codes: dict[int, int] = {}
-        deadline, sent = float("inf"), 0
+        deadline, sent_signal = float("inf"), 0
         while len(codes) < len(self._processes):
             try:
                 rank = self._ended.get(timeout=TICK_S)
@@ -125,17 +125,17 @@ class _RankProcesses:
                 deadline = min(deadline, time.monotonic() + (LEAVE_S if codes[rank] else STOP_S))
             except Empty:
                 pass
-            if not sent and (sent := self.asked or (signal.SIGTERM if any(codes.values()) else 0)):
+            if not sent_signal and (sent_signal := self.asked or (signal.SIGTERM if any(codes.values()) else 0)):
                 deadline = min(deadline, time.monotonic() + STOP_S)
-                self._send(sent)
+                self._send(sent_signal)
             if time.monotonic() > deadline:
                 self.kill()
         return codes
 
-    def _send(self, number: int) -> None:
+    def _send(self, signum: int) -> None:
         """Send a signal to all that run, and wake those that are stopped (SIGSTOP), so that they receive it."""
         for process in self._processes:
-            process.send_signal(number)
+            process.send_signal(signum)
             process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
@@ -151,8 +151,8 @@ STOP_S = 600.0
 INPUT_ERROR_CODES = (2, 3)  # codes with which a rank has said what is wrong with the input
 LOST_CODE = LostRankError.exit_code
 STOPPED_CODES, SIGNALLED_CODES = (
-    tuple(exit_code(one) for one in SIGNALS),
-    tuple(-one for one in SIGNALS),
+    tuple(exit_code(signum) for signum in SIGNALS),
+    tuple(-signum for signum in SIGNALS),
 )  # by a handler, and without one
 
 
@@ -186,8 +186,8 @@ class RunOutcome:
     @property
     def can_restart(self) -> bool:
         """Whether the run has ended only because some of its ranks were lost, or the connections between them."""
-        said = any(code in INPUT_ERROR_CODES for code in self._failed_codes.values())
-        if self.asked or said or len(self.lost) == len(self.codes):
+        has_input_error = any(code in INPUT_ERROR_CODES for code in self._failed_codes.values())
+        if self.asked or has_input_error or len(self.lost) == len(self.codes):
             return False
         return bool(self.lost) or (LOST_CODE in self._failed_codes.values() and not self._unexplained)
 
@@ -196,18 +196,18 @@ class RunOutcome:
 
         Raises `RunEndedError` for ranks that ended without a word, `LostRankError` where ranks have lost each other.
         """
-        said = [code for code in self._failed_codes.values() if code in INPUT_ERROR_CODES]
-        if said:
-            return said[0]
+        input_error_codes = [code for code in self._failed_codes.values() if code in INPUT_ERROR_CODES]
+        if input_error_codes:
+            return input_error_codes[0]
         if self._unexplained:
             raise RunEndedError(*(_describe_exit(rank, code) for rank, code in self._unexplained.items()))
         if LOST_CODE in self._failed_codes.values():
             raise LostRankError(self.report)
         if self.killed and not self._failed_codes:
-            late = ", ".join(map(str, sorted(self.killed)))
-            raise RunEndedError(f"ranks {late} had not ended {STOP_S:g} s after the others, and were killed")
-        stopped = [code if code > 0 else exit_code(-code) for code in self._failed_codes.values()]
-        return exit_code(self.asked) if self.asked and stopped else next(iter(stopped), 0)
+            late_ranks = ", ".join(map(str, sorted(self.killed)))
+            raise RunEndedError(f"ranks {late_ranks} had not ended {STOP_S:g} s after the others, and were killed")
+        stop_codes = [code if code > 0 else exit_code(-code) for code in self._failed_codes.values()]
+        return exit_code(self.asked) if self.asked and stop_codes else next(iter(stop_codes), 0)
 
     @property
     def _failed_codes(self) -> dict[int, int]:
@@ -225,9 +225,9 @@ class RunOutcome:
 
 
 def _describe_exit(rank: int, code: int) -> str:
-    how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+    ending = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
     hint = "; the system may have run out of memory" if code == -signal.SIGKILL else ""
-    return f"rank {rank} ended with {how}{hint}"
+    return f"rank {rank} ended with {ending}{hint}"
 
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -254,18 +254,18 @@ def launch_elastic(arguments: Sequence[str], plan: Plan, max_restarts: int) -> i
     whose rank was lost is not used again. Raises as `run_ranks` does for what is no loss of ranks, `RunEndedError` for one after
     `max_restarts`, and what is wrong with the number of devices that are left where no plan for them is legal and fits.
     """
-    devices, more = list(range(plan.layout.num_devices)), dict[str, str]()
-    for number in range(1, max_restarts + 2):
-        outcome = launch_and_wait(arguments, len(devices), more)
+    devices, extra_environment = list(range(plan.layout.num_devices)), dict[str, str]()
+    for restart in range(1, max_restarts + 2):
+        outcome = launch_and_wait(arguments, len(devices), extra_environment)
         if not outcome.can_restart:
             return outcome.code()
         reason = _failure_reason(outcome)
-        if number <= max_restarts:
-            left = [device for rank, device in enumerate(devices) if rank not in outcome.lost]
-            what = f"{reason}; {len(left)} of {pluralize(len(devices), 'rank')} can go on"
-            print(f"restart {number} of at most {max_restarts}: {what}", file=sys.stderr, flush=True)
-            devices = left[: replan_for_at_most(plan, len(left)).layout.num_devices]
-            more = {RESTART_REASON: reason, **_gpu_environment(devices)}
+        if restart <= max_restarts:
+            remaining_devices = [device for rank, device in enumerate(devices) if rank not in outcome.lost]
+            status = f"{reason}; {len(remaining_devices)} of {pluralize(len(devices), 'rank')} can go on"
+            print(f"restart {restart} of at most {max_restarts}: {status}", file=sys.stderr, flush=True)
+            devices = remaining_devices[: replan_for_at_most(plan, len(remaining_devices)).layout.num_devices]
+            extra_environment = {RESTART_REASON: reason, **_gpu_environment(devices)}
     raise RunEndedError(
         f"{reason}; recipe.max_restarts allows {pluralize(max_restarts, 'restart')}, and there were as many"
     )

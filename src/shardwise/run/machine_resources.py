@@ -18,12 +18,12 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # getrusage(2): ru_maxrss is
 
 def host_bytes() -> int:
     """Bytes of memory of this host, or of the container that this process is in."""
-    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = CGROUP_LIMIT.read_text(encoding="ascii").strip()
     except OSError:
-        return whole
-    return min(whole, int(limit)) if limit.isdecimal() else whole
+        return physical_bytes
+    return min(physical_bytes, int(limit)) if limit.isdecimal() else physical_bytes
 
 
 def device_bytes(device: str, processes_on_host: int) -> int:
@@ -47,7 +47,8 @@ def keep_host_memory() -> bool:
     except (OSError, AttributeError, TypeError):
         return False
     return all(
-        mallopt(name, value) == 1 for name, value in ((MMAP_MAX, 0), (TRIM_THRESHOLD, NEVER), (TOP_PAD, AHEAD_BYTES))
+        mallopt(name, setting) == 1
+        for name, setting in ((MMAP_MAX, 0), (TRIM_THRESHOLD, NEVER), (TOP_PAD, AHEAD_BYTES))
     )
 
 
@@ -57,16 +58,16 @@ def memory_used(device: str) -> dict[str, float]:
         return {"memory/max_rss(GiB)": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / GIB}
     import torch
 
-    stats, whole = torch.cuda.memory_stats(device), torch.cuda.get_device_properties(device).total_memory
+    stats, total_bytes = torch.cuda.memory_stats(device), torch.cuda.get_device_properties(device).total_memory
     torch.cuda.reset_peak_memory_stats(device)
-    found: dict[str, float] = {}
+    usage: dict[str, float] = {}
     for name in ("active", "reserved"):
         peak = stats.get(f"{name}_bytes.all.peak", 0)
-        found |= {f"memory/max_{name}(GiB)": peak / GIB, f"memory/max_{name}(%)": 100.0 * peak / whole}
-    return found | {f"memory/{name}": stats.get(name, 0) for name in ("num_alloc_retries", "num_ooms")}
+        usage |= {f"memory/max_{name}(GiB)": peak / GIB, f"memory/max_{name}(%)": 100.0 * peak / total_bytes}
+    return usage | {f"memory/{name}": stats.get(name, 0) for name in ("num_alloc_retries", "num_ooms")}
 
 
-def set_threads(processes: int) -> None:
+def set_threads(num_processes: int) -> None:
     """Give each of the processes of this host its share of the cores, unless OMP_NUM_THREADS is set; before PyTorch is loaded."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // processes, 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // num_processes, 1)))

@@ -197,52 +197,56 @@ class TrainingRecipe:
         """The recipe as a step, counted from 0, issues it: one that measures no noise scale issues nothing for it."""
         return self if self.measures_noise_at(step) else replace(self, noise_scale_every=0)
 
-    def learning_rate_at(self, step: int, batch: float = 1.0) -> float:
+    def learning_rate_at(self, step: int, batch_ratio: float = 1.0) -> float:
         """The learning rate of a step, counted from 0, whose batch is so many times the plan's; the first one of a warm-up is not
         0.
 
         Sources: Loshchilov and Hutter 2017 (cosine); Hu et al. 2024, MiniCPM (WSD: warm-up, stable, decay).
         """
-        highest = self.learning_rate * math.pow(batch, BATCH_LR_RULES[self.batch_lr])
+        peak_rate = self.learning_rate * math.pow(batch_ratio, BATCH_LR_RULES[self.batch_lr])
         if step < self.warmup_steps:
-            return highest * (step + 1) / self.warmup_steps
-        return highest * self._decay_factor(step)
+            return peak_rate * (step + 1) / self.warmup_steps
+        return peak_rate * self._decay_factor(step)
 
     def _decay_factor(self, step: int) -> float:
         match self.schedule:
             case "cosine":
-                done = (step - self.warmup_steps) / max(self.steps - 1 - self.warmup_steps, 1)
-                return self._towards_final(0.5 * (1.0 + math.cos(math.pi * min(done, 1.0))))
+                progress = (step - self.warmup_steps) / max(self.steps - 1 - self.warmup_steps, 1)
+                return self._towards_final(0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0))))
             case "wsd":
-                left = self.steps - 1 - step
-                return 1.0 if left >= self.decay_steps else self._towards_final(max(left, 0) / self.decay_steps)
+                remaining_steps = self.steps - 1 - step
+                return (
+                    1.0
+                    if remaining_steps >= self.decay_steps
+                    else self._towards_final(max(remaining_steps, 0) / self.decay_steps)
+                )
             case "constant":
                 return 1.0
             case _:
                 assert_never(self.schedule)
 
-    def _towards_final(self, left: float) -> float:
+    def _towards_final(self, remaining: float) -> float:
         """Between the final fraction, where nothing is left, and the whole rate."""
-        return self.final_fraction + (1.0 - self.final_fraction) * left
+        return self.final_fraction + (1.0 - self.final_fraction) * remaining
 
 
 def recipe_payload(recipe: TrainingRecipe, optimizer: str) -> dict[str, Any]:
     """What a run's folder keeps of its recipe: every value by name, those of the plan's optimizer among them."""
     payload = asdict(recipe)
-    values = get_optimizer(optimizer).resolve_hyperparameters(payload.pop("optimizer"))
-    return {**payload, **values}
+    hyperparameters = get_optimizer(optimizer).resolve_hyperparameters(payload.pop("optimizer"))
+    return {**payload, **hyperparameters}
 
 
-def parse_recipe(payload: Mapping[str, Any], what: str) -> TrainingRecipe:
+def parse_recipe(payload: Mapping[str, Any], label: str) -> TrainingRecipe:
     """A recipe from its payload. Raises `InputError` that names each field that is wrong."""
     from shardwise.values.plain_data import parse_dataclass
 
-    own = {one.name for one in fields(TrainingRecipe)} - {"optimizer"}
-    kept = {name: value for name, value in payload.items() if name in own}
+    field_names = {recipe_field.name for recipe_field in fields(TrainingRecipe)} - {"optimizer"}
+    settings = {name: value for name, value in payload.items() if name in field_names}
     return parse_dataclass(
         TrainingRecipe,
-        {**kept, "optimizer": {name: payload[name] for name in optimizer_fields() if name in payload}},
-        what,
+        {**settings, "optimizer": {name: payload[name] for name in optimizer_fields() if name in payload}},
+        label,
     )
 
 
@@ -255,21 +259,21 @@ def parse_source(text: str) -> WeightedSource:
     >>> parse_source("data"), parse_source("shards/code=0.3")
     (('data', 1.0), ('shards/code', 0.3))
     """
-    folder, equals, weight = text.rpartition("=")
+    folder, equals, weight_text = text.rpartition("=")
     if not equals or Path(text).is_dir():
         return text, 1.0
-    found = parse_quantity(weight, what="--data", unit="")
-    if not folder or not 0 < found < math.inf:
+    weight = parse_quantity(weight_text, what="--data", unit="")
+    if not folder or not 0 < weight < math.inf:
         raise InputError(
             f"--data: found {text!r}; DIR or DIR=WEIGHT, with a weight above 0, is required, such as data=0.7"
         )
-    return folder, found
+    return folder, weight
 
 
 def source_flags(sources: Sequence[WeightedSource]) -> list[str]:
     """The flags that say the same."""
-    words = [folder if weight == 1.0 else f"{folder}={weight!r}" for folder, weight in sources]
-    return [word for source in words for word in ("--data", source)]
+    source_texts = [folder if weight == 1.0 else f"{folder}={weight!r}" for folder, weight in sources]
+    return [argument for source in source_texts for argument in ("--data", source)]
 
 
 def source_names(sources: Sequence[WeightedSource]) -> tuple[str, ...]:
@@ -278,18 +282,18 @@ def source_names(sources: Sequence[WeightedSource]) -> tuple[str, ...]:
     >>> source_names([("a/web", 1.0), ("a/code", 1.0)]), source_names([("a/en", 1.0), ("b/en", 1.0)])
     (('web', 'code'), ('a/en', 'b/en'))
     """
-    short = [Path(folder).name or folder for folder, _ in sources]
-    counts = Counter(short)
-    return tuple(name if counts[name] == 1 else folder for name, (folder, _) in zip(short, sources, strict=True))
+    folder_names = [Path(folder).name or folder for folder, _ in sources]
+    counts = Counter(folder_names)
+    return tuple(name if counts[name] == 1 else folder for name, (folder, _) in zip(folder_names, sources, strict=True))
 
 
 def require_distinct_sources(sources: Sequence[WeightedSource]) -> None:
     """Raise `InputError` where a folder is given twice."""
     counts = Counter(Path(folder) for folder, _ in sources)
-    twice = [str(folder) for folder, count in counts.items() if count > 1]
-    if twice:
+    repeated = [str(folder) for folder, count in counts.items() if count > 1]
+    if repeated:
         raise InputError(
-            f"--data: found {', '.join(twice)} more than once; each folder once, with its weight, is required"
+            f"--data: found {', '.join(repeated)} more than once; each folder once, with its weight, is required"
         )
 
 

@@ -40,14 +40,14 @@ class StepClock:
 
     def end(self) -> dict[str, float]:
         """Seconds of the step so far by term; "other" is what no span had."""
-        ended = self._mark()
+        now = self._mark()
         if self.on_gpu:
             torch.cuda.synchronize()
-        found: dict[str, float] = {}
+        seconds_by_term: dict[str, float] = {}
         for span in self._outer:
-            _add_span(span, found, self.on_gpu)
-        whole = _seconds(self._step_start, ended, self.on_gpu)
-        return {**found, "other": max(whole - sum(found.values()), 0.0)}
+            _add_span(span, seconds_by_term, self.on_gpu)
+        total = _seconds(self._step_start, now, self.on_gpu)
+        return {**seconds_by_term, "other": max(total - sum(seconds_by_term.values()), 0.0)}
 
     @contextmanager
     def __call__(self, term: str) -> Iterator[None]:
@@ -70,13 +70,13 @@ class StepClock:
         return event
 
 
-def _add_span(span: _ClockSpan, found: dict[str, float], on_gpu: bool) -> float:
+def _add_span(span: _ClockSpan, seconds_by_term: dict[str, float], on_gpu: bool) -> float:
     """Count a span and what is inside; its whole seconds."""
     assert span.stop is not None
-    whole = _seconds(span.start, span.stop, on_gpu)
-    inner = sum(_add_span(one, found, on_gpu) for one in span.inner)
-    found[span.term] = found.get(span.term, 0.0) + max(whole - inner, 0.0)
-    return whole
+    total = _seconds(span.start, span.stop, on_gpu)
+    inner_seconds = sum(_add_span(child, seconds_by_term, on_gpu) for child in span.inner)
+    seconds_by_term[span.term] = seconds_by_term.get(span.term, 0.0) + max(total - inner_seconds, 0.0)
+    return total
 
 
 def _seconds(start: ClockReading, stop: ClockReading, on_gpu: bool) -> float:
@@ -112,8 +112,8 @@ class DeviceTimer:
         event.record()
         return Timestamp(time.perf_counter_ns(), event=event)
 
-    def ns(self, mark: Timestamp) -> int:
+    def ns(self, timestamp: Timestamp) -> int:
         """Nanoseconds from the first mark on; of a GPU all of its work must be done."""
-        if mark.event is None or self.origin.event is None:
-            return mark.host_ns - self.origin.host_ns
-        return round(float(self.origin.event.elapsed_time(mark.event)) * 1e6)  # from milliseconds
+        if timestamp.event is None or self.origin.event is None:
+            return timestamp.host_ns - self.origin.host_ns
+        return round(float(self.origin.event.elapsed_time(timestamp.event)) * 1e6)  # from milliseconds

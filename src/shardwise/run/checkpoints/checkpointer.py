@@ -60,9 +60,9 @@ class Checkpointer:
     """
 
     def __init__(self, folder: str | Path, *, keep: int, keep_every: int = 0, timeout: timedelta = TIMEOUT) -> None:
-        for name, number, least in (("keep", keep, 1), ("keep_every", keep_every, 0)):
-            if number < least:
-                raise InputError(f"checkpoint: {name} is {number}; at least {least} is required")
+        for name, number, minimum in (("keep", keep, 1), ("keep_every", keep_every, 0)):
+            if number < minimum:
+                raise InputError(f"checkpoint: {name} is {number}; at least {minimum} is required")
         self.folder, self.keep, self.keep_every, self.ranks = (
             Path(folder),
             keep,
@@ -79,31 +79,31 @@ class Checkpointer:
 
         Raises `InputError` where the folder cannot be written, `ValueError` for a state that cannot be saved.
         """
-        begun = time.perf_counter()
+        started = time.perf_counter()
         self.start(step, state)
         self.wait()
-        self._stall_s[step] = time.perf_counter() - begun
+        self._stall_s[step] = time.perf_counter() - started
 
     def start(self, step: int, state: CheckpointState) -> None:
         """Copy the state and write it in the background; tensors may change when this returns. Raises as `save` does."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         self.wait()
-        pieces, values = split_state(state)
-        copied, done = self._copy_to_host(pieces), Future[None]()
+        shards, values = split_state(state)
+        host_shards, future = self._copy_to_host(shards), Future[None]()
 
         def run() -> None:
             try:
                 num_bytes = write_checkpoint(
-                    self.folder, step, copied, values, (self.keep, self.keep_every), self.ranks
+                    self.folder, step, host_shards, values, (self.keep, self.keep_every), self.ranks
                 )
-                self._completed.append((step, time.perf_counter() - begun, num_bytes))
-                done.set_result(None)
+                self._completed.append((step, time.perf_counter() - started, num_bytes))
+                future.set_result(None)
             except BaseException as error:
-                done.set_exception(error)
+                future.set_exception(error)
 
-        self._pending = (step, done)
+        self._pending = (step, future)
         threading.Thread(target=run, name="checkpoint", daemon=True).start()  # a daemon: a process may end without it
-        self._stall_s[step] = time.perf_counter() - begun
+        self._stall_s[step] = time.perf_counter() - started
 
     def finished(self) -> list[SaveResult]:
         """The saves that were completed since this was last asked, on this rank."""
@@ -112,18 +112,18 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Until the save that is under way is complete; raises what it failed with."""
-        under_way, self._pending = self._pending, None
-        if under_way is not None:
-            step, done = under_way
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            step, future = pending
             with wait_for_ranks(f"the checkpoint of step {step}"):
-                done.exception()
-            done.result()
+                future.exception()
+            future.result()
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint, the same on all ranks: the one that the first rank sees."""
         self.wait()
-        found = self.ranks.broadcast_from_first(lambda: _path_text(latest(self.folder)))
-        return None if found is None else Path(found)
+        newest = self.ranks.broadcast_from_first(lambda: _path_text(latest(self.folder)))
+        return None if newest is None else Path(newest)
 
     def load(self, path: str | Path, state: CheckpointState) -> dict[str, Any]:
         """Fill the pieces of `state` in place and give the plain values; see `reader.load`."""
@@ -136,18 +136,22 @@ class Checkpointer:
         Damaged ones are set aside. Raises `DamagedFileError` where all are damaged, and `InputError` as `load` does.
         """
         self.wait()
-        found = self.ranks.broadcast_from_first(
+        checkpoints = self.ranks.broadcast_from_first(
             lambda: [(step, str(path)) for step, path in list_newest_first(self.folder)]
         )
         damaged: dict[int, str] = {}
-        for step, path in found:
+        for step, path in checkpoints:
             try:
                 values = load(path, state, self.ranks)
             except DamagedFileError as error:
                 damaged[step] = error.problems[0]
                 continue
             self.ranks.run_on_first(
-                lambda: [set_damaged_aside(Path(other)) for number, other in found if number in damaged]
+                lambda: [
+                    set_damaged_aside(Path(damaged_path))
+                    for damaged_step, damaged_path in checkpoints
+                    if damaged_step in damaged
+                ]
             )
             return RestoreResult(step, values, damaged)
         if damaged:
@@ -172,18 +176,18 @@ class Checkpointer:
         if not isinstance(error, LostRankError):  # a save waits for the lost rank too
             self.close()
 
-    def _copy_to_host(self, pieces: Sequence[tuple[str, TensorShard]]) -> list[tuple[str, TensorShard]]:
+    def _copy_to_host(self, shards: Sequence[tuple[str, TensorShard]]) -> list[tuple[str, TensorShard]]:
         """The pieces in memory of the CPU, pinned for those of a GPU, so that their copies run beside one another."""
-        copied = []
-        for number, (name, piece) in enumerate(pieces):
-            buffer = self._buffers.get(number)
-            if buffer is None or (buffer.shape, buffer.dtype) != (piece.values.shape, piece.values.dtype):
-                buffer = torch.empty(piece.values.shape, dtype=piece.values.dtype, pin_memory=piece.values.is_cuda)
-            self._buffers[number] = buffer.copy_(piece.values.detach(), non_blocking=True)
-            copied.append((name, replace(piece, values=buffer)))
-        for device in {piece.values.device for _, piece in pieces if piece.values.is_cuda}:
+        copies = []
+        for index, (name, shard) in enumerate(shards):
+            buffer = self._buffers.get(index)
+            if buffer is None or (buffer.shape, buffer.dtype) != (shard.values.shape, shard.values.dtype):
+                buffer = torch.empty(shard.values.shape, dtype=shard.values.dtype, pin_memory=shard.values.is_cuda)
+            self._buffers[index] = buffer.copy_(shard.values.detach(), non_blocking=True)
+            copies.append((name, replace(shard, values=buffer)))
+        for device in {shard.values.device for _, shard in shards if shard.values.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
-        return copied
+        return copies
 
 
 def _path_text(path: Path | None) -> str | None:

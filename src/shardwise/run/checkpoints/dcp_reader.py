@@ -38,38 +38,38 @@ class DcpFolder:
     tensors: Mapping[str, StoredTensor]
     lengths: Mapping[tuple[str, int], int]
 
-    def read_chunk(self, part: TensorChunk) -> Tensor:
+    def read_chunk(self, chunk: TensorChunk) -> Tensor:
         """The elements of a part, in its shape. Raises `ValueError` for what is not a tensor of as many."""
-        with (self.folder / part.file).open("rb") as file:
-            section = _FileSection(file, part.start, self.lengths[part.file, part.start])
-            found = torch.load(cast(IO[bytes], section), map_location="cpu", weights_only=True)
-        if not isinstance(found, Tensor) or found.numel() != part.box.volume:
+        with (self.folder / chunk.file).open("rb") as file:
+            section = _FileSection(file, chunk.start, self.lengths[chunk.file, chunk.start])
+            tensor = torch.load(cast(IO[bytes], section), map_location="cpu", weights_only=True)
+        if not isinstance(tensor, Tensor) or tensor.numel() != chunk.box.volume:
             raise ValueError(f"it holds another tensor than {METADATA_FILE} says")
-        return found.detach().view(part.lengths)
+        return tensor.detach().view(chunk.lengths)
 
 
 def read_dcp(folder: Path, unpickler: type[SafeUnpickler] = SafeUnpickler) -> DcpFolder:
     """What `.metadata` tells. Raises `OSError` where there is none, and for what is none anything at all."""
-    found = unpickler(io.BytesIO((folder / METADATA_FILE).read_bytes())).load()
-    places = {(key.fqn, getattr(key, "offset", None)): info for key, info in found.storage_data.items()}
+    metadata = unpickler(io.BytesIO((folder / METADATA_FILE).read_bytes())).load()
+    storage_infos = {(key.fqn, getattr(key, "offset", None)): info for key, info in metadata.storage_data.items()}
     lengths: dict[tuple[str, int], int] = {}
     tensors: dict[str, StoredTensor] = {}
-    for name, tensor in found.state_dict_metadata.items():
+    for name, tensor in metadata.state_dict_metadata.items():
         if hasattr(tensor, "chunks"):
-            parts = []
+            chunks = []
             for chunk in tensor.chunks:
-                info = places[name, chunk.offsets]
+                info = storage_infos[name, chunk.offsets]
                 lengths[info.relative_path, info.offset] = info.length
-                parts.append(TensorChunk(chunk.offsets, chunk.sizes, _chunk_file(info), info.offset))
-            tensors[name] = _stored_tensor(name, tensor, tuple(parts))
+                chunks.append(TensorChunk(chunk.offsets, chunk.sizes, _chunk_file(info), info.offset))
+            tensors[name] = _stored_tensor(name, tensor, tuple(chunks))
     return DcpFolder(folder, tensors, lengths)
 
 
-def _stored_tensor(name: str, tensor: Any, parts: tuple[TensorChunk, ...]) -> StoredTensor:
+def _stored_tensor(name: str, tensor: Any, chunks: tuple[TensorChunk, ...]) -> StoredTensor:
     dtype, *_ = tensor.properties.arguments
-    stored = StoredTensor(tensor.size, dtype, parts)
-    if fault := tensor_problem(stored):
-        raise ValueError(f"{name} has {fault}")
+    stored = StoredTensor(tensor.size, dtype, chunks)
+    if problem := tensor_problem(stored):
+        raise ValueError(f"{name} has {problem}")
     return stored
 
 
@@ -102,9 +102,9 @@ class _FileSection(io.RawIOBase):
         return self.place
 
     def readinto(self, buffer: Any) -> int:
-        room = memoryview(buffer).cast("B")
+        target = memoryview(buffer).cast("B")
         self.file.seek(self.start + self.place)
-        count = self.file.readinto(room[: max(min(len(room), self.length - self.place), 0)])
+        count = self.file.readinto(target[: max(min(len(target), self.length - self.place), 0)])
         self.place += count
         return count
 
@@ -146,14 +146,16 @@ class Schema1Files:
 
     def __init__(self, folder: Path, payload: Mapping[str, Any]) -> None:
         self.folder = folder
-        own = {key: value for key, value in payload.items() if key != "schema"}
+        fields = {key: value for key, value in payload.items() if key != "schema"}
         try:
-            manifest: _Schema1Manifest = parse_dataclass(_Schema1Manifest, own, f"checkpoint: {folder / MANIFEST}")
+            manifest: _Schema1Manifest = parse_dataclass(_Schema1Manifest, fields, f"checkpoint: {folder / MANIFEST}")
         except InputError as error:
             raise DamagedFileError(*error.problems) from None
         self.step, self.values, self.files = manifest.step, manifest.values, manifest.files
-        if others := [name for name in self.files if not SCHEMA_1_FILE.fullmatch(name)]:
-            raise DamagedFileError(f"checkpoint: {folder / MANIFEST}: a file is called {others[0]!r}; {DAMAGE_FIX}")
+        if foreign_files := [name for name in self.files if not SCHEMA_1_FILE.fullmatch(name)]:
+            raise DamagedFileError(
+                f"checkpoint: {folder / MANIFEST}: a file is called {foreign_files[0]!r}; {DAMAGE_FIX}"
+            )
 
     def tensors(self) -> Mapping[str, StoredTensor]:
         """What `.metadata` tells."""
@@ -163,22 +165,22 @@ class Schema1Files:
     def _dcp_folder(self) -> DcpFolder:
         path = self.folder / METADATA_FILE
         try:
-            found = read_dcp(self.folder, _Schema1Unpickler)
-            for name, _ in found.lengths:
+            dcp_folder = read_dcp(self.folder, _Schema1Unpickler)
+            for name, _ in dcp_folder.lengths:
                 if name not in self.files:
                     raise ValueError(f"a file is called {name!r}")
         except Exception as error:  # of what is no pickle, or another one, anything may be raised
             raise DamagedFileError(f"checkpoint: {path} is not what was written: {error}; {DAMAGE_FIX}") from None
-        return found
+        return dcp_folder
 
-    def read_chunk(self, part: TensorChunk, dtype: torch.dtype) -> Tensor:
+    def read_chunk(self, chunk: TensorChunk, dtype: torch.dtype) -> Tensor:
         """The elements of a part, in its shape."""
-        path = self.folder / part.file
+        path = self.folder / chunk.file
         try:
-            found = self._dcp_folder.read_chunk(part)
+            tensor = self._dcp_folder.read_chunk(chunk)
         except Exception as error:
-            text = str(error).splitlines()[0]
-            raise DamagedFileError(f"checkpoint: {path} is not what was written: {text}; {DAMAGE_FIX}") from None
-        if found.dtype != dtype:
+            reason = str(error).splitlines()[0]
+            raise DamagedFileError(f"checkpoint: {path} is not what was written: {reason}; {DAMAGE_FIX}") from None
+        if tensor.dtype != dtype:
             raise DamagedFileError(f"checkpoint: {path} holds another tensor than {METADATA_FILE} says; {DAMAGE_FIX}")
-        return found
+        return tensor

@@ -129,19 +129,19 @@ class Schema2Files:
     def tensors(self) -> Mapping[str, StoredTensor]:
         return self._tensors
 
-    def read_chunk(self, part: TensorChunk, dtype: torch.dtype) -> Tensor:
+    def read_chunk(self, chunk: TensorChunk, dtype: torch.dtype) -> Tensor:
         """The elements of a part, in its shape, mapped from its file."""
-        num_bytes = part.box.volume * dtype.itemsize
-        file = torch.from_file(str(self.folder / part.file), size=part.start + num_bytes, dtype=torch.uint8)
-        return file[part.start :].view(dtype).view(part.lengths)
+        num_bytes = chunk.box.volume * dtype.itemsize
+        file = torch.from_file(str(self.folder / chunk.file), size=chunk.start + num_bytes, dtype=torch.uint8)
+        return file[chunk.start :].view(dtype).view(chunk.lengths)
 
 
 def _parse_manifest(path: Path, payload: Mapping[str, Any]) -> Manifest:
     if fault := describe_checksum_problem(payload):
         raise DamagedFileError(f"checkpoint: {path} {fault}; {DAMAGE_FIX}")
-    own = {key: value for key, value in payload.items() if key not in ("schema", CHECKSUM_KEY)}
+    fields = {key: value for key, value in payload.items() if key not in ("schema", CHECKSUM_KEY)}
     try:
-        manifest: Manifest = parse_dataclass(Manifest, own, f"checkpoint: {path}")
+        manifest: Manifest = parse_dataclass(Manifest, fields, f"checkpoint: {path}")
     except InputError as error:
         raise DamagedFileError(*error.problems) from None
     for problem in _manifest_problems(manifest):
@@ -154,8 +154,8 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
     yield from (f"a file is called {name!r}" for name in manifest.files if not RANK_FILE_PATTERN.fullmatch(name))
     for name, tensor in manifest.tensors.items():
         fault = tensor_problem(tensor)
-        misplaced = (part for part in tensor.parts if not fault and not _lies_in_file(part, tensor, manifest))
-        yield from (f"{name} has a part at byte {part.start:,} of {part.file!r}" for part in misplaced)
+        misplaced = (chunk for chunk in tensor.parts if not fault and not _lies_in_file(chunk, tensor, manifest))
+        yield from (f"{name} has a part at byte {chunk.start:,} of {chunk.file!r}" for chunk in misplaced)
         if fault:
             yield f"{name} has {fault}"
 
@@ -164,13 +164,13 @@ def tensor_problem(tensor: StoredTensor) -> str:
     """What is wrong with a tensor's format and parts, in words; "" where nothing is."""
     if tensor.dtype not in DTYPES:
         return f"the format {tensor.dtype!r}"
-    num_offsets = {len(part.offsets) for part in tensor.parts} or {1}
+    num_offsets = {len(chunk.offsets) for chunk in tensor.parts} or {1}
     if len(num_offsets) > 1 or not num_offsets <= {1, len(tensor.shape)}:
         return f"parts of {sorted(num_offsets)} dims and the shape {list(tensor.shape)}"
-    return tiles([part.box for part in tensor.parts], view_shape(tensor.shape, *num_offsets))
+    return tiles([chunk.box for chunk in tensor.parts], view_shape(tensor.shape, *num_offsets))
 
 
-def _lies_in_file(part: TensorChunk, tensor: StoredTensor, manifest: Manifest) -> bool:
-    file = manifest.files.get(part.file)
-    end = part.start + part.box.volume * tensor.torch_dtype.itemsize
-    return file is not None and part.start >= 0 and part.start % ALIGNMENT_BYTES == 0 and end <= file.bytes
+def _lies_in_file(chunk: TensorChunk, tensor: StoredTensor, manifest: Manifest) -> bool:
+    file = manifest.files.get(chunk.file)
+    end = chunk.start + chunk.box.volume * tensor.torch_dtype.itemsize
+    return file is not None and chunk.start >= 0 and chunk.start % ALIGNMENT_BYTES == 0 and end <= file.bytes

@@ -22,7 +22,7 @@ from shardwise.values.errors import InputError
 Result = TypeVar("Result")
 LENGTH_BYTES = 8  # of what travels, before it
 ERROR_TYPES: Mapping[str, type[Exception]] = {
-    one.__name__: one for one in (InputError, DamagedFileError, ValueError, RuntimeError)
+    error_type.__name__: error_type for error_type in (InputError, DamagedFileError, ValueError, RuntimeError)
 }
 
 
@@ -54,13 +54,13 @@ class CheckpointGroup:
         `InputError`, `DamagedFileError` and `ValueError` are raised as they are, `OSError` as an `InputError`, others as a
         `RuntimeError` with their traceback.
         """
-        return _raise_failures([_decompress(found) for found in self._all_gather_bytes(self._pack_outcome(action))])
+        return _raise_failures([_decompress(packed) for packed in self._all_gather_bytes(self._pack_outcome(action))])
 
     def run_on_all(self, action: Callable[[], Result]) -> Result:
         """What `action` gives on this rank, of any kind; where it fails on any rank, all raise."""
-        found: list[Result] = []
-        self.all_gather(lambda: found.append(action()))
-        return found[0]
+        results: list[Result] = []
+        self.all_gather(lambda: results.append(action()))
+        return results[0]
 
     def run_on_first(self, action: Callable[[], object]) -> None:
         """Run `action` on the first rank; all wait for it, and fail where it fails."""
@@ -72,58 +72,59 @@ class CheckpointGroup:
 
     def broadcast_from_first(self, action: Callable[[], Result]) -> Result:
         """What `action` gives on the first rank, of JSON; where it fails, all raise."""
-        found: Result = self.scatter_from_first(lambda: [action()] * self.size)
-        return found
+        result: Result = self.scatter_from_first(lambda: [action()] * self.size)
+        return result
 
     def gather_to_first(self, action: Callable[[], Result]) -> list[Result] | None:
         """As `all_gather`, for what is large: the first rank alone has what the ranks give, and others None."""
         gathered = self._gather_bytes(self._pack_outcome(action))
 
-        self.run_on_first(lambda: _raise_failures([_decompress(found) for found in gathered or ()]))
-        return None if gathered is None else [_decompress(found)["found"] for found in gathered]
+        self.run_on_first(lambda: _raise_failures([_decompress(packed) for packed in gathered or ()]))
+        return None if gathered is None else [_decompress(packed)["found"] for packed in gathered]
 
     def scatter_from_first(self, action: Callable[[], Sequence[Any]]) -> Any:
         """Of what `action` gives on the first rank, of JSON and one for each rank, this rank's. Where it fails, all raise."""
-        parts: list[bytes] | None = None
+        messages: list[bytes] | None = None
         if self.rank == 0:
-            whole = _run_action(action, self.rank)
-            each = whole.get("found")
-            parts = [
-                _compress(whole) if each is None else _compress({"found": part}) for part in each or [None] * self.size
+            outcome = _run_action(action, self.rank)
+            results = outcome.get("found")
+            messages = [
+                _compress(outcome) if results is None else _compress({"found": result})
+                for result in results or [None] * self.size
             ]
-        return _raise_failures([_decompress(self._scatter_bytes(parts))])[0]
+        return _raise_failures([_decompress(self._scatter_bytes(messages))])[0]
 
     def _pack_outcome(self, action: Callable[[], Any]) -> bytes:
         return _compress(_run_action(action, self.rank))
 
-    def _all_gather_bytes(self, here: bytes) -> list[bytes]:
+    def _all_gather_bytes(self, content: bytes) -> list[bytes]:
         if self.group is None:
-            return [here]
+            return [content]
         with wait_for_ranks("the other ranks' parts of a checkpoint"):
-            mine = _to_tensor(here, _max_length(len(here), self.group))
-            whole = mine.new_empty(self.size * len(mine))
-            self.group.all_gather(whole, mine).wait()
-        return [_from_tensor(part) for part in whole.view(self.size, len(mine))]
+            local = _to_tensor(content, _max_length(len(content), self.group))
+            gathered = local.new_empty(self.size * len(local))
+            self.group.all_gather(gathered, local).wait()
+        return [_from_tensor(part) for part in gathered.view(self.size, len(local))]
 
-    def _gather_bytes(self, here: bytes) -> list[bytes] | None:
+    def _gather_bytes(self, content: bytes) -> list[bytes] | None:
         if self.group is None:
-            return [here]
+            return [content]
         with wait_for_ranks("the other ranks' parts of a checkpoint"):
-            mine = _to_tensor(here, _max_length(len(here), self.group))
-            parts = [torch.empty_like(mine) for _ in range(self.size)] if self.rank == 0 else None
-            self.group.gather(parts, mine).wait()
+            local = _to_tensor(content, _max_length(len(content), self.group))
+            parts = [torch.empty_like(local) for _ in range(self.size)] if self.rank == 0 else None
+            self.group.gather(parts, local).wait()
         return None if parts is None else [_from_tensor(part) for part in parts]
 
-    def _scatter_bytes(self, parts: list[bytes] | None) -> bytes:
+    def _scatter_bytes(self, messages: list[bytes] | None) -> bytes:
         if self.group is None:
-            assert parts is not None
-            return parts[0]
+            assert messages is not None
+            return messages[0]
         with wait_for_ranks("the first rank's part of a checkpoint"):
-            room = _max_length(max(map(len, parts)) if parts else 0, self.group)
-            mine = torch.empty(LENGTH_BYTES + room, dtype=torch.uint8)
-            sent = None if parts is None else [_to_tensor(part, room) for part in parts]
-            self.group.scatter(mine, sent).wait()
-        return _from_tensor(mine)
+            max_length = _max_length(max(map(len, messages)) if messages else 0, self.group)
+            received = torch.empty(LENGTH_BYTES + max_length, dtype=torch.uint8)
+            padded = None if messages is None else [_to_tensor(message, max_length) for message in messages]
+            self.group.scatter(received, padded).wait()
+        return _from_tensor(received)
 
 
 def _max_length(length: int, group: CollectiveGroup) -> int:
@@ -137,9 +138,9 @@ def _run_action(action: Callable[[], Any], rank: int) -> dict[str, Any]:
     try:
         return {"found": action()}
     except Exception as error:
-        known = _translate_error(error)
-        problems = known.problems if isinstance(known, InputError) else [str(known)]
-        return {"kind": type(known).__name__, "problems": list(problems), "rank": rank}
+        translated = _translate_error(error)
+        problems = translated.problems if isinstance(translated, InputError) else [str(translated)]
+        return {"kind": type(translated).__name__, "problems": list(problems), "rank": rank}
 
 
 def _translate_error(error: Exception) -> Exception:
@@ -147,9 +148,9 @@ def _translate_error(error: Exception) -> Exception:
     if type(error) in (InputError, DamagedFileError, ValueError):
         return error
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
+        prefix = f"{error.filename}: " if error.filename else ""
         return InputError(
-            f"checkpoint: {where}{error.strerror}; a folder with room, and the permission to write in it, are required"
+            f"checkpoint: {prefix}{error.strerror}; a folder with room, and the permission to write in it, are required"
         )
     return RuntimeError("".join(traceback.format_exception(error)))
 
@@ -174,16 +175,16 @@ def _compress(outcome: Mapping[str, Any]) -> bytes:
 
 
 def _decompress(content: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(zlib.decompress(content))
-    return found
+    outcome: dict[str, Any] = json.loads(zlib.decompress(content))
+    return outcome
 
 
-def _to_tensor(content: bytes, room: int) -> Tensor:
+def _to_tensor(content: bytes, max_length: int) -> Tensor:
     """[LENGTH_BYTES + room]: how long the content is, and the content."""
-    whole = len(content).to_bytes(LENGTH_BYTES, "little") + content.ljust(room, b"\0")
-    return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+    framed = len(content).to_bytes(LENGTH_BYTES, "little") + content.ljust(max_length, b"\0")
+    return torch.frombuffer(bytearray(framed), dtype=torch.uint8)
 
 
 def _from_tensor(tensor: Tensor) -> bytes:
-    whole = tensor.numpy().tobytes()
-    return whole[LENGTH_BYTES : LENGTH_BYTES + int.from_bytes(whole[:LENGTH_BYTES], "little")]
+    framed = tensor.numpy().tobytes()
+    return framed[LENGTH_BYTES : LENGTH_BYTES + int.from_bytes(framed[:LENGTH_BYTES], "little")]

@@ -51,7 +51,7 @@ class CheckpointFiles(Protocol):
     def tensors(self) -> Mapping[str, StoredTensor]:
         """The tensors, once the files are known to be what was written."""
 
-    def read_chunk(self, part: TensorChunk, dtype: torch.dtype) -> Tensor:
+    def read_chunk(self, chunk: TensorChunk, dtype: torch.dtype) -> Tensor:
         """The elements of a part, in its shape."""
 
 
@@ -74,39 +74,39 @@ class OpenCheckpoint:
         self.fill(name, TensorShard(shape, box.offsets, values))
         return values
 
-    def fill(self, name: str, piece: TensorShard) -> None:
+    def fill(self, name: str, shard: TensorShard) -> None:
         """Fill a piece of the tensor of that name in place; the kinds agree."""
         tensor = self.tensors[name]
-        shape = common_shape(piece.shape, tensor.shape)
+        shape = common_shape(shard.shape, tensor.shape)
         assert shape is not None
-        if len(piece.offsets) == 1 and all(len(part.offsets) == 1 for part in tensor.parts):
+        if len(shard.offsets) == 1 and all(len(chunk.offsets) == 1 for chunk in tensor.parts):
             shape = view_shape(shape, 1)
-        wanted = list(split_into_boxes(shape, piece.box, piece.values))
-        first, last = piece.box.span(view_shape(shape, len(piece.offsets)))
-        for part in tensor.parts:
-            start, stop = part.box.span(view_shape(shape, len(part.offsets)))
-            if piece.box.volume and start < last and first < stop:
-                _copy_overlap(shape, part, self.files.read_chunk(part, tensor.torch_dtype), wanted)
+        targets = list(split_into_boxes(shape, shard.box, shard.values))
+        first, last = shard.box.span(view_shape(shape, len(shard.offsets)))
+        for chunk in tensor.parts:
+            start, stop = chunk.box.span(view_shape(shape, len(chunk.offsets)))
+            if shard.box.volume and start < last and first < stop:
+                _copy_overlap(shape, chunk, self.files.read_chunk(chunk, tensor.torch_dtype), targets)
 
 
-def _copy_overlap(shape: Shape, part: TensorChunk, values: Tensor, wanted: list[tuple[Any, Tensor]]) -> None:
+def _copy_overlap(shape: Shape, chunk: TensorChunk, values: Tensor, targets: list[tuple[Any, Tensor]]) -> None:
     """Copy what a part has of the wanted boxes."""
-    for held, source in split_into_boxes(shape, part.box, values):
-        for box, target in wanted:
-            shared = held.intersection(box)
+    for source_box, source in split_into_boxes(shape, chunk.box, values):
+        for box, target in targets:
+            shared = source_box.intersection(box)
             if shared is not None:
-                target[shared.seen_from(box).slices].copy_(source[shared.seen_from(held).slices])
+                target[shared.seen_from(box).slices].copy_(source[shared.seen_from(source_box).slices])
 
 
-def common_shape(one: Shape, other: Shape) -> Shape | None:
-    """The shape of a tensor that one knows by `one` and another by `other`: the same, or one of them flattened."""
-    if one == other or len(other) == 1:
-        shape = one
-    elif len(one) == 1:
-        shape = other
+def common_shape(first: Shape, second: Shape) -> Shape | None:
+    """The shape of a tensor that one knows by `first` and another by `second`: the same, or one of them flattened."""
+    if first == second or len(second) == 1:
+        shape = first
+    elif len(first) == 1:
+        shape = second
     else:
         return None
-    return shape if view_shape(one, 1) == view_shape(other, 1) else None
+    return shape if view_shape(first, 1) == view_shape(second, 1) else None
 
 
 def open_checkpoint(path: Path, ranks: CheckpointGroup) -> OpenCheckpoint:
@@ -138,12 +138,12 @@ def _require_undamaged(path: Path, files: Mapping[str, FileChecksum], ranks: Che
     """Raise `DamagedFileError`, on all ranks, that names the files that are not what was written."""
 
     def faults() -> list[str]:
-        own = [name for number, name in enumerate(sorted(files)) if number % ranks.size == ranks.rank]
-        return [f"{path / name} {fault}" for name in own if (fault := files[name].describe_damage(path / name))]
+        local_names = [name for number, name in enumerate(sorted(files)) if number % ranks.size == ranks.rank]
+        return [f"{path / name} {fault}" for name in local_names if (fault := files[name].describe_damage(path / name))]
 
-    found = [fault for rank in ranks.all_gather(faults) for fault in rank]
-    if found:
-        raise DamagedFileError(*(f"checkpoint: {fault}; {DAMAGE_FIX}" for fault in found))
+    damage = [fault for rank in ranks.all_gather(faults) for fault in rank]
+    if damage:
+        raise DamagedFileError(*(f"checkpoint: {fault}; {DAMAGE_FIX}" for fault in damage))
 
 
 MAX_NAMES_SHOWN = 4  # names of tensors in a message
@@ -170,23 +170,29 @@ def load(path: str | Path, state: CheckpointState, ranks: CheckpointGroup | None
     """
     path, ranks = Path(path), ranks or CheckpointGroup.join()
     checkpoint = open_checkpoint(path, ranks)
-    pieces, values = split_state(state)
-    own = [(name, piece.shape, _dtype_name(piece.values.dtype)) for name, piece in pieces]
-    asked = ranks.gather_to_first(lambda: (own, list(values)))
+    shards, values = split_state(state)
+    local_tensors = [(name, shard.shape, _dtype_name(shard.values.dtype)) for name, shard in shards]
+    gathered = ranks.gather_to_first(lambda: (local_tensors, list(values)))
 
     def compare() -> None:
-        wanted = dict.fromkeys((name, tuple(shape), dtype) for held, _ in asked or () for name, shape, dtype in held)
-        raise_problems(list(_tensor_problems(path, list(wanted), checkpoint.tensors)))
-        names = {name for _, held in asked or () for name in held}
+        required = dict.fromkeys(
+            (name, tuple(shape), dtype) for tensors, _ in gathered or () for name, shape, dtype in tensors
+        )
+        raise_problems(list(_tensor_problems(path, list(required), checkpoint.tensors)))
+        required_names = {name for _, value_names in gathered or () for name in value_names}
         raise_problems(
-            list(_name_problems(path, "values", names - ADDED_VALUES, set(checkpoint.files.values) - ADDED_VALUES))
+            list(
+                _name_problems(
+                    path, "values", required_names - ADDED_VALUES, set(checkpoint.files.values) - ADDED_VALUES
+                )
+            )
         )
 
     ranks.run_on_first(compare)
 
     def fill() -> None:
-        for name, piece in pieces:
-            checkpoint.fill(name, piece)
+        for name, shard in shards:
+            checkpoint.fill(name, shard)
 
     ranks.all_gather(fill)
     return dict(checkpoint.files.values)
@@ -199,38 +205,40 @@ def load_tensors(path: str | Path, prefix: str = MODEL_PREFIX) -> dict[str, Tens
     """
     path = Path(path)
     checkpoint = open_checkpoint(path, CheckpointGroup())
-    shapes = {name: one.shape for name, one in checkpoint.tensors.items() if name.startswith(prefix)}
+    shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}
     if not shapes:
-        found = _join_names(sorted(checkpoint.tensors))
-        raise InputError(f"checkpoint: no tensor of {path} begins with {prefix!r}; found {found}")
+        available = _join_names(sorted(checkpoint.tensors))
+        raise InputError(f"checkpoint: no tensor of {path} begins with {prefix!r}; found {available}")
     boxes = {name: Box((0,) * len(shape), shape) for name, shape in shapes.items()}
     return {name.removeprefix(prefix): checkpoint.read(name, shapes[name], box) for name, box in boxes.items()}
 
 
-def _tensor_problems(path: Path, wanted: Sequence[RequiredTensor], stored: Mapping[str, StoredTensor]) -> Iterator[str]:
-    yield from _name_problems(path, "tensors", {name for name, _, _ in wanted}, set(stored))
-    differ = [
+def _tensor_problems(
+    path: Path, required: Sequence[RequiredTensor], stored: Mapping[str, StoredTensor]
+) -> Iterator[str]:
+    yield from _name_problems(path, "tensors", {name for name, _, _ in required}, set(stored))
+    mismatched = [
         (name, shape, dtype)
-        for name, shape, dtype in wanted
+        for name, shape, dtype in required
         if name in stored and not _matches_stored(shape, dtype, stored[name])
     ]
-    for name, shape, dtype in differ[:MAX_NAMES_SHOWN]:
-        found = describe_tensor(stored[name].shape, stored[name].dtype)
-        yield f"checkpoint: {path} has {found} as {name}; {describe_tensor(shape, dtype)} is required: {LOAD_FIX}"
-    if len(differ) > MAX_NAMES_SHOWN:
-        yield f"checkpoint: {path} differs in {len(differ) - MAX_NAMES_SHOWN} more tensors"
+    for name, shape, dtype in mismatched[:MAX_NAMES_SHOWN]:
+        stored_kind = describe_tensor(stored[name].shape, stored[name].dtype)
+        yield f"checkpoint: {path} has {stored_kind} as {name}; {describe_tensor(shape, dtype)} is required: {LOAD_FIX}"
+    if len(mismatched) > MAX_NAMES_SHOWN:
+        yield f"checkpoint: {path} differs in {len(mismatched) - MAX_NAMES_SHOWN} more tensors"
 
 
 def _matches_stored(shape: Shape, dtype: str, stored: StoredTensor) -> bool:
     return dtype == stored.dtype and common_shape(shape, stored.shape) is not None
 
 
-def _name_problems(path: Path, what: str, wanted: set[str], found: set[str]) -> Iterator[str]:
-    lists = {"lacks": sorted(wanted - found), "has, besides those of this run,": sorted(found - wanted)}
-    for verb, names in lists.items():
+def _name_problems(path: Path, label: str, required: set[str], stored: set[str]) -> Iterator[str]:
+    differences = {"lacks": sorted(required - stored), "has, besides those of this run,": sorted(stored - required)}
+    for verb, names in differences.items():
         if names:
-            fix = PARTIAL_SCALES_FIX if any(PARTIAL_SCALES in name for name in wanted ^ found) else LOAD_FIX
-            yield f"checkpoint: {path} {verb} {len(names)} {what}: {_join_names(names)}; the same names are required: {fix}"
+            fix = PARTIAL_SCALES_FIX if any(PARTIAL_SCALES in name for name in required ^ stored) else LOAD_FIX
+            yield f"checkpoint: {path} {verb} {len(names)} {label}: {_join_names(names)}; the same names are required: {fix}"
 
 
 def _join_names(names: Sequence[str]) -> str:

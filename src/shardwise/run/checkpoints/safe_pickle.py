@@ -17,10 +17,10 @@ KnownCallables = Mapping[tuple[str, str], Callable[..., object]]
 class InertObject:
     """A value whose fields are data: it stands for each class and each function that a pickle names."""
 
-    def __init__(self, *given: object) -> None:
-        self.arguments = given
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
 
-    def __new__(cls, *given: object) -> InertObject:
+    def __new__(cls, *arguments: object) -> InertObject:
         return super().__new__(cls)
 
     def __hash__(self) -> int:
@@ -39,14 +39,14 @@ class InertObject:
         """An element of what is a kind of list: it is not kept."""
 
 
-def join_path(*given: object) -> str:
+def join_path(*parts: object) -> str:
     """A path of its parts."""
-    return "/".join(map(str, given))
+    return "/".join(map(str, parts))
 
 
-def size_tuple(given: Any = ()) -> tuple[int, ...]:
+def size_tuple(sizes: Any = ()) -> tuple[int, ...]:
     """A `torch.Size`."""
-    return tuple(given)
+    return tuple(sizes)
 
 
 SAFE_CALLABLES: KnownCallables = {

@@ -21,28 +21,28 @@ HIDDEN_FOLDER = re.compile(r"\.step-\d{8,}\.(writing|replaced|removed)")
 
 def latest(folder: str | Path) -> Path | None:
     """The complete checkpoint of the highest step in `folder`, if there is any."""
-    found = list_complete(Path(folder))
-    return found[max(found)] if found else None
+    complete = list_complete(Path(folder))
+    return complete[max(complete)] if complete else None
 
 
 def list_newest_first(folder: Path) -> list[tuple[int, Path]]:
     """Every checkpoint that a folder once had whole, with its step: those that are complete, and those that were."""
-    found = dict(list_complete(folder))
+    checkpoints = dict(list_complete(folder))
     for path in folder.iterdir() if folder.is_dir() else ():
         match = STEP_FOLDER.fullmatch(path.name)
         if match and match[1] and path.is_dir():
-            found.setdefault(int(match[1]), path)
-    return sorted(found.items(), reverse=True)
+            checkpoints.setdefault(int(match[1]), path)
+    return sorted(checkpoints.items(), reverse=True)
 
 
 def list_complete(folder: Path) -> dict[int, Path]:
     """The complete checkpoints of a folder by their step."""
     if not folder.is_dir():
         return {}
-    named = [
+    matches = [
         (STEP_FOLDER.fullmatch(path.name), path) for path in sorted(folder.iterdir())
     ]  # hidden ones first: they give way
-    return {int(match[1] or match[2]): path for match, path in named if match and (path / MANIFEST).is_file()}
+    return {int(match[1] or match[2]): path for match, path in matches if match and (path / MANIFEST).is_file()}
 
 
 def step_folder(folder: Path, step: int) -> Path:
@@ -73,13 +73,13 @@ def publish_draft(folder: Path, step: int, keep: int, keep_every: int = 0) -> No
     sync_folder(draft_folder(folder, step))
     draft_folder(folder, step).rename(target)
     sync_folder(folder)
-    found = list_complete(folder)
-    for old in sorted(found)[:-keep]:
-        is_kept = keep_every and old % keep_every == 0
+    complete = list_complete(folder)
+    for old_step in sorted(complete)[:-keep]:
+        is_kept = keep_every and old_step % keep_every == 0
         if (
-            old != step and not is_kept
+            old_step != step and not is_kept
         ):  # what was written just now stays, though there may be later ones of a run taken up before them
-            found[old].rename(_hidden_path(found[old], "removed"))
+            complete[old_step].rename(_hidden_path(complete[old_step], "removed"))
     _remove_hidden(folder)
 
 
@@ -90,10 +90,10 @@ def remove_draft(folder: Path, step: int) -> None:
 
 def set_damaged_aside(path: Path) -> Path:
     """Where a damaged checkpoint is kept from now on."""
-    kept = path.with_name(f"{path.name.lstrip('.').partition('.')[0]}.damaged")
-    if kept.exists():
-        shutil.rmtree(kept)
-    return path.rename(kept)
+    damaged_path = path.with_name(f"{path.name.lstrip('.').partition('.')[0]}.damaged")
+    if damaged_path.exists():
+        shutil.rmtree(damaged_path)
+    return path.rename(damaged_path)
 
 
 def sync_folder(folder: Path) -> None:
@@ -111,5 +111,5 @@ def _remove_hidden(folder: Path) -> None:
             shutil.rmtree(path)
 
 
-def _hidden_path(path: Path, why: str) -> Path:
-    return path.with_name(f".{path.name}.{why}")
+def _hidden_path(path: Path, reason: str) -> Path:
+    return path.with_name(f".{path.name}.{reason}")

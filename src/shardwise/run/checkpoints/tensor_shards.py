@@ -73,10 +73,10 @@ def split_into_boxes(shape: Shape, box: Box, values: Tensor) -> Iterator[tuple[B
         yield box, values
         return
     (start,), (length,) = box.offsets, box.lengths
-    done = 0
-    for part in interval_boxes(shape, start, start + length):
-        yield part, values[done : done + part.volume].view(part.lengths)
-        done += part.volume
+    position = 0
+    for part_box in interval_boxes(shape, start, start + length):
+        yield part_box, values[position : position + part_box.volume].view(part_box.lengths)
+        position += part_box.volume
 
 
 def describe_tensor(shape: Shape, dtype: object) -> str:
@@ -88,19 +88,19 @@ def split_state(state: CheckpointState) -> tuple[list[tuple[str, TensorShard]], 
 
     Raises `ValueError` for a value that JSON would not give back as it is.
     """
-    several = {name: _shards_of(value) for name, value in state.items()}
-    pieces = [(name, piece) for name, found in several.items() for piece in found]
-    values = {name: value for name, value in state.items() if not several[name]}
+    shards_by_name = {name: _shards_of(value) for name, value in state.items()}
+    named_shards = [(name, shard) for name, shards in shards_by_name.items() for shard in shards]
+    values = {name: value for name, value in state.items() if not shards_by_name[name]}
     for name, value in values.items():
         try:
-            same = json.loads(json.dumps(value, allow_nan=False)) == value
+            survives_json = json.loads(json.dumps(value, allow_nan=False)) == value
         except (TypeError, ValueError):
-            same = False
-        if not same:
+            survives_json = False
+        if not survives_json:
             raise ValueError(f"{name} is {value!r}; a Piece or a value that JSON keeps as it is is required")
-    return pieces, values
+    return named_shards, values
 
 
 def _shards_of(value: object) -> tuple[TensorShard, ...]:
-    several = value if isinstance(value, tuple) else (value,)
-    return tuple(one for one in several if isinstance(one, TensorShard))
+    candidates = value if isinstance(value, tuple) else (value,)
+    return tuple(candidate for candidate in candidates if isinstance(candidate, TensorShard))

@@ -54,28 +54,28 @@ class RankFile(NamedTuple):
 
 
 def write_shards(
-    folder: Path, pieces: Sequence[tuple[str, TensorShard]], ranks: CheckpointGroup
+    folder: Path, shards: Sequence[tuple[str, TensorShard]], ranks: CheckpointGroup
 ) -> WrittenTensors | None:
     """Write every rank's pieces into `folder`; all ranks call this. On the first rank: the tensors, and the sums of the files.
 
     Raises on all ranks what fails on any, and `ValueError` where the pieces of a tensor differ, overlap or leave a hole.
     """
-    gathered = ranks.gather_to_first(lambda: [_offer_shard(name, piece) for name, piece in pieces])
+    gathered = ranks.gather_to_first(lambda: [_offer_shard(name, shard) for name, shard in shards])
     offers = [[_offer_from_row(*row) for row in rows] for rows in gathered or ()]
-    shares: list[list[int]] = []  # of each rank, the numbers of its pieces that it writes
+    assignments: list[list[int]] = []  # of each rank, the numbers of its pieces that it writes
 
     def shared() -> list[list[int]]:
         _require_complete(offers)
-        shares.extend(_share_writes(offers))
-        return shares
+        assignments.extend(_share_writes(offers))
+        return assignments
 
-    mine, values = ranks.scatter_from_first(shared), [piece for _, piece in pieces]
+    local_indices, values = ranks.scatter_from_first(shared), [shard for _, shard in shards]
     written = ranks.gather_to_first(
-        lambda: _write_rank_file(folder / rank_file_name(ranks.rank), [values[number] for number in mine])
+        lambda: _write_rank_file(folder / rank_file_name(ranks.rank), [values[index] for index in local_indices])
     )
     if written is None:
         return None
-    return _stored_tensors(offers, shares, [RankFile(*found) if found else None for found in written])
+    return _stored_tensors(offers, assignments, [RankFile(*rank_row) if rank_row else None for rank_row in written])
 
 
 def rank_file_name(rank: int) -> str:
@@ -83,10 +83,10 @@ def rank_file_name(rank: int) -> str:
     return f"rank-{rank:05d}.bin"
 
 
-def _offer_shard(name: str, piece: TensorShard) -> ShardOffer:
-    box, dtype = piece.box, piece.values.dtype
-    text = str(dtype).removeprefix("torch.")
-    return ShardOffer(name, text, piece.shape, box.offsets, box.lengths, box.volume * dtype.itemsize)
+def _offer_shard(name: str, shard: TensorShard) -> ShardOffer:
+    box, dtype = shard.box, shard.values.dtype
+    dtype_name = str(dtype).removeprefix("torch.")
+    return ShardOffer(name, dtype_name, shard.shape, box.offsets, box.lengths, box.volume * dtype.itemsize)
 
 
 def _offer_from_row(name: str, dtype: str, *numbers: Any) -> ShardOffer:
@@ -98,15 +98,15 @@ def _offer_from_row(name: str, dtype: str, *numbers: Any) -> ShardOffer:
 def _require_complete(offers: Sequence[Sequence[ShardOffer]]) -> None:
     """Raise `ValueError` where the pieces of a tensor differ in kind, overlap or leave a hole."""
     kinds: dict[str, tuple[str, Shape]] = {}
-    parts: dict[str, dict[tuple[Shape, Shape], TensorChunk]] = {}
+    chunks: dict[str, dict[tuple[Shape, Shape], TensorChunk]] = {}
     for offer in (offer for rank in offers for offer in rank):
         kind = (offer.dtype, offer.shape)
         if kinds.setdefault(offer.name, kind) != kind:
             raise ValueError(f"{offer.name} is {kinds[offer.name]} on one rank and {kind} on another; one is required")
-        part = TensorChunk(offer.offsets, offer.lengths, "", 0)
-        parts.setdefault(offer.name, {}).setdefault((offer.offsets, offer.lengths), part)
+        chunk = TensorChunk(offer.offsets, offer.lengths, "", 0)
+        chunks.setdefault(offer.name, {}).setdefault((offer.offsets, offer.lengths), chunk)
     for name, (dtype, shape) in kinds.items():
-        if fault := tensor_problem(StoredTensor(shape, dtype, tuple(parts[name].values()))):
+        if fault := tensor_problem(StoredTensor(shape, dtype, tuple(chunks[name].values()))):
             raise ValueError(
                 f"{name} of shape {list(shape)}: the ranks together hold {fault}; each element once is required"
             )
@@ -115,72 +115,72 @@ def _require_complete(offers: Sequence[Sequence[ShardOffer]]) -> None:
 def _share_writes(offers: Sequence[Sequence[ShardOffer]]) -> list[list[int]]:
     """Which of its pieces each rank writes: of replicas one, by whoever has the fewest bytes to write until then."""
     holders: dict[tuple[str, Shape, Shape], list[tuple[int, int]]] = {}
-    for rank, own in enumerate(offers):
-        for number, offer in enumerate(own):
+    for rank, rank_offers in enumerate(offers):
+        for index, offer in enumerate(rank_offers):
             if offer.num_bytes:
-                holders.setdefault((offer.name, offer.offsets, offer.lengths), []).append((rank, number))
-    shares: list[list[int]] = [[] for _ in offers]
-    load = [0] * len(offers)
-    for held in holders.values():
-        rank, number = min(held, key=lambda holder: load[holder[0]])
-        load[rank] += offers[rank][number].num_bytes
-        shares[rank].append(number)
-    return shares
+                holders.setdefault((offer.name, offer.offsets, offer.lengths), []).append((rank, index))
+    assignments: list[list[int]] = [[] for _ in offers]
+    load_bytes = [0] * len(offers)
+    for replicas in holders.values():
+        rank, index = min(replicas, key=lambda holder: load_bytes[holder[0]])
+        load_bytes[rank] += offers[rank][index].num_bytes
+        assignments[rank].append(index)
+    return assignments
 
 
-def _write_rank_file(path: Path, pieces: Sequence[TensorShard]) -> RankFile | None:
+def _write_rank_file(path: Path, shards: Sequence[TensorShard]) -> RankFile | None:
     """Write pieces one behind the other into a file, and have the system write it to the disk. No file for none."""
-    if not pieces:
+    if not shards:
         return None
     crc = position = 0
     starts = []
     with name_path_in_errors(path.parent), path.open("wb") as file:
-        for piece in pieces:
+        for shard in shards:
             padding = -position % ALIGNMENT_BYTES
             starts.append(position + padding)
-            for block in chain([bytes(padding)], _byte_blocks(piece)):
+            for block in chain([bytes(padding)], _byte_blocks(shard)):
                 file.write(block)
                 crc, position = zlib.crc32(block, crc), position + len(block)
         flush_to_disk(file)
     return RankFile(position, crc, starts)
 
 
-def _byte_blocks(piece: TensorShard) -> Iterator[bytes]:
+def _byte_blocks(shard: TensorShard) -> Iterator[bytes]:
     """The bytes of a piece, row-major."""
-    whole = piece.values.contiguous().reshape(-1).view(torch.uint8).numpy()
-    yield from (whole[start : start + READ_BYTES].tobytes() for start in range(0, len(whole), READ_BYTES))
+    content = shard.values.contiguous().reshape(-1).view(torch.uint8).numpy()
+    yield from (content[start : start + READ_BYTES].tobytes() for start in range(0, len(content), READ_BYTES))
 
 
 def _stored_tensors(
-    offers: Sequence[Sequence[ShardOffer]], shares: Sequence[Sequence[int]], written: Sequence[RankFile | None]
+    offers: Sequence[Sequence[ShardOffer]], assignments: Sequence[Sequence[int]], written: Sequence[RankFile | None]
 ) -> WrittenTensors:
     """The tensors and the files that were written."""
     tensors = {offer.name: StoredTensor(offer.shape, offer.dtype, ()) for rank in offers for offer in rank}
-    parts: dict[str, list[TensorChunk]] = {name: [] for name in tensors}
+    chunks: dict[str, list[TensorChunk]] = {name: [] for name in tensors}
     files = {}
-    for rank, (share, found) in enumerate(zip(shares, written, strict=True)):
-        if found is not None:
-            files[rank_file_name(rank)] = FileChecksum(found.num_bytes, found.crc32)
-            for number, start in zip(share, found.starts, strict=True):
-                offer = offers[rank][number]
-                parts[offer.name].append(TensorChunk(offer.offsets, offer.lengths, rank_file_name(rank), start))
-    whole = {name: StoredTensor(one.shape, one.dtype, tuple(parts[name])) for name, one in tensors.items()}
-    return whole, files
+    for rank, (assignment, rank_file) in enumerate(zip(assignments, written, strict=True)):
+        if rank_file is not None:
+            files[rank_file_name(rank)] = FileChecksum(rank_file.num_bytes, rank_file.crc32)
+            for index, start in zip(assignment, rank_file.starts, strict=True):
+                offer = offers[rank][index]
+                chunks[offer.name].append(TensorChunk(offer.offsets, offer.lengths, rank_file_name(rank), start))
+    complete = {name: StoredTensor(tensor.shape, tensor.dtype, tuple(chunks[name])) for name, tensor in tensors.items()}
+    return complete, files
 
 
 def write_checkpoint(
-    folder: Path, step: int, pieces: Sequence[tuple[str, TensorShard]], values: dict[str, Any], kept: tuple[int, int],
+    folder: Path, step: int, shards: Sequence[tuple[str, TensorShard]], values: dict[str, Any], retention: tuple[int, int],
     ranks: CheckpointGroup,
 ) -> int:  # fmt: skip
     """Write the checkpoint of a step from all ranks, and give it its name when all have written; else remove its draft.
 
-    `kept`: how many of the newest are kept, and of which steps all. On the first rank: the bytes of its files; elsewhere 0.
+    `retention`: how many of the newest are kept, and of which steps all. On the first rank: the bytes of its files; elsewhere 0.
     """
     common = _agreed_values(ranks.all_gather(lambda: (step, values)))
     try:
         ranks.run_on_first(lambda: _create_draft(folder, step))
-        written = write_shards(draft_folder(folder, step), pieces, ranks)
-        ranks.run_on_first(lambda: _publish_manifest(folder, step, common, written, kept))
+        written = write_shards(draft_folder(folder, step), shards, ranks)
+        ranks.run_on_first(lambda: _publish_manifest(folder, step, common, written, retention))
         return sum(file.bytes for file in written[1].values()) if written else 0
     except LostRankError:
         raise  # nothing can be agreed any more
@@ -198,15 +198,15 @@ def _create_draft(folder: Path, step: int) -> None:
 
 
 def _publish_manifest(
-    folder: Path, step: int, values: dict[str, Any], written: WrittenTensors | None, kept: tuple[int, int]
+    folder: Path, step: int, values: dict[str, Any], written: WrittenTensors | None, retention: tuple[int, int]
 ) -> None:
     """On the first rank, when all have written."""
     assert written is not None
     tensors, files = written
-    part = draft_folder(folder, step)
+    draft = draft_folder(folder, step)
     with name_path_in_errors(folder):
-        write_manifest(part, Manifest(step, values, tensors, files))
-        publish_draft(folder, step, *kept)
+        write_manifest(draft, Manifest(step, values, tensors, files))
+        publish_draft(folder, step, *retention)
 
 
 def _checkpoint_name(checkpoint: Path | None) -> str:

@@ -67,12 +67,15 @@ class Batches:
         self.ramp = BatchRamp(((0, batch),)) if isinstance(batch, int) else batch
         self.seq_len, self.seed = seq_len, seed
         *sources, self.mixture, _ = run_all(
-            *(partial(Sequences, one, seq_len, ignore_boundaries=ignore_boundaries) for one in shards),
+            *(
+                partial(Sequences, source_shards, seq_len, ignore_boundaries=ignore_boundaries)
+                for source_shards in shards
+            ),
             lambda: Mixture(weights or [1] * len(shards)),
             lambda: require_one_tokenizer(shards),
         )
         self.sources: tuple[Sequences, ...] = tuple(sources)
-        counts = [(len(one), one.shards.num_documents) for one in self.sources]
+        counts = [(len(source), source.shards.num_documents) for source in self.sources]
         starts = np.cumsum([(0, 0), *counts], axis=0, dtype=np.int64)
         self._sequence_starts, self._document_starts = starts[:-1, 0], starts[:-1, 1]
 
@@ -93,12 +96,14 @@ class Batches:
     def sequence_numbers(self, step: int) -> Int64s:
         """The sequences of the global batch of a step, in order."""
         first = self.ramp.first_sample(step)
-        drawn, own = self.mixture.draw(np.arange(first, first + self.ramp.sequences(step), dtype=np.int64))
-        found: Int64s = self._sequence_starts[drawn]
-        for source in np.unique(drawn):
-            here = drawn == source
-            found[here] += sequence_numbers(own[here], len(self.sources[source]), self.seed)
-        return found
+        source_indices, sample_indices = self.mixture.draw(
+            np.arange(first, first + self.ramp.sequences(step), dtype=np.int64)
+        )
+        numbers: Int64s = self._sequence_starts[source_indices]
+        for source in np.unique(source_indices):
+            mask = source_indices == source
+            numbers[mask] += sequence_numbers(sample_indices[mask], len(self.sources[source]), self.seed)
+        return numbers
 
     def batch(self, step: int) -> Batch:
         """The global batch of a step."""
@@ -110,11 +115,16 @@ class Batches:
         return -(-self.ramp.sequences(step) // (num_replicas * micro_batch_seqs))
 
     def sequences(
-        self, step: int, replica: int, num_replicas: int, micro_batch_seqs: int, places: PositionRanges | None = None
+        self,
+        step: int,
+        replica: int,
+        num_replicas: int,
+        micro_batch_seqs: int,
+        position_ranges: PositionRanges | None = None,
     ) -> Iterator[Batch]:
         """The micro-batches of one replica in a step, as many for every replica.
 
-        Of their sequences some `places` (None: all): no other token is read but the one behind each part, its last target.
+        Of their sequences some `position_ranges` (None: all): no other token is read but the one behind each part, its last target.
 
         The global batch is cut into global micro-batches of `num_replicas` x `micro_batch_seqs` sequences, and each of these
         among the replicas: one process with micro-batches of that size runs the same ones. The last one is dealt out evenly
@@ -124,7 +134,7 @@ class Batches:
         numbers = self.sequence_numbers(step)
         size = num_replicas * micro_batch_seqs
         for start in range(0, len(numbers), size):
-            yield self._read(np.array_split(numbers[start : start + size], num_replicas)[replica], places)
+            yield self._read(np.array_split(numbers[start : start + size], num_replicas)[replica], position_ranges)
 
     def num_targets(self, step: int) -> int:
         """Targets of the global batch that count in the loss: every replica knows them without asking the others."""
@@ -144,18 +154,18 @@ class Batches:
         )
 
     def _sources_of(self, numbers: Int64s) -> Int64s:
-        found: Int64s = np.searchsorted(self._sequence_starts, numbers, side="right") - 1
-        return found
+        indices: Int64s = np.searchsorted(self._sequence_starts, numbers, side="right") - 1
+        return indices
 
-    def _read(self, numbers: Int64s, places: PositionRanges | None = None) -> Batch:
-        num_places = self.seq_len if places is None else sum(count for _, count in places)
-        inputs, targets, documents = np.empty((3, len(numbers), num_places), np.int64)
+    def _read(self, numbers: Int64s, position_ranges: PositionRanges | None = None) -> Batch:
+        num_positions = self.seq_len if position_ranges is None else sum(count for _, count in position_ranges)
+        inputs, targets, documents = np.empty((3, len(numbers), num_positions), np.int64)
         begins = []
         for row, (number, source) in enumerate(zip(numbers, self._sources_of(numbers), strict=True)):
-            found = self.sources[source].read(int(number - self._sequence_starts[source]), places)
-            inputs[row], targets[row] = found.inputs_T, found.targets_T
-            documents[row] = self._document_starts[source] + found.documents_T
-            begins.append(found.begins_N)
+            sequence = self.sources[source].read(int(number - self._sequence_starts[source]), position_ranges)
+            inputs[row], targets[row] = sequence.inputs_T, sequence.targets_T
+            documents[row] = self._document_starts[source] + sequence.documents_T
+            begins.append(sequence.begins_N)
         return Batch(
             sequences_B=numbers,
             inputs_BT=inputs,
@@ -165,12 +175,12 @@ class Batches:
         )
 
 
-def _pad_rows(rows: Sequence[Int64s], value: int) -> Int64s:
+def _pad_rows(rows: Sequence[Int64s], fill: int) -> Int64s:
     """Rows of different lengths as one array, the shorter ones filled up with a value."""
-    found = np.full((len(rows), max(map(len, rows), default=0)), value, np.int64)
-    for into, row in zip(found, rows, strict=True):
-        into[: len(row)] = row
-    return found
+    padded = np.full((len(rows), max(map(len, rows), default=0)), fill, np.int64)
+    for target, row in zip(padded, rows, strict=True):
+        target[: len(row)] = row
+    return padded
 
 
 def _require_replicas(replica: int, num_replicas: int, micro_batch_seqs: int) -> None:
@@ -224,14 +234,14 @@ class Sequences:
             num_boundaries = (self.shards.document_of(starts + self.seq_len) - self.shards.document_of(starts)).sum()
         return len(starts) * self.seq_len - int(num_boundaries)
 
-    def read(self, number: int, places: PositionRanges | None = None) -> SequenceRow:
-        """A sequence, or some `places` of it: no other token is read but the one behind each part, its last target."""
-        parts, start = places or ((0, self.seq_len),), number * self.seq_len
-        place_T = np.concatenate([np.arange(first, first + count) for first, count in parts])
-        tokens = [self.shards.tokens(start + first, start + first + count + 1) for first, count in parts]
-        inputs, targets = (np.concatenate([one[cut] for one in tokens]) for cut in (np.s_[:-1], np.s_[1:]))
+    def read(self, number: int, position_ranges: PositionRanges | None = None) -> SequenceRow:
+        """A sequence, or some `position_ranges` of it: no other token is read but the one behind each part, its last target."""
+        ranges, start = position_ranges or ((0, self.seq_len),), number * self.seq_len
+        position_T = np.concatenate([np.arange(first, first + count) for first, count in ranges])
+        tokens = [self.shards.tokens(start + first, start + first + count + 1) for first, count in ranges]
+        inputs, targets = (np.concatenate([chunk[part] for chunk in tokens]) for part in (np.s_[:-1], np.s_[1:]))
         document, ends = self.shards.document_starts(start, start + self.seq_len + 1)
         begins = ends - start
         if self.ignore_boundaries:
-            targets[np.isin(place_T + 1, begins)] = IGNORE_INDEX
-        return SequenceRow(inputs, targets, document + np.searchsorted(begins, place_T, side="right"), begins)
+            targets[np.isin(position_T + 1, begins)] = IGNORE_INDEX
+        return SequenceRow(inputs, targets, document + np.searchsorted(begins, position_T, side="right"), begins)

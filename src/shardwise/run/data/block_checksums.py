@@ -27,9 +27,9 @@ class BlockChecksums:
 
     def add(self, data: bytes) -> None:
         """What is written next."""
-        rest = memoryview(data)
-        while rest:
-            part, rest = rest[: BLOCK_BYTES - self._filled], rest[BLOCK_BYTES - self._filled :]
+        remaining = memoryview(data)
+        while remaining:
+            part, remaining = remaining[: BLOCK_BYTES - self._filled], remaining[BLOCK_BYTES - self._filled :]
             self._crc, self._filled = zlib.crc32(part, self._crc), self._filled + len(part)
             if self._filled == BLOCK_BYTES:
                 self._end()

@@ -77,12 +77,12 @@ def _write_shards(
         for writer in writers.values():
             open_files.callback(writer.abandon)
         for batch in _batches(read_documents(sources)):
-            trained_on = []
-            for document, tokens in zip(batch, tokenizer.encode([one.text for one in batch]), strict=True):
+            training_tokens = []
+            for document, tokens in zip(batch, tokenizer.encode([document.text for document in batch]), strict=True):
                 name = "held_out" if document in split else "train"
                 writers[name].add(tokens, len(document.text.encode("utf-8")))
-                trained_on += [tokens] if name == "train" else []
-            counts += np.bincount(np.concatenate(trained_on), minlength=len(counts)) if trained_on else 0
+                training_tokens += [tokens] if name == "train" else []
+            counts += np.bincount(np.concatenate(training_tokens), minlength=len(counts)) if training_tokens else 0
             num_done += len(batch)
             progress("documents encoded", num_done, num_documents)
         written = {name: writer.finish() for name, writer in writers.items()}
@@ -108,8 +108,8 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 def unigram_entropy(counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
     """Entropy of the frequencies of tokens, -Σ p ln p, in nats per token (Shannon 1948)."""
-    parts = counts[counts > 0] / counts.sum()
-    return float(-(parts * np.log(parts)).sum()) + 0.0  # one token alone: 0, not -0
+    probabilities = counts[counts > 0] / counts.sum()
+    return float(-(probabilities * np.log(probabilities)).sum()) + 0.0  # one token alone: 0, not -0
 
 
 Tokens = np.ndarray[tuple[int], np.dtype[Any]]
@@ -186,18 +186,18 @@ def replace_folder(out: str | Path, *, force: bool = False) -> Iterator[Path]:
     """
     target = _resolved(Path(out))
     _require_free(target, force)
-    part = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
+    draft = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     try:
         try:
-            part.mkdir()
+            draft.mkdir()
         except (OSError, ValueError) as error:
             raise _cannot_write(target, error) from None
-        yield part
-        _put_in_place(part, target)
+        yield draft
+        _put_in_place(draft, target)
     except OSError as error:
         raise _cannot_write(target, error) from None
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _resolved(path: Path) -> Path:
@@ -211,41 +211,41 @@ def _resolved(path: Path) -> Path:
     return target
 
 
-def _put_in_place(part: Path, target: Path) -> None:
+def _put_in_place(draft: Path, target: Path) -> None:
     """Rename the folder; what was there before steps aside first and is removed last."""
-    old = part.with_suffix(".old")
-    there = target.is_dir()
-    if there:
-        os.rename(target, old)
+    replaced = draft.with_suffix(".old")
+    had_target = target.is_dir()
+    if had_target:
+        os.rename(target, replaced)
     try:
-        os.rename(part, target)
+        os.rename(draft, target)
     except OSError:
-        if there:
-            os.rename(old, target)
+        if had_target:
+            os.rename(replaced, target)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _require_free(target: Path, force: bool) -> None:
     try:
-        names = {entry.name for entry in target.iterdir()} if target.is_dir() else set()
-        there = target.exists() and not target.is_dir()
+        names = {path.name for path in target.iterdir()} if target.is_dir() else set()
+        is_file = target.exists() and not target.is_dir()
     except (OSError, ValueError) as error:
         raise _cannot_write(target, error) from None
-    if there:
+    if is_file:
         raise InputError(f"--out: {target} is a file; a folder is required: choose another name")
     if not names:
         return
-    others = sorted(name for name in names - {INDEX_FILE, TOKENIZER_FILE} if not SHARD_FILE.fullmatch(name))
+    foreign_names = sorted(name for name in names - {INDEX_FILE, TOKENIZER_FILE} if not SHARD_FILE.fullmatch(name))
     if not any(map(SHARD_FILE.fullmatch, names)):
         raise InputError(f"--out: {target} holds files that tokenize did not write; choose a new folder")
     if not force:
         raise InputError(
             f"--out: {target} holds token shards already; choose a new folder, or replace them with --force"
         )
-    if others:
+    if foreign_names:
         raise InputError(
-            f"--out: {target} holds {others[0]!r} beside token shards; only these are replaced: move it, or choose a new folder"
+            f"--out: {target} holds {foreign_names[0]!r} beside token shards; only these are replaced: move it, or choose a new folder"
         )
 
 

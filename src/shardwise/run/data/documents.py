@@ -34,28 +34,28 @@ class TextFile:
     name: str
 
 
-def find_text_files(places: Sequence[str | Path], globs: Sequence[str] = GLOBS) -> tuple[TextFile, ...]:
+def find_text_files(paths: Sequence[str | Path], globs: Sequence[str] = GLOBS) -> tuple[TextFile, ...]:
     """The files given, and those of the folders given whose name matches one of `globs`; hidden ones are left out.
 
     A pattern with "/" is matched with the end of the path below the folder ("docs/*.md"). Files of a folder come in the order
     of their paths. Raises `InputError` with every place that is missing, or holds nothing that matches.
     """
     problems: list[str] = []
-    found: list[TextFile] = []
-    for place in map(Path, places):
-        if place.is_dir():
-            inner = tuple(_walk(place, globs))
-            if not inner:
+    files: list[TextFile] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            matching = tuple(_walk(path, globs))
+            if not matching:
                 problems.append(
-                    f"{place}: no file matches {', '.join(globs)}; give a folder that has one, or another --glob"
+                    f"{path}: no file matches {', '.join(globs)}; give a folder that has one, or another --glob"
                 )
-            found += inner
-        elif place.is_file():
-            found.append(TextFile(path=place, name=place.name))
+            files += matching
+        elif path.is_file():
+            files.append(TextFile(path=path, name=path.name))
         else:
-            problems.append(f"{place}: no such file or folder; text is required")
+            problems.append(f"{path}: no such file or folder; text is required")
     raise_problems(problems)
-    return tuple(_number_duplicates(found))
+    return tuple(_number_duplicates(files))
 
 
 def _number_duplicates(sources: Iterable[TextFile]) -> Iterator[TextFile]:
@@ -66,12 +66,12 @@ def _number_duplicates(sources: Iterable[TextFile]) -> Iterator[TextFile]:
         yield replace(source, name=f"{source.name}#{times[source.name]}") if times[source.name] > 1 else source
 
 
-def _walk(folder: Path, globs: Sequence[str], left_out: Iterable[str] = ()) -> Iterator[TextFile]:
+def _walk(folder: Path, globs: Sequence[str], excluded: Iterable[str] = ()) -> Iterator[TextFile]:
     names = []
-    for here, inner, files in os.walk(folder, onerror=_cannot_list):
-        inner[:] = [name for name in inner if not name.startswith(".") and name not in left_out]
-        below = Path(here).relative_to(folder)
-        names += [(below / name).as_posix() for name in files if not name.startswith(".")]
+    for directory, subfolders, files in os.walk(folder, onerror=_cannot_list):
+        subfolders[:] = [name for name in subfolders if not name.startswith(".") and name not in excluded]
+        relative = Path(directory).relative_to(folder)
+        names += [(relative / name).as_posix() for name in files if not name.startswith(".")]
     for name in sorted(names):
         if any(PurePosixPath(name).match(pattern) for pattern in globs):
             yield TextFile(path=folder / name, name=name)
@@ -90,16 +90,16 @@ def python_library(max_bytes: int | None = None) -> tuple[TextFile, ...]:
     if max_bytes is not None and max_bytes < 1:
         raise InputError(f"python-library: found {max_bytes} bytes; a size above 0 is required, such as 4MB")
     folder = Path(os.__file__).parent
-    found = sorted(_walk(folder, ["*.py"], EXCLUDED_FOLDERS), key=lambda source: name_hash(source.name, "sample"))
-    if not found:
+    files = sorted(_walk(folder, ["*.py"], EXCLUDED_FOLDERS), key=lambda source: name_hash(source.name, "sample"))
+    if not files:
         raise InputError(f"{folder}: Python's library has no source files here; give files or folders of text instead")
-    kept, total = 1, found[0].path.stat().st_size
-    for source in found[1:]:
+    num_kept, total = 1, files[0].path.stat().st_size
+    for source in files[1:]:
         total += source.path.stat().st_size
         if max_bytes is not None and total > max_bytes:
             break
-        kept += 1
-    return tuple(found[:kept])
+        num_kept += 1
+    return tuple(files[:num_kept])
 
 
 def read_documents(sources: Iterable[TextFile]) -> Iterator[Document]:
@@ -131,28 +131,28 @@ def _lines(source: TextFile) -> Iterator[Document]:
                 yield Document(name=f"{source.name}:{number}", text=_text_of(line, f"{source.path}:{number}"))
 
 
-def _text_of(line: bytes, where: str) -> str:
+def _text_of(line: bytes, location: str) -> str:
     required = 'an object with a "text" is required on each line, such as {"text": "Once upon a time"}'
     text = line.decode("utf-8")
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
-        raise InputError(f"{where}: not valid JSON; {required}") from None
-    found = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(found, str):
+        raise InputError(f"{location}: not valid JSON; {required}") from None
+    document_text = record.get("text") if isinstance(record, dict) else None
+    if not isinstance(document_text, str):
         keys = (
             f"keys {', '.join(map(repr, list(record)[:MAX_NAMED]))}"
             if isinstance(record, dict)
             else type(record).__name__
         )
-        raise InputError(f"{where}: found {keys}; {required}")
+        raise InputError(f"{location}: found {keys}; {required}")
     try:
-        found.encode("utf-8")
+        document_text.encode("utf-8")
     except UnicodeEncodeError:  # JSON may escape half of a surrogate pair, which is no character
         raise InputError(
-            f"{where}: the text has half a surrogate pair; text that UTF-8 can write is required"
+            f"{location}: the text has half a surrogate pair; text that UTF-8 can write is required"
         ) from None
-    return found
+    return document_text
 
 
 def name_hash(name: str, purpose: str) -> int:
@@ -170,8 +170,8 @@ class HeldOutSplit:
     def __contains__(self, document: object) -> bool:
         if not isinstance(document, Document) or self.fraction == 0:
             return False
-        found = name_hash(document.name, "held_out")
-        return found < self.fraction * 2**64 or found == self.lowest
+        document_hash = name_hash(document.name, "held_out")
+        return document_hash < self.fraction * 2**64 or document_hash == self.lowest
 
 
 def held_out_documents(documents: Iterable[Document], fraction: float) -> tuple[HeldOutSplit, int]:
@@ -186,8 +186,8 @@ def held_out_documents(documents: Iterable[Document], fraction: float) -> tuple[
         )
     count, num_below, lowest = 0, 0, 2**64
     for document in documents:
-        found = name_hash(document.name, "held_out")
-        count, num_below, lowest = count + 1, num_below + (found < fraction * 2**64), min(lowest, found)
+        document_hash = name_hash(document.name, "held_out")
+        count, num_below, lowest = count + 1, num_below + (document_hash < fraction * 2**64), min(lowest, document_hash)
     if not count:
         raise InputError("text: found no document that is not empty; text is required")
     if fraction and max(num_below, 1) == count:

@@ -79,9 +79,9 @@ class ReadAhead(Generic[Item]):
         """The items of a step; the step before has been taken whole."""
         if self._reading is None or step != self._next or step not in self._reading.steps:
             self._begin(step)
-        reading, self._next = self._reading, -1
-        assert reading is not None
-        while not isinstance(item := self._taken(reading.items), _StepEnd):
+        reader, self._next = self._reading, -1
+        assert reader is not None
+        while not isinstance(item := self._taken(reader.items), _StepEnd):
             yield item
         if item.error is not None:
             raise item.error

@@ -44,9 +44,9 @@ class Mixture:
         self.num_draws = _smallest_ratio(weights)  # of each source in a period
         self.period = sum(self.num_draws)
         if self.period > MAX_PERIOD:
-            found = ", ".join(f"{weight:g}" for weight in weights)
+            listed = ", ".join(f"{weight:g}" for weight in weights)
             raise InputError(
-                f"weights: found {found}, whose order repeats after {self.period:,} samples; "
+                f"weights: found {listed}, whose order repeats after {self.period:,} samples; "
                 f"at most {MAX_PERIOD:,} is required: give shares of fewer digits, such as 0.713"
             )
         self._sources = np.array(_draw_period(self.num_draws), np.int64)
@@ -61,36 +61,38 @@ class Mixture:
 
     def draw(self, samples: Int64s) -> tuple[Int64s, Int64s]:
         """The source of each of `samples`, and which of that source's samples it is, both counted from 0."""
-        periods, places = np.divmod(samples, self.period)
-        sources: Int64s = self._sources[places]
-        return sources, periods * np.array(self.num_draws)[sources] + self._own[places]
+        periods, positions = np.divmod(samples, self.period)
+        sources: Int64s = self._sources[positions]
+        return sources, periods * np.array(self.num_draws)[sources] + self._own[positions]
 
     def counts(self, num_samples: int) -> tuple[int, ...]:
         """How many of the first `num_samples` samples are of each source."""
-        periods, rest = divmod(num_samples, self.period)
-        begun = np.bincount(self._sources[:rest], minlength=len(self.num_draws)).tolist()
-        return tuple(periods * count + more for count, more in zip(self.num_draws, begun, strict=True))
+        periods, remainder = divmod(num_samples, self.period)
+        partial_counts = np.bincount(self._sources[:remainder], minlength=len(self.num_draws)).tolist()
+        return tuple(periods * count + extra for count, extra in zip(self.num_draws, partial_counts, strict=True))
 
 
 def _smallest_ratio(weights: Sequence[float]) -> tuple[int, ...]:
     """The smallest whole numbers in the ratio of weights, as these are written: 0.7 is 7/10."""
-    exact = [Fraction(str(weight)) for weight in weights]
-    whole = [int(one * math.lcm(*(other.denominator for other in exact))) for one in exact]
-    return tuple(one // math.gcd(*whole) for one in whole)
+    fractions = [Fraction(str(weight)) for weight in weights]
+    integers = [int(fraction * math.lcm(*(term.denominator for term in fractions))) for fraction in fractions]
+    return tuple(integer // math.gcd(*integers) for integer in integers)
 
 
 def _draw_period(num_draws: Sequence[int]) -> list[int]:
     """The source of each sample of a period."""
-    period, done = sum(num_draws), [0] * len(num_draws)
+    period, num_drawn = sum(num_draws), [0] * len(num_draws)
     due = [-(-period // count) for count in num_draws]
-    found = []
+    order = []
     for sample in range(period):
-        may = (source for source, count in enumerate(num_draws) if done[source] * period < count * (sample + 1))
-        source = min(may, key=due.__getitem__)
-        done[source] += 1
-        due[source] = -(-(done[source] + 1) * period // num_draws[source])
-        found.append(source)
-    return found
+        eligible = (
+            source for source, count in enumerate(num_draws) if num_drawn[source] * period < count * (sample + 1)
+        )
+        source = min(eligible, key=due.__getitem__)
+        num_drawn[source] += 1
+        due[source] = -(-(num_drawn[source] + 1) * period // num_draws[source])
+        order.append(source)
+    return order
 
 
 UInt64s = np.ndarray[Any, np.dtype[np.uint64]]
@@ -110,11 +112,11 @@ def sequence_numbers(samples: Int64s, num_sequences: int, seed: int | None) -> I
     epochs, positions = np.divmod(samples, num_sequences)
     if seed is None:
         return positions
-    found = np.empty_like(positions)
+    numbers = np.empty_like(positions)
     for epoch in np.unique(epochs):
-        here = epochs == epoch
-        found[here] = permute(positions[here], num_sequences, _key(seed, int(epoch)))
-    return found
+        mask = epochs == epoch
+        numbers[mask] = permute(positions[mask], num_sequences, _key(seed, int(epoch)))
+    return numbers
 
 
 def permute(positions: Int64s, size: int, key: int) -> Int64s:
@@ -124,19 +126,19 @@ def permute(positions: Int64s, size: int, key: int) -> Int64s:
     (cycle walking: Black and Rogaway 2002), less than four times on average.
     """
     half = np.uint64(max((size - 1).bit_length() + 1, 2) // 2)
-    found = positions.astype(np.uint64)
-    outside = np.ones(found.shape, bool)
+    permuted = positions.astype(np.uint64)
+    outside = np.ones(permuted.shape, bool)
     while outside.any():
-        found[outside] = _feistel(found[outside], half, key)
-        outside = found >= size
-    return found.astype(np.int64)
+        permuted[outside] = _feistel(permuted[outside], half, key)
+        outside = permuted >= size
+    return permuted.astype(np.int64)
 
 
-def _feistel(values: UInt64s, half: np.uint64, key: int) -> UInt64s:
+def _feistel(bits: UInt64s, half: np.uint64, key: int) -> UInt64s:
     mask = (np.uint64(1) << half) - np.uint64(1)
-    left, right = values >> half, values & mask
-    for turn in range(ROUNDS):
-        left, right = right, left ^ (_mix(right ^ np.uint64(_key(key, turn))) & mask)
+    left, right = bits >> half, bits & mask
+    for round_index in range(ROUNDS):
+        left, right = right, left ^ (_mix(right ^ np.uint64(_key(key, round_index))) & mask)
     return (left << half) | right
 
 
@@ -146,8 +148,8 @@ def _key(seed: int, number: int) -> int:
     return int(_mix(first ^ np.array([number % 2**64], np.uint64))[0])
 
 
-def _mix(values: UInt64s) -> UInt64s:
-    values = values + _GAMMA
+def _mix(bits: UInt64s) -> UInt64s:
+    bits = bits + _GAMMA
     for shift, factor in _MIX:
-        values = (values ^ (values >> np.uint64(shift))) * factor
-    return values ^ (values >> np.uint64(31))
+        bits = (bits ^ (bits >> np.uint64(shift))) * factor
+    return bits ^ (bits >> np.uint64(31))

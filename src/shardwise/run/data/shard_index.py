@@ -127,8 +127,8 @@ class ShardIndex:
         """The split of that name. Raises `InputError` for another than `SPLITS`."""
         if name not in SPLITS:
             raise InputError(f"split: found {name!r}; {' or '.join(SPLITS)} is required")
-        found: SplitIndex = getattr(self, name)
-        return found
+        split: SplitIndex = getattr(self, name)
+        return split
 
     @property
     def fingerprint(self) -> str:
@@ -191,17 +191,17 @@ def read_index(folder: str | Path) -> ShardIndex:
     Raises `InputError` for a folder without an index, one that is damaged (it has its own sum) or of another version, and for
     shards of other sizes than it says.
     """
-    place = Path(folder)
-    index = _parse(_payload(place / INDEX_FILE), place / INDEX_FILE)
+    root = Path(folder)
+    index = _parse(_payload(root / INDEX_FILE), root / INDEX_FILE)
     problems = []
     for name, size in index.expected_sizes().items():
         try:
-            found = os.stat(place / name).st_size
+            actual_size = os.stat(root / name).st_size
         except OSError as error:
-            problems.append(f"{place / name}: cannot read: {error.strerror}; {size:,} bytes are required: {AGAIN}")
+            problems.append(f"{root / name}: cannot read: {error.strerror}; {size:,} bytes are required: {AGAIN}")
             continue
-        if found != size:
-            problems.append(f"{place / name}: found {found:,} bytes; {size:,} are required: {AGAIN}")
+        if actual_size != size:
+            problems.append(f"{root / name}: found {actual_size:,} bytes; {size:,} are required: {AGAIN}")
     raise_problems(problems)
     return index
 

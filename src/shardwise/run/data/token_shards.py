@@ -30,9 +30,9 @@ class _Mapped:
 
     def read(self, start: int, stop: int) -> Array:
         """Tokens `start` to `stop`, as far as there are so many. Raises `InputError` where they are not what was written."""
-        found = self.tokens[start:stop]
-        self.blocks.require(start * found.itemsize, start * found.itemsize + found.nbytes, AGAIN)
-        return found
+        tokens = self.tokens[start:stop]
+        self.blocks.require(start * tokens.itemsize, start * tokens.itemsize + tokens.nbytes, AGAIN)
+        return tokens
 
 
 class TokenShards:
@@ -80,10 +80,10 @@ class TokenShards:
             raise InputError(
                 f"{path}: cannot read: {error.strerror}; the tokenizer of the shards is required: {AGAIN}"
             ) from None
-        found = hashlib.sha256(text).hexdigest()
-        if found != self.index.tokenizer_sha256:
+        actual_hash = hashlib.sha256(text).hexdigest()
+        if actual_hash != self.index.tokenizer_sha256:
             raise InputError(
-                f"{path}: its hash is {found[:12]}; {self.index.tokenizer_sha256[:12]} is required, that of the shards: {AGAIN}"
+                f"{path}: its hash is {actual_hash[:12]}; {self.index.tokenizer_sha256[:12]} is required, that of the shards: {AGAIN}"
             )
         return parse_tokenizer(text, str(path), self.index.end_token)
 
@@ -93,20 +93,20 @@ class TokenShards:
         self._check(start, stop)
         first, last = np.searchsorted(self._token_starts, [start, stop - 1], side="right") - 1
         parts = []
-        for number in range(first, last + 1):
-            base = int(self._token_starts[number])
-            parts.append(self._shards[number].read(max(start - base, 0), stop - base))
-        found = np.concatenate(parts).astype(np.int64)
-        if found.max() >= self.vocab_size:
+        for shard_number in range(first, last + 1):
+            shard_start = int(self._token_starts[shard_number])
+            parts.append(self._shards[shard_number].read(max(start - shard_start, 0), stop - shard_start))
+        tokens = np.concatenate(parts).astype(np.int64)
+        if tokens.max() >= self.vocab_size:
             raise InputError(
-                f"{self.folder}: found token {found.max()} in {self.name}; ids below {self.vocab_size} are required: {AGAIN}"
+                f"{self.folder}: found token {tokens.max()} in {self.name}; ids below {self.vocab_size} are required: {AGAIN}"
             )
-        return found
+        return tokens
 
     def documents(self, start: int, stop: int) -> Int64s:
         """The number of the document that each of the tokens `start` to `stop` is of, in the split."""
-        first, begins = self.document_starts(start, stop)
-        return np.repeat(np.arange(first, first + len(begins) + 1), np.diff([start, *begins, stop]))
+        first, boundaries = self.document_starts(start, stop)
+        return np.repeat(np.arange(first, first + len(boundaries) + 1), np.diff([start, *boundaries, stop]))
 
     def document_starts(self, start: int, stop: int) -> tuple[int, Int64s]:
         """The number of the document that token `start` is of, and where up to `stop` each of the next ones begins.
@@ -119,20 +119,20 @@ class TokenShards:
 
     def document_of(self, positions: Int64s) -> Int64s:
         """Documents that end at or before each of `positions`, before the token of that number: the number of its document."""
-        numbers = np.minimum(np.searchsorted(self._token_starts, positions, side="right"), len(self._shards)) - 1
-        found: Int64s = self._document_starts[numbers]
-        for number in np.unique(numbers):
-            here = numbers == number
-            found[here] += np.searchsorted(
-                self._shards[number].ends, positions[here] - self._token_starts[number], side="right"
+        shard_numbers = np.minimum(np.searchsorted(self._token_starts, positions, side="right"), len(self._shards)) - 1
+        documents: Int64s = self._document_starts[shard_numbers]
+        for shard_number in np.unique(shard_numbers):
+            mask = shard_numbers == shard_number
+            documents[mask] += np.searchsorted(
+                self._shards[shard_number].ends, positions[mask] - self._token_starts[shard_number], side="right"
             )
-        return found
+        return documents
 
     def end(self, document: int) -> int:
         """Where a document ends: the number of the first token that is not in it."""
         shard = int(np.searchsorted(self._document_starts, document, side="right")) - 1
-        inside = self._shards[shard].ends[document - int(self._document_starts[shard])]
-        return int(self._token_starts[shard]) + int(inside)
+        offset = self._shards[shard].ends[document - int(self._document_starts[shard])]
+        return int(self._token_starts[shard]) + int(offset)
 
     def _check(self, start: int, stop: int) -> None:
         if not 0 <= start < stop <= self.num_tokens:
@@ -147,8 +147,8 @@ class TokenShards:
                 (shard.tokens_file, DTYPES[self.index.dtype]), (shard.ends_file, ENDS_DTYPE), (shard.sums_file, SUMS_DTYPE),
             )
         )  # fmt: skip
-        for name, data, crc in ((shard.ends_file, ends, shard.ends_crc32), (shard.sums_file, sums, shard.sums_crc32)):
-            if zlib.crc32(data.data) != crc:
+        for name, array, crc in ((shard.ends_file, ends, shard.ends_crc32), (shard.sums_file, sums, shard.sums_crc32)):
+            if zlib.crc32(array.data) != crc:
                 raise InputError(
                     f"{self.folder / name} is damaged (CRC-32 mismatch); what was written is required: {AGAIN}"
                 )
@@ -173,9 +173,9 @@ def require_one_tokenizer(sources: Sequence[TokenShards]) -> None:
     required = sources[0].index.tokenizer_sha256
     raise_problems(
         [
-            f"{one.folder}: its tokenizer's hash is {one.index.tokenizer_sha256[:12]}; {required[:12]} is required, that of "
+            f"{source.folder}: its tokenizer's hash is {source.index.tokenizer_sha256[:12]}; {required[:12]} is required, that of "
             f"{sources[0].folder}: tokenize again with --tokenizer {sources[0].folder / TOKENIZER_FILE}"
-            for one in sources
-            if one.index.tokenizer_sha256 != required
+            for source in sources
+            if source.index.tokenizer_sha256 != required
         ]
     )

@@ -55,7 +55,7 @@ class Tokenizer:
     def encode(self, texts: Sequence[str]) -> list[np.ndarray[tuple[int], np.dtype[np.generic]]]:
         """The token ids of each text, the end of the document behind them."""
         encoded = self.engine.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array([*one.ids, self.end_id], self.dtype) for one in encoded]
+        return [np.array([*encoding.ids, self.end_id], self.dtype) for encoding in encoded]
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -76,7 +76,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         vocab_size=vocab_size, special_tokens=[END_OF_DOCUMENT], show_progress=False,
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
     )  # fmt: skip
-    run_interruptibly(lambda given: engine.train_from_iterator(given, trainer), texts)
+    run_interruptibly(lambda text_iterator: engine.train_from_iterator(text_iterator, trainer), texts)
     return _tokenizer(engine, engine.to_str(pretty=True).encode("utf-8"), END_OF_DOCUMENT)
 
 
@@ -94,20 +94,20 @@ def load_tokenizer(path: str | Path, end_token: str | None = None) -> Tokenizer:
     return parse_tokenizer(text, str(source), end_token)
 
 
-def parse_tokenizer(text: bytes, where: str, end_token: str | None = None) -> Tokenizer:
+def parse_tokenizer(text: bytes, location: str, end_token: str | None = None) -> Tokenizer:
     """The tokenizer that a tokenizer.json holds. Raises `InputError` as `load_tokenizer` does."""
     tokenizers = _import()
     try:
         json.loads(text)
         engine = tokenizers.Tokenizer.from_buffer(text)
     except Exception as error:  # the library raises plain `Exception` for what it cannot read
-        raise InputError(f"tokenizer: {where} is not a tokenizer.json: {error}") from None
+        raise InputError(f"tokenizer: {location} is not a tokenizer.json: {error}") from None
     vocab = engine.get_vocab(with_added_tokens=True)
     end = end_token if end_token is not None else next((token for token in KNOWN_ENDS if token in vocab), None)
     if end is None or end not in vocab:
-        found = f"{end!r} is not one of its tokens" if end else f"it has none of {', '.join(KNOWN_ENDS)}"
+        problem = f"{end!r} is not one of its tokens" if end else f"it has none of {', '.join(KNOWN_ENDS)}"
         raise InputError(
-            f"tokenizer: {where}: {found}; name the token that ends a document with --end-of-document TOKEN"
+            f"tokenizer: {location}: {problem}; name the token that ends a document with --end-of-document TOKEN"
         )
     return _tokenizer(engine, text, end)
 
@@ -140,7 +140,7 @@ def run_interruptibly(work: Callable[[Iterator[Item]], object], items: Iterable[
     After Ctrl-C it gets no further item, and `KeyboardInterrupt` is raised as soon as it asks for none: what it then does
     outside Python ends with the process. Raises what the work raises.
     """
-    stopped, left = threading.Event(), threading.Event()
+    stopped, finished = threading.Event(), threading.Event()
     problems: list[BaseException] = []
 
     def handed_over() -> Iterator[Item]:
@@ -150,7 +150,7 @@ def run_interruptibly(work: Callable[[Iterator[Item]], object], items: Iterable[
                     return
                 yield item
         finally:
-            left.set()
+            finished.set()
 
     def run() -> None:
         try:
@@ -158,7 +158,7 @@ def run_interruptibly(work: Callable[[Iterator[Item]], object], items: Iterable[
         except BaseException as error:
             problems.append(error)
         finally:
-            left.set()
+            finished.set()
 
     thread = threading.Thread(target=run, daemon=True)
     try:
@@ -167,7 +167,7 @@ def run_interruptibly(work: Callable[[Iterator[Item]], object], items: Iterable[
     except KeyboardInterrupt:
         stopped.set()
         if thread.is_alive():
-            left.wait()
+            finished.wait()
         raise
     if problems:
         raise problems[0]

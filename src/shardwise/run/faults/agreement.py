@@ -38,47 +38,47 @@ def require_on_all_ranks(world: RankGroup, check: Callable[[], Value]) -> Value:
     raise SystemExit(codes[failing])
 
 
-def all_gather_ints(world: RankGroup, numbers: Sequence[int], what: str) -> list[list[int]]:
-    """The numbers of each rank, of all as many, on every rank; `what` they are, for whoever waits."""
+def all_gather_ints(world: RankGroup, numbers: Sequence[int], awaits: str) -> list[list[int]]:
+    """The numbers of each rank, of all as many, on every rank; `awaits` they are, for whoever waits."""
     if world.size == 1:
         return [list(numbers)]
-    mine = torch.tensor(numbers, device=world.device)
-    whole = mine.new_empty(world.size * len(mine))
-    with wait_for_ranks(what):
-        world.transport.world.all_gather(whole, mine).wait()
-        everyone: list[list[int]] = whole.view(world.size, len(mine)).tolist()
-        return everyone
+    local = torch.tensor(numbers, device=world.device)
+    gathered = local.new_empty(world.size * len(local))
+    with wait_for_ranks(awaits):
+        world.transport.world.all_gather(gathered, local).wait()
+        numbers_by_rank: list[list[int]] = gathered.view(world.size, len(local)).tolist()
+        return numbers_by_rank
 
 
-def all_reduce_max(world: RankGroup, number: int, what: str) -> int:
+def all_reduce_max(world: RankGroup, number: int, awaits: str) -> int:
     """The largest of the ranks' numbers, on every rank."""
     if world.size == 1:
         return number
-    found = torch.tensor([number], device=world.device)
-    with wait_for_ranks(what):
-        world.transport.world.all_reduce(found, "max").wait()
-        return int(found)
+    largest = torch.tensor([number], device=world.device)
+    with wait_for_ranks(awaits):
+        world.transport.world.all_reduce(largest, "max").wait()
+        return int(largest)
 
 
 def all_gather_texts(world: RankGroup, text: str) -> list[str]:
     """The text of each rank, on every rank."""
     content = text.encode()
-    room = all_reduce_max(world, len(content), "the lengths of what each rank says")
-    found = all_gather_ints(world, [len(content), *content.ljust(room, b"\0")], "what each rank says")
-    return [bytes(numbers[:length]).decode() for length, *numbers in found]
+    max_length = all_reduce_max(world, len(content), "the lengths of what each rank says")
+    rows = all_gather_ints(world, [len(content), *content.ljust(max_length, b"\0")], "what each rank says")
+    return [bytes(numbers[:length]).decode() for length, *numbers in rows]
 
 
-def broadcast_from_first(world: RankGroup, numbers: Sequence[float], what: str) -> list[float]:
+def broadcast_from_first(world: RankGroup, numbers: Sequence[float], awaits: str) -> list[float]:
     """The numbers of the first rank, on every rank."""
     if world.size == 1:
         return list(numbers)
-    count = all_reduce_max(world, len(numbers) if world.rank == 0 else 0, what)
-    found = torch.zeros(count, dtype=torch.float64, device=world.device)
+    count = all_reduce_max(world, len(numbers) if world.rank == 0 else 0, awaits)
+    received = torch.zeros(count, dtype=torch.float64, device=world.device)
     if world.rank == 0:
-        found.copy_(torch.tensor(numbers, dtype=torch.float64))
-    with wait_for_ranks(what):
-        world.transport.world.broadcast(found, 0).wait()
-        return [float(number) for number in found.tolist()]
+        received.copy_(torch.tensor(numbers, dtype=torch.float64))
+    with wait_for_ranks(awaits):
+        world.transport.world.broadcast(received, 0).wait()
+        return [float(number) for number in received.tolist()]
 
 
 class RankGroup(Protocol):

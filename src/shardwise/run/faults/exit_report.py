@@ -25,89 +25,93 @@ Found = TypeVar("Found")
 MAX_SHOWN = 3  # ranks in a message
 
 
-def record_exit(meeting: Rendezvous, code: int) -> None:
+def record_exit(rendezvous: Rendezvous, code: int) -> None:
     """Say in the run's store that this rank ends with a code; why it says itself."""
-    _ask_store(lambda: meeting.keys().compare_set(LEFT_KEY, "", json.dumps(code)), b"")
+    _ask_store(lambda: rendezvous.keys().compare_set(LEFT_KEY, "", json.dumps(code)), b"")
 
 
-def exit_with_report(meeting: Rendezvous, error: LostRankError, remains: str, *, deaf: bool = False) -> NoReturn:
+def exit_with_report(
+    rendezvous: Rendezvous, error: LostRankError, resume_hint: str, *, store_is_silent: bool = False
+) -> NoReturn:
     """End this rank, which has lost another: with the code of one that has said why it left; else only one of those left
     reports the loss.
 
-    `remains`: what is left of the run, and how to go on; `deaf`: the store does not answer. Where our launcher has started the
+    `resume_hint`: what is left of the run, and how to go on; `store_is_silent`: the store does not answer. Where our launcher has started the
     ranks, it reports, once it knows how each of them has ended.
     """
-    problem = "; ".join(part for part in (str(error), remains) if part)
-    if not deaf:
-        keys = meeting.keys()
-        left = _ask_store(lambda: keys.get(LEFT_KEY) if keys.check([LEFT_KEY]) else b"", b"")
-        if left:
-            raise SystemExit(json.loads(left))
-        elsewhere = _ask_store(lambda: _describe_other_ranks(meeting, keys, error.awaits), "")
-        problem = "; ".join(part for part in (str(error), elsewhere, remains) if part)
-        _ask_store(lambda: exit_as_lost(keys, meeting.rank, problem), None)
-    if meeting.rank == (0 if meeting.store_owner is None else 1) and not has_our_launcher():
-        raise LostRankError(f"rank {meeting.rank}: {problem}")
+    problem = "; ".join(part for part in (str(error), resume_hint) if part)
+    if not store_is_silent:
+        keys = rendezvous.keys()
+        exit_record = _ask_store(lambda: keys.get(LEFT_KEY) if keys.check([LEFT_KEY]) else b"", b"")
+        if exit_record:
+            raise SystemExit(json.loads(exit_record))
+        other_ranks = _ask_store(lambda: _describe_other_ranks(rendezvous, keys, error.awaits), "")
+        problem = "; ".join(part for part in (str(error), other_ranks, resume_hint) if part)
+        _ask_store(lambda: exit_as_lost(keys, rendezvous.rank, problem), None)
+    if rendezvous.rank == (0 if rendezvous.store_owner is None else 1) and not has_our_launcher():
+        raise LostRankError(f"rank {rendezvous.rank}: {problem}")
     raise SystemExit(LostRankError.exit_code)
 
 
-def _describe_other_ranks(meeting: Rendezvous, keys: Store, awaits: str) -> str:
+def _describe_other_ranks(rendezvous: Rendezvous, keys: Store, awaits: str) -> str:
     """The ranks that did not wait for the same when they last said what they did, and those that are silent since: what they
     waited for then may have had the same words in an earlier step."""
-    *told, quiet = keys.multi_get([*map(heartbeat_key, range(meeting.size)), MISSING_KEY])
-    beats, silent = list(map(HeartbeatMessage.parse, told)), json.loads(quiet)
-    away = (rank for rank in range(meeting.size) if beats[rank].awaits != awaits or rank in silent)
-    others = [rank for rank in away if rank != meeting.rank]
-    named = [f"{meeting.peers[rank]} was last in {beats[rank]}" for rank in others[:MAX_SHOWN]]
-    return ", ".join(named) + (f" and {len(others) - MAX_SHOWN} more elsewhere" if len(others) > MAX_SHOWN else "")
+    *beat_texts, missing_text = keys.multi_get([*map(heartbeat_key, range(rendezvous.size)), MISSING_KEY])
+    beats, missing = list(map(HeartbeatMessage.parse, beat_texts)), json.loads(missing_text)
+    absent = (rank for rank in range(rendezvous.size) if beats[rank].awaits != awaits or rank in missing)
+    absent_others = [rank for rank in absent if rank != rendezvous.rank]
+    descriptions = [f"{rendezvous.peers[rank]} was last in {beats[rank]}" for rank in absent_others[:MAX_SHOWN]]
+    return ", ".join(descriptions) + (
+        f" and {len(absent_others) - MAX_SHOWN} more elsewhere" if len(absent_others) > MAX_SHOWN else ""
+    )
 
 
-def _ask_store(ask: Callable[[], Found], otherwise: Found) -> Found:
+def _ask_store(ask: Callable[[], Found], default: Found) -> Found:
     """What the store answers, if it still does."""
     try:
         return ask()
     except RuntimeError:
-        return otherwise
+        return default
 
 
 @contextmanager
 def guard_run(
-    world: RankGroup, recipe: TrainingRecipe, stop: StopRequest, remains: Callable[[], str]
+    world: RankGroup, recipe: TrainingRecipe, stop: StopRequest, resume_hint: Callable[[], str]
 ) -> Iterator[None]:
     """Around what the ranks do together.
 
     Ranks watch over each other meanwhile (`run.faults.heartbeat`). Where one ends with an error, one rank says so: that one, or,
-    if it cannot, one of the others, with the report of `remains`. Raises `InputError` for what the system refuses to write.
+    if it cannot, one of the others, with the report of `resume_hint`. Raises `InputError` for what the system refuses to write.
     """
-    meeting = world.meeting if world.size > 1 else None
-    if meeting is None:
-        with _report_refused_writes(remains):
+    rendezvous = world.meeting if world.size > 1 else None
+    if rendezvous is None:
+        with _report_refused_writes(resume_hint):
             yield
         return
     silent_after_s, timeout_s = recipe.silent_after_s, recipe.timeout_s
     with HeartbeatMonitor(
-        meeting, stop, silent_after_s=silent_after_s, timeout_s=timeout_s, remains=remains
+        rendezvous, stop, silent_after_s=silent_after_s, timeout_s=timeout_s, remains=resume_hint
     ) as heartbeat:
         try:
-            with _report_refused_writes(remains):
+            with _report_refused_writes(resume_hint):
                 yield
         except (LostRankError, dist.DistError) as error:
-            lost = error if isinstance(error, LostRankError) else LostRankError(str(error).splitlines()[0])
-            exit_with_report(meeting, lost, remains(), deaf=heartbeat.store_is_silent)
+            lost_error = error if isinstance(error, LostRankError) else LostRankError(str(error).splitlines()[0])
+            exit_with_report(rendezvous, lost_error, resume_hint(), store_is_silent=heartbeat.store_is_silent)
         except BaseException as error:
-            record_exit(meeting, _exit_code(error))
+            record_exit(rendezvous, _exit_code(error))
             raise
 
 
 @contextmanager
-def _report_refused_writes(remains: Callable[[], str]) -> Iterator[None]:
+def _report_refused_writes(resume_hint: Callable[[], str]) -> Iterator[None]:
     """Raises what the system refuses to write as an `InputError`."""
     try:
         yield
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
+        prefix = f"{error.filename}: " if error.filename else ""
         raise InputError(
-            f"{where}{error.strerror or error}; a place with room, and the permission to write there, are required; {remains()}"
+            f"{prefix}{error.strerror or error}; a place with room, and the permission to write there, are required; {resume_hint()}"
         ) from error
 
 

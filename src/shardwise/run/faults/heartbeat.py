@@ -50,19 +50,21 @@ class FailureDetector:
 
     def missing(self, now: float) -> dict[int, float]:
         """The ranks that are silent, and since how many seconds."""
-        since = {rank: now - heard for rank, heard in self._heard.items() if self.beats[rank].number != LAST_HEARTBEAT}
-        return {rank: seconds for rank, seconds in sorted(since.items()) if seconds >= self.silent_after_s}
+        silent_s = {
+            rank: now - heard for rank, heard in self._heard.items() if self.beats[rank].number != LAST_HEARTBEAT
+        }
+        return {rank: seconds for rank, seconds in sorted(silent_s.items()) if seconds >= self.silent_after_s}
 
     def is_reporter(self, rank: int, now: float) -> bool:
         """Whether rank `rank`, whose listener this is, reports: all before it are silent."""
-        silent = self.missing(now)
-        return all(other in silent for other in range(rank))
+        missing = self.missing(now)
+        return all(earlier_rank in missing for earlier_rank in range(rank))
 
     def ranks_to_read(self, rank: int, size: int, now: float) -> list[int]:
         """Whom rank `rank` of `size` listens to: all others where it reports, else the first not silent and those before."""
-        silent = self.missing(now)
-        first = next((other for other in range(rank) if other not in silent), size)
-        return [other for other in range(min(first + 1, size)) if other != rank]
+        missing = self.missing(now)
+        first = next((peer_rank for peer_rank in range(rank) if peer_rank not in missing), size)
+        return [peer_rank for peer_rank in range(min(first + 1, size)) if peer_rank != rank]
 
 
 HEARTBEATS_PER_TIMEOUT = 6  # signs of life in the time after which a rank counts as silent
@@ -87,11 +89,11 @@ class HeartbeatMonitor:
     """
 
     def __init__(
-        self, meeting: Rendezvous, stop: StopRequest, *, silent_after_s: float, timeout_s: float,
+        self, rendezvous: Rendezvous, stop: StopRequest, *, silent_after_s: float, timeout_s: float,
         remains: Callable[[], str] = lambda: "", say: Callable[[str], None] = print_line, end: Callable[[int], object] = os._exit,
     ) -> None:  # fmt: skip
-        self.meeting, self.stop, self.remains, self.say, self.end = meeting, stop, remains, say, end
-        self.silent_after_s, self.timeout_s, self.rank = silent_after_s, timeout_s, meeting.rank
+        self.meeting, self.stop, self.remains, self.say, self.end = rendezvous, stop, remains, say, end
+        self.silent_after_s, self.timeout_s, self.rank = silent_after_s, timeout_s, rendezvous.rank
         self.listener, self._lock = FailureDetector(silent_after_s), threading.Lock()
         self._reported: dict[int, float] = {}  # silent ranks of which a line was said, and how long they were silent
         self._silent_elsewhere = False  # as the rank that reports has it
@@ -127,16 +129,16 @@ class HeartbeatMonitor:
 
     def _read_beats(self, keys: Store) -> None:
         with self._lock:
-            others = self.listener.ranks_to_read(self.rank, self.meeting.size, time.monotonic())
-        *beats, silent = keys.multi_get([*map(heartbeat_key, others), MISSING_KEY])
+            peer_ranks = self.listener.ranks_to_read(self.rank, self.meeting.size, time.monotonic())
+        *beats, reported_missing = keys.multi_get([*map(heartbeat_key, peer_ranks), MISSING_KEY])
         now = time.monotonic()
         with self._lock:
-            self.listener.receive(dict(zip(others, map(HeartbeatMessage.parse, beats), strict=True)), now)
-            mine = json.dumps(list(self.listener.missing(now)))
-            reports = self.listener.is_reporter(self.rank, now)
-        self._silent_elsewhere = json.loads(silent) != []
-        if reports and mine.encode() != silent:
-            keys.set(MISSING_KEY, mine)
+            self.listener.receive(dict(zip(peer_ranks, map(HeartbeatMessage.parse, beats), strict=True)), now)
+            local_missing = json.dumps(list(self.listener.missing(now)))
+            is_reporter = self.listener.is_reporter(self.rank, now)
+        self._silent_elsewhere = json.loads(reported_missing) != []
+        if is_reporter and local_missing.encode() != reported_missing:
+            keys.set(MISSING_KEY, local_missing)
 
     # the thread that looks
 
@@ -149,22 +151,22 @@ class HeartbeatMonitor:
         with self._lock:
             if now - self._looked > OVERSLEPT_S:
                 self.listener.reset(now)
-            silent, reports = self.listener.missing(now), self.listener.is_reporter(self.rank, now)
+            missing, is_reporter = self.listener.missing(now), self.listener.is_reporter(self.rank, now)
             beats = dict(self.listener.beats)
         self._looked, orphaned = now, os.getppid() != self._parent
         if orphaned:
             self.stop.record_signal(signal.SIGTERM)
-        if reports:
-            self._report(silent, beats, now)
-        deaf = self.store_is_silent
-        if deaf and not self._said_of_store and not orphaned:
+        if is_reporter:
+            self._report(missing, beats, now)
+        store_is_silent = self.store_is_silent
+        if store_is_silent and not self._said_of_store and not orphaned:
             self._report_store(now)
         waited_s = now - activity().since if activity().awaits else 0.0
-        unheard = self._silent_elsewhere or silent or deaf
+        is_unheard = self._silent_elsewhere or missing or store_is_silent
         asked_at = now - self.silent_after_s if self.stop.asked_at is None else self.stop.asked_at
-        patient = now - asked_at < self.silent_after_s / WAKE_DIVISOR
-        if self.stop.signal and waited_s >= self.silent_after_s and unheard and not patient:
-            self._end_process(activity(), list(silent or self._reported), reports=reports)
+        in_grace_period = now - asked_at < self.silent_after_s / WAKE_DIVISOR
+        if self.stop.signal and waited_s >= self.silent_after_s and is_unheard and not in_grace_period:
+            self._end_process(activity(), list(missing or self._reported), is_reporter=is_reporter)
 
     @property
     def store_is_silent(self) -> bool:
@@ -172,53 +174,53 @@ class HeartbeatMonitor:
         asked_at = self._asked_at
         return self._store_gone or (asked_at is not None and time.monotonic() - asked_at >= self.silent_after_s)
 
-    def _report(self, silent: Mapping[int, float], beats: Mapping[int, HeartbeatMessage], now: float) -> None:
-        for rank in [rank for rank in self._reported if rank not in silent]:
+    def _report(self, missing: Mapping[int, float], beats: Mapping[int, HeartbeatMessage], now: float) -> None:
+        for rank in [rank for rank in self._reported if rank not in missing]:
             self.say(f"rank {rank} is back, after {self._reported.pop(rank):.0f} s or more")
-        waiting = self._who_waits(silent, beats)
+        waiting_rank = self._who_waits(missing, beats)
         # at first there may be no listener yet
-        new = [
+        newly_missing = [
             rank
-            for rank in silent
-            if rank not in self._reported and (waiting or silent[rank] >= 2 * self.silent_after_s)
+            for rank in missing
+            if rank not in self._reported and (waiting_rank or missing[rank] >= 2 * self.silent_after_s)
         ]
-        if new:
-            longest = max(silent[rank] for rank in new)
-            waiting = waiting or f"rank {self.rank} is in {activity()}"
+        if newly_missing:
+            longest = max(missing[rank] for rank in newly_missing)
+            waiting_rank = waiting_rank or f"rank {self.rank} is in {activity()}"
             self.say(
-                f"no sign of life for {longest:.0f} s from {self._names(new)}; {waiting}. The run goes on if it "
+                f"no sign of life for {longest:.0f} s from {self._names(newly_missing)}; {waiting_rank}. The run goes on if it "
                 f"comes back, and ends where a wait lasts {self.timeout_s:g} s; SIGTERM ends it now"
             )
-        self._reported |= {rank: silent[rank] for rank in silent if rank in new or rank in self._reported}
+        self._reported |= {rank: missing[rank] for rank in missing if rank in newly_missing or rank in self._reported}
 
-    def _who_waits(self, silent: Mapping[int, float], beats: Mapping[int, HeartbeatMessage]) -> str:
+    def _who_waits(self, missing: Mapping[int, float], beats: Mapping[int, HeartbeatMessage]) -> str:
         """A rank that waits, and for what; "" where none does."""
-        doing = activity()
-        if doing.awaits:
-            return f"rank {self.rank} waits in {doing}"
-        found = [(rank, beat) for rank, beat in sorted(beats.items()) if beat.awaits and rank not in silent]
-        return f"rank {found[0][0]} waits in {found[0][1]}" if found else ""
+        current = activity()
+        if current.awaits:
+            return f"rank {self.rank} waits in {current}"
+        waiting = [(rank, beat) for rank, beat in sorted(beats.items()) if beat.awaits and rank not in missing]
+        return f"rank {waiting[0][0]} waits in {waiting[0][1]}" if waiting else ""
 
     def _names(self, ranks: list[int]) -> str:
-        named = ", ".join(str(self.meeting.peers[rank]) for rank in ranks[:3])
-        return named + (f" and {len(ranks) - 3} more" if len(ranks) > 3 else "")
+        descriptions = ", ".join(str(self.meeting.peers[rank]) for rank in ranks[:3])
+        return descriptions + (f" and {len(ranks) - 3} more" if len(ranks) > 3 else "")
 
     def _report_store(self, now: float) -> None:
         """Said by the first rank; of a store that a rank has, by the next one."""
-        self._said_of_store, has_it = True, self.meeting.store_owner
-        if not self._store_gone and self.rank == (0 if has_it is None else has_it.rank + 1):
-            whose = "the launcher" if has_it is None else str(has_it)
+        self._said_of_store, owner = True, self.meeting.store_owner
+        if not self._store_gone and self.rank == (0 if owner is None else owner.rank + 1):
+            owner_text = "the launcher" if owner is None else str(owner)
             self.say(
-                f"no sign of life for {self.silent_after_s:g} s from {whose}, which has the run's store; rank {self.rank} is in "
+                f"no sign of life for {self.silent_after_s:g} s from {owner_text}, which has the run's store; rank {self.rank} is in "
                 f"{activity()}. The run goes on if it comes back; SIGTERM ends it now"
             )
 
-    def _end_process(self, doing: Activity, silent: list[int], *, reports: bool) -> None:
+    def _end_process(self, current: Activity, missing: list[int], *, is_reporter: bool) -> None:
         """Asked to stop, with a main thread that cannot."""
         name = signal.Signals(self.stop.signal).name
-        if reports:
-            missing = f" for {self._names(silent)}" if silent else ""
+        if is_reporter:
+            missing_text = f" for {self._names(missing)}" if missing else ""
             self.say(
-                f"stopped by {name} while rank {self.rank} waits in {doing}{missing}: no checkpoint of it; {self.remains()}"
+                f"stopped by {name} while rank {self.rank} waits in {current}{missing_text}: no checkpoint of it; {self.remains()}"
             )
         self.end(exit_code(self.stop.signal))

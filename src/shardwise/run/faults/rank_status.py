@@ -76,34 +76,34 @@ def set_stage(stage: str) -> None:
 @contextmanager
 def mark_waiting(awaits: str) -> Iterator[None]:
     """Around what may not return while another rank hangs: says so."""
-    before = activity()
-    _set_activity(replace(before, awaits=awaits, since=time.monotonic()))
+    previous = activity()
+    _set_activity(replace(previous, awaits=awaits, since=time.monotonic()))
     try:
         yield
     finally:
-        _set_activity(replace(before, since=time.monotonic()))
+        _set_activity(replace(previous, since=time.monotonic()))
 
 
 @contextmanager
 def wait_for_ranks(awaits: str) -> Iterator[None]:
     """Around what returns only when other ranks have done their part: says so, and raises `LostRankError` where it fails."""
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         with mark_waiting(awaits):
             yield
     except RuntimeError as error:  # all that torch.distributed raises
-        waited_s = time.monotonic() - begun
+        waited_s = time.monotonic() - started
         raise LostRankError(
             f"{activity().stage}: {awaits} failed after {waited_s:.0f} s ({_first_line(error)})", awaits
         ) from error
 
 
-def _set_activity(found: Activity) -> None:
+def _set_activity(current: Activity) -> None:
     global _process_activity
     if _rank_thread.activity is not None:
-        _rank_thread.activity = found
+        _rank_thread.activity = current
     elif threading.current_thread() is threading.main_thread():
-        _process_activity = found
+        _process_activity = current
 
 
 def _first_line(error: BaseException) -> str:
@@ -171,8 +171,8 @@ class HeartbeatMessage:
     for_s: float
 
     @classmethod
-    def of(cls, number: int, doing: Activity, now: float) -> HeartbeatMessage:
-        return cls(number, doing.stage, doing.awaits, now - doing.since)
+    def of(cls, number: int, current: Activity, now: float) -> HeartbeatMessage:
+        return cls(number, current.stage, current.awaits, now - current.since)
 
     @classmethod
     def parse(cls, text: bytes) -> HeartbeatMessage:

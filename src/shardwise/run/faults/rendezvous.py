@@ -51,7 +51,7 @@ class Rendezvous:
         return cloned
 
 
-def join_rendezvous(here: Peer, timeout: timedelta) -> Rendezvous:
+def join_rendezvous(local_peer: Peer, timeout: timedelta) -> Rendezvous:
     """Meet the other ranks that the environment of torchrun names.
 
     Raises `LostRankError` that names the ranks that have not come by then.
@@ -61,16 +61,16 @@ def join_rendezvous(here: Peer, timeout: timedelta) -> Rendezvous:
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
         store.set_timeout(timeout)
         keys = PrefixStore(PREFIX, store)
-        until = time.monotonic() + timeout.total_seconds()
-        peers = _collect_peers(store, json.dumps(asdict(here)), rank, size, until)
+        deadline = time.monotonic() + timeout.total_seconds()
+        peers = _collect_peers(store, json.dumps(asdict(local_peer)), rank, size, deadline)
         if peers is None:
-            missing = [other for other in range(size) if not keys.check([f"peer/{other}"])]
-            who = f"ranks {', '.join(map(str, missing))}" if missing else "some"
-            exit_as_lost(keys, rank, f"{who} of {size} have not come to {address} in {timeout}")
+            missing = [peer_rank for peer_rank in range(size) if not keys.check([f"peer/{peer_rank}"])]
+            absent = f"ranks {', '.join(map(str, missing))}" if missing else "some"
+            exit_as_lost(keys, rank, f"{absent} of {size} have not come to {address} in {timeout}")
     return Rendezvous(rank, tuple(map(_parse_peer, json.loads(peers))), _store_of_this_start(store, peers))
 
 
-def _collect_peers(store: Store, line: str, rank: int, size: int, until: float) -> str | None:
+def _collect_peers(store: Store, local_line: str, rank: int, size: int, deadline: float) -> str | None:
     """The lines of all ranks as a JSON list, once each of them has read its own in it; None where that lasts too long.
 
     The store may have lines and lists of an earlier start: torchrun's agents keep one store for all rounds of a rendezvous
@@ -78,22 +78,22 @@ def _collect_peers(store: Store, line: str, rank: int, size: int, until: float) 
     list again when another line has come, and a list counts once all in it have answered.
     """
     keys = PrefixStore(PREFIX, store)
-    keys.set(f"peer/{rank}", line)
+    keys.set(f"peer/{rank}", local_line)
     keys.add("arrivals", 1)
-    names, num_seen, answered, ours = [f"peer/{other}" for other in range(size)], 0, "", keys
-    while time.monotonic() < until:
+    names, num_seen, answered_list, start_store = [f"peer/{peer_rank}" for peer_rank in range(size)], 0, "", keys
+    while time.monotonic() < deadline:
         if rank == 0 and (arrivals := keys.add("arrivals", 0)) > num_seen and keys.check(names):
             num_seen = arrivals
             keys.set("peers", json.dumps([text.decode() for text in keys.multi_get(names)]))
-        found = keys.get("peers").decode() if keys.check(["peers"]) else "[]"
-        if found != answered and line in json.loads(found)[rank : rank + 1]:
-            answered = found
-            ours = PrefixStore(PREFIX, _store_of_this_start(store, found))
-            ours.set(heartbeat_key(rank), HeartbeatMessage.of(0, activity(), time.monotonic()).dump())
-            ours.set(MISSING_KEY, "[]")
-            ours.add("met", 1)
-        if found == answered and ours.add("met", 0) == size:
-            return found
+        peer_list = keys.get("peers").decode() if keys.check(["peers"]) else "[]"
+        if peer_list != answered_list and local_line in json.loads(peer_list)[rank : rank + 1]:
+            answered_list = peer_list
+            start_store = PrefixStore(PREFIX, _store_of_this_start(store, peer_list))
+            start_store.set(heartbeat_key(rank), HeartbeatMessage.of(0, activity(), time.monotonic()).dump())
+            start_store.set(MISSING_KEY, "[]")
+            start_store.add("met", 1)
+        if peer_list == answered_list and start_store.add("met", 0) == size:
+            return peer_list
         time.sleep(POLL_S)
     return None
 

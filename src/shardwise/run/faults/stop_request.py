@@ -40,9 +40,9 @@ class StopRequest:
         self._ends: tuple[int, int] | None = None
         self._wakeup = -1
 
-    def record_signal(self, number: int) -> None:
+    def record_signal(self, signum: int) -> None:
         """A signal has come."""
-        self.signal = self.signal or number
+        self.signal = self.signal or signum
         self.asked_at = self.asked_at or time.monotonic()
         self._noted.set()
 
@@ -59,7 +59,7 @@ class StopRequest:
             self._ends = os.pipe()
             os.set_blocking(self._ends[1], False)
             self._wakeup = signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
-            self._before = {one: signal.signal(one, self._handle) for one in SIGNALS}
+            self._before = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
             threading.Thread(target=self._listen, args=(self._ends[0],), name="signals", daemon=True).start()
         return self
 
@@ -67,30 +67,30 @@ class StopRequest:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.in_order()
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
         if self._ends is not None:
             signal.set_wakeup_fd(self._wakeup)
             os.close(self._ends[1])  # the thread ends when there is nothing more to read
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
         self.signal = (
-            self.signal or number
+            self.signal or signum
         )  # and no more: this may interrupt who holds a lock; the thread does the rest
 
     def _listen(self, pipe: int) -> None:
         while numbers := os.read(pipe, 64):
-            for number in numbers:
-                if number in SIGNALS:
-                    self.record_signal(number)
+            for signum in numbers:
+                if signum in SIGNALS:
+                    self.record_signal(signum)
             if self._ends_process and self.signal and not self._in_order.wait(BEFORE_STEPS_S):
                 os._exit(exit_code(self.signal))
         os.close(pipe)
 
 
-def exit_code(number: int) -> int:
+def exit_code(signum: int) -> int:
     """What a shell gives for a program that a signal ended; 0 for none."""
-    return 128 + number if number else 0
+    return 128 + signum if signum else 0
 
 
 INTERRUPTED = exit_code(signal.SIGINT)

@@ -34,9 +34,9 @@ class StepAnomaly:
     def __str__(self) -> str:
         return f"step {self.step}: found {self.text}{'; ' if self.where else ''}{self.where}"
 
-    def at_location(self, where: str) -> StepAnomaly:
+    def at_location(self, location: str) -> StepAnomaly:
         """The same, with the place."""
-        return replace(self, where=where)
+        return replace(self, where=location)
 
 
 class AnomalyDetector:
@@ -68,25 +68,25 @@ class AnomalyDetector:
 
     def trouble(self, step: int, loss: float, norm: float) -> StepAnomaly | None:
         """What is wrong with a step, counted from 1; None where nothing is."""
-        known = {LOSS_SPIKE: ("a loss", loss), NORM_SPIKE: ("a norm of all gradients", norm)}
-        strange = [f"{what} of {value}" for what, value in known.values() if not math.isfinite(value)]
-        if strange:
-            text = f"{' and '.join(strange)}; finite ones are required"
+        measurements = {LOSS_SPIKE: ("a loss", loss), NORM_SPIKE: ("a norm of all gradients", norm)}
+        non_finite = [f"{label} of {value}" for label, value in measurements.values() if not math.isfinite(value)]
+        if non_finite:
+            text = f"{' and '.join(non_finite)}; finite ones are required"
             return StepAnomaly(step, NON_FINITE, self.actions[NON_FINITE], text)
-        for name, (what, value) in known.items():
+        for name, (label, value) in measurements.items():
             if self.actions[name] != "ignore" and (limits := self._above(name, value)):
-                return StepAnomaly(step, name, self.actions[name], f"{what} of {value:.4g}; {limits}")
+                return StepAnomaly(step, name, self.actions[name], f"{label} of {value:.4g}; {limits}")
         return None
 
     def _above(self, name: str, value: float) -> str:
-        before = self._values[name]
-        if len(before) < self.least:
+        recent = self._values[name]
+        if len(recent) < self.least:
             return ""
-        middle, deviation = mean(before), stdev(before)
-        if value <= middle + self.deviations * deviation:
+        average, deviation = mean(recent), stdev(recent)
+        if value <= average + self.deviations * deviation:
             return ""
         return (
-            f"the mean of the {len(before)} steps before is {middle:.4g}, their standard deviation {deviation:.3g}, and "
+            f"the mean of the {len(recent)} steps before is {average:.4g}, their standard deviation {deviation:.3g}, and "
             f"{self.deviations:g} of these are allowed"
         )
 

@@ -35,57 +35,66 @@ MAX_SHOWN = 3  # ranks in a message
 
 
 def agree_on_anomaly(
-    trouble: StepAnomaly | None, judge: AnomalyDetector, step: int, world: World
+    anomaly: StepAnomaly | None, detector: AnomalyDetector, step: int, world: World
 ) -> StepAnomaly | None:
     """Of what each rank finds wrong with a step the gravest, the same on all ranks.
 
     Ranks that compute the same may find different things all the same, where the memory of one of them is damaged.
     """
     gravest = all_reduce_max(
-        world, 0 if trouble is None else len(POLICIES) - POLICIES.index(trouble.policy), "what is wrong"
+        world, 0 if anomaly is None else len(POLICIES) - POLICIES.index(anomaly.policy), "what is wrong"
     )
     if not gravest:
         return None
     policy = POLICIES[len(POLICIES) - gravest]
-    found = all_gather_texts(world, trouble.text if trouble is not None and trouble.policy == policy else "")
-    return StepAnomaly(step, policy, judge.actions[policy], next(filter(None, found)))
+    texts = all_gather_texts(world, anomaly.text if anomaly is not None and anomaly.policy == policy else "")
+    return StepAnomaly(step, policy, detector.actions[policy], next(filter(None, texts)))
 
 
-def first_non_finite(engine: TrainingEngine, own_loss: float, world: World) -> str:
+def first_non_finite(engine: TrainingEngine, local_loss: float, world: World) -> str:
     """The first tensor that is not finite, by rank, unit and name, the same on all ranks, which call this together.
 
     Weights come first, for they make all else; then gradients in the order of the backward pass, in which what is not finite
-    spreads. Gradients are summed over the ranks when they are looked at, so that the rank is found from `own_loss`, the loss of
+    spreads. Gradients are summed over the ranks when they are looked at, so that the rank is found from `local_loss`, the loss of
     each rank's own targets.
     """
     weights = all_gather_texts(world, next(_non_finite(engine, _weights(engine)), ""))
     if any(weights):
         return _list_ranks(weights, "weight")
-    losses = all_gather_texts(world, "" if math.isfinite(own_loss) else f"its own targets have a loss of {own_loss}")
+    losses = all_gather_texts(
+        world, "" if math.isfinite(local_loss) else f"its own targets have a loss of {local_loss}"
+    )
     gradients = all_gather_texts(world, next(_non_finite(engine, _gradients(engine), backward=True), ""))
-    found = [_list_ranks(some, what) for some, what in ((losses, ""), (gradients, "gradient")) if any(some)]
-    return "; ".join(found) or "every weight and every gradient is finite"
+    findings = [_list_ranks(texts, label) for texts, label in ((losses, ""), (gradients, "gradient")) if any(texts)]
+    return "; ".join(findings) or "every weight and every gradient is finite"
 
 
 def _weights(engine: TrainingEngine) -> Iterator[tuple[str, Tensor]]:
     for group in engine.groups:
         tensors = ((name, view) for name, view in group.views.items() if isinstance(view, Tensor))
         yield from tensors if group.whole else ()
-        yield from ((one.name, group.state[one.start : one.start + one.size]) for one in group.intervals())
+        yield from ((shard.name, group.state[shard.start : shard.start + shard.size]) for shard in group.intervals())
 
 
 def _gradients(engine: TrainingEngine) -> Iterator[tuple[str, Tensor]]:
     for group in engine.groups:
         if group.group.trained:
-            yield from ((one.name, group.gradient_shard[one.start : one.start + one.size]) for one in group.intervals())
+            yield from (
+                (shard.name, group.gradient_shard[shard.start : shard.start + shard.size])
+                for shard in group.intervals()
+            )
 
 
 def _non_finite(
     engine: TrainingEngine, tensors: Iterator[tuple[str, Tensor]], *, backward: bool = False
 ) -> Iterator[str]:
     """Those that are not finite, in the order of the units or against it, in words."""
-    units = [one.name for path, _ in engine.instance.units for one in engine.instance.parameters_by_unit[path].values()]
-    order = {name: place for place, name in reversed(list(enumerate(units)))}
+    units = [
+        parameter.name
+        for path, _ in engine.instance.units
+        for parameter in engine.instance.parameters_by_unit[path].values()
+    ]
+    order = {name: index for index, name in reversed(list(enumerate(units)))}
     for name, tensor in sorted(tensors, key=lambda pair: order[pair[0]], reverse=backward):
         count = tensor.numel() - int(tensor.isfinite().sum())
         if count:
@@ -93,10 +102,10 @@ def _non_finite(
             yield f"{weight} of unit {unit} has {count:,} of {tensor.numel():,} elements that are not finite"
 
 
-def _list_ranks(by_rank: list[str], what: str) -> str:
+def _list_ranks(by_rank: list[str], label: str) -> str:
     ranks = [rank for rank, text in enumerate(by_rank) if text]
     more = f" and {len(ranks) - MAX_SHOWN} ranks more" if len(ranks) > MAX_SHOWN else ""
-    return ", ".join(f"rank {rank}: {what + ' ' if what else ''}{by_rank[rank]}" for rank in ranks[:MAX_SHOWN]) + more
+    return ", ".join(f"rank {rank}: {label + ' ' if label else ''}{by_rank[rank]}" for rank in ranks[:MAX_SHOWN]) + more
 
 
 @dataclass
@@ -116,58 +125,61 @@ class AnomalyResponse:
         numbers: list[float] = []
         if self.world.rank == 0 and self.settings.out.log.exists():
             log = read_log(self.settings.out.log)
-            good = _good_steps(log)[-self.settings.recipe.spike_window :]
-            numbers = [sum(event["event"] == "rewind" for event in log.events), *(one for pair in good for one in pair)]
-        found = broadcast_from_first(self.world, numbers, "the earlier steps in the log")
-        self.num_rewinds = int(found[0]) if found else 0
-        self.trainer.judge.restore(zip(found[1::2], found[2::2], strict=True))
+            good_steps = _good_steps(log)[-self.settings.recipe.spike_window :]
+            numbers = [
+                sum(event["event"] == "rewind" for event in log.events),
+                *(number for pair in good_steps for number in pair),
+            ]
+        received = broadcast_from_first(self.world, numbers, "the earlier steps in the log")
+        self.num_rewinds = int(received[0]) if received else 0
+        self.trainer.judge.restore(zip(received[1::2], received[2::2], strict=True))
 
-    def respond(self, trouble: StepAnomaly, watch: RunReporter | None) -> None:
+    def respond(self, anomaly: StepAnomaly, reporter: RunReporter | None) -> None:
         """Do what the policy of a step's trouble says. Raises `InputError` on one rank where the run ends."""
-        match trouble.action:
+        match anomaly.action:
             case "skip":
-                self._record(watch, trouble, "its batch is left out: no weight was updated")
+                self._record(reporter, anomaly, "its batch is left out: no weight was updated")
             case "rewind":
-                self._rewind(trouble, watch)
+                self._rewind(anomaly, reporter)
             case _:
-                self._record(watch, trouble, "the run ends")
+                self._record(reporter, anomaly, "the run ends")
                 self._end(
-                    f"{trouble}: a lower --learning-rate or a longer --warmup, from the last checkpoint with --resume, "
-                    f"or another --policy {trouble.policy.replace('_', '-')}=ACTION, is required"
+                    f"{anomaly}: a lower --learning-rate or a longer --warmup, from the last checkpoint with --resume, "
+                    f"or another --policy {anomaly.policy.replace('_', '-')}=ACTION, is required"
                 )
 
-    def _rewind(self, trouble: StepAnomaly, watch: RunReporter | None) -> None:
+    def _rewind(self, anomaly: StepAnomaly, reporter: RunReporter | None) -> None:
         limit = self.settings.recipe.max_rewinds
         if self.num_rewinds == limit:
-            self._record(watch, trouble, "the run ends")
+            self._record(reporter, anomaly, "the run ends")
             self._end(
-                f"{trouble}: the run has gone back {pluralize(limit, 'time')}, which recipe.max_rewinds allows; data or a recipe "
+                f"{anomaly}: the run has gone back {pluralize(limit, 'time')}, which recipe.max_rewinds allows; data or a recipe "
                 "that train are required"
             )
-        set_stage(f"reading a checkpoint, for step {trouble.step} was wrong")
-        found = require_on_all_ranks(self.world, lambda: self.checkpoints.restore(self.trainer.state()))
-        if found is None:
-            self._record(watch, trouble, "the run ends")
-            self._end(f"{trouble}: there is no checkpoint to go back to; --checkpoint-every is required")
+        set_stage(f"reading a checkpoint, for step {anomaly.step} was wrong")
+        restored = require_on_all_ranks(self.world, lambda: self.checkpoints.restore(self.trainer.state()))
+        if restored is None:
+            self._record(reporter, anomaly, "the run ends")
+            self._end(f"{anomaly}: there is no checkpoint to go back to; --checkpoint-every is required")
             return
-        for problem in found.damaged.values():
+        for problem in restored.damaged.values():
             self._warn(problem)
-        self.trainer.restore(found.values)
-        self.trainer.skip_to(trouble.step)
+        self.trainer.restore(restored.values)
+        self.trainer.skip_to(anomaly.step)
         self.num_rewinds += 1
-        batches = pluralize(trouble.step - found.step, "batch")
-        self._record(watch, trouble, f"the weights are those of step {found.step} again, and {batches} are passed over",
-                     to_step=found.step, num_rewinds=self.num_rewinds)  # fmt: skip
+        batches = pluralize(anomaly.step - restored.step, "batch")
+        self._record(reporter, anomaly, f"the weights are those of step {restored.step} again, and {batches} are passed over",
+                     to_step=restored.step, num_rewinds=self.num_rewinds)  # fmt: skip
 
-    def _record(self, watch: RunReporter | None, trouble: StepAnomaly, done: str, **more: int) -> None:
-        if watch is not None:
+    def _record(self, reporter: RunReporter | None, anomaly: StepAnomaly, outcome: str, **details: int) -> None:
+        if reporter is not None:
             line: Mapping[str, Any] = {
-                "policy": trouble.policy,
-                "found": trouble.text,
-                "where": trouble.where,
-                "done": done,
+                "policy": anomaly.policy,
+                "found": anomaly.text,
+                "where": anomaly.where,
+                "done": outcome,
             }
-            watch.event(trouble.action, trouble.step, {**line, **more}, f"{trouble}: {done}")
+            reporter.event(anomaly.action, anomaly.step, {**line, **details}, f"{anomaly}: {outcome}")
 
     def _warn(self, problem: str) -> None:
         if self.world.rank == 0:

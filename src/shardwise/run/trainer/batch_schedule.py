@@ -52,17 +52,17 @@ def _min_measured_tokens(plan: Plan) -> int:
     return next(size for size in (quantum, 2 * quantum) if _has_parts(plan.layout, size // plan.job.seq_len))
 
 
-def batch_ramp(plan: Plan, recipe: TrainingRecipe, before: BatchRamp | None = None, step: int = 0) -> BatchRamp:
-    """The batches of a run that has had those of `before` up to `step`; those by noise scale begin with the smallest."""
+def batch_ramp(plan: Plan, recipe: TrainingRecipe, previous: BatchRamp | None = None, step: int = 0) -> BatchRamp:
+    """The batches of a run that has had those of `previous` up to `step`; those by noise scale begin with the smallest."""
     schedule, seq_len = complete_schedule(plan, recipe), plan.job.seq_len
     match schedule:
         case None:
             return BatchRamp(recipe.batch_ramp or ((0, plan.job.num_seqs),))
         case PhasedBatches():
-            return ramp_from_phases(schedule.phases, seq_len, before, step)
+            return ramp_from_phases(schedule.phases, seq_len, previous, step)
         case NoiseScaleBatches():
-            begin = ramp_from_phases([(0, schedule.least or 0)], seq_len)
-            return before.until(step) if before is not None and step else begin
+            initial = ramp_from_phases([(0, schedule.least or 0)], seq_len)
+            return previous.until(step) if previous is not None and step else initial
 
 
 def require_batches(plan: Plan, recipe: TrainingRecipe) -> None:
@@ -81,20 +81,32 @@ def require_batches(plan: Plan, recipe: TrainingRecipe) -> None:
 
 def _possible_sizes(schedule: NoiseScaleBatches) -> Iterator[int]:
     """Every batch that a schedule by noise scale may decide on, in tokens."""
-    least, most, step = schedule.least or 0, schedule.most or 0, schedule.increment or 1
-    yield least
-    yield from range(-(-least // step) * step, most + 1, step)
+    smallest, largest, step = schedule.least or 0, schedule.most or 0, schedule.increment or 1
+    yield smallest
+    yield from range(-(-smallest // step) * step, largest + 1, step)
 
 
 def _require_schedule(layout: Layout, tokens: int, seq_len: int) -> None:
     size = layout.num_replicas * layout.micro_batch_seqs * seq_len
-    count = -(-tokens // size)
-    for problem in _schedule_problems(layout, count):
-        near = [other for far in range(1, NEAREST_RANGE) for other in (count - far, count + far) if other > 0]
-        nearest = sorted(other * size for other in [one for one in near if not _schedule_problems(layout, one)][:2])
-        named = f"the nearest are {' and '.join(f'{one:,}' for one in nearest)} tokens; " if nearest else ""
+    num_micro_batches = -(-tokens // size)
+    for problem in _schedule_problems(layout, num_micro_batches):
+        near = [
+            candidate
+            for distance in range(1, NEAREST_RANGE)
+            for candidate in (num_micro_batches - distance, num_micro_batches + distance)
+            if candidate > 0
+        ]
+        nearest = sorted(
+            candidate * size
+            for candidate in [candidate for candidate in near if not _schedule_problems(layout, candidate)][:2]
+        )
+        hint = (
+            f"the nearest are {' and '.join(f'{batch_tokens:,}' for batch_tokens in nearest)} tokens; "
+            if nearest
+            else ""
+        )
         raise InputError(
-            f"a batch of {tokens // seq_len} sequences ({tokens:,} tokens): {problem}; {named}change --batch-schedule or "
+            f"a batch of {tokens // seq_len} sequences ({tokens:,} tokens): {problem}; {hint}change --batch-schedule or "
             "recipe.batch_ramp, or plan another layout"
         )
 
@@ -110,12 +122,12 @@ def _require_parts(layout: Layout, num_seqs: int) -> None:
 
 def _has_parts(layout: Layout, num_seqs: int) -> bool:
     """Whether a global batch has two parts: a micro-batch or a replica each, replicas that share experts being one."""
-    together = max(layout.ep * layout.expert_tp // layout.tp, 1)
-    return num_seqs > together * layout.micro_batch_seqs
+    replicas_per_part = max(layout.ep * layout.expert_tp // layout.tp, 1)
+    return num_seqs > replicas_per_part * layout.micro_batch_seqs
 
 
-def _schedule_problems(layout: Layout, count: int) -> list[str]:
-    return find_problems(layout.schedule, layout.pp, count, layout.num_virtual_stages)
+def _schedule_problems(layout: Layout, num_micro_batches: int) -> list[str]:
+    return find_problems(layout.schedule, layout.pp, num_micro_batches, layout.num_virtual_stages)
 
 
 def ramp_state(ramp: BatchRamp, step: int) -> dict[str, Any]:
@@ -126,12 +138,12 @@ def ramp_state(ramp: BatchRamp, step: int) -> dict[str, Any]:
 def resume_ramp(plan: Plan, recipe: TrainingRecipe, values: Mapping[str, Any], step: int) -> BatchRamp:
     """The batches of a run that goes on from a checkpoint of `step`: those that it had, and behind them its schedule's."""
     if BATCH_RAMP_KEY in values:
-        before = BatchRamp(tuple((first, sequences) for first, sequences in values[BATCH_RAMP_KEY]))
+        previous = BatchRamp(tuple((first, sequences) for first, sequences in values[BATCH_RAMP_KEY]))
     elif recipe.batch_schedule is not None:
         raise InputError(
             f"--batch-schedule: the checkpoint of step {step}, of an earlier version, does not have the batches before it; go on "
             "for a step without --batch-schedule first"
         )
     else:
-        before = batch_ramp(plan, recipe)
-    return batch_ramp(plan, recipe, before, step)
+        previous = batch_ramp(plan, recipe)
+    return batch_ramp(plan, recipe, previous, step)

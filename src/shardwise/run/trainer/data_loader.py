@@ -35,11 +35,11 @@ class HostBatch:
 
     def to(self, device: torch.device) -> MicroBatch:
         """The micro-batch on a device; from pinned memory the copy runs beside what the host does next."""
-        ids, targets = (one.to(device, non_blocking=True) for one in (self.ids_BT, self.targets_BT))
+        ids, targets = (tensor.to(device, non_blocking=True) for tensor in (self.ids_BT, self.targets_BT))
         documents = None
         if self.begins_BN is not None:
-            places = torch.arange(self.length, device=device).expand(len(ids), -1).contiguous()
-            documents = torch.searchsorted(self.begins_BN.to(device, non_blocking=True), places, right=True)
+            positions = torch.arange(self.length, device=device).expand(len(ids), -1).contiguous()
+            documents = torch.searchsorted(self.begins_BN.to(device, non_blocking=True), positions, right=True)
         return MicroBatch(ids, targets, documents, self.runs, self.length)
 
 
@@ -69,9 +69,9 @@ class MicroBatchLoader:
     def on_host(self, batches: Batches, step: int) -> Iterator[HostBatch]:
         """Those of a step, read now."""
         layout, runs = self.layout, self.places(batches.seq_len)
-        dealt = self.replica, layout.num_replicas, layout.micro_batch_seqs
+        share = self.replica, layout.num_replicas, layout.micro_batch_seqs
         with torch.cuda.device(self.device) if self._pins else nullcontext():
-            for batch in batches.sequences(step, *dealt, runs):
+            for batch in batches.sequences(step, *share, runs):
                 begins = self._tensor(batch.begins_BN) if self.documents else None
                 ids, targets = map(self._tensor, (batch.inputs_BT, batch.targets_BT))
                 yield HostBatch(ids, targets, begins, runs, batches.seq_len)
@@ -80,8 +80,8 @@ class MicroBatchLoader:
         """The same on the device, with a span around the wait for each."""
         while True:
             with span("data"):
-                waiting = next(batches, None)
-                batch = None if waiting is None else waiting.to(self.device)
+                host_batch = next(batches, None)
+                batch = None if host_batch is None else host_batch.to(self.device)
             if batch is None:
                 return
             yield batch
@@ -91,5 +91,5 @@ class MicroBatchLoader:
         return self.device.type == "cuda"
 
     def _tensor(self, array: Int64s) -> Tensor:
-        found = torch.from_numpy(array)
-        return found.pin_memory() if self._pins else found
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory() if self._pins else tensor

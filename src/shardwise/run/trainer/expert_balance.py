@@ -45,13 +45,13 @@ class ExpertBalancer:
         """
         if not routed:
             return {}
-        sums = torch.stack(list(routed.values()), dim=1)  # [2, routers, E]
+        statistics = torch.stack(list(routed.values()), dim=1)  # [2, routers, E]
         if self.recipe.capacity_factor is not None:
-            self._count_dropped(sums[0], self.recipe.capacity_factor)
+            self._count_dropped(statistics[0], self.recipe.capacity_factor)
         if self.recipe.balance != "auxiliary":
-            self._count(routed, sums[0])
+            self._count(routed, statistics[0])
             return {}
-        counts, probabilities = self.exchange.sum_and_wait(sums, self.axes).unbind()
+        counts, probabilities = self.exchange.sum_and_wait(statistics, self.axes).unbind()
         self._count(routed, counts)
         loss, gradient = auxiliary_loss(counts, probabilities)
         self.loss = loss / num_micro_batches + (0.0 if self.loss is None else self.loss)
@@ -60,33 +60,33 @@ class ExpertBalancer:
 
     def _count_dropped(self, counts: Tensor, factor: float) -> None:
         capacity = expert_capacity(counts.sum(dim=-1, keepdim=True), counts.shape[-1], factor)
-        found = torch.stack(((counts - capacity).clamp(min=0).sum(), counts.sum()))
-        self.dropped = found if self.dropped is None else self.dropped + found
+        dropped = torch.stack(((counts - capacity).clamp(min=0).sum(), counts.sum()))
+        self.dropped = dropped if self.dropped is None else self.dropped + dropped
 
     @property
     def dropped_share(self) -> float | None:
         """Of this process's rows those that the experts of its stages did not take; None where they take all."""
         return None if self.dropped is None else float(self.dropped[0] / self.dropped[1])
 
-    def _count(self, places: Iterable[int], counts: Tensor) -> None:
-        for place, rows in zip(places, counts, strict=True):
-            self.counts[place] = self.counts[place] + rows if place in self.counts else rows
+    def _count(self, routers: Iterable[int], counts: Tensor) -> None:
+        for router, rows in zip(routers, counts, strict=True):
+            self.counts[router] = self.counts[router] + rows if router in self.counts else rows
 
     @torch.no_grad()
-    def end_step(self, none: Tensor) -> None:
-        """Add up the losses of all stages, of which one may have no router (`none`); move the biases of the choice, where the
+    def end_step(self, zero_loss: Tensor) -> None:
+        """Add up the losses of all stages, of which one may have no router (`zero_loss`); move the biases of the choice, where the
         recipe balances by them."""
         if self.stages and self.recipe.balance == "auxiliary":
-            self.loss = self.exchange.sum_and_wait(none if self.loss is None else self.loss, self.stages)
+            self.loss = self.exchange.sum_and_wait(zero_loss if self.loss is None else self.loss, self.stages)
         if self.counts and self.recipe.balance == "bias":
             self._move_biases()
 
     def _move_biases(self) -> None:
-        places = sorted(self.counts)
-        summed = self.exchange.sum_and_wait(torch.stack([self.counts[place] for place in places]), self.axes)
-        self.counts = dict(zip(places, summed, strict=True))
-        for place, counts in self.counts.items():
-            adjust_bias(self.biases[place], counts, self.recipe.balance_rate)
+        routers = sorted(self.counts)
+        summed = self.exchange.sum_and_wait(torch.stack([self.counts[router] for router in routers]), self.axes)
+        self.counts = dict(zip(routers, summed, strict=True))
+        for router, counts in self.counts.items():
+            adjust_bias(self.biases[router], counts, self.recipe.balance_rate)
 
     @property
     def imbalance(self) -> float | None:

@@ -127,10 +127,18 @@ class RunSettings:
     @property
     def resume_command(self) -> str:
         """What goes on with this run."""
-        words = ["shardwise", "train", self.plan, *source_flags(self.recipe.data), "--out", self.out.path, "--resume"]
-        words += ["--elastic"] if self.elastic else []
-        words += [] if self.device == "auto" else ["--device", self.device]
-        return shlex.join(map(str, words))
+        arguments = [
+            "shardwise",
+            "train",
+            self.plan,
+            *source_flags(self.recipe.data),
+            "--out",
+            self.out.path,
+            "--resume",
+        ]
+        arguments += ["--elastic"] if self.elastic else []
+        arguments += [] if self.device == "auto" else ["--device", self.device]
+        return shlex.join(map(str, arguments))
 
 
 def add_train_arguments(parser: Parser) -> None:
@@ -139,7 +147,7 @@ def add_train_arguments(parser: Parser) -> None:
     for title, flags in GROUPS.items():
         for flag, settings in flags.items():
             parser.group(title).add_argument(flag, **settings)
-    fields = "\n".join(f"  {name}: {words}" for name, words in optimizer_fields().items())
+    fields = "\n".join(f"  {name}: {description}" for name, description in optimizer_fields().items())
     parser.add_argument_group(
         "fields of the plan's optimizer for --set recipe.NAME=VALUE, with the default of each", fields
     )
@@ -147,15 +155,15 @@ def add_train_arguments(parser: Parser) -> None:
 
 def to_command_line(arguments: argparse.Namespace) -> list[str]:
     """The command line that says the same."""
-    words = []
+    command = []
     for flag, settings in FLAGS.items():
         value = getattr(arguments, flag[2:].replace("-", "_"))
         if settings.get("action") == "store_true":
-            words += [flag] if value else []
+            command += [flag] if value else []
         else:
             values = value if isinstance(value, list) else [] if value is None else [value]
-            words += [f"{flag}={one}" for one in values]
-    return [*words, "--", arguments.plan]
+            command += [f"{flag}={flag_value}" for flag_value in values]
+    return [*command, "--", arguments.plan]
 
 
 def parse_settings(arguments: argparse.Namespace) -> RunSettings:
@@ -184,15 +192,15 @@ def _parse_profile(text: str | None, steps: int) -> range:
     if text is None:
         return range(0)
     first, colon, last = text.partition(":")
-    found = (
+    profiled = (
         range(parse_whole_number(first, "--profile"), parse_whole_number(last, "--profile") + 1) if colon else range(0)
     )
-    if not (found and found[0] >= 1 and found[-1] <= steps):
+    if not (profiled and profiled[0] >= 1 and profiled[-1] <= steps):
         raise InputError(
             f"--profile: found {text!r}; the first and the last of the steps to record, of 1 to {steps}, are required, such as "
             f"{min(10, steps)}:{min(13, steps)}"
         )
-    return found
+    return profiled
 
 
 BATCH_RAMP_FLAG = "--set recipe.batch_ramp"
@@ -201,28 +209,28 @@ NOISE_SCALE_EVERY = 10  # steps, where batches follow the noise scale: as many m
 
 def parse_recipe_flags(arguments: argparse.Namespace, out: RunFolder, *, resume: bool) -> TrainingRecipe:
     """The recipe that flags give; of a run that goes on, what they leave out is as its folder has it. Raises `InputError`."""
-    given, changes = run_all(
+    flag_values, changes = run_all(
         lambda: _flag_values(arguments) | _parse_policies(arguments.policy),
         lambda: parse_overrides(arguments.set, rooms=("recipe",))["recipe"],
     )
-    given |= (
+    flag_values |= (
         {"batch_ramp": parse_batch_ramp(changes.pop("batch_ramp"), BATCH_RAMP_FLAG)} if "batch_ramp" in changes else {}
     )
-    if given.get("batch_schedule", "").startswith("noise") and "noise_scale_every" not in given:
-        given["noise_scale_every"] = NOISE_SCALE_EVERY
+    if flag_values.get("batch_schedule", "").startswith("noise") and "noise_scale_every" not in flag_values:
+        flag_values["noise_scale_every"] = NOISE_SCALE_EVERY
     if resume:
-        return replace(apply_changes(parse_recipe(out.read_inputs().recipe, str(out.recipe)), changes), **given)
-    if "steps" not in given:
+        return replace(apply_changes(parse_recipe(out.read_inputs().recipe, str(out.recipe)), changes), **flag_values)
+    if "steps" not in flag_values:
         raise InputError("--steps: found none; the length of the run is required, such as --steps 200")
-    return apply_changes(TrainingRecipe(**given), changes)
+    return apply_changes(TrainingRecipe(**flag_values), changes)
 
 
 def apply_changes(recipe: TrainingRecipe, changes: Mapping[str, str]) -> TrainingRecipe:
     """The recipe with values of its own and of the optimizer's fields replaced by what their texts say."""
     fields = optimizer_fields()
-    made: TrainingRecipe = apply_overrides(recipe, changes, "recipe", fields)
+    changed: TrainingRecipe = apply_overrides(recipe, changes, "recipe", fields)
     values = {name: parse_like(text, 0.0, f"--set recipe.{name}") for name, text in changes.items() if name in fields}
-    return replace(made, optimizer={**recipe.optimizer, **values})
+    return replace(changed, optimizer={**recipe.optimizer, **values})
 
 
 def _flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -254,9 +262,9 @@ def _flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
         "keep_every": (arguments.keep_every, lambda text: parse_whole_number(text, "--keep-every")),
         "compile": (arguments.compile or None, bool),
     }
-    given = {name: (text, make) for name, (text, make) in parsers.items() if text is not None}
-    made = run_all(*((lambda make=make, text=text: make(text)) for text, make in given.values()))
-    return dict(zip(given, made, strict=True))
+    present = {name: (text, make) for name, (text, make) in parsers.items() if text is not None}
+    parsed = run_all(*((lambda make=make, text=text: make(text)) for text, make in present.values()))
+    return dict(zip(present, parsed, strict=True))
 
 
 def _parse_batch_schedule(text: str) -> str:
@@ -273,22 +281,22 @@ def _parse_sources(texts: Sequence[str]) -> tuple[WeightedSource, ...]:
 
 def _parse_policies(texts: Sequence[str]) -> dict[str, Any]:
     """What each policy does: "loss-spike=rewind"."""
-    found = {}
+    actions = {}
     for text in texts:
         name, equals, action = text.partition("=")
         field = name.strip().replace("-", "_")
         if not equals or field not in POLICIES:
-            names = ", ".join(one.replace("_", "-") for one in POLICIES)
+            names = ", ".join(policy.replace("_", "-") for policy in POLICIES)
             raise InputError(f"--policy: found {text!r}; NAME=ACTION is required, with one of {names}")
-        found[field] = action.strip()
-    return found
+        actions[field] = action.strip()
+    return actions
 
 
-def parse_whole_number(text: str, what: str) -> int:
+def parse_whole_number(text: str, label: str) -> int:
     """A whole number of at least 0. Raises `InputError` for other text."""
     if text.strip().startswith("-"):
-        raise InputError(f"{what}: found {text!r}; a whole number of at least 0 is required")
-    return 0 if text.strip() == "0" else parse_count(text, what=what)
+        raise InputError(f"{label}: found {text!r}; a whole number of at least 0 is required")
+    return 0 if text.strip() == "0" else parse_count(text, what=label)
 
 
 def build_parser() -> Parser:

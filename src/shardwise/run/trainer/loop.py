@@ -68,26 +68,26 @@ class TrainingLoop:
             self._warn_not_modelled()
         if self.settings.resume:
             self._resume()
-        remedies = AnomalyResponse(self.settings, self.world, self.trainer, self.checkpoints)
-        reaching = LossTargetCheck(self.settings, self.world)
-        resizing = BatchResizer(self.plan, self.settings, self.world, self.trainer, self.data.train)
+        anomaly_response = AnomalyResponse(self.settings, self.world, self.trainer, self.checkpoints)
+        loss_check = LossTargetCheck(self.settings, self.world)
+        resizer = BatchResizer(self.plan, self.settings, self.world, self.trainer, self.data.train)
         if self.settings.resume:
-            for one in (remedies, reaching, resizing):
-                one.resume()
+            for component in (anomaly_response, loss_check, resizer):
+                component.resume()
         self.measuring.begin()
-        first = self.trainer.step
+        first_step = self.trainer.step
         self.stop.in_order()
-        with self._watch() if self.world.rank == 0 else nullcontext() as watch:
-            stopped = self._steps(watch, remedies, reaching, resizing)
+        with self._watch() if self.world.rank == 0 else nullcontext() as reporter:
+            stopped = self._steps(reporter, anomaly_response, loss_check, resizer)
             set_stage(f"the end, after step {self.trainer.step}")
-            if self.trainer.step > first:
+            if self.trainer.step > first_step:
                 require_on_all_ranks(self.world, lambda: self.checkpoints.save(self.trainer.step, self._state()))
-                self._log_checkpoints(watch)
+                self._log_checkpoints(reporter)
             self.measuring.end()
             if stopped:
-                self._print_resume_command(watch, stopped)
-                return RunEnd(exit_code(stopped), self._summary({}) if self.trainer.step > first else {})
-            return RunEnd(0, self._summary(self._validate(watch)))
+                self._print_resume_command(reporter, stopped)
+                return RunEnd(exit_code(stopped), self._summary({}) if self.trainer.step > first_step else {})
+            return RunEnd(0, self._summary(self._validate(reporter)))
 
     def _warn_not_modelled(self) -> None:
         model = self.plan.model
@@ -101,25 +101,25 @@ class TrainingLoop:
     def _resume(self) -> None:
         """Go on from the latest checkpoint; from the start where the run ended before its first."""
         set_stage("reading the checkpoint")
-        found = require_on_all_ranks(self.world, lambda: self.checkpoints.restore(self.trainer.state()))
-        if found is not None:
-            self.trainer.restore(found.values)
+        restored = require_on_all_ranks(self.world, lambda: self.checkpoints.restore(self.trainer.state()))
+        if restored is not None:
+            self.trainer.restore(restored.values)
             ramp = require_on_all_ranks(
-                self.world, lambda: resume_ramp(self.plan, self.settings.recipe, found.values, self.trainer.step)
+                self.world, lambda: resume_ramp(self.plan, self.settings.recipe, restored.values, self.trainer.step)
             )
             self.trainer.resize(ramp)
-            if self.world.rank == 0 and found.damaged:
-                self._warn_lost_steps(found)
+            if self.world.rank == 0 and restored.damaged:
+                self._warn_lost_steps(restored)
         require_on_all_ranks(self.world, self._require_steps)
         require_on_all_ranks(self.world, self._record_resumed_run)
 
-    def _warn_lost_steps(self, found: RestoreResult) -> None:
-        ramp, last = self.data.train.ramp, max(found.damaged)
-        tokens = (ramp.first_sample(last) - ramp.first_sample(found.step)) * self.plan.job.seq_len
-        for problem in found.damaged.values():
+    def _warn_lost_steps(self, restored: RestoreResult) -> None:
+        ramp, last_damaged = self.data.train.ramp, max(restored.damaged)
+        tokens = (ramp.first_sample(last_damaged) - ramp.first_sample(restored.step)) * self.plan.job.seq_len
+        for problem in restored.damaged.values():
             print(f"warning: {problem}", file=sys.stderr)
         print(
-            f"warning: going on from the checkpoint of step {found.step}; {pluralize(last - found.step, 'step')} ({tokens:,} "
+            f"warning: going on from the checkpoint of step {restored.step}; {pluralize(last_damaged - restored.step, 'step')} ({tokens:,} "
             f"tokens) are lost and run again; what is damaged is kept as step-*.damaged in {self.settings.out.checkpoints}",
             file=sys.stderr, flush=True,
         )  # fmt: skip
@@ -147,38 +147,48 @@ class TrainingLoop:
         return {**self.trainer.state(), **ramp_state(self.data.train.ramp, self.trainer.step)}
 
     def _steps(
-        self, watch: RunReporter | None, remedies: AnomalyResponse, reaching: LossTargetCheck, resizing: BatchResizer
+        self,
+        reporter: RunReporter | None,
+        anomaly_response: AnomalyResponse,
+        loss_check: LossTargetCheck,
+        resizer: BatchResizer,
     ) -> int:
         """The steps, but for what follows the last one. The signal that stopped them, or 0."""
         recipe, trainer = self.settings.recipe, self.trainer
-        first, inspected = trainer.step, self._inspected_from(trainer.step + 1)
-        pace = StragglerDetector(self.world, self.plan, recipe.slow_factor)
+        first_step, inspected = trainer.step, self._inspected_from(trainer.step + 1)
+        stragglers = StragglerDetector(self.world, self.plan, recipe.slow_factor)
         if stopped := self._asked_to_stop():
             return stopped
-        while trainer.step < recipe.steps and not reaching.is_reached:
+        while trainer.step < recipe.steps and not loss_check.is_reached:
             set_stage(f"step {trainer.step + 1}")
-            record, marks = self._run_step(first, inspected)
-            if watch:
-                seen = self.data.train.ramp.first_sample(record.step) * self.plan.job.seq_len
-                watch.step(
-                    record, {"n_tokens_seen": seen, **memory_used(str(self.world.device)), **self._epochs(), **marks}
+            record, extra_fields = self._run_step(first_step, inspected)
+            if reporter:
+                num_tokens_seen = self.data.train.ramp.first_sample(record.step) * self.plan.job.seq_len
+                reporter.step(
+                    record,
+                    {
+                        "n_tokens_seen": num_tokens_seen,
+                        **memory_used(str(self.world.device)),
+                        **self._epochs(),
+                        **extra_fields,
+                    },
                 )
             if trainer.anomaly is not None:
-                remedies.respond(trainer.anomaly, watch)
-            pace.step(record, watch)
-            self._log_checkpoints(watch)
-            reaching.step(record, watch)
-            resizing.step(record, watch)
-            if trainer.step < recipe.steps and not reaching.is_reached:
+                anomaly_response.respond(trainer.anomaly, reporter)
+            stragglers.step(record, reporter)
+            self._log_checkpoints(reporter)
+            loss_check.step(record, reporter)
+            resizer.step(record, reporter)
+            if trainer.step < recipe.steps and not loss_check.is_reached:
                 if stopped := self._asked_to_stop():
                     return stopped
-                self._periodic_work(watch)
+                self._periodic_work(reporter)
         return 0
 
     def _inspected_from(self, step: int) -> int:
         """The first step from one on that is not recorded, counted from 0; the last one where there is none."""
         last = self.settings.recipe.steps - 1
-        return next((one for one in range(step, last) if one + 1 not in self.settings.profile), last)
+        return next((candidate for candidate in range(step, last) if candidate + 1 not in self.settings.profile), last)
 
     def _run_profiled(self) -> StepRecord:
         """A step whose timeline is recorded, each rank's in a file of its own."""
@@ -186,40 +196,40 @@ class TrainingLoop:
         write_trace(self.settings.out, trace)
         return record
 
-    def _log_checkpoints(self, watch: RunReporter | None) -> None:
+    def _log_checkpoints(self, reporter: RunReporter | None) -> None:
         for saved in self.checkpoints.finished():
-            if watch:
-                more = {"stall_s": saved.stall_s, "write_s": saved.write_s, "num_bytes": saved.num_bytes}
-                watch.event(CHECKPOINT_EVENT, saved.step, more)
+            if reporter:
+                details = {"stall_s": saved.stall_s, "write_s": saved.write_s, "num_bytes": saved.num_bytes}
+                reporter.event(CHECKPOINT_EVENT, saved.step, details)
 
     def _asked_to_stop(self) -> int:
         """The signal by which any rank is asked to stop, on all ranks; 0: none."""
         return all_reduce_max(self.world, self.stop.signal, "the question whether to stop")
 
-    def _run_step(self, first: int, inspected: int) -> tuple[StepRecord, Mapping[str, Any]]:
-        """The next step of a run that began after the `first` ones, and what its line of the log adds about recording."""
+    def _run_step(self, first_step: int, inspected: int) -> tuple[StepRecord, Mapping[str, Any]]:
+        """The next step of a run that began after the `first_step` ones, and what its line of the log adds about recording."""
         step, profile = self.trainer.step, self.settings.profile
         if step + 1 in profile and step != inspected:
             return self._run_profiled(), {INSPECTED: True}
-        if step == inspected or (profile and step < first + MEMORY_STEPS):
+        if step == inspected or (profile and step < first_step + MEMORY_STEPS):
             return self._run_inspected(measures=step == inspected), {INSPECTED: True}
         return self.trainer.train_step(), {}
 
     def _run_inspected(self, *, measures: bool) -> StepRecord:
         """A step that is watched from below; one of them is what the run measures."""
-        record, seen = self.trainer.inspected_step()
+        record, inspection = self.trainer.inspected_step()
         if measures:
-            self.measuring.step(record, seen)
+            self.measuring.step(record, inspection)
         if self.settings.profile:
-            write_memory_trace(self.settings.out, build_memory_trace(record.step, self.world.rank, seen))
+            write_memory_trace(self.settings.out, build_memory_trace(record.step, self.world.rank, inspection))
         return record
 
-    def _periodic_work(self, watch: RunReporter | None) -> None:
+    def _periodic_work(self, reporter: RunReporter | None) -> None:
         """What is due between two steps."""
         recipe, step = self.settings.recipe, self.trainer.step
         if recipe.validate_every and step % recipe.validate_every == 0:
             set_stage(f"the validation after step {step}")
-            self._validate(watch)
+            self._validate(reporter)
         if recipe.checkpoint_every and step % recipe.checkpoint_every == 0:
             set_stage(f"the checkpoint of step {step}")
             require_on_all_ranks(self.world, lambda: self.checkpoints.start(step, self._state()))
@@ -229,18 +239,18 @@ class TrainingLoop:
         epochs = zip(self.data.names, self.data.train.epochs(self.trainer.step), strict=True)
         return {EPOCHS_PREFIX + name: count for name, count in epochs} if len(self.data.names) > 1 else {}
 
-    def _validate(self, watch: RunReporter | None) -> Mapping[str, float]:
+    def _validate(self, reporter: RunReporter | None) -> Mapping[str, float]:
         """The loss of each source's held-out text."""
         losses = {name: self.trainer.validation_loss(batches) for name, batches in self.data.held_out.items()}
         mean = self.data.mean_loss(losses)
-        if watch and mean is not None:
-            watch.validation(self.trainer.step, mean, losses if len(self.data.names) > 1 else {})
+        if reporter and mean is not None:
+            reporter.validation(self.trainer.step, mean, losses if len(self.data.names) > 1 else {})
         return losses
 
-    def _print_resume_command(self, watch: RunReporter | None, stopped: int) -> None:
-        if watch:
-            watch.say(
-                f"stopped by {signal.Signals(stopped).name} after step {self.trainer.step} of {self.settings.recipe.steps}, with "
+    def _print_resume_command(self, reporter: RunReporter | None, signum: int) -> None:
+        if reporter:
+            reporter.say(
+                f"stopped by {signal.Signals(signum).name} after step {self.trainer.step} of {self.settings.recipe.steps}, with "
                 f"a checkpoint in {self.settings.out.checkpoints}; to go on: {self.settings.resume_command}"
             )
 
@@ -268,19 +278,21 @@ class LossTargetCheck:
         """Of a run that goes on: the losses of the steps before, from its log."""
         if self._target is not None:
             if self.world.rank == 0 and self.settings.out.log.exists():
-                self.is_reached = any(self._target.add_loss(one.loss) for one in read_log(self.settings.out.log).steps)
+                self.is_reached = any(
+                    self._target.add_loss(record.loss) for record in read_log(self.settings.out.log).steps
+                )
             self._agree()
 
-    def step(self, record: StepRecord, watch: RunReporter | None) -> None:
+    def step(self, record: StepRecord, reporter: RunReporter | None) -> None:
         """A step is done."""
         if self._target is None:
             return
         self.is_reached = self.world.rank == 0 and self._target.add_loss(record.loss)
         self._agree()
-        if self.is_reached and watch is not None:
+        if self.is_reached and reporter is not None:
             steps, loss = self._target.steps, self._target.target
-            said = f"the smoothed loss is {loss:g} after {steps:.1f} steps: the run ends"
-            watch.event(TARGET_EVENT, record.step, {"loss": loss, "steps": steps}, said)
+            message = f"the smoothed loss is {loss:g} after {steps:.1f} steps: the run ends"
+            reporter.event(TARGET_EVENT, record.step, {"loss": loss, "steps": steps}, message)
 
     def _agree(self) -> None:
         self.is_reached = bool(

@@ -58,16 +58,21 @@ class RunMeasurement:
         """A run begins, or goes on: nothing is known of it yet."""
         self._keep(self.found)
 
-    def step(self, record: StepRecord, seen: StepInspection) -> None:
+    def step(self, record: StepRecord, inspection: StepInspection) -> None:
         """A step was watched; what the fullest rank held is kept."""
         process = process_memory(self.world.device)
-        held = all_gather_ints(self.world, _MemoryRow.numbers(seen.memory, process), "memory of the watched step")
-        ranks = [_MemoryRow(*numbers) for numbers in held]
-        rank = max(range(len(ranks)), key=lambda one: ranks[one].peak_bytes)
-        memory, process = ranks[rank].memory(seen.memory), ranks[rank].process(process)
+        rows = all_gather_ints(self.world, _MemoryRow.numbers(inspection.memory, process), "memory of the watched step")
+        memory_rows = [_MemoryRow(*numbers) for numbers in rows]
+        rank = max(range(len(memory_rows)), key=lambda index: memory_rows[index].peak_bytes)
+        memory, process = memory_rows[rank].memory(inspection.memory), memory_rows[rank].process(process)
         self._keep(
             replace(
-                self.found, step=record.step, rank=rank, memory=memory, process=process, collectives=seen.collectives
+                self.found,
+                step=record.step,
+                rank=rank,
+                memory=memory,
+                process=process,
+                collectives=inspection.collectives,
             )
         )
 
@@ -75,10 +80,10 @@ class RunMeasurement:
         """The run has ended."""
         self._keep(replace(self.found, after=self.probe()))
 
-    def _keep(self, found: RunInspection) -> None:
-        self.found = found
+    def _keep(self, inspection: RunInspection) -> None:
+        self.found = inspection
         if self.world.rank == 0:
-            write_json_atomic(self.out.measured, inspection_payload(found))
+            write_json_atomic(self.out.measured, inspection_payload(inspection))
 
 
 class _MemoryRow:
@@ -89,19 +94,19 @@ class _MemoryRow:
 
     @staticmethod
     def numbers(memory: MeasuredMemory, process: ProcessMemory) -> list[int]:
-        known = [-1 if one is None else one for one in process]
-        return [memory.peak_bytes, *memory.at_peak.values(), *memory.largest.values(), *known]
+        peaks = [-1 if peak is None else peak for peak in process]
+        return [memory.peak_bytes, *memory.at_peak.values(), *memory.largest.values(), *peaks]
 
-    def memory(self, like: MeasuredMemory) -> MeasuredMemory:
-        """`like` has the terms, which are those of every rank."""
-        count = len(like.at_peak)
-        at_peak = dict(zip(like.at_peak, self._numbers[:count], strict=True))
-        largest = dict(zip(like.largest, self._numbers[count : count + len(like.largest)], strict=True))
+    def memory(self, template: MeasuredMemory) -> MeasuredMemory:
+        """`template` has the terms, which are those of every rank."""
+        count = len(template.at_peak)
+        at_peak = dict(zip(template.at_peak, self._numbers[:count], strict=True))
+        largest = dict(zip(template.largest, self._numbers[count : count + len(template.largest)], strict=True))
         return MeasuredMemory(peak_bytes=self.peak_bytes, at_peak=at_peak, largest=largest)
 
-    def process(self, like: ProcessMemory) -> ProcessMemory:
-        known = self._numbers[-len(like) :]
-        return ProcessMemory(known[0], *(None if one < 0 else one for one in known[1:]))
+    def process(self, template: ProcessMemory) -> ProcessMemory:
+        peaks = self._numbers[-len(template) :]
+        return ProcessMemory(peaks[0], *(None if peak < 0 else peak for peak in peaks[1:]))
 
 
 MIN_SIZE, MAX_SIZE = 256, 4096  # rows and columns of the product: long enough to time, and short
@@ -112,23 +117,27 @@ SUMMED = 21  # how often the sum runs: as often on every rank
 
 def probe(plan: Plan, world: RankGroup) -> dict[str, float]:
     """Seconds of short work by name, each the median of its repetitions, on the slowest rank."""
-    found = _measure_seconds(plan, world)
+    work_seconds = _measure_seconds(plan, world)
     if world.device.type == "cuda":
         torch.cuda.empty_cache()  # what the allocator keeps is to be the run's
-    ranks = all_gather_ints(world, [round(seconds * 1e9) for seconds in found.values()], "the times of the probe")
-    return {name: max(column) / 1e9 for name, column in zip(found, zip(*ranks, strict=True), strict=True)}
+    ranks = all_gather_ints(
+        world, [round(seconds * 1e9) for seconds in work_seconds.values()], "the times of the probe"
+    )
+    return {name: max(column) / 1e9 for name, column in zip(work_seconds, zip(*ranks, strict=True), strict=True)}
 
 
 def _measure_seconds(plan: Plan, world: RankGroup) -> dict[str, float]:
     """This rank's."""
-    found = {name: _time_median(run, world.device) for name, run in _work(plan, world.device)}
+    work_seconds = {name: _time_median(run, world.device) for name, run in _work(plan, world.device)}
     if world.size > 1:
-        summed = torch.zeros(int(BUCKET_BYTES) // 4, device=world.device)
+        buffer = torch.zeros(int(BUCKET_BYTES) // 4, device=world.device)
         group = world.transport.world
         with wait_for_ranks("the AllReduces of the probe"):
-            group.all_reduce(summed).wait()  # so that they begin together
-            found["collectives"] = _time_median(lambda: group.all_reduce(summed).wait(), world.device, exactly=SUMMED)
-    return found
+            group.all_reduce(buffer).wait()  # so that they begin together
+            work_seconds["collectives"] = _time_median(
+                lambda: group.all_reduce(buffer).wait(), world.device, exactly=SUMMED
+            )
+    return work_seconds
 
 
 def _work(plan: Plan, device: torch.device) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -147,10 +156,10 @@ def _work(plan: Plan, device: torch.device) -> Iterator[tuple[str, Callable[[], 
 def _time_median(run: Callable[[], object], device: torch.device, *, exactly: int | None = None) -> float:
     for _ in range(WARM_UPS):
         _time_once(run, device)
-    found: list[float] = []
-    while len(found) < (exactly or REPEATS) or (exactly is None and sum(found) < BUDGET_S):
-        found.append(_time_once(run, device))
-    return median(found)
+    seconds: list[float] = []
+    while len(seconds) < (exactly or REPEATS) or (exactly is None and sum(seconds) < BUDGET_S):
+        seconds.append(_time_once(run, device))
+    return median(seconds)
 
 
 def _time_once(run: Callable[[], object], device: torch.device) -> float:

@@ -35,9 +35,11 @@ def noise_sample(squares: float, norm: float, targets: Iterable[int]) -> NoiseSa
 def targets_of_parts(batches: Batches, step: int, layout: Layout, num_parts: int) -> Iterator[int]:
     """Targets of the micro-batches of each of `num_parts` groups of replicas in a step: the parts of the gradient whose norms are
     taken (`Family.replica_axes`)."""
-    together = layout.num_replicas // num_parts
+    replicas_per_part = layout.num_replicas // num_parts
     for targets in batches.targets_of_replicas(step, layout.num_replicas, layout.micro_batch_seqs):
-        yield from (sum(targets[start : start + together]) for start in range(0, len(targets), together))
+        yield from (
+            sum(targets[start : start + replicas_per_part]) for start in range(0, len(targets), replicas_per_part)
+        )
 
 
 @dataclass
@@ -55,8 +57,8 @@ class BatchResizer:
     _average: RunningNoise = field(default_factory=RunningNoise)
 
     def __post_init__(self) -> None:
-        found = complete_schedule(self.plan, self.settings.recipe)
-        self._schedule = found if isinstance(found, NoiseScaleBatches) else None
+        schedule = complete_schedule(self.plan, self.settings.recipe)
+        self._schedule = schedule if isinstance(schedule, NoiseScaleBatches) else None
 
     def resume(self) -> None:
         """Of a run that goes on: what its log has of the steps before."""
@@ -64,19 +66,19 @@ class BatchResizer:
             for record in read_log(self.settings.out.log).steps:
                 self._add(record)
 
-    def step(self, record: StepRecord, watch: RunReporter | None) -> None:
+    def step(self, record: StepRecord, reporter: RunReporter | None) -> None:
         """A step is done: where a decision is due, the next ones may have another batch."""
         if self._schedule is None:
             return
         self._add(record)
         if record.step % self._schedule.every:
             return
-        found = broadcast_from_first(self.world, [self._choose_num_seqs(self._schedule)], "the batch by noise scale")
-        num_seqs, before = int(found[0]), self.batches.ramp.sequences(record.step)
-        if num_seqs and num_seqs != before:
+        decision = broadcast_from_first(self.world, [self._choose_num_seqs(self._schedule)], "the batch by noise scale")
+        num_seqs, current_seqs = int(decision[0]), self.batches.ramp.sequences(record.step)
+        if num_seqs and num_seqs != current_seqs:
             self.trainer.resize(self.batches.ramp.then(record.step, num_seqs))
-            if watch is not None:
-                self._report(watch, record.step, num_seqs)
+            if reporter is not None:
+                self._report(reporter, record.step, num_seqs)
 
     def _add(self, record: StepRecord) -> None:
         sample = noise_sample_of(record)
@@ -88,9 +90,9 @@ class BatchResizer:
         noise = self._average.tokens
         return 0 if noise is None else schedule.batch(noise) // self.plan.job.seq_len
 
-    def _report(self, watch: RunReporter, step: int, num_seqs: int) -> None:
+    def _report(self, reporter: RunReporter, step: int, num_seqs: int) -> None:
         tokens, noise = num_seqs * self.plan.job.seq_len, self._average.tokens
-        said = (
+        message = (
             f"step {step}: batches of {tokens:,} tokens from the next one on, by a noise scale of {noise:,.0f} tokens"
         )
-        watch.event(BATCH_EVENT, step, {"batch_tokens": tokens, "noise_tokens": noise}, said)
+        reporter.event(BATCH_EVENT, step, {"batch_tokens": tokens, "noise_tokens": noise}, message)

@@ -63,17 +63,17 @@ class PipelineRunner:
     """
 
     def __init__(
-        self, parts: PassContext, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, *,
+        self, context: PassContext, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, *,
         trains: bool = True, loss_scale: float = 1.0,
     ) -> None:  # fmt: skip
         self.loss_scale = loss_scale
-        self.parts, self.num_targets, self.num_micro_batches = parts, num_targets, num_micro_batches
-        self.trains, instance = trains, parts.instance
+        self.parts, self.num_targets, self.num_micro_batches = context, num_targets, num_micro_batches
+        self.trains, instance = trains, context.instance
         self.steps = (instance.steps if trains else instance.forward_steps)(num_micro_batches)
         self.coming = iter(micro_batches)
         self.batches: dict[int, MicroBatch] = {}
         self.shapes: list[tuple[int, ...]] = []
-        self.last_stage = {one.micro_batch: one.stage for one in self._actions() if one.kind == FORWARD}
+        self.last_stage = {action.micro_batch: action.stage for action in self._actions() if action.kind == FORWARD}
         self.on_way: dict[StageMicroBatch, InFlightPass] = {}
         self.penalties: dict[StageMicroBatch, dict[int, Tensor]] = {}
         self.inbox: dict[Action, IncomingTensor] = {}
@@ -85,9 +85,11 @@ class PipelineRunner:
 
     def run(self) -> list[Tensor]:
         """All of them. The losses of this process: the model's, and those of multi-token prediction; none without a head."""
-        parts = self.parts
-        passes = ((one.kind, one.stage) for one in self._actions() if one.kind != FORWARD)
-        parts.reducer.begin_step(Counter(parts.instance.units_with_weight_grads(*one) for one in passes))
+        context = self.parts
+        passes = ((action.kind, action.stage) for action in self._actions() if action.kind != FORWARD)
+        context.reducer.begin_step(
+            Counter(context.instance.units_with_weight_grads(*kind_and_stage) for kind_and_stage in passes)
+        )
         for step in self.steps:
             for message in step.receives:
                 self._receive(message)
@@ -104,32 +106,36 @@ class PipelineRunner:
         return self.losses
 
     def _forward(self, action: Action) -> None:
-        parts, place = self.parts, action[1:]
+        context, stage_micro_batch = self.parts, action[1:]
         x = self._take_input(Action(FORWARD, action.stage - 1, action.micro_batch))
         batch = self._batch(action.micro_batch)
         if self.last_stage[action.micro_batch] == action.stage:
             del self.batches[action.micro_batch]
-        with parts.clock("forward"), parts.around(action):
-            on_way = parts.model.forward(
+        with context.clock("forward"), context.around(action):
+            in_flight = context.model.forward(
                 batch, self.num_targets / self.loss_scale, trains=self.trains, stage=action.stage, x=x
             )
             if self.trains:
-                self.penalties[place] = self._penalties(on_way)
-            if not (self.trains and parts.instance.backward_follows_forward):
-                parts.gatherer.end()
-        if on_way.output is None:
-            own = self._unscaled((on_way.loss, *on_way.further))
-            self.losses = [one + earlier for one, earlier in zip(own, self.losses, strict=True)] if self.losses else own
+                self.penalties[stage_micro_batch] = self._penalties(in_flight)
+            if not (self.trains and context.instance.backward_follows_forward):
+                context.gatherer.end()
+        if in_flight.output is None:
+            losses = self._unscaled((in_flight.loss, *in_flight.further))
+            self.losses = (
+                [loss + earlier for loss, earlier in zip(losses, self.losses, strict=True)] if self.losses else losses
+            )
         else:
-            self.inbox[action], on_way.output = IncomingTensor(on_way.output), None
+            self.inbox[action], in_flight.output = IncomingTensor(in_flight.output), None
         if self.trains:
-            self.on_way[place] = on_way
-            parts.forward_ended()
+            self.on_way[stage_micro_batch] = in_flight
+            context.forward_ended()
 
-    def _penalties(self, on_way: InFlightPass) -> dict[int, Tensor]:
-        found = self.parts.balancer.penalties(on_way.routed, self.num_micro_batches)
+    def _penalties(self, in_flight: InFlightPass) -> dict[int, Tensor]:
+        penalties = self.parts.balancer.penalties(in_flight.routed, self.num_micro_batches)
         return (
-            {place: penalty * self.loss_scale for place, penalty in found.items()} if self.loss_scale != 1.0 else found
+            {router: penalty * self.loss_scale for router, penalty in penalties.items()}
+            if self.loss_scale != 1.0
+            else penalties
         )
 
     def _unscaled(self, losses: Sequence[Tensor]) -> list[Tensor]:
@@ -138,31 +144,33 @@ class PipelineRunner:
 
     def _backward(self, action: Action) -> None:
         """Of the whole, of the part that the stage before waits for, or of the weights' gradients."""
-        parts, place = self.parts, action[1:]
-        on_way = self.on_way[place]
+        context, stage_micro_batch = self.parts, action[1:]
+        in_flight = self.on_way[stage_micro_batch]
         dx = (
             self._take_input(Action(FULL_BACKWARD, action.stage + 1, action.micro_batch))
             if action.kind != BACKWARD_WEIGHT
             else None
         )
-        parts.reducer.begin_pass(parts.instance.units_with_weight_grads(action.kind, action.stage), action.micro_batch)
-        with parts.clock("backward"), parts.around(action):
+        context.reducer.begin_pass(
+            context.instance.units_with_weight_grads(action.kind, action.stage), action.micro_batch
+        )
+        with context.clock("backward"), context.around(action):
             if action.kind == BACKWARD_WEIGHT:
-                parts.model.weights(on_way)
+                context.model.weights(in_flight)
             else:
-                self._backward_of_inputs(action, on_way, dx)
-            parts.gatherer.end()
+                self._backward_of_inputs(action, in_flight, dx)
+            context.gatherer.end()
         if action.kind != BACKWARD_INPUT:  # its weights' gradients are still to come
-            del self.on_way[place]
+            del self.on_way[stage_micro_batch]
 
     def _end_pass(self) -> None:
         """Behind the messages, for which another stage waits: gradients that are left are reduced."""
         with self.parts.clock("backward"):
             self.parts.reducer.end_pass()
 
-    def _backward_of_inputs(self, action: Action, on_way: InFlightPass, dx: Tensor | None) -> None:
+    def _backward_of_inputs(self, action: Action, in_flight: InFlightPass, dx: Tensor | None) -> None:
         penalties = self.penalties.pop(action[1:])
-        dx = self.parts.model.backward(on_way, penalties, kind=action.kind, dx=dx)
+        dx = self.parts.model.backward(in_flight, penalties, kind=action.kind, dx=dx)
         if dx is not None:
             self.inbox[Action(FULL_BACKWARD, action.stage, action.micro_batch)] = IncomingTensor(dx)
 
@@ -180,13 +188,13 @@ class PipelineRunner:
 
     def _receive(self, message: StageMessage) -> None:
         """What the other stage sends is on its way from now on."""
-        parts, key = self.parts, _inbox_key(message.action)
+        context, key = self.parts, _inbox_key(message.action)
         if len(self.shapes) <= key.micro_batch:
             self._batch(key.micro_batch)
-        values = parts.model.empty_hidden_state(parts.instance.hidden_state_spec, self.shapes[key.micro_batch])
+        values = context.model.empty_hidden_state(context.instance.hidden_state_spec, self.shapes[key.micro_batch])
         if key.kind != FORWARD:  # activations are saved for the backward pass
-            parts.messaging(values)
-        self.inbox[key] = IncomingTensor(values, parts.exchange.receive(values, message.source, PIPELINE))
+            context.messaging(values)
+        self.inbox[key] = IncomingTensor(values, context.exchange.receive(values, message.source, PIPELINE))
 
     def _send(self, message: StageMessage) -> None:
         values = self.inbox.pop(_inbox_key(message.action)).wait().contiguous()

@@ -38,8 +38,10 @@ def issue_policy(recipe: TrainingRecipe, *, routed: bool) -> IssuePolicy:
 def engine_policy(plan: Plan, recipe: TrainingRecipe) -> IssuePolicy | None:
     """What the engine issues, where its memory is not what the plan's stack would have: its casts are in products alone. None
     where a precision recipe keeps no casts."""
-    own = get_precision(plan.job.precision)
-    return issue_policy(recipe, routed=plan.model.num_experts > 0) if own.matmul and own.saves_casts else None
+    precision = get_precision(plan.job.precision)
+    return (
+        issue_policy(recipe, routed=plan.model.num_experts > 0) if precision.matmul and precision.saves_casts else None
+    )
 
 
 def engine_memory(plan: Plan, recipe: TrainingRecipe) -> Mapping[str, float]:
@@ -52,18 +54,22 @@ def engine_memory(plan: Plan, recipe: TrainingRecipe) -> Mapping[str, float]:
 
 
 def comparable_counts(
-    planned: Counter[IssuedCollective], seen: Counter[IssuedCollective], *, even: bool = False
+    planned: Counter[IssuedCollective], captured: Counter[IssuedCollective], *, even: bool = False
 ) -> tuple[Counter[IssuedCollective], Counter[IssuedCollective]]:
     """A planned list and one that was captured, each without what cannot be compared: what a collective carries is not seen from
     below, and how many rows go to an expert a router decides, so that collectives like those of rows have 0 bytes in both; but
     where shares are `even`."""
-    uneven = set() if even else {(one.kind, one.axes, one.dtype) for one in planned if one.what == ROWS}
-    return _strip_payload(planned, uneven), _strip_payload(seen, uneven)
+    uneven = (
+        set()
+        if even
+        else {(collective.kind, collective.axes, collective.dtype) for collective in planned if collective.what == ROWS}
+    )
+    return _strip_payload(planned, uneven), _strip_payload(captured, uneven)
 
 
 def _strip_payload(counts: Counter[IssuedCollective], uneven: Set[tuple[object, ...]]) -> Counter[IssuedCollective]:
-    found: Counter[IssuedCollective] = Counter()
-    for one, count in counts.items():
-        num_bytes = 0 if (one.kind, one.axes, one.dtype) in uneven else one.num_bytes
-        found[one._replace(what="", num_bytes=num_bytes)] += count
-    return found
+    stripped: Counter[IssuedCollective] = Counter()
+    for collective, count in counts.items():
+        num_bytes = 0 if (collective.kind, collective.axes, collective.dtype) in uneven else collective.num_bytes
+        stripped[collective._replace(what="", num_bytes=num_bytes)] += count
+    return stripped

@@ -63,15 +63,19 @@ class RunData:
     @property
     def fingerprint(self) -> str:
         """That of the only source, or a hash of those of all, in order, with how they are drawn."""
-        found = [source.shards.index.fingerprint for source in self.train.sources]
-        drawn = list(zip(found, self.train.mixture.num_draws, strict=True))
-        return found[0] if len(found) == 1 else hashlib.sha256(json.dumps(drawn).encode("utf-8")).hexdigest()
+        fingerprints = [source.shards.index.fingerprint for source in self.train.sources]
+        drawn_sources = list(zip(fingerprints, self.train.mixture.num_draws, strict=True))
+        return (
+            fingerprints[0]
+            if len(fingerprints) == 1
+            else hashlib.sha256(json.dumps(drawn_sources).encode("utf-8")).hexdigest()
+        )
 
     @property
     def unigram_entropy_nats(self) -> float:
         """Nats per token of a model that knows how often each source has each token: the mean by share."""
         entropies = (source.shards.index.unigram_entropy_nats for source in self.train.sources)
-        return math.fsum(share * one for share, one in zip(self.train.mixture.shares, entropies, strict=True))
+        return math.fsum(share * entropy for share, entropy in zip(self.train.mixture.shares, entropies, strict=True))
 
     def mean_loss(self, losses: Mapping[str, float]) -> float | None:
         """The mean of held-out losses by the shares of their sources; None without any."""
@@ -125,8 +129,10 @@ def _open_held_out(folder: str, plan: Plan, recipe: TrainingRecipe) -> Batches |
     """The held-out text of a source as one step, of every sequence in the text's order; None where there is less than one."""
     try:
         shards, seq_len = TokenShards(folder, "held_out"), plan.job.seq_len
-        every = max((shards.num_tokens - 1) // seq_len, 1)
-        return Batches(shards, seq_len=seq_len, batch=every, seed=None, ignore_boundaries=recipe.respect_documents)
+        num_sequences = max((shards.num_tokens - 1) // seq_len, 1)
+        return Batches(
+            shards, seq_len=seq_len, batch=num_sequences, seed=None, ignore_boundaries=recipe.respect_documents
+        )
     except InputError:
         if recipe.validate_every:
             raise
@@ -175,29 +181,29 @@ def require_same_run(out: RunFolder, plan: Plan, recipe: TrainingRecipe, data: R
     Other degrees, micro-batches and schedules of the learning rate are fine. So are other batches if the recipe has a schedule of
     them: the checkpoint has those before it.
     """
-    before = out.read_inputs()
-    mine = _identity(plan_payload(plan), asdict(recipe), data.fingerprint)
-    found = _identity(before.plan, before.recipe, before.data_fingerprint)
+    recorded = out.read_inputs()
+    current = _identity(plan_payload(plan), asdict(recipe), data.fingerprint)
+    previous = _identity(recorded.plan, recorded.recipe, recorded.data_fingerprint)
     scheduled = SCHEDULED_FIELDS if recipe.batch_schedule is not None else ()
     raise_problems(
         [
-            f"--resume: found {what} {_clip(mine[what])}; the run in {out.path} has {_clip(found[what])}, which is required: "
+            f"--resume: found {field_name} {_clip(current[field_name])}; the run in {out.path} has {_clip(previous[field_name])}, which is required: "
             f"give the same, or start another run with another --out"
-            for what in mine
-            if mine[what] != found[what] and what not in scheduled
+            for field_name in current
+            if current[field_name] != previous[field_name] and field_name not in scheduled
         ]
     )
 
 
 def _identity(plan: Mapping[str, Any], recipe: Mapping[str, Any], data_fingerprint: str) -> dict[str, Any]:
     model, job, recipe = (_as_json(payload) for payload in (plan.get("model", {}), plan.get("job", {}), recipe))
-    own = {f"model.{name}": value for name, value in model.items() if name != "name"}
-    own |= {f"job.{name}": job.get(name) for name in ("seq_len", "global_batch_tokens")}
-    own["job.optimizer"] = job.get("optimizer", DEFAULT_OPTIMIZER)  # of a run of an earlier version it is this one
-    own |= {f"recipe.{name}": recipe.get(name) for name in ("seed", "respect_documents", "initial")}
-    own["recipe.batch_ramp"] = recipe.get("batch_ramp") or []
-    own["recipe.batch_schedule"] = recipe.get("batch_schedule")
-    return own | {"data of fingerprint": data_fingerprint}
+    identity = {f"model.{name}": value for name, value in model.items() if name != "name"}
+    identity |= {f"job.{name}": job.get(name) for name in ("seq_len", "global_batch_tokens")}
+    identity["job.optimizer"] = job.get("optimizer", DEFAULT_OPTIMIZER)  # of a run of an earlier version it is this one
+    identity |= {f"recipe.{name}": recipe.get(name) for name in ("seed", "respect_documents", "initial")}
+    identity["recipe.batch_ramp"] = recipe.get("batch_ramp") or []
+    identity["recipe.batch_schedule"] = recipe.get("batch_schedule")
+    return identity | {"data of fingerprint": data_fingerprint}
 
 
 def _as_json(payload: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -213,43 +219,43 @@ def _clip(value: object) -> str:
 LayoutChange = Mapping[str, Any]  # fields of a layout, with their new values
 
 
-def require_memory(plan: Plan, recipe: TrainingRecipe, available: int, device: str) -> None:
+def require_memory(plan: Plan, recipe: TrainingRecipe, available_bytes: int, device: str) -> None:
     """Raise `NothingFitsError` where the predicted peak is above the bytes that are there, with the smallest change that fits."""
     policy = engine_policy(plan, recipe)
-    needed = sum(engine_memory(plan, recipe).values())
-    if needed <= available:
+    required_bytes = sum(engine_memory(plan, recipe).values())
+    if required_bytes <= available_bytes:
         return
-    found = smallest_change(plan, available, policy)
-    if found is None:
+    smallest = smallest_change(plan, available_bytes, policy)
+    if smallest is None:
         help_text = "no change of recomputation, micro-batch or ZeRO stage fits: use more devices, or a smaller model or sequence"
     else:
-        change, priced = found
-        before = plan.estimate if policy is None else estimate(plan.model, plan.cluster, plan.job, plan.layout, policy)
-        slower = priced.step_time_s / before.step_time_s - 1
+        change, priced = smallest
+        current = plan.estimate if policy is None else estimate(plan.model, plan.cluster, plan.job, plan.layout, policy)
+        slower = priced.step_time_s / current.step_time_s - 1
         help_text = (
             f"the smallest change that fits takes {format_bytes(priced.memory_bytes)} and is {slower:+.1%} in time: plan again "
             f"with {pin_flags(change)}"
         )
     raise NothingFitsError(
-        f"the plan takes {format_bytes(needed)} on each device, by its estimate, and {device} has {format_bytes(available)}: "
+        f"the plan takes {format_bytes(required_bytes)} on each device, by its estimate, and {device} has {format_bytes(available_bytes)}: "
         f"{help_text}"
     )
 
 
 def smallest_change(
-    plan: Plan, available: int, policy: IssuePolicy | None = None
+    plan: Plan, available_bytes: int, policy: IssuePolicy | None = None
 ) -> tuple[LayoutChange, Estimate] | None:
     """The fastest change of one choice (recomputation, micro-batch, ZeRO stage) that fits; else of two; None where none does."""
     choices = [
         list(changes(plan.layout)) for changes in (_recompute_changes, _micro_batch_changes, _zero_stage_changes)
     ]
-    for number in (1, 2):
+    for num_changes in (1, 2):
         fitting = []
-        for some in combinations(choices, number):
-            for changes in product(*some):
+        for chosen in combinations(choices, num_changes):
+            for changes in product(*chosen):
                 merged = {name: value for change in changes for name, value in change.items()}
                 priced = _price_change(plan, replace(plan.layout, **merged), policy)
-                fitting += [(merged, priced)] if priced and priced.memory_bytes <= available else []
+                fitting += [(merged, priced)] if priced and priced.memory_bytes <= available_bytes else []
         if fitting:
             return min(fitting, key=lambda pair: pair[1].step_time_s)
     return None

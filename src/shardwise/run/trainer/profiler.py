@@ -47,15 +47,15 @@ def clock_offset(world: RankGroup) -> tuple[int, int]:
     than this one's when it left, less the offset, and the other way round; every exchange gives two bounds (as Cristian's
     algorithm has them of one message there and back). F. Cristian, Probabilistic clock synchronization, 1989.
     """
-    came, left = [], []
+    arrivals, departures = [], []
     for _ in range(ROUNDS):
-        came.append(time.perf_counter_ns())
+        arrivals.append(time.perf_counter_ns())
         all_gather_ints(world, [world.rank], "the comparison of clocks")
-        left.append(time.perf_counter_ns())
-    times = all_gather_ints(world, [*came, *left], "the comparison of clocks")
+        departures.append(time.perf_counter_ns())
+    times = all_gather_ints(world, [*arrivals, *departures], "the comparison of clocks")
     if world.rank == 0:
         return 0, 0
-    first_came, first_left = times[0][:ROUNDS], times[0][ROUNDS:]
-    lowest = max(mine - its for mine, its in zip(came, first_left, strict=True))
-    highest = min(mine - its for mine, its in zip(left, first_came, strict=True))
+    first_arrivals, first_departures = times[0][:ROUNDS], times[0][ROUNDS:]
+    lowest = max(mine - its for mine, its in zip(arrivals, first_departures, strict=True))
+    highest = min(mine - its for mine, its in zip(departures, first_arrivals, strict=True))
     return (lowest + highest) // 2, (highest - lowest) // 2

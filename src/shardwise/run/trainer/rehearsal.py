@@ -43,16 +43,16 @@ def rehearse_rank(plan: Plan, recipe: TrainingRecipe, rank: int) -> RehearsedRan
     Raises `InputError` for a rank that the plan does not have.
     """
     started, instance = time.perf_counter(), engine_instance(plan, recipe)
-    most = MAX_MICRO_BATCHES if plan.layout.pp == 1 else 2 * plan.layout.pp  # all that a stage ever has in flight
-    count = min(int(num_micro_batches(plan.job, layout_degrees(plan.layout))), most)
+    max_count = MAX_MICRO_BATCHES if plan.layout.pp == 1 else 2 * plan.layout.pp  # all that a stage ever has in flight
+    count = min(int(num_micro_batches(plan.job, layout_degrees(plan.layout))), max_count)
     world = lone_rank_world(instance.mesh, rank)
     engine = TrainingEngine(instance, recipe, world)
-    with inspect_step(engine) as watch:
+    with inspect_step(engine) as inspector:
         engine.step(_micro_batches(engine, plan, recipe, count), plan.job.global_batch_tokens, count, 0)
     return RehearsedRank(
         rank=rank, coordinate=world.coordinate,
         groups={axes: world.group(axes).ranks for axes in sorted(instance.axes)},
-        num_micro_batches=count, seconds=time.perf_counter() - started, inspection=watch.found,
+        num_micro_batches=count, seconds=time.perf_counter() - started, inspection=inspector.found,
     )  # fmt: skip
 
 
@@ -60,10 +60,10 @@ def _micro_batches(engine: TrainingEngine, plan: Plan, recipe: TrainingRecipe, c
     """So many of a rank, of a length and of nothing else: ids and targets of the places that it reads."""
     num_seqs, length = plan.layout.micro_batch_seqs, plan.job.seq_len
     runs = engine.places_read(length)
-    width = sum(places for _, places in runs or ((0, length),))
+    width = sum(num_positions for _, num_positions in runs or ((0, length),))
 
-    def empty(places: int) -> Tensor:
-        return torch.empty((num_seqs, places), dtype=torch.int64, device=DEVICE)
+    def empty(num_positions: int) -> Tensor:
+        return torch.empty((num_seqs, num_positions), dtype=torch.int64, device=DEVICE)
 
     for _ in range(count):
         yield MicroBatch(empty(width), empty(width), empty(length) if recipe.respect_documents else None, runs, length)

@@ -46,20 +46,20 @@ RECENT_STEPS = 20  # steps that the time left is reckoned from
 
 def throughput_of(plan: Plan, device: str) -> MfuFormula:
     """What makes rates of the steps of a plan on the devices that it runs on, as its estimate does."""
-    form, chip = mfu_format(plan.job), plan.cluster.chip
+    peak_format, chip = mfu_format(plan.job), plan.cluster.chip
     elsewhere = device == "cpu" and chip.platform is not None
     return MfuFormula(
         num_devices=plan.layout.num_devices, chip=f"a CPU (the plan is for {chip.name})" if elsewhere else chip.name,
-        peak_format=form, peak_flops_per_s=None if elsewhere else _peak(chip, form),
+        peak_format=peak_format, peak_flops_per_s=None if elsewhere else _peak(chip, peak_format),
         flops_per_token=model_flops_per_token(plan.model, plan.job.attended_tokens),
         hardware_ratio=Pricing(plan.model, plan.cluster, plan.job, plan.layout).hardware_ratio(),
     )  # fmt: skip
 
 
-def _peak(chip: Chip, form: str) -> float | None:
+def _peak(chip: Chip, peak_format: str) -> float | None:
     """A device's peak; None without a source, as of processes on whichever host this is."""
     try:
-        return None if chip.name == LOCAL else chip.peak(form)
+        return None if chip.name == LOCAL else chip.peak(peak_format)
     except MissingValueError:
         return None
 
@@ -113,26 +113,26 @@ class RunReporter:
             + f"{pluralize(self.steps - first_step, 'step')} to {settings.out.log}"
         )
 
-    def step(self, record: StepRecord, more: Mapping[str, Any]) -> None:
+    def step(self, record: StepRecord, extra_fields: Mapping[str, Any]) -> None:
         """A step is done."""
-        line = format_step_line(record, self.throughput, more)
+        line = format_step_line(record, self.throughput, extra_fields)
         self._log.write(line)
         self._to_board(line, record.step)
-        if INSPECTED not in more or not self._recent:  # which is slower
+        if INSPECTED not in extra_fields or not self._recent:  # which is slower
             self._recent.append(record.step_time_s)
         self._progress(record)
 
-    def validation(self, step: int, loss: float, of_sources: Mapping[str, float]) -> None:
+    def validation(self, step: int, loss: float, losses_by_source: Mapping[str, float]) -> None:
         """The held-out text has been looked at after so many steps, and of a mixture that of each source."""
         line = {"step": step, VALIDATION_LOSS: loss}
-        line |= {f"{VALIDATION_LOSS}/{name}": one for name, one in of_sources.items()}
+        line |= {f"{VALIDATION_LOSS}/{name}": source_loss for name, source_loss in losses_by_source.items()}
         self._log.write(line)
         self._to_board(line, step)
         self.say(f"step {step}: held-out loss {loss:.4f}")
 
-    def event(self, event: str, step: int, more: Mapping[str, Any], text: str = "") -> None:
+    def event(self, event: str, step: int, details: Mapping[str, Any], text: str = "") -> None:
         """Something was done beside the steps, after so many: a line of the log, and of `text` where there is any."""
-        self._log.write({EVENT: event, "step": step, **more})
+        self._log.write({EVENT: event, "step": step, **details})
         if text:
             self.say(text)
 
@@ -153,10 +153,10 @@ class RunReporter:
     def _progress(self, record: StepRecord) -> None:
         text = self._progress_text(record)
         now = time.monotonic()
-        tenth = record.step % max(self.steps // 10, 1) == 0
+        at_tenth = record.step % max(self.steps // 10, 1) == 0
         if self._rewriting:
             self._print(f"\r\x1b[K{text}", end="")
-        elif tenth or record.step == self.steps or now - self._said_at >= SECONDS_BETWEEN:
+        elif at_tenth or record.step == self.steps or now - self._said_at >= SECONDS_BETWEEN:
             self._said_at = now
             self.say(text)
 
@@ -185,27 +185,27 @@ def write_summary(
     """The summary of a run of so many steps, written; `held_out` are the losses of each source's held-out text."""
     out, log = settings.out, read_log(settings.out.log)
     write_noise(out, log)
-    found = summarise_run(
+    summary = summarise_run(
         log, throughput_of(plan, device), log_path=str(out.log), held_out_loss=data.mean_loss(held_out),
         unigram_entropy_nats=data.unigram_entropy_nats, planned=planned_checkpoints(plan),
         sources=_drawn_sources(data, steps, held_out),
     )  # fmt: skip
-    write_json_atomic(out.summary, found)
-    return found
+    write_json_atomic(out.summary, summary)
+    return summary
 
 
 def _drawn_sources(data: RunData, steps: int, held_out: Mapping[str, float]) -> dict[str, SourceUsage]:
     """What was taken of each source, and what is lost on its held-out text."""
     epochs = data.train.epochs(steps)
     return {
-        name: SourceUsage(share, taken, held_out.get(name))
-        for (name, share), taken in zip(data.shares.items(), epochs, strict=True)
+        name: SourceUsage(share, num_epochs, held_out.get(name))
+        for (name, share), num_epochs in zip(data.shares.items(), epochs, strict=True)
     }
 
 
 def write_noise(out: RunFolder, log: StepLog) -> None:
     """Keep what a run's steps measured in its folder, where plans find it (`batch_size.noise_scale`)."""
     if any(noise_sample_of(record) for record in log.steps):
-        found = estimate_run_noise(log.steps, out.path).noise_scale
-        if found is not None:
-            write_json_atomic(out.noise, noise_payload(found))
+        noise_scale = estimate_run_noise(log.steps, out.path).noise_scale
+        if noise_scale is not None:
+            write_json_atomic(out.noise, noise_payload(noise_scale))

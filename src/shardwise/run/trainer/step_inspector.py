@@ -84,14 +84,14 @@ class MemoryTracker(DispatchMode):
         """The storage of a tensor, with as many bytes as it now has; `term` is that of one not seen before."""
         storage = tensor.untyped_storage()
         key, num_bytes = id(storage), storage.nbytes()
-        found = self._alive.get(key)
-        if found is None:
-            found = self._alive[key] = _Storage(0, term)
-            found.reference = weakref.ref(storage, partial(_storage_freed, weakref.ref(self), key))
-        if num_bytes != found.num_bytes:
-            self._changes.append((found, num_bytes - found.num_bytes, time.perf_counter_ns()))
-            found.num_bytes = num_bytes
-        return found
+        tracked = self._alive.get(key)
+        if tracked is None:
+            tracked = self._alive[key] = _Storage(0, term)
+            tracked.reference = weakref.ref(storage, partial(_storage_freed, weakref.ref(self), key))
+        if num_bytes != tracked.num_bytes:
+            self._changes.append((tracked, num_bytes - tracked.num_bytes, time.perf_counter_ns()))
+            tracked.num_bytes = num_bytes
+        return tracked
 
     def _freed(self, key: int) -> None:
         storage = self._alive.pop(key)
@@ -99,51 +99,51 @@ class MemoryTracker(DispatchMode):
 
     def memory(self) -> MeasuredMemory:
         """What the step held, by the names that storages have by now."""
-        now, largest = dict.fromkeys(TERMS, 0), dict.fromkeys(TERMS, 0)
-        total, peak, at_peak = 0, 0, dict(now)
+        current, largest = dict.fromkeys(TERMS, 0), dict.fromkeys(TERMS, 0)
+        total, peak, at_peak = 0, 0, dict(current)
         ends = set(self._forwards)
-        for place, (storage, change, _) in enumerate(self._changes, start=1):
+        for index, (storage, change, _) in enumerate(self._changes, start=1):
             term = storage.term or WORKSPACE
-            now[term] += change
+            current[term] += change
             total += change
             if total > peak:
-                peak, at_peak = total, dict(now)
-            if term != ACTIVATIONS or place in ends:
-                largest[term] = max(largest[term], now[term])
-            if place in ends:
-                largest[ACTIVATIONS] = max(largest[ACTIVATIONS], now[ACTIVATIONS])
+                peak, at_peak = total, dict(current)
+            if term != ACTIVATIONS or index in ends:
+                largest[term] = max(largest[term], current[term])
+            if index in ends:
+                largest[ACTIVATIONS] = max(largest[ACTIVATIONS], current[ACTIVATIONS])
         return MeasuredMemory(peak_bytes=peak, at_peak=at_peak, largest=largest)
 
     def curve(self) -> tuple[MemorySample, ...]:
         """What was held over time, by the names that storages have by now: the fullest moment of each of `SAMPLES` spans."""
         if not self._changes:
             return ()
-        now, found = dict.fromkeys(TERMS, 0), dict[int, MemorySample]()
+        current, samples = dict.fromkeys(TERMS, 0), dict[int, MemorySample]()
         begin, end = self._changes[0][2], self._changes[-1][2]
-        for storage, change, when in self._changes:
-            now[storage.term or WORKSPACE] += change
-            sample = MemorySample((when - begin) / 1e9, tuple(now.values()))
-            span = (when - begin) * SAMPLES // (end - begin + 1)
-            if span not in found or sum(sample.bytes_by_term) > sum(found[span].bytes_by_term):
-                found[span] = sample
-        return tuple(found.values())
+        for storage, change, time_ns in self._changes:
+            current[storage.term or WORKSPACE] += change
+            sample = MemorySample((time_ns - begin) / 1e9, tuple(current.values()))
+            span = (time_ns - begin) * SAMPLES // (end - begin + 1)
+            if span not in samples or sum(sample.bytes_by_term) > sum(samples[span].bytes_by_term):
+                samples[span] = sample
+        return tuple(samples.values())
 
 
 def _storage_freed(tracker: weakref.ref[MemoryTracker], key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
-    found = tracker()
-    if found is not None:
-        found._freed(key)
+    live_tracker = tracker()
+    if live_tracker is not None:
+        live_tracker._freed(key)
 
 
-def _tensors(found: Any) -> Iterator[Tensor]:
+def _tensors(arguments: Any) -> Iterator[Tensor]:
     """The tensors of an operation's arguments or results."""
-    if isinstance(found, Tensor):
-        yield found
-    elif isinstance(found, (tuple, list)):
-        for one in found:
-            yield from _tensors(one)
-    elif isinstance(found, dict):
-        yield from _tensors(tuple(found.values()))
+    if isinstance(arguments, Tensor):
+        yield arguments
+    elif isinstance(arguments, (tuple, list)):
+        for argument in arguments:
+            yield from _tensors(argument)
+    elif isinstance(arguments, dict):
+        yield from _tensors(tuple(arguments.values()))
 
 
 def process_memory(device: torch.device) -> ProcessMemory:
@@ -210,16 +210,18 @@ class StepInspector:
 @contextmanager
 def inspect_step(engine: TrainingEngine) -> Iterator[StepInspector]:
     """Watch the one step that is run within. It is slower for it."""
-    watch = StepInspector(MemoryTracker(engine.instance.local_vocab_size), CollectiveCapture(engine.world))
-    held = list(engine.held())
-    for term, tensor in held:
-        watch.tracker.name(term, [tensor])
-    name = watch.tracker.name
+    inspector = StepInspector(MemoryTracker(engine.instance.local_vocab_size), CollectiveCapture(engine.world))
+    stored = list(engine.held())
+    for term, tensor in stored:
+        inspector.tracker.name(term, [tensor])
+    name = inspector.tracker.name
     engine.observe(
-        watch.tracker.forward_ended, lambda whole: name(GATHERED, [whole]), lambda values: name(WORKSPACE, [values])
+        inspector.tracker.forward_ended,
+        lambda gathered: name(GATHERED, [gathered]),
+        lambda values: name(WORKSPACE, [values]),
     )
     try:
-        with watch.tracker, watch.capture:
-            yield watch
+        with inspector.tracker, inspector.capture:
+            yield inspector
     finally:
-        engine.observe(lambda: None, lambda whole: None)
+        engine.observe(lambda: None, lambda gathered: None)

@@ -53,13 +53,17 @@ def slow_ranks(
     {1: 3.0}
     """
     per_flop = [seconds / flops[stage] for seconds, stage in zip(work_s, stages, strict=True)]
-    found = {}
+    slow = {}
     for rank, stage in enumerate(stages):
-        like = [one for one, other in zip(per_flop, stages, strict=True) if other == stage]
-        times = per_flop[rank] / median_low(like if len(like) > 1 else per_flop)
-        if times >= factor:
-            found[rank] = round(times, 2)
-    return found
+        peers = [
+            seconds_per_flop
+            for seconds_per_flop, peer_stage in zip(per_flop, stages, strict=True)
+            if peer_stage == stage
+        ]
+        ratio = per_flop[rank] / median_low(peers if len(peers) > 1 else per_flop)
+        if ratio >= factor:
+            slow[rank] = round(ratio, 2)
+    return slow
 
 
 class StragglerDetector:
@@ -71,22 +75,27 @@ class StragglerDetector:
         self._work_s: list[float] = []
         self._slow: Mapping[int, float] = {}
 
-    def step(self, record: StepRecord, watch: RunReporter | None) -> None:
+    def step(self, record: StepRecord, reporter: RunReporter | None) -> None:
         """A step is done; all ranks call this."""
         self._work_s.append(sum(record.seconds.get(term, 0.0) for term in WORK))
         if self.world.meeting is None or len(self._work_s) < STEPS_BETWEEN:
             return
-        mine = [round(1e6 * median(self._work_s)), self.world.stage]
+        local = [round(1e6 * median(self._work_s)), self.world.stage]
         self._work_s.clear()
-        found = all_gather_ints(self.world, mine, "how long each rank works")
-        work_s = [max(microseconds, 1) / 1e6 for microseconds, _ in found]
-        slow = slow_ranks(work_s, [stage for _, stage in found], self._flops, self.factor)
-        if watch is not None and slow.keys() != self._slow.keys():
-            self._log(watch, record.step, self.world.meeting.peers, slow, work_s)
+        rows = all_gather_ints(self.world, local, "how long each rank works")
+        work_s = [max(microseconds, 1) / 1e6 for microseconds, _ in rows]
+        slow = slow_ranks(work_s, [stage for _, stage in rows], self._flops, self.factor)
+        if reporter is not None and slow.keys() != self._slow.keys():
+            self._log(reporter, record.step, self.world.meeting.peers, slow, work_s)
         self._slow = slow
 
     def _log(
-        self, watch: RunReporter, step: int, peers: Sequence[Peer], slow: Mapping[int, float], work_s: Sequence[float]
+        self,
+        reporter: RunReporter,
+        step: int,
+        peers: Sequence[Peer],
+        slow: Mapping[int, float],
+        work_s: Sequence[float],
     ) -> None:
         ranks = [
             {
@@ -99,11 +108,11 @@ class StragglerDetector:
             for rank in slow
         ]
         if slow:
-            named = [f"{peers[rank]} works {slow[rank]:.2g} times as long as others with the same work "
+            descriptions = [f"{peers[rank]} works {slow[rank]:.2g} times as long as others with the same work "
                      f"({format_seconds(work_s[rank])} a step)" for rank in list(slow)[:MAX_SHOWN]]  # fmt: skip
-            text = ", ".join(named) + (f", and {len(slow) - MAX_SHOWN} more" if len(slow) > MAX_SHOWN else "")
+            text = ", ".join(descriptions) + (f", and {len(slow) - MAX_SHOWN} more" if len(slow) > MAX_SHOWN else "")
         else:
             text = (
                 f"no rank is slow any more ({', '.join(str(peers[rank]) for rank in list(self._slow)[:MAX_SHOWN])} was)"
             )
-        watch.event(SLOW_EVENT, step, {"ranks": ranks}, f"step {step}: {text}")
+        reporter.event(SLOW_EVENT, step, {"ranks": ranks}, f"step {step}: {text}")

@@ -112,14 +112,14 @@ class TimelineRecorder:
         """The steps of a unit, about to run, with kernels that are timed."""
         self.path = path
         if id(steps) not in self._watched:
-            own = (step._replace(kernel=partial(self._timed, step.kernel, step.identity)) for step in steps)
-            self._watched[id(steps)] = steps, tuple(own)
+            timed = (step._replace(kernel=partial(self._timed, step.kernel, step.identity)) for step in steps)
+            self._watched[id(steps)] = steps, tuple(timed)
         return self._watched[id(steps)][1]
 
     def _timed(self, kernel: Callable[..., Any], identity: InstructionId, *operands: Any) -> Any:
         kind, name, phase, results = identity
-        shown = name if kind == LAUNCH else f"{kind} {name}"
-        with self._span(self._here(KERNEL, shown, phase, results)):
+        label = name if kind == LAUNCH else f"{kind} {name}"
+        with self._span(self._here(KERNEL, label, phase, results)):
             return kernel(*operands)
 
     def _here(
@@ -128,17 +128,19 @@ class TimelineRecorder:
         name: str,
         phase: str,
         results: tuple[str, ...] = (),
-        moved: RecordedCollective | None = None,
+        collective: RecordedCollective | None = None,
     ) -> StreamActivity:
         """At the unit that runs."""
-        return StreamActivity(kind, name, phase, self.path, self.units.get(self.path, ""), self.action, results, moved)
+        return StreamActivity(
+            kind, name, phase, self.path, self.units.get(self.path, ""), self.action, results, collective
+        )
 
     @contextmanager
-    def _span(self, doing: StreamActivity) -> Iterator[None]:
+    def _span(self, activity: StreamActivity) -> Iterator[None]:
         """The compute stream does this now, and goes on afterwards with what it did."""
         now = self.marks.now()
         self._close(now)
-        self._open.append(doing)
+        self._open.append(activity)
         self._since = now
         try:
             yield
@@ -154,23 +156,29 @@ class TimelineRecorder:
 
     def begins(self, kind: str, num_bytes: int, axes: Axes, carries: TrafficLabel | None) -> RecordedCollective:
         """A collective is about to be issued; one of activations is that of the call that runs."""
-        doing = self._open[-1] if self._open else self._here(KERNEL, "", "")
+        activity = self._open[-1] if self._open else self._here(KERNEL, "", "")
         name, (role, path) = NAMES.get(kind, kind.lower()), carries or (ACTIVATION, self.path)
-        starts = doing.name.removeprefix(f"{START} ")
-        shown = f"{name} {role}" if carries else starts if starts != doing.name else f"{name} {doing.name}".strip()
-        moved = RecordedCollective(
-            self, shown, role, path, doing.phase, axes, num_bytes, self._issued[axes], self.marks.now()
+        result_name = activity.name.removeprefix(f"{START} ")
+        label = (
+            f"{name} {role}"
+            if carries
+            else result_name
+            if result_name != activity.name
+            else f"{name} {activity.name}".strip()
+        )
+        collective = RecordedCollective(
+            self, label, role, path, activity.phase, axes, num_bytes, self._issued[axes], self.marks.now()
         )
         self._issued[axes] += 1
-        self.moved.append(moved)
-        return moved
+        self.moved.append(collective)
+        return collective
 
     @contextmanager
-    def waiting(self, moved: RecordedCollective) -> Iterator[None]:
+    def waiting(self, collective: RecordedCollective) -> Iterator[None]:
         """The compute stream waits for a collective."""
-        with self._span(self._here(WAIT, moved.name, moved.phase, moved=moved)):
+        with self._span(self._here(WAIT, collective.name, collective.phase, collective=collective)):
             yield
-        moved.waited_for = self._since
+        collective.waited_for = self._since
 
     @contextmanager
     def record_pass(self, action: Action) -> Iterator[None]:
@@ -179,8 +187,8 @@ class TimelineRecorder:
         try:
             yield
         finally:
-            doing = self._here(PASS, self.action, action.kind)._replace(path="", unit="")
-            self.spans.append((doing, begun, self.marks.now()))
+            activity = self._here(PASS, self.action, action.kind)._replace(path="", unit="")
+            self.spans.append((activity, begun, self.marks.now()))
             self.path = self.action = ""
 
     def span(self, term: str) -> AbstractContextManager[None]:
@@ -189,36 +197,41 @@ class TimelineRecorder:
 
     def events(self) -> tuple[TraceEvent, ...]:
         """What was recorded, in the order in which it began. All work of the device must be done."""
-        found = [*map(self._of_span, self.spans), *(self._of_moved(one) for one in self.moved if one.end is not None)]
-        return tuple(sorted(found, key=lambda event: (event.start_ns, -event.end_ns)))
+        events = [
+            *map(self._of_span, self.spans),
+            *(self._of_moved(collective) for collective in self.moved if collective.end is not None),
+        ]
+        return tuple(sorted(events, key=lambda event: (event.start_ns, -event.end_ns)))
 
     def _of_span(self, span: tuple[StreamActivity, Timestamp, Timestamp]) -> TraceEvent:
-        doing, start, end = span
-        moved = doing.moved
-        found = TraceEvent(
-            kind=doing.kind, name=doing.name, stream=PASSES if doing.kind == PASS else COMPUTE, start_ns=self.marks.ns(start),
-            end_ns=self.marks.ns(end), path=doing.path, unit=doing.unit, phase=doing.phase, action=doing.action,
-            results=doing.results, issued_ns=start.host_ns - self.marks.origin.host_ns,
-            cpu_ns=end.cpu_ns - start.cpu_ns if doing.kind == KERNEL else 0,
+        activity, start, end = span
+        collective = activity.moved
+        event = TraceEvent(
+            kind=activity.kind, name=activity.name, stream=PASSES if activity.kind == PASS else COMPUTE, start_ns=self.marks.ns(start),
+            end_ns=self.marks.ns(end), path=activity.path, unit=activity.unit, phase=activity.phase, action=activity.action,
+            results=activity.results, issued_ns=start.host_ns - self.marks.origin.host_ns,
+            cpu_ns=end.cpu_ns - start.cpu_ns if activity.kind == KERNEL else 0,
         )  # fmt: skip
-        if moved is None:
-            return found
-        return replace(found, role=moved.role, axes=moved.axes, num_bytes=moved.num_bytes, number=moved.number)
+        if collective is None:
+            return event
+        return replace(
+            event, role=collective.role, axes=collective.axes, num_bytes=collective.num_bytes, number=collective.number
+        )
 
-    def _of_moved(self, one: RecordedCollective) -> TraceEvent:
-        assert one.end is not None
-        start = self.marks.ns(one.begun)
+    def _of_moved(self, collective: RecordedCollective) -> TraceEvent:
+        assert collective.end is not None
+        start = self.marks.ns(collective.begun)
         return TraceEvent(
-            kind=COLLECTIVE, name=one.name, stream=one.stream, start_ns=start, end_ns=max(self.marks.ns(one.end), start),
-            path=one.path, unit=self.units.get(one.path, ""), phase=one.phase, role=one.role, axes=one.axes,
-            num_bytes=one.num_bytes, number=one.number, issued_ns=one.begun.host_ns - self.marks.origin.host_ns,
+            kind=COLLECTIVE, name=collective.name, stream=collective.stream, start_ns=start, end_ns=max(self.marks.ns(collective.end), start),
+            path=collective.path, unit=self.units.get(collective.path, ""), phase=collective.phase, role=collective.role, axes=collective.axes,
+            num_bytes=collective.num_bytes, number=collective.number, issued_ns=collective.begun.host_ns - self.marks.origin.host_ns,
         )  # fmt: skip
 
 
 def _future(work: Any) -> torch.futures.Future[Any] | None:
     """What says when a collective is done; messages of gloo have none."""
     try:
-        found: torch.futures.Future[Any] = work.get_future()
+        future: torch.futures.Future[Any] = work.get_future()
     except RuntimeError:  # "not implemented"
         return None
-    return found
+    return future

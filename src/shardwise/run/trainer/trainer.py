@@ -84,11 +84,11 @@ class Trainer:
         engine, step, clock = self.engine, self.step, self.engine.clock
         clock.begin()
         num_targets = self.batches.num_targets(step)
-        count = self.batches.num_micro_batches(step, self.layout.num_replicas, self.layout.micro_batch_seqs)
+        num_micro_batches = self.batches.num_micro_batches(step, self.layout.num_replicas, self.layout.micro_batch_seqs)
         micro_batches = self.feed.on_device(self._ahead.step(step), clock)
         num_seqs = self.batches.global_batch_seqs(step)
         rate = self.recipe.learning_rate_at(step, num_seqs / self.plan.job.num_seqs)
-        result = engine.step(micro_batches, num_targets, count, step, rate)
+        result = engine.step(micro_batches, num_targets, num_micro_batches, step, rate)
         with mark_waiting("the kernels and collectives of the step"):
             loss, norm = float(result.loss), float(result.norm)  # a GPU has finished the step by then
         seconds = clock.end()
@@ -96,7 +96,7 @@ class Trainer:
         self.num_left_out += not result.is_update
         if result.is_update:
             self.judge.record(loss, norm)
-        auxiliary, further = engine.balancer.loss, result.further
+        auxiliary, mtp_losses = engine.balancer.loss, result.further
         return StepRecord(
             step=self.step, loss=loss, grad_norm=norm, learning_rate=rate,
             num_tokens=num_seqs * self.batches.seq_len, num_targets=num_targets,
@@ -105,7 +105,7 @@ class Trainer:
             dropped_share=engine.balancer.dropped_share,
             loss_scale=None if engine.scaler is None else engine.scaler.scale,
             num_skipped=None if engine.scaler is None else engine.scaler.num_skipped,
-            prediction_loss=float(sum(further)) / self.recipe.prediction_weight if further else None,
+            prediction_loss=float(sum(mtp_losses)) / self.recipe.prediction_weight if mtp_losses else None,
             **self._noise(step, result, norm),
         )  # fmt: skip
 
@@ -119,14 +119,14 @@ class Trainer:
         sample = noise_sample(float(result.small_squares), norm, targets)
         return {} if sample is None else asdict(sample)
 
-    def _is_update(self, own_loss: Tensor, loss: Tensor, norm: Tensor) -> bool:
+    def _is_update(self, local_loss: Tensor, loss: Tensor, norm: Tensor) -> bool:
         """Whether a step whose gradients are reduced may update the weights, the same on all ranks; if not, its origin is
         looked for, while it is still there."""
         with mark_waiting("the kernels and collectives of the step"):
-            trouble = self.judge.trouble(self.step + 1, float(loss), float(norm))
-        self.anomaly = agree_on_anomaly(trouble, self.judge, self.step + 1, self.world)
+            anomaly = self.judge.trouble(self.step + 1, float(loss), float(norm))
+        self.anomaly = agree_on_anomaly(anomaly, self.judge, self.step + 1, self.world)
         if self.anomaly is not None and self.anomaly.policy == NON_FINITE:
-            self.anomaly = self.anomaly.at_location(first_non_finite(self.engine, float(own_loss), self.world))
+            self.anomaly = self.anomaly.at_location(first_non_finite(self.engine, float(local_loss), self.world))
         return self.anomaly is None
 
     def resize(self, ramp: BatchRamp) -> None:
@@ -143,9 +143,9 @@ class Trainer:
         """One optimizer step like any other, watched from below: its bytes by term, and every collective. It is slower for it."""
         if self.world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.world.device)
-        with inspect_step(self.engine) as watch:
+        with inspect_step(self.engine) as inspector:
             record = self.train_step()
-        return record, watch.found
+        return record, inspector.found
 
     def profiled_step(self) -> tuple[StepRecord, RankTrace]:
         """One optimizer step like any other, with the timeline of what this rank does in it."""
@@ -153,16 +153,16 @@ class Trainer:
 
     def state(self) -> dict[str, TensorShard | tuple[TensorShard, ...] | Json]:
         """What a checkpoint keeps: this process's part of weights and moments, and how far the run is."""
-        found: dict[str, TensorShard | tuple[TensorShard, ...] | Json] = {
-            f"{kind}.{one.name}": _shard_tensors(one, values.detach())
-            for kind, one, values in self.engine.checkpoint_tensors()
+        state: dict[str, TensorShard | tuple[TensorShard, ...] | Json] = {
+            f"{kind}.{shard.name}": _shard_tensors(shard, values.detach())
+            for kind, shard, values in self.engine.checkpoint_tensors()
         }
         for name, buffer in self.engine.buffers():
-            found[BUFFER_PREFIX + name] = _replicated(buffer)
-        found |= {SCALES_PREFIX + name: _replicated(values) for name, values in self.engine.scales.state().items()}
+            state[BUFFER_PREFIX + name] = _replicated(buffer)
+        state |= {SCALES_PREFIX + name: _replicated(values) for name, values in self.engine.scales.state().items()}
         scaler = self.engine.scaler
         counts: dict[str, Json] = {"step": self.step, NUM_LEFT_OUT: self.num_left_out}
-        return {**found, **counts, **({} if scaler is None else {LOSS_SCALE_KEY: scaler.state()})}
+        return {**state, **counts, **({} if scaler is None else {LOSS_SCALE_KEY: scaler.state()})}
 
     def restore(self, values: Mapping[str, Any]) -> None:
         """Go on from a state whose pieces have been filled, and these plain values."""
@@ -184,12 +184,12 @@ def _replicated(values: Tensor) -> TensorShard:
     return TensorShard(tuple(values.shape), (0,) * values.ndim, values)
 
 
-def _shard_tensors(one: ParameterShard, values: Tensor) -> TensorShard | tuple[TensorShard, ...]:
+def _shard_tensors(shard: ParameterShard, values: Tensor) -> TensorShard | tuple[TensorShard, ...]:
     """What a process has of a parameter: an interval of the flattened one, or boxes of it where the parameter is split."""
-    if one.covers_parameter:
-        return TensorShard(one.whole, (one.offset,), values)
-    found, done = [], 0
-    for box in one.boxes():
-        found.append(TensorShard(one.whole, box.offsets, values[done : done + box.volume].view(box.lengths)))
-        done += box.volume
-    return tuple(found)
+    if shard.covers_parameter:
+        return TensorShard(shard.whole, (shard.offset,), values)
+    boxes, position = [], 0
+    for box in shard.boxes():
+        boxes.append(TensorShard(shard.whole, box.offsets, values[position : position + box.volume].view(box.lengths)))
+        position += box.volume
+    return tuple(boxes)

@@ -97,19 +97,22 @@ class TrainingEngine:
 
     def _rank(self) -> Rank:
         """This process on the mesh."""
-        pieces = get_cp_variant(self.instance.layout.cp_variant).sequence_pieces
-        return Rank(self.world.mesh, self.world.coordinate, self.exchange, pieces, self.recipe.capacity_factor)
+        chunks_per_rank = get_cp_variant(self.instance.layout.cp_variant).sequence_pieces
+        return Rank(self.world.mesh, self.world.coordinate, self.exchange, chunks_per_rank, self.recipe.capacity_factor)
 
     def _gradient_names(self) -> dict[str, dict[str, str]]:
         """By unit's path, of each weight whose gradient it gives the parameter's full name."""
-        used = self.instance.parameters_by_unit
-        return {path: {weight: one.name for weight, one in used[path].items() if one.trained} for path in used}
+        parameters = self.instance.parameters_by_unit
+        return {
+            path: {weight: parameter.name for weight, parameter in parameters[path].items() if parameter.trained}
+            for path in parameters
+        }
 
     def _ends(self, path: str) -> UnitTensors:
         """The weights that the unit at a path uses, and where its gradients go."""
         views = {name: view for group in self.groups for name, view in group.views.items()}
-        used = self.instance.parameters_by_unit[path]
-        weights = {weight: views[one.name] for weight, one in used.items()}
+        parameters = self.instance.parameters_by_unit[path]
+        weights = {weight: views[parameter.name] for weight, parameter in parameters.items()}
         return UnitTensors(weights, self.reducer.of_unit(path), scales=self.scales.of(path))
 
     def _gatherer(self) -> WeightGatherer:
@@ -119,8 +122,8 @@ class TrainingEngine:
             [[flat[group] for group in instance.gathered(path, unit, phase)] for path, unit in units]
             for phase in ("forward", "backward")
         )
-        kept = {place for place, (_, unit) in enumerate(units) if instance.keeps_gathered(unit)}
-        return WeightGatherer(forward, backward, kept, self.exchange)
+        kept_gathered = {index for index, (_, unit) in enumerate(units) if instance.keeps_gathered(unit)}
+        return WeightGatherer(forward, backward, kept_gathered, self.exchange)
 
     def places_read(self, seq_len: int) -> tuple[PositionRange, ...] | None:
         """The places of sequences of so many tokens whose ids and targets this process reads; None: all."""
@@ -129,9 +132,9 @@ class TrainingEngine:
     def initialize(self, seed: int) -> None:
         """Give every weight its initial value (`run.engine.model_builder`): the same in every layout."""
 
-        def value(part: ParameterShard) -> Tensor:
-            whole = initial_value(self.instance.architecture, part.member.parameter, seed)
-            return whole[part.window.slices].reshape(-1)[part.offset : part.offset + part.size]
+        def value(shard: ParameterShard) -> Tensor:
+            full = initial_value(self.instance.architecture, shard.member.parameter, seed)
+            return full[shard.window.slices].reshape(-1)[shard.offset : shard.offset + shard.size]
 
         self.set_weights(value)
 
@@ -171,19 +174,19 @@ class TrainingEngine:
         with self.clock("optimizer"):
             rate = self.recipe.learning_rate_at(step) if rate is None else rate
             pending = self.updater.step(rate, norm, loss_scale=loss_scale, is_update=is_update)
-        for one in pending:
-            one.wait()
+        for work in pending:
+            work.wait()
         num_summed = 0 if self.update_check is None else 1
-        loss, *further = losses[:num_summed] + [self.summed(one) for one in losses[num_summed:]]
+        loss, *mtp_losses = losses[:num_summed] + [self.summed(unsummed) for unsummed in losses[num_summed:]]
         small_squares = None if squares is None else squares / loss_scale**2
-        return StepResult(loss, norm, tuple(further), skipped, is_update, small_squares)
+        return StepResult(loss, norm, tuple(mtp_losses), skipped, is_update, small_squares)
 
     def _is_judged_well(self, losses: list[Tensor], norm: Tensor) -> bool:
         """Whether the weights may be updated, by whoever judges; the first loss is summed for that."""
         if self.update_check is None:
             return True
-        own_loss = losses[0].clone()
-        return self.update_check(own_loss, self.summed(losses[0]), norm)
+        local_loss = losses[0].clone()
+        return self.update_check(local_loss, self.summed(losses[0]), norm)
 
     def summed(self, loss: Tensor) -> Tensor:
         """A loss of this process's targets, summed in place over all that have others."""
@@ -221,7 +224,7 @@ class TrainingEngine:
         """What a checkpoint keeps beside parameters and their moments: the biases of routers' choices, by name."""
         names = balance_biases(self.instance.architecture)
         biases = self.model.balance_biases
-        yield from ((names[self.model.layers[place].path], bias) for place, bias in biases.items())
+        yield from ((names[self.model.layers[unit_index].path], bias) for unit_index, bias in biases.items())
 
     def observe(
         self, forward_ended: Callable[[], None], gathered: Callable[[Tensor], None],
@@ -245,12 +248,12 @@ class TrainingEngine:
         """What rests on this process from step to step, by the terms of a plan's memory; gathered weights come and go."""
         for group in self.groups:
             yield GATHERED if group.splits_weights else PARAMETERS, group.weights
-            yield from ((PARAMETERS, one) for one in group.stored_tensors())
+            yield from ((PARAMETERS, tensor) for tensor in group.stored_tensors())
             if group.has_master:
                 yield MASTER, group.state
         for gradients in self.reducer.groups:
-            given = () if gradients.given is None else gradients.given.stored_tensors()
-            yield from ((GRADIENTS, one) for one in (gradients.flat.gradients, *given))
+            staged = () if gradients.given is None else gradients.given.stored_tensors()
+            yield from ((GRADIENTS, tensor) for tensor in (gradients.flat.gradients, *staged))
             if gradients.flat.update is not None:
                 yield OPTIMIZER, gradients.flat.update
         yield from ((OPTIMIZER, moment) for _, _, moment in self.updater.checkpoint_tensors())
@@ -258,6 +261,6 @@ class TrainingEngine:
     def checkpoint_tensors(self) -> Iterator[tuple[str, ParameterShard, Tensor]]:
         """What a checkpoint keeps of every parameter: this process's part of its weight and of its moments."""
         for group in self.groups:
-            for one in group.intervals():
-                yield "model", one, group.state[one.start : one.start + one.size]
+            for shard in group.intervals():
+                yield "model", shard, group.state[shard.start : shard.start + shard.size]
         yield from self.updater.checkpoint_tensors()

@@ -26,69 +26,71 @@ from shardwise.values.errors import InputError
 from shardwise.values.precision import get_precision
 
 
-def run_rank(settings: RunSettings, parts: RunComponents, stop: StopRequest | None = None) -> RunEnd:
+def run_rank(settings: RunSettings, components: RunComponents, stop: StopRequest | None = None) -> RunEnd:
     """Train on this rank, one of as many as the plan has devices; torchrun's environment says which.
 
     `stop`: what notes a request to stop, where there is one already. Raises `ShardwiseError` on one rank where something is
     wrong, and `SystemExit` with its code on the others.
     """
     set_stage("the start")
-    plan, world = _join(settings, parts, stop)
-    with StopRequest() if stop is None else nullcontext(stop) as asked:
+    plan, world = _join(settings, components, stop)
+    with StopRequest() if stop is None else nullcontext(stop) as stop_request:
         try:
             with (
-                guard_run(world, settings.recipe, asked, lambda: _resume_hint(settings)),
+                guard_run(world, settings.recipe, stop_request, lambda: _resume_hint(settings)),
                 RunLock(settings.out.path) as lock,
             ):
-                ended = _train(plan, settings, parts, world, lock, asked)
+                run_end = _train(plan, settings, components, world, lock, stop_request)
         except BaseException:
             if world.size == 1:
-                parts.leave()  # of several this would be another wait, for ranks that may be lost
+                components.leave()  # of several this would be another wait, for ranks that may be lost
             raise
-    parts.leave()
-    return ended
+    components.leave()
+    return run_end
 
 
 def _train(
-    plan: Plan, settings: RunSettings, parts: RunComponents, world: RankGroup, lock: RunLock, stop: StopRequest
+    plan: Plan, settings: RunSettings, components: RunComponents, world: RankGroup, lock: RunLock, stop: StopRequest
 ) -> RunEnd:
     set_stage("the checks before the first step")
     require_on_all_ranks(
         world, partial(_require_one_layout, str(plan.layout), all_gather_texts(world, str(plan.layout)))
     )
-    data = require_on_all_ranks(world, lambda: _check_rank(plan, settings, parts, world, lock))
-    measuring = RunMeasurement(world, settings.out, lambda: parts.probe(plan, world))  # while the device is empty
-    trainer = require_on_all_ranks(world, lambda: parts.trainer(plan, settings.recipe, data.train, world))
+    data = require_on_all_ranks(world, lambda: _check_rank(plan, settings, components, world, lock))
+    measuring = RunMeasurement(world, settings.out, lambda: components.probe(plan, world))  # while the device is empty
+    trainer = require_on_all_ranks(world, lambda: components.trainer(plan, settings.recipe, data.train, world))
     require_on_all_ranks(world, lambda: _begin_run(plan, settings, data, lock) if world.rank == 0 else None)
     peers = world.meeting.peers if world.meeting else (Peer.of_this_process(),)
     require_on_all_ranks(world, lambda: lock.share(peers) if world.rank == 0 else None)
     require_on_all_ranks(world, lambda: lock.share(peers) if world.rank > 0 else None)
     with require_on_all_ranks(
-        world, lambda: parts.checkpoints(settings.out.checkpoints, settings.recipe)
+        world, lambda: components.checkpoints(settings.out.checkpoints, settings.recipe)
     ) as checkpoints:
         return TrainingLoop(plan, settings, world, data, trainer, checkpoints, measuring, stop).run_to_end()
 
 
-def _join(settings: RunSettings, parts: RunComponents, stop: StopRequest | None) -> tuple[Plan, RankGroup]:
+def _join(settings: RunSettings, components: RunComponents, stop: StopRequest | None) -> tuple[Plan, RankGroup]:
     """What has to hold before the ranks can meet."""
     with report_once_per_host(stop):
         plan, size = load_plan(settings.plan), int(os.environ.get("WORLD_SIZE", "1"))
         plan = replan_for(plan, size) if settings.elastic else plan
         require_runnable(plan.model, plan.layout, get_precision(plan.job.precision), plan.job.optimizer)
         require_world(plan, size)
-        return plan, parts.join(plan, settings.recipe, settings.device)
+        return plan, components.join(plan, settings.recipe, settings.device)
 
 
-def _require_one_layout(layout: str, found: Sequence[str]) -> None:
+def _require_one_layout(layout: str, layouts: Sequence[str]) -> None:
     """Raise `InputError` where ranks have another layout than the first: each reads its plan, or searches it, by itself."""
-    if layout != found[0]:
+    if layout != layouts[0]:
         raise InputError(
-            f"the plan: found the layout {layout} here and {found[0]} on the first rank; the same plan and the same version of "
+            f"the plan: found the layout {layout} here and {layouts[0]} on the first rank; the same plan and the same version of "
             "Shardwise are required on every host"
         )
 
 
-def _check_rank(plan: Plan, settings: RunSettings, parts: RunComponents, world: RankGroup, lock: RunLock) -> RunData:
+def _check_rank(
+    plan: Plan, settings: RunSettings, components: RunComponents, world: RankGroup, lock: RunLock
+) -> RunData:
     """What is checked on each rank."""
     if world.rank == 0:
         settings.out.require_output_folder(resume=settings.resume, force=settings.force)
@@ -112,9 +114,9 @@ def _begin_run(plan: Plan, settings: RunSettings, data: RunData, lock: RunLock) 
 def _resume_hint(settings: RunSettings) -> str:
     """What is left of a run that ends now, and how to go on."""
     try:
-        found = latest(settings.out.checkpoints)
+        newest = latest(settings.out.checkpoints)
     except OSError:
-        found = None
-    if found is None:
+        newest = None
+    if newest is None:
         return "there is no checkpoint yet"
-    return f"the latest checkpoint is {found.name}; to go on: {settings.resume_command}"
+    return f"the latest checkpoint is {newest.name}; to go on: {settings.resume_command}"
